@@ -33,7 +33,7 @@ pub(crate) fn refuse_taken(file: &Path, replace: bool) -> Result<(), Error> {
     let what = file.metadata().ok().and_then(|meant| irregular(&meant));
     if let Some(what) = what {
         return Err(Error::usage(
-            format!("{} is {what}, and only a regular file is replaced", file.display()),
+            format!("cannot replace {}: the path is {what}, not a regular file", file.display()),
             "name another file",
         ));
     }
@@ -43,7 +43,7 @@ pub(crate) fn refuse_taken(file: &Path, replace: bool) -> Result<(), Error> {
 
 /// Returns the error for an existing file.
 pub(crate) fn exists(file: &Path) -> Error {
-    Error::usage(format!("{} exists already", file.display()), "`--replace` takes its place")
+    Error::usage(format!("{} exists already", file.display()), "`--replace` replaces the file")
 }
 
 /// Returns the name of the file type, if not a regular file.

@@ -105,15 +105,16 @@ impl Config {
                 let home = file.path().parent().and_then(Path::parent).unwrap_or(Path::new("."));
                 url.with_path(&home.join(path)).ok_or_else(|| {
                     wrong(
-                        "`store`: the folder of the project has no name in UTF-8".to_owned(),
-                        "name it with `--store`",
+                        "cannot resolve `store`: the path of the project folder is not UTF-8".to_owned(),
+                        "give the address with `--store`",
                     )
                 })?
             }
             (StoreUrl::File(path) | StoreUrl::Sqlite(path), _) if path.is_absolute() => setting.value.clone(),
             _ => {
-                let message = format!("`store`: `{}` would be another place in each folder", setting.value);
-                return Err(wrong(message, "write the whole path, beginning with `/`"));
+                let message =
+                    format!("relative path in `store`: `{}` would differ between folders", setting.value);
+                return Err(wrong(message, "write an absolute path, starting with `/`"));
             }
         };
         Ok(Some(Sourced { value, origin, path: file.path().to_owned(), line: setting.line }))
@@ -230,14 +231,15 @@ fn of_workflow(named: &NamedStore) -> Result<Sourced<String>, FileError> {
         let help = error.diagnosis().hint.unwrap_or_default();
         named.wrong(format!("`store`: {error}"), &help)
     })?;
-    let unseen = |message: &str| named.wrong(format!("`store`: {message}"), "name it with `--store`");
+    let unseen =
+        |message: &str| named.wrong(format!("`store`: {message}"), "give the address with `--store`");
     let home = store_location::start_of_search(Some(named.path()))
-        .map_err(|_| unseen("the folder of the file cannot be looked at"))?;
+        .map_err(|_| unseen("cannot read the folder of the workflow file"))?;
     let value = match url.path() {
         None => value.clone(),
         Some(path) => {
             let whole = url.with_path(&home.join(path));
-            whole.ok_or_else(|| unseen("the folder of the file has no name in UTF-8"))?
+            whole.ok_or_else(|| unseen("the path of the workflow folder is not UTF-8"))?
         }
     };
     let path = home.join(named.path().file_name().unwrap_or_default());

@@ -91,7 +91,7 @@ impl Context {
         if self.store.is_none() {
             if let Some(error) = config.unheeded() {
                 let why = error.problems().first().map_or("", |problem| problem.message.as_str());
-                self.output.warn(&format!("{} does not say where runs are: {why}", error.path().display()));
+                self.output.warn(&format!("ignored the store address in {}: {why}", error.path().display()));
             }
             if let Some(found) = found {
                 (self.store, self.store_origin) = (Some(found.value), found.origin);
@@ -121,7 +121,7 @@ impl Context {
             && let Some(lost @ Error::LostStore { empty: false, .. }) =
                 store_location::lost(self.store.as_deref(), near)
         {
-            self.output.warn(&format!("{lost}; those runs cannot be resumed unless it is put back"));
+            self.output.warn(&format!("{lost}; those runs cannot be resumed until the database is restored"));
         }
         let store = store_location::open(self.store.as_deref(), near, access)?;
         if access != Access::Read {

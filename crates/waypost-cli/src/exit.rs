@@ -115,7 +115,7 @@ impl Exit {
             Self::Hangup => (129, "SIGHUP, after the checkpoint"),
             Self::Interrupt => (130, "SIGINT or `waypost stop`, after the checkpoint"),
             Self::Terminate => (143, "SIGTERM, after the checkpoint"),
-            Self::Command(code) => (code, "that of the command, from `once`"),
+            Self::Command(code) => (code, "exit code of the command, from `once`"),
         }
     }
 

@@ -41,9 +41,8 @@ impl Import<'_> {
         let line = self.line(node);
         let name = self
             .param(&format!("when_line_{line}"), &format!("Whether the step of line {line} runs: {text}"));
-        let message = format!(
-            "the param `{name}` takes the place of `{text}`: unknown syntax, or a value that no step gives"
-        );
+        let message =
+            format!("replaced `{text}` by param `{name}`: unknown syntax, or a value without a step");
         self.note(node, "when", message, format!("`waypost run FILE -p {name}=true`, or write an `if`"));
         format!("params.{name} == 'true'")
     }
@@ -102,7 +101,7 @@ impl Import<'_> {
             keys.push(format!("{sign}({} | default(0, true))", field(&path)));
         }
         if falls {
-            let message = "a descending order is that of numbers";
+            let message = "a descending order needs numbers";
             self.note(node, "sort_by", message, "`ASC` orders texts");
         }
         Some(format!("[{}]", keys.join(", ")))

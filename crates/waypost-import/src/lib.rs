@@ -83,7 +83,7 @@ pub struct Imported {
 #[non_exhaustive]
 pub enum Error {
     /// The text is not a workflow of Prodigy, or is too large; the error names the place. Correct the file.
-    #[error("cannot import {}: it is not a workflow of Prodigy", .0.path().display())]
+    #[error("cannot import {}: not a Prodigy workflow", .0.path().display())]
     Source(#[source] Box<FileError>),
     /// The converted file does not pass the check: a bug of this crate. Report the bug.
     #[error("cannot import {}: the made file does not pass the check", .0.path().display())]

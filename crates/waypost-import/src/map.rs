@@ -125,7 +125,7 @@ impl Import<'_> {
         if !command.trim().is_empty() {
             return command;
         }
-        let help = "write the command that lists the items, or the list";
+        let help = "write the command for the list of items, or the list";
         self.note(node, key, "the step fails: the source of its items is unknown", help);
         "echo 'nothing lists the items' >&2; exit 1".to_owned()
     }
@@ -300,7 +300,7 @@ impl Import<'_> {
                 self.note(
                     node,
                     key,
-                    "a step that the circuit breaker stopped does not start again by itself",
+                    "a step stopped by the circuit breaker does not restart automatically",
                     help,
                 );
             }
@@ -317,7 +317,7 @@ impl Import<'_> {
             let time = self.seconds(node, "agent_timeout_secs");
             if time.is_some() {
                 let message =
-                    "the timeout is that of each step; in Prodigy, of all steps of an item together";
+                    "the timeout applies to each step; in Prodigy, to all steps of an item together";
                 self.note(node, "agent_timeout_secs", message, "give the steps shorter `timeout`s");
             }
             self.item_timeouts = [time.clone(), time];
@@ -341,7 +341,7 @@ impl Import<'_> {
             self.note(
                 node,
                 "cleanup_grace_period_secs",
-                "the time to end after a timeout is that of the step",
+                "the time to end after a timeout is the same for each step",
                 help,
             );
         }

@@ -169,7 +169,7 @@ impl Import<'_> {
     pub(super) fn retry_of_items(&mut self, node: &Node) -> Option<Map> {
         let retry = self.retry("retry_config", node)?;
         let message = "a failed step of an item is retried; in Prodigy the whole item is";
-        self.note(node, "retry_config", message, "give steps a `retry` of their own where that differs");
+        self.note(node, "retry_config", message, "add a `retry` to steps with other values");
         Some(retry)
     }
 }

@@ -87,12 +87,12 @@ impl State {
     pub fn hint(&self) -> String {
         let workflow = self.workflow.as_deref().unwrap_or("WORKFLOW.yml");
         let (what, action) = match self.kind {
-            Kind::MapReduce => ("items", "leave them out with `filter`"),
+            Kind::MapReduce => ("items", "exclude them with `filter`"),
             Kind::Session | Kind::Checkpoint => ("steps", "delete them from `waypost.yaml`"),
         };
         let finished = match self.finished {
             Some((done, all)) => format!("{done} of {all} {what} are finished: {action}"),
-            None => format!("of the {what}, those that are finished: {action}"),
+            None => format!("finished {what}: {action}"),
         };
         let folder = self.folder.as_deref().unwrap_or("WORKTREE");
         format!(
@@ -113,7 +113,6 @@ impl fmt::Display for State {
 }
 
 /// The reason why finished steps cannot be imported.
-const STEPS: &str =
-    "it lists finished steps by number, without their definitions and the digests of their files";
+const STEPS: &str = "the file has finished steps by number only, without definitions and file digests";
 /// The reason why finished items cannot be imported.
-const ITEMS: &str = "the work of its finished items is in git worktrees, of which it has only the names";
+const ITEMS: &str = "the work of finished items is in git worktrees, and the file has only their names";

@@ -14,15 +14,15 @@ const LOST: [(&str, &str, &str); 13] = [
     (
         "step_validate",
         "cannot carry over the validation: this spelling is unknown",
-        "add a step after this one that fails where the run must stop",
+        "add a failing step after this one where the run must stop",
     ),
-    ("validation_timeout", "the validation has no timeout", "give the step that checks a `timeout`"),
+    ("validation_timeout", "the validation has no timeout", "set a `timeout` on the checking step"),
     (
         "ignore_validation_failure",
         "a failed validation is not tolerated",
-        "give the step that checks `continue_on_error: true`",
+        "set `continue_on_error: true` on the checking step",
     ),
-    ("skip_validation", "the validation is not skipped", "delete the step that checks"),
+    ("skip_validation", "the validation is not skipped", "delete the checking step"),
     (
         "auto_commit",
         "the changes of the step are not committed, and no commit is required",
@@ -33,11 +33,7 @@ const LOST: [(&str, &str, &str); 13] = [
         "the changes of the step are not committed",
         "add a step: `run: git commit -am MESSAGE`",
     ),
-    (
-        "analysis",
-        "Prodigy's analysis of the project does not run",
-        "add a step before that does the analysis",
-    ),
+    ("analysis", "Prodigy's analysis of the project does not run", "add a step before with the analysis"),
     ("output_file", "the output is only in the log", "end the command with `> FILE`"),
     ("clear_env", "the step has the caller's variables", "begin the command with `env -i`"),
     (
@@ -158,7 +154,7 @@ impl Import<'_> {
             ),
             (
                 "goal_seek",
-                "cannot carry over the step: Prodigy 0.4 does not have it any more",
+                "cannot carry over the step: Prodigy 0.4 has no such step",
                 "write a group: `repeat: { until: …, max: N }` with `steps`",
             ),
             (
@@ -178,7 +174,7 @@ impl Import<'_> {
             None => self.note(
                 fields.node,
                 "commands",
-                "cannot carry over the step: what it does is unknown",
+                "cannot carry over the step: its work is unknown",
                 "write its command as `run`",
             ),
         }
@@ -298,7 +294,8 @@ impl Import<'_> {
         if std::mem::replace(&mut self.has_agent, true) {
             return;
         }
-        let message = "the agent `claude` has the permissions of the configuration, by default none; Prodigy gives it all";
+        let message = "the agent `claude` has the permissions of the configuration, by default none; \
+                       Prodigy grants all permissions";
         let help = "write the permissions into `.waypost/config.yaml`: `agents: { claude: [claude, -p, …] }`";
         self.note(node, "claude", message, help);
     }
@@ -421,7 +418,7 @@ impl Import<'_> {
                     self.note(
                         value,
                         "outputs",
-                        format!("cannot carry over the output `{field}`: it has no `file_pattern`"),
+                        format!("cannot carry over the output `{field}`: `file_pattern` is missing"),
                         help,
                     );
                 }

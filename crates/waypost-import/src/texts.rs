@@ -61,7 +61,8 @@ impl Import<'_> {
             if found.place != Place::Single
                 && names::default_of(&found.inner).is_some_and(|text| text.contains('$'))
             {
-                let message = format!("the default of `{before}` is plain text: its variables are not read");
+                let message =
+                    format!("the default of `{before}` is plain text: its variables are not expanded");
                 self.note(
                     node,
                     key,
@@ -237,7 +238,7 @@ impl Import<'_> {
                     found.inner
                 );
                 let help =
-                    format!("`waypost run FILE -p {name}=VALUE`, or add a step before that prints the value");
+                    format!("`waypost run FILE -p {name}=VALUE`, or add a step before with this output");
                 self.note(node, key, message, help);
                 Meaning::Value(format!("params.{name}"), names::Format::Text)
             }

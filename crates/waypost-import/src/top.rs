@@ -103,7 +103,7 @@ pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(Str
 
 /// Refuses a file that exceeds a limit of workflow files.
 fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), FileError> {
-    let help = "split it into several workflows, or work on a list with `foreach`";
+    let help = "split the file into several workflows, or process a list with `foreach`";
     let message = match () {
         () if steps > STEPS_MAX => {
             format!("the made file would have a list of {steps} steps, more than {STEPS_MAX}")
@@ -119,14 +119,19 @@ fn check_size(document: &Document, steps: usize, bytes: usize) -> Result<(), Fil
 /// Returns the comments at the head of the converted file.
 fn head(from: &str, comments: &[String]) -> String {
     let mut text = format!(
-        "# Made of {}, a workflow of Prodigy, by `waypost import workflow`.\n\
+        "# Converted from {}, a Prodigy workflow, by `waypost import workflow`.\n\
          #\n\
-         # Steps run in the folder of this file, or in that of `--dir`, and not in a git worktree. Commands read\n\
-         # values from variables, each value as one word.\n",
+         # Steps run in the folder of this file, or in `--dir`, not in a git worktree. Commands read \
+         values\n\
+         # from variables, each value as one word.\n",
         plain(from)
     );
     if !comments.is_empty() {
-        text.push_str("#\n# Differences, by line of the source, each with what to do. Others are comments of their steps.\n");
+        text.push_str(
+            "#\n\
+             # Differences, by line of the source, each with the action to take. Others are comments of \
+             their steps.\n",
+        );
     }
     for comment in comments {
         text.push_str(&format!("#   {}\n", plain(comment)));
@@ -137,7 +142,7 @@ fn head(from: &str, comments: &[String]) -> String {
 /// Returns the steps of a workflow of Prodigy; an error for any other file.
 fn check(document: &Document) -> Result<&[Node], FileError> {
     let root = document.root();
-    let help = "a workflow of Prodigy is a list of steps, or a map with `commands`, or one with `map`";
+    let help = "a Prodigy workflow is a list of steps, or a map with `commands` or `map`";
     if root.is_null() {
         return Err(document.wrong(root, "the file is empty", help));
     }
@@ -186,7 +191,7 @@ fn check(document: &Document) -> Result<&[Node], FileError> {
         node.spelled().is_some() || has_work(node) || THEIRS_IN_COMMANDS.iter().any(has)
     };
     if !nodes.iter().any(is_theirs) {
-        return Err(document.wrong(&nodes[0], "not a workflow of Prodigy: its steps do nothing", help));
+        return Err(document.wrong(&nodes[0], "not a Prodigy workflow: its steps have no work", help));
     }
     Ok(nodes)
 }
@@ -313,7 +318,7 @@ impl Import<'_> {
             if !is_variable(name) || self.scope.env.contains(name) || names.iter().any(|known| known == name)
             {
                 let message = format!(
-                    "cannot carry over the secret `{name}`: the name is taken, or not that of a variable"
+                    "cannot carry over the secret `{name}`: the name is in use, or not a variable name"
                 );
                 self.note(key, "secrets", message, "rename it");
                 continue;
@@ -360,7 +365,7 @@ impl Import<'_> {
                 }
                 // The text may be the secret itself, so the note omits the text.
                 None => {
-                    let message = "cannot carry over a secret: its name is taken, or not that of a variable";
+                    let message = "cannot carry over a secret: its name is in use, or not a variable name";
                     self.note(item, "secrets", message, "write names of variables: `secrets: [NAME]`");
                 }
             }
@@ -377,7 +382,7 @@ impl Import<'_> {
                 "…".to_owned(),
             ),
         };
-        let message = format!("{message} from the caller's variable of that name");
+        let message = format!("{message} from the caller's variable of the same name");
         self.note(node, "secrets", message, format!("`{name}={source} waypost run FILE`"));
     }
 
@@ -450,7 +455,7 @@ impl Import<'_> {
             let Some(node) = value.get(key) else { continue };
             if !matches!((key, node.spelled()), ("source", Some("stdout")) | ("multiline", Some("preserve")))
             {
-                let message = format!("the output `{name}` is all that the command prints");
+                let message = format!("the output `{name}` is the whole stdout of the command");
                 self.note(node, key, message, "have the command print only the value");
             }
         }

@@ -47,7 +47,7 @@ impl Import<'_> {
             Some(validation) => self.repeated(&fields, done, validation),
             None => {
                 let message = "the validation has no command";
-                self.note(node, "validate", message, "write a step that fails where the work is incomplete");
+                self.note(node, "validate", message, "write a step that fails on incomplete work");
                 Vec::new()
             }
         };
@@ -109,7 +109,7 @@ impl Import<'_> {
         self.note(
             node,
             "threshold",
-            format!("`{number}` is 100: it is not a number to 100"),
+            format!("the threshold `{number}` was raised to 100: only whole numbers up to 100 are valid"),
             "write the number",
         );
         "100".to_owned()
@@ -214,8 +214,8 @@ impl Import<'_> {
             None => Vec::new(),
         };
         if let Some(prompt) = fields.take("prompt") {
-            let help = "write a step `approve: QUESTION` behind the group";
-            self.note(prompt, "prompt", "nobody is asked when the work stays incomplete", help);
+            let help = "write a step `approve: QUESTION` after the group";
+            self.note(prompt, "prompt", "no question for incomplete work", help);
         }
         let passes = fields.word("max_attempts").and_then(|count| count.parse().ok()).unwrap_or(ATTEMPTS);
         let fails = fields.take("fail_workflow").and_then(Node::truth) != Some(false);

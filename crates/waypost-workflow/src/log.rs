@@ -183,7 +183,7 @@ impl<S: LogSink> Log<S> {
         let head_end = self.head_bytes as u64;
         let dropped_bytes = tail_start.saturating_sub(head_end);
         if dropped_bytes > 0 {
-            self.give(format!("\n[waypost: {dropped_bytes} bytes left out here]\n").as_bytes()).await;
+            self.give(format!("\n[waypost: {dropped_bytes} bytes omitted here]\n").as_bytes()).await;
         }
         // Bytes of the head are not written again.
         let known = usize::try_from(head_end.saturating_sub(tail_start)).expect("not longer than the tail");

@@ -34,7 +34,7 @@ pub const SECRET_BYTES_MAX: usize = 64 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MaskError {
     /// Too short to be masked; surrounding white space does not count.
-    #[error("secret `{name}` has {bytes} bytes, fewer than the {SECRET_BYTES_MIN} that can be masked")]
+    #[error("cannot mask secret `{name}`: it has {bytes} bytes, the minimum is {SECRET_BYTES_MIN}")]
     TooShort {
         /// Name of the secret.
         name: String,
@@ -42,7 +42,7 @@ pub enum MaskError {
         bytes: usize,
     },
     /// Too long to be masked.
-    #[error("secret `{name}` has {bytes} bytes, more than the {SECRET_BYTES_MAX} that can be masked")]
+    #[error("cannot mask secret `{name}`: it has {bytes} bytes, the maximum is {SECRET_BYTES_MAX}")]
     TooLong {
         /// Name of the secret.
         name: String,

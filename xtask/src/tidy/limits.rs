@@ -22,15 +22,10 @@ const PROSE: Prose = Prose { pronouns: 45, banned: 0 };
 /// Areas above [`PROSE`].
 const PROSE_ABOVE: &[(&str, Prose)] = &[
     ("crates/waypost comments", Prose { pronouns: 45, banned: 1 }),
-    ("crates/waypost messages", Prose { pronouns: 55, banned: 2 }),
-    ("crates/waypost-cli comments", Prose { pronouns: 54, banned: 2 }),
-    ("crates/waypost-cli messages", Prose { pronouns: 81, banned: 5 }),
+    ("crates/waypost messages", Prose { pronouns: 45, banned: 1 }),
+    ("crates/waypost-cli comments", Prose { pronouns: 45, banned: 1 }),
     ("crates/waypost-evidence comments", Prose { pronouns: 45, banned: 1 }),
-    ("crates/waypost-evidence messages", Prose { pronouns: 75, banned: 4 }),
-    ("crates/waypost-import messages", Prose { pronouns: 45, banned: 1 }),
-    ("crates/waypost-sqlite messages", Prose { pronouns: 52, banned: 0 }),
     ("crates/waypost-testing messages", Prose { pronouns: 45, banned: 2 }),
-    ("crates/waypost-workflow messages", Prose { pronouns: 69, banned: 1 }),
     ("docs docs", Prose { pronouns: 97, banned: 5 }),
     ("examples docs", Prose { pronouns: 114, banned: 6 }),
     ("xtask comments", Prose { pronouns: 45, banned: 1 }),

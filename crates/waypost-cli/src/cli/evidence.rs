@@ -4,16 +4,16 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Evidence {
-    /// Print evidence for the workflow file, made of the files that the step wrote
+    /// Print evidence for the workflow file, from the files written by the step
     Suggest(EvidenceArgs),
-    /// Pin what is there now: the step is believed by it from then on, and does not run again
+    /// Pin the current values: the step counts as done with these values, and does not rerun
     Accept(EvidenceArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EvidenceArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// Step, on whatever branch, or BRANCH/STEP: that of one item
+    /// Step on any branch, or BRANCH/STEP for one item
     pub(crate) step: String,
 }

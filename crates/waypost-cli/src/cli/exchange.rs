@@ -12,23 +12,23 @@ use crate::format::time;
 pub(crate) struct ExportArgs {
     /// Checkpoint: RUN@SEQ or RUN@LABEL, or a run for its newest
     pub(crate) checkpoint: String,
-    /// The file to write
+    /// File to write
     pub(crate) file: PathBuf,
-    /// Take the place of a file of that name
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) replace: bool,
-    /// Write an in-toto statement of the files that a completed run made, instead of what a run can go on from
+    /// Write an in-toto statement of the files of a completed run, instead of a checkpoint to resume from
     #[arg(long)]
     pub(crate) attest: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ArchiveArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// The file to write, such as RUN.tar.zst
+    /// File to write, such as RUN.tar.zst
     pub(crate) file: PathBuf,
-    /// Take the place of a file of that name
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) replace: bool,
 }
@@ -47,49 +47,49 @@ pub(crate) struct ImportArgs {
     pub(crate) checkpoint: ImportCheckpointArgs,
 }
 
-/// What is no exported checkpoint.
+/// Imports from other programs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImportWhat {
-    /// Turn a workflow of Prodigy into one of Waypost, and say what could not be carried over
+    /// Convert a Prodigy workflow, and report everything that has no equivalent
     Workflow(ImportWorkflowArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportWorkflowArgs {
-    /// The workflow file of Prodigy
+    /// Prodigy workflow file
     pub(crate) file: PathBuf,
-    /// Write it into this file [default: print it]
+    /// Write to this file [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Write over a file that is there
+    /// Replace an existing file
     #[arg(long, requires = "out")]
     pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportCheckpointArgs {
-    /// The file that `waypost export` wrote
+    /// File written by `waypost export` or `waypost archive`
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
-    /// Run its commands: they come from elsewhere, and can do whatever you can
+    /// Trust the file and run its commands; they have all your permissions
     #[arg(long)]
     pub(crate) trust: bool,
-    /// Print the workflow in it, and do nothing
+    /// Print the workflow of the file, and run nothing
     #[arg(long, conflicts_with = "trust")]
     pub(crate) show: bool,
     /// Name the new run [default: the workflow's name with four random characters]
     #[arg(long, value_name = "RUN")]
     pub(crate) id: Option<String>,
-    /// Set a parameter of the new run to something else; may be repeated
+    /// Change a parameter in the new run; may be repeated
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) params: Vec<(String, String)>,
-    /// Label the new run, besides the labels of the other; may be repeated
+    /// Add a label to the inherited labels; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
     /// Run the steps in this folder [default: the current one]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// Stay so long while nothing is to be done but to wait for a time or a signal
+    /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
 }

@@ -12,19 +12,19 @@ use waypost::{BranchPath, StepId};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeadLetters {
-    /// List them
+    /// List dead letters
     List(OneRun),
-    /// Show one: its item, why it failed, and the end of its log
+    /// Show a dead letter: its item, its error and the end of its log
     Show(OneLetter),
-    /// Work on them again, and do again what comes after
+    /// Retry dead letters, and rerun all steps downstream
     Retry(RetryArgs),
-    /// Leave it at their failure: they are not listed any more
+    /// Drop dead letters: their items stay failed, and are no longer listed
     Drop(DropArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct OneLetter {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
     /// Key of the item
     pub(crate) key: String,
@@ -32,26 +32,26 @@ pub(crate) struct OneLetter {
 
 #[derive(Debug, Args)]
 pub(crate) struct RetryArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
     /// Keys of the items [default: all]
     pub(crate) keys: Vec<String>,
-    /// Work on this, as JSON, in the place of the one item that is named
+    /// Replace the item of the named dead letter, as JSON
     #[arg(long, value_name = "JSON")]
     pub(crate) item: Option<String>,
-    /// Stay so long while nothing is to be done but to wait for a time or a signal
+    /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
     /// Keys of the items
     #[arg(conflicts_with = "all")]
     pub(crate) keys: Vec<String>,
-    /// All of them
+    /// All dead letters
     #[arg(long)]
     pub(crate) all: bool,
 }

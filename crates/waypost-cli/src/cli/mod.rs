@@ -28,7 +28,7 @@ pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
 /// Largest limit of a listing: the page size of stores.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
 
-/// Make long work survive: run steps, checkpoint each, resume after anything
+/// Checkpoint long runs of steps, and resume them after any crash
 #[derive(Debug, Parser)]
 #[command(name = "waypost", version, max_term_width = 100, after_help = Exit::table())]
 #[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
@@ -43,19 +43,19 @@ pub(crate) struct Cli {
 /// Options that every command has.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// Keep runs in this store: `sqlite:PATH`, `file:DIR` or `memory:` [default: the nearest `.waypost` upward]
+    /// Use this store: `sqlite:PATH`, `file:DIR` or `memory:` [default: the nearest `.waypost` upward]
     #[arg(long, global = true, value_name = "URL", env = "WAYPOST_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
-    /// Answer in JSON: one document, or one object a line from `run`, `resume` and `events`
+    /// Print JSON: one document, or one object per line for `run`, `resume` and `events`
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Colour the output [default: auto]
     #[arg(long, global = true, value_name = "WHEN")]
     pub(crate) color: Option<Color>,
-    /// Say only what went wrong
+    /// Print only errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Say more
+    /// Print more details
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
 }
@@ -63,11 +63,11 @@ pub(crate) struct Global {
 /// When colour is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Color {
-    /// On a terminal that has it, unless `NO_COLOR` is set
+    /// On a terminal with colour support, unless `NO_COLOR` is set
     Auto,
-    /// Everywhere
+    /// Always
     Always,
-    /// Nowhere
+    /// Never
     Never,
 }
 
@@ -76,23 +76,23 @@ pub(crate) enum Color {
 pub(crate) enum Command {
     /// Run a workflow file from its first step
     Run(RunArgs),
-    /// Go on with a run where it stood
+    /// Resume a run
     Resume(ResumeArgs),
     /// Show what a resume would do, with a cause for each step
     Plan(OneRun),
-    /// Explain what would be done with a step, and from which records that follows
+    /// Explain the next action for a step, with the records behind the decision
     Why(WhyArgs),
     /// List runs, newest first
     List(ListArgs),
-    /// Show a run, or how it stood at a checkpoint
+    /// Show a run, or its state at a checkpoint
     Show(ShowArgs),
     /// List the checkpoints of a run
     Checkpoints(CheckpointsArgs),
-    /// Have a checkpoint written of where a run stands, with a label to find it by
+    /// Write a labelled checkpoint of the current position
     Checkpoint(CheckpointArgs),
     /// Print the events of a run, oldest first
     Events(EventsArgs),
-    /// Print what steps printed
+    /// Print the logs of steps
     Logs(LogsArgs),
     /// Check the digests and the chain of checkpoints
     Verify(VerifyArgs),
@@ -100,60 +100,60 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print the JSON Schema of the workflow file, for editors
     Schema,
-    /// Delete runs with everything that belongs to them
+    /// Delete runs with all their data
     Delete(DeleteArgs),
-    /// Drop old states, and delete old runs that are finished
+    /// Drop old states, and delete old finished runs
     Prune(PruneArgs),
-    /// Take a run back to a checkpoint; what came after stays visible
+    /// Roll a run back to a checkpoint; later checkpoints stay visible
     Rollback(RollbackArgs),
-    /// Make a new run that begins where another stood
+    /// Fork a new run from a checkpoint
     Fork(ForkArgs),
-    /// Show what differs between the states of two checkpoints
+    /// Compare the states of two checkpoints
     Diff(DiffArgs),
-    /// Look at items that failed for good, and try them again or leave it at that
+    /// List, retry or drop dead letters
     #[command(subcommand)]
     DeadLetters(DeadLetters),
-    /// Find evidence for a step in what it wrote, and accept evidence as it is found
+    /// Suggest evidence from the files of a step, or accept current evidence
     #[command(subcommand)]
     Evidence(Evidence),
-    /// Answer what a run asks
+    /// Answer a question of a run
     Answer(AnswerArgs),
-    /// Send a signal to a run, for a step that waits for it
+    /// Send a signal to a run
     Signal(SignalArgs),
-    /// Add an event to the run, from inside one of its steps
+    /// Add an event to the run, from inside a step
     Event(EventArgs),
-    /// Stop a run from afar, resumable
+    /// Stop a run, resumable
     Stop(StopArgs),
-    /// End a run for good; what was recorded stays
+    /// Cancel a run for good; its records stay
     Cancel(CancelArgs),
-    /// Show every value of the configuration, and where it comes from
+    /// Print every configuration value with its source
     Config,
-    /// Write a checkpoint, with all that a run needs to go on from it, to a file
+    /// Export a checkpoint to a file, with everything needed to resume
     Export(ExportArgs),
-    /// Write everything of a run to one compressed file, to keep it without its store
+    /// Write all data of a run to one compressed file, independent of the store
     Archive(ArchiveArgs),
-    /// Make a new run that begins with an exported checkpoint
+    /// Start a new run from an exported checkpoint
     Import(ImportArgs),
-    /// Make, upgrade or check the store itself
+    /// Create, upgrade or check the store
     #[command(subcommand)]
     Store(StoreCommand),
     /// Count runs, steps, checkpoints and bytes of the store
     Stats(StatsArgs),
-    /// Look for what could go wrong: store, locks, processes, disk, clock
+    /// Check for problems: store, locks, processes, disk, clock
     Doctor,
-    /// Print a script that completes commands, options, runs and steps in a shell
+    /// Print a shell script that completes commands, options, runs and steps
     Completions(CompletionsArgs),
-    /// Print the manual page of waypost, or of a command
+    /// Print the manual page of waypost, or of one command
     Man(ManArgs),
-    /// Do a command of a script once, and give what it came to after that
+    /// Run a command of a script once, and replay its output and exit code afterwards
     Once(OnceArgs),
-    /// Make a workflow file to begin with, or of a shell script
+    /// Create a workflow file: an example, from commands, or from a shell script
     New(NewArgs),
-    /// Show a run that is killed and goes on, in a folder that is removed again
+    /// Demonstrate a killed and resumed run, in a temporary folder
     Demo(DemoArgs),
-    /// Print the report of a run, as Markdown or as one page of HTML
+    /// Print the report of a run, as Markdown or as one HTML page
     Report(ReportArgs),
-    /// Keep the processes of one run; started by `run` and `resume`
+    /// Supervise the processes of one run; started by `run` and `resume`
     #[command(hide = true)]
     Supervise,
 }
@@ -166,34 +166,34 @@ pub(crate) struct RunArgs {
     /// Set a parameter; may be repeated
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) params: Vec<(String, String)>,
-    /// Read parameters from a YAML or JSON file; `-p` goes before it
+    /// Read parameters from a YAML or JSON file; `-p` overrides the file
     #[arg(long, value_name = "FILE")]
     pub(crate) params_file: Option<PathBuf>,
     /// Name the run [default: the workflow's name with four random characters]
     #[arg(long, value_name = "RUN")]
     pub(crate) id: Option<String>,
-    /// Stay so long while nothing is to be done but to wait for a time or a signal
+    /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
-    /// Resume the run named by `--id` if there is one already
+    /// Resume the run named by `--id` if the run exists
     #[arg(long, requires = "id")]
     pub(crate) or_resume: bool,
     /// Label the run; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
-    /// Stop after this step; start only what it needs
+    /// Stop after this step; start only the steps upstream
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
-    /// Start no further step once one has failed, but those that ask for failures in their `if`
+    /// After a failure, start only steps with `always()` or `failure()` in their `if`
     #[arg(long)]
     pub(crate) fail_fast: bool,
     /// Run the steps in this folder [default: the workflow file's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
-    /// Show what would be done, and do nothing
+    /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Begin the run in a process of its own, and do not wait for it
+    /// Run in a separate process, and return at once
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) detach: bool,
     /// This is the process of a detached run
@@ -203,10 +203,10 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ResumeArgs {
-    /// Run, `@` for the newest, or the beginning of its name [default: the newest resumable one]
+    /// Run, `@` for the newest, or a unique prefix [default: the newest resumable run]
     #[arg(conflicts_with = "all")]
     pub(crate) run: Option<String>,
-    /// Resume every run that was interrupted or is due, oldest first
+    /// Resume every interrupted or due run, oldest first
     #[arg(long, conflicts_with_all = ["restart", "with", "until", "treat_as"])]
     pub(crate) all: bool,
     /// Adopt this workflow file; changed finished steps run again, with all steps downstream
@@ -223,7 +223,7 @@ pub(crate) struct ResumeArgs {
     /// Resume with the run's own copy of the workflow although the file changed
     #[arg(long)]
     pub(crate) keep_definition: bool,
-    /// Decide what became of a step in doubt: it is done, with what outputs it gave before, if any, or it runs again
+    /// Settle a step in doubt: `done` keeps its previous outputs, if any; `retry` runs the step again
     #[arg(long, value_name = "WHAT", conflicts_with = "restart")]
     pub(crate) treat_as: Option<TreatAs>,
     /// Give an output of a failed step for `--treat-as done`; may be repeated
@@ -232,32 +232,32 @@ pub(crate) struct ResumeArgs {
     /// Skip this unfinished step; may be repeated
     #[arg(long, value_name = "STEP", conflicts_with_all = ["all", "restart"])]
     pub(crate) skip: Vec<String>,
-    /// Start over from the first step; what was recorded stays
+    /// Start over from the first step; earlier records stay
     #[arg(long)]
     pub(crate) restart: bool,
-    /// Do this step again, and all that needs it; as BRANCH/STEP, a step of an item or another branch, with the step that
-    /// joins it
+    /// Rerun this step and all steps downstream; as BRANCH/STEP, a step of an item or another branch, and the step
+    /// that joins the branch
     #[arg(long, value_name = "[BRANCH/]STEP", conflicts_with_all = ["all", "restart"])]
     pub(crate) from: Option<String>,
-    /// Do the step of `--from` again, and stop
+    /// Rerun only the step of `--from`, then stop
     #[arg(long, requires = "from", conflicts_with = "until")]
     pub(crate) only: bool,
-    /// Stop after this step; start only what it needs
+    /// Stop after this step; start only the steps upstream
     #[arg(long, value_name = "STEP")]
     pub(crate) until: Option<String>,
-    /// Set a parameter to something else, for the steps that are still to come; may be repeated
+    /// Change a parameter for the remaining steps; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = key_value, conflicts_with = "all")]
     pub(crate) set: Vec<(String, String)>,
     /// Retry every failure that the run tolerates: dead letters, and steps with `continue_on_error`
     #[arg(long, conflicts_with_all = ["all", "restart", "from", "only"])]
     pub(crate) retry_failed: bool,
-    /// Those that are tried again, with another item where one is given
+    /// Dead letters to retry, with replaced items
     #[arg(skip)]
     pub(crate) retry: Vec<(DeadLetter, Option<serde_json::Value>)>,
-    /// Stay so long while nothing is to be done but to wait for a time or a signal; with `--all`, for no run
+    /// Keep waiting up to this long while only a time or a signal is pending; not with `--all`
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
-    /// Show what would be done, and do nothing
+    /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -265,23 +265,23 @@ pub(crate) struct ResumeArgs {
 /// What a person says about a step in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TreatAs {
-    /// It took effect
+    /// The step took effect
     Done,
-    /// It did not, or may again
+    /// The step did not take effect, or may run twice
     Retry,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct OneRun {
-    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
     pub(crate) run: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// Step [default: the first that is not finished]
+    /// Step [default: the first unfinished step]
     pub(crate) step: Option<String>,
 }
 
@@ -299,20 +299,20 @@ pub(crate) struct ListArgs {
     /// Only runs with this label; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
-    /// Only runs that can be resumed
+    /// Only resumable runs
     #[arg(long, conflicts_with = "status")]
     pub(crate) resumable: bool,
-    /// Only runs that changed since: an age such as `2h` or `7d`, a date in UTC such as `2026-11-20`, or a time such as
+    /// Only runs changed since: an age such as `2h` or `7d`, a date in UTC such as `2026-11-20`, or a time such as
     /// `2026-11-20T08:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     pub(crate) since: Option<Since>,
     /// List at most this many runs
     #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=LIMIT_MAX))]
     pub(crate) limit: u64,
-    /// Go on after a page: the `next` of its JSON
+    /// Continue after a page: the `next` of its JSON
     #[arg(long, value_name = "CURSOR")]
     pub(crate) after: Option<String>,
-    /// List the runs of all stores that this user has worked with, the last begun first
+    /// List the runs of all stores used by this user, newest first
     #[arg(long, conflicts_with = "after")]
     pub(crate) everywhere: bool,
 }
@@ -337,48 +337,48 @@ pub(crate) struct ShowArgs {
     /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
     #[arg(value_name = "RUN[@SEQ]")]
     pub(crate) run: Option<String>,
-    /// Show only this step, in full
+    /// Show only this step, with all details
     #[arg(long, value_name = "STEP")]
     pub(crate) step: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckpointsArgs {
-    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
     pub(crate) run: Option<String>,
-    /// Only those of this branch [default: all]
+    /// Only checkpoints of this branch [default: all]
     #[arg(long, value_name = "BRANCH")]
     pub(crate) branch: Option<String>,
     /// List at most this many checkpoints
     #[arg(long, value_name = "COUNT", default_value_t = LIMIT_MAX, value_parser = clap::value_parser!(u64).range(1..=LIMIT_MAX))]
     pub(crate) limit: u64,
-    /// Go on after a page: the `next` of its JSON
+    /// Continue after a page: the `next` of its JSON
     #[arg(long, value_name = "CURSOR")]
     pub(crate) after: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
     pub(crate) run: Option<String>,
-    /// Wait for more until the run stands still
+    /// Follow until the run stops
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Print only what comes after this cursor
+    /// Print only events after this cursor
     #[arg(long, value_name = "CURSOR")]
     pub(crate) after: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// Only the logs of this step [default: all, in the order in which they were started]
+    /// Only the logs of this step [default: all, in start order]
     pub(crate) step: Option<String>,
     /// Print only the newest attempt of each step
     #[arg(long)]
     pub(crate) last: bool,
-    /// Wait for more until the run stands still
+    /// Follow until the run stops
     #[arg(short, long)]
     pub(crate) follow: bool,
 }
@@ -391,7 +391,7 @@ pub(crate) struct VerifyArgs {
     /// Check every run of the store
     #[arg(long)]
     pub(crate) all: bool,
-    /// Look again and again, with that time between two looks, and tell of what changes, until Ctrl-C
+    /// Repeat the check at this interval and report changes, until Ctrl-C
     #[arg(
         long,
         value_name = "EVERY",
@@ -402,7 +402,7 @@ pub(crate) struct VerifyArgs {
         conflicts_with = "all"
     )]
     pub(crate) watch: Option<Duration>,
-    /// Record what the evidence has come to, in a checkpoint of its own
+    /// Record the verdicts in a new checkpoint
     #[arg(long, conflicts_with_all = ["all", "watch"])]
     pub(crate) record: bool,
 }
@@ -416,10 +416,10 @@ pub(crate) struct CheckArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
-    /// Runs, or `@` for the newest; where it asks, the beginnings of their names are enough
+    /// Runs, or `@` for the newest; a unique prefix is enough where the command asks
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<String>,
-    /// Do not ask
+    /// Skip the confirmation
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
@@ -427,23 +427,23 @@ pub(crate) struct DeleteArgs {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
 pub(crate) struct PruneArgs {
-    /// Drop states of this run only: a run, `@` for the newest, or the beginning of its name [default: all runs]
+    /// Drop states of this run only: a run, `@` for the newest, or a unique prefix [default: all runs]
     #[arg(conflicts_with_all = ["keep_runs", "older_than"])]
     pub(crate) run: Option<String>,
-    /// Keep the newest states of each branch, this many, at least 2, and drop those before; what happened stays
+    /// Keep this many of the newest states of each branch (at least 2), and drop older states; headers stay
     #[arg(long, value_name = "COUNT", group = "what", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) keep: Option<u32>,
-    /// Keep the newest finished runs, this many, and delete those before; what can be resumed always stays
+    /// Keep this many of the newest finished runs, and delete older ones; resumable runs always stay
     #[arg(long, value_name = "COUNT", group = "what")]
     pub(crate) keep_runs: Option<usize>,
-    /// Delete finished runs that have not changed since: an age such as `30d`, a date in UTC such as `2026-11-20`, or a
-    /// time such as `2026-11-20T08:00:00Z`; with --keep-runs, only those that both let go
+    /// Delete finished runs unchanged since: an age such as `30d`, a date in UTC such as `2026-11-20`, or a time such
+    /// as `2026-11-20T08:00:00Z`; with --keep-runs, only runs selected by both
     #[arg(long, value_name = "TIME", group = "what", value_parser = time::parse_since)]
     pub(crate) older_than: Option<Since>,
-    /// Show what would go, and how many bytes that frees
+    /// Show the runs and states to drop, and the bytes to free
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Do not ask before runs are deleted
+    /// Skip the confirmation
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
@@ -451,38 +451,38 @@ pub(crate) struct PruneArgs {
 #[derive(Debug, Args)]
 #[command(override_usage = "waypost answer [OPTIONS] <RUN> [ID] <VALUE>")]
 pub(crate) struct AnswerArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// The answer; before it, where there are several questions, the step that asks, or the id of the question
+    /// The answer; with several open questions, preceded by the step or the id of the question
     #[arg(required = true, num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
     pub(crate) words: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SignalArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
     /// Name of the signal
     pub(crate) name: String,
-    /// What it brings: JSON, or else a text
+    /// Payload: JSON, or else text
     #[arg(allow_negative_numbers = true)]
     pub(crate) value: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckpointArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// What to find it by: RUN@LABEL
+    /// Label, for RUN@LABEL
     #[arg(long)]
     pub(crate) label: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// Run, `@` for the newest, or the beginning of its name
+    /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// Wait so long for the run to write its last checkpoint
+    /// Wait up to this long for the last checkpoint of the run
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
 }
@@ -491,17 +491,19 @@ pub(crate) struct StopArgs {
 pub(crate) struct CancelArgs {
     /// Run, or `@` for the newest
     pub(crate) run: String,
-    /// Undo what its steps did, newest first
+    /// Undo the effects of its steps, newest first
     #[arg(long)]
     pub(crate) undo_steps: bool,
-    /// Wait so long for the run to stop
+    /// Wait up to this long for the run to stop
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "To use it, put this where the shell starts:\n  bash  source <(waypost completions bash)\n  zsh   source <(waypost completions zsh)\n  fish  waypost completions fish | source"
+    after_help = "To enable completion, add the line of the shell to its startup file:\n  bash  source \
+                  <(waypost completions bash)\n  zsh   source <(waypost completions zsh)\n  fish  waypost \
+                  completions fish | source"
 )]
 pub(crate) struct CompletionsArgs {
     /// The shell
@@ -513,7 +515,7 @@ pub(crate) struct StatsArgs {
     /// Only runs of this workflow
     #[arg(long, value_name = "NAME")]
     pub(crate) workflow: Option<String>,
-    /// Only runs that changed since: an age such as `2h` or `7d`, a date in UTC such as `2026-11-20`, or a time such as
+    /// Only runs changed since: an age such as `2h` or `7d`, a date in UTC such as `2026-11-20`, or a time such as
     /// `2026-11-20T08:00:00Z`
     #[arg(long, value_name = "TIME", value_parser = time::parse_since)]
     pub(crate) since: Option<Since>,
@@ -522,11 +524,11 @@ pub(crate) struct StatsArgs {
 /// What is done with a store.
 #[derive(Debug, Clone, Copy, Subcommand)]
 pub(crate) enum StoreCommand {
-    /// Make an empty store, if there is none
+    /// Create an empty store, if none exists
     Init,
-    /// Bring an older store up to this version, after a back-up
+    /// Upgrade an older store to this version, after a backup
     Upgrade,
-    /// Check what the store keeps beside records: indexes, counts and ends
+    /// Check the derived data of the store: indexes, counts and ends
     Check,
 }
 
@@ -553,7 +555,7 @@ impl Shell {
 pub(crate) struct ManArgs {
     /// Command [default: waypost itself]
     pub(crate) command: Option<String>,
-    /// Write the pages of all commands into this folder
+    /// Write the pages of all commands to this folder
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -570,7 +572,7 @@ impl Command {
 fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("it must read NAME=VALUE".to_owned()),
+        _ => Err("expected NAME=VALUE".to_owned()),
     }
 }
 

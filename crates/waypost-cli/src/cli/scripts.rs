@@ -19,32 +19,32 @@ pub(crate) struct OnceArgs {
     /// Command and its arguments
     #[arg(last = true, requires = "key")]
     pub(crate) command: Vec<OsString>,
-    /// Name the run of the script [default: what WAYPOST_SCRIPT_RUN says]
+    /// Name the run of the script [default: the value of WAYPOST_SCRIPT_RUN]
     #[arg(long, value_name = "RUN")]
     pub(crate) id: Option<String>,
-    /// Do the command again if it ended with another exit code than 0 [default: WAYPOST_RETRY_FAILED is set]
+    /// Rerun the command if it ended with a non-zero exit code [default: true if WAYPOST_RETRY_FAILED is set]
     #[arg(long)]
     pub(crate) retry_failed: bool,
-    /// Do the command although it is done, and remember that
+    /// Rerun a finished command, and keep the new result
     #[arg(long, conflicts_with = "keep")]
     pub(crate) redo: bool,
-    /// Give what is remembered although the command is another one now
+    /// Replay the kept result although the command differs
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Wait so long while another call of the same key is under way [default: until it has ended]
+    /// Wait up to this long for another call with the same key [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
     pub(crate) wait: Option<Duration>,
-    /// End the run: what it remembers stays, and nothing is added
+    /// Finish the run: results stay, and new keys are refused
     #[arg(long, conflicts_with_all = ["key", "retry_failed", "redo", "keep", "wait"])]
     pub(crate) finish: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct NewArgs {
-    /// File to make; one that is there is not overwritten
+    /// File to create; an existing file is not overwritten
     #[arg(default_value = "waypost.yaml")]
     pub(crate) file: PathBuf,
-    /// Name the workflow, and ask nothing [default: the folder's name]
+    /// Name the workflow, without questions [default: the folder's name]
     #[arg(long)]
     pub(crate) name: Option<String>,
 }
@@ -54,19 +54,19 @@ pub(crate) struct DemoArgs {
     /// Keep the folder
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Let each step take 0.3 s only
+    /// Let each step take only 0.3 s
     #[arg(long)]
     pub(crate) fast: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// Run, `@` for the newest, or the beginning of its name [default: the newest]
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
     pub(crate) run: Option<String>,
-    /// Make one page of HTML, with pictures, that needs no network
+    /// Write one HTML page with diagrams, usable offline
     #[arg(long)]
     pub(crate) html: bool,
-    /// Write it into this file, over what is there
+    /// Write to this file, replacing an existing one [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

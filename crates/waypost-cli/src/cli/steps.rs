@@ -8,7 +8,7 @@ use super::key_value;
 pub(crate) struct EventArgs {
     /// Name of the event
     pub(crate) name: String,
-    /// What is told of it, as texts
+    /// Fields, as text
     #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) data: Vec<(String, String)>,
 }

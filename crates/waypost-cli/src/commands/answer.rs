@@ -106,8 +106,8 @@ async fn told(
 ) -> Result<Exit, Error> {
     let is_held = store.run(run).await?.summary.holder.is_some();
     let next = match (is_held, others) {
-        (true, _) => "; its process goes on with it".to_owned(),
-        (false, 0) => format!("; go on with: waypost resume {run}{}", context.store_words()),
+        (true, _) => "; its process continues with the answer".to_owned(),
+        (false, 0) => format!("; resume with: waypost resume {run}{}", context.store_words()),
         (false, 1) => "; one more question is open".to_owned(),
         (false, others) => format!("; {others} more questions are open"),
     };
@@ -139,17 +139,17 @@ fn meant<'q>(
             // For an answered question, the engine returns the error.
             ([one], _) | ([], [one]) => Ok(one),
             ([], []) => Err(Error::usage(
-                format!("run {run} asks nothing"),
-                "`waypost show` lists under `waiting` what a run waits for",
+                format!("run {run} has no questions"),
+                "`waypost show` lists the waits of the run",
             )),
             ([], _) => Err(Error::usage(
-                format!("all that run {run} asks is answered"),
-                format!("`waypost resume {run}` goes on with it"),
+                format!("every question of run {run} has an answer"),
+                format!("`waypost resume {run}` resumes the run"),
             )),
             (several, _) => {
                 let several: Vec<&Waiting> = several.iter().collect();
                 Err(Error::usage(
-                    format!("run {run} asks several questions: {}", listed(&several)),
+                    format!("run {run} has several questions: {}", listed(&several)),
                     commands_for(run, &several),
                 ))
             }
@@ -172,12 +172,12 @@ fn meant<'q>(
         }
         several if several.iter().all(|one| answered.iter().any(|had| had.wait.id == one.wait.id)) => {
             Err(Error::usage(
-                format!("all that `{given}` may mean in run {run} is answered"),
-                format!("`waypost resume {run}` goes on with it"),
+                format!("every question of run {run} that matches `{given}` has an answer"),
+                format!("`waypost resume {run}` resumes the run"),
             ))
         }
         several => Err(Error::usage(
-            format!("`{given}` may mean several questions of run {run}: {}", listed(several)),
+            format!("`{given}` matches several questions of run {run}: {}", listed(several)),
             commands_for(run, several),
         )),
     }
@@ -199,9 +199,9 @@ fn commands_for(run: &RunId, questions: &[&Waiting]) -> String {
     };
     let mut commands: Vec<String> = questions.iter().take(COMMANDS_MAX).map(one).collect();
     if questions.len() > COMMANDS_MAX {
-        commands.push(format!("`waypost show {run}` lists the others"));
+        commands.push(format!("`waypost show {run}` lists all questions"));
     }
-    format!("answer one of them: {}", commands.join(", "))
+    format!("answer one: {}", commands.join(", "))
 }
 
 /// Converts an answer to the type required by the step.
@@ -216,17 +216,14 @@ async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -
     };
     let given = match approval.answer {
         AnswerKind::Json => serde_json::from_str(text).map_err(|error| {
-            Error::usage(
-                format!("the answer is no JSON: {error}"),
-                "write a text in double quotes: '\"text\"'",
-            )
+            Error::usage(format!("the answer is not JSON: {error}"), "quote a text: '\"text\"'")
         })?,
         _ => Value::String(text.to_owned()),
     };
     approval.answer.take(&given).map_err(|why| {
         let question = question.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
         Error::usage(
-            format!("`{text}` answers nothing: {why}"),
+            format!("`{text}` is not a valid answer: {why}"),
             format!("step {} asks: {}", step.map_or("", |step| step.id.as_str()), shown(question)),
         )
     })
@@ -243,8 +240,8 @@ pub(super) async fn refuse_secret(store: &dyn Store, run: &RunId, text: &str) ->
     let mask = Mask::new(secrets.iter().map(|(name, value)| (*name, value.as_slice())));
     if mask.map_err(ProgramError::from)?.contains(text.as_bytes()) {
         return Err(Error::usage(
-            "it contains a secret of the workflow",
-            "what is given to a run is recorded; give something else",
+            "the value contains a secret of the workflow",
+            "answers and signals are recorded; send another value",
         ));
     }
     Ok(())

@@ -81,7 +81,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     let file = atomic_file::finish(temp, &args.file, args.replace)?;
     let bytes = file.metadata().map_or(0, |file| file.len());
     if let Some(why) = &why_not {
-        context.output.warn(&format!("no run can begin with this archive: {why}"));
+        context.output.warn(&format!("no run can start from this archive: {why}"));
     }
     tell(context, &args.file, manifest, bytes)
 }
@@ -89,7 +89,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
 fn tell(context: &Context, file: &Path, manifest: Manifest, bytes: u64) -> Result<Exit, Error> {
     let Manifest { run, checkpoints, missing, .. } = manifest;
     for Missing { name, why } in &missing {
-        context.output.warn(&format!("the archive is not all of the run: {name} {why}"));
+        context.output.warn(&format!("the archive is incomplete: {name} {why}"));
     }
     let file = file.display().to_string();
     if context.output.json {
@@ -99,10 +99,11 @@ fn tell(context: &Context, file: &Path, manifest: Manifest, bytes: u64) -> Resul
         return Ok(Exit::Done);
     }
     let (file, bytes) = (crate::output::shown(&file), size::shown(bytes));
-    context.output.answer(&format!("Archived run {run} in {file} ({checkpoints} checkpoints, {bytes})"))?;
-    let mut note = "It holds params, states, logs and commands as they are.".to_owned();
+    context.output.answer(&format!("Archived run {run} to {file} ({checkpoints} checkpoints, {bytes})"))?;
+    let mut note = "The archive contains params, states, logs and commands unmasked.".to_owned();
     if missing.is_empty() {
-        note = format!("{note} `waypost delete {run}{}` frees the store.", context.store_words());
+        note =
+            format!("{note} `waypost delete {run}{}` deletes the run from the store.", context.store_words());
     }
     context.output.note(&note);
     Ok(Exit::Done)

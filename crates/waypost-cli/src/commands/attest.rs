@@ -59,14 +59,14 @@ pub(super) async fn attest(
     let newest = snapshot.newest().header().reference();
     if *at != newest {
         return Err(Error::usage(
-            format!("an attestation is of a run as it stands, {newest}, not of {at}"),
-            format!("write `waypost export {run} FILE --attest`"),
+            format!("cannot attest {at}: only the newest checkpoint, {newest}, can be attested"),
+            format!("`waypost export {run} FILE --attest`"),
         ));
     }
     if snapshot.status() != RunStatus::Completed {
         return Err(Error::usage(
-            format!("run {run} is not completed, so that there is nothing to attest yet"),
-            format!("`waypost resume {run}` goes on with it"),
+            format!("cannot attest run {run}: it is not completed"),
+            format!("`waypost resume {run}` resumes the run"),
         ));
     }
     let view = verify::look_at(store, run, None).await?;
@@ -74,8 +74,9 @@ pub(super) async fn attest(
         Exit::Done => {}
         Exit::Damaged => return Err(Error::Unsound { run: run.clone() }),
         _ => {
-            let why = "does not hold, or could not be checked".to_owned();
-            let hint = format!("`waypost verify {run}` says what was expected and what was found");
+            let why = "failed, or could not be checked".to_owned();
+            let hint =
+                format!("`waypost verify {run}` prints the expected and the found value of each claim");
             return Err(Error::Unverified { at: newest.to_string(), why, hint });
         }
     }
@@ -83,10 +84,8 @@ pub(super) async fn attest(
     let subject = subjects(claims);
     if subject.is_empty() {
         return Err(Error::usage(
-            format!(
-                "no step of run {run} is believed by the bytes of a file, so that there is nothing to attest"
-            ),
-            "give the step that makes the file `evidence: [{ sha256: FILE }]`",
+            format!("cannot attest run {run}: none of its steps has `sha256` evidence"),
+            "add `evidence: [{ sha256: FILE }]` to the step that writes the file",
         ));
     }
     let shown = show::view_of(store.as_ref(), run).await?;

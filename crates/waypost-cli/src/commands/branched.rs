@@ -85,14 +85,14 @@ pub(super) async fn pending(store: &dyn Store, run: &RunId) -> Result<Vec<Signal
 /// Warns that the new run does not inherit these answers and signals.
 pub(super) fn tell_of_given(context: &Context, run: &RunId, given: &[Signal]) {
     let named = |one: &Signal| match &one.kind {
-        SignalKind::Answer { wait, value } => Some(format!("the answer {value} to `{wait}`")),
-        SignalKind::Named { name, .. } => Some(format!("the signal `{name}`")),
+        SignalKind::Answer { wait, value } => Some(format!("answer {value} to `{wait}`")),
+        SignalKind::Named { name, .. } => Some(format!("signal `{name}`")),
         _ => None,
     };
     let named: Vec<String> = given.iter().filter_map(named).collect();
     if !named.is_empty() {
         context.output.warn(&shown(&format!(
-            "{} came after run {run} was last at work, and does not come along: give it to the new run again",
+            "not inherited: {}, sent after the last session of run {run}; send again to the new run",
             named.join(", ")
         )));
     }
@@ -106,7 +106,7 @@ pub(super) async fn id_of(
 ) -> Result<RunId, Error> {
     match given {
         Some(id) if reference::is_there(store, &id).await? => {
-            Err(Error::usage(format!("run {id} exists already"), "choose another name with `--id`"))
+            Err(Error::usage(format!("run {id} already exists"), "choose another name with `--id`"))
         }
         Some(id) => Ok(id),
         None => free_id(store, workflow.name()).await,

@@ -71,7 +71,8 @@ async fn stopped_lease(
         let holder = store.run(run).await?.summary.holder;
         if let Some(holder) = holder.or_else(|| keepalive_holder(store.as_ref(), run)) {
             if holder.is_gone() {
-                let note = format!("{holder} is dead: waiting for its supervisor to end what it left.");
+                let note =
+                    format!("{holder} is dead: waiting for its supervisor to end the remaining processes.");
                 context.output.note(&first_upper(&note));
             } else {
                 store.signal(run, &message(context, CANCEL)).await?;
@@ -105,8 +106,8 @@ fn told(
         Cancel::AlreadyCancelled => None,
         Cancel::AlreadyFinished(status) => {
             return Err(Error::usage(
-                format!("run {run} is {}, and there is nothing to cancel", status.name()),
-                format!("`waypost delete {run}` removes it"),
+                format!("cannot cancel run {run}: it is {}", status.name()),
+                format!("`waypost delete {run}` deletes the run"),
             ));
         }
     };
@@ -123,21 +124,21 @@ fn told(
         return Ok(Exit::Done);
     }
     let Some(branches) = branches else {
-        context.output.note(&format!("Nothing to do, because run {run} is cancelled already."));
+        context.output.note(&format!("Nothing to do, because run {run} is already cancelled."));
         return Ok(Exit::Done);
     };
     let others = match branches {
         0 => String::new(),
-        1 => ", and one open branch with it".to_owned(),
-        count => format!(", and {count} open branches with it"),
+        1 => ", with 1 open branch".to_owned(),
+        count => format!(", with {count} open branches"),
     };
     let words = context.store_words();
     let what = match undone.iter().flatten().any(|step| step.undone) {
-        true => "what its steps did is undone",
-        false => "what it did is not undone",
+        true => "the effects of its steps are undone",
+        false => "the effects of its steps remain",
     };
     context.output.answer(&format!(
-        "Run {run} is cancelled{others}; {what}.\nOnly starting over goes on with it: waypost resume {run} --restart{words}"
+        "Run {run} is cancelled{others}; {what}.\nTo start over: waypost resume {run} --restart{words}"
     ))?;
     Ok(Exit::Done)
 }

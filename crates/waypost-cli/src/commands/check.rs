@@ -67,8 +67,8 @@ fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
         count => format!("{count} steps"),
     };
     let order = match workflow.mode() {
-        Mode::Sequence => "which run one after another",
-        Mode::Graph => "which run as soon as what they need is finished",
+        Mode::Sequence => "in sequence",
+        Mode::Graph => "each started when its needs are finished",
     };
     let mut text = format!("{}: workflow {} has {count}, {order}\n", shown(file), shown(workflow.name()));
     for step in steps {

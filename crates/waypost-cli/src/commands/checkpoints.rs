@@ -19,7 +19,7 @@ pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) ->
     reference::encode(store.as_ref(), &run, &mut args.branch).await?;
     let no_branch = |name: &str| {
         let what = format!("branch `{name}` in run {run}");
-        Error::not_found(what, format!("see its branches: `waypost checkpoints {run}`"))
+        Error::not_found(what, format!("`waypost checkpoints {run}` lists the branches"))
     };
     // An invalid branch name cannot exist.
     let parsed = |name: &str| reference::parse_branch(name).map_err(|_| no_branch(name));
@@ -41,7 +41,7 @@ pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) ->
     }
     context.output.answer(&table(&context.output, &checkpoints))?;
     if found.next.is_some() {
-        context.output.note("There are more checkpoints: see --limit and --after.");
+        context.output.note("There are more checkpoints: use --limit and --after.");
     }
     Ok(Exit::Done)
 }

@@ -52,16 +52,16 @@ fn told(context: &Context, view: &ConfigView) -> String {
     let row = |setting: &SettingView| vec![setting.key.clone(), value(&setting.value), source(setting)];
     let rows: Vec<_> = view.settings.iter().map(row).collect();
     let mut text = context.output.table(&["KEY", "VALUE", "SOURCE"], &rows);
-    text.push_str("\n\nFiles, of which the first that has a value counts:\n");
+    text.push_str("\n\nFiles, highest precedence first:\n");
     for file in &view.files {
         let exists = if file.exists { "" } else { " (not there)" };
         text.push_str(&format!("  {}{exists}\n", crate::output::shown(&file.path)));
     }
     if !view.files.iter().any(|file| file.source == Origin::Project) {
-        text.push_str("  no `.waypost/config.yaml`: there is no `.waypost` folder here or above\n");
+        text.push_str("  project: no `.waypost/config.yaml` in this folder or above\n");
     }
     if !view.files.iter().any(|file| file.source == Origin::User) {
-        text.push_str("  none of the user: neither XDG_CONFIG_HOME nor HOME names a folder\n");
+        text.push_str("  user: neither XDG_CONFIG_HOME nor HOME is set\n");
     }
     text
 }

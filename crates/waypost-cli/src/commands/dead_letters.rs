@@ -39,20 +39,20 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     let workflow = Chosen::in_force(store, &snapshot)?.workflow;
     let dropped = match dead_letters::dropped(store, run, &workflow).await? {
         0 => None,
-        1 => Some("the one that it had was dropped".to_owned()),
-        count => Some(format!("the {count} that it had were dropped")),
+        1 => Some("its dead letter was dropped".to_owned()),
+        count => Some(format!("its {count} dead letters were dropped")),
     };
     let skipped = match dead_letters::skipped(store, run, &workflow).await? {
         0 => None,
-        1 => Some("1 item failed and was skipped, as the workflow says".to_owned()),
-        count => Some(format!("{count} items failed and were skipped, as the workflow says")),
+        1 => Some("1 failed item was skipped by `on_item_failure`".to_owned()),
+        count => Some(format!("{count} failed items were skipped by `on_item_failure`")),
     };
     let own: Vec<String> = dropped.into_iter().chain(skipped).collect();
     if !own.is_empty() {
         return Ok(own.join(", and "));
     }
     let why = failed_before(&snapshot).or_else(|| failed_in_passes(&snapshot));
-    Ok(why.unwrap_or_else(|| "no item failed for good".to_owned()))
+    Ok(why.unwrap_or_else(|| "no item failed".to_owned()))
 }
 
 /// Returns the newest record of the main branch.
@@ -65,8 +65,8 @@ fn main_of(snapshot: &Snapshot) -> Option<&Record> {
 fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
     match main_of(snapshot)?.position().ok()?.failed_children() {
         0 => None,
-        1 => Some("1 item failed in an earlier pass of a loop, which has gone on since".to_owned()),
-        count => Some(format!("{count} items failed in earlier passes of a loop, which has gone on since")),
+        1 => Some("1 item failed in an earlier iteration of a loop, and cannot be retried".to_owned()),
+        count => Some(format!("{count} items failed in earlier iterations of a loop, and cannot be retried")),
     }
 }
 
@@ -83,8 +83,8 @@ fn failed_before(snapshot: &Snapshot) -> Option<String> {
     let run = &parent.run;
     match count {
         0 => None,
-        1 => Some(format!("1 item failed in run {run}, before this one began from it")),
-        count => Some(format!("{count} items failed in run {run}, before this one began from it")),
+        1 => Some(format!("1 item failed in run {run}, before the fork")),
+        count => Some(format!("{count} items failed in run {run}, before the fork")),
     }
 }
 
@@ -120,7 +120,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     context
         .output
         .answer(&context.output.table(&["KEY", "BRANCH", "INDEX", "STEP", "ATTEMPTS", "ERROR"], &rows))?;
-    let next = format!("Try them again with: waypost dead-letters retry {run}{}", context.store_words());
+    let next = format!("Retry with: waypost dead-letters retry {run}{}", context.store_words());
     context.output.note(&next);
     Ok(Exit::Done)
 }
@@ -166,8 +166,8 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
         (None, _) => None,
         (Some(_), [letter]) if letter.failed_on != letter.branch => {
             return Err(Error::usage(
-                format!("`--item` cannot change `{}`: it failed in the steps of a group", shown(&letter.key)),
-                "try it again as it is: `waypost dead-letters retry RUN KEY`",
+                format!("cannot change the item `{}`: it failed in a step of a group", shown(&letter.key)),
+                "`waypost dead-letters retry RUN KEY` retries the item unchanged",
             ));
         }
         (Some(text), [_]) => {
@@ -176,8 +176,8 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
         }
         (Some(_), many) => {
             return Err(Error::usage(
-                format!("`--item` is for one dead letter, and {} are meant", many.len()),
-                "name the one: `waypost dead-letters retry RUN KEY --item JSON`",
+                format!("`--item` replaces one dead letter, but {} are selected", many.len()),
+                "name one key: `waypost dead-letters retry RUN KEY --item JSON`",
             ));
         }
     };
@@ -199,7 +199,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     let qualifying = unfinished_statuses().into_iter().chain([RunStatus::CompletedWithFailures]).collect();
     let run = find_to_decide(store.as_ref(), &args.run, qualifying).await?;
     if args.keys.is_empty() && !args.all {
-        return Err(Error::usage("no dead letter is named".to_owned(), "name their keys, or say `--all`"));
+        return Err(Error::usage("no dead letter selected".to_owned(), "name keys, or give `--all`"));
     }
     let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
     if found.is_empty() {
@@ -228,8 +228,8 @@ fn nothing(context: &Context, run: &RunId, why: &str) -> Result<Exit, Error> {
 /// Parses an item given by a person: JSON, else text.
 fn parsed(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|error| {
-        let help = format!("a text stands in quotes: `--item '\"{}\"'`", shown(text));
-        Error::usage(format!("`--item` is no JSON: {error}"), help)
+        let help = format!("quote a text: `--item '\"{}\"'`", shown(text));
+        Error::usage(format!("the value of `--item` is not JSON: {error}"), help)
     })
 }
 

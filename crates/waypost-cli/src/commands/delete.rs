@@ -45,7 +45,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     }
     let names = runs.iter().map(ToString::to_string).collect::<Vec<_>>();
     if !args.yes && !agreed(context, &names)? {
-        context.output.note("Nothing was deleted, because that was not confirmed.");
+        context.output.note("Nothing was deleted, because the deletion was not confirmed.");
         return Ok(Exit::Usage);
     }
     drop(store);
@@ -90,8 +90,8 @@ pub(super) async fn refuse_newer(store: &dyn Store, run: &RunId) -> Result<(), S
 pub(super) fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
     if !context.output.can_ask() {
         return Err(Error::usage(
-            format!("cannot ask whether to delete {}: there is no terminal", names.join(", ")),
-            "`--yes` deletes without asking",
+            format!("cannot ask for confirmation to delete {}: there is no terminal", names.join(", ")),
+            "`--yes` deletes without confirmation",
         ));
     }
     let what = if names.len() == 1 { "run" } else { "runs" };

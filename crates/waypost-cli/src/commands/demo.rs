@@ -45,7 +45,7 @@ pub(crate) async fn demo(context: &Context, args: DemoArgs) -> Result<Exit, Erro
     match shown {
         Ok(exit) => Ok(exit),
         Err(Ended::Stopped(by)) => {
-            context.output.note(&format!("Stopped by {by}; nothing of the demo is left."));
+            context.output.note(&format!("Stopped by {by}; the folder of the demo is removed."));
             interrupt::die_of(by);
             Ok(crate::exit::exit_of(by))
         }
@@ -110,22 +110,19 @@ impl Demo<'_> {
         let text = workflow(seconds);
         let file = self.folder.join(FILE);
         fs::write(&file, &text).map_err(|source| Error::Create { path: file, source })?;
-        self.say(&format!(
-            "A workflow of four steps, each of which takes {seconds} s, in {}:\n",
-            self.folder.display()
-        ))?;
+        self.say(&format!("A workflow of four steps of {seconds} s each, in {}:\n", self.folder.display()))?;
         self.say(&indented(&text))?;
 
-        self.say("It is run, and killed with `kill -9` while the second step is under way:\n")?;
+        self.say("Run, and killed with `kill -9` during the second step:\n")?;
         let mut running = self.start(&["run", FILE, "--id", RUN])?;
         self.wait_for(&mut running, |trace| trace.lines().any(|line| line == CUT)).await?;
         self.kill(&mut running)?;
 
-        self.say("\nWhat is known of that step:\n")?;
+        self.say("\nThe record of the second step:\n")?;
         self.call(&["why", RUN, CUT]).await?;
-        self.say("\nIt goes on where it stood:\n")?;
+        self.say("\nResumed:\n")?;
         let resumed = self.call(&["resume", RUN]).await?;
-        self.say("\nAnd this is what became of it:\n")?;
+        self.say("\nThe final state:\n")?;
         self.call(&["show", RUN]).await?;
 
         let trace = fs::read_to_string(self.folder.join("trace")).unwrap_or_default();
@@ -154,15 +151,15 @@ impl Demo<'_> {
                 format!("{} {times}", step.step)
             })
             .collect();
-        self.say(&format!("\nHow often each step began: {}.", counts.join(", ")))?;
+        self.say(&format!("\nStarts per step: {}.", counts.join(", ")))?;
         self.say(if is_right {
-            "What was finished was not done again; the step that was cut was begun anew."
+            "Finished steps did not run again; the interrupted step restarted."
         } else {
-            "That is not as it should be: a finished step must begin once, and the one that was cut twice."
+            "This result is wrong: a finished step must start once, and the interrupted step twice."
         })?;
         self.say(&match kept {
-            Some(folder) => format!("The folder is kept: {folder}"),
-            None => "The folder is gone again. To begin with a file of your own: waypost new".to_owned(),
+            Some(folder) => format!("Kept folder {folder}"),
+            None => "Removed the folder. To create a workflow file of your own: waypost new".to_owned(),
         })
     }
 

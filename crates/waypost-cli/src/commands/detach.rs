@@ -61,8 +61,8 @@ pub(super) async fn begin(
     args: &RunArgs,
 ) -> Result<Exit, Error> {
     if store.home().is_none() {
-        let message = "a store in memory ends with its process, so that nothing can be done beside it";
-        return Err(Error::usage(message.to_owned(), "keep the run in a store on the disk"));
+        let message = "cannot detach a run of a store in memory: the store ends with its process";
+        return Err(Error::usage(message.to_owned(), "use a store on disk"));
     }
     // The later output has no reader; the store has its content.
     let said = rustix::fs::memfd_create("waypost", MemfdFlags::CLOEXEC);
@@ -78,8 +78,9 @@ pub(super) async fn begin(
     }
     let words = context.store_words();
     context.output.answer(&format!(
-        "Run {run} goes on by itself, in process {pid}.\nFollow it with: waypost events {run} -f{words}\n\
-         Stop it with: waypost stop {run}{words}"
+        "Run {run} continues in process {pid}.\n\
+         Follow with: waypost events {run} -f{words}\n\
+         Stop with: waypost stop {run}{words}"
     ))?;
     Ok(Exit::Done)
 }
@@ -119,10 +120,10 @@ async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: Fil
             said.seek(SeekFrom::Start(0)).and_then(|_| said.take(SAID_BYTES_MAX).read_to_string(&mut text));
     }
     let hint = match store.run(run).await {
-        Ok(_) => format!("`waypost show {run}` says how the run of this name stands"),
-        Err(_) => format!("without `--detach` it says more; no run {run} was made"),
+        Ok(_) => format!("`waypost show {run}` shows the existing run of this name"),
+        Err(_) => format!("run without `--detach` for details; run {run} was not created"),
     };
-    Error::usage(format!("the process of run {run} ended before the run began: {}", text.trim()), hint)
+    Error::usage(format!("the process of run {run} exited before the run started: {}", text.trim()), hint)
 }
 
 fn start(run: &RunId, has_id: bool, said: &File) -> std::io::Result<Child> {

@@ -114,8 +114,8 @@ fn configuration(checkup: &mut Checkup) {
         // What is wrong first is in the message; the causes are all of it.
         Err(error) => {
             let Diagnosis { exit, message, .. } = error.diagnosis();
-            let hint =
-                "mend or remove it: no other command works until then; `waypost config` shows every place";
+            let hint = "mend or remove the file: most commands refuse to run until then; `waypost config` \
+                        lists the places";
             checkup.fail(NAME, exit, message, Some(hint.to_owned()));
         }
         Ok(config) => {
@@ -123,7 +123,7 @@ fn configuration(checkup: &mut Checkup) {
             let read =
                 read.filter_map(|(_, place)| place.path.as_deref().map(|path| path.display().to_string()));
             let read: Vec<_> = read.collect();
-            let none = || "no configuration file, so every value is the default".to_owned();
+            let none = || "no configuration file; all values are defaults".to_owned();
             checkup.ok(
                 NAME,
                 if read.is_empty() { none() } else { format!("{} holds together", read.join(", ")) },
@@ -136,14 +136,14 @@ fn machine(context: &Context, checkup: &mut Checkup) -> Result<(), Error> {
     match Holder::here(context.now()) {
         Ok(here) if here.boot_id.is_empty() => checkup.warn(
             "boot",
-            "the system does not tell which boot this is",
-            "after a restart of the machine, a run whose process had the number of one that lives now is taken for running",
+            "the boot id of the system is unknown",
+            "after a reboot, a run whose process id is in use again counts as running",
         ),
-        Ok(here) => checkup.ok("boot", format!("this boot is known, as {}", here.boot_id)),
+        Ok(here) => checkup.ok("boot", format!("boot id {}", here.boot_id)),
         Err(error) => checkup.warn(
             "boot",
-            format!("the system does not tell about processes: {error}"),
-            "`/proc` must be mounted, so that a dead process is known to be dead",
+            format!("cannot read process information: {error}"),
+            "mount `/proc`: dead processes are detected through it",
         ),
     }
     if Local::look()?.has_bash {
@@ -151,8 +151,8 @@ fn machine(context: &Context, checkup: &mut Checkup) -> Result<(), Error> {
     } else {
         checkup.warn(
             "shell",
-            "there is no bash in PATH: steps run with sh, without `pipefail`",
-            "install bash, or name another with `shell`",
+            "bash is not in PATH: steps run with sh, without `pipefail`",
+            "install bash, or set another `shell`",
         );
     }
     Ok(())
@@ -162,11 +162,11 @@ fn machine(context: &Context, checkup: &mut Checkup) -> Result<(), Error> {
 fn open(context: &Context, checkup: &mut Checkup) -> Option<Arc<dyn Store>> {
     const NAME: &str = "store";
     let by = match context.store_given().1 {
-        Origin::Flag => "named by --store",
+        Origin::Flag => "from --store",
         Origin::Environment => "named by WAYPOST_STORE",
-        Origin::Workflow => "named by the workflow file",
-        Origin::Project => "named by the configuration of the project",
-        Origin::User => "named by the configuration of the user",
+        Origin::Workflow => "from the workflow file",
+        Origin::Project => "from the configuration of the project",
+        Origin::User => "from the configuration of the user",
         Origin::Default => "the nearest",
     };
     match context.store(None, Access::Read) {
@@ -175,7 +175,7 @@ fn open(context: &Context, checkup: &mut Checkup) -> Option<Arc<dyn Store>> {
             Some(store)
         }
         Err(error @ (Error::NoStore { .. } | Error::NoRuns { .. } | Error::NotFound { .. })) => {
-            checkup.warn(NAME, error.to_string(), "`waypost run FILE` makes one");
+            checkup.warn(NAME, error.to_string(), "`waypost run FILE` creates a store");
             None
         }
         Err(error) => {
@@ -199,24 +199,24 @@ fn medium(store: &dyn Store, checkup: &mut Checkup) {
         Ok(None) => {}
         Ok(Some(kind)) => checkup.warn(
             "disk",
-            format!("{} is on {kind}, a network file system, where locks are not reliable", home.display()),
+            format!("{} is on {kind}, a network file system with unreliable locks", home.display()),
             "move the store to a local disk",
         ),
         Err(error) => checkup.warn(
             "disk",
-            format!("cannot tell what holds {}: {error}", home.display()),
-            "look at its mount",
+            format!("cannot determine the file system of {}: {error}", home.display()),
+            "check the mount",
         ),
     }
     room(&home, checkup);
     let places: Vec<PathBuf> = sqlite.into_iter().chain([home]).collect();
     let locked = places.iter().find(|path| rustix::fs::access(path.as_path(), Permission::WRITE_OK).is_err());
     match locked {
-        None => checkup.ok("permission", "the store can be written"),
+        None => checkup.ok("permission", "the store is writable"),
         Some(path) => checkup.warn(
             "permission",
-            format!("{} cannot be written by this user", path.display()),
-            "runs can be read here, not made or resumed: look at its owner, its mode and its mount",
+            format!("{} is not writable by this user", path.display()),
+            "runs can be read, but not created or resumed: check owner, mode and mount",
         ),
     }
 }
@@ -224,12 +224,12 @@ fn medium(store: &dyn Store, checkup: &mut Checkup) {
 fn schema(path: &Path, checkup: &mut Checkup) {
     match schema_of(path) {
         Ok(SCHEMA_VERSION) => {
-            checkup.ok("schema", format!("version {SCHEMA_VERSION}, the newest that this program knows"))
+            checkup.ok("schema", format!("version {SCHEMA_VERSION}, the newest version supported"))
         }
         Ok(found) => checkup.warn(
             "schema",
-            format!("version {found}, and this program writes version {SCHEMA_VERSION}"),
-            "the next command that writes upgrades it, after a back-up beside it",
+            format!("version {found}; this program writes version {SCHEMA_VERSION}"),
+            "the next command that writes upgrades the store, after a backup",
         ),
         Err(error) => checkup.error("schema", &error.into()),
     }
@@ -241,20 +241,20 @@ fn room(home: &Path, checkup: &mut Checkup) {
         Err(error) => {
             return checkup.warn(
                 "room",
-                format!("cannot tell how much room is left: {error}"),
-                "look with `df`",
+                format!("cannot determine the free space: {error}"),
+                "check with `df`",
             );
         }
     };
     let free = found.f_bavail.saturating_mul(found.f_frsize);
-    let message = format!("{} are free on the disk of the store", size::shown(free));
-    let hint = "make room: `waypost prune` lets go of old states and runs";
+    let message = format!("{} free on the disk of the store", size::shown(free));
+    let hint = "free space: `waypost prune` drops old states and runs";
     if free < FREE_BYTES_MIN {
         checkup.fail("room", Exit::CannotWrite, message, Some(hint.to_owned()));
     } else if free < FREE_BYTES_FEW {
         checkup.warn("room", message, hint);
     } else if found.f_files > 0 && found.f_favail < FREE_FILES_FEW {
-        checkup.warn("room", format!("{message}, but only {} more files fit", found.f_favail), hint);
+        checkup.warn("room", format!("{message}, but only {} inodes", found.f_favail), hint);
     } else {
         checkup.ok("room", message);
     }
@@ -276,7 +276,7 @@ async fn deletions(context: &Context, store: &dyn Store, checkup: &mut Checkup) 
         match writing.delete(&run).await {
             // Another process was faster.
             Ok(()) | Err(StoreError::NotFound { .. }) => {
-                checkup.ok(NAME, format!("the deletion of run {run} was cut short, and is ended now"));
+                checkup.ok(NAME, format!("finished the interrupted deletion of run {run}"));
             }
             Err(StoreError::Held { .. }) => checkup.ok(NAME, format!("run {run} is being deleted")),
             Err(error) => checkup.error(NAME, &error.into()),
@@ -288,10 +288,10 @@ async fn deletions(context: &Context, store: &dyn Store, checkup: &mut Checkup) 
 async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
     match store.inspect(None).await {
         Ok(findings) if findings.is_empty() => {
-            checkup.ok("integrity", "what the store keeps beside records agrees")
+            checkup.ok("integrity", "the derived data of the store is consistent")
         }
         Ok(findings) => {
-            let hint = Some("`waypost verify --all` looks at every byte".to_owned());
+            let hint = Some("`waypost verify --all` checks every byte".to_owned());
             checkup.fail("integrity", Exit::Damaged, findings.join("; "), hint);
         }
         Err(error) => checkup.error("integrity", &error.into()),
@@ -347,27 +347,27 @@ async fn readable(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
     let is_sound = broken.is_empty() && fallen.is_empty();
     if let Some((first, why)) = broken.first() {
         let message = format!("{} cannot be read: {why}", named(broken.iter().map(|(run, _)| run)));
-        let hint = format!("`waypost verify {first}` says what is sound");
+        let hint = format!("`waypost verify {first}` lists the sound checkpoints");
         checkup.fail(NAME, Exit::Damaged, message, Some(hint));
     }
     if let Some(first) = fallen.first() {
         let message =
             format!("newer checkpoints of {} are damaged or missing", named(fallen.iter().copied()));
-        let hint = format!("`waypost verify {first}` says which, and whether a resume can go on");
+        let hint = format!("`waypost verify {first}` lists them, and says whether a resume is possible");
         checkup.fail(NAME, Exit::Damaged, message, Some(hint));
     }
     if !newer.is_empty() {
         let message = format!("{} can only be read by a newer version", named(newer.iter()));
-        checkup.warn(NAME, message, "use the version of waypost that wrote them");
+        checkup.warn(NAME, message, "use the version of waypost that wrote the run");
     }
     let count = runs.listed.len();
     let resumable = runs.listed.iter().filter(|run| run.status.is_resumable()).count();
     match count > RUNS_READ_MAX {
         _ if !is_sound => {}
-        false => checkup.ok(NAME, format!("{count} can be read, {resumable} of which can be resumed")),
+        false => checkup.ok(NAME, format!("{count} readable, {resumable} resumable")),
         true => checkup.ok(
             NAME,
-            format!("{count}, {resumable} of which can be resumed; the newest {RUNS_READ_MAX} were read"),
+            format!("{count}, {resumable} of them resumable; only the newest {RUNS_READ_MAX} were read"),
         ),
     }
 }
@@ -384,12 +384,14 @@ fn locks(runs: &Runs, checkup: &mut Checkup) {
         let message = format!("run {run} is held by {holder}");
         if holder.is_gone() {
             let hint = format!(
-                "that process is dead, and its supervisor still ends what it left: wait a moment, then `waypost resume {run}`"
+                "the process is dead, and its supervisor still ends the remaining processes: wait a \
+                 moment, then `waypost resume {run}`"
             );
             checkup.warn(NAME, format!("{message}, which is dead"), hint);
         } else if !holder.is_of_here() {
-            let hint = "a process of another machine or container: make sure that only one machine writes to this store";
-            checkup.warn(NAME, format!("{message}, which cannot be seen from here"), hint);
+            let hint = "the process is on another machine or in another container: make sure that only one \
+                        machine writes to this store";
+            checkup.warn(NAME, format!("{message}, on another host"), hint);
         } else {
             checkup.ok(NAME, message);
         }
@@ -402,23 +404,21 @@ fn processes(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
     let free = runs.listed.iter().filter(|run| run.holder.is_none()).map(|run| run.run.clone());
     let free: Vec<RunId> = free.collect();
     match processes_of(store, &free) {
-        Ok(found) if found.is_empty() => checkup.ok(NAME, "no run has left any behind"),
+        Ok(found) if found.is_empty() => checkup.ok(NAME, "no processes left by runs"),
         Ok(found) => {
             for (run, pids) in found {
                 let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-                let message =
-                    format!("run {run} has left processes behind, and nobody watches over them: {pids}");
+                let message = format!("run {run} left processes without a supervisor: {pids}");
                 let hint = format!(
-                    "`waypost resume {run}` ends them and goes on, `waypost cancel {run}` ends them and the run"
+                    "`waypost resume {run}` ends the processes and resumes the run; `waypost cancel {run}` \
+                     ends the processes and cancels the run"
                 );
                 checkup.warn(NAME, message, hint);
             }
         }
-        Err(error) => checkup.warn(
-            NAME,
-            format!("cannot list the processes of this machine: {error}"),
-            "`/proc` must be mounted",
-        ),
+        Err(error) => {
+            checkup.warn(NAME, format!("cannot list the processes of this machine: {error}"), "mount `/proc`")
+        }
     }
 }
 
@@ -429,15 +429,13 @@ fn clock(context: &Context, runs: &Runs, checkup: &mut Checkup) {
     let ahead = Duration::try_from(newest.updated_at.duration_since(now)).unwrap_or_default();
     if ahead > AHEAD_MAX {
         let at = time::utc(newest.updated_at);
-        let message = format!(
-            "run {} changed at {at}, which by the clock is {} ahead",
-            newest.run,
-            time::lasted(ahead)
-        );
-        let hint = "the clock was set back, or another machine's is wrong: order is kept, but steps that sleep wake by this clock";
+        let message =
+            format!("run {} changed at {at}, {} ahead of the clock", newest.run, time::lasted(ahead));
+        let hint = "the clock was set back, or the clock of another machine is wrong: the order of records \
+                    is safe, but `sleep` steps follow this clock";
         checkup.warn("clock", message, hint);
     } else {
-        checkup.ok("clock", format!("it is {}, after all that is recorded", time::utc(now)));
+        checkup.ok("clock", format!("the clock says {}, later than every record", time::utc(now)));
     }
 }
 
@@ -470,10 +468,10 @@ fn told(context: &Context, view: &DoctorView) -> String {
     }
     let of = |result: &str| view.checks.iter().filter(|check| check.result == result).count();
     let sentence = match (of("fail"), of("warn")) {
-        (0, 0) => "Nothing is wrong.".to_owned(),
-        (0, warnings) => format!("Nothing failed; {warnings} to look at."),
+        (0, 0) => "No problems found.".to_owned(),
+        (0, warnings) => format!("No failures; warnings: {warnings}."),
         (failures, 0) => format!("{failures} failed."),
-        (failures, warnings) => format!("{failures} failed, {warnings} more to look at."),
+        (failures, warnings) => format!("Failures: {failures}; warnings: {warnings}."),
     };
     format!("{text}{sentence}")
 }

@@ -16,8 +16,8 @@ use crate::view::{EventAddedView, VERSION};
 pub(crate) async fn event(context: &Context, args: EventArgs) -> Result<Exit, Error> {
     let Some(file) = std::env::var_os(EVENTS).filter(|file| !file.is_empty()).map(PathBuf::from) else {
         return Err(Error::usage(
-            format!("this is no step of a run: `{EVENTS}` is not set"),
-            "`waypost event` is for commands of steps; `waypost signal RUN NAME` reaches a run from outside",
+            format!("cannot add an event outside a step: `{EVENTS}` is not set"),
+            "`waypost event` works only inside steps; `waypost signal RUN NAME` sends a signal from outside",
         ));
     };
     let mut data = BTreeMap::new();
@@ -39,9 +39,7 @@ fn not_added(error: EventError, file: PathBuf) -> Error {
         EventError::Io(source) => {
             StoreError::Io { action: "write", place: file.display().to_string(), source }.into()
         }
-        EventError::Full => {
-            Error::usage(error.to_string(), "what is long, or comes often, belongs in the log")
-        }
+        EventError::Full => Error::usage(error.to_string(), "write long or frequent text to the log"),
         error => Error::Usage { message: error.to_string(), hint: None },
     }
 }

@@ -37,7 +37,7 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
         let told = reader.read(context, follows).await?;
         if !follows {
             if !told && !args.follow && reader.damaged.is_empty() {
-                context.output.note("Nothing to print, because no event comes after that cursor.");
+                context.output.note("Nothing to print, because no event follows that cursor.");
             }
             return Ok(Exit::Done);
         }
@@ -47,7 +47,7 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
 
 fn cursor(text: &str) -> Result<Cursor, Error> {
     let wrong =
-        |error: events::InvalidCursor| Error::usage(error.to_string(), "give back the `cursor` of an event");
+        |error: events::InvalidCursor| Error::usage(error.to_string(), "use the `cursor` of an event");
     text.parse().map_err(wrong)
 }
 
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
         let Some(found) = found else {
             return Err(Error::not_found(
                 format!("event `{branch}@{seq}.{index}` in run {}", self.run),
-                "give back the `cursor` of an event of this run",
+                "use the `cursor` of an event of this run",
             ));
         };
         let place = self.place_of(&found);
@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
         let at = crate::run::reference::damaged_reference(self.run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         let text = format!(
-            "checkpoint {at} is {what}, so its events are not told; `waypost verify {}` says more",
+            "checkpoint {at} is {what}, its events are omitted; `waypost verify {}` shows details",
             self.run
         );
         if self.damaged.insert((damage.branch.clone(), damage.seq)) {

@@ -52,9 +52,9 @@ async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     }
     context.output.answer(&match accepted {
-        0 => format!("Nothing to accept: the evidence of step {step} holds, or it has none."),
-        1 => format!("The evidence of step {step} is pinned as it is found now."),
-        count => format!("The evidence of step {step} is pinned as it is found now, {count} times."),
+        0 => format!("Nothing to accept, because the evidence of step {step} holds, or does not exist."),
+        1 => format!("Pinned the current evidence of step {step}."),
+        count => format!("Pinned the current evidence of step {step}, {count} times."),
     })?;
     Ok(Exit::Done)
 }
@@ -85,7 +85,7 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     }
     context.output.answer(&suggestion(&written, more, secret).unwrap_or_else(|| {
-        format!("Step {step} wrote no file below {} that is there as it left it.", base.display())
+        format!("Step {step} wrote no files below {}, or they changed since.", base.display())
     }))?;
     Ok(Exit::Done)
 }
@@ -99,10 +99,10 @@ fn suggestion(written: &[Written], more: bool, secret: usize) -> Option<String> 
         lines.push(format!("  - {}: {path}  # {}", file.key(), size::shown(file.bytes)));
     }
     if more {
-        lines.push(format!("  # and more than {SUGGESTED_MAX} in all"));
+        lines.push(format!("  # and more: over {SUGGESTED_MAX} in all"));
     }
     if secret > 0 {
-        lines.push(format!("  # left out, as their paths hold a secret: {secret}"));
+        lines.push(format!("  # omitted, path contains a secret: {secret}"));
     }
     (!lines.is_empty()).then(|| format!("evidence:\n{}", lines.join("\n")))
 }
@@ -128,8 +128,8 @@ async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) 
     let text = encoded(store, run, text).await?;
     let StepRef { branch, step } = StepRef::parse(&text);
     let Some(step) = step else {
-        let hint = format!("write {text}/STEP: the step on it whose evidence is meant");
-        return Err(Error::usage(format!("`{text}` names a branch, and no step of it"), hint));
+        let hint = format!("name a step on the branch: {text}/STEP");
+        return Err(Error::usage(format!("`{text}` is a branch, not a step"), hint));
     };
     let is_there = match &branch {
         Some(branch) if !store.branches(run).await?.contains(branch) => false,
@@ -139,7 +139,7 @@ async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) 
         Some(step) => Ok(Named { branch, step }),
         None => Err(Error::not_found(
             format!("step `{text}` in run {run}"),
-            format!("see its steps: `waypost show {run}`"),
+            format!("`waypost show {run}` lists the steps"),
         )),
     }
 }
@@ -168,8 +168,8 @@ async fn times(store: &dyn Store, run: &RunId, named: &Named) -> Result<(SystemT
     }
     let (begun, ended) = found.ok_or_else(|| {
         Error::usage(
-            format!("step `{named}` of run {run} has not ended, so that it cannot be told what it wrote"),
-            "run it first",
+            format!("cannot suggest evidence for step `{named}` of run {run}: it has not completed"),
+            "`waypost resume` runs the step",
         )
     })?;
     Ok((SystemTime::from(begun) - TIMES_DIFFER, SystemTime::from(ended) + TIMES_DIFFER))

@@ -39,7 +39,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                     seen.cause = Some(cause_of(&Cause::EvidenceFailed(claims(data))));
                 }
                 "step_reused" if reuses(data, step) => {
-                    let text = "its input is the same and its evidence holds".to_owned();
+                    let text = "the input is unchanged and the evidence holds".to_owned();
                     let cause = CauseView { text, ..named("reused", None) };
                     found.push(view("reuse", cause));
                     seen.cause = None;
@@ -121,7 +121,7 @@ fn from_event(cause: &Value) -> CauseView {
         Some("definition_changed") => named("definition_changed", None),
         Some("requested") => {
             let by = cause["by"].as_str().unwrap_or("a person");
-            CauseView { text: format!("{by} asked to run it again"), ..named("requested", None) }
+            CauseView { text: format!("rerun requested by {by}"), ..named("requested", None) }
         }
         _ => named("upstream_changed", step),
     }
@@ -142,12 +142,12 @@ fn skipped(cause: &SkipCause) -> CauseView {
 fn named(code: &'static str, step: Option<String>) -> CauseView {
     let text = match (code, &step) {
         ("first", _) => "first execution".to_owned(),
-        ("cut", _) => "the attempt before was cut: its end is not recorded".to_owned(),
-        ("retry", _) => "the attempt before failed".to_owned(),
-        ("requested", _) => "a person or the graph asked for it".to_owned(),
-        ("definition_changed", _) => "its definition changed".to_owned(),
-        ("condition_false", Some(step)) => format!("it needs `{step}`, which is skipped"),
-        ("upstream_failed", Some(step)) => format!("`{step}` upstream of it failed"),
+        ("cut", _) => "the previous attempt was cut: its end is not recorded".to_owned(),
+        ("retry", _) => "the previous attempt failed".to_owned(),
+        ("requested", _) => "requested by a person or by a loop of the graph".to_owned(),
+        ("definition_changed", _) => "the definition of the step changed".to_owned(),
+        ("condition_false", Some(step)) => format!("`{step}` upstream is skipped"),
+        ("upstream_failed", Some(step)) => format!("`{step}` upstream failed"),
         ("upstream_changed", Some(step)) => format!("upstream changed: `{step}`"),
         ("upstream_changed", None) => "the input of its scope changed".to_owned(),
         (code, _) => code.replace('_', " "),

@@ -23,7 +23,7 @@ use crate::view::{ExportedView, VERSION};
 pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
-    on_main(&reference, "is exported from")?;
+    on_main(&reference, "cannot export")?;
     atomic_file::refuse_taken(&args.file, args.replace)?;
     if args.attest {
         return attest::attest(context, &store, &reference, &args).await;
@@ -43,7 +43,8 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
     let file = shown(&file);
     context.output.answer(&format!("Exported {reference} to {file} ({})", size::shown(bytes)))?;
     context.output.note(
-        "It holds the params, the state and the workflow of the run as they are, and commands are code: give it to those who may read them.",
+        "The file contains params, state and workflow unmasked, and its commands are code: share it only \
+         with trusted readers.",
     );
     Ok(Exit::Done)
 }
@@ -63,7 +64,8 @@ async fn tell_of_signals(
     if !names.is_empty() {
         let names = names.join(", ");
         context.output.warn(&format!(
-            "no step finished at {reference} has taken signal {names}, and the file has no signals: send them to the new run with `waypost signal`"
+            "signals not exported: {names}, still pending at {reference}; send them to the new run with \
+             `waypost signal`"
         ));
     }
     Ok(())
@@ -74,17 +76,17 @@ fn not_exported(error: ExportError) -> Error {
         ExportError::Store(_) => None,
         ExportError::Absent { .. } => None,
         ExportError::Items { reference, .. } => {
-            Some(format!("`waypost checkpoints {}` lists the others", reference.run))
+            Some(format!("`waypost checkpoints {}` lists the other checkpoints", reference.run))
         }
         ExportError::Amid { reference, .. } | ExportError::Overtaken { reference } => {
-            Some(format!("`waypost export {} FILE` takes the newest", reference.run))
+            Some(format!("`waypost export {} FILE` exports the newest checkpoint", reference.run))
         }
         ExportError::TooLarge { .. } => Some("copy the store instead".to_owned()),
     };
     match error {
         ExportError::Store(error) => error.into(),
         ExportError::Absent { reference } => {
-            let why = "its state is not kept any more".to_owned();
+            let why = "retention dropped its state".to_owned();
             RunError::NoState { at: reference.to_string(), why }.into()
         }
         error => Error::Usage { message: error.to_string(), hint },

@@ -50,13 +50,13 @@ fn foreign(file: &Path) -> Option<Error> {
 }
 
 pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Result<Exit, Error> {
-    let file = args.file.clone().expect("it is required where nothing else is imported");
+    let file = args.file.clone().expect("clap requires FILE without a subcommand");
     let (portable, given) = load(&file).map_err(|error| foreign(&file).unwrap_or(Error::Import(error)))?;
     let workflow = workflow_of(&portable, &file)?;
     if args.show {
         return show(context, &portable, &workflow);
     }
-    on_main(&portable.reference(), "begins with a checkpoint of")?;
+    on_main(&portable.reference(), "cannot start from")?;
     if !args.trust {
         let steps = match workflow.body().steps().len() {
             1 => "1 step".to_owned(),
@@ -71,7 +71,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     if let Some(ReadParam { step, param }) = params.read_before(&begin) {
         context
             .output
-            .warn(&format!("step {step} has read another value of param `{param}`, and does not run again"));
+            .warn(&format!("step {step} read another value of param `{param}`, and does not rerun"));
     }
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
@@ -125,8 +125,12 @@ fn workflow_of(portable: &Portable, file: &Path) -> Result<Workflow, Error> {
     let record = portable.run().record();
     let Some(text) = &portable.definition().text else {
         return Err(Error::usage(
-            format!("run {} in {} was not made from a workflow file", record.run, file.display()),
-            "only the program that made it can go on with it",
+            format!(
+                "cannot use run {} in {}: it was not created from a workflow file",
+                record.run,
+                file.display()
+            ),
+            "resume the run with the program that created it",
         ));
     };
     let path = PathBuf::from(format!("{}.yaml", record.workflow));
@@ -146,7 +150,7 @@ fn show(context: &Context, portable: &Portable, workflow: &Workflow) -> Result<E
     }
     // Unchanged, except for terminal control characters.
     context.output.answer(&crate::output::shown_lines(workflow.text()))?;
-    context.output.note(&format!("This is the workflow at checkpoint {}.", portable.reference()));
+    context.output.note(&format!("Workflow at checkpoint {}.", portable.reference()));
     Ok(Exit::Done)
 }
 

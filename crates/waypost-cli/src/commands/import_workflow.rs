@@ -73,7 +73,7 @@ fn tell(context: &Context, args: &ImportWorkflowArgs, imported: &Imported) -> Re
     let Some(out) = out else { return Ok(context.output.answer(&imported.text)?) };
     let count = if steps.len() == 1 { "1 step".to_owned() } else { format!("{} steps", steps.len()) };
     let text = format!(
-        "Made {}, with {count}: {}.\nRun it with: waypost run {}",
+        "Created {}, with {count}: {}.\nRun with: waypost run {}",
         shown(&out),
         steps.join(", "),
         quoted(&shown(&out))
@@ -83,8 +83,8 @@ fn tell(context: &Context, args: &ImportWorkflowArgs, imported: &Imported) -> Re
 
 fn is_there(file: &Path) -> Error {
     Error::usage(
-        format!("{} is there already, and is not overwritten", file.display()),
-        "name another file with `-o`, or say `--force`",
+        format!("{} already exists", file.display()),
+        "name another file with `-o`, or replace the file with `--force`",
     )
 }
 

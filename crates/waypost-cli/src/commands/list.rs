@@ -47,7 +47,7 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     }
     if runs.is_empty() {
         let filtered = query != RunQuery { limit: query.limit, ..RunQuery::default() };
-        let why = if filtered { "no run of the store is as asked for" } else { "the store has no runs" };
+        let why = if filtered { "no run of the store matches" } else { "the store has no runs" };
         return nothing(context, why);
     }
     context.output.answer(&table(context, &runs))?;
@@ -90,8 +90,7 @@ async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Err
         return Ok(exit);
     }
     if runs.is_empty() {
-        let why =
-            if asked { "no run of any store is as asked for" } else { "no store is known that can be read" };
+        let why = if asked { "no run of any store matches" } else { "no known store is readable" };
         return nothing(context, why).map(|_| exit);
     }
     context.output.answer(&table(context, &runs))?;
@@ -102,7 +101,7 @@ async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Err
 }
 
 fn tell_of_more(context: &Context, count: usize) {
-    context.output.note(&format!("There are older runs; these are the newest {count}: see --limit."));
+    context.output.note(&format!("There are older runs; these are the newest {count}: use --limit."));
 }
 
 /// Warns of runs that cannot be listed.
@@ -136,7 +135,7 @@ async fn found(
             Corrected::Right => {}
             Corrected::Fallen => {
                 let text = format!(
-                    "newer checkpoints of run {0} are damaged or missing: `waypost verify {0}` says more",
+                    "newer checkpoints of run {0} are damaged or missing: `waypost verify {0}` shows details",
                     run.run
                 );
                 context.output.warn(&match of {
@@ -191,8 +190,8 @@ fn refuse_two_values(args: &ListArgs) -> Result<(), Error> {
     for (name, value) in &args.labels {
         if values.insert(name, value).is_some_and(|before| before != value) {
             return Err(Error::usage(
-                format!("a run has one value of label `{name}`, and two are asked for"),
-                "name each label once; runs must have all of them",
+                format!("label `{name}` is given with two values, but has one per run"),
+                "give each label once; all given labels must match",
             ));
         }
     }

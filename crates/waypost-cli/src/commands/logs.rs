@@ -81,11 +81,11 @@ async fn tell_of_nothing(
 ) -> Result<(), Error> {
     let parent = store.run(run).await?.record.record().parent.as_ref().map(|parent| parent.run.clone());
     context.output.note(&match (step, parent) {
-        (Some(step), _) => format!("Nothing to print, because `{}` has printed nothing.", shown(step)),
-        (None, None) => "Nothing to print, because no step has printed anything.".to_owned(),
+        (Some(step), _) => format!("Nothing to print, because `{}` printed nothing.", shown(step)),
+        (None, None) => "Nothing to print, because no step printed anything.".to_owned(),
         (None, Some(parent)) => format!(
-            "Nothing to print, because no step has printed anything since the run began with a checkpoint of {parent}: \
-             logs do not come along."
+            "Nothing to print, because no step printed anything since the run started from a checkpoint of \
+             {parent}, and logs are not inherited."
         ),
     });
     Ok(())
@@ -128,7 +128,7 @@ async fn no_tries(
     if !known {
         return Err(Error::not_found(
             format!("step `{step}` in run {run}"),
-            format!("see its steps: `waypost show {run}`"),
+            format!("`waypost show {run}` lists the steps"),
         ));
     }
     if context.output.json {
@@ -140,10 +140,10 @@ async fn no_tries(
     }
     context.output.note(&match came_from(context, store, run, step).await {
         Some(parent) => format!(
-            "Nothing to print, because step {step} was done in run {parent}, with which this one began: its log is not \
-             here."
+            "Nothing to print, because step {step} ran in the parent run {parent}, and logs are not \
+             inherited."
         ),
-        None => format!("Nothing to print, because step {step} was not started."),
+        None => format!("Nothing to print, because step {step} did not start."),
     });
     Ok(Exit::Done)
 }
@@ -169,11 +169,11 @@ async fn tell_of_lost(
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
     let why = match &store.run(run).await?.record.record().parent {
         Some(parent) => {
-            format!("the run began with a checkpoint of {}, and logs do not come along", parent.run)
+            format!("the run started from a checkpoint of {}, and logs are not inherited", parent.run)
         }
-        None => "it is missing".to_owned(),
+        None => "the log file is missing".to_owned(),
     };
-    context.output.warn(&format!("not here is the log of {}{more}: {why}", lost.join(", ")));
+    context.output.warn(&format!("cannot print the log of {}{more}: {why}", lost.join(", ")));
     Ok(true)
 }
 

@@ -52,7 +52,7 @@ fn tell(context: &Context, args: &NewArgs, workflow: &Workflow) -> Result<(), Er
     let steps: Vec<&str> = workflow.steps().iter().map(|step| step.id.as_str()).collect();
     let count = if steps.len() == 1 { "1 step".to_owned() } else { format!("{} steps", steps.len()) };
     let text = format!(
-        "Made {}, with {count}: {}.\nRun it with: waypost run {}",
+        "Created {}, with {count}: {}.\nRun with: waypost run {}",
         shown(&file),
         steps.join(", "),
         quoted(&shown(&file))
@@ -61,10 +61,7 @@ fn tell(context: &Context, args: &NewArgs, workflow: &Workflow) -> Result<(), Er
 }
 
 fn is_there(file: &Path) -> Error {
-    Error::usage(
-        format!("{} is there already, and is not overwritten", file.display()),
-        "name another file: `waypost new FILE`",
-    )
+    Error::usage(format!("{} already exists", file.display()), "name another file: `waypost new FILE`")
 }
 
 pub(super) fn write_new(file: &Path, text: &str) -> Result<(), Error> {
@@ -87,7 +84,7 @@ fn ask(context: &Context, name: &str) -> Result<(String, Vec<String>), Error> {
     let output = &context.output;
     let answer = output.ask(&format!("Name of the workflow [{}]: ", shown(name)))?;
     let name = answer.filter(|answer| !answer.is_empty()).unwrap_or_else(|| name.to_owned());
-    output.aside("Its commands, one a line; an empty line ends them, and none at all gives an example.");
+    output.aside("Commands, one per line; an empty line ends the list, no command creates an example.");
     let mut commands = Vec::new();
     while commands.len() < COMMANDS_MAX {
         match output.ask(&format!("{}: ", commands.len() + 1))? {
@@ -103,12 +100,12 @@ fn begun(file: &Path, name: &str, commands: &[String]) -> String {
     let file: PathBuf = file.file_name().map_or_else(|| file.to_owned(), PathBuf::from);
     let file = quoted(&shown(&file.to_string_lossy()));
     let head = format!(
-        "# A workflow: its steps are commands, and the end of each is written down before the next one begins.\n\
+        "# A workflow: a list of steps, with a durable checkpoint after each.\n\
          #\n\
-         #   waypost check {file}    says what is wrong with this file, and runs nothing\n\
-         #   waypost run {file}      runs it\n\
-         #   waypost resume          goes on after a failure, a kill or a power cut; what is finished is not done again\n\
-         #   waypost show            says how far it is\n\
+         #   waypost check {file}    checks this file, and runs nothing\n\
+         #   waypost run {file}      runs the steps\n\
+         #   waypost resume          continues after a failure, a kill or a power cut; finished steps do not rerun\n\
+         #   waypost show            shows the progress\n\
          version: 1\n\
          name: {}\n",
         scalar(name)
@@ -127,35 +124,35 @@ fn begun(file: &Path, name: &str, commands: &[String]) -> String {
 }
 
 const STEPS: &str = r#"
-# Steps run one after another. A step may also have `timeout: 10m`, `retry: 3`, `env`, `dir`, `if`, `needs` and more.
+# Steps run in sequence. A step may also have `timeout: 10m`, `retry: 3`, `env`, `dir`, `if`, `needs` and more.
 steps:
 "#;
 
 const EXAMPLE: &str = r#"
-# What the workflow wants to be told: waypost run -p who=you
+# Parameters of a run: waypost run -p who=you
 params:
   who: { type: string, default: world }
 
-# Steps run one after another, until one says with `needs` which it needs.
+# Steps run in sequence, unless a step has `needs`.
 steps:
   - id: prepare
     run: |
       mkdir -p out
-      # An output: later steps read it, and it is part of the checkpoint.
+      # An output, for later steps; part of the checkpoint.
       echo "greeting=Hello" >> "$WAYPOST_OUTPUT"
 
   - id: greet
-    # Values come in as variables, so that a shell takes none of them for code.
+    # Pass values as variables: pasted into the command, the shell would run their text as code.
     env:
       GREETING: "${{ steps.prepare.outputs.greeting }}"
       WHO: "${{ params.who }}"
     run: echo "$GREETING, $WHO" > out/greeting.txt
-    # Tried again twice if it fails, and ended if it takes too long.
+    # Two retries after a failure; each attempt is limited to one minute.
     retry: 2
     timeout: 1m
 
   - id: publish
-    if: params.who != "nobody"
+    if: params.who != "-"
     run: cat out/greeting.txt
 "#;
 

@@ -1,8 +1,8 @@
-//! `waypost once`: does a command of a shell script once, and gives what it printed and its exit code after that.
+//! `waypost once`: runs a command of a shell script once, and replays its output and exit code afterwards.
 //!
-//! Each is a step of a run that the recorder drives, and that run's state has what is remembered. The command begins
-//! after its start is durable, and what it came to is told after that is durable; so whatever is killed when, a command
-//! that was told as done is never done again, and one that was not is done from its beginning.
+//! Each command is a step of a run driven by the recorder; the state of the run has the results. The command starts
+//! after its start is durable, and its result is reported after the result is durable. After a kill at any time, a
+//! command with a reported result never reruns, and any other command restarts.
 //!
 //! ```text
 //! lock of the key    |--------------------------------------|   held by `once`, then by the supervisor
@@ -135,10 +135,11 @@ impl Call<'_> {
 
     async fn replay(&self, store: &dyn Store, memo: &Memo) -> Result<Exit, Error> {
         let output = &self.context.output;
-        output.detail(&format!("{} of run {} is done: this is what it printed.", self.key.text, self.run));
+        output.detail(&format!("{} of run {} is finished: replaying its output.", self.key.text, self.run));
         if memo.exit_code != 0 {
             output.note(&format!(
-                "{} ended with {} before, which is given again: `waypost once --retry-failed …` does it again.",
+                "{} ended with exit code {} before, replayed here: `waypost once --retry-failed …` reruns \
+                 the command.",
                 self.key.text, memo.exit_code
             ));
         }
@@ -226,9 +227,9 @@ impl Call<'_> {
             return Ok(());
         }
         let snapshot = Snapshot::read(store, &self.run).await?;
-        let Some(told) = run_status::logged_and_lost(store, &snapshot).await else { return Ok(()) };
-        let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
-        Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
+        let Some(logged) = run_status::logged_and_lost(store, &snapshot).await else { return Ok(()) };
+        let log = store.folder(&logged.run).expect("a log stands in a folder").join("events.jsonl");
+        Err(Error::Behind { newest: snapshot.newest().header().reference(), logged, log })
     }
 
     /// Takes the lock of the key, and does the command unless another did while this one waited.
@@ -267,7 +268,9 @@ impl Call<'_> {
                 );
             }
             if !std::mem::replace(&mut told, true) {
-                self.context.output.detail(&format!("{key} is under way, by {holder}; waiting for its end."));
+                self.context
+                    .output
+                    .detail(&format!("{key} is running, held by {holder}; waiting for its end."));
             }
             tokio::select! {
                 _ = session.stop.stopped() => return Ok(None),
@@ -306,7 +309,8 @@ impl Call<'_> {
     fn taken(&self, recorder: Recorder) -> Recorder {
         for damage in recorder.repaired() {
             self.context.output.warn(&format!(
-                "checkpoint {}@{} was damaged ({}) and is in quarantine; what it alone remembered is done again",
+                "checkpoint {}@{} was damaged ({}) and moved to quarantine; commands recorded only there \
+                 rerun",
                 self.run, damage.seq, damage.flaw
             ));
         }
@@ -419,7 +423,7 @@ impl Call<'_> {
             }
         };
         let remembered = kind == FailureKind::Exit;
-        let (stdout, stderr) = streams.expect("what ended by itself has streams");
+        let (stdout, stderr) = streams.expect("a command that ended has streams");
         if remembered {
             let digest = memo::digest_of(&self.args.command);
             let memo =
@@ -444,7 +448,7 @@ impl Call<'_> {
     /// Ends this process by the signal that stopped the command, so that a shell ends its script too.
     fn stopped(&self, session: &Session<'_>) -> Exit {
         let by = session.stop.asked().map(|stop| stop.by).unwrap_or_default();
-        let said = format!("Stopped by {by}: {} is not done, and will be begun anew.", self.key.text);
+        let said = format!("Stopped by {by}: {} is not finished, and will restart.", self.key.text);
         self.context.output.note(&said);
         interrupt::die_of(&by);
         crate::exit::exit_of(&by)
@@ -497,9 +501,9 @@ async fn finish(context: &Context, run: &RunId) -> Result<Exit, Error> {
     } else if finished {
         context
             .output
-            .answer(&format!("Run {run} is finished: what it remembers stays, and nothing is added."))?;
+            .answer(&format!("Run {run} is finished: its results stay, and new keys are refused."))?;
     } else {
-        context.output.answer(&format!("Nothing to do for run {run}, because it is finished."))?;
+        context.output.answer(&format!("Nothing to do for run {run}, because it is already finished."))?;
     }
     Ok(Exit::Done)
 }

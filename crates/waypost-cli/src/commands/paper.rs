@@ -25,7 +25,7 @@ pub(crate) async fn completions(context: &Context, args: CompletionsArgs) -> Res
     let shell = args.shell.name();
     let shells = Shells::builtins();
     let completer = shells.completer(shell).ok_or_else(|| {
-        Error::usage(format!("there is no completion for `{shell}`"), "there is for bash, zsh and fish")
+        Error::usage(format!("there is no completion for `{shell}`"), "supported shells: bash, zsh and fish")
     })?;
     let mut script = Vec::new();
     completer.write_registration(VARIABLE, PROGRAM, PROGRAM, &this_program(), &mut script)?;

@@ -62,7 +62,10 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             match plan.questions().next().or(plan.decisions.iter().find(open)).or(plan.decisions.last()) {
                 Some(decision) => decision,
                 None => {
-                    return Err(Error::not_found(format!("step in run {run}"), "its workflow has no steps"));
+                    return Err(Error::not_found(
+                        format!("step in run {run}"),
+                        "the workflow of the run has no steps",
+                    ));
                 }
             }
         }
@@ -109,14 +112,14 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         let again =
             format!("waypost dead-letters retry {run}{} {}", context.store_words(), quoted(&letter.key));
         let error = letter.failure.error.join(": ");
-        text.push_str(&format!("It is a dead letter: {}\n  tried again by: {again}\n", shown(&error)));
+        text.push_str(&format!("Dead letter: {}\n  retry with: {again}\n", shown(&error)));
     }
     for execution in &executions {
         let ExecutionView { action, reference, cause, at, .. } = execution;
         text.push_str(&format!("{} {action} at {reference}: {}\n", time::utc(*at), shown(&cause.text)));
     }
     if records.is_empty() {
-        text.push_str("No record of the run is about it.");
+        text.push_str("No record of the run mentions this step.");
     } else {
         text.push_str(&checkpoints::table(&context.output, &records));
     }
@@ -237,14 +240,14 @@ fn tell_of_gaps(context: &Context, history: &History) {
 fn sentence(decision: &Decision) -> String {
     let Decision { step, cause, action, .. } = decision;
     let would = match action {
-        Action::Reuse => "its result is used",
-        Action::Recheck => "its result is checked, and used if nothing changed",
+        Action::Reuse => "reuse the result",
+        Action::Recheck => "check the result, and reuse it if unchanged",
         Action::Run => "it runs",
-        Action::Retry => "it is tried again",
-        Action::Restart => "it is started again",
+        Action::Retry => "retry",
+        Action::Restart => "restart",
         Action::Wait => "it waits",
-        Action::Ask => "a person must decide",
-        Action::Skip => "it is passed over",
+        Action::Ask => "needs a decision",
+        Action::Skip => "skip",
     };
     let on = if decision.branch.is_main() { String::new() } else { format!(" on {}", decision.branch) };
     format!("step {step}{on}: {would}, because {cause}")
@@ -259,22 +262,27 @@ pub(crate) async fn stops(
 ) -> Result<Vec<String>, Error> {
     let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
         let at = crate::run::reference::damaged_reference(&damage.run, damage);
-        format!("checkpoint {at} is missing; a resume stops until it is back")
+        format!("checkpoint {at} is missing; a resume stops until the checkpoint is restored")
     });
-    let told = run_status::logged_and_lost(store, snapshot).await.map(|told| {
-        format!("the log tells of checkpoint {told}, which the store does not have; a resume stops until it is back")
+    let lost = run_status::logged_and_lost(store, snapshot).await.map(|logged| {
+        format!(
+            "checkpoint {logged} is in the event log, but not in the store; a resume stops until the \
+             checkpoint is restored"
+        )
     });
     let is_cancelled = snapshot.ended.as_ref().is_some_and(|last| last.header().end == Some(End::Cancelled));
-    let cancelled = is_cancelled.then(|| "the run was cancelled: only `--restart` starts it over".to_owned());
+    let cancelled = is_cancelled.then(|| "the run was cancelled: only `--restart` starts over".to_owned());
     let spent = super::resume::passed_budget(store, snapshot, workflow).await?.map(|passed| {
-        format!("the run has passed its budget ({passed}); a resume stops until `budget` is raised")
+        format!("the run exceeded its budget ({passed}); a resume stops until `budget` is raised")
     });
-    let held =
-        snapshot.entry.summary.holder.as_ref().map(|holder| {
-            format!("the run is under way, held by {holder}; this is what follows if it ends now")
-        });
+    let held = snapshot
+        .entry
+        .summary
+        .holder
+        .as_ref()
+        .map(|holder| format!("the run is running, held by {holder}; the plan applies if it ends now"));
     let undone = undo::unfinished(snapshot);
-    Ok(cancelled.into_iter().chain(undone).chain(missing).chain(told).chain(spent).chain(held).collect())
+    Ok(cancelled.into_iter().chain(undone).chain(missing).chain(lost).chain(spent).chain(held).collect())
 }
 
 /// Plans a resume, and prints the obstacles.
@@ -288,7 +296,9 @@ pub(super) async fn planned(
     chosen.tell(context);
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
         let at = crate::run::reference::damaged_reference(&damage.run, damage);
-        context.output.warn(&format!("checkpoint {at} is damaged; a resume goes on from the one before"));
+        context
+            .output
+            .warn(&format!("checkpoint {at} is damaged; a resume continues from the checkpoint before"));
     }
     for damage in run_status::damaged_items(store, snapshot).await? {
         super::show::tell_of_gap(context, &damage);

@@ -42,7 +42,7 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
     if !doomed.is_empty() && !args.dry_run && !args.yes {
         let names: Vec<String> = doomed.iter().map(|run| run.run.to_string()).collect();
         if !agreed(context, &names)? {
-            context.output.note("Nothing was pruned, because that was not confirmed.");
+            context.output.note("Nothing was pruned, because the deletion was not confirmed.");
             return Ok(Exit::Usage);
         }
     }
@@ -85,10 +85,7 @@ async fn doomed(context: &Context, store: &dyn Store, args: &PruneArgs) -> Resul
     }
     let statuses =
         BTreeSet::from([RunStatus::Completed, RunStatus::CompletedWithFailures, RunStatus::Cancelled]);
-    debug_assert!(
-        statuses.iter().all(|status| !status.is_resumable()),
-        "what can be resumed is not finished"
-    );
+    debug_assert!(statuses.iter().all(|status| !status.is_resumable()), "a resumable run is not finished");
     let finished = all(store, &RunQuery { statuses, ..RunQuery::default() }).await?;
     let before = args.older_than.map(|age| age.resolve(context.now()));
     let older = finished.into_iter().skip(args.keep_runs.unwrap_or(0));
@@ -151,7 +148,7 @@ async fn trim(
         Err(error) => return Err(error.into()),
     };
     if let Some(error) = unsaid {
-        context.output.note(&format!("Run {run} does not say that states were let go: {error}."));
+        context.output.note(&format!("Dropped states of run {run}, but could not record that: {error}."));
     }
     if trimmed.checkpoints > 0 {
         let (run, checkpoints, bytes) = (run.to_string(), trimmed.checkpoints, trimmed.bytes);
@@ -205,7 +202,7 @@ fn tell(context: &Context, args: &PruneArgs, view: &PruneView) -> Result<Exit, E
         return Ok(Exit::Done);
     }
     for kept in &view.kept {
-        context.output.note(&format!("Run {} stays as it is: {}.", kept.run, kept.why));
+        context.output.note(&format!("Run {} is unchanged: {}.", kept.run, kept.why));
     }
     if view.deleted.is_empty() && view.trimmed.is_empty() {
         context.output.note(&format!("Nothing to prune, because {}.", why_nothing(args, view)));
@@ -235,12 +232,12 @@ fn counted(count: u64, what: &str) -> String {
 
 fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
     if !view.kept.is_empty() {
-        return "every run that could lose something stays as it is".to_owned();
+        return "every run with something to prune is unchanged".to_owned();
     }
     let mut causes = Vec::new();
     if args.keep_runs.is_some() || args.older_than.is_some() {
         causes.push(match args.older_than {
-            Some(_) => "no finished run is as old as asked for".to_owned(),
+            Some(_) => "no finished run is old enough".to_owned(),
             None => match args.keep_runs {
                 None | Some(0) => "no run is finished".to_owned(),
                 Some(1) => "no more than 1 run is finished".to_owned(),
@@ -249,8 +246,8 @@ fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
         });
     }
     if let Some(keep) = args.keep {
-        let nobody = if args.run.is_some() { "the run does not keep" } else { "no run keeps" };
-        causes.push(format!("{nobody} more than the newest {keep} states and what is needed beside them"));
+        let keeps = if args.run.is_some() { "the run does not keep" } else { "no run keeps" };
+        causes.push(format!("{keeps} more than the newest {keep} states and their delta bases"));
     }
     causes.join(", and ")
 }

@@ -33,7 +33,7 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     let told = read(store.as_ref(), &run).await?;
     for reference in &told.damaged {
         let text =
-            format!("checkpoint {reference} is damaged and left out; `waypost verify {run}` says more");
+            format!("checkpoint {reference} is damaged and omitted; `waypost verify {run}` shows details");
         context.output.warn(&context.with_store(&text));
     }
     let (format, text) = if args.html {

@@ -59,8 +59,8 @@ pub(crate) async fn resume_in(
         let from = args.from.as_deref().map(StepRef::parse);
         if from.is_some_and(|from| from.branch.is_some_and(|branch| !branch.is_main())) {
             return Err(Error::usage(
-                "`--only` does one step of the main branch again",
-                "without it, what comes after the step runs again, too",
+                "`--only` reruns a step of the main branch",
+                "without `--only`, steps downstream rerun too",
             ));
         }
         args.until = args.from.clone();
@@ -88,7 +88,7 @@ async fn refuse_unknown_branch(store: &dyn Store, run: &RunId, from: Option<&str
     match named {
         Some(branch) if !store.branches(run).await?.contains(&branch) => Err(Error::not_found(
             format!("branch `{branch}` in run {run}"),
-            format!("`waypost checkpoints {run}` names the branches that there are"),
+            format!("`waypost checkpoints {run}` lists the branches"),
         )),
         _ => Ok(()),
     }
@@ -122,7 +122,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
     let mut runs = Vec::with_capacity(found.len());
     for run in found.into_iter().rev() {
         if is_of_script(store.as_ref(), &run).await {
-            context.output.detail(&format!("Run {run} is left to its script, which goes on with it."));
+            context.output.detail(&format!("Skipped run {run}: it belongs to a script."));
         } else {
             runs.push(run);
         }
@@ -181,10 +181,10 @@ async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
 fn tell_of_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
     if context.output.json && !args.dry_run {
         let run = Some((run.as_str(), RunStatus::InDoubt));
-        return Ok(context.output.line(&Nothing::of(run, "a step is in doubt, and a person must decide"))?);
+        return Ok(context.output.line(&Nothing::of(run, "a step is in doubt, and needs a decision"))?);
     }
     let text = format!(
-        "Run {run} is left as it is, because a step is in doubt: `waypost why {run}` says which; then decide: \
+        "Run {run} is unchanged, because a step is in doubt: see `waypost why {run}`, then decide: \
          `waypost resume {run} --treat-as done`, or `--treat-as retry`"
     );
     context.output.warn(&context.with_store(&text));
@@ -346,7 +346,7 @@ impl Prepared {
             params = setting.over(&chosen.workflow, frozen.params.clone())?;
         }
         if params.is_none() && !args.set.is_empty() {
-            context.output.note("The params are as asked for already.");
+            context.output.note("The params already have these values.");
         }
         Ok(Self { run: run.clone(), frozen, chosen, local, timeout, params, choices, decides_first })
     }
@@ -494,18 +494,17 @@ pub(super) async fn passed_budget(
 
 /// Refuses to resume if the log proves lost checkpoints: finished steps would rerun unasked.
 async fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Error> {
-    let Some(told) = run_status::logged_and_lost(store, snapshot).await else { return Ok(()) };
-    let log = store.folder(&told.run).expect("a log stands in a folder").join("events.jsonl");
-    Err(Error::Behind { newest: snapshot.newest().header().reference(), told, log })
+    let Some(logged) = run_status::logged_and_lost(store, snapshot).await else { return Ok(()) };
+    let log = store.folder(&logged.run).expect("a log stands in a folder").join("events.jsonl");
+    Err(Error::Behind { newest: snapshot.newest().header().reference(), logged, log })
 }
 
 /// Returns why an item cannot be retried: its step restarts after a change.
 fn begun_anew(branch: &BranchPath) -> Error {
     let opener = branch.opened_by().map_or_else(|| branch.to_string(), |(step, _)| step.to_string());
-    let message = format!(
-        "`--retry-failed` does not go together with what has changed: `{opener}` begins anew, with all its items"
-    );
-    Error::usage(message, "leave `--retry-failed` out: what failed is done again with the others")
+    let message =
+        format!("cannot combine `--retry-failed` with this change: `{opener}` restarts with all its items");
+    Error::usage(message, "omit `--retry-failed`: failed items rerun with all others")
 }
 
 /// Warns of declared variables with other values than at the creation of the run.
@@ -519,7 +518,7 @@ fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflo
     if !names.is_empty() {
         context
             .output
-            .warn(&format!("the environment differs from when the run was made: {}", names.join(", ")));
+            .warn(&format!("environment variables changed since the run was created: {}", names.join(", ")));
     }
 }
 
@@ -527,8 +526,8 @@ fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflo
 fn from_step(workflow: &Workflow, text: &str) -> Result<ResumeFrom, Error> {
     let StepRef { branch, step } = StepRef::parse(text);
     let Some(step) = step else {
-        let hint = format!("write {text}/STEP: the step on it to go on from");
-        return Err(Error::usage(format!("`{text}` names a branch, and no step of it"), hint));
+        let hint = format!("name a step on the branch: {text}/STEP");
+        return Err(Error::usage(format!("`{text}` is a branch, not a step"), hint));
     };
     match branch.filter(|branch| !branch.is_main()) {
         // Only the run knows the steps of included files.

@@ -187,7 +187,7 @@ pub(super) fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> R
     if let Some((name, _)) = told.next() {
         let name = program.mask().mask_str(name);
         let message = format!("label `{name}` contains a secret");
-        return Err(Error::usage(message, "labels are recorded; choose another"));
+        return Err(Error::usage(message, "labels are recorded; choose another value"));
     }
     let text = record.definition.text.as_deref().unwrap_or_default();
     let places = [
@@ -205,7 +205,7 @@ pub(super) fn refuse_secrets(program: &WorkflowProgram, record: &RunRecord) -> R
                 Some((name, _)) => format!("{what} contains secret `{name}`"),
                 None => format!("{what} contains a secret"),
             },
-            "it is recorded as it is; take the secret from the environment of the step",
+            "the value is recorded unmasked; pass the secret through the environment of the step",
         )),
         None => Ok(()),
     }
@@ -285,7 +285,7 @@ fn dry_run(
     let stops = until.map(|until| resume::stop_after(&mut plan, &shape, until)).transpose()?;
     super::plan::print(context, id.map(RunId::as_str), &plan, Vec::new())?;
     stops.iter().for_each(|note| context.output.note(note));
-    context.output.note("Nothing was run, as asked.");
+    context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)
 }
 
@@ -338,8 +338,8 @@ async fn refuse_other(
         return Ok(());
     }
     Err(Error::usage(
-        format!("run {id} was made otherwise: {}", differs.join("; ")),
-        format!("`waypost resume {id}` goes on with it as it was made; another `--id` makes another run"),
+        format!("cannot resume run {id}: its settings differ: {}", differs.join("; ")),
+        format!("`waypost resume {id}` keeps the settings of the run; another `--id` creates a new run"),
     ))
 }
 
@@ -357,7 +357,7 @@ fn differences(
             here if here.as_os_str().is_empty() => "this folder".to_owned(),
             path => path.display().to_string(),
         },
-        None => "a place that is not known".to_owned(),
+        None => "an unknown place".to_owned(),
     };
     if here(&args.file) != made.path {
         differs.push(format!("from {}, not {}", there(&made.path), args.file.display()));
@@ -373,7 +373,7 @@ fn differences(
                 differs.push(format!("param `{name}` is {before}, not {value}"));
             }
             None if args.params.iter().any(|(given, _)| given == name) => {
-                differs.push(format!("it has no param `{name}`"));
+                differs.push(format!("param `{name}` is not set in the run"));
             }
             _ => {}
         }
@@ -396,7 +396,7 @@ fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
     }
     Err(Error::usage(
         format!("{} is not a folder", folder.display()),
-        "name the folder for the steps with `--dir`",
+        "name the folder of the steps with `--dir`",
     ))
 }
 
@@ -443,7 +443,10 @@ pub(super) async fn free_id(store: &dyn Store, workflow: &str) -> Result<RunId, 
             return Ok(id);
         }
     }
-    Err(Error::usage(format!("cannot find a free name for a run of `{workflow}`"), "name it with `--id`"))
+    Err(Error::usage(
+        format!("cannot find an unused name for a run of `{workflow}`"),
+        "choose a name with `--id`",
+    ))
 }
 
 /// Returns the name of a store found by search and not next to the workflow file.
@@ -474,7 +477,8 @@ async fn tell_of_others(
     for RunSummary { run, status, .. } in store.runs(&query).await?.runs {
         if status == RunStatus::Running {
             context.output.warn(&format!(
-                "Run {run} of the same file is running, and uses the same files. To see its output: waypost logs {run} -f{words}"
+                "Run {run} of the same file is running, and shares its files. To see its output: waypost \
+                 logs {run} -f{words}"
             ));
             continue;
         }

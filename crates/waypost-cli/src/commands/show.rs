@@ -74,7 +74,8 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     for damage in shown.snapshot.damaged() {
         let at = crate::run::reference::damaged_reference(&run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
-        let text = format!("checkpoint {at} is {what} and was passed over; `waypost verify {run}` says more");
+        let text =
+            format!("checkpoint {at} is {what}, an older one is used; `waypost verify {run}` shows details");
         context.output.warn(&context.with_store(&text));
     }
     for damage in shown.damaged_before() {
@@ -82,12 +83,14 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     }
     if shown.at.is_some() && shown.branches.iter().any(Branch::is_without_state) {
         context.output.note(
-            "The state of this checkpoint is not kept any more: its steps are shown by what its header tells, and those before it.",
+            "The state of this checkpoint was dropped by retention: the steps are shown from record \
+             headers only.",
         );
     }
-    if let Some(told) = &shown.lost {
+    if let Some(logged) = &shown.lost {
         let text = format!(
-            "the log tells of checkpoint {told}, which the store does not have; `waypost verify {run}` says more"
+            "checkpoint {logged} is in the event log, but not in the store; `waypost verify {run}` shows \
+             details"
         );
         context.output.warn(&context.with_store(&text));
     }
@@ -104,7 +107,7 @@ pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
     let at = crate::run::reference::damaged_reference(&damage.run, damage);
     let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
     let text = format!(
-        "checkpoint {at} is {what}, and what it alone told is not shown; `waypost verify {}` says more",
+        "checkpoint {at} is {what}, its contents are not shown; `waypost verify {}` shows details",
         damage.run
     );
     context.output.warn(&context.with_store(&text));
@@ -417,11 +420,14 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     if entry.summary.summary.lost > 0 {
         fact(
             "lost",
-            &format!("{} checkpoints could not be written, which was tolerated", entry.summary.summary.lost),
+            &format!(
+                "{} checkpoints could not be written, within the tolerated failures",
+                entry.summary.summary.lost
+            ),
         );
     }
     if frozen.durability == waypost::record::Durability::Async {
-        fact("durability", "async: a power cut may lose the last moments");
+        fact("durability", "async: a power cut may lose the last seconds");
     }
     fact("params", &pairs(&view.params));
     fact("usage", &view.usage.as_ref().map(used).unwrap_or_default());
@@ -448,13 +454,14 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     let undoing = undo::to_finish(&facts.snapshot).filter(|_| facts.at.is_none());
     if let Some(line) = undoing.filter(|_| view.status != RunStatus::Running) {
         let words = context.store_words();
-        let _ = write!(text, "\nWhat its steps did is being undone. Go on with: {line}{words}\n");
+        let _ = write!(text, "\nThe undo of its steps is not finished. Continue with: {line}{words}\n");
     } else if view.status == RunStatus::InDoubt {
-        let _ = write!(text, "\nA person must decide: waypost why {}{}\n", view.run, context.store_words());
+        let _ =
+            write!(text, "\nA step needs a decision: waypost why {}{}\n", view.run, context.store_words());
     } else if facts.goes_on() && frozen.settings.contains_key(SCRIPT) {
-        text.push_str("\nTo go on, call the script again.\n");
+        text.push_str("\nTo resume, call the script again.\n");
     } else if facts.goes_on() && facts.has_something_to_do(&view.waiting, context.now()) {
-        let _ = write!(text, "\nGo on with: waypost resume {}{}\n", view.run, context.store_words());
+        let _ = write!(text, "\nResume with: waypost resume {}{}\n", view.run, context.store_words());
     }
     text
 }
@@ -534,7 +541,7 @@ fn failure(context: &Context, run: &str, step: &StepView) -> String {
     let Some(error) = &step.error else { return String::new() };
     let headline = match step.holds_up {
         true => output.paint.red(&format!("step {} failed:", step.id)),
-        false => output.paint.yellow(&format!("step {} failed, which the workflow tolerates:", step.id)),
+        false => output.paint.yellow(&format!("step {} failed, tolerated by the workflow:", step.id)),
     };
     let mut text = format!("{headline} {}\n", shown(&error.message));
     for cause in &error.causes {

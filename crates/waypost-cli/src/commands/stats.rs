@@ -53,11 +53,11 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<Exit, Er
     view.workflows = workflows.into_iter().map(|(name, counted)| counted.view(name)).collect();
     view.database_bytes = database_bytes(store.as_ref());
     for run in &view.damaged {
-        context.output.warn(&format!("run {} is not counted: {}", run.run, run.error));
+        context.output.warn(&format!("not counted: run {}: {}", run.run, run.error));
     }
     if view.runs == 0 && view.damaged.is_empty() {
         let filtered = args.workflow.is_some() || args.since.is_some();
-        let why = if filtered { "no run of the store is as asked for" } else { "the store has no runs" };
+        let why = if filtered { "no run of the store matches" } else { "the store has no runs" };
         return nothing(context, &view, why);
     }
     if context.output.json {
@@ -176,7 +176,7 @@ fn told(context: &Context, view: &StatsView) -> String {
         ),
         ("records", size::shown(view.bytes)),
         ("database", view.database_bytes.map(size::shown).unwrap_or_default()),
-        ("time", format!("{} from begin to last checkpoint, all runs together", lasted(view.elapsed_ms))),
+        ("time", format!("{} from start to last checkpoint, total of all runs", lasted(view.elapsed_ms))),
         ("first begun", view.first_started_at.map(time::utc).unwrap_or_default()),
         ("last change", view.last_changed_at.map(|at| time::ago(at, now)).unwrap_or_default()),
     ];

@@ -31,7 +31,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     };
     let began = Instant::now();
     if holder.is_gone() {
-        let note = format!("{holder} is dead: waiting for its supervisor to end what it left.");
+        let note = format!("{holder} is dead: waiting for its supervisor to end the remaining processes.");
         context.output.note(&first_upper(&note));
         let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
         return told(context, &run, status, false);
@@ -41,7 +41,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     context.output.note(&format!("Asked {holder} to stop."));
     let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
     if store.run(&run).await?.record.record().settings.contains_key(SCRIPT) && !context.output.json {
-        let told = format!("Run {run} has stopped ({}); to go on, call the script again", status.name());
+        let told = format!("Run {run} stopped ({}); to resume, call the script again", status.name());
         context.output.answer(&told)?;
         return Ok(Exit::Done);
     }
@@ -111,10 +111,10 @@ fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Res
         return Ok(Exit::Done);
     }
     let next = if status.is_resumable() {
-        format!("; go on with: waypost resume {run}{}", context.store_words())
+        format!("; resume with: waypost resume {run}{}", context.store_words())
     } else {
         String::new()
     };
-    context.output.answer(&format!("Run {run} has stopped ({}){next}", status.name()))?;
+    context.output.answer(&format!("Run {run} stopped ({}){next}", status.name()))?;
     Ok(Exit::Done)
 }

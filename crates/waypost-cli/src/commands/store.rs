@@ -24,8 +24,8 @@ pub(crate) async fn store(context: &Context, command: StoreCommand) -> Result<Ex
 async fn init(context: &Context) -> Result<Exit, Error> {
     if store_location::is_memory(context.store_given().0) {
         return Err(Error::usage(
-            "a store in memory ends with this command",
-            "name one that lasts: `sqlite:PATH` or `file:DIR`",
+            "cannot create a store in memory: it would end with this command",
+            "name a store on disk: `sqlite:PATH` or `file:DIR`",
         ));
     }
     let (store, made) = match context.store(None, Access::Read) {
@@ -42,7 +42,7 @@ async fn init(context: &Context) -> Result<Exit, Error> {
     } else if made {
         context.output.answer(&format!("Made store {}", crate::output::shown(&name)))?;
     } else {
-        context.output.note(&format!("Nothing to make, because store {name} is there already."));
+        context.output.note(&format!("Nothing to create, because store {name} already exists."));
     }
     Ok(Exit::Done)
 }
@@ -76,14 +76,15 @@ fn upgraded(context: &Context, store: String, versions: Option<(u32, u32)>) -> R
     }
     match versions {
         Some((before, after)) if changed => context.output.answer(&format!(
-            "Upgraded {store} from version {before} to {after}; the old one is kept beside it, as `.v{before}-N.backup`"
+            "Upgraded {store} from version {before} to {after}; the backup is beside the store, as \
+             `.v{before}-N.backup`"
         ))?,
         Some((_, after)) => context.output.note(&format!(
-            "Nothing to upgrade, because store {store} has version {after}, the newest that this program knows."
+            "Nothing to upgrade, because store {store} has version {after}, the newest version supported."
         )),
-        None => context.output.note(&format!(
-            "Nothing to upgrade, because store {store} is of a kind that has had one version only."
-        )),
+        None => context
+            .output
+            .note(&format!("Nothing to upgrade, because store {store} is of a kind with a single version.")),
     }
     Ok(Exit::Done)
 }
@@ -138,8 +139,8 @@ async fn check(context: &Context) -> Result<Exit, Error> {
     if view.newer > 0 {
         context.output.warn(&format!("{} of the runs can only be checked by a newer version", view.newer));
     }
-    let verdict = if sound { "agrees with itself" } else { "does not agree with itself" };
-    let text = format!("Store {}{version}: what it keeps of {counted} {verdict}", view.store);
+    let verdict = if sound { "is consistent" } else { "is not consistent" };
+    let text = format!("Store {}{version}: the derived data of {counted} {verdict}", view.store);
     context.output.answer(&text)?;
     context.output.note(&context.with_store("`waypost verify --all` checks every byte of every checkpoint."));
     Ok(exit)

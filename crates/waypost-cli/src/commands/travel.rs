@@ -39,19 +39,19 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
         },
         (Some(_), Some(_)) => {
             return Err(Error::usage(
-                format!("`{}` names a checkpoint already", args.checkpoint),
-                format!("write `waypost rollback {run} --to verified`, or leave `--to` out"),
+                format!("cannot use `--to` with checkpoint `{}`", args.checkpoint),
+                format!("`waypost rollback {run} --to verified`, or omit `--to`"),
             ));
         }
         (None, Some(checkpoint)) => checkpoint,
         (None, None) => {
             return Err(Error::usage(
-                format!("`{}` names no checkpoint to go back to", args.checkpoint),
-                format!("write {run}@SEQ; `waypost checkpoints {run}` lists them"),
+                format!("`{}` does not name a checkpoint", args.checkpoint),
+                format!("name {run}@SEQ; `waypost checkpoints {run}` lists the checkpoints"),
             ));
         }
     };
-    on_main(&CheckpointRef { run: run.clone(), branch: branch.clone(), seq }, "goes back on")?;
+    on_main(&CheckpointRef { run: run.clone(), branch: branch.clone(), seq }, "cannot roll back to")?;
     // Check that the checkpoint exists before anything is locked.
     let target = store.load(&run, &branch, seq).await?;
     refuse_without_state(&target)?;
@@ -79,8 +79,8 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     }
     super::plan::show(context, Some(run.as_str()), &plan, Vec::new())?;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
-    let next = format!("Go on with: waypost resume {run}{}", context.store_words());
-    context.output.answer(&format!("Run {run} stands where it stood at {to}: {done}.\n{next}"))?;
+    let next = format!("Resume with: waypost resume {run}{}", context.store_words());
+    context.output.answer(&format!("Rolled back run {run} to {to}: {done}.\n{next}"))?;
     Ok(Exit::Done)
 }
 
@@ -119,7 +119,7 @@ async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Er
                 &record,
                 &unknown,
                 "could not be checked",
-                "see to it that it can be checked",
+                "restore access to the files or services of the evidence, and try again",
             ));
         }
         if current_evidence::doubted(&look, false).is_none() {
@@ -127,9 +127,10 @@ async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Er
         }
     }
     Err(Error::not_found(
-        format!("checkpoint of run {run} whose evidence holds"),
+        format!("checkpoint of run {run} with valid evidence"),
         format!(
-            "`waypost resume {run} --restart` starts it over; `waypost rollback {run}@SEQ --redo` has steps run again"
+            "`waypost resume {run} --restart` starts over; `waypost rollback {run}@SEQ --redo` reruns the \
+             steps with failed evidence"
         ),
     ))
 }
@@ -148,7 +149,7 @@ async fn refuse_unverified(store: &Arc<dyn Store>, target: &Record, redo: bool) 
             target,
             &unknown,
             "could not be checked",
-            "see to it that it can be checked",
+            "restore access to the files or services of the evidence, and try again",
         ));
     }
     match current_evidence::doubted(&look, false).filter(|_| !redo) {
@@ -156,8 +157,9 @@ async fn refuse_unverified(store: &Arc<dyn Store>, target: &Record, redo: bool) 
         Some(failed) => Err(not_verified(
             target,
             &failed,
-            "does not hold any more",
-            "`--redo` goes back, and has those steps run again; `--to verified` finds a checkpoint where all of it holds",
+            "no longer holds",
+            "`--redo` rolls back and reruns those steps; `--to verified` finds a checkpoint with valid \
+             evidence",
         )),
     }
 }
@@ -179,9 +181,9 @@ fn of_evidence_there(error: Error, from: &CheckpointRef) -> Error {
         return error;
     }
     let named = questions.iter().map(|question| format!("step `{}`: {}", question.step, question.cause));
-    let why = format!("is not to be gone on from in a new run: {}", named.collect::<Vec<_>>().join("; "));
+    let why = format!("does not allow a fork: {}", named.collect::<Vec<_>>().join("; "));
     let hint = format!(
-        "put right what that is about, or have those steps run again in the run itself: `waypost rollback {from} --redo`"
+        "restore the evidence, or rerun those steps in the run itself: `waypost rollback {from} --redo`"
     );
     Error::Unverified { at: from.to_string(), why, hint }
 }
@@ -212,10 +214,8 @@ async fn stands_there(
         return Ok(Exit::Done);
     }
     let run = &at.run;
-    context
-        .output
-        .answer(&format!("Nothing to do for run {run}, because it stands where it stood at {to} already."))?;
-    context.output.note(&format!("Go on with: waypost resume {run}{}", context.store_words()));
+    context.output.answer(&format!("Nothing to do for run {run}, because it is already at {to}."))?;
+    context.output.note(&format!("Resume with: waypost resume {run}{}", context.store_words()));
     Ok(Exit::Done)
 }
 
@@ -231,7 +231,7 @@ fn refuse_without_state(record: &Record) -> Result<(), RunError> {
 pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
-    on_main(&from, "is forked from")?;
+    on_main(&from, "cannot fork from")?;
     // Check that the checkpoint exists before any message.
     let begin = store.load(&from.run, &from.branch, from.seq).await?;
     refuse_without_state(&begin)?;
@@ -310,8 +310,8 @@ fn first_step(workflow: &Workflow, text: &str) -> Result<StepId, Error> {
     });
     if let Some(opener) = opener {
         return Err(Error::usage(
-            format!("a fork begins with a step of the workflow's own list, and `{text}` is in a branch"),
-            format!("`--from {opener}` runs the step again that opened the branch"),
+            format!("cannot start the fork at `{text}`: it is a step of another branch"),
+            format!("`--from {opener}` reruns the step of the main branch that opened the branch"),
         ));
     }
     let step = step.unwrap_or_else(|| text.to_owned());
@@ -323,8 +323,8 @@ fn first_step(workflow: &Workflow, text: &str) -> Result<StepId, Error> {
 fn param_was_read(from: &CheckpointRef, read: &ReadParam) -> Error {
     let ReadParam { step, param } = read;
     Error::usage(
-        format!("param `{param}` was read by step {step}, which is not done again"),
-        format!("`waypost fork {from} --from {step} -p {param}=…` runs it and what needs it again"),
+        format!("cannot change param `{param}`: step {step} has read it, and does not rerun"),
+        format!("`waypost fork {from} --from {step} -p {param}=…` reruns the step and all steps downstream"),
     )
 }
 
@@ -340,7 +340,7 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
         return Ok(Exit::Done);
     }
     if differences.is_empty() {
-        context.output.answer(&format!("The states of {before} and {after} are the same."))?;
+        context.output.answer(&format!("The states of {before} and {after} are equal."))?;
     }
     for difference in &differences {
         context.output.answer(&crate::output::shown(&difference.to_string()))?;
@@ -368,14 +368,19 @@ pub(super) fn on_main(at: &CheckpointRef, does: &str) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::usage(
-        format!("a run {does} its main branch, and `{branch}` is another"),
-        format!("name a checkpoint such as {run}@3; `waypost checkpoints {run} --branch main` lists them"),
+        format!(
+            "{does} a checkpoint of branch `{branch}`: only checkpoints of the main branch are supported"
+        ),
+        format!(
+            "name a checkpoint such as {run}@3; `waypost checkpoints {run} --branch main` lists the \
+             checkpoints"
+        ),
     ))
 }
 
 async fn state(store: &dyn Store, at: &CheckpointRef) -> Result<Value, Error> {
     let record = store.load(&at.run, &at.branch, at.seq).await?;
     let gone = |why: &str| RunError::NoState { at: at.to_string(), why: why.to_owned() };
-    let bytes = record.state_bytes().ok_or_else(|| gone("it is not kept any more"))?;
-    serde_json::from_slice(bytes).map_err(|_| gone("it is no JSON: another program wrote it").into())
+    let bytes = record.state_bytes().ok_or_else(|| gone("retention dropped its state"))?;
+    serde_json::from_slice(bytes).map_err(|_| gone("it is not JSON: another program wrote it").into())
 }

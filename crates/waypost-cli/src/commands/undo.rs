@@ -27,7 +27,7 @@ pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
 /// Returns a message about an undo in progress, with the command to finish it; `None` without one.
 pub(crate) fn unfinished(snapshot: &Snapshot) -> Option<String> {
     let line = to_finish(snapshot)?;
-    Some(format!("what its steps did is being undone; a resume stops until that is finished: `{line}`"))
+    Some(format!("the undo of its steps is not finished; a resume stops until then: `{line}`"))
 }
 
 /// Runs the undo commands of the steps finished after record `to` of the main branch, newest first, and
@@ -51,7 +51,7 @@ pub(super) async fn undo_behind(
         if *is_undone {
             context.output.note(&format!("Undid step {step}{on}."));
         } else {
-            context.output.note(&format!("Step {step}{on} has no `undo`, and is left as it is."));
+            context.output.note(&format!("Step {step}{on} has no `undo`, and its effects remain."));
         }
         let (step, branch) = (step.to_string(), branch.to_string());
         views.push(UndoneView { step, branch, undone: *is_undone });

@@ -56,7 +56,7 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
     context.output.answer(&told(&context.output, &view))?;
     match recorded {
         Some(at) => context.output.note(&format!("Recorded as {at}.")),
-        None if args.record => context.output.note("Nothing to record, because no evidence was looked at."),
+        None if args.record => context.output.note("Nothing to record, because no evidence was checked."),
         None => {}
     }
     Ok(exit)
@@ -256,7 +256,7 @@ fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
     view.checkpoints.retain(|checkpoint| checkpoint.reference == name);
     view.errors.clear();
     let Some(checkpoint) = view.checkpoints.first() else {
-        let hint = format!("see its checkpoints: `waypost checkpoints {}`", at.run);
+        let hint = format!("`waypost checkpoints {}` lists the checkpoints", at.run);
         return Err(Error::not_found(format!("checkpoint {name}"), hint));
     };
     view.sound = checkpoint.sound;
@@ -293,17 +293,16 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
     errors.extend(store.inspect(Some(run)).await?);
     // Its other errors were found above.
     if let Ok(snapshot) = Snapshot::read(store, run).await {
-        if let Some(told) = run_status::logged_and_lost(store, &snapshot).await {
-            errors.push(format!("its log tells of checkpoint {told}, which is not there"));
+        if let Some(logged) = run_status::logged_and_lost(store, &snapshot).await {
+            errors.push(format!("its event log names checkpoint {logged}, which is missing"));
         }
         if snapshot.is_overstated() && snapshot.damaged().next().is_none() {
-            let told = snapshot.entry.summary.summary.status.name();
-            errors
-                .push(format!("the store says that it is {told}, its newest checkpoint says that it is not"));
+            let status = snapshot.entry.summary.summary.status.name();
+            errors.push(format!("status `{status}` in the store does not match the newest checkpoint"));
         }
     }
     if branches.values().all(|chain| chain.checkpoints.is_empty()) {
-        errors.push("it has no checkpoints".to_owned());
+        errors.push("the run has no checkpoints".to_owned());
     }
     let mut checkpoints = Vec::new();
     for branch in &order {
@@ -315,7 +314,7 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
         }
     }
     for branch in order {
-        let chain = branches.remove(&branch).expect("every branch of the order was just made");
+        let chain = branches.remove(&branch).expect("every branch has a chain");
         let newest = chain.newest_without_state();
         let is_newest = match newest {
             Some(_) => is_newest(store, run, &branch, chain.last.map_or(0, |(seq, _)| seq)).await?,
@@ -419,32 +418,31 @@ impl Chain {
         let header = record.header();
         let repair = header.reason == Reason::Repair;
         if header.basis.is_some_and(|basis| basis >= header.seq) {
-            return Some(format!("it continues @{}, which comes after it", header.basis.unwrap_or_default()));
+            return Some(format!("its basis @{} is not older", header.basis.unwrap_or_default()));
         }
         if let Some(recorded) = header.root
             && root.is_some_and(|root| root != recorded)
         {
-            return Some(format!("its run record had digest {recorded} and has another now"));
+            return Some(format!("its run record had digest {recorded}, and has another digest now"));
         }
         let Some((seq, digest)) = self.last else {
             let first = header.seq == 1 && header.prev.is_none();
-            return (!first && !repair && !self.broken)
-                .then(|| "the records before it are missing".to_owned());
+            return (!first && !repair && !self.broken).then(|| "the records before are missing".to_owned());
         };
         // After damage was moved to quarantine, a repair links to the newest sound record before the gap.
         if header.prev != Some(digest) && (repair || !self.broken) {
             let prev = header.prev.map_or_else(|| "nothing".to_owned(), |prev| prev.to_string());
-            return Some(format!("it continues {prev}, the record before it has digest {digest}"));
+            return Some(format!("its prev is {prev}, but the record before has digest {digest}"));
         }
         let gap = header.seq != seq + 1;
-        (gap && !repair && !self.broken).then(|| format!("the records between @{seq} and it are missing"))
+        (gap && !repair && !self.broken).then(|| format!("the records from @{seq} to here are missing"))
     }
 
     async fn body_error(&mut self, store: &dyn Store, record: &Record) -> Result<Option<String>, Error> {
         let header = record.header();
         match store.load(&header.run, &header.branch, header.seq).await {
             Ok(loaded) if loaded.digest() != record.digest() => {
-                Ok(Some("it is read in two versions".to_owned()))
+                Ok(Some("two reads returned different bytes".to_owned()))
             }
             Ok(loaded) => {
                 if header.body.is_some() && loaded.body_bytes().is_none() {
@@ -468,7 +466,7 @@ impl Chain {
         if let Some(lost) = lost {
             let checkpoint = &mut self.checkpoints[lost];
             checkpoint.sound = false;
-            checkpoint.error = Some("its state is missing".to_owned());
+            checkpoint.error = Some("the state is missing".to_owned());
         }
         self.checkpoints
     }
@@ -536,9 +534,8 @@ fn told(output: &Output, view: &VerifiedRunView) -> String {
     let damaged: Vec<&VerifiedView> =
         view.checkpoints.iter().filter(|checkpoint| !checkpoint.sound).collect();
     if view.sound {
-        let checkpoints = if total == 1 { "its checkpoint is" } else { "all its checkpoints are" };
-        let sound =
-            format!("{}: {} ({checkpoints} as written: {total})", view.run, output.paint.green("sound"));
+        let checkpoints = if total == 1 { "checkpoint" } else { "checkpoints" };
+        let sound = format!("{}: {} ({total} {checkpoints} intact)", view.run, output.paint.green("sound"));
         return sound + &told_of_evidence(output, view);
     }
     let mut text = format!("{}: {}\n", view.run, output.paint.red("DAMAGED"));
@@ -546,7 +543,7 @@ fn told(output: &Output, view: &VerifiedRunView) -> String {
         text.push_str(&format!("  {error}\n"));
     }
     for checkpoint in &damaged {
-        let error = checkpoint.error.as_deref().unwrap_or("it is not as written");
+        let error = checkpoint.error.as_deref().unwrap_or("the bytes differ from the digest");
         text.push_str(&format!("  {}: {error}\n", checkpoint.reference));
     }
     text.push_str(&format!("  {} of {total} checkpoints are sound", total - damaged.len()));

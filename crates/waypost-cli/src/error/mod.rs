@@ -55,19 +55,19 @@ pub(crate) enum Error {
         more: bool,
     },
     /// The search found no store.
-    #[error("there is no `.waypost` folder in {} or above it", from.display())]
+    #[error("there is no `.waypost` folder in {} or above", from.display())]
     NoStore {
         /// Start of the search.
         from: PathBuf,
     },
     /// The run to archive is damaged. Nothing was written.
-    #[error("run {run} is not sound, and an archive of it would hide that")]
+    #[error("cannot archive run {run}: the run is damaged")]
     Unsound {
         /// The run.
         run: RunId,
     },
     /// The store lost a run.
-    #[error("run {run} has left its log in {}, but the store does not know it: its records are gone", folder.display())]
+    #[error("run {run} has an event log in {}, but no records in the store", folder.display())]
     Lost {
         /// The run.
         run: RunId,
@@ -75,7 +75,7 @@ pub(crate) enum Error {
         folder: PathBuf,
     },
     /// A database without runs.
-    #[error("{} {}", database.display(), if *made { "has no runs yet" } else { "is not there, so there are no runs" })]
+    #[error("{} {}", database.display(), if *made { "has no runs yet" } else { "does not exist" })]
     NoRuns {
         /// The database.
         database: PathBuf,
@@ -93,7 +93,7 @@ pub(crate) enum Error {
         runs: Vec<RunId>,
     },
     /// The file is not a database.
-    #[error("{} is damaged: it is not an SQLite database", .0.display())]
+    #[error("{} is damaged: not an SQLite database", .0.display())]
     NoSqlite(PathBuf),
     /// The path of the store exists, with another type.
     #[error("the store `{store}` is {is}, not {wanted}")]
@@ -108,7 +108,7 @@ pub(crate) enum Error {
         hint: String,
     },
     /// The disk is too full to record a deletion; everything removable without a write was removed.
-    #[error("there is no room even to delete from {}", place.display())]
+    #[error("cannot delete runs in {}: the disk is full", place.display())]
     NoRoom {
         /// The folder with the runs' files.
         place: PathBuf,
@@ -124,10 +124,10 @@ pub(crate) enum Error {
         source: StoreError,
     },
     /// The log of a run names checkpoints that its store lacks.
-    #[error("the log of run {} tells of checkpoint {told}, but its newest is {newest}: checkpoints are lost", told.run)]
+    #[error("event log of run {} has checkpoint {logged}, but the store ends at {newest}: checkpoints are lost", logged.run)]
     Behind {
         /// The last checkpoint in the log.
-        told: CheckpointRef,
+        logged: CheckpointRef,
         /// The newest in the store.
         newest: CheckpointRef,
         /// The log.
@@ -142,10 +142,10 @@ pub(crate) enum Error {
         hint: Option<String>,
     },
     /// The workflow file, or a params file, is invalid; all problems with their places.
-    #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
+    #[error("{} is invalid: {}", .0.path().display(), first_problem(.0))]
     File(Box<FileError>),
     /// The workflow file of a run, or an included file, is invalid now; all problems with their places.
-    #[error("{} is not as it must be: {}", .error.path().display(), first_problem(.error))]
+    #[error("{} is invalid: {}", .error.path().display(), first_problem(.error))]
     NotAdopted {
         /// The run.
         run: RunId,
@@ -153,10 +153,10 @@ pub(crate) enum Error {
         error: Box<FileError>,
     },
     /// A params file is not a map of params; all problems with their places.
-    #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
+    #[error("{} is invalid: {}", .0.path().display(), first_problem(.0))]
     ParamsFile(Box<FileError>),
     /// A configuration file is invalid; all problems with their places.
-    #[error("{} is not as it must be: {}", .0.path().display(), first_problem(.0))]
+    #[error("{} is invalid: {}", .0.path().display(), first_problem(.0))]
     Config(Box<FileError>),
     /// A file is no workflow of another program that can be taken over; what is wrong, with its place.
     #[error("cannot import {}: {}", .0.path().display(), first_problem(.0))]
@@ -165,7 +165,7 @@ pub(crate) enum Error {
     #[error("cannot import {0}")]
     ForeignState(State),
     /// A workflow file that was made does not pass the check: everything that is wrong with it.
-    #[error("what was made of {} is no workflow that can be run: {}", .0.path().display(), first_problem(.0))]
+    #[error("the workflow converted from {} is invalid: {}", .0.path().display(), first_problem(.0))]
     Made(Box<FileError>),
     /// Params do not fit what the workflow declares.
     #[error("{0}")]
@@ -187,7 +187,7 @@ pub(crate) enum Error {
         source: io::Error,
     },
     /// The workflow file changed in finished steps, and the user made no choice.
-    #[error("{} changed in what is finished in run {run}:\n{}", file.display(), diff.join("\n"))]
+    #[error("{} changes finished results of run {run}:\n{}", file.display(), diff.join("\n"))]
     Changed {
         /// The file.
         file: PathBuf,
@@ -200,7 +200,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Import(#[from] LoadError),
     /// A foreign workflow would run commands, and the user has not approved it.
-    #[error("{} holds a workflow of {steps} that runs commands, and nothing of it was run", file.display())]
+    #[error("cannot import {} without `--trust`: it has {steps} with commands", file.display())]
     NotTrusted {
         /// The file.
         file: PathBuf,
@@ -208,7 +208,7 @@ pub(crate) enum Error {
         steps: String,
     },
     /// A store or configuration found by search belongs to another user; it could name programs to run.
-    #[error("{} belongs to {owner}, and is not used", path.display())]
+    #[error("cannot use {}: it belongs to {owner}", path.display())]
     NotOwned {
         /// The folder or file.
         path: PathBuf,
@@ -226,7 +226,7 @@ pub(crate) enum Error {
         hint: String,
     },
     /// Another step must rerun first, as its result is not valid any more.
-    #[error("run {run} cannot work on items again: step `{step}` comes first: {cause}")]
+    #[error("cannot retry items of run {run}: step `{step}` must rerun first: {cause}")]
     Broken {
         /// The run.
         run: RunId,
@@ -236,7 +236,7 @@ pub(crate) enum Error {
         cause: String,
     },
     /// The run has exceeded its budget.
-    #[error("run {run} has passed its budget ({passed}), so that no step of it is started")]
+    #[error("cannot start a step of run {run}: the budget is exceeded ({passed})")]
     Budget {
         /// The run.
         run: RunId,
@@ -247,7 +247,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// A run did not stop in time.
-    #[error("run {run} has not stopped after {waited}: {holder} still has it")]
+    #[error("run {run} did not stop within {waited}: held by {holder}")]
     StillRunning {
         /// The run.
         run: String,
@@ -330,7 +330,7 @@ impl Error {
     pub(crate) fn diagnosis(&self) -> Diagnosis {
         let (code, exit, hint) = match self.kind() {
             (_, exit, _) if exit != Exit::NoResources && is_without_descriptors(self) => {
-                let hint = "too few descriptors (`ulimit -n`): raise that limit and call it again".to_owned();
+                let hint = "raise the limit of descriptors (`ulimit -n`) and repeat the command".to_owned();
                 ("no_resources", Exit::NoResources, Some(hint))
             }
             kind => kind,
@@ -365,36 +365,43 @@ impl Error {
         let hint = |text: &str| Some(text.to_owned());
         match self {
             Self::Usage { hint, .. } => ("usage", Exit::Usage, hint.clone()),
-            Self::Ambiguous { .. } => ("ambiguous", Exit::Usage, hint("give more of the run's name")),
+            Self::Ambiguous { .. } => {
+                ("ambiguous", Exit::Usage, hint("give a longer prefix of the run name"))
+            }
             Self::NoStore { .. } | Self::NoRuns { .. } => (
                 "no_store",
                 Exit::NotFound,
-                hint("name one with `--store`, or begin with `waypost run FILE`"),
+                hint("name a store with `--store`, or create one with `waypost run FILE`"),
             ),
             Self::Unsound { run } => {
-                ("damaged", Exit::Damaged, Some(format!("see what is wrong: `waypost verify {run}`")))
+                ("damaged", Exit::Damaged, Some(format!("`waypost verify {run}` shows the damage")))
             }
             Self::Lost { run, .. } => (
                 "lost",
                 Exit::Damaged,
-                Some(format!("put the store's files back; `waypost delete {run}` removes what is left")),
+                Some(format!(
+                    "restore the files of the store; `waypost delete {run}` deletes the remaining files"
+                )),
             ),
-            Self::LostStore { .. } => {
-                ("lost", Exit::Damaged, hint("put the database back; to begin anew, move what is left away"))
-            }
-            Self::Behind { told, newest, log } => (
+            Self::LostStore { .. } => (
+                "lost",
+                Exit::Damaged,
+                hint("restore the database; to start with an empty store, move the remaining files away"),
+            ),
+            Self::Behind { logged, newest, log } => (
                 "lost",
                 Exit::Damaged,
                 Some(format!(
-                    "put the store's files back; to go on from {newest} all the same, move {} away; `waypost resume {} --restart` starts over",
+                    "restore the files of the store; to continue from {newest} without the lost \
+                     checkpoints, move {} away; `waypost resume {} --restart` starts over",
                     log.display(),
-                    told.run
+                    logged.run
                 )),
             ),
             Self::NoSqlite(_) => (
                 "damaged",
                 Exit::Damaged,
-                hint("keep a copy of it and put a sound one back, or name another store with `--store`"),
+                hint("copy the file, then restore a sound database, or name another store with `--store`"),
             ),
             Self::NoRoom { place, .. } => ("disk_full", Exit::CannotWrite, Some(by_hand(place))),
             Self::OtherKind { hint, .. } => ("wrong_store", Exit::Unreachable, Some(hint.clone())),
@@ -404,28 +411,27 @@ impl Error {
             }
             Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
             Self::File(_) => {
-                ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` shows the places"))
+                ("invalid_workflow", Exit::InvalidWorkflow, hint("`waypost check FILE` lists the problems"))
             }
             Self::NotAdopted { run, .. } => (
                 "invalid_workflow",
                 Exit::InvalidWorkflow,
                 Some(format!(
-                    "put it right, or go on with the run's own copy: `waypost resume {run} --keep-definition`"
+                    "fix the file, or continue with the run's own copy: `waypost resume {run} \
+                     --keep-definition`"
                 )),
             ),
             Self::Config(_) => ("invalid_config", Exit::InvalidWorkflow, None),
             Self::Foreign(_) => (
                 "invalid_workflow",
                 Exit::InvalidWorkflow,
-                hint(
-                    "workflows of Prodigy can be imported; `waypost import ./FILE` takes an exported checkpoint",
-                ),
+                hint("Prodigy workflows are supported; for an exported checkpoint: `waypost import ./FILE`"),
             ),
             Self::ForeignState(state) => ("foreign_state", Exit::InvalidWorkflow, Some(state.hint())),
             Self::Made(_) => (
                 "internal",
                 Exit::Internal,
-                hint("this is a fault of waypost, and no file was made: please tell of it"),
+                hint("this is a bug in waypost, please report it; no file was written"),
             ),
             Self::Params(error) => {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
@@ -434,11 +440,9 @@ impl Error {
             Self::Unreadable { source, .. } | Self::Import(LoadError::Io { source, .. }) => {
                 ("unreadable", Exit::Usage, unreadable(source.kind()))
             }
-            Self::Create { .. } => (
-                "cannot_create",
-                Exit::CannotCreate,
-                hint("see whether its folder is there and can be written"),
-            ),
+            Self::Create { .. } => {
+                ("cannot_create", Exit::CannotCreate, hint("check that the folder exists and is writable"))
+            }
             Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
             Self::Changed { run, file, .. } => {
                 ("changed", Exit::Changed, Some(words::choices_of_change(run, file)))
@@ -446,70 +450,73 @@ impl Error {
             Self::Import(LoadError::NotFound { .. }) => (
                 "not_found",
                 Exit::NotFound,
-                hint("name a file that `waypost export` or `waypost archive` has written"),
+                hint("name a file written by `waypost export` or `waypost archive`"),
             ),
-            Self::Import(LoadError::Corrupt { .. }) => {
-                ("damaged", Exit::Damaged, hint("get another copy of it, or export it again"))
-            }
+            Self::Import(LoadError::Corrupt { .. }) => (
+                "damaged",
+                Exit::Damaged,
+                hint("restore the file from another copy, or export the checkpoint again"),
+            ),
             Self::Import(LoadError::Incompatible { .. }) => {
-                ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
+                ("newer", Exit::Newer, hint("use the version of waypost that wrote the file"))
             }
             Self::NotTrusted { file, .. } => (
                 "not_trusted",
                 Exit::NotTrusted,
                 Some(format!(
-                    "`waypost import {} --show` prints it; `--trust` makes a run of it that goes on with its commands",
+                    "`waypost import {} --show` prints the workflow; `--trust` creates the run and runs \
+                     its commands",
                     crate::format::text::quoted(&file.display().to_string())
                 )),
             ),
             Self::NotOwned { .. } => (
                 "not_owned",
                 Exit::NotTrusted,
-                hint("it may name programs to run: name a store of yours with `--store sqlite:PATH`"),
+                hint("a store can name programs to run: use your own with `--store sqlite:PATH`"),
             ),
             Self::Unverified { hint, .. } => ("evidence_failed", Exit::Evidence, Some(hint.clone())),
             Self::Broken { run, .. } => (
                 "evidence_failed",
                 Exit::Evidence,
-                Some(format!("have it done again with `waypost resume {run}`, and then try the items again")),
+                Some(format!("rerun the step with `waypost resume {run}`, then retry the items")),
             ),
             Self::Budget { run, .. } => (
                 "budget",
                 Exit::Timeout,
                 Some(format!(
-                    "raise `budget` in the workflow file, then: `waypost resume {run}`; `--with FILE` takes another file"
+                    "raise `budget` in the workflow file, then: `waypost resume {run}`; `--with FILE` uses \
+                     another file"
                 )),
             ),
             Self::Program(ProgramError::MissingSecrets(_)) => {
-                ("missing_secret", Exit::Usage, hint("set it in the environment"))
+                ("missing_secret", Exit::Usage, hint("set the variable in the environment"))
             }
             Self::Program(ProgramError::UnknownAgent { agent, .. }) => (
                 "unknown_agent",
                 Exit::Usage,
                 Some(format!(
-                    "say how it is called in `.waypost/config.yaml`: `agents: {{ {agent}: [program, -p, \"${{{{ prompt }}}}\"] }}`"
+                    "configure the agent in `.waypost/config.yaml`: `agents: {{ {agent}: [program, -p, \
+                     \"${{{{ prompt }}}}\"] }}`"
                 )),
             ),
             Self::Program(ProgramError::Mask(_)) => (
                 "secret",
                 Exit::Usage,
-                hint("use a value that can be masked, or take the name out of `secrets`"),
+                hint("use a value that can be masked, or remove the name from `secrets`"),
             ),
             Self::Program(ProgramError::SecretParam { .. }) => (
                 "secret",
                 Exit::Usage,
-                hint("params are recorded: leave it out, and let the step read the variable"),
+                hint("params are recorded: omit the param, and read the variable in the step"),
             ),
             Self::Program(ProgramError::SameKey { .. }) => (
                 "same_key",
                 Exit::Usage,
-                hint(
-                    "name each item once, leave out doubles with `distinct`, or tell one from the other with `key`",
-                ),
+                hint("list each item once, remove duplicates with `distinct`, or set a unique `key`"),
             ),
             Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
             Self::Runtime(error) if lacking_resource(error).is_some() => {
-                let how = |lack| format!("{lack}: raise that limit and call it again");
+                let how = |lack| format!("{lack}: raise that limit and repeat the command");
                 ("no_resources", Exit::NoResources, lacking_resource(error).map(how))
             }
             Self::Program(ProgramError::Shape(_) | ProgramError::Name(_)) | Self::Runtime(_) => {
@@ -518,9 +525,7 @@ impl Error {
             Self::Output(_) => (
                 "cannot_write",
                 Exit::CannotWrite,
-                hint(
-                    "only the answer is missing: what the command did before is done, and recorded if it is of a run",
-                ),
+                hint("the command itself completed; only its answer is missing"),
             ),
             Self::Once(error) => error.kind(),
             Self::Store(error) => of_store(error),

@@ -11,13 +11,13 @@ use crate::exit::Exit;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OnceError {
     /// Neither the option nor the variable is there.
-    #[error("no run is named: a key belongs to a run of a script, and nobody said which")]
+    #[error("cannot find the run of the key: no run is named")]
     NoRun,
     /// The run is none of a script.
-    #[error("run {0} is not one of a script: another program made it")]
+    #[error("cannot use run {0}: it was not created by `waypost once`")]
     OfAnother(RunId),
     /// The run has ended, and has no result for the key.
-    #[error("run {run} has ended, and has no result of `{key}`")]
+    #[error("run {run} is finished, and has no result of `{key}`")]
     Finished {
         /// The run.
         run: RunId,
@@ -25,7 +25,7 @@ pub(crate) enum OnceError {
         key: String,
     },
     /// A command that is remembered calls for another one.
-    #[error("`{outer}` of run {run} is under way around it, and waits for its end")]
+    #[error("cannot start inside `{outer}` of run {run}: `{outer}` holds the lock until its end")]
     Nested {
         /// The run.
         run: RunId,
@@ -33,10 +33,10 @@ pub(crate) enum OnceError {
         outer: String,
     },
     /// The store keeps nothing beside its records.
-    #[error("the store cannot keep what a command prints: it has no folder")]
+    #[error("cannot keep the output of a command: the store has no folder")]
     NoFolder,
     /// Another process does the command of the same key.
-    #[error("`{key}` of run {run} is under way, by {holder}")]
+    #[error("`{key}` of run {run} is running, held by {holder}")]
     UnderWay {
         /// The run.
         run: RunId,
@@ -54,7 +54,7 @@ pub(crate) enum OnceError {
         source: LockError,
     },
     /// The key stands for another command.
-    #[error("`{key}` of run {run} is done, by another command than this one")]
+    #[error("`{key}` of run {run} was finished by another command")]
     Changed {
         /// The run.
         run: RunId,
@@ -62,7 +62,7 @@ pub(crate) enum OnceError {
         key: String,
     },
     /// What was printed is not there any more as it was.
-    #[error("what was printed, `{blob}` of run {run}, is not there any more as it was recorded")]
+    #[error("cannot replay the output: `{blob}` of run {run} is missing or changed")]
     Damaged {
         /// The run.
         run: RunId,
@@ -78,7 +78,7 @@ pub(crate) enum OnceError {
         why: String,
     },
     /// There are too many keys.
-    #[error("run {run} remembers {count} commands, and cannot remember more")]
+    #[error("run {run} has results of {count} commands, the maximum")]
     TooMany {
         /// The run.
         run: RunId,
@@ -86,7 +86,7 @@ pub(crate) enum OnceError {
         count: usize,
     },
     /// The command printed more than is kept.
-    #[error("`{key}` printed more than {max_mib} MiB to one stream, and was ended")]
+    #[error("stopped `{key}`: it printed more than {max_mib} MiB to one stream")]
     TooLarge {
         /// The key.
         key: String,
@@ -100,7 +100,7 @@ pub(crate) enum OnceError {
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// What an earlier process of the run left cannot be ended.
-    #[error("cannot end what an earlier command of run {run} left behind")]
+    #[error("cannot end the remaining processes of an earlier command of run {run}")]
     Leftovers {
         /// The run.
         run: RunId,
@@ -120,55 +120,57 @@ impl OnceError {
             Self::NoRun => (
                 "usage",
                 Exit::Usage,
-                hint(
-                    "put `export WAYPOST_SCRIPT_RUN=name` at the top of the script, or say `--id name`; another name begins anew",
-                ),
+                hint("put `export WAYPOST_SCRIPT_RUN=name` at the top of the script, or give `--id name`"),
             ),
             Self::OfAnother(_) => ("usage", Exit::Usage, hint("name another run")),
             Self::Finished { run, .. } => (
                 "finished",
                 Exit::Usage,
-                Some(format!("name another run to begin anew, or remove this one: `waypost delete {run}`")),
+                Some(format!("name another run to start over, or delete this one: `waypost delete {run}`")),
             ),
             Self::Nested { .. } => (
                 "locked",
                 Exit::Locked,
-                hint("give the inner one a run of its own with `--id`, or leave the outer one away"),
+                hint(
+                    "name another run for the inner command with `--id`, or remove the outer `waypost once`",
+                ),
             ),
             Self::NoFolder => {
-                ("usage", Exit::Usage, hint("name one that lasts: `sqlite:PATH` or `file:DIR`"))
+                ("usage", Exit::Usage, hint("name a store on disk: `sqlite:PATH` or `file:DIR`"))
             }
             Self::UnderWay { .. } => {
-                ("locked", Exit::Locked, hint("wait for its end: call it without `--wait`"))
+                ("locked", Exit::Locked, hint("repeat without `--wait` to wait for its end"))
             }
             Self::Lock { .. } => ("cannot_write", Exit::CannotWrite, None),
             Self::Changed { .. } => (
                 "changed",
                 Exit::Changed,
                 hint(
-                    "`--keep` gives what is remembered all the same, `--redo` runs this command and remembers that; or choose another key",
+                    "`--keep` replays the recorded result, `--redo` runs this command and records its \
+                     result; or choose another key",
                 ),
             ),
             Self::Damaged { .. } => {
-                ("damaged", Exit::Damaged, hint("`--redo` runs the command again and remembers that"))
+                ("damaged", Exit::Damaged, hint("`--redo` reruns the command and records its result"))
             }
             Self::Unreadable { .. } => ("damaged", Exit::Damaged, None),
             Self::TooMany { .. } => (
                 "too_many",
                 Exit::Usage,
-                hint("one command may do more: a loop within it, or a workflow file"),
+                hint("combine commands: use a loop inside one command, or a workflow file"),
             ),
             Self::TooLarge { .. } => {
-                ("too_large", Exit::StepFailed, hint("let the command write to a file, and print little"))
+                ("too_large", Exit::StepFailed, hint("redirect the output of the command to a file"))
             }
             Self::Supervisor(_) => {
-                ("interrupted", Exit::StepFailed, hint("nothing was remembered; call it again"))
+                ("interrupted", Exit::StepFailed, hint("nothing was recorded; repeat the command"))
             }
             // As a shell says it.
             Self::Spawn(SpawnError::CommandNotFound { command }) => {
                 let name = command.to_string_lossy();
                 let help = format!(
-                    "a shell function is no program: `export -f {name}`, then `waypost once KEY -- bash -c {name}`"
+                    "a shell function is not a program: `export -f {name}`, then `waypost once KEY -- bash \
+                     -c {name}`"
                 );
                 let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
                     && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
@@ -183,7 +185,7 @@ impl OnceError {
             Self::Spawn(_) => ("cannot_start", Exit::StepFailed, None),
             Self::Leftovers { .. } => ("cannot_begin", Exit::Internal, None),
             Self::Recorder(recorder::Error::Unfinished { .. }) => {
-                ("unfinished", Exit::Usage, hint("call the script again until all of it is done"))
+                ("unfinished", Exit::Usage, hint("call the script again until every key is finished"))
             }
             Self::Recorder(recorder::Error::Write { .. }) => ("cannot_write", Exit::CannotWrite, None),
             Self::Recorder(recorder::Error::Driven(_)) => ("usage", Exit::Usage, hint("name another run")),

@@ -26,7 +26,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::Serialize { .. } | RunError::Record { .. } => ("internal", Exit::Internal, None),
         RunError::Deserialize { .. } => ("unreadable_state", Exit::Damaged, hint("`--restart` starts over")),
         RunError::Version { .. } => {
-            ("newer_state", Exit::Newer, hint("resume it with the version that wrote it, or a newer one"))
+            ("newer_state", Exit::Newer, hint("resume with the version that wrote the state, or a newer one"))
         }
         RunError::Rejected { .. } => ("rejected", Exit::Usage, None),
         RunError::NoState { at, .. } => ("no_state", Exit::NotFound, Some(other_states(at))),
@@ -37,11 +37,12 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             "in_doubt",
             Exit::InDoubt,
             Some(format!(
-                "look at what the step did, then decide: `waypost resume {run} --treat-as done`{}, or `--treat-as retry`",
+                "check the effects of the step, then decide: `waypost resume {run} --treat-as done`{}, or \
+                 `--treat-as retry`",
                 if questions.iter().all(|one| one.branch.is_main()) {
                     ""
                 } else {
-                    " (with `--retry-failed` if it is on an item that failed)"
+                    " (with `--retry-failed` for a step of a failed item)"
                 }
             )),
         ),
@@ -54,7 +55,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             ("not_undone", exit, Some(undo_choices(run, *to)))
         }
         RunError::NotBegun { run, by } => {
-            ("not_begun", crate::exit::exit_of(by), Some(format!("go on: `waypost resume {run}`")))
+            ("not_begun", crate::exit::exit_of(by), Some(format!("`waypost resume {run}`")))
         }
         RunError::NotMarked { .. } => ("not_marked", Exit::Usage, None),
         RunError::NotEdited { .. } => ("not_edited", Exit::Usage, None),
@@ -62,26 +63,27 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             ("damaged", Exit::Damaged, Some(run_again(run, branch, step)))
         }
         RunError::NotSettled { .. } => {
-            ("not_settled", Exit::Usage, hint("`--treat-as retry` runs it again; `--restart` starts over"))
+            ("not_settled", Exit::Usage, hint("`--treat-as retry` reruns the step; `--restart` starts over"))
         }
         RunError::Cancelled(run) => {
-            ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts it over")))
+            ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts over")))
         }
         RunError::Changed { .. } => (
             "changed",
             Exit::Changed,
             hint(
-                "`--keep-definition` goes on with the run's own copy, `--with FILE` adopts the file, `--restart` starts over",
+                "`--keep-definition` continues with the run's own copy, `--with FILE` adopts the file, \
+                 `--restart` starts over",
             ),
         ),
         RunError::NoSuchWait { run, .. } => {
-            ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` says what it waits for")))
+            ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` lists the waits of the run")))
         }
         RunError::Answered { run, .. } => {
-            ("answered", Exit::Usage, Some(format!("`waypost resume {run}` goes on with that answer")))
+            ("answered", Exit::Usage, Some(format!("`waypost resume {run}` continues with that answer")))
         }
         RunError::Ended { .. } => {
-            ("ended", Exit::Usage, hint("`waypost list --resumable` shows runs that take signals"))
+            ("ended", Exit::Usage, hint("`waypost list --resumable` lists the runs that accept signals"))
         }
         RunError::InvalidName(_) => ("usage", Exit::Usage, None),
         RunError::Unsettled { .. } => ("internal", Exit::Internal, None),
@@ -95,19 +97,17 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
                 format!("{lack}: raise that limit; no step was started, and `waypost resume` resumes the run")
             }),
         ),
-        RunError::Begin(error) if is_full(error) => {
-            ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
-        }
-        RunError::Begin(error) if is_supervisor_lost(error) => (
-            "interrupted",
-            Exit::StepFailed,
-            hint("no step was started; `waypost resume` goes on with the run"),
-        ),
-        RunError::Begin(error) if is_without_scratch(error) => (
-            "cannot_write",
+        RunError::Begin(error) if is_full(error) => (
+            "disk_full",
             Exit::CannotWrite,
-            hint("no step was started; `waypost resume` goes on with the run"),
+            hint("free disk space and resume; acknowledged records are safe"),
         ),
+        RunError::Begin(error) if is_supervisor_lost(error) => {
+            ("interrupted", Exit::StepFailed, hint("no step was started; `waypost resume` resumes the run"))
+        }
+        RunError::Begin(error) if is_without_scratch(error) => {
+            ("cannot_write", Exit::CannotWrite, hint("no step was started; `waypost resume` resumes the run"))
+        }
         RunError::Begin(_) => ("cannot_begin", Exit::Internal, None),
     }
 }
@@ -116,9 +116,9 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
 fn put_right(run: &RunId, questions: &[Decision]) -> String {
     let accept = questions.first().map_or_else(String::new, |Decision { branch, step, .. }| {
         let step = if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") };
-        format!("; or take what is there now: `waypost evidence accept {run} {}`", quoted(&step))
+        format!("; or accept the current evidence: `waypost evidence accept {run} {}`", quoted(&step))
     });
-    format!("put right what stands in the way, then: `waypost resume {run}`{accept}")
+    format!("remove the obstacle, then: `waypost resume {run}`{accept}")
 }
 
 /// Returns the command to rerun a step of the main branch, or the opener of the step's branch.
@@ -126,5 +126,5 @@ fn run_again(run: &RunId, branch: &BranchPath, step: &StepId) -> String {
     let above = std::iter::successors(Some(branch.clone()), BranchPath::parent);
     let opener = above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener);
     let step = opener.as_ref().unwrap_or(step);
-    format!("`waypost resume {run} --from {step}` runs step `{step}` again, and what needs it")
+    format!("`waypost resume {run} --from {step}` reruns step `{step}` and all steps downstream")
 }

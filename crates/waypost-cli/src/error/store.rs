@@ -15,30 +15,33 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::NotFound { .. } => (
             "not_found",
             Exit::NotFound,
-            hint("see what there is: `waypost list`, `waypost checkpoints RUN`"),
+            hint("`waypost list` lists runs, `waypost checkpoints RUN` lists checkpoints"),
         ),
         StoreError::Exists { run } => (
             "exists",
             Exit::Usage,
-            Some(format!("`--or-resume` goes on with it; or look at it: `waypost show {run}`")),
+            Some(format!("`--or-resume` resumes the run; `waypost show {run}` shows the run")),
         ),
         StoreError::Held { holder: Some(holder), .. } if holder.is_gone() => (
             "locked",
             Exit::Locked,
             hint(
-                "that process is dead, and its supervisor still holds the run while it ends what is left: wait a moment; if it was itself stopped, `pgrep -fl 'waypost supervise'` shows it and `kill -CONT` with its number lets it go on",
+                "the process is dead, and its supervisor still ends the remaining processes: wait a \
+                 moment; if the supervisor is suspended, find it with `pgrep -fl 'waypost supervise'` and \
+                 continue it with `kill -CONT`",
             ),
         ),
         StoreError::Held { run, .. } => {
-            ("locked", Exit::Locked, Some(format!("wait for it, or stop it: `waypost stop {run}`")))
+            ("locked", Exit::Locked, Some(format!("wait, or stop the run: `waypost stop {run}`")))
         }
-        StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process goes on with this run")),
+        StoreError::Fenced { .. } => ("fenced", Exit::Locked, hint("another process has resumed this run")),
         StoreError::Conflict { .. } => ("conflict", Exit::Internal, None),
         StoreError::Damaged { older: Some(older), damage } if log_with_record(damage).is_some() => (
             "damaged",
             Exit::Damaged,
             Some(format!(
-                "put the store's newer files back; to go on from {0}@{older} all the same, move {1} away; `waypost resume {0} --restart` starts over",
+                "restore the newer files of the store; to continue from {0}@{older} without them, move {1} \
+                 away; `waypost resume {0} --restart` starts over",
                 damage.run,
                 log_with_record(damage).unwrap_or_default()
             )),
@@ -46,20 +49,20 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::Damaged { damage, .. } if log_with_record(damage).is_some() => (
             "lost",
             Exit::Damaged,
-            hint("put the store's files back, or move that folder away to begin anew"),
+            hint("restore the files of the store, or move that folder away to start over"),
         ),
         StoreError::Damaged { damage, .. } if damage.seq == 0 => (
             "damaged",
             Exit::Damaged,
-            hint(
-                "neither of its two copies can be read: `waypost run FILE` begins another run, with another id",
-            ),
+            hint("both copies are unreadable: `waypost run FILE` starts another run, with another id"),
         ),
         StoreError::Damaged { older: Some(_), damage } if damage.flaw == Flaw::Missing => (
             "damaged",
             Exit::Damaged,
             Some(format!(
-                "`waypost verify {0}` shows what is missing: put it back; `waypost resume {0} --from STEP` runs a step and what needs it again; `waypost resume {0} --restart` starts over",
+                "`waypost verify {0}` shows the missing checkpoints: restore them; `waypost resume {0} \
+                 --from STEP` reruns a step and all steps downstream; `waypost resume {0} --restart` \
+                 starts over",
                 damage.run
             )),
         ),
@@ -67,7 +70,8 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             "damaged",
             Exit::Damaged,
             Some(format!(
-                "`waypost verify {0}` shows what is sound; `waypost resume {0} --from STEP` runs the step of that checkpoint again",
+                "`waypost verify {0}` lists the sound checkpoints; `waypost resume {0} --from STEP` reruns \
+                 the step of this checkpoint",
                 damage.run
             )),
         ),
@@ -75,28 +79,34 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             "damaged",
             Exit::Damaged,
             Some(format!(
-                "nothing sound is left there; `waypost resume {} --restart` starts over",
+                "no sound checkpoint is left on the branch; `waypost resume {} --restart` starts over",
                 damage.run
             )),
         ),
         StoreError::Version { found, supported, .. } if found < supported => (
             "older",
             Exit::Newer,
-            hint("move the store away, say to `.waypost.old`, and start its runs again: no release wrote it"),
+            hint(
+                "no release wrote this version: move the store away, for example to `.waypost.old`, and \
+                 start its runs again",
+            ),
         ),
         StoreError::Version { .. } => {
-            ("newer", Exit::Newer, hint("use the version of waypost that wrote it"))
+            ("newer", Exit::Newer, hint("use the version of waypost that wrote the store"))
         }
         // Invalid input from a user: a cursor, a label, or a file that is not a store.
         StoreError::Invalid(_) => ("invalid", Exit::Usage, None),
-        StoreError::Full { .. } => {
-            ("disk_full", Exit::CannotWrite, hint("make room and resume; what was acknowledged is safe"))
-        }
+        StoreError::Full { .. } => (
+            "disk_full",
+            Exit::CannotWrite,
+            hint("free disk space and resume; acknowledged records are safe"),
+        ),
         StoreError::Create { .. } => (
             "cannot_create",
             Exit::CannotCreate,
             hint(
-                "the place of the store must be writable for this: look at its permissions and its mount, or name another with `--store`",
+                "the store must be on a writable path: check permissions and mount, or name another store \
+                 with `--store`",
             ),
         ),
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
@@ -106,13 +116,14 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             "damaged",
             Exit::Damaged,
             hint(
-                "put the file back; `waypost resume RUN --from STEP` of the step over items makes the list anew",
+                "restore the file; `waypost resume RUN --from STEP` with the `foreach` step rebuilds the \
+                 list",
             ),
         ),
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::InvalidData => (
             "damaged",
             Exit::Damaged,
-            hint("the store's file itself is damaged: keep a copy of it, and put back a sound one"),
+            hint("the file of the store is damaged: copy the file, then restore a sound one"),
         ),
         StoreError::Io { source, .. }
             if matches!(
@@ -120,22 +131,22 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
                 io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidInput
             ) =>
         {
-            ("damaged", Exit::Damaged, hint("something else stands in its place: put back what was there"))
+            ("damaged", Exit::Damaged, hint("the path has another type: restore the original file or folder"))
         }
         StoreError::Io { action: "read" | "open", .. } => ("unreadable", Exit::Unreachable, None),
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (
             "store_removed",
             Exit::CannotWrite,
-            hint("something took the store away while it was in use, perhaps a step: put it back and resume"),
+            hint("the store was removed while in use, perhaps by a step: restore the store and resume"),
         ),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {
-            ("poisoned", Exit::CannotWrite, hint("resume; what was acknowledged is safe"))
+            ("poisoned", Exit::CannotWrite, hint("resume; acknowledged records are safe"))
         }
         StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),
         StoreError::Unknown { .. } => {
-            ("unknown", Exit::Unreachable, hint("resume; the store knows what it has"))
+            ("unknown", Exit::Unreachable, hint("resume; the store has the final outcome"))
         }
         StoreError::Closed(_) => ("internal", Exit::Internal, None),
     }
@@ -143,5 +154,5 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
 
 /// Returns the log that proves a missing record, if this is how the loss is known.
 pub(crate) fn log_with_record(damage: &Damage) -> Option<&str> {
-    damage.place.strip_suffix(" tells of it").filter(|_| damage.flaw == Flaw::Missing)
+    damage.place.strip_suffix(" has the record").filter(|_| damage.flaw == Flaw::Missing)
 }

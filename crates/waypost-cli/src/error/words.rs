@@ -14,23 +14,24 @@ pub(super) fn left_by(runs: &[RunId]) -> String {
     const NAMED_MAX: usize = 5;
     let names = runs.iter().take(NAMED_MAX).map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match runs.len() {
-        0 | 1 => format!("run {names} has left its log beside it"),
-        count if count > NAMED_MAX => format!("runs {names} and others have left their logs beside it"),
-        _ => format!("runs {names} have left their logs beside it"),
+        0 | 1 => format!("the event log of run {names} is beside it"),
+        count if count > NAMED_MAX => format!("the event logs of runs {names} and others are beside it"),
+        _ => format!("the event logs of runs {names} are beside it"),
     }
 }
 
 /// Returns the choices about finished results after a change of the file.
 pub(super) fn choices_of_change(run: &RunId, file: &Path) -> String {
     format!(
-        "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} --rerun-changed` runs those \
-         steps again, and what needs them (or `=STEP,...` for some); `--keep-definition` ignores {}",
+        "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} \
+         --rerun-changed` reruns those steps and all steps downstream (`=STEP,...` selects some); \
+         `--keep-definition` ignores {}",
         file.display()
     )
 }
 
 pub(super) fn first_problem(error: &FileError) -> String {
-    let Some(first) = error.problems().first() else { return "it is empty".to_owned() };
+    let Some(first) = error.problems().first() else { return "the file is empty".to_owned() };
     let more = match error.problems().len() - 1 {
         0 => String::new(),
         1 => " (and 1 more problem)".to_owned(),
@@ -43,17 +44,15 @@ pub(super) fn first_problem(error: &FileError) -> String {
 pub(super) fn other_states(at: &str) -> String {
     let run = at.strip_prefix("run ").or_else(|| at.split_once(['@', '/']).map(|(run, _)| run));
     let run = run.unwrap_or("RUN");
-    format!(
-        "`waypost checkpoints {run}` lists what there is, and says `no state` of those whose state was let go"
-    )
+    format!("`waypost checkpoints {run}` lists the checkpoints; those without a state show `no state`")
 }
 
 /// Returns a hint for an unreadable file.
 pub(super) fn unreadable(kind: io::ErrorKind) -> Option<String> {
     let text = match kind {
-        io::ErrorKind::NotFound => "see whether its name is right; it is looked for from the current folder",
-        io::ErrorKind::PermissionDenied => "see who may read it: `ls -l`",
-        io::ErrorKind::IsADirectory => "name a file in it",
+        io::ErrorKind::NotFound => "check the path; it is relative to the current folder",
+        io::ErrorKind::PermissionDenied => "check the permissions with `ls -l`",
+        io::ErrorKind::IsADirectory => "the path is a folder: name a file in it",
         _ => return None,
     };
     Some(text.to_owned())
@@ -67,7 +66,8 @@ pub(super) fn how_to_wake(halted: &[u32]) -> String {
     let numbers: Vec<String> = halted.iter().map(ToString::to_string).collect();
     let (named, numbers) = (numbers.join(" and "), numbers.join(" "));
     format!(
-        "process {named} of it was itself stopped by a signal: `kill -CONT {numbers}` lets it go on, and it then stops the run"
+        "process {named} of the run is suspended by a signal: `kill -CONT {numbers}` continues it, and the \
+         run then stops"
     )
 }
 
@@ -75,7 +75,8 @@ pub(super) fn how_to_wake(halted: &[u32]) -> String {
 pub(super) fn by_hand(place: &Path) -> String {
     let runs = quoted(&place.display().to_string());
     format!(
-        "make room and try again: what steps printed can be removed by hand, `rm -r {runs}/*/logs`; no record is in it"
+        "free disk space and repeat the command; logs can be removed by hand: `rm -r {runs}/*/logs`, no \
+         record is in them"
     )
 }
 
@@ -91,5 +92,5 @@ pub(crate) fn undo_command(run: &RunId, to: u64) -> String {
 pub(crate) fn undo_choices(run: &RunId, to: u64) -> String {
     let line = undo_command(run, to);
     let plain = line.strip_suffix(" --undo-steps").unwrap_or(&line);
-    format!("mend that, then: `{line}`; `{plain}` leaves the rest as it is")
+    format!("fix the undo, then: `{line}`; `{plain}` leaves the remaining effects")
 }

@@ -15,7 +15,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Parses a duration such as `500ms`, `90s`, `2h` or `1h30m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
-        || format!("it must be a number with a unit, such as {}", "`500ms`, `90s`, `10m`, `2h` or `7d`");
+        || format!("expected a number with a unit, such as {}", "`500ms`, `90s`, `10m`, `2h` or `7d`");
     let mut rest = text.trim();
     let mut total: u64 = 0;
     if rest.is_empty() {
@@ -27,8 +27,8 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         let number: u64 = rest[..digits].parse().map_err(|_| wrong())?;
         let unit = &rest[digits..digits + letters];
         let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
-        let part = number.checked_mul(*millis).ok_or_else(|| "it is too long".to_owned())?;
-        total = total.checked_add(part).ok_or_else(|| "it is too long".to_owned())?;
+        let part = number.checked_mul(*millis).ok_or_else(|| "the duration is too long".to_owned())?;
+        total = total.checked_add(part).ok_or_else(|| "the duration is too long".to_owned())?;
         rest = &rest[digits + letters..];
     }
     Ok(Duration::from_millis(total))
@@ -38,7 +38,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;
     if interval < INTERVAL_MIN {
-        return Err(format!("it must be {} at least", written(INTERVAL_MIN)));
+        return Err(format!("the minimum is {}", written(INTERVAL_MIN)));
     }
     Ok(interval)
 }
@@ -52,7 +52,7 @@ pub(crate) fn parse_since(text: &str) -> Result<Since, String> {
     let date = || text.parse::<Date>().ok().filter(|_| !text.contains([':', 'T', 't', ' ']));
     let midnight = || date()?.to_zoned(TimeZone::UTC).ok().map(|midnight| midnight.timestamp());
     text.parse().ok().or_else(midnight).map(Since::At).ok_or_else(|| {
-        "it must be an age such as `2h` or `7d`, a date such as `2026-11-20`, or a time with its zone such as \
+        "expected an age such as `2h` or `7d`, a date such as `2026-11-20`, or a time with a zone such as \
          `2026-11-20T08:00:00Z`"
             .to_owned()
     })

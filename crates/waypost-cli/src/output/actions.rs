@@ -83,7 +83,7 @@ fn end_of(log: &Path) -> io::Result<String> {
     let text = String::from_utf8_lossy(&end[begin..]);
     Ok(match start + begin as u64 {
         0 => text.into_owned(),
-        left_out => format!("… {left_out} bytes before this are in {}\n{text}", log.display()),
+        left_out => format!("… {left_out} earlier bytes are in {}\n{text}", log.display()),
     })
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn summarise(report: &Path) -> io::Result<()> {
     if text.len() > SUMMARY_BYTES_MAX {
         let end = (0..=SUMMARY_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
         text.truncate(end);
-        text.push_str("\n\n… the rest of the report is in the run's folder.\n");
+        text.push_str("\n\n… the rest of the report is in the folder of the run.\n");
     }
     OpenOptions::new().append(true).create(true).open(summary)?.write_all(text.as_bytes())
 }

@@ -110,8 +110,8 @@ impl Progress {
         let mut seen = self.seen();
         seen.stopping = Some(level);
         let text = match level {
-            StopLevel::Graceful => format!("{by}: ending the steps under way; Ctrl-C kills them"),
-            StopLevel::Kill => format!("{by}: killing the steps under way; Ctrl-C leaves without waiting"),
+            StopLevel::Graceful => format!("{by}: ending the running steps; Ctrl-C kills them"),
+            StopLevel::Kill => format!("{by}: killing the running steps; Ctrl-C exits without waiting"),
         };
         match &self.live {
             Some(live) => live.draw("", &seen),
@@ -295,9 +295,9 @@ impl StepProgress {
             None => "no checkpoint yet".to_owned(),
         };
         let next = match self.stopping {
-            None => "Ctrl-C stops and keeps it",
+            None => "Ctrl-C stops, resumable",
             Some(StopLevel::Graceful) => "stopping; Ctrl-C kills the steps",
-            Some(StopLevel::Kill) => "killing; Ctrl-C leaves at once",
+            Some(StopLevel::Kill) => "killing; Ctrl-C exits at once",
         };
         let longer =
             [format!("{done}/{total} steps, {checkpoint}; {next}"), format!("{done}/{total} steps; {next}")];
@@ -376,7 +376,7 @@ impl Live {
     }
 
     /// Returns a line about an ended step, if the event is one.
-    #[expect(clippy::unused_self, reason = "only a live region is told so")]
+    #[expect(clippy::unused_self, reason = "only the live region shows the number of items")]
     fn told(&self, output: &Output, seen: &StepProgress, event: &Event) -> Option<String> {
         let paint = output.paint_err;
         let step = name_of(event).unwrap_or_default();
@@ -386,17 +386,13 @@ impl Live {
         let text = match &event.what {
             EventKind::StepCompleted(_) => format!("{} {step}{took}", paint.green("   done")),
             EventKind::StepFailed(failed) if failed.tolerated => {
-                format!(
-                    "{} {step}{took}: {}; the workflow goes on",
-                    paint.yellow(" failed"),
-                    why(&failed.error)
-                )
+                format!("{} {step}{took}: {}; tolerated", paint.yellow(" failed"), why(&failed.error))
             }
             EventKind::StepFailed(failed) => {
                 format!("{} {step}{took}: {}", paint.red(" failed"), why(&failed.error))
             }
             EventKind::StepRetried(failed) => {
-                format!("{} {step}{took}: {}; it is tried again", paint.yellow("  retry"), why(&failed.error))
+                format!("{} {step}{took}: {}; will retry", paint.yellow("  retry"), why(&failed.error))
             }
             EventKind::StepSkipped { .. } => format!("{} {step}", paint.dim("   skip")),
             EventKind::Interrupted { by, .. } if event.step.is_some() => {
@@ -491,8 +487,8 @@ mod tests {
         let mut seen = StepProgress::from(Instant::now());
         seen.progress = waypost::store::Progress { done: 1, total: 3 };
 
-        assert_eq!(seen.status(77), "1/3 steps, no checkpoint yet; Ctrl-C stops and keeps it");
-        assert_eq!(seen.status(37), "1/3 steps; Ctrl-C stops and keeps it");
+        assert_eq!(seen.status(77), "1/3 steps, no checkpoint yet; Ctrl-C stops, resumable");
+        assert_eq!(seen.status(37), "1/3 steps; Ctrl-C stops, resumable");
         seen.stopping = Some(waypost::engine::StopLevel::Graceful);
         assert_eq!(seen.status(37), "stopping; Ctrl-C kills the steps");
     }

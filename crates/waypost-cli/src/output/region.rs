@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn lines_end_before_the_edge_and_are_taken_away_whole() {
         let mut region = Region::default();
-        let lines = ["| build 3s".to_owned(), "1/3 steps; Ctrl-C stops and keeps it".to_owned()];
+        let lines = ["| build 3s".to_owned(), "1/3 steps; Ctrl-C stops, resumable".to_owned()];
 
         let first = region.redrawn("", &lines, 17);
         let second = region.redrawn("done build", &lines[1..], 17);

@@ -18,7 +18,7 @@ pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str)
     let question = wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
     match &wait.on {
         WaitKind::Answer if is_given => {
-            format!("  step {step} asks, and has its answer: {}", shown_lines(question))
+            format!("  step {step} asks, already answered: {}", shown_lines(question))
         }
         WaitKind::Answer => format!(
             "  step {step} asks: {}\n    waypost answer {run} {} ANSWER{words}{}",
@@ -26,7 +26,7 @@ pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str)
             quoted(&step),
             wait.wanted.as_ref().map(wanted).unwrap_or_default()
         ),
-        WaitKind::Signal(_) if is_given => format!("  step {step} waits for a signal, which has come"),
+        WaitKind::Signal(_) if is_given => format!("  step {step} waits for a signal, already sent"),
         WaitKind::Signal(name) => format!(
             "  step {step} waits for a signal\n    waypost signal {run} {}{words}",
             quoted(&shown(name))

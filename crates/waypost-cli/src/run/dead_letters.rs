@@ -292,7 +292,7 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     let state: WorkflowState = serde_json::from_slice(item.state_bytes()?).ok()?;
     let failure = match &header.phase {
         Phase::Failed(failure) => failure.clone(),
-        _ => Failure::new(FailureKind::Error, vec!["it ended as failed".to_owned()]),
+        _ => Failure::new(FailureKind::Error, vec!["the branch failed without an error text".to_owned()]),
     };
     let has_log = failure.ending.log.is_some();
     Some(DeadLetter {
@@ -324,7 +324,7 @@ pub(crate) fn chosen(
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
             format!("dead letter `{key}` in run {run}"),
-            format!("`waypost dead-letters list {run}` shows those there are"),
+            format!("`waypost dead-letters list {run}` lists the dead letters"),
         ));
     }
     for key in keys {
@@ -332,8 +332,8 @@ pub(crate) fn chosen(
         if found.len() > 1 {
             let branches: Vec<&str> = found.iter().map(|letter| letter.branch.as_str()).collect();
             return Err(Error::usage(
-                format!("`{key}` may mean several dead letters of run {run}: {}", branches.join(", ")),
-                "name the branch of the one that is meant instead of its key",
+                format!("`{key}` matches several dead letters of run {run}: {}", branches.join(", ")),
+                "name the branch instead of the key",
             ));
         }
     }

@@ -265,7 +265,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
         (None, Some(file)) if file.exists() => file,
         (None, Some(_)) if ended.is_some() => return Ok(own),
         (None, Some(file)) => {
-            let note = format!("{} is not there; going on with the run's own copy of it.", shown(&file));
+            let note = format!("{} does not exist; continuing with the run's own copy.", shown(&file));
             return Ok(own.with_note(note));
         }
         (None, None) => return Ok(own),
@@ -276,7 +276,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
         Err(_) if ended.is_some() && choice.with.is_none() => {
             let file = shown(&file);
             let note = format!(
-                "{file} changed since, and is no workflow any more: `waypost check {file}` says why."
+                "{file} changed, and is not a valid workflow: `waypost check {file}` lists the problems."
             );
             return Ok(own.with_note(note));
         }
@@ -321,8 +321,8 @@ fn beside_the_file(own: Chosen, snapshot: &Snapshot, file: Option<&Path>) -> Cho
         Some((file, _)) => {
             let file = shown(file);
             own.with_note(format!(
-                "{file} changed since; dead letters are tried again by the run's own copy of it. By the file: `waypost resume {run} \
-                 --retry-failed --with {file}`"
+                "{file} changed; dead letters are retried with the run's own copy. To use the file: \
+                 `waypost resume {run} --retry-failed --with {file}`"
             ))
         }
         None => own,
@@ -363,14 +363,14 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     );
     if record.settings.contains_key(SCRIPT) {
         return Err(Error::usage(
-            format!("run {} is made by `waypost once` in a script", record.run),
-            "call the script again: it goes on where it stood",
+            format!("cannot resume run {}: it belongs to `waypost once` in a script", record.run),
+            "call the script again",
         ));
     }
     let Some(text) = &definition.text else {
         return Err(Error::usage(
-            format!("run {} was not made from a workflow file", record.run),
-            "only the program that made it can go on with it",
+            format!("cannot resume run {}: it was not created from a workflow file", record.run),
+            "resume the run with the program that created it",
         ));
     };
     let workflow = Workflow::parse(text, &file).map_err(|error| Error::File(Box::new(error)))?;

@@ -65,7 +65,7 @@ impl Local {
     }
 
     /// Returns user and host, for display.
-    #[expect(clippy::unused_self, reason = "it is about this machine")]
+    #[expect(clippy::unused_self, reason = "an error about this machine")]
     pub(crate) fn actor(&self) -> String {
         let user = user().unwrap_or_default();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -125,8 +125,8 @@ pub(crate) fn refuse_missing_secrets(workflow: &Workflow) -> Result<(), Error> {
     };
     let names = missing.iter().map(named).collect::<Vec<_>>().join(", ");
     Err(Error::usage(
-        format!("the workflow needs secrets that are not set: {names}"),
-        "set them in the environment, or write their files",
+        format!("missing secrets: {names}"),
+        "set the secrets in the environment, or write their files",
     ))
 }
 

@@ -77,8 +77,8 @@ impl FailedItem {
             let _ = writeln!(text, "  {} {}", paint.dim("|"), crate::output::actions::harmless(&shown(line)));
         }
         if self.is_letter {
-            let _ = writeln!(text, "  all of them: waypost dead-letters list {run}{words}");
-            let _ = writeln!(text, "  tried again by: waypost dead-letters retry {run}{words}");
+            let _ = writeln!(text, "  all dead letters: waypost dead-letters list {run}{words}");
+            let _ = writeln!(text, "  retry with: waypost dead-letters retry {run}{words}");
         }
         text
     }

@@ -73,17 +73,17 @@ impl FailedAt {
     /// Returns a hint if a resume would only check the step again and keep the results of its branches.
     pub(crate) fn help(&self, failure: &Failure, resume: &str) -> Option<String> {
         let (step, opens) = self.opener.as_ref()?;
-        let anew = match opens {
-            Opens::Items => "work on its items anew",
-            Opens::Passes => "begin its passes anew",
-            Opens::File => "run its file anew",
+        let restart = match opens {
+            Opens::Items => "restart its items",
+            Opens::Passes => "restart its iterations",
+            Opens::File => "restart its file",
         };
         let way = match (failure.kind, opens) {
-            (FailureKind::Evidence, _) => "put that right and resume",
+            (FailureKind::Evidence, _) => "fix the evidence and resume",
             (FailureKind::Limit, Opens::Passes) => "raise `max` and resume",
             _ => return None,
         };
-        Some(format!("{way}, or {anew}: `{resume} --from {step}`"))
+        Some(format!("{way}, or {restart}: `{resume} --from {step}`"))
     }
 }
 

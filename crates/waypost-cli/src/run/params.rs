@@ -82,9 +82,13 @@ impl Setting<'_> {
             let mut read = workflow.steps().iter().filter(|step| !again.contains(&step.id)).filter(reads);
             if let Some(first) = read.next() {
                 return Err(Error::usage(
-                    format!("param `{name}` was read by step {}, which is not done again", first.id),
                     format!(
-                        "`waypost resume {run} --from {} --set …` does it and what comes after it again; `--restart --set …` starts over",
+                        "cannot change param `{name}`: step {} has read it, and does not rerun",
+                        first.id
+                    ),
+                    format!(
+                        "`waypost resume {run} --from {} --set …` reruns the step and all steps \
+                         downstream; `--restart --set …` starts over",
                         first.id
                     ),
                 ));
@@ -92,10 +96,8 @@ impl Setting<'_> {
         }
         if snapshot.ended.is_some() && again.is_empty() {
             return Err(Error::usage(
-                format!("run {run} has ended, so that no step would read another param"),
-                format!(
-                    "`waypost resume {run} --from STEP --set …` does a step and what comes after it again"
-                ),
+                format!("cannot change params of run {run}: it has ended, and no step would read them"),
+                format!("`waypost resume {run} --from STEP --set …` reruns a step and all steps downstream"),
             ));
         }
         Ok(Some(params))

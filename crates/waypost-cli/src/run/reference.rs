@@ -44,7 +44,7 @@ impl Reference {
         }
         let wrong = || {
             Error::usage(
-                format!("`{text}` names no run and no checkpoint"),
+                format!("`{text}` is not a run or checkpoint"),
                 "write RUN, RUN@SEQ, RUN@LABEL or RUN/BRANCH@SEQ; `@` is the newest run, `@@3` its checkpoint 3",
             )
         };
@@ -89,7 +89,7 @@ impl Reference {
                 let found = labelled(store, &run, label).await?.ok_or_else(|| {
                     Error::not_found(
                         format!("checkpoint with label `{label}` in run {run}"),
-                        format!("`waypost checkpoints {run}` lists them"),
+                        format!("`waypost checkpoints {run}` lists the labels"),
                     )
                 })?;
                 Some((found.branch, found.seq))
@@ -123,8 +123,8 @@ pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Resul
         [] => Ok(text.to_owned()),
         [one] => Ok(one.clone()),
         _ => Err(Error::usage(
-            format!("`{}` may mean several: {}", shown(text), found.join(", ")),
-            "write the one that is meant as it stands there",
+            format!("`{}` matches several branches: {}", shown(text), found.join(", ")),
+            "name one of them in full",
         )),
     }
 }
@@ -208,14 +208,14 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
         if !on.is_empty() {
             let mut names: Vec<&str> = on.iter().map(String::as_str).take(CANDIDATES_MAX).collect();
             names.extend((on.len() > CANDIDATES_MAX).then_some("..."));
-            let hint = format!("it stands on other branches: name one of {}", names.join(", "));
+            let hint = format!("the step is on other branches: name one of {}", names.join(", "));
             return Ok(Error::not_found(format!("step `{step}` on the main branch of run {run}"), hint));
         }
     }
     let what = named.step.as_deref().or(named.branch.as_ref().map(BranchPath::as_str)).unwrap_or_default();
     Ok(Error::not_found(
         format!("step `{what}` in run {run}"),
-        format!("see its steps: `waypost show {run}`"),
+        format!("`waypost show {run}` lists the steps"),
     ))
 }
 
@@ -253,7 +253,7 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
         // An empty prefix matches every run.
         return Err(Error::usage(
             "the name of the run is empty",
-            "name a run, or its beginning; `@` is the newest run",
+            "name a run by name or prefix; `@` is the newest run",
         ));
     }
     if let Ok(id) = RunId::new(text) {
@@ -298,7 +298,7 @@ pub(crate) async fn find_unasked(
     let found = find_to_decide(store, text, qualifying).await;
     match &found {
         Ok(run) | Err(Error::Lost { run, .. }) if cuts_number(run.as_str(), text) => {
-            let hint = format!("where nobody is asked, a number is a whole one: did you mean `{run}`?");
+            let hint = format!("this command accepts no prefix that ends in a digit: did you mean `{run}`?");
             Err(Error::not_found(format!("run `{text}`"), hint))
         }
         _ => found,
@@ -335,13 +335,13 @@ pub(crate) async fn find_to_decide(
 /// As for [`find_to_decide`].
 pub(crate) fn only(mut candidates: Vec<RunId>) -> Result<RunId, Error> {
     match candidates.len() {
-        0 => Err(Error::not_found("run that `@` could be here", "`waypost list` shows the runs")),
+        0 => Err(Error::not_found("run for `@`", "`waypost list` lists the runs")),
         1 => Ok(candidates.remove(0)),
         count => {
             let mut names: Vec<_> = candidates.iter().take(CANDIDATES_MAX).map(RunId::as_str).collect();
             names.extend((count > CANDIDATES_MAX).then_some("..."));
             let names = names.join(", ");
-            Err(Error::usage(format!("`@` could be any of {count} runs: {names}"), "name the run"))
+            Err(Error::usage(format!("`@` is ambiguous between {count} runs: {names}"), "name the run"))
         }
     }
 }
@@ -372,10 +372,10 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
     let what = match default {
         Default::Only => return only(found.into_iter().map(|run| run.run).collect()),
         Default::Newest => "run in the store",
-        Default::NewestResumable => "run that can be resumed",
+        Default::NewestResumable => "resumable run",
     };
     let run = found.into_iter().next();
-    run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "begin one: `waypost run FILE`"))
+    run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "start one: `waypost run FILE`"))
 }
 
 /// Returns whether the store knows a run, sound or damaged; a lost run is not known.
@@ -400,7 +400,7 @@ pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
 
 /// Creates the error for an unknown run.
 pub(crate) fn no_run(name: &str) -> Error {
-    Error::not_found(format!("run `{name}`"), "`waypost list` shows the runs that there are")
+    Error::not_found(format!("run `{name}`"), "`waypost list` lists the runs")
 }
 
 /// Returns the reference of a damaged record.

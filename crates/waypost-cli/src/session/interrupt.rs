@@ -32,7 +32,7 @@ pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()
             Err(error) => drop(ready.send(Err(error))),
         }
     })?;
-    listens.recv().expect("the thread says whether it listens")
+    listens.recv().expect("the thread reports its state before it exits")
 }
 
 /// The handled signals.
@@ -89,7 +89,7 @@ pub(crate) fn die_of(by: &str) {
         "SIGHUP" => libc::SIGHUP,
         _ => return,
     };
-    #[expect(unsafe_code, reason = "neither std nor rustix sets how a signal is taken")]
+    #[expect(unsafe_code, reason = "neither std nor rustix sets a signal disposition")]
     // SAFETY: resets the signal to its default action and raises it; none of our handlers is called.
     unsafe {
         libc::signal(number, libc::SIG_DFL);
@@ -98,7 +98,7 @@ pub(crate) fn die_of(by: &str) {
 }
 
 fn is_ignored(number: libc::c_int) -> bool {
-    #[expect(unsafe_code, reason = "neither std nor rustix tells what becomes of a signal")]
+    #[expect(unsafe_code, reason = "neither std nor rustix reads a signal disposition")]
     // SAFETY: `sigaction` is plain integers and pointers, for which all zeros is a value; the call only fills
     // it in.
     unsafe {

@@ -134,7 +134,7 @@ impl<'a> Session<'a> {
             biased;
             outcome = session => outcome,
             () = self.progress.keep_fresh() => unreachable!("freshness has no end"),
-            () = self.run_out() => unreachable!("the end of the time only stops the session"),
+            () = self.run_out() => unreachable!("the limit only stops the session"),
         };
         self.progress.close();
         Ok(outcome?)
@@ -157,7 +157,7 @@ impl<'a> Session<'a> {
             let came = tokio::select! {
                 biased;
                 came = self.comes(engine, &outcome, end) => came?,
-                () = self.run_out() => unreachable!("the end of the time only stops the session"),
+                () = self.run_out() => unreachable!("the limit only stops the session"),
             };
             match came {
                 WaitResult::Nothing => break,
@@ -251,12 +251,16 @@ impl<'a> Session<'a> {
         for damage in &outcome.repaired {
             let at = damaged_reference(&told.run, damage);
             output.warn(&format!(
-                "checkpoint {at} was damaged ({}) and is in quarantine; the run went on from the one before",
+                "checkpoint {at} was damaged ({}) and moved to quarantine; the run continued from the \
+                 checkpoint before",
                 damage.flaw
             ));
         }
         if outcome.lost > 0 {
-            output.warn(&format!("{} checkpoints could not be written, which was tolerated", outcome.lost));
+            output.warn(&format!(
+                "{} checkpoints could not be written, within the tolerated failures",
+                outcome.lost
+            ));
         }
         let found = outcome.failed.as_ref().map(|(step, failure)| {
             let (file, branch) = (told.file.as_deref(), outcome.failed_on.as_ref());
@@ -339,7 +343,7 @@ impl<'a> Session<'a> {
         if let Some(report) = &told.report
             && let Err(error) = summarise(report)
         {
-            output.warn(&format!("the report could not be added to the summary of the job: {error}"));
+            output.warn(&format!("cannot add the report to the job summary: {error}"));
         }
     }
 
@@ -353,12 +357,13 @@ impl<'a> Session<'a> {
             return Ok(self.context.output.answer(&sentence(workflow, outcome, told, None))?);
         }
         let why = match outcome.status {
-            RunStatus::Waiting => "what it waits for has not come",
+            RunStatus::Waiting => "no answer, signal or time has arrived",
             RunStatus::CompletedWithFailures => {
-                "it is completed, with tolerated failures: `--retry-failed` retries the failures, `--from STEP` reruns a step"
+                "the run is completed with tolerated failures: `--retry-failed` retries dead letters, \
+                 `--from STEP` reruns a step"
             }
-            RunStatus::Completed => "it is completed",
-            _ => "the step of --until is done, and all that it needs",
+            RunStatus::Completed => "the run is completed",
+            _ => "the step of --until and all steps upstream are finished",
         };
         if self.context.output.json {
             let run = Some((told.run.as_str(), outcome.status));
@@ -418,7 +423,7 @@ async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &SessionRepo
         text.push_str(&format!("\n{more} more items failed."));
     }
     let words = told.store_words.as_deref().unwrap_or_default();
-    text.push_str(&format!("\nRetry them with: waypost dead-letters retry {}{words}", told.run));
+    text.push_str(&format!("\nRetry with: waypost dead-letters retry {}{words}", told.run));
     Ok(text)
 }
 
@@ -452,41 +457,41 @@ fn sentence(
     let failed = failed.map(|at| format!(" at step {}", at.name)).unwrap_or_default();
     let line = told.resume_line();
     let next = match &line {
-        Some(line) => format!("\nGo on with: {line}"),
-        None => "\nNothing can go on with it, because its store was the memory of this process.".to_owned(),
+        Some(line) => format!("\nResume with: {line}"),
+        None => "\nThe run cannot be resumed: its store was in the memory of this process.".to_owned(),
     };
     // A pending cancel ends the run for good once this process is gone.
     if outcome.status.is_resumable() && outcome.stopped_by.as_deref() == Some(CANCEL) {
         return format!(
-            "Run {run} was stopped by {CANCEL}, which ends it for good: {done}.{}",
-            line.map_or(next, |line| format!("\nOnly starting over goes on with it: {line} --restart"))
+            "Run {run} was stopped by {CANCEL}, and cannot be resumed: {done}.{}",
+            line.map_or(next, |line| format!("\nTo start over: {line} --restart"))
         );
     }
     match outcome.status {
         RunStatus::Completed => format!("Run {run} is completed: {done}."),
         RunStatus::CompletedWithFailures => {
-            format!("Run {run} is completed with failures that the workflow tolerates: {done}.")
+            format!("Run {run} is completed with tolerated failures: {done}.")
         }
         RunStatus::Failed => format!("Run {run} failed{failed}: {done}.{next}"),
         RunStatus::Interrupted => match (&outcome.stopped_by, &told.until) {
             (Some(by), _) if by.starts_with(BUDGET) => {
                 format!(
-                    "Run {run} was stopped by {by}: {done}.\nTo go on, {}.",
+                    "Run {run} was stopped by {by}: {done}.\nTo resume, {}.",
                     raise_budget(line.as_deref())
                 )
             }
             (Some(by), _) => format!("Run {run} was stopped by {by}: {done}.{next}"),
-            (None, Some(step)) => format!("Run {run} stopped after step {step}, as asked: {done}.{next}"),
+            (None, Some(step)) => format!("Run {run} stopped after step {step}, as requested: {done}.{next}"),
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt: a step that must not be repeated blindly {}; {done}.{}",
+            "Run {run} is in doubt: a step with `idempotent: false` {}; {done}.{}",
             match &outcome.stopped_by {
                 Some(by) => format!("was cut by {by}"),
-                None => "was cut, or comes after what was done again".to_owned(),
+                None => "was cut, or an upstream step reran".to_owned(),
             },
             line.as_ref().map_or(next.clone(), |line| format!(
-                "\nSee what it did, then: {line} --treat-as done, or --treat-as retry"
+                "\nCheck the effects of the step, then: {line} --treat-as done, or --treat-as retry"
             ))
         ),
         RunStatus::Waiting => format!("Run {run} waits: {done}.{}{next}", waits(workflow, outcome, told)),
@@ -499,7 +504,7 @@ fn sentence(
 fn raise_budget(line: Option<&str>) -> String {
     match line {
         Some(line) => format!("raise `budget` in the workflow file, then: {line}"),
-        None => "raise `budget` in the workflow file and run it again".to_owned(),
+        None => "raise `budget` in the workflow file and start a new run".to_owned(),
     }
 }
 

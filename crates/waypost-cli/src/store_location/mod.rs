@@ -59,7 +59,9 @@ impl StoreUrl {
                 Some(path) if path.starts_with('/') => path,
                 Some(_) => {
                     return Err(Error::usage(
-                        format!("what follows `//` in the store `{text}` is a host"),
+                        format!(
+                            "cannot use the store `{text}`: text after `//` is a host, and stores have none"
+                        ),
                         KINDS,
                     ));
                 }
@@ -76,12 +78,12 @@ impl StoreUrl {
             Some(("sqlite", rest)) => path(rest).map(Self::Sqlite),
             // What follows may hold a password.
             Some(("postgres" | "postgresql", _)) => {
-                Err(Error::usage("this version has no stores over PostgreSQL", KINDS))
+                Err(Error::usage("stores in PostgreSQL are not supported by this version", KINDS))
             }
             Some((kind, _)) if kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) && kind.len() > 1 => {
-                Err(Error::usage(format!("there is no kind of store `{kind}`"), KINDS))
+                Err(Error::usage(format!("unknown store scheme `{kind}`"), KINDS))
             }
-            _ => Err(Error::usage("the store is not named by an address", KINDS)),
+            _ => Err(Error::usage("the store is not a URL", KINDS)),
         }
     }
 
@@ -111,7 +113,7 @@ impl StoreUrl {
     }
 }
 
-const KINDS: &str = "name it as `sqlite:PATH`, `file:DIR` or `memory:`";
+const KINDS: &str = "give `sqlite:PATH`, `file:DIR` or `memory:`";
 
 /// Opens the named or default store; `near` is the workflow file of the store.
 ///
@@ -131,7 +133,7 @@ pub(crate) fn open(
             refuse_ruin(file, access)?;
         }
         if access != Access::Create && !url.is_there()? {
-            return Err(Error::not_found(format!("store `{text}`"), "`waypost run` makes it"));
+            return Err(Error::not_found(format!("store `{text}`"), "`waypost run` creates the store"));
         }
         let store = open_url(&url, access)?;
         // Also where it is named, what lies in such a folder is nobody's to commit.
@@ -177,10 +179,13 @@ fn refuse_other_kind(url: &StoreUrl, text: &str) -> Result<(), Error> {
         (StoreUrl::Sqlite(_), Some((path, found))) if found.is_dir() => {
             let database = path.join(DATABASE);
             let hint = match database.is_file() {
-                true => format!("the database in it is `sqlite:{}`", database.display()),
+                true => format!("the database in the folder is `sqlite:{}`", database.display()),
                 false => {
                     let folder = path.display();
-                    format!("a store that is a folder is named `file:{folder}`; a database, by its file")
+                    format!(
+                        "for a store in the folder, give `file:{folder}`; for a database, the path of its \
+                         file"
+                    )
                 }
             };
             ("a folder", "the file of a database", hint)
@@ -189,8 +194,8 @@ fn refuse_other_kind(url: &StoreUrl, text: &str) -> Result<(), Error> {
             let mut header = Vec::new();
             let read = open_regular(path).and_then(|file| file.take(100).read_to_end(&mut header));
             let hint = match read.is_ok() && begins_sqlite(&header) {
-                true => format!("it is a database: name it `sqlite:{}`", path.display()),
-                false => "name the folder of a store, or one that is to be made".to_owned(),
+                true => format!("the file is a database: give `sqlite:{}`", path.display()),
+                false => "name the folder of a store, or a new folder".to_owned(),
             };
             ("a file", "a folder", hint)
         }
@@ -361,7 +366,9 @@ pub(crate) fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
 /// Refuses a file that is to be made in a folder that is not there.
 pub(crate) fn refuse_no_folder(file: &Path) -> Result<(), Error> {
     match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        Some(folder) => Err(Error::not_found(format!("folder {}", folder.display()), "make it first")),
+        Some(folder) => {
+            Err(Error::not_found(format!("folder {}", folder.display()), "create the folder first"))
+        }
         None => Ok(()),
     }
 }
@@ -427,8 +434,8 @@ pub(crate) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
 pub(crate) fn kept(store: &dyn Store, path: &Path) -> Result<Option<String>, Error> {
     match relative(store, path) {
         None => Err(Error::usage(
-            format!("the path {} is not UTF-8, and cannot be kept with a run", path.display()),
-            "rename the part of it that is not",
+            format!("cannot record the path {}: not UTF-8", path.display()),
+            "rename the non-UTF-8 part of the path",
         )),
         found => Ok(found),
     }

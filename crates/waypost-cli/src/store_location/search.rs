@@ -1,4 +1,4 @@
-//! The search for a store that nobody names: the nearest `.waypost` upward, else the root of the git repository.
+//! The search for a store without an address: the nearest `.waypost` upward, else the root of the git repository.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -107,7 +107,7 @@ fn tolerated_items_are_retried_only_on_request() {
 
     assert_eq!((first, retried), (Some(3), Some(0)), "{said}");
     assert!(said.contains("Item b of step each failed: exit code 1"), "{said}");
-    assert!(said.contains("\nRetry them with: waypost dead-letters retry r\n"), "{said}");
+    assert!(said.contains("\nRetry with: waypost dead-letters retry r\n"), "{said}");
     assert!(plain.contains("Nothing to do") && plain.contains("--retry-failed"), "{plain}");
     assert_eq!(rig.read("trace"), "a\nb\nc\nend\nb\nend\n");
 }

@@ -128,7 +128,7 @@ fn an_answer_that_nobody_took_in_does_not_come_along_and_that_is_said() {
     for args in [&["fork", "r", "--id", "s", "--wait", "0s"][..], &["export", "r", "r.checkpoint"]] {
         let said = rig.waypost(args);
         assert!(
-            said.contains("the answer true to `") && said.contains("give it to the new run again"),
+            said.contains("not inherited: answer true to `") && said.contains("send again to the new run"),
             "{said}"
         );
     }
@@ -213,7 +213,7 @@ fn a_step_that_must_not_be_repeated_is_asked_about_when_what_it_needs_was_done_a
             assert_eq!(asked.status.code(), Some(8), "{store}: {}", rig.told(&asked));
             assert_eq!(traced(&rig), ["g2"], "{store}");
             let told = rig.told(&rig.call(&["resume", "r"]));
-            assert!(told.contains("it completed before an upstream step reran"), "{told}");
+            assert!(told.contains("not idempotent, and an upstream step reran"), "{told}");
             assert!(!told.contains("cut"), "{told}");
             let settled = rig.call(&["resume", "r", "--treat-as", answer, "-q"]);
             assert_eq!(settled.status.code(), Some(0), "{store} {answer}: {}", rig.told(&settled));
@@ -287,7 +287,7 @@ fn a_step_that_opens_what_must_not_be_repeated_is_asked_about() {
 
             assert_eq!(asked.status.code(), Some(8), "{store} {opener}: {}", rig.told(&asked));
             assert_eq!(traced(&rig), ["a"], "{store} {opener}");
-            assert!(rig.told(&asked).contains("must not be repeated"), "{}", rig.told(&asked));
+            assert!(rig.told(&asked).contains("with `idempotent: false`"), "{}", rig.told(&asked));
             assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{store} {opener}");
             assert_eq!(rig.json(&["show", "r", "--json"])["status"], "in_doubt", "{store} {opener}");
             let settled = rig.call(&["resume", "r", "--treat-as", answer, "-q"]);
@@ -340,7 +340,7 @@ fn the_last_pass_of_a_step_is_not_done_again_by_a_resume() {
     let again = rig.call(&["resume", "r"]);
 
     assert_eq!(again.status.code(), Some(1));
-    assert!(rig.told(&again).contains("`false` did not come true in 2 passes"), "{}", rig.told(&again));
+    assert!(rig.told(&again).contains("`false` is still false after 2 iterations"), "{}", rig.told(&again));
     assert_eq!(traced(&rig), [""; 0]);
     rig.write("flow.yaml", &rig.read("flow.yaml").replace("'false', max: 2", "iteration == 3, max: 3"));
     let more = rig.call(&["resume", "r", "--with", "flow.yaml", "-q"]);
@@ -366,7 +366,7 @@ fn nobody_goes_back_amid_items_that_must_not_be_repeated() {
             for args in [&["fork", "r@2", "--id", "s", "-q"][..], &["rollback", "r@2"]] {
                 let went = rig.call(args);
                 assert_eq!(went.status.code(), Some(expect), "{store} {args:?}: {}", rig.told(&went));
-                assert_eq!(rig.told(&went).contains("must not be repeated"), careful, "{}", rig.told(&went));
+                assert_eq!(rig.told(&went).contains("not idempotent"), careful, "{}", rig.told(&went));
             }
         }
     }
@@ -423,13 +423,11 @@ fn a_signal_without_a_taker_is_forked_and_named_by_an_export() {
         Rig::with("steps:\n  - {id: a, run: 'true'}\n  - {id: go, wait: go}\n  - {id: c, run: 'true'}\n");
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
     assert_eq!(code_of(&rig, &["signal", "r", "go", "1"]), Some(0));
-    let named = |exported: &str| {
-        exported.contains("has taken signal `go`, and the file has no signals: send them to the new run")
-    };
+    let named = |exported: &str| exported.contains("signals not exported: `go`, still pending");
 
     assert!(named(&rig.waypost(&["export", "r", "pending.json"])));
     let forked = rig.waypost(&["fork", "r", "--id", "f"]);
-    assert!(forked.starts_with("exit 0\n") && !forked.contains("come along"), "it comes along: {forked}");
+    assert!(forked.starts_with("exit 0\n") && !forked.contains("not inherited"), "it comes along: {forked}");
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
     assert!(named(&rig.waypost(&["export", "r@2", "taken.json"])), "taken since");
     assert!(!named(&rig.waypost(&["export", "r", "ended.json"])), "taken before");

@@ -86,7 +86,7 @@ fn an_agent_that_says_that_it_failed_fails_its_step() {
     let ended = rig.waypost(&["run", "flow.yaml", "--id", "r", "-q"]);
 
     assert!(ended.starts_with("exit 1"), "{ended}");
-    assert!(ended.contains("the agent says that it failed\n  cause: API Error: overloaded"), "{ended}");
+    assert!(ended.contains("the agent reported a failure\n  cause: API Error: overloaded"), "{ended}");
     let ask = &rig.json(&["show", "r", "--json"])["steps"][0];
     assert_eq!((&ask["status"], &ask["attempts"]), (&json!("failed"), &json!(2)), "it is tried again");
     assert_eq!(ask["usage"]["cost"], 0.5, "what the tries took counts");
@@ -146,9 +146,9 @@ fn agents_that_are_not_there_are_told() {
 #[test]
 fn usage_that_is_no_number_fails_the_step() {
     for (line, why) in [
-        ("usage.tokens_in=many", "tokens are a whole number"),
-        ("usage.cost=-1", "a cost is a number"),
-        ("usage.price=3", "usage has `tokens_in`, `tokens_out`, `cost` and `model`"),
+        ("usage.tokens_in=many", "not a whole number of tokens"),
+        ("usage.cost=-1", "not a number for the cost"),
+        ("usage.price=3", "usage names: `tokens_in`, `tokens_out`, `cost` and `model`"),
     ] {
         let rig =
             Rig::with(&format!("steps:\n  - {{id: a, run: 'echo \"{line}\" >> \"$WAYPOST_OUTPUT\"'}}\n"));

@@ -58,7 +58,7 @@ fn many_at_once_are_all_kept_and_what_cannot_be_is_told() {
     assert_eq!(seen, ["1", "2", "3", "4", "5", "6", "7", "8"]);
     let last = events.last().unwrap();
     assert_eq!((&last["step"], &last["name"]), (&json!("b"), &json!("warning")));
-    assert!(rig.waypost(&["logs", "r", "c"]).contains("has ended, and takes no events any more"));
+    assert!(rig.waypost(&["logs", "r", "c"]).contains("has ended, and accepts no more events"));
 }
 
 #[test]

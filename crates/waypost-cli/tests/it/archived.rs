@@ -68,7 +68,8 @@ fn only_regular_files_are_replaced() {
         for (name, kind) in wrong {
             for args in [&[command, "r", name][..], &[command, "r", name, "--replace"]] {
                 let said = rig.waypost(args);
-                let is_refused = said.starts_with("exit 2\n") && said.contains(&format!("{name} is {kind}"));
+                let is_refused =
+                    said.starts_with("exit 2\n") && said.contains(&format!("{name}: the path is {kind}"));
                 assert!(is_refused, "{args:?}: {said}");
             }
         }
@@ -94,7 +95,7 @@ fn only_regular_files_are_replaced() {
 fn what_an_archive_lacks_of_a_run_is_said() {
     let rig = failed();
     let whole = rig.waypost(&["archive", "r", "whole"]);
-    assert!(whole.contains("frees the store") && !whole.contains("warning"), "{whole}");
+    assert!(whole.contains("deletes the run from the store") && !whole.contains("warning"), "{whole}");
     let names: Vec<String> = members(&rig, "whole").into_iter().map(|(name, _)| name).collect();
     assert!(names.iter().any(|name| name.starts_with("files/blobs/items/")), "{names:?}");
     let folder = rig.path("kept/runs/r");
@@ -106,14 +107,14 @@ fn what_an_archive_lacks_of_a_run_is_said() {
 
     let said = rig.waypost(&["archive", "r", "parts"]);
 
-    assert!(said.starts_with("exit 0\n") && !said.contains("frees the store"), "{said}");
+    assert!(said.starts_with("exit 0\n") && !said.contains("deletes the run from the store"), "{said}");
     let manifest: Value = serde_json::from_slice(&members(&rig, "parts").pop().unwrap().1).unwrap();
     let missing = manifest["missing"].as_array().unwrap();
     let why: BTreeMap<&str, &Value> =
         missing.iter().map(|one| (one["name"].as_str().unwrap(), &one["why"])).collect();
-    assert_eq!(why["files/logs/one.1.log"], "is not there");
-    assert_eq!(why["files/logs/two.1.log"], "has other bytes than its record says");
-    assert_eq!(why["files/logs/three.1.log"], "is no regular file");
+    assert_eq!(why["files/logs/one.1.log"], "is missing");
+    assert_eq!(why["files/logs/two.1.log"], "does not match the digest in the record");
+    assert_eq!(why["files/logs/three.1.log"], "is not a regular file");
     assert!(why.keys().any(|name| name.starts_with("files/blobs/items/")), "{why:?}");
     assert_eq!(why.len(), 4, "{why:?}");
     assert!(why.keys().all(|name| said.contains(name)), "{said}");
@@ -134,7 +135,7 @@ fn large_logs_and_kept_outputs_are_as_their_records_say() {
     }
     fs::remove_dir_all(rig.path(".waypost/runs/s/blobs")).unwrap();
     let said = rig.waypost(&["archive", "s", "t"]);
-    assert!(said.contains("files/blobs/once/") && said.contains("is not there"), "{said}");
+    assert!(said.contains("files/blobs/once/") && said.contains("is missing"), "{said}");
 }
 
 #[test]
@@ -243,16 +244,19 @@ fn a_log_that_is_not_here_is_not_told_to_be_empty() {
     let all = rig.waypost(&["logs", "r"]);
     let silent = rig.waypost(&["logs", "r", "last"]);
 
-    assert!(gone.contains("not here is the log of one") && gone.contains("it is missing"), "{gone}");
+    assert!(
+        gone.contains("cannot print the log of one") && gone.contains("the log file is missing"),
+        "{gone}"
+    );
     assert!(forked.starts_with("exit 0\n"), "{forked}");
     for said in [imported, of_fork] {
         assert!(
-            said.contains("step one was done in run r") && said.contains("its log is not here"),
+            said.contains("step one ran in the parent run r") && said.contains("logs are not inherited"),
             "{said}"
         );
     }
-    assert!(all.contains("not here is the log of one") && all.contains("second"), "{all}");
-    assert!(silent.contains("has printed nothing"), "{silent}");
+    assert!(all.contains("cannot print the log of one") && all.contains("second"), "{all}");
+    assert!(silent.contains("printed nothing"), "{silent}");
     let views = rig.json(&["logs", "r", "one", "--json"]);
     assert_eq!((&views["logs"][0]["missing"], &views["logs"][0]["text"]), (&json!(true), &json!("")));
 }

@@ -131,7 +131,7 @@ fn what_was_given_to_a_run_is_archived_and_told() {
 
         let told = rig.waypost(&["archive", "r", "x"]);
 
-        assert!(told.starts_with("exit 0") && !told.contains("come along"), "{store}: {told}");
+        assert!(told.starts_with("exit 0") && !told.contains("not inherited"), "{store}: {told}");
         let lines = String::from_utf8(entries(&rig, "x")["signals.jsonl"].clone()).unwrap();
         let given: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(given.len(), 2, "{lines}");
@@ -139,12 +139,15 @@ fn what_was_given_to_a_run_is_archived_and_told() {
         assert_eq!(given[1]["kind"]["named"]["name"], "go", "{lines}");
         assert_eq!(given[1]["kind"]["named"]["value"], 7, "{lines}");
         let told = rig.waypost(&["import", "x", "--trust", "--id", "s"]);
-        let said = "the signal `go` came after run r was last at work, and does not come along";
+        let said = "signal `go`, sent after the last session of run r";
         assert!(told.starts_with("exit 75") && told.contains(said), "{store}: {told}");
-        assert!(told.contains("warning: the answer true to"), "{told}");
+        assert!(told.contains("warning: not inherited: answer true to"), "{told}");
         let told = rig.waypost(&["export", "r", "e"]);
-        assert!(told.contains("has taken signal `go`, and the file has no signals"), "{told}");
+        assert!(told.contains("signals not exported: `go`"), "{told}");
         let told = rig.waypost(&["fork", "r", "--id", "f"]);
-        assert!(told.contains("warning: the answer true to") && !told.contains("`go` came"), "{told}");
+        assert!(
+            told.contains("warning: not inherited: answer true to") && !told.contains("signal `go`, sent"),
+            "{told}"
+        );
     }
 }

@@ -66,7 +66,7 @@ fn what_cannot_be_gone_on_with_is_not_done() {
             let refused = rig.call(&["resume", "f", "--treat-as", "done"]);
 
             assert_ne!(refused.status.code(), Some(0), "{flow}");
-            assert!(rig.told(&refused).contains("it can only be begun anew"), "{}", rig.told(&refused));
+            assert!(rig.told(&refused).contains("it can only restart"), "{}", rig.told(&refused));
             assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
             has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, &flow);
             assert_eq!(ran(&rig), ["q", "z"], "{store} {flow}");
@@ -91,7 +91,7 @@ fn who_goes_back_does_not_take_up_what_was_begun_anew() {
             let refused = rig.call(&["resume", "r", "--treat-as", "done"]);
 
             assert_ne!(refused.status.code(), Some(0), "{flow}");
-            assert!(rig.told(&refused).contains("it can only be begun anew"), "{}", rig.told(&refused));
+            assert!(rig.told(&refused).contains("it can only restart"), "{}", rig.told(&refused));
             assert_eq!(ran(&rig), [""; 0], "{store} {flow}");
         }
     }
@@ -210,7 +210,7 @@ fn steps_of_items_that_were_cut_are_planned_by_their_evidence() {
         std::fs::rename(rig.path("made"), rig.path("aside")).expect("it was made");
         assert_eq!(action(), "ask");
         let told = rig.waypost(&["why", "r"]);
-        assert!(told.contains("step p on e:1: a person must decide"), "{told}");
+        assert!(told.contains("step p on e:1: needs a decision"), "{told}");
         has_ended(&rig, &["resume", "r", "-q"], 8, store);
 
         std::fs::rename(rig.path("aside"), rig.path("made")).expect("it is there");

@@ -88,7 +88,7 @@ steps:
     rig.write("flow.yaml", &flow("http: \"${{ steps.serve.outputs.url }}\""));
     let told = rig.waypost(&["run", "flow.yaml", "--id", "r", "-q"]);
     assert!(told.starts_with("exit 4\n"), "{told}");
-    assert!(told.contains("an expression leads it to an address that is not of the internet"), "{told}");
+    assert!(told.contains("an expression selects a private address"), "{told}");
     assert!(server.heads().is_empty(), "nobody was asked");
 
     rig.write("flow.yaml", &flow("http: \"${{ steps.serve.outputs.url }}\", private: true"));
@@ -133,9 +133,9 @@ steps:
     let told = rig.told(&run.env("TOKEN", "sesame-open-up").output().unwrap());
 
     assert!(told.starts_with("exit 3\n"), "{told}");
-    assert!(told.contains("what it is about contains a secret"), "{told}");
+    assert!(told.contains("the subject contains a secret"), "{told}");
     assert!(
-        told.contains("what it expects contains a secret, which must not be recorded: add `sensitive"),
+        told.contains("the expectation contains a secret, which must not be recorded: add `sensitive"),
         "{told}"
     );
     assert!(proxy.heads().is_empty());
@@ -292,7 +292,7 @@ steps:
 
         let told_without = told(&["run", "flow.yaml", "--id", "none", "-q"], "healthy");
         assert!(
-            told_without.starts_with("exit 4\n") && told_without.contains("cannot ask the engine at"),
+            told_without.starts_with("exit 4\n") && told_without.contains("cannot reach the engine at"),
             "{told_without}"
         );
         let engine = Server::unix(&socket, says).unwrap();
@@ -303,7 +303,7 @@ steps:
 
         fs::remove_file(rig.path("web")).unwrap();
         let gone = told(&["verify", "r"], "");
-        assert!(gone.starts_with("exit 4\n") && gone.contains("there is no such container"), "{gone}");
+        assert!(gone.starts_with("exit 4\n") && gone.contains("the container does not exist"), "{gone}");
         rig.write("go", "");
         assert!(told(&["resume", "r", "-q"], "healthy").starts_with("exit 0\n"), "{store}");
         assert_eq!(

@@ -279,7 +279,7 @@ fn items_are_not_made_of_what_is_no_text() {
     let told = rig.waypost(&["run", "flow.yaml", "--id", "r-1"]);
 
     assert!(told.starts_with("exit 1\n"), "{told}");
-    assert!(told.contains("what the command printed: it is not valid UTF-8 after byte 4"), "{told}");
+    assert!(told.contains("the command output: not valid UTF-8 after byte 4"), "{told}");
     assert!(!rig.path("done.txt").exists());
 }
 

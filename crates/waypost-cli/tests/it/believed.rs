@@ -241,12 +241,8 @@ fn what_is_suggested_holds_no_secret_and_is_no_pattern() {
     // An expression escapes text that would begin an expression.
     let odd = "b${{ '${{' }}c";
     let odd_line = format!("  - sha256: \"{odd}\"  # 2 B");
-    let lines = [
-        "evidence:",
-        "  - sha256: \"a[*]\"  # 2 B",
-        &odd_line,
-        "  # left out, as their paths hold a secret: 1\n",
-    ];
+    let lines =
+        ["evidence:", "  - sha256: \"a[*]\"  # 2 B", &odd_line, "  # omitted, path contains a secret: 1\n"];
     assert_eq!(text, lines.join("\n"));
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["evidence"], serde_json::json!([{"sha256": "a[*]"}, {"sha256": odd}]));

@@ -28,9 +28,9 @@ fn a_live_run_is_stopped_and_cancelled_for_good() {
         let output = running.end();
         assert_eq!(output.status.code(), Some(130), "its process was stopped");
         let said = rig.told(&output);
-        assert!(said.contains("Run r was stopped by waypost cancel, which ends it for good"), "{said}");
+        assert!(said.contains("Run r was stopped by waypost cancel, and cannot be resumed"), "{said}");
         assert!(said.contains("waypost resume r --store") && said.contains(" --restart"), "{said}");
-        assert!(!said.contains("Go on with"), "{said}");
+        assert!(!said.contains("Resume with"), "{said}");
         let shown = rig.json(&["show", "r", "--json"]);
         assert_eq!((&shown["status"], &shown["waiting"]), (&json!("cancelled"), &json!([])));
         let listed = rig.json(&["list", "--json"]);

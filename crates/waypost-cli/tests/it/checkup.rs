@@ -24,8 +24,8 @@ fn result(rig: &Rig, name: &str) -> String {
 fn of_any_machine(text: &str) -> String {
     let mut told = String::new();
     for line in text.lines() {
-        let begin = line.find("known, as ").map(|at| &line[..at]);
-        told.push_str(&begin.map_or(line.to_owned(), |begin| format!("{begin}known, as [BOOT]")));
+        let begin = line.find("boot id ").map(|at| &line[..at]);
+        told.push_str(&begin.map_or(line.to_owned(), |begin| format!("{begin}boot id [BOOT]")));
         told.push('\n');
     }
     told

@@ -107,9 +107,13 @@ fn choices_about_other_steps_are_refused() {
         let told = rig.waypost(&[&["resume", "r"][..], args].concat());
         assert!(told.starts_with(code) && told.contains(words), "{args:?}: {told}");
     };
-    refused(&["--skip", "a"], "exit 2", "`--from a` runs it again");
+    refused(&["--skip", "a"], "exit 2", "`--from a` reruns it");
     refused(&["--skip", "nope"], "exit 5", "nope");
     refused(&["--skip", "x/y"], "exit 2", "a step of an item or of another scope");
-    refused(&["--treat-as", "done", "--output", "a.n=1"], "exit 2", "`--output a.n` names no failed step");
+    refused(
+        &["--treat-as", "done", "--output", "a.n=1"],
+        "exit 2",
+        "`--output a.n` does not name a failed step",
+    );
     assert_eq!(trace(&rig), "");
 }

@@ -46,12 +46,12 @@ fn a_log_that_is_damaged_early_hides_no_run() {
     bytes[5_000] ^= 0xff;
     fs::write(&log, bytes).unwrap();
 
-    expect(&rig, &["list"], 7, &["run r cannot be listed: it has left its log"]);
-    expect(&rig, &["verify", "--all"], 7, &["run r has left its log"]);
+    expect(&rig, &["list"], 7, &["run r cannot be listed: the run has an event log"]);
+    expect(&rig, &["verify", "--all"], 7, &["run r has an event log"]);
     for command in ["show", "plan", "verify", "resume"] {
-        expect(&rig, &[command, "r"], 7, &["its records are gone"]);
+        expect(&rig, &[command, "r"], 7, &["but no records in the store"]);
     }
-    expect(&rig, &["run", "flow.yaml", "--id", "r"], 7, &["its records are gone"]);
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 7, &["but no records in the store"]);
     assert_eq!(rig.read("t"), "a\nb\n", "nothing was done again");
 }
 
@@ -71,7 +71,7 @@ fn a_database_without_tables_hides_no_run() {
 
     for args in [&["list"][..], &["show", "r"], &["verify", "--all"], &["resume", "r"], &["run", "flow.yaml"]]
     {
-        expect(&rig, args, 7, &["is empty, but run r has left its log"]);
+        expect(&rig, args, 7, &["is empty, but the event log of run r is beside it"]);
     }
 }
 
@@ -113,7 +113,7 @@ fn a_damaged_row_of_a_completed_run_is_mended_by_its_records() {
         change(&rig, &format!("UPDATE runs SET {harm}"));
         expect(&rig, &["verify", "r"], 7, &["table `runs`"]);
 
-        expect(&rig, &["resume", "r"], 0, &["Nothing to do for run r, because it is completed."]);
+        expect(&rig, &["resume", "r"], 0, &["Nothing to do for run r, because the run is completed."]);
 
         expect(&rig, &["verify", "r"], 0, &["r: sound"]);
         expect(&rig, &["list"], 0, &["r    completed  2/2"]);

@@ -29,8 +29,8 @@ fn it_is_killed_and_goes_on_and_leaves_nothing() {
         "$ kill -9 ",
         "$ waypost why demo load",
         "$ waypost resume demo",
-        "How often each step began: fetch once, load 2 times, report once, publish once.",
-        "What was finished was not done again",
+        "Starts per step: fetch once, load 2 times, report once, publish once.",
+        "Finished steps did not run again",
         "Run demo is completed: 4 of 4 steps are done.",
     ] {
         assert!(told.contains(words), "{words}: {told}");

@@ -31,7 +31,7 @@ fn too_few_descriptors_are_told_at_every_limit() {
                 Some(0) => {}
                 Some(71) => {
                     lacked = count;
-                    assert!(told.contains("too few descriptors (`ulimit -n`)"), "{store}, {count}: {told}");
+                    assert!(told.contains("descriptors (`ulimit -n`)"), "{store}, {count}: {told}");
                 }
                 _ => panic!("{store}, {count} descriptors: {told}"),
             }

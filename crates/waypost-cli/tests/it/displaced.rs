@@ -57,7 +57,7 @@ fn a_pipe_in_place_of_any_file_hangs_nothing() {
                 let output = rig.start(&["resume", "r", "-q"]).end_soon();
                 let told = rig.told(&output);
                 assert!(matches!(output.status.code(), Some(7 | 74)), "{told}");
-                assert!(told.contains(&name) && told.contains("it is a pipe"), "{told}");
+                assert!(told.contains(&name) && told.contains("found a pipe"), "{told}");
             }
             fs::remove_file(&file).unwrap();
             if let Some(bytes) = kept {
@@ -79,11 +79,11 @@ fn a_store_that_a_step_removes_is_missed_at_the_next_commit() {
     ];
     let of_all = ["rm -rf kept", "mv kept elsewhere"];
     for (url, harms) in STORES.iter().zip([&[&of_sqlite[..], &of_all].concat()[..], &of_all]) {
-        let why = if url.starts_with("sqlite:") { "removed or replaced while it was in use" } else { "" };
+        let why = if url.starts_with("sqlite:") { "removed or replaced while in use" } else { "" };
         for harm in harms {
             let rig = Rig::with(&format!("steps:\n  - run: {harm}\n  - run: touch second\n")).at(url);
 
-            let hint = "something took the store away while it was in use, perhaps a step";
+            let hint = "the store was removed while in use, perhaps by a step";
             expect(&rig, &["run", "flow.yaml", "--id", "r"], 74, &["cannot write", why, hint]);
             assert!(!rig.path("second").exists(), "{url}: {harm}");
         }
@@ -122,7 +122,7 @@ fn nothing_is_lost_when_two_runs_do_not_share_their_memory_any_more() {
         if !killed {
             let told = rig.told(&output);
             assert_eq!(output.status.code(), Some(74), "{goes_on}: {told}");
-            assert!(told.contains("waypost.db-shm") && told.contains("while it was in use"), "{told}");
+            assert!(told.contains("waypost.db-shm") && told.contains("while in use"), "{told}");
         }
 
         assert!(!rig.path("second").exists());
@@ -180,10 +180,10 @@ fn what_a_lost_database_left_is_found_in_its_own_folder() {
 fn something_else_in_the_place_of_one_lock_hides_no_other_run() {
     type Put = fn(&Path);
     let things: [(Put, &str); 4] = [
-        (put_pipe, "it is a pipe"),
-        (|path| drop(std::os::unix::net::UnixListener::bind(path).unwrap()), "it is a socket"),
-        (|path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap(), "it is a symbolic link"),
-        (|path| fs::create_dir(path).unwrap(), "it is a folder"),
+        (put_pipe, "found a pipe"),
+        (|path| drop(std::os::unix::net::UnixListener::bind(path).unwrap()), "found a socket"),
+        (|path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap(), "found a symbolic link"),
+        (|path| fs::create_dir(path).unwrap(), "found a folder"),
     ];
     for url in STORES {
         let rig = Rig::with("steps:\n  - run: touch begun; sleep 60\n").at(url);
@@ -222,7 +222,12 @@ fn a_folder_in_place_of_a_run_record_is_named_and_nothing_is_lost() {
     fs::rename(&record, rig.path("aside")).unwrap();
     fs::create_dir(&record).unwrap();
 
-    expect(&rig, &["resume", "r"], 7, &["kept/runs/r/run.json", "it is a folder", "put back what was there"]);
+    expect(
+        &rig,
+        &["resume", "r"],
+        7,
+        &["kept/runs/r/run.json", "found a folder", "restore the original file or folder"],
+    );
 
     fs::remove_dir(&record).unwrap();
     fs::rename(rig.path("aside"), &record).unwrap();
@@ -248,7 +253,7 @@ fn a_folder_that_cannot_be_written_down_is_refused_before_anything_runs() {
             rig.command(args).current_dir(&odd).env("WAYPOST_STORE", "sqlite:../kept.db").output().unwrap();
 
         assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
-        assert!(String::from_utf8_lossy(&refused.stderr).contains("is not UTF-8"), "{}", rig.told(&refused));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("not UTF-8"), "{}", rig.told(&refused));
         assert!(!odd.join("ran").exists() && !rig.path("ran").exists());
     }
 }

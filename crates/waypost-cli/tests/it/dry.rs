@@ -33,11 +33,11 @@ fn a_dry_resume_goes_back_and_starts_over_in_word_only() {
 
     let (steps, said) = would(&rig, &["--from", "three"]);
     assert_eq!(steps, ["three rerun", "four rerun"]);
-    assert!(said.contains("Step three would run again, and what needs it."), "{said}");
+    assert!(said.contains("Step three would rerun, with all steps downstream."), "{said}");
     assert!(!said.contains("nothing, because"), "{said}");
     let (steps, said) = would(&rig, &["--from", "two", "--only"]);
     assert_eq!(steps, ["two rerun"]);
-    assert!(said.contains("stop after step two. Left for later: three, four."), "{said}");
+    assert!(said.contains("stop after step two. Not started: three, four."), "{said}");
     let (steps, said) = would(&rig, &["--restart"]);
     assert_eq!(steps, ["one rerun", "two rerun", "three rerun", "four rerun"]);
     assert!(said.contains("would start over"), "{said}");
@@ -83,11 +83,11 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
 
     let (steps, said) = would(&rig, &["--retry-failed"]);
     assert_eq!(steps, ["f rerun", "g rerun", "k rerun"]);
-    assert!(said.contains("Item y would be tried again, on f:y, from step k on."), "{said}");
+    assert!(said.contains("Item y would be retried, on f:y, from step k."), "{said}");
 
     let (steps, said) = would(&rig, &["--from", "f:x/k"]);
     assert_eq!(steps, ["f rerun", "g rerun", "k rerun"]);
-    assert!(said.contains("Step f:x/k would run again"), "{said}");
+    assert!(said.contains("Step f:x/k would rerun"), "{said}");
     for wrong in ["f:y/k", "f:z/k", "f:x/g"] {
         let call = |more: &[&str]| rig.waypost(&[&["resume", "r-1", "--from", wrong], more].concat());
         assert_eq!(call(&["--dry-run"]), call(&[]), "{wrong}");
@@ -115,7 +115,7 @@ fn a_dry_run_stops_where_the_run_would() {
     let (until, said) = steps(&["--until", "two"]);
 
     assert_eq!(until, ["one", "two"]);
-    assert!(said.contains("would stop after step two. Left for later: three, four."), "{said}");
+    assert!(said.contains("would stop after step two. Not started: three, four."), "{said}");
     assert_eq!(steps(&[]).0, ["one", "two", "three", "four"]);
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--dry-run", "--until", "nonsense"]), Some(5));
 }
@@ -178,7 +178,7 @@ fn from_a_step_what_needs_it_is_planned_and_nothing_else() {
         expect.iter().map(|(step, action)| ((*step).to_owned(), (*action).to_owned())).collect();
     assert_eq!(actions, expect, "{text}");
     let told = String::from_utf8(planned.stderr).unwrap();
-    assert!(told.contains("Step d must not be repeated: the resume would ask about it."), "{told}");
+    assert!(told.contains("Step d is not idempotent: the resume would ask for a decision."), "{told}");
     assert_eq!(rig.call(&["resume", "r", "--from", "c", "-q"]).status.code(), Some(8));
     assert_eq!(rig.read("trace").lines().last(), Some("c"));
 }

@@ -57,7 +57,7 @@ fn two_items_of_one_key_that_params_give_are_refused_before_anything_runs() {
     let key = "key: ${{ item.id }}";
     let (told, begun) = run(&flow("", key), r#"[{"id":1},{"id":1}]"#);
     assert!(
-        told.starts_with("exit 2\n") && told.contains("items 1 and 2 of step `each` have the key `1`"),
+        told.starts_with("exit 2\n") && told.contains("items 1 and 2 of step `each` have the same key `1`"),
         "{told}"
     );
     assert!(!begun);

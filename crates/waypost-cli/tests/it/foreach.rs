@@ -215,9 +215,9 @@ fn too_many_failures_stop_a_run() {
         )
     };
     for (key, worked, says) in [
-        ("max_failures: 1", 2, "2 of 6 branches failed, and no more than 1 may"),
-        ("failure_rate: 0.4", 3, "3 of 6 branches failed, which is more than the part of 0.4 that may"),
-        ("circuit_breaker: 2", 2, "2 branches one after the other failed alike"),
+        ("max_failures: 1", 2, "2 of 6 branches failed, the maximum is 1"),
+        ("failure_rate: 0.4", 3, "3 of 6 branches failed, over the maximum rate of 0.4"),
+        ("circuit_breaker: 2", 2, "2 consecutive branches failed with the same error"),
         ("on_item_failure: stop", 1, "exit code 1"),
     ] {
         let rig = Rig::with(&limited(key));
@@ -405,7 +405,7 @@ fn a_changed_step_of_items_runs_again_in_finished_items_if_a_person_says_so() {
 
             let said = rig.told(&refused);
             assert_eq!(refused.status.code(), Some(9), "{store}: {said}");
-            let row = "~ step each does something else in more  1 of 2 items finished, ";
+            let row = "~ step each has another definition in more  1 of 2 items finished, ";
             assert!(said.contains(row) && said.contains("`waypost resume r --keep-finished"), "{said}");
             std::fs::remove_file(rig.path("trace")).unwrap();
             assert_eq!(code(&rig, &["resume", "r", choice, "-q"]), Some(0), "{store} {choice}");
@@ -485,13 +485,13 @@ fn items_under_way_are_begun_anew_after_a_new_step_before_them() {
         assert_eq!(refused.status.code(), Some(9), "{store}: {said}");
         assert!(
             said.contains(
-                "step each  comes after step first now, which is not finished  1 of 2 items finished, "
+                "step each  now follows step first, which is not finished  1 of 2 items finished, "
             ),
             "{said}"
         );
         std::fs::remove_file(rig.path("trace")).unwrap();
         let planned = rig.waypost(&["resume", "r", "--dry-run", "--with", "flow.yaml"]);
-        assert!(planned.contains("upstream changed: `first` runs again"), "{planned}");
+        assert!(planned.contains("upstream changed: `first` reruns"), "{planned}");
         assert!(!planned.contains("each:b"), "{planned}");
         rig.waypost(&["resume", "r", "--with", "flow.yaml"]);
         let wanted = "first\nwork a\nmore a\nwork b\nmore b\n2 of 2\n";
@@ -512,7 +512,7 @@ fn an_item_that_is_given_to_a_dead_letter_holds_no_secret() {
     let refused = rig.command(&again).env("TOKEN", "hunter2-of-old").output().unwrap();
 
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("it contains a secret"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the value contains a secret"), "{refused:?}");
 }
 
 // Bug: items that failed inside a group or a loop were no dead letters. Cause: the item fails because its group's
@@ -548,7 +548,7 @@ steps:
         assert_eq!((&letter["key"], &letter["step"]), (&json!("b"), &json!("work")), "{listed}");
         let refused = rig.call(&["dead-letters", "retry", "r", "b", "--item", "\"c\""]);
         assert_eq!(refused.status.code(), Some(2), "{}", rig.told(&refused));
-        assert!(rig.told(&refused).contains("in the steps of a group"), "{}", rig.told(&refused));
+        assert!(rig.told(&refused).contains("in a step of a group"), "{}", rig.told(&refused));
 
         assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s"]), Some(3));
         assert_eq!(code(&rig, &["dead-letters", "drop", "s", "b"]), Some(0));
@@ -641,7 +641,7 @@ fn equal_keys_of_two_steps_are_told_apart() {
         for wrong in [&["show", "o", "y"][..], &["drop", "o", "y"], &["retry", "o", "y"]] {
             let said = rig.waypost(&[&["dead-letters"], wrong].concat());
             assert!(said.starts_with("exit 2"), "{said}");
-            assert!(said.contains("`y` may mean several dead letters of run o: f:y, g:y"), "{said}");
+            assert!(said.contains("`y` matches several dead letters of run o: f:y, g:y"), "{said}");
         }
         assert_eq!(code(&rig, &["dead-letters", "drop", "o", "f:y"]), Some(0));
         let list = rig.waypost(&["dead-letters", "list", "o"]);
@@ -649,7 +649,7 @@ fn equal_keys_of_two_steps_are_told_apart() {
         assert_eq!(code(&rig, &["dead-letters", "drop", "o", "y"]), Some(0));
         let list = rig.waypost(&["dead-letters", "list", "o"]);
         assert!(
-            list.contains("Run o has no dead letters: the 2 that it had were dropped."),
+            list.contains("Run o has no dead letters: its 2 dead letters were dropped."),
             "{store}: {list}"
         );
     }

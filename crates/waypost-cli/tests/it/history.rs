@@ -138,7 +138,7 @@ steps:
             let at = format!("r-1@{seq}");
             shown.push(steps(&rig.json(&["show", &at, "--json"])));
             let told = rig.waypost(&["show", &at]);
-            dropped += usize::from(told.contains("The state of this checkpoint is not kept any more"));
+            dropped += usize::from(told.contains("The state of this checkpoint was dropped by retention"));
             shown.push(told.lines().filter(|line| line.starts_with("  steps ")).map(Value::from).collect());
         }
         (shown, dropped)

@@ -96,8 +96,8 @@ fn a_session_of_prodigy_is_refused_with_what_to_do() {
     for args in [&["import", "checkpoint.json", "--trust"][..], &["import", "workflow", "checkpoint.json"]] {
         let said = rig.waypost(args);
         let expect = "exit 78\n--- stdout\n--- stderr\n\
-             error: cannot import the checkpoint `wf-1` of Prodigy: it lists finished steps by number, without their \
-             definitions and the digests of their files\n\
+             error: cannot import the checkpoint `wf-1` of Prodigy: the file has finished steps by number only, without \
+             definitions and file digests\n\
              hint: `waypost import workflow a.yml -o waypost.yaml`; 1 of 3 steps are finished: delete them from \
              `waypost.yaml`; `waypost run waypost.yaml --dir WORKTREE`\n";
         assert_eq!(said, expect);

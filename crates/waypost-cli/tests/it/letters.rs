@@ -48,10 +48,10 @@ steps:
           repeat: {until: 'true', max: 1}
           steps: [{id: work, run: 'echo "bad $I"; [ "$I" != b ]', env: {I: "${{ item }}"}}]
 "#;
-    let says = "1 of 3 branches failed, and no more than 0 may
+    let says = "1 of 3 branches failed, the maximum is 0
   first: step work of item b failed: exit code 1
   | bad b
-  all of them: waypost dead-letters list r";
+  all dead letters: waypost dead-letters list r";
     for store in STORES {
         let rig = Rig::with(flow).at(store);
 
@@ -85,7 +85,7 @@ fn a_run_without_dead_letters_says_what_became_of_failed_items() {
     let rig = Rig::with(&flow("on_item_failure: skip, "));
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
     let list = rig.waypost(&["dead-letters", "list", "r"]);
-    let skipped = "Run r has no dead letters: 2 items failed and were skipped, as the workflow says.";
+    let skipped = "Run r has no dead letters: 2 failed items were skipped by `on_item_failure`.";
     assert!(list.contains(skipped), "{list}");
 
     rig.write("flow.yaml", &flow(""));
@@ -93,7 +93,7 @@ fn a_run_without_dead_letters_says_what_became_of_failed_items() {
     rig.waypost(&["export", "s", "s.json"]);
     rig.waypost(&["import", "s.json", "--trust", "--id", "t", "-q"]);
     let list = rig.waypost(&["dead-letters", "list", "t"]);
-    let before = "Run t has no dead letters: 2 items failed in run s, before this one began from it.";
+    let before = "Run t has no dead letters: 2 items failed in run s, before the fork.";
     assert!(list.contains(before), "{list}");
 }
 
@@ -120,7 +120,10 @@ steps:
         assert_eq!(code(&rig, &["dead-letters", "show", "r", "f:b c.txt"]), Some(0));
         assert_eq!(code(&rig, &["logs", "r", "f:none.txt/s"]), Some(5));
         let many = rig.waypost(&["logs", "r", "f:src/a.rs/s"]);
-        assert!(many.contains("may mean several: f:src%2Fa.rs%2Fs, f:src%2Fa.rs/s"), "{store}: {many}");
+        assert!(
+            many.contains("matches several branches: f:src%2Fa.rs%2Fs, f:src%2Fa.rs/s"),
+            "{store}: {many}"
+        );
     }
 }
 
@@ -141,7 +144,10 @@ fn items_of_an_earlier_pass_are_told_of() {
 
     let told = rig.waypost(&["dead-letters", "list", "r"]);
 
-    assert!(told.contains("1 item failed in an earlier pass of a loop, which has gone on since"), "{told}");
+    assert!(
+        told.contains("1 item failed in an earlier iteration of a loop, and cannot be retried"),
+        "{told}"
+    );
 }
 
 // Bug: if several `foreach` steps began in a commit, the dead letters of the first step were neither listed nor
@@ -197,9 +203,9 @@ fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
 
         let told = rig.waypost(&["resume", "r", "--with", "flow.yaml", "--retry-failed"]);
 
-        let why = "`--retry-failed` does not go together with what has changed: `e` begins anew, with all its items";
+        let why = "cannot combine `--retry-failed` with this change: `e` restarts with all its items";
         assert!(told.starts_with("exit 2\n") && told.contains(why), "{store}: {told}");
-        assert!(told.contains("hint: leave `--retry-failed` out"), "{store}: {told}");
+        assert!(told.contains("hint: omit `--retry-failed`"), "{store}: {told}");
         assert_eq!(rig.read("trace"), "", "{store}");
         assert_eq!(code(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), "pa\npb\n", "{store}");
@@ -219,13 +225,13 @@ fn a_step_of_an_item_is_found_and_its_failure_told() {
             let told = rig.waypost(looks);
             assert!(told.starts_with("exit 5\n"), "{told}");
             assert!(told.contains("there is no step `p` on the main branch of run r"), "{told}");
-            assert!(told.contains("it stands on other branches: name one of e:a/p, e:b%20c/p"), "{told}");
+            assert!(told.contains("the step is on other branches: name one of e:a/p, e:b%20c/p"), "{told}");
         }
         for unknown in [&["why", "r", "q"][..], &["show", "r", "--step", "e:a/q"], &["why", "r", "e:z/p"]] {
             assert!(rig.waypost(unknown).contains("in run r\n"), "{unknown:?}: {}", rig.waypost(unknown));
         }
         let why = rig.waypost(&["why", "r", "e:b c/p"]);
-        assert!(why.starts_with("exit 0\n") && why.contains("It is a dead letter: exit code 3\n"), "{why}");
+        assert!(why.starts_with("exit 0\n") && why.contains("Dead letter: exit code 3\n"), "{why}");
         assert!(why.contains("waypost dead-letters retry r") && why.contains(" 'b c'\n"), "{why}");
         assert!(!rig.waypost(&["why", "r", "e:a/p"]).contains("dead letter"));
     }
@@ -243,7 +249,7 @@ fn why_says_that_an_item_was_left_behind() {
         let rig = Rig::with(flow).at(store);
         rig.write("list", "x\ny\n");
         assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
-        let used = |step: &str| rig.waypost(&["why", "r", step]).contains("its result is used");
+        let used = |step: &str| rig.waypost(&["why", "r", step]).contains("reuse the result");
         let steps = ["e:y/p", "e:y/in:1/q", "e:y/p:on_success/h"];
         assert!(steps.iter().all(|step| used(step)), "{store}");
 
@@ -252,7 +258,7 @@ fn why_says_that_an_item_was_left_behind() {
 
         for step in &steps[..2] {
             let why = rig.waypost(&["why", "r", step]);
-            let left = "it is passed over, because its branch was left behind by what was done again since";
+            let left = "skip, because its branch was abandoned after an upstream rerun";
             assert!(why.contains(left), "{store} {step}: {why}");
         }
         assert!(["e:x/p", "e:x/in:1/q", "e:x/p:on_success/h"].iter().all(|step| used(step)), "{store}");
@@ -274,11 +280,11 @@ fn a_file_that_changed_since_is_told_of_when_dead_letters_are_tried_again() {
     assert_eq!(old.status.code(), Some(3));
     let way = "resume r --retry-failed --with flow.yaml`";
     assert!(
-        rig.told(&old).contains("flow.yaml changed since") && rig.told(&old).contains(way),
+        rig.told(&old).contains("flow.yaml changed;") && rig.told(&old).contains(way),
         "{}",
         rig.told(&old)
     );
-    assert!(!as_it_was.contains("changed since"), "{as_it_was}");
+    assert!(!as_it_was.contains("changed;"), "{as_it_was}");
     assert_eq!(code(&rig, &["resume", "r", "--retry-failed", "--with", "flow.yaml", "-q"]), Some(0));
     let count = |item: &str| rig.read("trace").lines().filter(|line| *line == item).count();
     assert_eq!((count("a"), count("b")), (1, 4), "the other item is not worked on again");

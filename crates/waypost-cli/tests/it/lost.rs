@@ -52,8 +52,7 @@ fn items_that_are_gone_or_altered_are_damage_to_verify() {
         assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0));
         let items = rig.path("kept/runs/r/blobs/items/main.each.1.2.jsonl");
         let sound = fs::read_to_string(&items).unwrap();
-        for (altered, said) in
-            [(Some(sound.replace("\"c\"", "\"d\"")), "not what was frozen"), (None, "not there any more")]
+        for (altered, said) in [(Some(sound.replace("\"c\"", "\"d\"")), "have digest"), (None, "are missing")]
         {
             match altered {
                 Some(text) => fs::write(&items, text).unwrap(),
@@ -82,7 +81,7 @@ fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
     fs::remove_file(&newest).unwrap();
     fs::write(&newest, &sound[..sound.len() / 2]).unwrap();
 
-    expect(&rig, &["verify", "r-1"], 7, &["r-1@4: its file has digest"]);
+    expect(&rig, &["verify", "r-1"], 7, &["r-1@4: file has digest"]);
     expect(&rig, &["show", "r-1"], 0, &["r-1  failed"]);
     expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
     expect(&rig, &["verify", "r-1"], 0, &[]);
@@ -117,8 +116,9 @@ fn newer_files_taken_away_stop_a_resume() {
     expect(&rig, &["show", "r-1"], 0, &["r-1  interrupted", "checkpoint r-1@4 is missing", "1 of 4 done"]);
     expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@3 is missing; a resume stops"]);
     let stops = rig.json(&["plan", "r-1", "--json"])["stops"].clone();
-    let missing =
-        [5, 4, 3].map(|seq| format!("checkpoint r-1@{seq} is missing; a resume stops until it is back"));
+    let missing = [5, 4, 3].map(|seq| {
+        format!("checkpoint r-1@{seq} is missing; a resume stops until the checkpoint is restored")
+    });
     assert_eq!(stops, serde_json::json!(missing));
     let before = rig.read("kept/runs/r-1/report.md");
     expect(&rig, &["resume", "r-1"], 7, &["it is missing", "--restart"]);
@@ -207,7 +207,7 @@ fn an_older_copy_of_the_files_of_a_run_stops_a_resume() {
     fs::remove_file(rig.path("kept/runs/r/checkpoint.json")).unwrap();
 
     for _ in 0..2 {
-        expect(&rig, &["resume", "r"], 7, &["checkpoint r@3 is damaged", "events.jsonl tells of it"]);
+        expect(&rig, &["resume", "r"], 7, &["checkpoint r@3 is damaged", "events.jsonl has the record"]);
     }
     expect(&rig, &["verify", "r"], 7, &["r/f:x@2", "r/f:y@3"]);
     assert_eq!(rig.read("trace"), "x\ny\n", "nothing was done");
@@ -268,11 +268,11 @@ fn an_older_store_than_the_log_of_the_run_is_told() {
     assert!(!rig.path("kept/waypost.db-wal").exists(), "the database is closed");
     fs::write(rig.path("kept/waypost.db"), older).unwrap();
 
-    expect(&rig, &["verify", "r-1"], 7, &["r-1@5: it is missing: ", "events.jsonl tells of it"]);
+    expect(&rig, &["verify", "r-1"], 7, &["r-1@5: it is missing: ", "events.jsonl has the record"]);
     expect(&rig, &["show", "r-1"], 0, &["checkpoint r-1@5 is missing"]);
     expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@5 is missing; a resume stops"]);
     let told = rig.read("kept/runs/r-1/events.jsonl");
-    expect(&rig, &["resume", "r-1"], 7, &["it is missing", "to go on from r-1@2 all the same, move "]);
+    expect(&rig, &["resume", "r-1"], 7, &["it is missing", "to continue from r-1@2 without them, move "]);
     assert_eq!(rig.read("kept/runs/r-1/events.jsonl"), told, "the witness is left as it was");
     expect(&rig, &["resume", "r-1"], 7, &["it is missing"]);
     fs::remove_file(rig.path("kept/runs/r-1/events.jsonl")).unwrap();
@@ -342,17 +342,22 @@ fn a_database_that_is_gone_is_named_with_its_runs() {
             &["plan", "r-1"],
         ];
         for args in calls {
-            expect(&rig, args, 7, &["waypost.db is gone, but run r-1 has left its log"]);
+            expect(&rig, args, 7, &["waypost.db is gone, but the event log of run r-1 is beside it"]);
             assert!(!database.exists(), "{args:?} made one");
         }
         expect(
             &rig,
             &["run", "flow.yaml", "--id", "r-2", "-q"],
             if url.is_some() { 0 } else { 1 },
-            &["warning: ", "run r-1 has left its log"],
+            &["warning: ", "the event log of run r-1 is beside it"],
         );
-        expect(&rig, &["resume", "r-1"], 7, &["run r-1 has left its log in ", "does not know it"]);
-        expect(&rig, &["run", "flow.yaml", "--id", "r-1", "--or-resume"], 7, &["does not know it"]);
+        expect(&rig, &["resume", "r-1"], 7, &["run r-1 has an event log in ", "but no records in the store"]);
+        expect(
+            &rig,
+            &["run", "flow.yaml", "--id", "r-1", "--or-resume"],
+            7,
+            &["but no records in the store"],
+        );
         fs::write(&database, kept).unwrap();
         rig.write("ok", "");
         expect(&rig, &["resume", "r-1"], 0, &["is completed"]);
@@ -364,7 +369,7 @@ fn a_folder_without_a_database_has_no_runs() {
     let rig = Rig::with(FLOW);
     fs::create_dir(rig.path(".waypost")).unwrap();
 
-    expect(&rig, &["show", "r-1"], 5, &[".waypost/waypost.db is not there"]);
+    expect(&rig, &["show", "r-1"], 5, &[".waypost/waypost.db does not exist"]);
     expect(&rig, &["list"], 0, &["Nothing to list, because"]);
 }
 
@@ -374,11 +379,11 @@ fn a_database_that_is_none_is_damage() {
     // wrong file format. Fix: the file is inspected before the open.
     type Change = fn(&mut Vec<u8>);
     let changes: [(&str, Change); 7] = [
-        ("is empty, but run r-1 has left its log", Vec::clear),
-        ("is not an SQLite database", |bytes| bytes.truncate(50)),
-        ("is not an SQLite database", |bytes| *bytes = b"only some text\n".repeat(1000)),
-        ("is not an SQLite database", |bytes| bytes[..4096].fill(0xa5)),
-        ("is not an SQLite database", |bytes| bytes[16..24].fill(0xa5)),
+        ("is empty, but the event log of run r-1 is beside it", Vec::clear),
+        ("not an SQLite database", |bytes| bytes.truncate(50)),
+        ("not an SQLite database", |bytes| *bytes = b"only some text\n".repeat(1000)),
+        ("not an SQLite database", |bytes| bytes[..4096].fill(0xa5)),
+        ("not an SQLite database", |bytes| bytes[16..24].fill(0xa5)),
         ("is malformed", |bytes| bytes[8192..40_000].fill(0xa5)),
         ("is malformed", |bytes| bytes.truncate(10_000)),
     ];
@@ -420,7 +425,7 @@ fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written
             &rig,
             &["show", "r-1"],
             0,
-            &["r-1  interrupted", "3 of 4 done", "is damaged and was passed over"],
+            &["r-1  interrupted", "3 of 4 done", "is damaged, an older one is used"],
         );
         let shown = rig.json(&["show", "r-1", "--json"]);
         assert_eq!(
@@ -428,7 +433,7 @@ fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written
             (&"interrupted".into(), &"r-1@8".into()),
             "{url}"
         );
-        expect(&rig, &["resume"], 0, &["went on from the one before", "is completed"]);
+        expect(&rig, &["resume"], 0, &["continued from the checkpoint before", "is completed"]);
         expect(&rig, &["list"], 0, &["completed"]);
         assert!(rig.json(&["show", "r-1", "--json"]).get("damaged").is_none());
     }
@@ -512,7 +517,7 @@ fn what_is_left_of_a_lost_run_is_told_and_can_be_deleted() {
             &["run", "flow.yaml", "--id", "r-1", "--or-resume"],
         ];
         for args in calls {
-            expect(&rig, args, 7, &["run r-1 has left its log", "waypost delete r-1"]);
+            expect(&rig, args, 7, &["run r-1 has an event log in ", "waypost delete r-1"]);
         }
         expect(&rig, &["delete", "r-1", "--yes"], 0, &["Deleted run r-1"]);
         expect(&rig, &["show", "r-1"], 5, &["there is no run `r-1`"]);

@@ -268,9 +268,9 @@ fn runs_are_no_evidence_of_themselves() {
     assert_eq!(code_of(&rig, &["verify", "r"]), Some(4));
 
     for (evidence, why) in [
-        ("[{sha256: .waypost/waypost.db}]", "it is the database in which this run is kept"),
-        ("[{file: .waypost/waypost.db, contains: r}]", "it is the database in which this run is kept"),
-        ("[{sqlite: .waypost/waypost.db, table: runs}]", "it is the database in which this run is kept"),
+        ("[{sha256: .waypost/waypost.db}]", "the path is the database of this run"),
+        ("[{file: .waypost/waypost.db, contains: r}]", "the path is the database of this run"),
+        ("[{sqlite: .waypost/waypost.db, table: runs}]", "the path is the database of this run"),
     ] {
         let rig = Rig::with(&format!("steps: [{{id: a, run: 'true', evidence: {evidence}}}]\n"));
         let told = rig.waypost(&RUN);
@@ -278,5 +278,5 @@ fn runs_are_no_evidence_of_themselves() {
     }
     let rig = Rig::with("steps: [{id: a, run: 'true', evidence: [{sha256: kept}]}]\n").at(STORES[0]);
     let told = rig.waypost(&RUN);
-    assert!(told.contains("`waypost.db` in it is the database in which this run is kept"), "{told}");
+    assert!(told.contains("`waypost.db` in the folder is the database of this run"), "{told}");
 }

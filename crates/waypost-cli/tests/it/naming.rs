@@ -80,7 +80,10 @@ fn a_beginning_that_only_one_run_has_is_enough_to_end_it() {
     assert_eq!(runs(&rig).len(), 3, "nothing was ended");
 
     let unasked = rig.waypost(&["delete", "d"]);
-    assert!(unasked.starts_with("exit 2\n") && unasked.contains("whether to delete daily-a1"), "{unasked}");
+    assert!(
+        unasked.starts_with("exit 2\n") && unasked.contains("cannot ask for confirmation to delete daily-a1"),
+        "{unasked}"
+    );
     assert!(rig.waypost(&["cancel", "nightly-a"]).contains("Run nightly-ab12 is cancelled"));
     assert!(
         rig.waypost(&["delete", "nightly-a", "d", "--yes"])

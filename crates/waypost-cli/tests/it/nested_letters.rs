@@ -224,9 +224,7 @@ fn inner_items_that_failed_before_a_fork_are_told_as_such() {
 
         for run in ["f", "i"] {
             let list = rig.waypost(&["dead-letters", "list", run]);
-            let before = format!(
-                "Run {run} has no dead letters: 1 item failed in run r, before this one began from it."
-            );
+            let before = format!("Run {run} has no dead letters: 1 item failed in run r, before the fork.");
             assert!(list.contains(&before), "{store}: {list}");
         }
     }

@@ -79,7 +79,7 @@ fn what_was_printed_and_is_damaged_is_not_given() {
 
     let told = rig.waypost(&args);
 
-    assert!(told.starts_with("exit 7\n--- stdout\n--- stderr\nerror: what was printed"), "{told}");
+    assert!(told.starts_with("exit 7\n--- stdout\n--- stderr\nerror: cannot replay the output"), "{told}");
     assert_eq!(rig.read("trace"), "x\n");
     let redone = rig.call(&["once", "--id", "s", "--redo", "a", "--", "sh", "-c", args[7]]);
     assert!(redone.status.success());
@@ -94,7 +94,7 @@ fn any_exit_code_is_given_again_and_a_failure_is_done_again_if_that_is_wanted() 
     assert!(once(&rig, "a", "echo x >> trace; exit 3").starts_with("exit 3\n"));
     let again = once(&rig, "a", "echo x >> trace; exit 3");
     assert!(again.starts_with("exit 3\n"), "{again}");
-    assert!(again.contains("a ended with 3 before, which is given again"), "{again}");
+    assert!(again.contains("a ended with exit code 3 before, replayed here"), "{again}");
     assert_eq!(rig.read("trace"), "x\n");
     let retry = ["once", "--id", "s", "--retry-failed", "a", "--", "sh", "-c", "echo x >> trace; test -e ok"];
     assert_eq!(code(&rig, &retry), Some(1));
@@ -214,7 +214,10 @@ fn one_key_twice_at_once_waits_or_is_refused() {
     let mut refused = vec!["once", "--id", "s", "--wait", "0s"];
     refused.extend(&held[3..]);
     let refused = rig.waypost(&refused);
-    assert!(refused.starts_with("exit 6\n") && refused.contains("`a` of run s is under way"), "{refused}");
+    assert!(
+        refused.starts_with("exit 6\n") && refused.contains("`a` of run s is running, held by"),
+        "{refused}"
+    );
     let same = rig.start(&held);
     rig.write("go", "");
 
@@ -361,10 +364,7 @@ fn a_command_of_a_script_is_stopped_from_afar() {
             rig.wait_for("pid", |text| text.ends_with('\n'));
             let told = rig.waypost(&["stop", "s"]);
             assert!(told.starts_with("exit 0\n"), "{store}: {told}");
-            assert!(
-                told.contains("Run s has stopped (interrupted); to go on, call the script again"),
-                "{told}"
-            );
+            assert!(told.contains("Run s stopped (interrupted); to resume, call the script again"), "{told}");
             let ended = running.end();
             assert_eq!(ended.status.code(), Some(130), "{store}: {}", rig.told(&ended));
             assert!(!lives(&rig.read("pid")), "{store}");

@@ -73,7 +73,7 @@ fn a_run_with_commands_under_way_is_told_and_stopped() {
     assert_eq!(code_of(&rig, &["delete", "s", "--yes"]), Some(6));
     let told = rig.waypost(&["stop", "s"]);
 
-    assert!(told.contains("Run s has stopped (interrupted)"), "{told}");
+    assert!(told.contains("Run s stopped (interrupted)"), "{told}");
     for ended in running.map(Running::end_soon) {
         assert_eq!(ended.status.code(), Some(130), "{}", rig.told(&ended));
     }

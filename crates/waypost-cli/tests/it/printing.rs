@@ -71,7 +71,7 @@ steps:
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
 
     let events = rig.waypost(&["events", "r"]);
-    assert!(events.contains("what it printed is not kept: the step printed 1100000 bytes"), "{events}");
+    assert!(events.contains("the recorded output is not kept: the step printed 1100000 bytes"), "{events}");
 }
 
 // Bug: an output with a NUL was accepted, and the step with that value in a variable failed with a system error.
@@ -90,9 +90,12 @@ fn a_value_with_a_nul_is_refused_where_a_process_would_be_given_it() {
         assert!(told.starts_with("exit 1\n"), "{with}: {told}");
         assert!(told.contains("`steps.a.outputs.result`"), "{with}: {told}");
         assert!(
-            told.contains("its value holds a NUL, which no variable and no command can take"),
+            told.contains("the value contains a NUL, which variables and commands cannot hold"),
             "{with}: {told}"
         );
-        assert!(told.contains("encode it, or write it to a file and give the path"), "{with}: {told}");
+        assert!(
+            told.contains("encode the value in its step, or write the value to a file and pass the path"),
+            "{with}: {told}"
+        );
     }
 }

@@ -55,7 +55,7 @@ params: { least: { type: integer, default: 2 } }
 
     let unset = rig.waypost(&["verify", "r"]);
     assert!(
-        unset.starts_with("exit 4\n") && unset.contains("`API_TOKEN`, which it needs, is not set"),
+        unset.starts_with("exit 4\n") && unset.contains("the variable `API_TOKEN` in `env` is not set"),
         "{unset}"
     );
     rig.write("n.txt", "4");

@@ -133,7 +133,7 @@ fn checkpoints_without_their_state_are_told_as_such() {
             let said = rig.waypost(&words);
             assert!(said.starts_with("exit 5\n") && said.contains("its state"), "{said}");
             let hint = "hint: `waypost checkpoints r-2";
-            assert!(said.contains(hint) && said.contains("says `no state`"), "{said}");
+            assert!(said.contains(hint) && said.contains("show `no state`"), "{said}");
         }
     }
 }

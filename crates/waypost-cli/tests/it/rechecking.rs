@@ -352,7 +352,7 @@ fn a_step_is_done_again_before_what_comes_after_its_work() {
             assert_eq!(rig.read("h"), "good\n", "{store}: {flow}");
             rests(&rig);
             remove(&rig, "h");
-            assert_eq!(resumed(&rig, 0), "", "{store}: {flow}: a hook is over with its step");
+            assert_eq!(resumed(&rig, 0), "", "{store}: {flow}: hooks are not rechecked");
         }
     }
 }
@@ -461,7 +461,7 @@ fn the_evidence_of_a_hook_is_not_looked_at_after_its_step() {
         for store in STORES {
             let rig = ran(&flow, store, 0);
             let checked = rig.waypost(&["check", "flow.yaml"]);
-            assert!(checked.contains("the evidence of step `h` is verified when the step ends"), "{checked}");
+            assert!(checked.contains("evidence of hook step `h` is checked only at commit"), "{checked}");
 
             remove(&rig, "h");
             assert_eq!(resumed(&rig, 0), "", "{store}: {opener}");

@@ -65,7 +65,7 @@ fn another_file_is_mended_and_killed_amid() {
         rig.write("child.yaml", &format!("{mended}  - {{id: e, run: 'echo e >> trace'}}\n"));
 
         let told = rig.waypost(&["plan", "r"]);
-        assert!(told.contains("step w does something else in what is not finished within it"), "{told}");
+        assert!(told.contains("step w has another definition in unfinished steps"), "{told}");
         assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1), "{store}");
         rig.write("go", "");
         assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");

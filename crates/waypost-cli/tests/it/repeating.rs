@@ -72,7 +72,10 @@ steps:
         let ended = rig.call(&["run", "flow.yaml", "--id", "s"]);
         assert_eq!(ended.status.code(), Some(1), "{store}");
         let told = rig.told(&ended);
-        assert!(told.contains("`steps.poll.outputs.n | int >= 4` did not come true in 3 passes"), "{told}");
+        assert!(
+            told.contains("`steps.poll.outputs.n | int >= 4` is still false after 3 iterations"),
+            "{told}"
+        );
         // A resume repeats the last pass.
         assert_eq!(code(&rig, &["resume", "s", "-q"]), Some(1));
         assert!(rig.read("trace").ends_with("poll 1\npoll 2\npoll 3\npoll 3\n"), "{}", rig.read("trace"));

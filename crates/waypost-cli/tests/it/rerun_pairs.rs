@@ -354,7 +354,7 @@ fn a_step_added_to_finished_items_is_no_kept_result() {
     let kept = rig.call(&["resume", "r", "--keep-finished"]);
 
     assert_eq!((kept.status.code(), ran(&rig).as_str()), (Some(9), ""));
-    assert!(rig.told(&kept).contains("step `m` is new within `f`"), "{}", rig.told(&kept));
+    assert!(rig.told(&kept).contains("step `m` is new inside `f`"), "{}", rig.told(&kept));
     assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
     assert_eq!(ran(&rig), "m p");
 }

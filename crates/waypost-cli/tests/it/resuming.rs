@@ -306,8 +306,8 @@ fn resuming_all_names_the_runs_that_wait_for_a_decision() {
     let one = rig.waypost(&["resume", "r"]);
     let json = rig.json(&["resume", "--all", "--json"]);
 
-    let told = "exit 8\n--- stdout\n--- stderr\nwarning: Run r is left as it is, because a step is in doubt: \
-                `waypost why r --store file:kept` says which; then decide: `waypost resume r --treat-as done --store file:kept`, or \
+    let told = "exit 8\n--- stdout\n--- stderr\nwarning: Run r is unchanged, because a step is in doubt: see \
+                `waypost why r --store file:kept`, then decide: `waypost resume r --treat-as done --store file:kept`, or \
                 `--treat-as retry`\n";
     assert_eq!(all, told);
     assert!(one.contains("`waypost resume r --treat-as done --store file:kept`"), "{one}");
@@ -347,11 +347,11 @@ fn hints_about_a_run_that_is_held_find_its_store() {
     running.end();
 
     assert!(
-        held.starts_with("exit 6") && held.contains("stop it: `waypost stop r --store file:kept`"),
+        held.starts_with("exit 6") && held.contains("stop the run: `waypost stop r --store file:kept`"),
         "{held}"
     );
     assert!(
-        again.starts_with("exit 2") && again.contains("look at it: `waypost show r --store file:kept`"),
+        again.starts_with("exit 2") && again.contains("`waypost show r --store file:kept` shows the run"),
         "{again}"
     );
 }
@@ -384,7 +384,7 @@ fn a_variable_that_every_step_sets_itself_is_not_told() {
 
     let told = with("after", &["resume", "r"]);
 
-    assert!(told.contains("the environment differs from when the run was made: `B`\n"), "{told}");
+    assert!(told.contains("environment variables changed since the run was created: `B`\n"), "{told}");
 }
 
 // Bug: a change of the file after the end of its run was ignored; `resume`, `plan` and `run --or-resume` reported
@@ -397,12 +397,12 @@ fn a_change_after_the_end_is_told_and_what_is_finished_needs_a_choice() {
     let rig = Rig::with(&flow(one));
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
     let or_resume = ["run", "flow.yaml", "--id", "r", "--or-resume"];
-    let nothing = "Nothing to do for run r, because it is completed.\n";
+    let nothing = "Nothing to do for run r, because the run is completed.\n";
 
     rig.write("flow.yaml", &format!("# why\n{}", flow(one)));
     for args in [&["resume", "r"][..], &or_resume] {
         let told = rig.waypost(args);
-        let words = "flow.yaml changed, but not in what any step does.\n";
+        let words = "flow.yaml changed, without effect on any step.\n";
         assert!(told.starts_with("exit 0") && told.contains(nothing) && told.contains(words), "{told}");
     }
 
@@ -417,11 +417,11 @@ fn a_change_after_the_end_is_told_and_what_is_finished_needs_a_choice() {
     rig.write("flow.yaml", &flow(&one.replace("echo b ", "echo bb ")));
     for args in [&["resume", "r"][..], &or_resume] {
         let told = rig.waypost(args);
-        let words = "  ~ step b does something else  finished, ";
+        let words = "  ~ step b has another definition  finished, ";
         assert!(told.starts_with("exit 9") && told.contains(words), "{told}");
     }
     let plan = rig.waypost(&["plan", "r"]);
-    assert!(plan.starts_with("exit 0") && plan.contains("so that a resume asks first"), "{plan}");
+    assert!(plan.starts_with("exit 0") && plan.contains("so a resume asks first"), "{plan}");
     let kept = rig.waypost(&["resume", "r", "--keep-definition"]);
     assert!(kept.starts_with("exit 0") && kept.contains(nothing), "{kept}");
     assert_eq!(rig.read("trace"), "a\nb\n");
@@ -444,7 +444,7 @@ fn a_completed_run_adopts_another_file_when_asked() {
         let added = rig.waypost(&["resume", "r", "--with", "flow.yaml"]);
 
         assert!(adopted.starts_with("exit 0") && adopted.contains("Run r is completed"), "{adopted}");
-        assert!(again.contains("Nothing to do for run r, because it is completed.\n"), "{again}");
+        assert!(again.contains("Nothing to do for run r, because the run is completed.\n"), "{again}");
         assert!(added.starts_with("exit 0") && added.contains("4 of 4 steps are done"), "{added}");
         assert_eq!(rig.read("trace"), "a\nb\nc\nbb\nc\nd\n", "{store}");
         let verified = rig.waypost(&["verify", "r"]);
@@ -462,7 +462,7 @@ fn a_file_that_broke_after_the_end_is_told() {
 
     assert!(told.starts_with("exit 0"), "{told}");
     assert!(
-        told.contains("flow.yaml changed since, and is no workflow any more: `waypost check flow.yaml`"),
+        told.contains("flow.yaml changed, and is not a valid workflow: `waypost check flow.yaml`"),
         "{told}"
     );
 }

@@ -116,7 +116,7 @@ fn a_failed_run_in_memory_names_no_line_that_could_go_on_with_it() {
 
     assert!(told.starts_with("exit 1\n") && !told.contains("waypost resume"), "{told}");
     assert!(
-        told.contains("Nothing can go on with it, because its store was the memory of this process."),
+        told.contains("The run cannot be resumed: its store was in the memory of this process."),
         "{told}"
     );
 }
@@ -174,7 +174,7 @@ fn the_line_that_resumes_names_the_store_where_it_must() {
     check("run_far_store", &told);
 
     rig.write("it's/flows/ok", "");
-    let line = told.lines().find_map(|line| line.strip_prefix("Go on with: ")).unwrap();
+    let line = told.lines().find_map(|line| line.strip_prefix("Resume with: ")).unwrap();
     let line = line.replace("[DIR]", &rig.path("").canonicalize().unwrap().to_string_lossy());
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_waypost")).parent().unwrap();
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
@@ -319,7 +319,7 @@ fn the_group_of_a_job_holds_the_log() {
     assert!(told.contains("::group::short (took "), "{told}");
     assert!(told.contains(")\n  | one\n  | two\n::endgroup::"), "{told}");
     let long = told.split("::group::long").nth(1).unwrap().split("::endgroup::").next().unwrap();
-    assert!(long.contains("bytes before this are in [DIR]/") && long.contains("\n  | 2001\n"), "{long}");
+    assert!(long.contains("earlier bytes are in [DIR]/") && long.contains("\n  | 2001\n"), "{long}");
     assert!(!long.contains("\n  | 2000\n") && long.ends_with("\n  | 3000\n"), "{long}");
     let wide = told.split("::group::wide").nth(1).unwrap();
     assert!(wide.contains("\n  | 0123456789012345\n"), "{wide}");
@@ -345,7 +345,7 @@ fn an_answer_that_could_not_be_written_is_told() {
         assert!(
             told.contains("cannot write the answer to stdout")
                 && told.contains("No space left")
-                && told.contains("what the command did before is done"),
+                && told.contains("the command itself completed"),
             "{args:?}: {told}"
         );
     }
@@ -383,10 +383,7 @@ fn a_detached_run_goes_on_by_itself() {
 
         let named = run(&["run", "flow.yaml", "-v", "--detach"]);
         let said = rig.told(&named);
-        assert!(
-            said.contains("goes on by itself, in process") && said.contains("waypost events flow-"),
-            "{said}"
-        );
+        assert!(said.contains("continues in process") && said.contains("waypost events flow-"), "{said}");
         wait_until("the other run", || rig.json(&["list", "--json"])["runs"][0]["status"] == "completed");
         assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2), "no secret");
         assert_eq!(run(&["run", "flow.yaml", "--id", "r", "--detach"]).status.code(), Some(2), "it is there");
@@ -396,7 +393,7 @@ fn a_detached_run_goes_on_by_itself() {
     rig.write("go", "");
     let again = ["run", "flow.yaml", "--id", "r", "--or-resume", "--detach"];
     let said = rig.waypost(&again);
-    assert!(said.starts_with("exit 0") && said.contains("Run r goes on by itself, in process"), "{said}");
+    assert!(said.starts_with("exit 0") && said.contains("Run r continues in process"), "{said}");
     wait_until("it is completed", || rig.json(&["show", "r", "--json"])["status"] == "completed");
     let said = rig.waypost(&again);
     assert!(said.starts_with("exit 0") && said.contains("Nothing to do for run r"), "{said}");
@@ -415,8 +412,8 @@ fn only_who_made_a_detached_run_says_that_it_goes_on() {
 
         let told: Vec<_> = begun.into_iter().map(|running| rig.told(&running.end())).collect();
 
-        let made = |told: &&String| told.starts_with("exit 0") && told.contains("Run x goes on by itself");
-        let refused = |told: &&String| told.starts_with("exit 2") && told.contains("run x exists");
+        let made = |told: &&String| told.starts_with("exit 0") && told.contains("Run x continues in process");
+        let refused = |told: &&String| told.starts_with("exit 2") && told.contains("run x already exists");
         assert_eq!(told.iter().filter(made).count(), 1, "{store}: {told:#?}");
         assert_eq!(told.iter().filter(refused).count(), 4, "{store}: {told:#?}");
         wait_until("it is completed", || rig.json(&["show", "x", "--json"])["status"] == "completed");
@@ -440,7 +437,7 @@ fn a_step_that_said_something_may_run_into_its_timeout() {
         for args in [&["run", "flow.yaml", "--id", "r"][..], &["resume", "r"]] {
             let out = rig.call(args);
             assert_eq!(out.status.code(), Some(1), "{say}: {}", rig.told(&out));
-            assert!(rig.told(&out).contains("it took longer than 300ms"), "{say}: {}", rig.told(&out));
+            assert!(rig.told(&out).contains("timed out after 300ms"), "{say}: {}", rig.told(&out));
         }
     }
 }

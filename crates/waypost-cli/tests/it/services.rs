@@ -80,7 +80,7 @@ fn one_that_ends_is_started_again_and_one_that_cannot_serve_fails() {
     );
     let ended = rig.call(&["run", "flow.yaml", "--id", "r"]);
     assert_eq!(ended.status.code(), Some(1));
-    assert!(rig.told(&ended).contains("the service ended as soon as it was started: exit code 4"));
+    assert!(rig.told(&ended).contains("the service exited at its start: exit code 4"));
     assert!(!rig.path("ran").exists());
     assert!(rig.waypost(&["logs", "r", "api"]).contains("no port"));
 }

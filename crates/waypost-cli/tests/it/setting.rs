@@ -30,7 +30,7 @@ fn steps_that_are_still_to_come_read_other_params() {
     let rig = failed();
 
     let dry = call(&rig, &["resume", "r", "--set", "n=2", "--dry-run"]);
-    assert!(dry.contains("The steps to come would read other values of `n`."), "{dry}");
+    assert!(dry.contains("Remaining steps would read new values of `n`."), "{dry}");
     let resumed = call(&rig, &["resume", "r", "--set", "n=2"]);
 
     assert!(resumed.starts_with("exit 0\n"), "{resumed}");
@@ -63,12 +63,12 @@ fn what_a_finished_step_has_read_changes_only_if_it_is_done_again() {
     ];
     check("set_refused", &refused.join("\n"));
     assert_eq!(rig.read("out"), "a world\nb 1\n");
-    assert!(set(&["--set", "n=1", "--dry-run"]).contains("as asked for already"));
+    assert!(set(&["--set", "n=1", "--dry-run"]).contains("already have these values"));
 
     assert!(set(&["--set", "who=moon", "--set", "n=2", "--from", "a", "-q"]).starts_with("exit 0\n"));
     assert_eq!(rig.read("out"), "a world\nb 1\na moon\nb 2\nc moon 2\n");
     // After the run's end, a restart begins with the params of its start.
-    assert!(set(&["--set", "n=7"]).contains("param `n` was read by step b"));
+    assert!(set(&["--set", "n=7"]).contains("cannot change param `n`: step b has read it"));
     assert!(set(&["--restart", "--set", "n=7", "-q"]).starts_with("exit 0\n"));
     assert!(rig.read("out").ends_with("a world\nb 7\nc world 7\n"));
 }
@@ -111,7 +111,7 @@ steps:
     rig.write("go", "");
 
     let refused = rig.waypost(&["resume", "r", "--set", "n=new"]);
-    assert!(refused.contains("param `n` was read by step each"), "{refused}");
+    assert!(refused.contains("cannot change param `n`: step each has read it"), "{refused}");
     let ended = rig.waypost(&["resume", "r", "--retry-failed", "--set", "last=new"]);
 
     assert!(ended.starts_with("exit 0\n"), "{ended}");
@@ -127,7 +127,7 @@ fn one_step_alone_is_done_again() {
 
     let only = call(&rig, &["resume", "r", "--from", "b", "--only"]);
 
-    assert!(only.starts_with("exit 0\n") && only.contains("stopped after step b, as asked"), "{only}");
+    assert!(only.starts_with("exit 0\n") && only.contains("stopped after step b, as requested"), "{only}");
     assert_eq!(rig.read("out"), "a world\nb 1\nb 2\nc world 2\nb 2\n");
     assert!(call(&rig, &["resume", "r", "-q"]).starts_with("exit 0\n"));
     assert!(rig.read("out").ends_with("b 2\nc world 2\n"));
@@ -166,7 +166,10 @@ fn a_fork_changes_a_read_param_only_if_its_reader_runs_again() {
     for args in [&["--id", "f"][..], &["--id", "f", "--from", "b"]] {
         let refused = fork(args);
         assert!(refused.starts_with("exit 2\n"), "{refused}");
-        assert!(refused.contains("param `who` was read by step a, which is not done again"), "{refused}");
+        assert!(
+            refused.contains("cannot change param `who`: step a has read it, and does not rerun"),
+            "{refused}"
+        );
         assert!(refused.contains("--from a -p who="), "{refused}");
     }
     let forked = fork(&["--id", "f", "--from", "a"]);
@@ -205,5 +208,5 @@ fn a_step_of_an_item_that_has_not_run_has_read_nothing() {
     assert_eq!(rig.read("out"), "new\n");
     let refused = rig.waypost(&["resume", "r", "--set", "n=newer"]);
     assert!(refused.starts_with("exit 2\n"), "{refused}");
-    assert!(refused.contains("param `n` was read by step each"), "{refused}");
+    assert!(refused.contains("cannot change param `n`: step each has read it"), "{refused}");
 }

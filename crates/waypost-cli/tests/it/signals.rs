@@ -75,7 +75,7 @@ fn a_resume_is_stopped_while_it_looks_at_evidence() {
             assert_eq!(ended.status.code(), Some(code), "{}", rig.told(&ended));
             assert!(begun.elapsed() < std::time::Duration::from_secs(60), "it does not wait for all of it");
             let told = rig.told(&ended);
-            assert!(told.contains("was not gone on with") && told.contains("waypost resume r-1"), "{told}");
+            assert!(told.contains("was not resumed") && told.contains("waypost resume r-1"), "{told}");
             assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], status);
             wait_until("the probe is gone", || rig.read("pids").lines().all(|pid| !lives(pid)));
         }
@@ -106,8 +106,7 @@ fn a_signal_that_leaves_a_step_in_doubt_ends_with_the_code_of_doubt() {
 
             let told = rig.told(&output);
             assert_eq!(output.status.code(), Some(8), "{url}: {told}");
-            let said =
-                format!("Run r-1 is in doubt: a step that must not be repeated blindly was cut by {name};");
+            let said = format!("Run r-1 is in doubt: a step with `idempotent: false` was cut by {name};");
             assert!(told.contains(&said), "{url}: {told}");
             assert_eq!(
                 rig.call(&["resume", "r-1"]).status.code(),
@@ -127,7 +126,7 @@ fn a_second_ctrl_c_kills_at_once() {
     running.signal(libc::SIGINT);
     // The step ignores the first signal: only the second signal can end the run within ten minutes. The first
     // signal must be handled before the second is sent, or both count as a single signal.
-    running.wait_for_line("ending the steps under way");
+    running.wait_for_line("ending the running steps");
     running.signal(libc::SIGINT);
     let output = running.end();
 
@@ -148,9 +147,9 @@ fn a_third_ctrl_c_leaves_at_once_and_nothing_is_left() {
     }
 
     running.signal(libc::SIGINT);
-    running.wait_for_line("ending the steps under way");
+    running.wait_for_line("ending the running steps");
     running.signal(libc::SIGINT);
-    running.wait_for_line("killing the steps under way");
+    running.wait_for_line("killing the running steps");
     running.signal(libc::SIGINT);
     assert_eq!(running.code(), Some(130));
     // The kernel continues an orphaned process group, so these may all have ended by now.
@@ -256,7 +255,7 @@ fn a_stop_names_whom_it_waits_for() {
     let told = rig.told(&output);
     assert_eq!(output.status.code(), Some(6), "{told}");
     for words in
-        ["r-1 has not stopped after", &format!("process {pid} (waypost)"), &format!("kill -CONT {pid}")]
+        ["r-1 did not stop within", &format!("process {pid} (waypost)"), &format!("kill -CONT {pid}")]
     {
         assert!(told.contains(words), "`{words}`: {told}");
     }

@@ -109,7 +109,7 @@ fn what_looks_ahead_says_that_the_run_is_under_way() {
     for look in looks {
         let stops = rig.json(&[look, &["--json"]].concat())["stops"].clone();
         let words = stops[0].as_str().unwrap_or_default().to_owned();
-        assert!(words.starts_with("the run is under way, held by process "), "{look:?}: {stops}");
+        assert!(words.starts_with("the run is running, held by process "), "{look:?}: {stops}");
         assert!(rig.waypost(look).contains(&words), "{look:?}");
     }
 

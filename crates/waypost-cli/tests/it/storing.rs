@@ -52,7 +52,7 @@ fn commands_without_a_file_go_by_waypost_yaml() {
     assert!(rig.waypost(&["list"]).contains("r-1"));
     let config = rig.waypost(&["config"]);
     assert!(config.contains("file:[DIR]/kept  [DIR]/waypost.yaml:1\n"), "{config}");
-    assert!(config.contains("counts:\n  [DIR]/waypost.yaml\n"), "{config}");
+    assert!(config.contains("precedence first:\n  [DIR]/waypost.yaml\n"), "{config}");
     rig.write("ok", "");
     // Other errors in the file do not hide its runs.
     rig.write("waypost.yaml", "store: file:kept\nstesp: []\n");
@@ -98,7 +98,7 @@ fn a_wrong_store_stops_its_own_file_and_no_reader() {
     assert!(run.starts_with("exit 78\n"), "{run}");
     let list = rig.waypost(&["list", "--json"]);
     assert!(list.starts_with("exit 0\n") && list.contains("r-1"), "{list}");
-    assert!(list.contains("waypost.yaml does not say where runs are: "), "{list}");
+    assert!(list.contains("ignored the store address in waypost.yaml: "), "{list}");
     let named = rig.waypost(&["list", "--store", "sqlite:.waypost/waypost.db"]);
     assert!(!named.contains("waypost.yaml"), "nobody asked it: {named}");
     for text in ["store: [", "store: [a]\n", "\0", "- run: a\n"] {
@@ -120,10 +120,10 @@ fn a_place_of_another_kind_is_no_damage() {
     fs::create_dir(rig.path("folder")).unwrap();
     rig.write("text", "no database\n");
     let cases = [
-        ("sqlite:folder", "is a folder, not the file of a database", "is named `file:folder`"),
+        ("sqlite:folder", "is a folder, not the file of a database", "give `file:folder`"),
         ("sqlite:.waypost", "is a folder, not the file of a database", "is `sqlite:.waypost/waypost.db`"),
         ("file:text", "is a file, not a folder", "name the folder of a store"),
-        ("file:.waypost/waypost.db", "is a file, not a folder", "name it `sqlite:.waypost/waypost.db`"),
+        ("file:.waypost/waypost.db", "is a file, not a folder", "give `sqlite:.waypost/waypost.db`"),
     ];
     for (store, is, hint) in cases {
         let run = ["--store", store, "run", "flow.yaml", "--id", "r-2"];

@@ -24,7 +24,7 @@ fn it_is_asked_about_and_not_repeated() {
         assert_eq!(code, Some(4), "{store}");
 
         assert_eq!(code_of(&rig, &RESUME), Some(8), "{store}");
-        assert!(rig.waypost(&["plan", "r"]).contains("attempt 1 ended and was not believed"), "{store}");
+        assert!(rig.waypost(&["plan", "r"]).contains("attempt 1 ended without accepted evidence"), "{store}");
         assert_eq!(rig.read("trace"), "charged\n", "{store}");
 
         assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]), Some(0), "{store}");
@@ -47,7 +47,7 @@ fn evidence_that_holds_by_now_settles_it() {
     rig.write("ok", "");
 
     let plan = rig.waypost(&["plan", "r"]);
-    assert!(plan.contains("its evidence shows that it is done"), "{plan}");
+    assert!(plan.contains("its evidence holds"), "{plan}");
     assert_eq!(code_of(&rig, &RESUME), Some(0));
 
     assert_eq!(rig.read("trace"), "charged\nafter\n");
@@ -197,7 +197,7 @@ fn its_end_is_recorded_before_its_evidence_is_asked() {
         let why = rig.told(&rig.call(&["why", "r", "pay"]));
         let resumed = rig.call(&["resume", "r", "-q"]);
 
-        assert!(why.contains("its evidence shows that it is done"), "{why}");
+        assert!(why.contains("its evidence holds"), "{why}");
         assert_eq!(resumed.status.code(), Some(0), "{}", rig.told(&resumed));
         assert_eq!(rig.read("trace"), "pay\nb 1\n", "{store}");
         let steps = rig.json(&["show", "r", "--json"]);

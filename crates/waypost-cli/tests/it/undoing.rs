@@ -66,10 +66,14 @@ fn what_cannot_be_undone_stops_it_and_is_gone_on_with() {
             assert_eq!(code_of(&rig, other), Some(8), "{store} {other:?}");
         }
         let planned = rig.waypost(&["plan", "r"]);
-        assert!(planned.contains("being undone") && !planned.contains("would do nothing"), "{planned}");
+        assert!(
+            planned.contains("the undo of its steps is not finished")
+                && !planned.contains("would do nothing"),
+            "{planned}"
+        );
         let shown = rig.waypost(&["show", "r"]);
         assert!(shown.contains("in_doubt"), "{store}: {shown}");
-        assert!(shown.contains("Go on with: waypost rollback r@2 --undo-steps"), "{store}: {shown}");
+        assert!(shown.contains("Continue with: waypost rollback r@2 --undo-steps"), "{store}: {shown}");
         let listed = rig.json(&["list", "--status", "in_doubt", "--json"]);
         assert_eq!(listed["runs"][0]["run"], "r", "{store}: {listed}");
         assert_eq!(rig.read("trace"), "undo last\nundo mk b\n", "{store}");
@@ -126,7 +130,10 @@ fn a_run_that_is_cancelled_undoes_all_of_it() {
 
         let told = rig.waypost(&["cancel", "r", "--undo-steps"]);
 
-        assert!(told.starts_with("exit 0\n") && told.contains("what its steps did is undone"), "{told}");
+        assert!(
+            told.starts_with("exit 0\n") && told.contains("the effects of its steps are undone"),
+            "{told}"
+        );
         assert_eq!(rig.read("trace"), "a\nb\nundo b\nundo a\n", "one that failed is not: {store}");
         assert_eq!(rig.json(&["show", "r", "--json"])["status"], "cancelled");
     }
@@ -260,7 +267,7 @@ fn nobody_goes_back_to_where_something_undone_counts_as_finished() {
     assert_eq!(code_of(&rig, &["rollback", "r@2", "--undo-steps", "-q"]), Some(0));
     for args in [["rollback", "r@6", "-q"].as_slice(), &["fork", "r@6", "-q"]] {
         let told = rig.waypost(args);
-        assert!(told.starts_with("exit 5\n") && told.contains("has been undone since"), "{told}");
+        assert!(told.starts_with("exit 5\n") && told.contains("was undone since"), "{told}");
     }
     assert_eq!(code_of(&rig, &RESUME), Some(0));
     let newest = rig.json(&["checkpoints", "r", "--json"]);
@@ -328,6 +335,6 @@ steps:
     let rig = Rig::with(&flow).at("file:kept");
     assert_eq!(code_of(&rig, &RUN), Some(1));
     let told = rig.waypost(&["cancel", "r", "--undo-steps", "-q"]);
-    assert!(told.contains("is not kept any more"), "{told}");
+    assert!(told.contains("are no longer kept"), "{told}");
     assert!(rig.read("trace").starts_with("own6\n") && !rig.read("trace").contains("own1"));
 }

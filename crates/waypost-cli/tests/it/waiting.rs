@@ -94,11 +94,7 @@ fn who_says_no_fails_the_step_and_is_asked_anew() {
     assert_eq!(code(&rig, &["answer", "r", "no"]), Some(0));
     let refused = rig.call(&["resume", "r"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(
-        rig.told(&refused).contains("it was not approved: `false` was answered"),
-        "{}",
-        rig.told(&refused)
-    );
+    assert!(rig.told(&refused).contains("not approved: the answer is `false`"), "{}", rig.told(&refused));
 
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(75), "asked anew");
     assert_eq!(code(&rig, &["answer", "r", "yes"]), Some(0));
@@ -162,8 +158,8 @@ fn what_is_answered_is_not_asked_for_again() {
 
     let last = rig.waypost(&["answer", "r", "yes"]);
 
-    assert!(last.contains("Answered step b of run r; go on with: waypost resume r"), "{last}");
-    assert!(rig.waypost(&["answer", "r", "yes"]).contains("all that run r asks is answered"));
+    assert!(last.contains("Answered step b of run r; resume with: waypost resume r"), "{last}");
+    assert!(rig.waypost(&["answer", "r", "yes"]).contains("every question of run r has an answer"));
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
 }
 
@@ -250,15 +246,15 @@ fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
         assert!(shown.contains(line), "{line}{shown}");
     }
     assert!(!shown.contains("waypost resume"), "it would only look: {shown}");
-    let hints = "answer one of them: `waypost answer r f:p/ap ANSWER`, `waypost answer r f:q/ap ANSWER`";
+    let hints = "answer one: `waypost answer r f:p/ap ANSWER`, `waypost answer r f:q/ap ANSWER`";
     for asked in [&["answer", "r", "yes"][..], &["answer", "r", "ap", "yes"]] {
         let said = rig.waypost(asked);
         assert!(said.starts_with("exit 2") && said.contains(hints), "{said}");
     }
     assert_eq!(code(&rig, &["answer", "r", "f:p/ap", "yes"]), Some(0));
     let shown = rig.waypost(&["show", "r"]);
-    assert!(shown.contains("step f:p/ap asks, and has its answer: Really?"), "{shown}");
-    assert!(shown.contains("Go on with: waypost resume r\n"), "{shown}");
+    assert!(shown.contains("step f:p/ap asks, already answered: Really?"), "{shown}");
+    assert!(shown.contains("Resume with: waypost resume r\n"), "{shown}");
     let steps = |view: &serde_json::Value| -> Vec<String> {
         let waiting = view["waiting"].as_array().unwrap().iter();
         waiting.map(|wait| format!("{} {}", wait["scope"], wait["step"])).collect()
@@ -269,7 +265,8 @@ fn who_looks_at_a_run_that_waits_is_told_what_to_give_it() {
     assert!(other.starts_with("exit 0\n"), "only one question of that step is open: {other}");
     let none = rig.waypost(&["answer", "r", "ap", "yes"]);
     assert!(
-        none.starts_with("exit 2\n") && none.contains("all that `ap` may mean in run r is answered"),
+        none.starts_with("exit 2\n")
+            && none.contains("every question of run r that matches `ap` has an answer"),
         "{none}"
     );
 }
@@ -301,7 +298,7 @@ fn a_plan_knows_what_has_come() {
                 });
             } else {
                 let plan = rig.waypost(&["plan", "r"]);
-                assert!(plan.contains(&format!("it waits for {what}")), "{store} {step}: {plan}");
+                assert!(plan.contains(&format!("waiting for {what}")), "{store} {step}: {plan}");
             }
             assert_eq!(code(&rig, gives), Some(0), "{store} {step}");
 
@@ -309,8 +306,7 @@ fn a_plan_knows_what_has_come() {
                 let decision = rig.json(looks)["decisions"][0].clone();
                 assert_eq!(decision["action"], "run", "{store} {step}: {looks:?}: {decision}");
                 let cause = decision["cause"]["text"].as_str().unwrap();
-                let has_come =
-                    cause.starts_with(&format!("it waited for {what}")) && cause.ends_with("has come");
+                let has_come = cause.starts_with(&format!("received {what}"));
                 assert!(has_come, "{store} {step}: {cause}");
             }
             assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store} {step}");

@@ -45,7 +45,7 @@ impl Snapshot {
 impl DatabaseFile {
     /// Opens a database read-only, with the mode that its sidecar files allow.
     pub(crate) fn open(guard: FileGuard) -> Result<Self, Finding> {
-        let unclear = |error: io::Error| Finding::unknown(format!("it cannot be asked: {error}"));
+        let unclear = |error: io::Error| Finding::unknown(format!("cannot query the database: {error}"));
         // SQLite opens sidecar files by name and would block forever on a pipe; `bytes_beside` rejects pipes.
         guard.bytes_beside("-journal").map_err(unclear)?;
         let log_bytes = guard.bytes_beside("-wal").map_err(unclear)?;
@@ -56,7 +56,7 @@ impl DatabaseFile {
             None => (Some(Snapshot::at(&guard).map_err(unclear)?), "?immutable=1"),
             Some(0) if !has_index => (Some(Snapshot::at(&guard).map_err(unclear)?), "?immutable=1"),
             Some(_) if has_index && !is_empty => (None, "?readonly_shm=1"),
-            Some(_) => return Err(unfinished_write(guard.path(), "-wal", "takes that in")),
+            Some(_) => return Err(unfinished_write(guard.path(), "-wal", "merges that file")),
         };
         // The path contains no link now; a link created later is not followed.
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
@@ -65,7 +65,7 @@ impl DatabaseFile {
             | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         let connection = Connection::open_with_flags(uri(guard.path(), parameters), flags);
         let connection = connection.map_err(|error| match guard.is_there() {
-            true => Finding::unknown(format!("it cannot be asked: {error}")),
+            true => Finding::unknown(format!("cannot query the database: {error}")),
             false => swapped(),
         })?;
         Ok(Self { connection, guard, closed })
@@ -81,7 +81,7 @@ impl DatabaseFile {
             .closed
             .as_ref()
             .is_some_and(|before| Snapshot::at(&self.guard).ok().as_ref() != Some(before));
-        has_changed.then(|| Finding::unknown_yet("it was written to while it was read"))
+        has_changed.then(|| Finding::unknown_yet("the database changed during the read"))
     }
 
     /// Returns the path of the database.
@@ -91,7 +91,7 @@ impl DatabaseFile {
 }
 
 fn swapped() -> Finding {
-    Finding::unknown_yet("another file was put in its place while it was looked at")
+    Finding::unknown_yet("another file replaced the database during the check")
 }
 
 /// Returns a finding about the sidecar file of an interrupted or exclusive writer.
@@ -99,8 +99,8 @@ pub(crate) fn unfinished_write(path: &Path, what: &str, does: &str) -> Finding {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (name, rest) = (name(path), name(&beside(path, what)));
     Finding::unknown(format!(
-        "who wrote to it was cut off, or has it open alone, and left `{rest}`: open it once for writing, which {does}, as by \
-         `sqlite3 {name} .tables`"
+        "the last writer was interrupted, or has exclusive access, and left `{rest}`: open the database \
+         once for writing, which {does}, as by `sqlite3 {name} .tables`"
     ))
 }
 
@@ -124,7 +124,7 @@ fn uri(path: &Path, parameters: &str) -> String {
         match byte {
             b'/' | b'.' | b'-' | b'_' => uri.push(char::from(*byte)),
             byte if byte.is_ascii_alphanumeric() => uri.push(char::from(*byte)),
-            byte => write!(uri, "%{byte:02x}").expect("a text takes all that is written"),
+            byte => write!(uri, "%{byte:02x}").expect("a string accepts every write"),
         }
     }
     uri + parameters

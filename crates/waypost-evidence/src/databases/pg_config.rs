@@ -79,7 +79,7 @@ fn check_variable(name: &str) -> Result<(), String> {
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'_');
     match begins && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
         true => Ok(()),
-        false => Err("`env:` is followed by the name of a variable".to_owned()),
+        false => Err("`env:` needs the name of a variable".to_owned()),
     }
 }
 
@@ -87,10 +87,10 @@ fn check_variable(name: &str) -> Result<(), String> {
 fn plain(text: &str) -> Result<Config, String> {
     let config = Config::from_str(text).map_err(|error| {
         let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-        format!("it is no connection to PostgreSQL{cause}")
+        format!("not a PostgreSQL connection string{cause}")
     })?;
     if config.get_password().is_some() {
-        return Err("it holds a password, which would be recorded".to_owned());
+        return Err("the connection string contains a password, which would be recorded".to_owned());
     }
     one_host(config)
 }
@@ -98,8 +98,10 @@ fn plain(text: &str) -> Result<Config, String> {
 fn one_host(config: Config) -> Result<Config, String> {
     match config.get_hosts().len() {
         1 => Ok(config),
-        0 => Err("it names no host: that is a name, an address, or the folder of a socket".to_owned()),
-        _ => Err("it names several hosts, and a claim is about one database".to_owned()),
+        0 => {
+            Err("the connection string has no host: a name, an address, or the folder of a socket".to_owned())
+        }
+        _ => Err("the connection string has several hosts, and a claim is about one database".to_owned()),
     }
 }
 
@@ -143,7 +145,7 @@ impl PgConfig {
                 // The parser's error could quote a password.
                 let wrong = || {
                     Finding::unknown(format!(
-                        "what `{name}` says is no connection to one PostgreSQL database"
+                        "the value of `{name}` is not a connection string for one PostgreSQL database"
                     ))
                 };
                 Config::from_str(&text).ok().and_then(|config| one_host(config).ok()).ok_or_else(wrong)?
@@ -176,7 +178,7 @@ impl PgConfig {
             return;
         }
         if metadata.permissions().mode() & 0o077 != 0 {
-            self.note = Some(format!("{} was left alone, as others can read it (chmod 600)", path.display()));
+            self.note = Some(format!("ignored {}, readable by other users (chmod 600)", path.display()));
             return;
         }
         let Ok(text) = std::fs::read_to_string(&path) else { return };
@@ -220,7 +222,7 @@ fn fields(line: &str) -> Vec<String> {
             '\\' => characters.next(),
             other => Some(other),
         };
-        fields.last_mut().expect("it begins with one").extend(taken);
+        fields.last_mut().expect("the text begins with a letter").extend(taken);
     }
     fields
 }

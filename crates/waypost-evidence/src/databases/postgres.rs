@@ -70,7 +70,7 @@ impl PostgresProbe {
         let wanted = RowExpectation::read(&claim.expect)?;
         let (subject, variables) = (claim.subject.clone(), self.variables.clone());
         let login = tokio::task::spawn_blocking(move || PgConfig::of(&subject, &variables)).await;
-        let login = login.unwrap_or_else(|_| Err(Finding::unknown("the check was cut short")))?;
+        let login = login.unwrap_or_else(|_| Err(Finding::unknown("the check was interrupted")))?;
         let (client, connection) = connect(login).await?;
         let time = claim.terms.timeout_ms.map_or(Limits::default().claim, Duration::from_millis);
         // The connection is polled with the check and dropped with it.
@@ -113,7 +113,7 @@ impl Probe for PostgresProbe {
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("a row is expected, not pinned")
+        Finding::failed("`postgres` evidence needs an expected value, and cannot be pinned")
     }
 }
 
@@ -139,12 +139,12 @@ async fn connect(login: PgConfig) -> Result<(Client, Driver), Finding> {
         match error.code() {
             Some(&SqlState::INVALID_CATALOG_NAME) => Finding::failed(error_text(&error)),
             Some(code) if !is_transient(code) => {
-                Finding::unknown(format!("the server refuses the login: {}{note}", error_text(&error)))
+                Finding::unknown(format!("the server refused the login: {}{note}", error_text(&error)))
             }
-            Some(_) => Finding::unknown_yet(format!("the server gives no answer: {}", error_text(&error))),
+            Some(_) => Finding::unknown_yet(format!("no response from the server: {}", error_text(&error))),
             // A missing password or missing TLS support also has no SQLSTATE.
             None if std::error::Error::source(&error).is_some_and(|cause| cause.is::<std::io::Error>()) => {
-                Finding::unknown_yet(format!("the server cannot be reached: {}", error_text(&error)))
+                Finding::unknown_yet(format!("cannot reach the server: {}", error_text(&error)))
             }
             None => Finding::unknown(format!("cannot connect: {}{note}", error_text(&error))),
         }
@@ -184,12 +184,12 @@ impl From<Error> for PgQueryError {
     fn from(error: Error) -> Self {
         let what = error_text(&error);
         Self(match error.code() {
-            Some(&SqlState::QUERY_CANCELED) => Finding::unknown(format!("it takes too long: {what}")),
+            Some(&SqlState::QUERY_CANCELED) => Finding::unknown(format!("the `query` timed out: {what}")),
             Some(&SqlState::READ_ONLY_SQL_TRANSACTION | &SqlState::FEATURE_NOT_SUPPORTED) => {
-                rows::not_reading().because(format!("the `query` does not only read: {what}"))
+                rows::not_reading().because(format!("the `query` is not read-only: {what}"))
             }
             Some(code) if is_transient(code) => {
-                Finding::unknown_yet(format!("the server gives no answer: {what}"))
+                Finding::unknown_yet(format!("no response from the server: {what}"))
             }
             // The claim names an unknown object, or types that cannot be compared.
             Some(
@@ -200,8 +200,8 @@ impl From<Error> for PgQueryError {
                 | &SqlState::CANNOT_COERCE,
             ) => Finding::failed(what),
             Some(code) if code.code().starts_with("22") => Finding::failed(what),
-            Some(_) => Finding::unknown(format!("it cannot be asked: {what}")),
-            None => Finding::unknown_yet(format!("the connection broke: {what}")),
+            Some(_) => Finding::unknown(format!("the `query` failed: {what}")),
+            None => Finding::unknown_yet(format!("the connection was closed: {what}")),
         })
     }
 }
@@ -235,7 +235,7 @@ async fn query_value(client: &Client, text: &str, equals: &Value) -> Result<Find
         format!("SELECT pg_catalog.to_json(q.\"?first?\")::text FROM (\n{text}\n) AS q(\"?first?\") LIMIT 1");
     let statement = client.prepare(&text).await?;
     if !statement.params().is_empty() {
-        return Err(Finding::failed("the `query` has parameters, and nothing is bound to them").into());
+        return Err(Finding::failed("the `query` has parameters, which are not supported").into());
     }
     let Some(row) = client.query_opt(&statement, &[]).await? else { return Err(rows::no_row().into()) };
     Ok(rows::compared_finding(equals, &value_of(&row, 0)?.0)?)
@@ -259,7 +259,7 @@ pub fn check_query(text: &str) -> Result<(), String> {
     let word = rest.split(|letter: char| !letter.is_ascii_alphabetic()).next().unwrap_or_default();
     match READING.iter().any(|known| known.eq_ignore_ascii_case(word)) {
         true => Ok(()),
-        false => Err(format!("a query that only reads begins with {}", READING.join(", "))),
+        false => Err(format!("a read-only query begins with {}", READING.join(", "))),
     }
 }
 
@@ -371,7 +371,7 @@ fn value_of(row: &Row, at: usize) -> Result<(Value, usize), PgQueryError> {
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
     let value = serde_json::from_str(text);
     let value = value
-        .map_err(|error| Finding::unknown(format!("what the server gives is not understood: {error}")))?;
+        .map_err(|error| Finding::unknown(format!("cannot decode the response of the server: {error}")))?;
     Ok((
         match value {
             Value::Number(number) if is_inexact(&number, digits) => text.into(),

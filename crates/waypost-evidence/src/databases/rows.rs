@@ -110,7 +110,7 @@ impl ReadRows {
     pub(crate) fn push(&mut self, row: Vec<Value>, bytes: usize) -> Result<(), Finding> {
         self.bytes += bytes;
         if self.rows.len() == ROWS_MAX {
-            return Err(Finding::unknown(format!("more than {ROWS_MAX} rows are meant")));
+            return Err(Finding::unknown(format!("the claim matches more than {ROWS_MAX} rows")));
         }
         if self.bytes > ROWS_BYTES_MAX {
             return Err(too_long());
@@ -121,16 +121,16 @@ impl ReadRows {
 }
 
 pub(crate) fn too_long() -> Finding {
-    Finding::unknown(format!("what it gives is longer than {} MiB", ROWS_BYTES_MAX >> 20))
+    Finding::unknown(format!("the result exceeds {} MiB", ROWS_BYTES_MAX >> 20))
 }
 
 impl RowExpectation {
     pub(crate) fn read(expect: &Value) -> Result<Self, Finding> {
         let failed = |why: &str| Err(Finding::failed(why));
-        let Value::Object(expect) = expect else { return failed("no row is expected") };
+        let Value::Object(expect) = expect else { return failed("the claim has no expectation") };
         let known = ["table", "where", "values", "count", "query", "equals"];
         if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
-            return Err(Finding::unknown(format!("the expectation `{other}` cannot be checked here")));
+            return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
         }
         let map = |name: &str| match expect.get(name) {
             None => Ok(Map::new()),
@@ -158,9 +158,9 @@ impl RowExpectation {
             }
             (None, Some(Value::String(text))) if expect.len() == 2 => match expect.get("equals") {
                 Some(equals) => Ok(Self::Query { text: text.clone(), equals: equals.clone() }),
-                None => failed("a `query` needs what it `equals`"),
+                None => failed("a `query` needs `equals`"),
             },
-            _ => failed("a row is told by a `table`, or by a `query` and what it `equals`"),
+            _ => failed("the claim needs a `table`, or a `query` with `equals`"),
         }
     }
 }
@@ -231,7 +231,7 @@ impl TableExpectation {
 
     /// Returns a finding for a missing table that lists the existing tables.
     pub(crate) fn no_table(&self, known: &[String]) -> Finding {
-        Finding::failed(format!("it has no table `{}`{}", self.table, but(known)))
+        Finding::failed(format!("the database has no table `{}`{}", self.table, but(known)))
     }
 
     /// Checks that the table has every column of the claim; `is_same` compares column names.
@@ -277,7 +277,7 @@ fn fitting(expect: &Map<String, Value>, found: &[Value]) -> Result<usize, Findin
 fn but(known: &[String]) -> String {
     let mut names: Vec<String> = known.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect();
     match known.len() {
-        0 => return ": it has none".to_owned(),
+        0 => return ": no column".to_owned(),
         count if count > NAMED_MAX => names.push("others".to_owned()),
         _ => {}
     }
@@ -299,12 +299,12 @@ fn compared(wanted: &Value, found: &Value) -> Result<bool, Finding> {
 
 /// Returns the finding for a query without a row.
 pub(crate) fn no_row() -> Finding {
-    Finding::absent("the `query` gives no row")
+    Finding::absent("the `query` returned no row")
 }
 
 /// Returns the finding for a query that could write.
 pub(crate) fn not_reading() -> Finding {
-    Finding::failed("the `query` does not only read")
+    Finding::failed("the `query` is not read-only")
 }
 
 /// Quotes an SQL identifier.

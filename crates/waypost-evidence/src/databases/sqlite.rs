@@ -119,13 +119,13 @@ impl Probe for SqliteProbe {
             let _ = answer.send(check_database(guard, in_numbers(wanted), &check));
         });
         match thread {
-            Ok(_) => found.await.unwrap_or_else(|_| Finding::unknown("the check was cut short")),
-            Err(error) => Finding::unknown_yet(format!("there is no thread for it: {error}")),
+            Ok(_) => found.await.unwrap_or_else(|_| Finding::unknown("the check was interrupted")),
+            Err(error) => Finding::unknown_yet(format!("cannot start a thread for the check: {error}")),
         }
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("a row is expected, not pinned")
+        Finding::failed("`sqlite` evidence needs an expected value, and cannot be pinned")
     }
 }
 
@@ -171,7 +171,7 @@ fn open(guard: FileGuard, check: &Arc<CheckState>) -> Result<DatabaseFile, Sqlit
     connection.progress_handler(INSTRUCTIONS, Some(move || seen.is_over.load(Ordering::SeqCst)))?;
     *check.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.get_interrupt_handle());
     if check.is_over.load(Ordering::SeqCst) {
-        return Err(Finding::unknown("nobody waits for it").into());
+        return Err(Finding::unknown("the receiver waits until the deadline").into());
     }
     connection.busy_timeout(BUSY)?;
     connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)?;
@@ -185,7 +185,7 @@ fn open(guard: FileGuard, check: &Arc<CheckState>) -> Result<DatabaseFile, Sqlit
 
 /// Returns the finding for an interrupted transaction, which must be rolled back before any read.
 fn interrupted_write(path: &Path) -> Finding {
-    unfinished_write(path, "-journal", "undoes what was not finished")
+    unfinished_write(path, "-journal", "rolls back unfinished transactions")
 }
 
 /// Authorizes the actions of a statement: reads only. `ATTACH`, transactions and most pragmas are denied,
@@ -213,15 +213,15 @@ fn error_finding(error: &rusqlite::Error, wanted: &RowExpectation) -> Finding {
         && is_query
         && !msg.contains("no such module")
     {
-        return Finding::failed(format!("it cannot be asked so: {error}"));
+        return Finding::failed(format!("invalid query: {error}"));
     }
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-            Finding::unknown_yet(format!("it is in use: {error}"))
+            Finding::unknown_yet(format!("the database is locked: {error}"))
         }
         Some(ErrorCode::AuthorizationForStatementDenied) if is_query => rows::not_reading(),
-        Some(ErrorCode::NotADatabase) => Finding::failed("it is no database"),
-        _ => Finding::unknown(format!("it cannot be asked: {error}")),
+        Some(ErrorCode::NotADatabase) => Finding::failed("the file is not a database"),
+        _ => Finding::unknown(format!("cannot query the database: {error}")),
     }
 }
 

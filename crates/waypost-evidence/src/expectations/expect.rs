@@ -66,14 +66,14 @@ pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
         Value::String(text) => match sign_of(text) {
             Some("~") => return check(expect),
             Some(">" | ">=") if fits(expect, &0.into()) == Ok(true) => {
-                return Err(InvalidExpectation(format!("`{text}` holds for every number of them")));
+                return Err(InvalidExpectation(format!("`{text}` always holds")));
             }
             Some(sign) => is_number(text[sign.len()..].trim()),
             None => text.parse::<u64>().is_ok(),
         },
         Value::Array(_) | Value::Object(_) | Value::Bool(_) | Value::Null => false,
     };
-    let wrong = || InvalidExpectation(format!("`{expect}` is no number, such as 3 or \"> 0\""));
+    let wrong = || InvalidExpectation(format!("`{expect}` is not a number, such as 3 or \"> 0\""));
     if is_one { Ok(()) } else { Err(wrong()) }
 }
 
@@ -85,13 +85,13 @@ pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
 pub fn fits(expect: &Value, found: &Value) -> Result<bool, InvalidExpectation> {
     match expect {
         Value::Array(list) if list.is_empty() => {
-            Err(InvalidExpectation("an empty list, of which nothing is one, is expected".to_owned()))
+            Err(InvalidExpectation("the expected list is empty, and can never match".to_owned()))
         }
         Value::Array(list) => {
             let fits = list.iter().map(|one| fits(one, found)).collect::<Result<Vec<_>, _>>()?;
             Ok(fits.contains(&true))
         }
-        Value::Object(_) => Err(InvalidExpectation("a map is no expectation of a value".to_owned())),
+        Value::Object(_) => Err(InvalidExpectation("a map is not an expected value".to_owned())),
         Value::String(text) => text_fits(text, found),
         Value::Number(number) => match found {
             Value::Number(found) => Ok(ordered(&Decimal::of(found), &Decimal::of(number))?.is_eq()),
@@ -107,11 +107,12 @@ fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
         let pattern = pattern.trim_start();
         if pattern.is_empty() {
             return Err(InvalidExpectation(format!(
-                "`{text}` is an empty regular expression, and matches anything"
+                "`{text}` is an empty regular expression, and matches any text"
             )));
         }
-        let regex = Regex::new(pattern)
-            .map_err(|error| InvalidExpectation(format!("`{pattern}` is no regular expression: {error}")))?;
+        let regex = Regex::new(pattern).map_err(|error| {
+            InvalidExpectation(format!("`{pattern}` is not a regular expression: {error}"))
+        })?;
         return Ok(plain(found).is_some_and(|found| regex.is_match(&found)));
     }
     let Some(sign) = sign_of(text) else { return equals(text, found) };
@@ -163,8 +164,7 @@ fn size_of(text: &str) -> Option<Decimal> {
 /// Compares two numbers, or returns an error if rounding makes the order unknown.
 fn ordered(found: &Decimal, bound: &Decimal) -> Result<Ordering, InvalidExpectation> {
     found.compare(bound).ok_or_else(|| {
-        let why =
-            "a number with a fraction, or with an exponent, is rounded from 2^53 on, and was not compared";
+        let why = "cannot compare: numbers with a fraction or exponent are rounded from 2^53 on";
         InvalidExpectation(why.to_owned())
     })
 }

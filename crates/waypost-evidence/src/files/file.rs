@@ -80,11 +80,11 @@ impl FileProbe {
         let mut expect = match &claim.expect {
             Value::Null => Map::new(),
             Value::Object(map) => map.clone(),
-            other => return Err(Finding::failed(format!("`{other}` is no expectation of files"))),
+            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of files"))),
         };
         if let Some(absent) = expect.get("absent") {
             if *absent != Value::Bool(true) || expect.len() > 1 {
-                return Err(Finding::failed("`absent` is `true`, and stands alone"));
+                return Err(Finding::failed("`absent` is `true`, and excludes other expectations"));
             }
             expect = [("count".to_owned(), json!(0))].into_iter().collect();
         }
@@ -92,7 +92,7 @@ impl FileProbe {
         let none_is_so = claim.terms.not && !expect.contains_key("count");
         let count = expect.shift_remove("count").unwrap_or_else(|| json!("> 0"));
         if count.is_null() {
-            return Err(Finding::failed("no `count` is expected"));
+            return Err(Finding::failed("`count` has no value"));
         }
         let wrong = |error| Finding::failed(format!("`count`: {error}"));
         check_count(&count).map_err(wrong)?;
@@ -107,13 +107,13 @@ impl FileProbe {
             return Ok(if is_of_none { finding.either_way() } else { finding });
         }
         if paths.is_empty() && !is_zero(&count) {
-            return Err(Finding::failed("nothing has such a name, and then only `count: 0` holds"));
+            return Err(Finding::failed("no file matches, and only `count: 0` allows that"));
         }
         if expect.is_empty() {
             return Ok(Finding::ok(found));
         }
         if paths.len() > NAMED_MAX {
-            return Err(Finding::unknown(format!("it names more than {NAMED_MAX} files")));
+            return Err(Finding::unknown(format!("the pattern matches more than {NAMED_MAX} files")));
         }
         for path in paths {
             let expect = Value::Object(expect.clone());
@@ -141,7 +141,7 @@ impl FileProbe {
         if let Some(absent) = inner.get("absent") {
             return match (absent, expect.len()) {
                 (Value::Bool(true), 1) => absence(self.outer.check(&bare(outer), site).await),
-                _ => Finding::failed("`absent` is `true`, and stands alone"),
+                _ => Finding::failed("`absent` is `true`, and excludes other expectations"),
             };
         }
         let kind = outer.get("type").cloned();
@@ -197,8 +197,9 @@ fn is_of_kind(found: &Value, wanted: Option<&Value>) -> bool {
 
 /// Returns whether the file of a claim is at least as new as every file and time in `than`.
 async fn newer(claim: &Claim, than: &Value, site: &Site, found: &mut Value) -> Result<bool, Finding> {
-    let wrong =
-        || Finding::failed("`newer_than` is a path or a time, as 2026-11-20T00:00:00Z, or a list of them");
+    let wrong = || {
+        Finding::failed("`newer_than` is a path or a time, such as 2026-11-20T00:00:00Z, or a list of them")
+    };
     let names: Vec<&str> = match than {
         Value::String(one) => vec![one],
         Value::Array(list) if !list.is_empty() => {
@@ -213,7 +214,7 @@ async fn newer(claim: &Claim, than: &Value, site: &Site, found: &mut Value) -> R
             return Err(wrong());
         }
         if is_pattern(name) {
-            let why = format!("`newer_than`: `{name}` is a pattern, and a file or a time is compared with");
+            let why = format!("`newer_than`: `{name}` is a pattern, but a single file or time is required");
             return Err(Finding::failed(why));
         }
         let bound = match name.parse::<Timestamp>() {
@@ -260,11 +261,11 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
                 let all: Option<Vec<bool>> = parts.iter().map(has).collect();
                 all.map(|all| !all.contains(&false)).ok_or_else(|| "`contains` is a list of texts".to_owned())
             }
-            ("contains", _) => Err("`contains` says no text".to_owned()),
+            ("contains", _) => Err("`contains` has an empty text".to_owned()),
             ("matches", Value::String(pattern)) if pattern.is_empty() => Err("`matches` is empty".to_owned()),
             ("matches", Value::String(pattern)) => {
                 let regex = Regex::new(pattern)
-                    .map_err(|error| format!("`matches` is no regular expression: {error}"));
+                    .map_err(|error| format!("`matches` is not a regular expression: {error}"));
                 regex.map(|regex| regex.is_match(&text))
             }
             ("json", Value::Object(values)) if !values.is_empty() => match json_fits(values, bytes) {
@@ -284,7 +285,7 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
                 fit
             }
             (other, _) => {
-                return Finding::unknown(format!("the expectation `{other}` cannot be checked here"));
+                return Finding::unknown(format!("unsupported expectation `{other}`"));
             }
         };
         match one {
@@ -303,7 +304,7 @@ fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> F
 /// Returns whether the values at some JSON paths fit, with the values found.
 fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<String, Value>), Finding> {
     if bytes.len() > JSON_BYTES_MAX {
-        let why = format!("it has more than the {JSON_BYTES_MAX} bytes that are read as JSON");
+        let why = format!("the file exceeds {JSON_BYTES_MAX} bytes, the limit for JSON");
         return Err(Finding::unknown(why));
     }
     let value = read_json(bytes, "it")?;
@@ -313,7 +314,7 @@ fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<Str
         let fit = fits(wanted, at.unwrap_or(&Value::Null));
         let fit = fit.map_err(|error| Finding::failed(format!("`json`: {error}")))?;
         let Some(at) = at else {
-            return Err(Finding::absent(format!("it has nothing at `{path}`")));
+            return Err(Finding::absent(format!("the file has no value at `{path}`")));
         };
         holds &= fit;
         found.insert(path.clone(), at.clone());

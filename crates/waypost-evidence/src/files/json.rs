@@ -44,13 +44,15 @@ impl Probe for JsonProbe {
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        let Value::Object(expect) = &claim.expect else { return Finding::failed("no value is expected") };
+        let Value::Object(expect) = &claim.expect else {
+            return Finding::failed("the claim has no expected value");
+        };
         if let Some(other) = expect.keys().find(|name| !matches!(name.as_str(), "path" | "value")) {
-            return Finding::unknown(format!("the expectation `{other}` cannot be checked here"));
+            return Finding::unknown(format!("unsupported expectation `{other}`"));
         }
         let (Some(path), Some(wanted)) = (expect.get("path").and_then(Value::as_str), expect.get("value"))
         else {
-            return Finding::failed("a `path` and a `value` are expected");
+            return Finding::failed("the claim needs `path` and `value`");
         };
         if let Err(why) = check_path(path) {
             return Finding::failed(why);
@@ -65,19 +67,19 @@ impl Probe for JsonProbe {
         };
         let found = match at(&value, path) {
             Ok(Some(found)) => found,
-            Ok(None) => return Finding::absent(format!("it has nothing at `{path}`")),
+            Ok(None) => return Finding::absent(format!("the file has no value at `{path}`")),
             Err(why) => return Finding::failed(why),
         };
         match fits(wanted, found) {
             Ok(true) => Finding::ok(recorded(found)),
-            Ok(false) if found.is_null() => Finding::differs(Value::Null).because("it is null"),
+            Ok(false) if found.is_null() => Finding::differs(Value::Null).because("the value is null"),
             Ok(false) => Finding::differs(recorded(found)),
             Err(error) => Finding::failed(error.to_string()),
         }
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("a value is expected, not pinned")
+        Finding::failed("`json` evidence needs an expected value, and cannot be pinned")
     }
 }
 
@@ -92,9 +94,9 @@ pub(crate) fn read_json(bytes: &[u8], what: &str) -> Result<Value, Finding> {
         match error.is_data() {
             true => Finding::failed(format!("{what} {why}")),
             false if LIMITS.iter().any(|limit| why.starts_with(limit)) => {
-                Finding::unknown(format!("{what} has JSON that is not read: {why}"))
+                Finding::unknown(format!("cannot read the JSON of {what}: {why}"))
             }
-            false => Finding::failed(format!("{what} is no JSON: {why}")),
+            false => Finding::failed(format!("{what} is not JSON: {why}")),
         }
     })
 }
@@ -153,7 +155,7 @@ impl<'de> Visitor<'de> for Reader {
         let mut entries = Map::new();
         while let Some((key, Once(value))) = map.next_entry::<String, Once>()? {
             if entries.contains_key(&key) {
-                let why = format!("has the key `{key}` twice, and it is not plain which of them counts");
+                let why = format!("the key `{key}` is there twice");
                 return Err(A::Error::custom(why));
             }
             entries.insert(key, value);
@@ -198,7 +200,7 @@ pub fn check_path(path: &str) -> Result<(), String> {
 
 /// Parses `$.meta.items[0].name`; names contain neither dots nor brackets.
 fn parts_of(path: &str) -> Result<Vec<Part>, String> {
-    let wrong = || format!("`{path}` is no path: it looks like `$.meta.count` or `$.items[0].name`");
+    let wrong = || format!("`{path}` is not a path, such as `$.meta.count` or `$.items[0].name`");
     let mut rest = path.strip_prefix('$').ok_or_else(wrong)?;
     let mut parts = Vec::new();
     while !rest.is_empty() {

@@ -75,7 +75,8 @@ fn sockets(
         return match value.strip_prefix("unix://") {
             Some(path) => Sockets::Named(PathBuf::from(path)),
             None => Sockets::Elsewhere(format!(
-                "{named_by} names no socket of this machine (`unix://...`), and no other is asked"
+                "{named_by} does not name a socket of this machine (`unix://...`), and remote engines are \
+                 not supported"
             )),
         };
     }
@@ -140,9 +141,9 @@ impl ContainerProbe {
         // An engine that did not answer may have the container.
         Err(match (silent, is_there) {
             (Some(silent), _) => silent,
-            (None, true) => Finding::absent("there is no such container"),
-            (None, false) if engine == "auto" => Finding::unknown_yet("neither docker nor podman runs here"),
-            (None, false) => Finding::unknown_yet(format!("{engine} does not run here")),
+            (None, true) => Finding::absent("the container does not exist"),
+            (None, false) if engine == "auto" => Finding::unknown_yet("neither docker nor podman is running"),
+            (None, false) => Finding::unknown_yet(format!("{engine} is not running")),
         })
     }
 }
@@ -154,7 +155,7 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Inspection, Fi
     }
     // A socket without a listener: the engine was stopped, but its containers may still exist.
     let stream = UnixStream::connect(socket).await.map_err(|error| {
-        let why = format!("cannot ask the engine at {}: {error}", socket.display());
+        let why = format!("cannot reach the engine at {}: {error}", socket.display());
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => Finding::unknown_yet(why),
             _ => Finding::unknown(why),
@@ -165,17 +166,17 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Inspection, Fi
     let answer =
         http_client::send(stream, request_spec).await.map_err(|finding| match finding.verdict() {
             // A server that does not speak HTTP is not an engine, so the container's state stays unknown.
-            Verdict::Failed => Finding::unknown(format!("no engine answers at {}", socket.display())),
+            Verdict::Failed => Finding::unknown(format!("no engine responds at {}", socket.display())),
             _ => finding,
         })?;
     match answer.status {
         StatusCode::OK => {
             let found: Value = serde_json::from_slice(&answer.body)
-                .map_err(|error| unexpected(&format!("it says no JSON: {error}")))?;
+                .map_err(|error| unexpected(&format!("the response is not JSON: {error}")))?;
             Ok(if is_called(&found, name)? { Inspection::Known(found) } else { Inspection::None })
         }
         StatusCode::NOT_FOUND => Ok(Inspection::None),
-        status => Err(Finding::unknown_yet(format!("the engine gives no answer: {status}"))),
+        status => Err(Finding::unknown_yet(format!("the engine responded with status {status}"))),
     }
 }
 
@@ -184,7 +185,7 @@ async fn ask(socket: &Path, is_named: bool, name: &str) -> Result<Inspection, Fi
 fn is_called(found: &Value, name: &str) -> Result<bool, Finding> {
     let text = |key: &str| found[key].as_str().map(|text| text.strip_prefix('/').unwrap_or(text));
     match (text("Name"), text("Id")) {
-        (None, None) => Err(unexpected("it does not say which container it is about")),
+        (None, None) => Err(unexpected("the response does not name the container")),
         (own, id) => {
             let is_short = name.len() >= SHORT_ID_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
             let fits = |id: &str| id == name || is_short && id.starts_with(name);
@@ -194,7 +195,7 @@ fn is_called(found: &Value, name: &str) -> Result<bool, Finding> {
 }
 
 fn unexpected(why: &str) -> Finding {
-    Finding::unknown(format!("what the engine answers is not understood: {why}"))
+    Finding::unknown(format!("cannot decode the response of the engine: {why}"))
 }
 
 #[async_trait]
@@ -230,7 +231,7 @@ impl Probe for ContainerProbe {
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("that a container runs is expected, not pinned")
+        Finding::failed("`container` evidence needs an expected state, and cannot be pinned")
     }
 }
 
@@ -243,7 +244,7 @@ pub fn check_container(name: &str) -> Result<(), String> {
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     match begins && name.len() <= NAME_CHARS_MAX && name.bytes().all(is_plain) {
         true => Ok(()),
-        false => Err("it is no name of a container: those have letters, digits, `_`, `.` and `-`".to_owned()),
+        false => Err("not a container name: use letters, digits, `_`, `.` and `-`".to_owned()),
     }
 }
 
@@ -261,7 +262,9 @@ impl<'a> ContainerExpectation<'a> {
         let expect = match expect {
             Value::Null => return Ok(wanted),
             Value::Object(expect) => expect,
-            other => return Err(Finding::failed(format!("`{other}` is no expectation of a container"))),
+            other => {
+                return Err(Finding::failed(format!("unsupported expectation `{other}` of a container")));
+            }
         };
         for (name, value) in expect {
             match (name.as_str(), value) {
@@ -281,9 +284,7 @@ impl<'a> ContainerExpectation<'a> {
                     return Err(Finding::failed(format!("`engine` is one of {}", ENGINES.join(", "))));
                 }
                 (other, _) => {
-                    return Err(Finding::unknown(format!(
-                        "the expectation `{other}` cannot be checked here"
-                    )));
+                    return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
                 }
             }
         }
@@ -295,7 +296,7 @@ impl<'a> ContainerExpectation<'a> {
         let state = &known["State"];
         let truth = |name: &str| state[name].as_bool().unwrap_or_default();
         let running =
-            state["Running"].as_bool().ok_or_else(|| unexpected("it does not say whether it runs"))?;
+            state["Running"].as_bool().ok_or_else(|| unexpected("the response has no running state"))?;
         // A paused or restarting container does not count as running.
         let running = running && !truth("Paused") && !truth("Restarting");
         let mut found = Map::from_iter([("running".to_owned(), running.into())]);
@@ -310,16 +311,14 @@ impl<'a> ContainerExpectation<'a> {
                 .find_map(|health| health["Status"].as_str());
             match health.filter(|health| !matches!(*health, "" | "none")) {
                 Some("starting") if !wanted => {
-                    return Err(Finding::unknown_yet("its health check has not come to an end yet"));
+                    return Err(Finding::unknown_yet("the first health check is not finished"));
                 }
                 Some(health) => {
                     holds &= (health == "healthy") == wanted;
                     found.insert("health".to_owned(), health.into());
                 }
                 None => {
-                    return Err(Finding::failed(
-                        "it has no health check, so nobody knows whether it is healthy",
-                    ));
+                    return Err(Finding::failed("the container has no health check"));
                 }
             }
         }
@@ -333,7 +332,7 @@ impl<'a> ContainerExpectation<'a> {
                 names.into_iter().find(|name| name.is_string()).unwrap_or(&Value::Null)
             };
             if !name.is_string() {
-                return Err(unexpected("it does not say of which image it is"));
+                return Err(unexpected("the response has no image"));
             }
             let fits = fits(wanted, name).map_err(|error| Finding::failed(format!("`image`: {error}")))?;
             holds &= fits;
@@ -343,7 +342,9 @@ impl<'a> ContainerExpectation<'a> {
         Ok(match (holds, code) {
             (true, _) => Finding::ok(found),
             (false, None) => Finding::differs(found),
-            (false, Some(code)) => Finding::differs(found).because(format!("it ended with exit code {code}")),
+            (false, Some(code)) => {
+                Finding::differs(found).because(format!("the container exited with code {code}"))
+            }
         })
     }
 }

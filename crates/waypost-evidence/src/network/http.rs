@@ -85,7 +85,7 @@ impl Probe for HttpProbe {
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("an answer is expected, not pinned")
+        Finding::failed("`http` evidence needs an expected response, and cannot be pinned")
     }
 }
 
@@ -108,11 +108,11 @@ impl HttpExpectation {
         let expect = match expect {
             Value::Null => &nothing,
             Value::Object(expect) => expect,
-            other => return Err(Finding::failed(format!("`{other}` is no expectation of an answer"))),
+            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of a response"))),
         };
         let known = ["method", "status", "headers", "body", "json", "contains", "private"];
         if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
-            return Err(Finding::unknown(format!("the expectation `{other}` cannot be checked here")));
+            return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
         }
         let method = match expect.get("method").map_or(Some("GET"), Value::as_str) {
             Some(name) if METHODS.contains(&name) => name.parse().unwrap_or(Method::GET),
@@ -150,7 +150,7 @@ impl HttpExpectation {
             check_header(name).map_err(Finding::failed)?;
         }
         if wanted.wants_body() && wanted.method == Method::HEAD {
-            return Err(Finding::failed("an answer to HEAD has no body"));
+            return Err(Finding::failed("a response to HEAD has no body"));
         }
         Ok(wanted)
     }
@@ -171,7 +171,7 @@ impl HttpExpectation {
         let status = answer.status;
         let takes_status = self.takes(status)?;
         if !takes_status && NO_ANSWER.contains(&status) {
-            return Err(Finding::unknown_yet(format!("the server gives no answer: {status}")));
+            return Err(Finding::unknown_yet(format!("the server responded with status {status}")));
         }
         let mut found = Map::from_iter([("status".to_owned(), json!(status.as_u16()))]);
         if !takes_status {
@@ -217,9 +217,8 @@ impl HttpExpectation {
         Ok(match (holds, missing.is_empty()) {
             (true, true) => Finding::ok(found),
             (false, true) => Finding::differs(found),
-            (_, false) => {
-                Finding::differs(found).because(format!("it has nothing at {}", missing.join(", ")))
-            }
+            (_, false) => Finding::differs(found)
+                .because(format!("the response has no value at {}", missing.join(", "))),
         })
     }
 }
@@ -234,7 +233,7 @@ pub fn check_status(expect: &Value) -> Result<(), InvalidExpectation> {
         return list.iter().try_for_each(check_status);
     }
     let is_one = STATUSES.into_iter().any(|status| fits(expect, &status.into()) == Ok(true));
-    if is_one { Ok(()) } else { Err(InvalidExpectation::new(format!("no answer has the status `{expect}`"))) }
+    if is_one { Ok(()) } else { Err(InvalidExpectation::new(format!("no HTTP status matches `{expect}`"))) }
 }
 
 /// Checks that `name` is a valid header name.
@@ -242,7 +241,7 @@ pub fn check_status(expect: &Value) -> Result<(), InvalidExpectation> {
 /// # Errors
 /// The reason as text.
 pub fn check_header(name: &str) -> Result<(), String> {
-    HeaderName::try_from(name).map(drop).map_err(|_| format!("`{name}` is no name of a header"))
+    HeaderName::try_from(name).map(drop).map_err(|_| format!("`{name}` is not a header name"))
 }
 
 fn fitting(name: &str, expect: &Value) -> Result<(), Finding> {
@@ -288,7 +287,10 @@ async fn follow_redirects(wanted: &HttpExpectation, mut url: Url) -> Result<Find
             Err(Finding::differs(found).either_way().because(why))
         };
         let Some(next) = url.follow(location) else {
-            return led("it leads elsewhere, which is not followed: claim it of that URL".to_owned());
+            return led(
+                "the redirect leads to another site, and is not followed: write a claim for that URL"
+                    .to_owned(),
+            );
         };
         if followed == REDIRECTS_MAX {
             return led(format!("more than {REDIRECTS_MAX} redirects"));

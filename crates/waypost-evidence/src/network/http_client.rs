@@ -52,7 +52,7 @@ where
         .header(ACCEPT_ENCODING, "identity")
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())
-        .map_err(|error| Finding::failed(format!("it cannot be asked for: {error}")))?;
+        .map_err(|error| Finding::failed(format!("cannot build the request: {error}")))?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(|error| error_finding(&error))?;
         answer(response, request_spec.wants_body).await
@@ -75,18 +75,13 @@ async fn answer(response: Response<Incoming>, wants_body: bool) -> Result<HttpRe
         if let Some(encoding) = parts.headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity")
         {
             let encoding = String::from_utf8_lossy(encoding.as_bytes()).into_owned();
-            return Err(Finding::unknown(format!(
-                "the answer is encoded as `{encoding}`, which was not asked for"
-            )));
+            return Err(Finding::unknown(format!("the response has the unsupported encoding `{encoding}`")));
         }
         while let Some(frame) = incoming.frame().await {
             let frame = frame.map_err(|error| error_finding(&error))?;
             let Ok(data) = frame.into_data() else { continue };
             if body.len() + data.len() > BODY_BYTES_MAX {
-                return Err(Finding::unknown(format!(
-                    "the answer is longer than {} MiB",
-                    BODY_BYTES_MAX >> 20
-                )));
+                return Err(Finding::unknown(format!("the response exceeds {} MiB", BODY_BYTES_MAX >> 20)));
             }
             body.extend_from_slice(&data);
         }
@@ -99,9 +94,9 @@ fn error_finding(error: &hyper::Error) -> Finding {
     if error.is_parse() {
         // hyper reports this case to clients only as text.
         if error.to_string().contains("too large") {
-            return Finding::unknown("the head of the answer is larger than what is looked at");
+            return Finding::unknown("the response header exceeds the limit");
         }
-        return Finding::failed(format!("what answers there does not speak HTTP: {error}"));
+        return Finding::failed(format!("the response is not HTTP: {error}"));
     }
-    Finding::unknown_yet(format!("the connection broke: {error}"))
+    Finding::unknown_yet(format!("the connection was closed: {error}"))
 }

@@ -52,7 +52,7 @@ impl Probe for PortProbe {
                 Some(Value::Bool(wanted)) => *wanted,
                 _ => return Finding::failed("`listening` is `true` or `false`"),
             },
-            other => return Finding::failed(format!("`{other}` is no expectation of a port")),
+            other => return Finding::failed(format!("unsupported expectation `{other}` of a port")),
         };
         let listens = match address(&claim.subject) {
             Ok((Some(host), port)) => takes(host, port).await,
@@ -63,14 +63,14 @@ impl Probe for PortProbe {
             Ok(listens) => listens,
             // A failure of name resolution, routing or this machine does not show whether the port has a
             // listener.
-            Err(error) => return Finding::unknown(format!("cannot ask for it: {error}")),
+            Err(error) => return Finding::unknown(format!("cannot connect: {error}")),
         };
         let found = json!({ "listening": listens });
         if listens == wanted { Finding::ok(found) } else { Finding::differs(found) }
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("that something listens is expected, not pinned")
+        Finding::failed("`port` evidence needs `listening`, and cannot be pinned")
     }
 }
 
@@ -89,11 +89,11 @@ fn address(subject: &str) -> Result<(Option<&str>, u16), String> {
         None => (None, subject),
     };
     if host.is_some_and(|host| host.contains(['/', '@', ' '])) {
-        return Err(format!("`{subject}` is no port: write `8089` or `host:8089`, or `http:` for a URL"));
+        return Err(format!("`{subject}` is not a port: write `8089` or `host:8089`, or `http:` for a URL"));
     }
     match port.parse() {
         Ok(port) if port > 0 && host != Some("") => Ok((host, port)),
-        _ => Err(format!("`{subject}` is no port: write `8089` or `host:8089`")),
+        _ => Err(format!("`{subject}` is not a port: write `8089` or `host:8089`")),
     }
 }
 

@@ -112,7 +112,8 @@ impl Host {
         let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
         match found.iter().find(|address| !is_public(**address)) {
             Some(private) if !may_be_private => Err(Finding::unknown(format!(
-                "`{name}` leads to {private}, which is no address of the internet: add `private: true` if that is meant"
+                "`{name}` resolves to the private address {private}: to allow private addresses, add \
+                 `private: true`"
             ))),
             _ => Ok(found),
         }
@@ -120,14 +121,14 @@ impl Host {
 
     /// Connects to the first address that accepts, in resolver order.
     pub(crate) async fn connect(&self, port: u16, may_be_private: bool) -> Result<TcpStream, Finding> {
-        let mut last = Finding::unknown("it has no address");
+        let mut last = Finding::unknown("the host has no address");
         for address in self.addresses(may_be_private).await? {
             let address = SocketAddr::new(address, port);
             let what = format!("cannot connect to {address}");
             last = match tokio::time::timeout(CALL, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => return Ok(stream),
                 Ok(Err(error)) => unreachable(&what, &error),
-                Err(_) => Finding::unknown_yet(format!("{what}: no answer within {CALL:?}")),
+                Err(_) => Finding::unknown_yet(format!("{what}: no response within {CALL:?}")),
             };
         }
         Err(last)

@@ -23,9 +23,9 @@ fn config() -> Result<Arc<ClientConfig>, String> {
     let found = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        return Err(
-            "this machine trusts no authority (install `ca-certificates`, or set SSL_CERT_FILE)".to_owned()
-        );
+        return Err("this machine has no trusted certificate authority (install `ca-certificates`, or set \
+                    SSL_CERT_FILE)"
+            .to_owned());
     }
     let provider = Arc::new(crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -41,11 +41,11 @@ where
 {
     let config = CONFIG.as_ref().map_err(Finding::unknown)?;
     let server = ServerName::try_from(name.to_owned());
-    let server =
-        server.map_err(|_| Finding::unknown(format!("`{name}` is no name that a certificate can be for")))?;
+    let server = server
+        .map_err(|_| Finding::unknown(format!("`{name}` is not valid as the name of a certificate")))?;
     let connector = TlsConnector::from(Arc::clone(config));
     let connected = connector.connect(server, stream).await;
-    connected.map_err(|error| Finding::unknown(format!("no safe connection to `{name}`: {error}")))
+    connected.map_err(|error| Finding::unknown(format!("TLS to `{name}` failed: {error}")))
 }
 
 /// A TLS connector for PostgreSQL.

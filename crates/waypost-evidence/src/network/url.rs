@@ -18,19 +18,19 @@ impl Url {
     ///
     /// An error does not quote the URL, which could contain a password.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let no_url = || "it is no URL: write `https://host/path`, with other characters as `%20`".to_owned();
+        let no_url = || "not a URL: write `https://host/path`, with other characters as `%20`".to_owned();
         // A fragment is never sent.
         let text = text.split_once('#').map_or(text, |(text, _)| text);
         let uri: Uri = text.parse().ok().filter(|_| text.is_ascii()).ok_or_else(no_url)?;
         let is_tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            Some(_) => return Err("only `http://` and `https://` are asked".to_owned()),
+            Some(_) => return Err("the URL must begin with `http://` or `https://`".to_owned()),
             None => return Err(no_url()),
         };
         let authority = uri.authority().ok_or_else(no_url)?.as_str();
         if authority.contains('@') {
-            return Err("it holds a name or password, which would be recorded".to_owned());
+            return Err("the URL contains a user name or password, which would be recorded".to_owned());
         }
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(no_url)?;
         let port = match authority[host.len()..].strip_prefix(':') {

@@ -74,7 +74,7 @@ impl Probe for CommandProbe {
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("what a command comes to is expected, not pinned")
+        Finding::failed("`command` evidence needs an expected result, and cannot be pinned")
     }
 }
 
@@ -84,11 +84,11 @@ impl CommandProbe {
         let expect = match &claim.expect {
             Value::Null => &none,
             Value::Object(map) => map,
-            other => return Err(Finding::failed(format!("`{other}` is no expectation of a command"))),
+            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of a command"))),
         };
         check_keys(expect, &["exit", "stdout", "stderr"])?;
         if claim.subject.trim().is_empty() || claim.subject.contains('\0') {
-            return Err(Finding::failed("it names no command"));
+            return Err(Finding::failed("the command is empty"));
         }
         let program = Program {
             words: ["/bin/sh", "-eu", "-c", "--", &claim.subject].map(Into::into).into(),
@@ -105,14 +105,14 @@ impl CommandProbe {
         let mut found = json!({ "exit": code });
         let mut holds = fits(expect.get("exit").unwrap_or(&json!(0)), &json!(code)).map_err(wrong)?;
         if NOT_RUN.contains(&code) {
-            let last_error_line = last_error_line.unwrap_or_else(|| format!("the shell ended with {code}"));
-            return Err(Finding::unknown(format!("it could not be run: {last_error_line}")));
+            let last_error_line = last_error_line.unwrap_or_else(|| format!("the shell exited with {code}"));
+            return Err(Finding::unknown(format!("cannot run the command: {last_error_line}")));
         }
         for (name, printed) in [("stdout", &ended.stdout), ("stderr", &ended.stderr)] {
             let Some(wanted) = expect.get(name) else { continue };
             let Some(text) = printed.whole() else {
                 let why =
-                    format!("it printed more to {name} than the {OUTPUT_BYTES_MAX} bytes that are looked at");
+                    format!("the command wrote more than {OUTPUT_BYTES_MAX} bytes to {name}, the limit");
                 return Err(Finding::unknown(why));
             };
             let text = text.trim();
@@ -136,10 +136,10 @@ pub(crate) fn check_keys(expect: &Map<String, Value>, compared: &[&str]) -> Resu
         if compared.contains(&name.as_str()) {
             check(wanted).map_err(|error| Finding::failed(format!("`{name}`: {error}")))?;
             if wanted.is_null() {
-                return Err(Finding::failed(format!("`{name}` expects nothing")));
+                return Err(Finding::failed(format!("`{name}` has no value")));
             }
         } else if !matches!(name.as_str(), "env" | "dir") {
-            return Err(Finding::unknown(format!("the expectation `{name}` cannot be checked here")));
+            return Err(Finding::unknown(format!("unsupported expectation `{name}`")));
         }
     }
     Ok(())
@@ -147,11 +147,11 @@ pub(crate) fn check_keys(expect: &Map<String, Value>, compared: &[&str]) -> Resu
 
 /// Returns the working folder of a program: the base folder, or `dir` below the base folder.
 pub(crate) fn working_folder(expect: &Map<String, Value>, site: &Site) -> Result<PathBuf, Finding> {
-    let base = site.base().ok_or_else(|| Finding::unknown("there is no base folder to run it in"))?;
+    let base = site.base().ok_or_else(|| Finding::unknown("the command has no base folder"))?;
     match expect.get("dir") {
         None => Ok(base.to_owned()),
         Some(Value::String(dir)) => Ok(base.join(dir)),
-        Some(other) => Err(Finding::failed(format!("`{other}` is no folder"))),
+        Some(other) => Err(Finding::failed(format!("`{other}` is not a folder"))),
     }
 }
 
@@ -169,7 +169,7 @@ fn killed(signal: i32, last_error_line: Option<String>) -> Finding {
         (Signal::PIPE, "SIGPIPE"),
     ];
     let Some((_, name)) = FAULTS.iter().find(|(fault, _)| fault.as_raw() == signal) else {
-        return Finding::unknown(format!("it was killed by signal {signal} before it had ended"));
+        return Finding::unknown(format!("the command was killed by signal {signal}"));
     };
     let finding = Finding::differs(json!({ "signal": name })).either_way();
     match last_error_line {

@@ -83,7 +83,7 @@ impl Environment {
         };
         let is_set = |name: &str| self.variables.iter().any(|(known, _)| known == name);
         if let Some(missing) = named.iter().find(|name| !is_set(name)) {
-            return Err(Finding::unknown(format!("the variable `{missing}`, which it needs, is not set")));
+            return Err(Finding::unknown(format!("the variable `{missing}` in `env` is not set")));
         }
         let is_given = |name: &OsStr| {
             let is_named = named.iter().any(|wanted| *wanted == name);

@@ -14,7 +14,7 @@ pub const EXEC: &str = "exec";
 /// Version of the input format.
 const VERSION: u32 = 1;
 /// Largest input of a program. The shell before the program reads bytes individually; 64 KiB take 20 ms.
-const TOLD_BYTES_MAX: usize = 64 << 10;
+const INPUT_BYTES_MAX: usize = 64 << 10;
 /// Longest program output kept as the found value. A header keeps a tenth of that per claim, so 1,000 claims
 /// fit.
 const FOUND_BYTES_MAX: usize = 4 << 10;
@@ -72,7 +72,7 @@ impl Probe for ExecProbe {
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("what a program says is expected, not pinned")
+        Finding::failed("`exec` evidence cannot be pinned")
     }
 }
 
@@ -81,7 +81,7 @@ impl ExecProbe {
         let mut expect = match &claim.expect {
             Value::Null => Map::new(),
             Value::Object(map) => map.clone(),
-            other => return Err(Finding::failed(format!("`{other}` is nothing that a program is told"))),
+            other => return Err(Finding::failed(format!("unsupported key `{other}` of `exec`"))),
         };
         let with = expect.shift_remove("with").unwrap_or_default();
         if !matches!(with, Value::Null | Value::Object(_)) {
@@ -90,7 +90,7 @@ impl ExecProbe {
         check_keys(&expect, &[])?;
         let subject = claim.subject.as_str();
         if subject.trim().is_empty() || subject.starts_with('-') || subject.contains('\0') {
-            return Err(Finding::failed(format!("`{subject}` names no program")));
+            return Err(Finding::failed(format!("`{subject}` is not a program")));
         }
         let mut error_text = json!({ "v": VERSION, "kind": EXEC, "subject": subject, "with": with });
         if let Some(name) = &claim.name {
@@ -100,8 +100,11 @@ impl ExecProbe {
             error_text["metadata"] = claim.terms.metadata.clone().into_iter().collect();
         }
         let error_text = error_text.to_string();
-        if error_text.len() > TOLD_BYTES_MAX {
-            let why = format!("it is to be told {} bytes, at most {TOLD_BYTES_MAX} can be", error_text.len());
+        if error_text.len() > INPUT_BYTES_MAX {
+            let why = format!(
+                "the input of the program has {} bytes, the maximum is {INPUT_BYTES_MAX}",
+                error_text.len()
+            );
             return Err(Finding::failed(why));
         }
         let program = Program {
@@ -121,12 +124,14 @@ impl ExecProbe {
             Exit::Code(0) => Finding::ok(found()),
             Exit::Code(1) => match last_error_line {
                 Some(last_error_line) => Finding::differs(found()).because(last_error_line),
-                None if found().is_null() => Finding::differs(Value::Null).because("the program says so"),
+                None if found().is_null() => {
+                    Finding::differs(Value::Null).because("the program reported a failure")
+                }
                 None => Finding::differs(found()),
             },
             Exit::Code(code) => {
                 let last_error_line =
-                    last_error_line.unwrap_or_else(|| format!("the program ended with {code}"));
+                    last_error_line.unwrap_or_else(|| format!("the program exited with {code}"));
                 Finding::unknown(last_error_line)
             }
             Exit::Signal(signal) => Finding::unknown(format!("the program was killed by signal {signal}")),

@@ -103,7 +103,9 @@ impl<'c> GitExpectation<'c> {
         let map = match expect {
             Value::String(head) => return Ok(Self { head: Some(head), clean: None }),
             Value::Object(map) if !map.is_empty() => map,
-            other => return Err(Finding::failed(format!("`{other}` is no expectation of a repository"))),
+            other => {
+                return Err(Finding::failed(format!("unsupported expectation `{other}` of a repository")));
+            }
         };
         let mut wanted = Self { head: None, clean: None };
         for (name, value) in map {
@@ -113,9 +115,7 @@ impl<'c> GitExpectation<'c> {
                 ("clean", Value::Bool(clean)) => wanted.clean = Some(*clean),
                 ("clean", _) => return Err(Finding::failed("`clean` is `true` or `false`")),
                 (other, _) => {
-                    return Err(Finding::unknown(format!(
-                        "the expectation `{other}` cannot be checked here"
-                    )));
+                    return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
                 }
             }
         }
@@ -191,7 +191,7 @@ impl GitProbe {
     /// Runs `git status` in the folder of a claim.
     async fn look(&self, claim: &Claim, site: &Site, with_changes: bool) -> Result<Repository, Finding> {
         let folder = find_folder(site, &claim.subject).await.map_err(Finding::either_way)?;
-        let unknown = |error| Finding::unknown(format!("cannot look at the folder: {error}"));
+        let unknown = |error| Finding::unknown(format!("cannot read the folder: {error}"));
         let folder = folder.canonicalize().map_err(unknown)?;
         let mut words: Vec<OsString> = ["git", "--no-pager"].map(Into::into).into();
         words.extend(SETTINGS.iter().flat_map(|setting| ["-c", setting]).map(OsString::from));
@@ -214,14 +214,16 @@ impl GitProbe {
             {
                 // git reports an unreadable repository as missing.
                 if let Some(why) = barred(&top) {
-                    return Err(Finding::unknown(format!("it may be a git repository: {why}")));
+                    return Err(Finding::unknown(format!(
+                        "cannot decide whether the folder is a git repository: {why}"
+                    )));
                 }
-                return Err(Finding::failed("it is not the top of a git repository"));
+                return Err(Finding::failed("the folder is not the top of a git repository"));
             }
-            Exit::Code(127) => return Err(Finding::unknown("there is no git here")),
+            Exit::Code(127) => return Err(Finding::unknown("git is not installed")),
             Exit::Code(code) => {
                 let last_error_line = last_error_line.unwrap_or_else(|| format!("exit code {code}"));
-                return Err(Finding::unknown(format!("git does not tell: {last_error_line}")));
+                return Err(Finding::unknown(format!("git failed: {last_error_line}")));
             }
             Exit::Signal(signal) => {
                 return Err(Finding::unknown(format!("git was killed by signal {signal}")));
@@ -230,7 +232,11 @@ impl GitProbe {
         // Truncated output still proves that changes exist.
         let repository = Repository::read(&ended.stdout.text());
         let is_told = repository.head.is_some() || ended.stdout.text().contains("# branch.oid (initial)");
-        if is_told { Ok(repository) } else { Err(Finding::unknown("git does not tell what is checked out")) }
+        if is_told {
+            Ok(repository)
+        } else {
+            Err(Finding::unknown("git did not report the checked-out commit"))
+        }
     }
 
     /// Returns the variables for git. Inherited git and locale variables are dropped, and git must not search
@@ -254,7 +260,7 @@ fn barred(top: &Path) -> Option<String> {
     parts.map(|part| (part, top.join(part))).find_map(|(part, path)| {
         match rustix::fs::access(&path, Access::READ_OK) {
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => None,
-            Err(errno) => Some(format!("`{part}` cannot be read: {errno}")),
+            Err(errno) => Some(format!("cannot read `{part}`: {errno}")),
         }
     })
 }

@@ -89,12 +89,11 @@ impl Probe for ProcessProbe {
 
     async fn pin(&self, claim: &Claim, _: &Site) -> Finding {
         let Ok(pid) = claim.subject.parse() else {
-            return Finding::failed("that a process of some name is there is expected, not pinned");
+            return Finding::failed("`process` evidence needs an expected state, and cannot be pinned");
         };
         let proc = self.proc.clone();
         blocking(move || {
-            let seen =
-                read_process(&proc, pid)?.ok_or_else(|| Finding::absent("there is no such process"))?;
+            let seen = read_process(&proc, pid)?.ok_or_else(|| Finding::absent("no such process"))?;
             Ok(Finding::ok(json!({ "started": seen.identity(&proc)? })))
         })
         .await
@@ -108,7 +107,7 @@ impl ProcessProbe {
             let bytes = read_file(site, file, PID_FILE_BYTES_MAX).await.map_err(Finding::either_way)?;
             let text = String::from_utf8_lossy(&bytes);
             let number = text.split_whitespace().next().and_then(|word| word.parse().ok());
-            let no_number = || Finding::failed(format!("there is no number of a process in `{file}`"));
+            let no_number = || Finding::failed(format!("`{file}` contains no process id"));
             wanted.pid = Some(number.filter(|pid| *pid > 0).ok_or_else(no_number)?);
             wanted.written = Some(modified(site, file).await?.as_second());
         }
@@ -136,9 +135,7 @@ impl ProcessExpectation {
     fn read(claim: &Claim) -> Result<Self, Finding> {
         let subject = claim.subject.trim();
         if subject.is_empty() || subject.contains(['/', '\0']) {
-            return Err(Finding::failed(format!(
-                "`{subject}` is neither the name of a program nor a number"
-            )));
+            return Err(Finding::failed(format!("`{subject}` is neither a program name nor a process id")));
         }
         let pid = subject.parse().ok().filter(|pid| *pid > 0);
         let name = pid.is_none().then(|| subject.to_owned());
@@ -155,7 +152,7 @@ impl ProcessExpectation {
         let map = match &claim.expect {
             Value::Null => return Ok(wanted),
             Value::Object(map) => map,
-            other => return Err(Finding::failed(format!("`{other}` is no expectation of a process"))),
+            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of a process"))),
         };
         for (name, value) in map {
             let text = value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
@@ -167,12 +164,10 @@ impl ProcessExpectation {
                 ("args", _) if !value.is_null() => wanted.args = Some(value.clone()),
                 ("count", _) if !value.is_null() => wanted.count = Some(value.clone()),
                 ("pid_file" | "user" | "started" | "args" | "count", _) => {
-                    return Err(Finding::failed(format!("`{name}` says nothing that can be compared")));
+                    return Err(Finding::failed(format!("`{name}` has no comparable value")));
                 }
                 (other, _) => {
-                    return Err(Finding::unknown(format!(
-                        "the expectation `{other}` cannot be checked here"
-                    )));
+                    return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
                 }
             }
         }
@@ -180,7 +175,7 @@ impl ProcessExpectation {
         wanted.args.as_ref().map_or(Ok(()), check).map_err(wrong)?;
         wanted.count.as_ref().map_or(Ok(()), check_count).map_err(wrong)?;
         if wanted.pid.is_some() && wanted.pid_file.is_some() {
-            return Err(Finding::failed("a number and a pid file are two ways to say which process"));
+            return Err(Finding::failed("`pid_file` conflicts with a process id"));
         }
         Ok(wanted)
     }
@@ -208,7 +203,7 @@ impl ProcessExpectation {
         };
         // A hidden process could match, or exceed the count.
         if hidden && (self.count.is_some() || found.is_empty()) {
-            return Err(Finding::unknown("some processes cannot be seen by this user"));
+            return Err(Finding::unknown("some processes are hidden from this user"));
         }
         found.truncate(SHOWN_MAX);
         let found = json!({ "count": count, "pids": found });
@@ -259,7 +254,7 @@ impl ProcessEntry {
     fn started(&self, proc: &Path) -> Result<i64, Finding> {
         let text = read_text(&proc.join("stat"))?;
         let boot = text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<i64>().ok());
-        let boot = boot.ok_or_else(|| Finding::unknown("it is not told when this machine was started"))?;
+        let boot = boot.ok_or_else(|| Finding::unknown("the boot time of this machine is unknown"))?;
         let seconds = self.ticks / rustix::param::clock_ticks_per_second();
         Ok(boot + i64::try_from(seconds).unwrap_or(i64::MAX / 2))
     }
@@ -271,12 +266,12 @@ fn read_process(proc: &Path, pid: u32) -> Result<Option<ProcessEntry>, Finding> 
     let read = |name: &str| match fs::read(folder.join(name)) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if is_gone(&error) => Ok(None),
-        Err(error) => Err(Finding::unknown(format!("cannot look at process {pid}: {error}"))),
+        Err(error) => Err(Finding::unknown(format!("cannot read process {pid}: {error}"))),
     };
     let (Some(stat), Some(status), Some(words)) = (read("stat")?, read("status")?, read("cmdline")?) else {
         return Ok(None);
     };
-    let unclear = || Finding::unknown(format!("what is told of process {pid} is not understood"));
+    let unclear = || Finding::unknown(format!("cannot decode the status of process {pid}"));
     // The name may contain brackets and blanks.
     let (name, rest) =
         stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')).ok_or_else(unclear)?;
@@ -346,10 +341,10 @@ fn read_text(path: &Path) -> Result<String, Finding> {
 /// Runs a lookup on a blocking thread: a long process list takes a while.
 async fn blocking(read_process: impl FnOnce() -> Result<Finding, Finding> + Send + 'static) -> Finding {
     if cfg!(not(target_os = "linux")) {
-        return Finding::unknown("processes can be looked at on Linux only");
+        return Finding::unknown("process evidence is supported on Linux only");
     }
     match tokio::task::spawn_blocking(read_process).await {
         Ok(Ok(finding) | Err(finding)) => finding,
-        Err(_) => Finding::unknown("the check was cut short"),
+        Err(_) => Finding::unknown("the check was interrupted"),
     }
 }

@@ -169,7 +169,7 @@ impl Program {
     /// The finding for a program that could not be run.
     pub(crate) async fn run(self) -> Result<ProgramResult, Finding> {
         let unknown = |error: io::Error| {
-            let why = format!("it cannot be run: {error}");
+            let why = format!("cannot run the program: {error}");
             match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => Finding::unknown_yet(why),
                 _ => Finding::unknown(why),
@@ -177,13 +177,13 @@ impl Program {
         };
         let mut child = self.spawn().map_err(unknown)?;
         let number = i32::try_from(child.id()).unwrap_or_default();
-        let pid = Pid::from_raw(number).expect("a process that was started has a number");
+        let pid = Pid::from_raw(number).expect("a started process has an id");
         let group = Arc::new(Group(Mutex::new(Some(pid))));
         let _waited = Waited(Arc::clone(&group));
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let mut end = tokio::task::spawn_blocking(move || group.end(child, pid));
         let (Some(guard), Some(stdout), Some(stderr)) = pipes else {
-            return Err(Finding::unknown("it cannot be listened to"));
+            return Err(Finding::unknown("cannot read its output"));
         };
         let mut guard = Sender::from_owned_fd(OwnedFd::from(guard)).map_err(unknown)?;
         let stdout = Receiver::from_owned_fd(OwnedFd::from(stdout)).map_err(unknown)?;
@@ -202,7 +202,7 @@ impl Program {
         let status = tokio::select! {
             biased;
             status = &mut end => status,
-            () = talk => unreachable!("who listens never stops by itself"),
+            () = talk => unreachable!("the listener runs until it is dropped"),
         };
         out.drain(&stdout);
         err.drain(&stderr);

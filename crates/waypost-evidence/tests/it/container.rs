@@ -137,7 +137,7 @@ fn every_engine_that_is_there_is_asked() {
 
     let nobody = checked(&verifier(&docker, &podman), claim("web"));
     assert_eq!(nobody.verdict, Verdict::Unknown);
-    assert_eq!(nobody.error.as_deref(), Some("neither docker nor podman runs here"));
+    assert_eq!(nobody.error.as_deref(), Some("neither docker nor podman is running"));
 
     let has_none = Server::unix(&docker, |_| Reply::http(404, &[], "{}")).unwrap();
     let has_it = Server::unix(&podman, says).unwrap();

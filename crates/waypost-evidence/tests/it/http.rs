@@ -204,17 +204,23 @@ fn what_was_found_says_what_was_looked_at() {
     };
 
     let expect = json!({ "headers": { "x-a": "1" }, "json": { "$.items": 1, "$.gone": 2 } });
-    let why = Some("it has nothing at `$.gone`".to_owned());
+    let why = Some("the response has no value at `$.gone`".to_owned());
     let whole = json!({ "status": 200, "headers": { "x-a": "1, 2" }, "json": { "$.items": { "items": 1 } } });
     assert_eq!(found(claim("/", expect)), (whole, why));
     let long = json!({ "status": 200, "body": { "chars": 8 << 20 } });
     assert_eq!(found(claim("/longest", json!({ "body": "x" }))), (long, None));
     let (led, why) = found(claim("/moved-far", json!(null)));
     assert_eq!(led, json!({ "status": 302, "location": "http://other.example/" }));
-    assert_eq!(why.as_deref(), Some("it leads elsewhere, which is not followed: claim it of that URL"));
+    assert_eq!(
+        why.as_deref(),
+        Some("the redirect leads to another site, and is not followed: write a claim for that URL")
+    );
     let (_, why) = found(Claim::new(API_RESPONSE, "http://127.1:1/"));
     let why = why.unwrap();
-    assert!(why.contains("`127.1` leads to 127.0.0.1") && why.contains("private: true"), "{why}");
+    assert!(
+        why.contains("`127.1` resolves to the private address 127.0.0.1") && why.contains("private: true"),
+        "{why}"
+    );
 }
 
 #[test]

@@ -307,7 +307,7 @@ fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_revers
     let cases = claims(port, closed).into_iter().chain(programs::cases()).chain(files::cases()).collect();
     assert_verdicts(&verifier(Environment::inherited()), &Site::beneath(folder.path()), cases);
 
-    assert_eq!(fs::read(folder.path().join("a.db")).unwrap(), before, "a check changes nothing");
+    assert_eq!(fs::read(folder.path().join("a.db")).unwrap(), before, "evidence checks must not modify data");
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn a_key_that_stands_twice_is_named() {
     let checked = runtime().block_on(checked.verify(&Pack::all([claim]), &Site::beneath(folder.path())));
 
     let why = checked.claims[0].error.clone().unwrap();
-    assert!(why.contains("has the key `a` twice, and it is not plain which of them counts"), "{why}");
+    assert!(why.contains("the key `a` is there twice"), "{why}");
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn a_null_that_is_found_is_told() {
     let checked = verifier(Environment::inherited());
     let checked = runtime().block_on(checked.verify(&Pack::all([claim]), &Site::beneath(folder.path())));
 
-    assert_eq!(checked.claims[0].error.as_deref(), Some("it is null"));
+    assert_eq!(checked.claims[0].error.as_deref(), Some("the value is null"));
 }
 
 #[test]

@@ -166,7 +166,7 @@ fn nothing_in_a_claim_gets_out_of_it() {
     let cases = cases().into_iter().chain(cases_of_tables()).collect();
     assert_verdicts(&verifier(Environment::inherited()), &Site::beneath(folder.path()), cases);
 
-    assert_eq!(fs::read(&path).unwrap(), before, "a check changes nothing");
+    assert_eq!(fs::read(&path).unwrap(), before, "evidence checks must not modify data");
     let names: Vec<_> =
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["a.db"], "and makes nothing");
@@ -292,7 +292,8 @@ fn what_is_not_there_is_told_with_what_is() {
 
     let table = why(json!({ "table": "t" }));
     assert!(
-        table.starts_with("it has no table `t`: it has `t00`, `t01`,") && table.ends_with("`t09`, others"),
+        table.starts_with("the database has no table `t`: it has `t00`, `t01`,")
+            && table.ends_with("`t09`, others"),
         "{table}"
     );
     assert_eq!(

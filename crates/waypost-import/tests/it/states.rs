@@ -9,14 +9,14 @@ const STATES: [(&str, &str, &str); 6] = [
     (
         r#"{"workflow_id": "wf-1", "execution_state": {"current_step_index": 2}, "completed_steps": [{}, {}], "total_steps": 5,
             "workflow_path": "flows/a.yml", "variable_state": {}, "version": 1}"#,
-        "the checkpoint `wf-1` of Prodigy: it lists finished steps by number",
+        "the checkpoint `wf-1` of Prodigy: the file has finished steps by number only",
         "`waypost import workflow flows/a.yml -o waypost.yaml`; 2 of 5 steps are finished: delete them from \
          `waypost.yaml`; `waypost run waypost.yaml --dir WORKTREE`",
     ),
     (
         r#"{"version": 1, "session_id": "session-2", "workflow_path": "b.yml", "worktree_path": "/w/b", "completed_steps": []}"#,
         "the checkpoint `session-2` of Prodigy",
-        "of the steps, those that are finished: delete them from `waypost.yaml`; `waypost run waypost.yaml --dir /w/b`",
+        "finished steps: delete them from `waypost.yaml`; `waypost run waypost.yaml --dir /w/b`",
     ),
     (
         r#"{"id": "session-3", "session_type": "Workflow", "timings": {}, "workflow_data": {"completed_steps": [0], "total_steps": 3}}"#,
@@ -30,8 +30,8 @@ const STATES: [(&str, &str, &str); 6] = [
     ),
     (
         r#"{"metadata": {"job_id": "mapreduce-5", "completed_items": 4, "total_work_items": 9}, "work_item_state": {}}"#,
-        "the map-reduce checkpoint `mapreduce-5` of Prodigy: the work of its finished items is in git worktrees",
-        "4 of 9 items are finished: leave them out with `filter`",
+        "the map-reduce checkpoint `mapreduce-5` of Prodigy: the work of finished items is in git worktrees",
+        "4 of 9 items are finished: exclude them with `filter`",
     ),
     (
         r#"{"job_id": "mapreduce-6", "work_items": [1, 2], "agent_results": {}, "successful_count": 1, "total_items": 2}"#,

@@ -76,13 +76,13 @@ impl Deref for ContextGuard<'_> {
     type Target = Contexts;
 
     fn deref(&self) -> &Contexts {
-        self.contexts.as_ref().expect("it is there until it is dropped")
+        self.contexts.as_ref().expect("the pointer is valid until drop")
     }
 }
 
 impl DerefMut for ContextGuard<'_> {
     fn deref_mut(&mut self) -> &mut Contexts {
-        self.contexts.as_mut().expect("it is there until it is dropped")
+        self.contexts.as_mut().expect("the pointer is valid until drop")
     }
 }
 
@@ -100,7 +100,7 @@ impl Drop for ContextGuard<'_> {
 /// Borrows a cached context for a single call, so that it may refer to short-lived bytes.
 macro_rules! borrowed {
     ($context:expr, $kind:ident) => {{
-        #[expect(unsafe_code, reason = "a context that is kept cannot name the life of a reference")]
+        #[expect(unsafe_code, reason = "the pool keeps contexts beyond any lifetime")]
         // SAFETY: only the lifetime parameter changes, which is not part of the layout. `reset` removes every
         // reference with the shorter lifetime before the borrowing function returns, on each path.
         let context = unsafe { std::mem::transmute::<&mut $kind<'static>, &mut $kind<'_>>($context) };
@@ -193,25 +193,27 @@ impl Contexts {
 /// The size is missing, or exceeds `bytes_max`.
 pub(crate) fn size_of(encoded: &[u8], bytes_max: usize) -> Result<usize, String> {
     let found = get_frame_content_size(encoded).ok().flatten();
-    let found = found.ok_or("it does not tell how long it is")?;
+    let found = found.ok_or("the compressed data has no content size")?;
     let size = usize::try_from(found).ok().filter(|size| *size <= bytes_max);
-    size.ok_or_else(|| format!("it gives {found} bytes, {bytes_max} are allowed"))
+    size.ok_or_else(|| {
+        format!("the compressed data has {found} bytes of content, the maximum is {bytes_max}")
+    })
 }
 
 /// Reserves space in `out` for the `bytes` of `encoded`.
 fn make_room(encoded: &[u8], bytes: usize, out: &mut Vec<u8>) -> Result<(), String> {
     let found = size_of(encoded, bytes)?;
     if found != bytes {
-        return Err(format!("it gives {found} bytes, {bytes} were to be there"));
+        return Err(format!("the compressed data has {found} bytes of content, expected {bytes}"));
     }
     out.clear();
-    out.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes"))
+    out.try_reserve_exact(bytes).map_err(|_| format!("cannot allocate {bytes} bytes"))
 }
 
 fn made(result: Result<usize, ErrorCode>, bytes: usize) -> Result<(), String> {
     match result {
         Ok(made) if made == bytes => Ok(()),
-        Ok(made) => Err(format!("it gave {made} bytes, {bytes} were to be there")),
+        Ok(made) => Err(format!("the compressed data has {made} bytes of content, expected {bytes}")),
         Err(code) => Err(get_error_name(code).to_owned()),
     }
 }
@@ -282,7 +284,7 @@ mod tests {
 
         let error = compressor.contexts().decompress(b"", &encoded, 1_000, &mut out).unwrap_err();
 
-        assert_eq!(error, "it gives 10485760 bytes, 1000 are allowed");
+        assert_eq!(error, "the compressed data has 10485760 bytes of content, the maximum is 1000");
         assert_eq!(out.capacity(), 0);
     }
 

@@ -82,7 +82,7 @@ impl Hunks {
         if used <= before && before - goes + self.coming() == after {
             return Ok(());
         }
-        Err("its frame does not fit the body before it".to_owned())
+        Err("the frame does not match its base".to_owned())
     }
 
     /// Appends the reference for zstd to `reference`: removed bytes and some bytes before them.

@@ -68,7 +68,7 @@ pub(crate) struct Frame {
 impl Frame {
     /// Returns the check, which identifies the frame among frames of the same record.
     pub(crate) fn check(&self) -> [u8; CHECK_BYTES] {
-        check_of(&self.bytes).expect("a frame that was made has a check")
+        check_of(&self.bytes).expect("a written frame has a checksum")
     }
 }
 
@@ -147,14 +147,14 @@ impl ParsedFrame {
         let found = check_of(&bytes)?;
         write_check(&mut bytes, seq, kind);
         if check_of(&bytes)? != found {
-            return Err("its frame is not what was written".to_owned());
+            return Err("the frame does not match its checksum".to_owned());
         }
         let mut numbers = Numbers { bytes: &bytes, at: CHECK_BYTES };
         let head = match kind {
             Kind::Full => Head::Full { position_bytes: numbers.size()?, bytes: 0 },
             Kind::Delta => {
                 numbers.next()?;
-                let base = base_of(&bytes, seq).ok_or("its frame names no record before it")?;
+                let base = base_of(&bytes, seq).ok_or("the frame has no base record")?;
                 let (position_bytes, position) = (numbers.size()?, numbers.hunks()?);
                 let (state_bytes, state) = (numbers.size()?, numbers.hunks()?);
                 Head::Delta { base, position_bytes, position, state_bytes, state }
@@ -165,7 +165,7 @@ impl ParsedFrame {
             Head::Full { position_bytes, .. } => {
                 let bytes = compression::size_of(&bytes[packed_at..], BODY_BYTES_MAX)?;
                 if position_bytes > bytes {
-                    return Err("its frame has a position longer than the body".to_owned());
+                    return Err("the position in the frame is longer than the body".to_owned());
                 }
                 Head::Full { position_bytes, bytes }
             }
@@ -197,7 +197,7 @@ impl ParsedFrame {
 
     /// Returns the check, which identifies the frame among frames of the same record.
     pub(crate) fn check(&self) -> [u8; CHECK_BYTES] {
-        check_of(&self.bytes).expect("it was checked")
+        check_of(&self.bytes).expect("the frame was checked before")
     }
 }
 
@@ -215,7 +215,7 @@ pub(crate) fn base_of(begin: &[u8], seq: u64) -> Option<u64> {
 /// # Errors
 /// The frame is too short.
 fn check_of(bytes: &[u8]) -> Result<[u8; CHECK_BYTES], String> {
-    bytes.first_chunk().copied().ok_or_else(|| "its frame is cut".to_owned())
+    bytes.first_chunk().copied().ok_or_else(|| "the frame is truncated".to_owned())
 }
 
 fn write_check(bytes: &mut [u8], seq: u64, kind: Kind) {
@@ -246,26 +246,28 @@ impl Numbers<'_> {
     fn next(&mut self) -> Result<u64, String> {
         let mut number = 0;
         for place in 0..NUMBER_BYTES_MAX {
-            let byte = *self.bytes.get(self.at).ok_or("its frame is cut")?;
+            let byte = *self.bytes.get(self.at).ok_or("the frame is truncated")?;
             self.at += 1;
             number |= u64::from(byte & 0x7f) << (7 * place);
             if byte < 0x80 {
                 return Ok(number);
             }
         }
-        Err("a number in its frame has no end".to_owned())
+        Err("the frame has an unterminated number".to_owned())
     }
 
     fn size(&mut self) -> Result<usize, String> {
         let number = self.next()?;
         let size = usize::try_from(number).ok().filter(|size| *size <= BODY_BYTES_MAX);
-        size.ok_or_else(|| format!("its frame speaks of {number} bytes, {BODY_BYTES_MAX} are allowed"))
+        size.ok_or_else(|| {
+            format!("the frame has a length of {number} bytes, the maximum is {BODY_BYTES_MAX}")
+        })
     }
 
     fn hunks(&mut self) -> Result<Hunks, String> {
         let count = self.size()?;
         if count > HUNKS_MAX {
-            return Err(format!("its frame has {count} hunks, {HUNKS_MAX} are allowed"));
+            return Err(format!("the frame has {count} hunks, the maximum is {HUNKS_MAX}"));
         }
         let mut hunk = || Ok(Hunk { stays: self.size()?, goes: self.size()?, comes: self.size()? });
         (0..count).map(|_| hunk()).collect::<Result<_, String>>().map(Hunks)
@@ -303,7 +305,7 @@ impl BodyBuilder {
                 position.check(self.position.len(), *position_bytes)?;
                 state.check(self.state.len(), *state_bytes)?;
                 if position_bytes + state_bytes > BODY_BYTES_MAX {
-                    return Err("its frame gives more than a body may have".to_owned());
+                    return Err("the frame expands beyond the maximum body size".to_owned());
                 }
                 self.reference.clear();
                 position.reference(&self.position, &mut self.reference);
@@ -446,7 +448,13 @@ mod tests {
 
         let error = ParsedFrame::new(bytes, 1, Kind::Full).unwrap_err();
 
-        assert_eq!(error, format!("it gives {} bytes, {BODY_BYTES_MAX} are allowed", BODY_BYTES_MAX + 1));
+        assert_eq!(
+            error,
+            format!(
+                "the compressed data has {} bytes of content, the maximum is {BODY_BYTES_MAX}",
+                BODY_BYTES_MAX + 1
+            )
+        );
     }
 
     #[test]

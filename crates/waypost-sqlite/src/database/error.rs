@@ -73,7 +73,7 @@ impl SqliteError {
             rusqlite::Error::SqlInputError { error, msg, .. }
                 if error.extended_code & 0xff == ffi::SQLITE_ERROR =>
             {
-                return Self::corrupt(format!("its tables are not as they were made: {msg}"));
+                return Self::corrupt(format!("the tables differ from the schema: {msg}"));
             }
             rusqlite::Error::SqlInputError { error, .. } => error.extended_code,
             // A column with another type or length than written; SQLite does not check this on read.
@@ -174,7 +174,7 @@ impl SqliteError {
             // lost rows.
             ffi::SQLITE_CONSTRAINT if self.is_contradiction() => {
                 let fault = Self {
-                    message: format!("its tables contradict each other: {}", self.message),
+                    message: format!("the tables are inconsistent: {}", self.message),
                     ..self.clone()
                 };
                 StoreError::Io {

@@ -119,7 +119,7 @@ impl WatchedFile {
 impl MissingFile<'_> {
     /// Returns the error that stops all writes.
     pub(crate) fn to_store_error(&self) -> StoreError {
-        let why = "it was removed or replaced while it was in use";
+        let why = "the file was removed or replaced while in use";
         let source = match system::File::find(self.0) {
             // It could not be looked at.
             Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) => error,

@@ -153,7 +153,7 @@ pub(crate) fn make(path: &Path, options: &SqliteOptions) -> Result<Place, StoreE
         && let Some(kind) = network_file_system(folder).map_err(|source| cannot_open(folder, source))?
     {
         return Err(StoreError::Invalid(format!(
-            "cannot keep runs in `{}`: it is on {kind}, a network file system, where locks are not reliable",
+            "cannot keep runs in `{}`: {kind} is a network file system with unreliable locks",
             folder.display()
         )));
     }
@@ -312,7 +312,7 @@ fn is_incomplete(place: &Place) -> bool {
 pub(crate) fn explain(fault: SqliteError, place: &Place) -> StoreError {
     if fault.is_not_a_database() {
         let file = place.file.display();
-        return StoreError::Invalid(format!("`{file}` is not a Waypost store: it is not an SQLite database"));
+        return StoreError::Invalid(format!("`{file}` is not a Waypost store: not an SQLite database"));
     }
     fault.to_store_error(place)
 }
@@ -336,7 +336,7 @@ fn settle(connection: &Connection, place: &Place, options: &SqliteOptions) -> Re
             Ok(mode) if mode == "wal" => return Ok(()),
             Ok(mode) => {
                 return Err(StoreError::Invalid(format!(
-                    "{} cannot keep a write-ahead log: its journal mode stays `{mode}`",
+                    "cannot enable the write-ahead log of {}: the journal mode stays `{mode}`",
                     place.name
                 )));
             }
@@ -378,7 +378,7 @@ fn immutable_url(file: &Path) -> PathBuf {
         }
     }
     url.extend_from_slice(b"?immutable=1");
-    PathBuf::from(String::from_utf8(url).expect("it is ASCII"))
+    PathBuf::from(String::from_utf8(url).expect("the text is ASCII"))
 }
 
 #[cfg(test)]

@@ -187,7 +187,7 @@ pub(crate) fn set_durability(connection: &Connection, durability: Durability) ->
     if found == level {
         return Ok(());
     }
-    Err(SqliteError::refused(format!("SQLite keeps `synchronous` at {found}, {level} was asked for")))
+    Err(SqliteError::refused(format!("cannot set `synchronous` of SQLite: found {found}, expected {level}")))
 }
 
 /// Checks that a database is a Waypost store of a readable version.
@@ -197,7 +197,7 @@ pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreE
         Kind::Ours => {}
         // The creating process was killed before the tables existed; the next writer creates them.
         Kind::Empty => return Err(no_runs_yet(place)),
-        Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
+        Kind::Foreign => return Err(not_ours(place, "the database belongs to another program")),
     }
     match version(connection).map_err(failed)? {
         found if is_readable(found) => Ok(()),
@@ -228,7 +228,7 @@ pub(crate) fn ensure(
     match kind(connection).map_err(failed)? {
         Kind::Ours => {}
         Kind::Empty => create(connection, options).map_err(failed)?,
-        Kind::Foreign => return Err(not_ours(place, "it belongs to another program")),
+        Kind::Foreign => return Err(not_ours(place, "the database belongs to another program")),
     }
     match version(connection).map_err(failed)? {
         VERSION => Ok(()),
@@ -338,7 +338,7 @@ fn new_backup(place: &Place, version: u32) -> Result<PathBuf, StoreError> {
         }
     }
     Err(StoreError::Invalid(format!(
-        "`{}` has {BACKUPS_MAX} back-ups of version {version} beside it; remove some before it is upgraded",
+        "cannot upgrade `{}`: it has {BACKUPS_MAX} backups of version {version}; remove some",
         place.file.display()
     )))
 }

@@ -11,7 +11,7 @@ pub(crate) fn int(count: u64) -> i64 {
 
 /// Converts a stored count back.
 pub(crate) fn count(value: i64) -> Result<u64, SqliteError> {
-    u64::try_from(value).map_err(|_| SqliteError::corrupt(format!("a count is {value}")))
+    u64::try_from(value).map_err(|_| SqliteError::corrupt(format!("the count {value} is out of range")))
 }
 
 /// Formats a time so that text order equals time order.
@@ -21,5 +21,5 @@ pub(crate) fn time_text(time: Timestamp) -> String {
 
 /// Parses a stored time.
 pub(crate) fn time_of(text: &str) -> Result<Timestamp, SqliteError> {
-    text.parse().map_err(|error| SqliteError::corrupt(format!("`{text}` is no time: {error}")))
+    text.parse().map_err(|error| SqliteError::corrupt(format!("`{text}` is not a time: {error}")))
 }

@@ -155,7 +155,7 @@ impl SqliteStore {
 
     fn writer(&self) -> Result<&Arc<Writer>, StoreError> {
         self.check_open()?;
-        self.writer.as_ref().ok_or_else(|| StoreError::Invalid(format!("{self} was opened for reading only")))
+        self.writer.as_ref().ok_or_else(|| StoreError::Invalid(format!("{self} is open read-only")))
     }
 
     async fn write<T, F>(&self, durability: Durability, work: F) -> Result<T, StoreError>
@@ -483,7 +483,10 @@ impl Store for SqliteStore {
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
         if damage.run != *lease.run() {
             let run = &damage.run;
-            return Err(StoreError::Invalid(format!("the lease is on run {}, not on {run}", lease.run())));
+            return Err(StoreError::Invalid(format!(
+                "the lease belongs to run {}, not to {run}",
+                lease.run()
+            )));
         }
         let (token, damage, now) = (lease.token(), damage.clone(), self.options.clock.now());
         self.write(Durability::Sync, move |connection, place| {
@@ -515,7 +518,7 @@ impl Store for SqliteStore {
                 return Ok(trimmed);
             }
         }
-        let why = format!("the records of run {run} were moved or dropped all the while");
+        let why = format!("records of run {run} kept moving during the read");
         Err(StoreError::Invalid(format!("cannot trim: {why}")))
     }
 

@@ -83,7 +83,7 @@ impl Branch {
         let found = Self::find(connection, run, path)?;
         let sql = "SELECT 1 FROM branches NOT INDEXED WHERE run = ?1 AND path = ?2";
         if found.is_none() && connection.prepare_cached(sql)?.exists((run, path.as_str()))? {
-            return Err(SqliteError::corrupt(format!("the index of table `branches` has lost {path}")).into());
+            return Err(SqliteError::corrupt(format!("the index of table `branches` lacks {path}")).into());
         }
         Ok(found)
     }
@@ -235,7 +235,9 @@ impl End {
         let mut rows = statement.query((run, path.as_str()))?;
         let Some(row) = rows.next()? else { return Ok(None) };
         let end = Self::read(row, 0)?;
-        Ok(Some(end.ok_or_else(|| SqliteError::corrupt(format!("the end of branch {path} cannot be")))?))
+        Ok(Some(
+            end.ok_or_else(|| SqliteError::corrupt(format!("the end of branch {path} is out of range")))?,
+        ))
     }
 
     /// Reads the columns from index `at`.

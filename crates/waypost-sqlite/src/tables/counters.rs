@@ -147,7 +147,7 @@ fn main_ids(connection: &Connection, run: i64) -> Result<Option<(i64, i64)>, Fai
 pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Failure> {
     let main = "SELECT 1 FROM branches WHERE run = ?1 AND path = 'main'";
     if !connection.prepare_cached(main)?.exists([run])? {
-        return Err(SqliteError::corrupt("the main branch of a run is not found".to_owned()).into());
+        return Err(SqliteError::corrupt("the run has no main branch".to_owned()).into());
     }
     let (opened, found) = branch_counts(connection, run)?;
     if opened <= found {
@@ -157,13 +157,13 @@ pub(crate) fn check_branches(connection: &Connection, run: i64) -> Result<(), Fa
     let all: i64 = connection.prepare_cached(sql)?.query_row([run], |row| row.get(0))?;
     if all > found {
         return Err(
-            SqliteError::corrupt(format!("an index of table `branches` has lost {}", all - found)).into()
+            SqliteError::corrupt(format!("an index of table `branches` lacks {}", all - found)).into()
         );
     }
     if !connection.prepare_cached(ORPHANS)?.exists([])? {
         return Ok(());
     }
-    Err(SqliteError::corrupt(format!("{opened} branches were opened, {found} are found")).into())
+    Err(SqliteError::corrupt(format!("branches opened: {opened}, branches found: {found}")).into())
 }
 
 /// Returns the contradictions between a run's columns and its records, a sentence each.
@@ -177,32 +177,30 @@ pub(crate) fn findings(view: View<'_>, id: i64) -> Result<Vec<String>, Failure> 
         if settled.newest != branch.newest {
             let (path, kept, newest) = (&branch.path, branch.newest, settled.newest);
             let table = if path.is_main() { "runs" } else { "branches" };
-            found.push(format!(
-                "table `{table}` says that {path} ends at {kept}, its records end at {newest}"
-            ));
+            found.push(format!("table `{table}` ends {path} at {kept}, its records end at {newest}"));
         }
         missed += absent(view.connection, &settled)?;
         if let Some(out_of_place) = out_of_place(view.connection, &settled)? {
             found.push(format!(
-                "table `records` has a row {out_of_place} of {}, which ends at {}",
+                "table `records` has a row {out_of_place} of {}, after its end {}",
                 settled.path, settled.newest
             ));
         }
         Ok(())
     })?;
     if kept.0 != checkpoints + missed {
-        found.push(format!("table `runs` counts {} checkpoints, there are {}", kept.0, checkpoints + missed));
+        found.push(format!("table `runs` counts {} checkpoints, found {}", kept.0, checkpoints + missed));
     } else if missed == 0 && kept.1 != bytes {
-        found.push(format!("table `runs` counts {} bytes of records, there are {bytes}", kept.1));
+        found.push(format!("table `runs` counts {} bytes of records, found {bytes}", kept.1));
     }
     if let Some((kept, main)) = main_ids(view.connection, id)?
         && kept != main
     {
-        found.push(format!("table `runs` says that the main branch is {kept}, it is {main}"));
+        found.push(format!("table `runs` has main branch {kept}, found {main}"));
     }
     let branches = branch_counts(view.connection, id)?;
     if branches.0 != branches.1 {
-        found.push(format!("table `runs` counts {} branches, there are {}", branches.0, branches.1));
+        found.push(format!("table `runs` counts {} branches, found {}", branches.0, branches.1));
     }
     Ok(found)
 }

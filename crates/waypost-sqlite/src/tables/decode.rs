@@ -54,13 +54,12 @@ pub(crate) fn decode(
     let mut contexts = place.delta_cache.compressor.contexts();
     let (mut builder, mut chain, above) = match &from {
         Some((at, cached)) => {
-            let body =
-                Body::new(&cached.body, cached.position_bytes).expect("a body that is known has a position");
+            let body = Body::new(&cached.body, cached.position_bytes).expect("a decoded body has a position");
             (BodyBuilder::of(body), cached.chain, &frames[..*at])
         }
         None => {
             let (_, full) = frames.last().expect("a body has a frame");
-            let body_bytes = full.body_bytes().expect("they were followed down to one that stands alone");
+            let body_bytes = full.body_bytes().expect("the chain was followed to a full frame");
             (BodyBuilder::default(), Chain::of_full(full.len(), body_bytes), &frames[..])
         }
     };
@@ -94,7 +93,7 @@ fn follow(
         frames.push((at, frame));
         let Some(base) = base else { return Ok(Ok(frames)) };
         if frames.len() as u32 >= CHAIN_FRAMES_MAX {
-            return Ok(Err(format!("it is made of more than {CHAIN_FRAMES_MAX} frames")));
+            return Ok(Err(format!("the body is a chain of more than {CHAIN_FRAMES_MAX} frames")));
         }
         (kind, bytes) = match frame_at(connection, key(branch.id, base))? {
             Ok(frame) => frame,
@@ -114,12 +113,12 @@ fn frame_at(connection: &Connection, key: i64) -> Result<Result<(Kind, Vec<u8>),
         .query_row([key], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<Vec<u8>>>(1)?)))
         .optional();
     Ok(match row.map_err(SqliteError::from) {
-        Ok(Some((Some(codec), Some(bytes)))) => {
-            kind(codec).map(|kind| (kind, bytes)).ok_or_else(|| format!("it has no frame but codec {codec}"))
-        }
+        Ok(Some((Some(codec), Some(bytes)))) => kind(codec)
+            .map(|kind| (kind, bytes))
+            .ok_or_else(|| format!("the record has no frame, but codec {codec}")),
         Ok(Some((Some(CODEC_TRIMMED), None))) => Err("its body was dropped".to_owned()),
-        Ok(Some(_)) => Err("it has no frame".to_owned()),
-        Ok(None) => Err("it is not there any more".to_owned()),
+        Ok(Some(_)) => Err("the record has no frame".to_owned()),
+        Ok(None) => Err("the record is missing".to_owned()),
         Err(fault) if fault.is_corrupt() => Err(fault.to_string()),
         Err(fault) => return Err(fault.into()),
     })
@@ -127,5 +126,5 @@ fn frame_at(connection: &Connection, key: i64) -> Result<Result<(Kind, Vec<u8>),
 
 /// Attributes a defect to the record of the frame.
 fn needed(seq: u64, of: u64, why: String) -> String {
-    if of == seq { why } else { format!("its body is made from that of record {of}: {why}") }
+    if of == seq { why } else { format!("cannot decode the body, based on record {of}: {why}") }
 }

@@ -38,7 +38,7 @@ pub(crate) fn database(connection: &Connection, place: &Place) -> Result<Vec<Str
         checked => found.extend(checked?),
     }
     for run in lost(connection, place, logged_runs(place)) {
-        found.push(format!("run {run} has left its log, and the database does not know it"));
+        found.push(format!("run {run} has an event log, but no row in the database"));
     }
     Ok(found)
 }
@@ -83,7 +83,7 @@ pub(crate) fn lost_rows(connection: &Connection) -> Result<Vec<RunId>, Failure> 
     let names = statement.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
     let is_emptied = "SELECT NOT EXISTS (SELECT 1 FROM runs NOT INDEXED) AND EXISTS (SELECT 1 FROM frozen)";
     if names.is_empty() && connection.prepare_cached(is_emptied)?.query_row([], |row| row.get(0))? {
-        return Err(SqliteError::corrupt("table `runs` is empty, and table `frozen` is not").into());
+        return Err(SqliteError::corrupt("table `runs` is empty, but table `frozen` is not").into());
     }
     Ok(names.iter().filter_map(|name| RunId::new(name).ok()).collect())
 }

@@ -124,7 +124,7 @@ pub(crate) fn renew(connection: &Connection, run: &RunId, token: u64) -> Result<
 pub(crate) fn signal(connection: &Connection, run: &RunId, signal: &Signal) -> Result<Signalled, Failure> {
     let id = RunRow::get(connection, run)?.id;
     let message = serde_json::to_vec(signal)
-        .map_err(|error| StoreError::Invalid(format!("signal `{}` cannot be kept: {error}", signal.id)))?;
+        .map_err(|error| StoreError::Invalid(format!("cannot keep signal `{}`: {error}", signal.id)))?;
     let digest = Digest::of(&message);
     let known = connection
         .prepare_cached("SELECT id, digest, message, consumed FROM signals WHERE run = ?1 AND name = ?2")?
@@ -172,7 +172,7 @@ pub(crate) fn pending(
     let mut signals = Vec::new();
     for row in rows {
         let (name, digest, message) = row?;
-        let damaged = || SqliteError::corrupt(format!("signal `{name}` is not what was sent; send it again"));
+        let damaged = || SqliteError::corrupt(format!("signal `{name}` is damaged; send the signal again"));
         signals.push(open(&digest, &message).ok_or_else(damaged));
     }
     Ok(signals)

@@ -55,7 +55,7 @@ impl Cursor {
 pub(crate) fn unknown_cursor(text: &str) -> StoreError {
     // A truncated copy suffices for recognition; the text may be arbitrary.
     let text: String = text.chars().take(80).collect();
-    StoreError::Invalid(format!("`{text}` is no cursor of this store"))
+    StoreError::Invalid(format!("`{text}` is not a cursor of this store"))
 }
 
 impl View<'_> {

@@ -27,7 +27,7 @@ pub(crate) const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
 pub(crate) const BRANCH_ID_MAX: i64 = (1 << (63 - SEQ_BITS)) - 1;
 /// Returns the key of a record.
 pub(crate) fn key(branch: i64, seq: u64) -> i64 {
-    assert!((1..=BRANCH_ID_MAX).contains(&branch) && seq <= SEQ_MAX, "ids are checked when they are made");
+    assert!((1..=BRANCH_ID_MAX).contains(&branch) && seq <= SEQ_MAX, "ids are checked at creation");
     branch << SEQ_BITS | seq as i64
 }
 
@@ -59,7 +59,7 @@ impl RunRow {
         }
         let sql = "SELECT 1 FROM runs NOT INDEXED WHERE name = ?1";
         if connection.prepare_cached(sql)?.exists([run.as_str()])? {
-            return Err(SqliteError::corrupt(format!("the index of table `runs` has lost run {run}")).into());
+            return Err(SqliteError::corrupt(format!("the index of table `runs` lacks run {run}")).into());
         }
         Err(Failure::NoRun(run.clone()))
     }
@@ -122,7 +122,7 @@ pub(crate) fn fetch(
                 at = place;
                 flaw
             }
-            None => Flaw::Malformed("it is not there any more".to_owned()),
+            None => Flaw::Malformed("the record is missing".to_owned()),
         },
         Err(Failure::Sqlite(fault)) if fault.is_corrupt() => Flaw::Malformed(fault.to_string()),
         Err(failure) => return Err(failure),
@@ -184,7 +184,7 @@ impl Columns {
             match header::decode(&mut place.delta_cache.compressor.contexts(), self.header, HEADER_BYTES_MAX)
             {
                 Ok(header) => header,
-                Err(why) => return Ok(Err(Flaw::Malformed(format!("its header: {why}")))),
+                Err(why) => return Ok(Err(Flaw::Malformed(format!("cannot read the header: {why}")))),
             };
         let frame_kind = self.codec.and_then(decode::kind);
         let (body, made) = match (frame_kind, self.body) {
@@ -215,7 +215,7 @@ impl Columns {
         };
         if !fits {
             let codec = self.codec;
-            return Ok(Err(Flaw::Malformed(format!("codec {codec:?} does not fit its header and body"))));
+            return Ok(Err(Flaw::Malformed(format!("codec {codec:?} does not match header and body"))));
         }
         if let Some(((chain, check), body)) = made.zip(record.body_bytes()) {
             let position_bytes = encode::position_bytes(&record);
@@ -234,5 +234,5 @@ impl Columns {
 fn misplaced(record: &Record, run: &RunId, branch: &Branch, seq: u64) -> Option<String> {
     let header = record.header();
     let is_here = header.run == *run && header.branch == branch.path && header.seq == seq;
-    (!is_here).then(|| format!("it says that it is {}", header.reference()))
+    (!is_here).then(|| format!("the header belongs to {}", header.reference()))
 }

@@ -112,11 +112,11 @@ fn found_in(view: View<'_>, table: &str, id: i64, run: &RunId) -> Result<Result<
     Ok(match columns.map_err(SqliteError::from) {
         Ok(Some((digest, kept))) => match open(view.place, digest, kept) {
             Ok(sealed) if sealed.record().run != *run => {
-                Err(Flaw::Malformed(format!("it is that of run {}", sealed.record().run)))
+                Err(Flaw::Malformed(format!("the record belongs to run {}", sealed.record().run)))
             }
             opened => opened,
         },
-        Ok(None) => Err(Flaw::Malformed("it is not there any more".to_owned())),
+        Ok(None) => Err(Flaw::Malformed("the record is missing".to_owned())),
         Err(fault) if fault.is_corrupt() => Err(Flaw::Malformed(fault.to_string())),
         Err(fault) => return Err(fault.into()),
     })

@@ -223,7 +223,7 @@ impl View<'_> {
         if let Some(seen) = seen {
             logged.retain(|run| !seen.contains(run) && has_log(&RealDisk, &folder_of(self.place, run)));
             logged.sort_unstable();
-            let why = "it has left its log, and the database has no row of it";
+            let why = "the run has an event log, but no row in the database";
             return logged.into_iter().map(|run| UnreadableRun { run, why: why.to_owned() }).collect();
         }
         // A list must not check every run.
@@ -231,7 +231,7 @@ impl View<'_> {
             return Vec::new();
         }
         logged.retain(|run| query.prefix.as_ref().is_none_or(|prefix| run.as_str().starts_with(prefix)));
-        let why = "it has left its log, and the database does not know it";
+        let why = "the run has an event log, but no row in the database";
         let lost = inspect::lost(self.connection, self.place, logged).into_iter();
         lost.map(|run| UnreadableRun { run, why: why.to_owned() }).collect()
     }

@@ -34,7 +34,7 @@ use crate::tables::rows::key;
 
 /// The flaw of a lost record of an `async` run.
 const NOT_YET_SYNCED: &str =
-    "it is not there; a run with durability `async` may lose its last moments when the power fails";
+    "the record is missing; with durability `async`, a power cut may lose the last records of a run";
 
 /// Returns the folder of a run, next to the database.
 pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
@@ -74,7 +74,7 @@ pub(crate) fn missing_run(place: &Place, run: &RunId) -> StoreError {
         run: run.clone(),
         branch: BranchPath::main(),
         seq: newest.map_or(0, |(_, seq)| seq),
-        place: format!("{} tells of it", shown(&folder)),
+        place: format!("{} has the record", shown(&folder)),
         flaw: Flaw::Missing,
     };
     StoreError::of_damage(damage, None)
@@ -136,7 +136,7 @@ impl Lost {
                 Durability::Async => Flaw::Malformed(NOT_YET_SYNCED.to_owned()),
             };
             let path = if is_recent { journal_path.as_path() } else { log.path() };
-            let place = format!("{} tells of it", path.display());
+            let place = format!("{} has the record", path.display());
             lost.loss = Some(Arc::new(Loss { flaw, place }));
         }
         Ok(lost)

@@ -156,7 +156,7 @@ impl Chains {
                 chains.order.push(header.branch.clone());
                 chains.by_path.insert(header.branch.clone(), chain);
             }
-            let chain = chains.by_path.get_mut(&header.branch).expect("it was just put there");
+            let chain = chains.by_path.get_mut(&header.branch).expect("the entry was added just before");
             if let Err(failure) = chain.check(connection, place, record) {
                 chain.settle(connection, run, &header.branch).transpose().ok_or(failure)??;
                 chain.check(connection, place, record)?;
@@ -230,11 +230,11 @@ impl Chain {
             return self.check_repair(connection, place, record);
         }
         if header.seq != next {
-            return Err(conflict(record, format!("the next one is {next}")));
+            return Err(conflict(record, format!("the next record is {next}")));
         }
         if last_seq != self.newest {
             let newest = self.newest;
-            return Err(conflict(record, format!("{newest} was damaged: only a repair may follow")));
+            return Err(conflict(record, format!("{newest} is damaged: only a repair may follow")));
         }
         let digest = self.last.map(|(_, digest)| digest);
         if header.prev != digest {
@@ -274,7 +274,7 @@ impl Chain {
 
 fn mismatch(found: Option<Digest>, expect: Option<Digest>) -> String {
     let text = |digest: Option<Digest>| digest.map_or_else(|| "none".to_owned(), |digest| digest.to_string());
-    format!("its `prev` is {}, the record before has digest {}", text(found), text(expect))
+    format!("`prev` is {}, but the record before has digest {}", text(found), text(expect))
 }
 
 /// Returns whether every body was stored as packed, and the end of the main branch if the batch adds to it.

@@ -102,7 +102,7 @@ pub(crate) struct Borrowed<'a> {
 impl Borrowed<'_> {
     pub(crate) fn connection(&self) -> &Connection {
         let link = self.guard.as_ref().and_then(|guard| guard.as_ref());
-        &link.expect("it is there until it is given back").connection
+        &link.expect("the buffer is valid until returned").connection
     }
 }
 
@@ -217,8 +217,7 @@ impl Writer {
         let done = answer
             .await
             .map_err(|lost| StoreError::Unknown { store: self.place.name.clone(), source: Box::new(lost) })?;
-        let (outcome, _) =
-            done.outcome.expect("work is answered after it was carried out, spoilt or refused");
+        let (outcome, _) = done.outcome.expect("every job is answered once, after its end");
         outcome
     }
 

@@ -287,7 +287,7 @@ async fn tables_that_contradict_each_other_are_told_as_damage() {
 
         let StoreError::Io { source, .. } = &refused else { panic!("{table}: {refused:?}") };
         assert_eq!(source.kind(), std::io::ErrorKind::InvalidData, "{table}: {source}");
-        assert!(source.to_string().contains("contradict each other"), "{table}: {source}");
+        assert!(source.to_string().contains("are inconsistent"), "{table}: {source}");
     }
 }
 
@@ -333,7 +333,7 @@ async fn an_emptied_page_of_runs_is_not_an_empty_store() {
 
     empty_pages(&site, &["runs", "sqlite_autoindex_runs_1"]);
     let told = site.open_read_only().runs(&query).await.unwrap_err();
-    assert!(chain(&told).contains("table `runs` is empty, and table `frozen` is not"), "{}", chain(&told));
+    assert!(chain(&told).contains("table `runs` is empty, but table `frozen` is not"), "{}", chain(&told));
 }
 
 /// Overwrites the first page of each with an empty one of its kind.

@@ -417,7 +417,7 @@ async fn a_damaged_frame_is_the_damage_of_what_needs_it_and_of_nothing_else() {
             Err(StoreError::Damaged { damage, older }) => {
                 assert!(of >= seq, "{of} is sound: {damage:?}");
                 assert_eq!((damage.seq, older), (of, Some(seq - 1)));
-                let names = damage.flaw.to_string().contains(&format!("made from that of record {seq}:"));
+                let names = damage.flaw.to_string().contains(&format!("based on record {seq}:"));
                 assert_eq!(names, of > seq, "{damage:?}");
             }
             Err(error) => panic!("{error}"),

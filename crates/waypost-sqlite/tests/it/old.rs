@@ -21,7 +21,7 @@ async fn a_database_of_before_the_first_release_is_refused_in_one_sentence() {
             SqliteStore::open_read_only(&site.file(), SqliteOptions::default()).map(drop),
         ] {
             let Err(error @ StoreError::Version { .. }) = opened else { panic!("{opened:?}") };
-            let why = format!("has format {version} of before the first release, this version reads 5");
+            let why = format!("has format {version} of a prerelease, this version reads 5");
             assert!(error.to_string().ends_with(&why), "{error}");
         }
         assert!(fs::read(site.file()).unwrap() == before);

@@ -186,7 +186,7 @@ async fn a_reader_refuses_to_write() {
     let run = run_id("r-1");
 
     let refused =
-        |error: StoreError| matches!(&error, StoreError::Invalid(why) if why.contains("reading only"));
+        |error: StoreError| matches!(&error, StoreError::Invalid(why) if why.contains("open read-only"));
     let links = waypost_testing::records::Links::of(&run_id("r-2")).step();
     let frozen = sealed(run_record(&run_id("r-2")));
     assert!(refused(reader.create(&frozen, links, &holder("test")).await.unwrap_err()));

@@ -13,7 +13,7 @@ const VALUE_BYTES: usize = 16;
 const SHOWN_CHARS_MAX: usize = 40;
 
 /// Error text of [`to_json`] for a list or a map with a missing value.
-pub(crate) const PART_IS_MISSING: &str = "a part of it reads a value that is not there";
+pub(crate) const PART_IS_MISSING: &str = "part of the expression reads a missing value";
 
 /// Returns `value` as a minijinja value, without loss.
 pub(crate) fn from_json(value: &Value) -> minijinja::Value {
@@ -95,7 +95,7 @@ fn convert(value: &minijinja::Value, depth: usize, left: &mut usize) -> Result<V
                 let name = match key.as_str() {
                     Some(name) => name.to_owned(),
                     None if matches!(key.kind(), ValueKind::Number | ValueKind::Bool) => key.to_string(),
-                    None => return Err("a map has a key that is not text".to_owned()),
+                    None => return Err("a map key is not text".to_owned()),
                 };
                 map.insert(name, convert(&item, depth, left)?);
             }

@@ -87,8 +87,8 @@ pub(crate) fn lex(source: &str, start: usize, until: Until) -> Result<(Vec<Token
     }
     match until {
         Until::End => Ok((tokens, at)),
-        Until::Close => Err(SyntaxError::new(start.saturating_sub(3)..start, "`${{` is never closed")
-            .help("close it with `}}`; in a string, every quote needs its partner")),
+        Until::Close => Err(SyntaxError::new(start.saturating_sub(3)..start, "`${{` is not closed")
+            .help("close the expression with `}}`, and check the quotes of strings")),
     }
 }
 
@@ -114,8 +114,8 @@ fn text_len(rest: &str, at: usize) -> Result<usize, SyntaxError> {
             _ => {}
         }
     }
-    Err(SyntaxError::new(at..at + 1, "this string is never closed")
-        .help(format!("close it with another `{}`", char::from(quote))))
+    Err(SyntaxError::new(at..at + 1, "the string is not closed")
+        .help(format!("add the closing quote: `{}`", char::from(quote))))
 }
 
 fn number_len(rest: &str, at: usize) -> Result<usize, SyntaxError> {
@@ -139,7 +139,7 @@ fn number_len(rest: &str, at: usize) -> Result<usize, SyntaxError> {
     let end = len + name_len(&rest[len..], false);
     if end > len {
         return Err(SyntaxError::new(at..at + end, format!("`{}` is not a number", &rest[..end]))
-            .help("put text in quotes; expressions know no units"));
+            .help("quote text; numbers in expressions have no units"));
     }
     Ok(len)
 }
@@ -173,15 +173,14 @@ fn mark_len(rest: &str, depth: usize, at: usize) -> Result<usize, SyntaxError> {
         Some(mark) if *mark != "}}" || depth == 0 => return Ok(mark.len()),
         _ => {}
     }
-    let first = rest.chars().next().expect("called on text that is not empty");
+    let first = rest.chars().next().expect("the caller checks for empty text");
     if MARKS_SHORT.contains(first) {
         return Ok(1);
     }
-    let error =
-        SyntaxError::new(at..at + first.len_utf8(), format!("`{first}` has no meaning in an expression"));
+    let error = SyntaxError::new(at..at + first.len_utf8(), format!("unexpected `{first}` in an expression"));
     Err(match first {
         '&' => error.help("write `&&` or `and`"),
-        '$' => error.help("inside `${{ }}` names stand without `$`; a shell variable cannot be read here"),
+        '$' => error.help("write names in `${{ }}` without `$`; shell variables cannot be read here"),
         '`' | '\u{2018}' | '\u{2019}' | '\u{201c}' | '\u{201d}' => error.help("quote strings with ' or \""),
         _ => error,
     })

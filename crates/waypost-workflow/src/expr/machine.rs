@@ -169,7 +169,7 @@ fn sum(
 
 fn check_parted(filter: &str, value: &minijinja::Value) -> Result<(), Error> {
     match value.as_str().is_some_and(|text| text.len() > PARTED_BYTES_MAX) {
-        true => Err(invalid(format!("`{filter}` takes texts of at most {PARTED_BYTES_MAX} bytes"))),
+        true => Err(invalid(format!("`{filter}` accepts texts of at most {PARTED_BYTES_MAX} bytes"))),
         false => Ok(()),
     }
 }
@@ -205,7 +205,7 @@ pub(crate) struct Failure {
 pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Compiled, SyntaxError> {
     ENVIRONMENT.compile_expression_owned(rewritten.source.clone()).map(Compiled).map_err(|error| {
         let place = error.range().and_then(|range| rewritten.original(range.start));
-        let detail = error.detail().unwrap_or("it is not an expression");
+        let detail = error.detail().unwrap_or("not a valid expression");
         // minijinja's messages mention blocks and templates, which a reader does not know.
         let ends = detail.contains("unexpected end of");
         let detail = match ends {
@@ -223,15 +223,15 @@ impl Compiled {
         let value = self.0.eval(scope.context()).map_err(|error| Failure {
             is_missing: error.kind() == ErrorKind::UndefinedError,
             message: match error.kind() {
-                ErrorKind::OutOfFuel => "it takes too many steps".to_owned(),
-                ErrorKind::UndefinedError => "it reads a value that is not there".to_owned(),
+                ErrorKind::OutOfFuel => "the evaluation exceeds the step limit".to_owned(),
+                ErrorKind::UndefinedError => "the expression reads a missing value".to_owned(),
                 kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
             },
         })?;
         if value.is_undefined() {
             return Err(Failure {
                 is_missing: true,
-                message: "it reads a value that is not there".to_owned(),
+                message: "the expression reads a missing value".to_owned(),
             });
         }
         convert::to_json(&value)

@@ -74,7 +74,7 @@ impl std::error::Error for SyntaxError {}
 
 /// Expression that cannot be evaluated with the values in scope.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}cannot work out `{expression}`: {message}", step.as_ref().map(|id| format!("step `{id}`: ")).unwrap_or_default())]
+#[error("{}cannot evaluate `{expression}`: {message}", step.as_ref().map(|id| format!("step `{id}`: ")).unwrap_or_default())]
 pub struct ExprError {
     /// Step of the scope.
     pub step: Option<String>,
@@ -119,9 +119,9 @@ impl Expression {
         }
         let whole = tokens[0].range.start..tokens[tokens.len() - 1].range.end;
         if tokens.len() > machine::TOKENS_MAX {
-            let message = format!("the expression has more than {} words and marks", machine::TOKENS_MAX);
+            let message = format!("the expression has more than {} tokens", machine::TOKENS_MAX);
             return Err(vec![
-                SyntaxError::new(whole, message).help("work it out in a step, and read its output"),
+                SyntaxError::new(whole, message).help("compute the value in a step, and read its output"),
             ]);
         }
         let rewritten = rewrite::rewrite(&tokens, locals)?;
@@ -150,8 +150,9 @@ impl Expression {
         // minijinja's error for the sum of a text and a number.
         let mixes_text =
             failure.message.contains("operator on unsupported types") && failure.message.contains("string");
-        let as_number = mixes_text
-            .then(|| "make a number of a text: `(steps.ID.outputs.NAME | int) + 1`, or `| float`".to_owned());
+        let as_number = mixes_text.then(|| {
+            "convert text to a number: `(steps.ID.outputs.NAME | int) + 1`, or `| float`".to_owned()
+        });
         let (message, hint) = missing.unwrap_or((failure.message, as_number));
         self.error(scope, message, hint)
     }
@@ -282,15 +283,19 @@ impl Template {
                 Part::Text(range) => out.push_str(&self.text[range.clone()]),
                 Part::Hole(_, expression) => match expression.evaluate(scope)? {
                     Value::Null => {
-                        let help =
-                            "write `... | default('text', true)`, or run the step only `if` there is a value";
-                        return Err(expression.error(scope, "it is null".to_owned(), Some(help.to_owned())));
+                        let help = "give a default: `... | default('text', true)`, or run the step only \
+                                    `if` the value exists";
+                        return Err(expression.error(
+                            scope,
+                            "the value is null".to_owned(),
+                            Some(help.to_owned()),
+                        ));
                     }
                     Value::String(text) if !takes_nul && text.contains('\0') => {
                         let why =
-                            "its value holds a NUL, which no variable and no command can take".to_owned();
+                            "the value contains a NUL, which variables and commands cannot hold".to_owned();
                         let help =
-                            "have the step that gives it encode it, or write it to a file and give the path";
+                            "encode the value in its step, or write the value to a file and pass the path";
                         return Err(expression.error(scope, why, Some(help.to_owned())));
                     }
                     Value::String(text) => out.push_str(&written(&text)),
@@ -357,15 +362,16 @@ fn bare(text: &str, locals: &[String], what: &str) -> Result<Expression, Vec<Syn
         Part::Hole(..) => None,
     };
     if let Some(range) = template.parts.iter().find_map(around) {
-        let message = format!("{what} is one expression, not text with expressions in it");
-        return Err(vec![SyntaxError::new(range, message).help("remove `${{` and `}}`: it needs none")]);
+        let message = format!("{what} is a single expression, without `${{{{ }}}}`");
+        return Err(vec![SyntaxError::new(range, message).help("remove `${{` and `}}`")]);
     }
     let mut holes = template.holes();
     match (holes.next(), holes.next()) {
         (Some((_, expression)), None) => Ok(expression.clone()),
         _ => {
-            let error = SyntaxError::new(open..text.len(), format!("{what} is one expression, not several"));
-            Err(vec![error.help("join texts with `~`, and conditions with `&&` or `||`")])
+            let error =
+                SyntaxError::new(open..text.len(), format!("{what} is a single expression, not several"));
+            Err(vec![error.help("concatenate texts with `~`, and combine conditions with `&&` or `||`")])
         }
     }
 }
@@ -423,8 +429,10 @@ impl Condition {
         match condition.0.constant() {
             None | Some(Ok(Value::Bool(_))) => Ok(condition),
             Some(Ok(other)) => {
-                let message =
-                    format!("a condition must be true or false, and this is always {}", described(&other));
+                let message = format!(
+                    "a condition must be true or false, but this one is always {}",
+                    described(&other)
+                );
                 Err(vec![
                     SyntaxError::new(0..text.len(), message).help("compare a value: `params.mode == 'yes'`"),
                 ])
@@ -448,8 +456,8 @@ impl Condition {
             Value::Bool(answer) => Ok(answer),
             other => {
                 let message = format!("a condition must be true or false, not {}", described(&other));
-                let hint =
-                    matches!(other, Value::String(_)).then(|| "compare it: `... == 'true'`".to_owned());
+                let hint = matches!(other, Value::String(_))
+                    .then(|| "compare the value: `... == 'true'`".to_owned());
                 Err(self.0.error(scope, message, hint))
             }
         }

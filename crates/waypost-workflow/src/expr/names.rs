@@ -27,8 +27,8 @@ const FUNCTIONS: [&str; 6] = ["always", "failure", "success", "skipped", "range"
 /// GitHub's function for stopped runs. In a stopped run no step starts, so the result would always be false.
 const CANCELLED: &str = "cancelled";
 /// Reason, and the replacements.
-const AFTER_A_STOP: &str = "after Ctrl-C, a stop, a timeout or a spent budget no step runs, whatever its `if` says: \
-                            `failure()` is true after a failure, and `always()` after any end of a step";
+const AFTER_A_STOP: &str = "no step runs after Ctrl-C, a stop, a timeout or an exceeded budget, whatever \
+                            its `if`: use `failure()` for failures, `always()` for any end of a step";
 /// minijinja filters that are useful for one value.
 pub(crate) const FILTERS: [&str; 37] = [
     "abs",
@@ -99,9 +99,9 @@ const FROM_GITHUB: [(&str, &str); 7] = [
     ("startsWith", "write `text is startingwith('x')`"),
     ("endsWith", "write `text is endingwith('x')`"),
     ("toJSON", "write `value | tojson`"),
-    ("fromJSON", "a value of `capture: json` or of a `json` param keeps its type"),
+    ("fromJSON", "remove the call: values of `capture: json` and of `json` params keep their type"),
     ("join", "write `list | join(',')`"),
-    ("format", "put several `${{ }}` into the text"),
+    ("format", "put several `${{ }}` in the text"),
 ];
 
 /// Returns whether a name has a meaning in every expression.
@@ -188,7 +188,7 @@ fn check_assignment(tokens: &[Token<'_>], index: usize) -> Result<(), SyntaxErro
         Some("!") => "write `!=`",
         _ => "write `==`",
     };
-    Err(SyntaxError::new(tokens[index].range.clone(), "`=` does not compare").help(help))
+    Err(SyntaxError::new(tokens[index].range.clone(), "`=` is not a comparison").help(help))
 }
 
 fn name(tokens: &[Token<'_>], index: usize, locals: &[String], uses: &mut Uses) -> Result<(), SyntaxError> {
@@ -233,7 +233,7 @@ fn known(what: &str, token: &Token<'_>, names: &[&str]) -> Result<(), SyntaxErro
 fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
     let token = &tokens[index];
     if token.text == CANCELLED {
-        let message = "`cancelled()` could never be true".to_owned();
+        let message = "`cancelled()` is never true".to_owned();
         return Err(SyntaxError::new(token.range.clone(), message).help(AFTER_A_STOP));
     }
     if !FUNCTIONS.contains(&token.text) && !FROM_GITHUB.iter().any(|(name, _)| *name == token.text) {
@@ -276,7 +276,7 @@ fn skipped(tokens: &[Token<'_>], index: usize) -> Result<Call, SyntaxError> {
         }
     }
     Err(SyntaxError::new(tokens[index].range.clone(), "`skipped` takes the id of one step")
-        .help("write it out: `skipped(fetch)`"))
+        .help("write the id: `skipped(fetch)`"))
 }
 
 fn reference(
@@ -288,16 +288,16 @@ fn reference(
     let token = &tokens[index];
     let is_local = locals.iter().any(|local| local == token.text);
     if OF_ITEMS.contains(&token.text) && !is_local {
-        let message = format!("`{}` is known only where a `foreach` works on its items", token.text);
+        let message = format!("`{}` exists only in a `foreach`", token.text);
         let error = SyntaxError::new(token.range.clone(), message);
         return Err(match locals.iter().rev().find(|local| !OF_ITEMS.contains(&local.as_str())) {
             Some(name) => error.hint(Some(name.clone())),
-            None => error.help("read it in the `steps` of a `foreach`"),
+            None => error.help("move the expression into the `steps` of a `foreach`"),
         });
     }
     if token.text == OF_PASSES && !is_local {
-        let message = format!("`{OF_PASSES}` is known only in a step with `repeat`");
-        let help = "give the step a `repeat: { until: ..., max: N }`";
+        let message = format!("`{OF_PASSES}` exists only in a step with `repeat`");
+        let help = "add `repeat: { until: ..., max: N }` to the step";
         return Err(SyntaxError::new(token.range.clone(), message).help(help));
     }
     if !ROOTS.contains(&token.text) && !is_local {
@@ -310,9 +310,7 @@ fn reference(
         };
         return Err(SyntaxError::new(token.range.clone(), format!("there is no `{}`", token.text))
             .hint(nearest(token.text, known))
-            .help(format!(
-                "expressions read `params`, `env`, `steps` and `run`{last}; text stands in quotes"
-            )));
+            .help(format!("expressions read `params`, `env`, `steps` and `run`{last}; quote text")));
     }
     let (path, end) = path(tokens, index);
     let range = token.range.start..end;
@@ -388,21 +386,24 @@ fn check_path(path: &[String], range: &Range<usize>, locals: &[String]) -> Resul
     let part = |index: usize| path.get(index).map(String::as_str);
     match (path[0].as_str(), part(1), part(2)) {
         ("steps", None, _) => Err(SyntaxError::new(range.clone(), "`steps` needs the id of a step")
-            .help("write it out: `steps.fetch.outputs.rows`")),
+            .help("write the whole path: `steps.fetch.outputs.rows`")),
         ("steps", Some(id), None) => {
             Err(SyntaxError::new(range.clone(), format!("`steps.{id}` is not a value"))
-                .help("read `.outputs.NAME`, `.exit_code`, `.stdout` or `.status` of it"))
+                .help("read `.outputs.NAME`, `.exit_code`, `.stdout` or `.status` of the step"))
         }
         ("steps", Some(_), Some(what)) if !STEP_NAMES.contains(&what) => {
             Err(SyntaxError::new(range.clone(), format!("a step has no `{what}`"))
                 .hint(nearest(what, STEP_NAMES))
-                .help("a step has `outputs`, `exit_code`, `stdout` and `status`; a `foreach` has `items`, `total`, `succeeded` and `failed`"))
+                .help(
+                    "a step has `outputs`, `exit_code`, `stdout` and `status`; a `foreach` has `items`, \
+                     `total`, `succeeded` and `failed`",
+                ))
         }
         ("run", Some("failed_step"), _) => match locals.iter().any(|local| local == FAILED_STEP) {
             true => Ok(()),
             false => {
-                let message = format!("`{FAILED_STEP}` is known only in the steps of `on_failure`");
-                let help = "read it there, or write the id of the step that is meant";
+                let message = format!("`{FAILED_STEP}` exists only in the steps of `on_failure`");
+                let help = "move the expression to `on_failure`, or write the id of the step";
                 Err(SyntaxError::new(range.clone(), message).help(help))
             }
         },

@@ -139,9 +139,9 @@ fn wrap_comparisons(tokens: &[Token<'_>], wraps: &mut [Wrap]) -> Result<(), Synt
             let side = if left == index { "left" } else { "right" };
             return Err(SyntaxError::new(
                 token.range.clone(),
-                format!("`{}` has nothing on its {side}", token.text),
+                format!("`{}` has no operand on its {side}", token.text),
             )
-            .help("if an operand begins with `!`, put it in parentheses"));
+            .help("put an operand that begins with `!` in parentheses"));
         }
         let neighbours = [left.checked_sub(1), (right + 1 < tokens.len()).then_some(right + 1)];
         let chained = |neighbour: usize| {
@@ -152,7 +152,7 @@ fn wrap_comparisons(tokens: &[Token<'_>], wraps: &mut [Wrap]) -> Result<(), Synt
         };
         if neighbours.into_iter().flatten().any(chained) {
             return Err(SyntaxError::new(token.range.clone(), "comparisons cannot be chained")
-                .help("join two comparisons with `&&`, or put one in parentheses"));
+                .help("combine two comparisons with `&&`, or add parentheses"));
         }
         wraps[left].before.insert_str(0, &format!("{COMPARE}(\"{}\", ", token.text));
         wraps[index].is_comma = true;

@@ -130,39 +130,32 @@ fn missing_message(parent: &[String], part: &str, value: &Raw) -> (String, Optio
     let parent_path = parent.join(".");
     if value.kind() != ValueKind::Map {
         let what = convert::described_or_kind(value);
-        return (format!("`{parent_path}` has no `{part}`: it is {what}"), None);
+        return (format!("`{parent_path}` has no `{part}`: the value is {what}"), None);
     }
     let names: Vec<String> = value.try_iter().into_iter().flatten().map(|name| name.to_string()).collect();
     let is_foreach = names.iter().any(|name| name == "total");
     let has = match (names.len(), parent) {
         (_, [root, id]) if root == "steps" && part == "stdout" => {
-            return (format!("the output of step `{id}` was not kept"), None);
+            return (format!("the output of step `{id}` was not recorded"), None);
         }
         (_, [root, id]) if is_foreach && root == "steps" && part == "items" => {
             return (
-                format!(
-                    "step `{id}` had so many items that they are in a file: read `steps.{id}.items_file`"
-                ),
+                format!("step `{id}` has too many items for the state: read `steps.{id}.items_file`"),
                 None,
             );
         }
         (_, [root, id]) if is_foreach && root == "steps" && part == "items_file" => {
-            return (
-                format!(
-                    "step `{id}` had so few items that there is no file of them: read `steps.{id}.items`"
-                ),
-                None,
-            );
+            return (format!("step `{id}` keeps its items in the state: read `steps.{id}.items`"), None);
         }
-        (_, [root]) if root == "steps" => format!("step `{part}` has not ended yet"),
-        (0, _) => format!("`{parent_path}` has no `{part}`; it has no names at all"),
+        (_, [root]) if root == "steps" => format!("step `{part}` has not finished"),
+        (0, _) => format!("`{parent_path}` has no `{part}`: the map is empty"),
         (count, _) if count > LISTED_MAX => {
             let more = count - LISTED_MAX;
             let first = names.iter().take(LISTED_MAX).map(|name| format!("`{name}`"));
             let first: Vec<String> = first.collect();
-            format!("`{parent_path}` has no `{part}`; it has {} and {more} more", first.join(", "))
+            format!("`{parent_path}` has no `{part}`; names: {} and {more} more", first.join(", "))
         }
-        _ => format!("`{parent_path}` has no `{part}`; it has {}", listed(names.iter().map(String::as_str))),
+        _ => format!("`{parent_path}` has no `{part}`; names: {}", listed(names.iter().map(String::as_str))),
     };
     (has, nearest(part, names.iter().map(String::as_str)).map(|name| format!("did you mean `{name}`?")))
 }

@@ -36,7 +36,7 @@ impl About {
     pub(crate) fn wrong(self, subject: &str) -> Option<(String, &'static str)> {
         let (checked, help) = match self {
             Self::Path if recorded_connection(subject) == subject => (
-                Err("it looks like a connection to PostgreSQL".to_owned()),
+                Err("the value looks like a PostgreSQL connection".to_owned()),
                 "begin a path with `./`, or write `postgres:`",
             ),
             Self::Step | Self::Path | Self::Process | Self::Program => return None,

@@ -39,7 +39,7 @@ pub(super) fn nodes<'n>(
     match &steps.kind {
         Kind::List(items) if items.is_empty() => checker.wrong(steps, format!("{what} has no steps"), help),
         Kind::List(items) if items.len() > STEPS_MAX => {
-            let message = format!("{what} has {} steps, at most {STEPS_MAX} are allowed", items.len());
+            let message = format!("{what} has {} steps, the maximum is {STEPS_MAX}", items.len());
             checker.wrong(steps, message, "split it");
         }
         Kind::List(items) => return Some(items),
@@ -89,7 +89,7 @@ impl<'n> BodyDraft<'n> {
                 let message = format!("two steps have the id `{}`", draft.id);
                 let problem = checker.source.problem(&draft.id_node.span, message);
                 let problem = problem.related(checker.source, &first.id_node.span, "first here");
-                checker.problems.push(problem.help("an id is for one step of the whole file: rename one"));
+                checker.problems.push(problem.help("rename one: ids are unique in the file"));
             }
         }
         let steps = self.all().into_iter().chain(more.into_iter().flat_map(Self::all));
@@ -99,12 +99,8 @@ impl<'n> BodyDraft<'n> {
                 checker.wrong(node, "a renamed step needs an id", "add `id:` with the new name");
             } else if *old != draft.id && known.contains_key(old.as_str()) {
                 let message =
-                    format!("`{old}` is a step of this file, and step `{}` is renamed from it", draft.id);
-                checker.wrong(
-                    node,
-                    message,
-                    "`renamed_from` names an id that the file does not use any more",
-                );
+                    format!("`renamed_from` of step `{}` names step `{old}` of this file", draft.id);
+                checker.wrong(node, message, "name an id that the file no longer uses");
             }
         }
     }
@@ -114,8 +110,8 @@ impl<'n> BodyDraft<'n> {
         let inner = self.all().into_iter().filter(|(list, _)| !std::ptr::eq(*list, self));
         for (_, draft) in inner.chain(hook.into_iter().flat_map(Self::all)) {
             if let Some((Work::Service(_), node)) = &draft.work {
-                let help = "start it by a step of the workflow's own list: it lives on beside all that comes after it";
-                checker.wrong(node, "a service cannot be started here", help);
+                let help = "start the service by a step of the top-level list: it outlives the steps inside";
+                checker.wrong(node, "cannot start a service here", help);
             }
         }
     }
@@ -167,7 +163,7 @@ fn assemble_one(
         index,
         line: checker.source.position(draft.node.span.start).0,
         keeps_stdout: kept.contains(&draft.id),
-        work: draft.work.expect("a step without anything to do was reported").0,
+        work: draft.work.expect("a step without work was reported before").0,
         needs: draft.needs.into_iter().flatten().map(|(id, _)| id).collect(),
         hooks,
         repeat: draft.repeat.map(|(repeat, _)| repeat),

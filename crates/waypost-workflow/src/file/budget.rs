@@ -54,7 +54,7 @@ pub(super) fn budget(checker: &mut Checker<'_>, node: &Node) -> Option<Budget> {
     let cost = fields.get("cost").map(|node| cost(checker, node));
     let tokens = fields.get("tokens").map(|node| tokens(checker, node));
     if cost.is_none() && tokens.is_none() && !fields.has_any(BUDGET.keys) {
-        checker.wrong(node, "`budget` limits nothing", "write `budget: { cost: 5.00, tokens: 2M }`");
+        checker.wrong(node, "`budget` has no limit", "write `budget: { cost: 5.00, tokens: 2M }`");
     }
     Some(Budget { cost: cost.flatten(), tokens: tokens.flatten() })
 }
@@ -65,7 +65,7 @@ fn cost(checker: &mut Checker<'_>, node: &Node) -> Option<f64> {
         Kind::Number(number) => match number.as_f64().filter(|cost| cost.is_finite() && *cost > 0.0) {
             Some(cost) => Some(cost),
             None => {
-                checker.wrong(node, "`cost` must be more than nothing", "leave it out for no limit");
+                checker.wrong(node, "`cost` must be positive", "omit the key for no limit");
                 None
             }
         },
@@ -86,11 +86,11 @@ fn tokens(checker: &mut Checker<'_>, node: &Node) -> Option<u64> {
     };
     match read {
         Ok(0) => {
-            checker.wrong(node, "`tokens` must be more than nothing", "leave it out for no limit");
+            checker.wrong(node, "`tokens` must be positive", "omit the key for no limit");
             None
         }
         Ok(count) if count > TOKENS_MAX => {
-            checker.wrong(node, "`tokens` is too large", "leave it out for no limit");
+            checker.wrong(node, "`tokens` is too large", "omit the key for no limit");
             None
         }
         Ok(count) => Some(count),

@@ -77,17 +77,22 @@ impl<'s> Checker<'s> {
     pub(crate) fn text(&mut self, node: &Node, what: &str) -> Option<String> {
         match &node.kind {
             Kind::Text(text) if text.contains("${{") => {
-                let message = format!("`{what}` cannot hold an expression");
-                self.wrong(node, message, "expressions are understood in `run`, `approve`, `wait`, `if`, `env`, `dir`, `stdin`, `undo`, `report`, `evidence` and `outputs`");
+                let message = format!("`{what}` does not support expressions");
+                self.wrong(
+                    node,
+                    message,
+                    "expressions are allowed in `run`, `approve`, `wait`, `if`, `env`, `dir`, `stdin`, \
+                     `undo`, `report`, `evidence` and `outputs`",
+                );
                 None
             }
             Kind::Text(text) => Some(text.clone()),
             Kind::Bool(_) | Kind::Number(_) => {
-                self.mismatch(node, what, "text", "put it in quotes");
+                self.mismatch(node, what, "text", "put the value in quotes");
                 None
             }
             _ => {
-                self.mismatch(node, what, "text", "write a text");
+                self.mismatch(node, what, "text", "write text");
                 None
             }
         }
@@ -97,7 +102,7 @@ impl<'s> Checker<'s> {
     pub(crate) fn filled_text(&mut self, node: &Node, what: &str) -> Option<String> {
         let text = self.text(node, what)?;
         if text.trim().is_empty() {
-            self.wrong(node, format!("`{what}` is empty"), "write something, or remove the key");
+            self.wrong(node, format!("`{what}` is empty"), "write a value, or remove the key");
             return None;
         }
         Some(text)
@@ -135,7 +140,9 @@ impl<'s> Checker<'s> {
         }
         let wanted = format!("a whole number from {} to {}", range.start(), range.end());
         let help = match &node.kind {
-            Kind::Text(text) if text.trim().parse::<u64>().is_ok() => "write it without quotes".to_owned(),
+            Kind::Text(text) if text.trim().parse::<u64>().is_ok() => {
+                "write a number without quotes".to_owned()
+            }
             _ => format!("write {wanted}"),
         };
         self.mismatch(node, what, &wanted, &help);
@@ -154,11 +161,7 @@ impl<'s> Checker<'s> {
         };
         match read {
             Ok(duration) if duration.is_zero() => {
-                self.wrong(
-                    node,
-                    format!("`{what}` must be longer than nothing"),
-                    "leave it out for no limit",
-                );
+                self.wrong(node, format!("`{what}` must be positive"), "omit the key for no limit");
                 None
             }
             Ok(duration) => Some(duration),
@@ -203,14 +206,14 @@ impl<'s> Checker<'s> {
     pub(crate) fn template(&mut self, node: &Node, what: &str) -> Option<Template> {
         let Some(text) = node.spelled() else {
             let help = match node.kind {
-                Kind::Null => "write a text, or remove the key",
-                _ => "write a text; a value that begins with `[` or `{` must stand in quotes",
+                Kind::Null => "write text, or remove the key",
+                _ => "write text; quote a value that begins with `[` or `{`",
             };
             self.mismatch(node, what, "text", help);
             return None;
         };
         if text.contains('\0') && what != "stdin" && what != "report" {
-            self.wrong(node, format!("{what} holds a NUL, which no command can take"), "remove it");
+            self.wrong(node, format!("{what} contains a NUL, which commands cannot hold"), "remove it");
             return None;
         }
         // Valid expressions are checked further even if others have errors: one problem never hides another.

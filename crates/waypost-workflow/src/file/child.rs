@@ -198,7 +198,7 @@ impl Family {
         if let Some(copy) = self.copies.get(name) {
             return Ok(copy.as_bytes().to_vec());
         }
-        let Some(folder) = &self.disk else { return Err("there is no copy of it".to_owned()) };
+        let Some(folder) = &self.disk else { return Err("the run has no copy of the file".to_owned()) };
         read_regular(&folder.join(name)).map_err(|error| match error {
             super::ReadError::Io { source, .. } => source.to_string(),
             super::ReadError::File(error) => error.to_string(),
@@ -225,46 +225,43 @@ pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<Child> {
     let own = checker.source.path.file_name().map(|name| name.to_string_lossy().into_owned());
     let is_first = parent(&name) == Path::new("") && own.as_deref() == Some(name.as_str());
     if family.around.contains(&name) || (family.around.is_empty() && is_first) {
-        let message = format!("`{file}` runs itself, and would never end");
+        let message = format!("`{file}` includes itself without end");
         checker.wrong(node, message, "repeat steps with `repeat: { until: …, max: N }`");
         return None;
     }
     if family.around.len() >= DEPTH_MAX {
-        let message = format!("more than {DEPTH_MAX} files within one another");
-        checker.wrong(node, message, "put the steps of one into the other");
+        let message = format!("files are nested deeper than {DEPTH_MAX} levels");
+        checker.wrong(node, message, "merge the steps of the inner file into the outer one");
         return None;
     }
     let bytes = match family.bytes_of(&name) {
         Ok(bytes) => bytes,
         Err(why) => {
-            let help = "a file is looked for in the folder of the one that names it";
+            let help = "paths of included files are relative to the including file";
             checker.wrong(node, format!("cannot read `{file}`: {why}"), help);
             return None;
         }
     };
     if family.bytes_with(&name, bytes.len()) > FILE_BYTES_MAX {
         let message = format!(
-            "this file and those that it names are larger than {} MiB together",
+            "this file and its included files exceed {} MiB in total",
             FILE_BYTES_MAX / (1024 * 1024)
         );
-        checker.wrong(node, message, "a workflow names data files, it does not hold them");
+        checker.wrong(node, message, "move data into separate files, and reference their paths");
         return None;
     }
     let (count, read) = checker.family.found;
     checker.family.found = (count + 1, read + bytes.len());
     if count >= CHILDREN_MAX || read + bytes.len() > CHILDREN_BYTES_MAX {
         let mebibytes = CHILDREN_BYTES_MAX / (1024 * 1024);
-        let message = format!(
-            "more than {CHILDREN_MAX} steps that run another file, or {mebibytes} MiB of them, in all files together"
-        );
-        checker.wrong(node, message, "work on a list with `foreach`, with one such step in it");
+        let message = format!("all included files together exceed {CHILDREN_MAX} steps or {mebibytes} MiB");
+        checker.wrong(node, message, "process a list with `foreach`, with one such step inside");
         return None;
     }
     let workflow = parsed(checker, node, (&file, &name), &bytes)?;
     if let Some(service) = workflow.steps().iter().find(|step| matches!(step.work, Work::Service(_))) {
-        let message =
-            format!("step `{}` of `{file}` starts a service, which cannot be started here", service.id);
-        let help = "start it by a step of the outer file: it lives on beside all that comes after it";
+        let message = format!("step `{}` of `{file}` cannot start a service", service.id);
+        let help = "start the service by a step of the outer file: it outlives the included steps";
         checker.wrong(node, message, help);
         return None;
     }
@@ -299,8 +296,8 @@ fn parsed(
         Err(error) => {
             checker.wrong(
                 node,
-                format!("`{file}` is wrong, as is shown below"),
-                "run `waypost check` with it",
+                format!("`{file}` is invalid, see below"),
+                "check the file with `waypost check`",
             );
             checker.family.wrong.push(error);
             None
@@ -337,8 +334,8 @@ pub(super) fn params<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Ve
         if let Some(Given::Plain(plain)) = &given
             && holds_expression(plain)
         {
-            let help = "give it as one expression, such as `${{ params.regions }}`";
-            checker.wrong(value, "an expression cannot stand within a list or a map here", help);
+            let help = "pass the value as one expression, such as `${{ params.regions }}`";
+            checker.wrong(value, "a list or map here cannot contain expressions", help);
             wrong = true;
         }
         wrong |= given.is_none();
@@ -353,19 +350,19 @@ pub(super) fn fit(checker: &mut Checker<'_>, node: &Node, child: &Child, given: 
     for (name, value, place) in given {
         let Some(param) = child.workflow.params().iter().find(|param| param.name == *name) else {
             let hint = checker.nearest(name, declared());
-            let message = format!("`{}` has no param `{name}`; it has {}", child.file, listed(declared()));
+            let message = format!("`{}` has no param `{name}`; params: {}", child.file, listed(declared()));
             checker.problems.push(checker.source.problem(&place.span, message).hint(hint));
             continue;
         };
         if let Given::Plain(value) = value
             && let Err(message) = param.check(value)
         {
-            checker.wrong(place, message, "give it what it is declared as");
+            checker.wrong(place, message, "match the declared type of the param");
         }
     }
     for param in child.workflow.params().iter().filter(|param| param.required) {
         if !given.iter().any(|(name, ..)| *name == param.name) {
-            let message = format!("`{}` is not given its param `{}`", child.file, param.name);
+            let message = format!("`{}` needs its param `{}`", child.file, param.name);
             checker.wrong(node, message, &format!("add `params: {{ {}: … }}`", param.name));
         }
     }

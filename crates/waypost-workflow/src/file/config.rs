@@ -264,8 +264,12 @@ fn agents(checker: &mut Checker<'_>, node: &Node) -> Vec<(String, Setting<AgentC
     for (key, value) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
         let name = key.key_text();
         if !is_step_id(name) {
-            let message = format!("`{}` cannot be the name of an agent", crate::expr::shown(name));
-            checker.wrong(key, message, "begin with a letter or `_`, go on with letters, digits, `_` or `-`");
+            let message = format!("`{}` is not a valid agent name", crate::expr::shown(name));
+            checker.wrong(
+                key,
+                message,
+                "begin with a letter or `_`, followed by letters, digits, `_` or `-`",
+            );
             continue;
         }
         if let Some(command) = command(checker, name, value) {
@@ -279,13 +283,14 @@ fn command(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<AgentCo
     let what = format!("agents.{name}");
     match &node.kind {
         Kind::Text(text) if text.trim().is_empty() => {
-            checker.wrong(node, format!("`{what}` is empty"), "write the command, or remove the key");
+            checker.wrong(node, format!("`{what}` is empty"), "write a command, or remove the key");
             None
         }
         Kind::Text(text) if text.contains("${{") => {
             let message =
-                format!("`{what}` cannot hold an expression: the shell would read the prompt as code");
-            let help = "a command gets the prompt on standard input; to give it as an argument write a list: `[NAME, -p, \"${{ prompt }}\"]`";
+                format!("`{what}` cannot contain an expression: the shell would run the prompt as code");
+            let help = "a command gets the prompt on stdin; to pass it as an argument, write a list: \
+                        `[NAME, -p, \"${{ prompt }}\"]`";
             checker.wrong(node, message, help);
             None
         }
@@ -300,7 +305,7 @@ fn command(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<AgentCo
             words.into_iter().collect::<Option<Vec<_>>>().map(AgentCommand::Words)
         }
         _ => {
-            let help = "write a command as text, or a list of a program and its arguments";
+            let help = "write a command as text, or as a list of program and arguments";
             checker.mismatch(node, &what, "a command", help);
             None
         }
@@ -310,12 +315,12 @@ fn command(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<AgentCo
 fn word(checker: &mut Checker<'_>, node: &Node, what: &str) -> Option<String> {
     match node.spelled() {
         Some(text) if text.contains('\0') => {
-            checker.wrong(node, format!("`{what}` holds a NUL, which no command can take"), "remove it");
+            checker.wrong(node, format!("`{what}` contains a NUL, which commands cannot hold"), "remove it");
             None
         }
         Some(text) => Some(text.to_owned()),
         None => {
-            checker.mismatch(node, what, "text", "write a text; one that begins with `[` or `{` in quotes");
+            checker.mismatch(node, what, "text", "write text; quote a value that begins with `[` or `{`");
             None
         }
     }

@@ -299,7 +299,7 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
         Kind::List(_) => (node, None),
         Kind::Map(entries) => {
             if let Some((key, _)) = entries.iter().find(|(key, _)| kind_of(key.key_text()).is_some()) {
-                let help = format!("begin it with `- `: `evidence: [ {{ {}: … }} ]`", key.key_text());
+                let help = format!("begin each claim with `- `: `evidence: [ {{ {}: … }} ]`", key.key_text());
                 checker.wrong(key, "`evidence` is a list of claims", &help);
                 return None;
             }
@@ -312,15 +312,15 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
         }
     };
     let Kind::List(items) = &claims_node.kind else {
-        checker.mismatch(claims_node, "of", "a list of claims", "begin every claim with `- `");
+        checker.mismatch(claims_node, "of", "begin each claim with `- `", "begin every claim with `- `");
         return None;
     };
     if items.is_empty() || items.len() > CLAIMS_MAX {
         let message = match items.len() {
-            0 => "`evidence` without a claim shows nothing".to_owned(),
-            count => format!("`evidence` has {count} claims, at most {CLAIMS_MAX} are allowed"),
+            0 => "`evidence` has no claim".to_owned(),
+            count => format!("`evidence` has {count} claims, the maximum is {CLAIMS_MAX}"),
         };
-        checker.wrong(claims_node, message, "write what shows that the step is done: `- file: out.txt`");
+        checker.wrong(claims_node, message, "add a claim: `- file: out.txt`");
         return None;
     }
     let mut texts = Vec::new();
@@ -331,12 +331,12 @@ pub(super) fn evidence<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<
     }
     let counting = claims.iter().filter(|claim| claim.terms.severity == Severity::Fail).count();
     if counting == 0 {
-        let help = "remove `severity: warn` from one of them, or the evidence";
-        checker.wrong(claims_node, "claims that only warn show nothing of the step", help);
+        let help = "remove `severity: warn` from one claim, or remove the evidence";
+        checker.wrong(claims_node, "`evidence` needs a claim without `severity: warn`", help);
         return None;
     }
     if let Some((at_least, place)) = at_least.filter(|(least, _)| *least as usize > counting) {
-        let message = format!("`at_least: {at_least}` can never hold: {counting} claims count");
+        let message = format!("`at_least: {at_least}` can never hold with {counting} claims");
         checker.wrong(place, message, &format!("write a number from 1 to {counting}"));
         return None;
     }
@@ -366,7 +366,7 @@ fn refuse_doubles(checker: &mut Checker<'_>, items: &[Node]) {
             }
         }
         if seen.contains(&says) {
-            checker.wrong(item, "this claim stands twice, and would count twice", "remove one of them");
+            checker.wrong(item, "duplicate claim: it would count twice", "remove one of the two");
         }
         seen.push(says);
     }
@@ -386,7 +386,7 @@ fn rule<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Rule<'n>> {
     let fields = Fields::of(checker, node, &EVIDENCE)?;
     let at_least = match (fields.get("at_least"), fields.get("any")) {
         (Some(_), Some(place)) => {
-            checker.wrong(place, "`at_least` says already how many must hold", "remove `any`");
+            checker.wrong(place, "`any` conflicts with `at_least`", "remove `any`");
             return None;
         }
         (Some(place), None) => {
@@ -396,7 +396,7 @@ fn rule<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Rule<'n>> {
         (None, Some(place)) => match checker.truth(place, "any")? {
             true => Some((1, place)),
             false => {
-                checker.wrong(place, "`any: false` would ask for nothing", "remove it: all must hold then");
+                checker.wrong(place, "`any: false` has no effect", "remove the key: all claims must hold");
                 return None;
             }
         },
@@ -406,7 +406,11 @@ fn rule<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Rule<'n>> {
         Some(of) => Some((of, at_least)),
         None if fields.has_any(&["of"]) => None,
         None => {
-            checker.wrong(node, "`evidence` has no claims", "add `of:` and below it `- file: out.txt`");
+            checker.wrong(
+                node,
+                "`evidence` has no claims",
+                "add `of:` with claims, such as `- file: out.txt`",
+            );
             None
         }
     }
@@ -431,7 +435,7 @@ fn claim<'n>(
         return None;
     };
     let Some((key, subject)) = entries.first() else {
-        checker.wrong(node, "a claim says what it is about", help);
+        checker.wrong(node, "a claim names its kind and its subject", help);
         return None;
     };
     let Some(kind) = kind_of(key.key_text()) else {
@@ -471,8 +475,8 @@ fn claim<'n>(
 fn refuse_count_of_one(checker: &mut Checker<'_>, subject: Option<&Template>, fields: &Fields<'_>) {
     let Some(subject) = subject.filter(|subject| !subject.written().any(is_pattern)) else { return };
     if let Some(place) = fields.get("count") {
-        let message = format!("`{}` names one file, of which there is no `count`", subject.as_str());
-        checker.wrong(place, message, "write a pattern, as `out/*.csv`, or remove `count`");
+        let message = format!("`count` needs a pattern, and `{}` names a single file", subject.as_str());
+        checker.wrong(place, message, "write a pattern such as `out/*.csv`, or remove `count`");
     }
 }
 
@@ -481,7 +485,7 @@ fn fast(checker: &mut Checker<'_>, fields: &Fields<'_>) -> bool {
     let Some(place) = fields.get("fast") else { return false };
     if let (Some(true), Some(_)) = (checker.truth(place, "fast"), fields.get("is")) {
         let help = "remove `is` or `fast`";
-        checker.wrong(place, "`fast` trusts what was pinned, and with `is` nothing is", help);
+        checker.wrong(place, "`fast` conflicts with `is`: only a pinned value has a stamp", help);
     }
     true
 }
@@ -489,12 +493,12 @@ fn fast(checker: &mut Checker<'_>, fields: &Fields<'_>) -> bool {
 /// Reports `not` and `sensitive` for a pin: a pin has no negation, and must be recorded for later comparison.
 fn refuse_unpinnable(checker: &mut Checker<'_>, terms: &Terms, fields: &Fields<'_>) {
     if let Some(place) = fields.get("not").filter(|_| terms.not) {
-        let help = "say what it must not be";
-        checker.wrong(place, "what is taken as it is cannot be other than it is", help);
+        let help = "write the excluded value";
+        checker.wrong(place, "`not` conflicts with a pinned value: the claim could never pass", help);
     }
     if let Some(place) = fields.get("sensitive").filter(|_| terms.sensitive) {
-        let help = "remove `sensitive`: only a digest is kept";
-        checker.wrong(place, "what is compared with later must be kept until then", help);
+        let help = "remove `sensitive`: only a digest is recorded";
+        checker.wrong(place, "`sensitive` conflicts with a pinned value, which must be recorded", help);
     }
 }
 
@@ -504,13 +508,13 @@ fn no_kind(checker: &mut Checker<'_>, key: &Node, entries: &[(Node, Node)]) {
     let keys = || kinds().map(|kind| kind.key);
     if let Some((kind, _)) = entries.iter().find(|(key, _)| kind_of(key.key_text()).is_some()) {
         let help = format!("write `{}` first", kind.key_text());
-        checker.wrong(key, "the first key of a claim says of which kind it is", &help);
+        checker.wrong(key, "the first key of a claim is its kind", &help);
         return;
     }
     let hint = nearest(name, keys());
     let mut problem = checker.source.problem(&key.span, format!("there is no `{name}` evidence"));
     if hint.is_none() {
-        problem = problem.help(format!("a claim begins with one of {}", listed(keys())));
+        problem = problem.help(format!("the first key of a claim is one of {}", listed(keys())));
     }
     checker.problems.push(problem.hint(hint));
 }
@@ -538,7 +542,11 @@ fn terms(checker: &mut Checker<'_>, fields: &Fields<'_>) -> Option<Terms> {
         // The expectation is not recorded, so a check needs the file and happens at commit only.
         if let Some(place) = fields.get("at").filter(|_| terms.at.iter().any(|at| *at != Occasion::Commit)) {
             let help = "write `at: commit`, or remove `at`";
-            checker.wrong(place, "what is `sensitive` is not kept, and cannot be checked again later", help);
+            checker.wrong(
+                place,
+                "`sensitive` claims are not recorded, and can only be checked at commit",
+                help,
+            );
         }
         terms.at = BTreeSet::from([Occasion::Commit]);
     }
@@ -551,7 +559,7 @@ fn occasions(checker: &mut Checker<'_>, node: &Node) -> BTreeSet<Occasion> {
         _ => vec![node],
     };
     if items.is_empty() {
-        checker.wrong(node, "`at` names no occasion", "write `commit`, `resume` or `verify`, or remove it");
+        checker.wrong(node, "`at` is empty", "write `commit`, `resume` or `verify`, or remove the key");
     }
     let occasion = |item: &&Node| match checker.word(item, "at", &["commit", "resume", "verify"])? {
         "commit" => Some(Occasion::Commit),
@@ -564,7 +572,7 @@ fn occasions(checker: &mut Checker<'_>, node: &Node) -> BTreeSet<Occasion> {
 fn metadata(checker: &mut Checker<'_>, node: &Node) -> Option<BTreeMap<String, Value>> {
     let value = node.to_json();
     if holds_expression(&value) {
-        checker.wrong(node, "`metadata` is kept as it stands, without expressions", "write plain values");
+        checker.wrong(node, "`metadata` does not support expressions", "write plain values");
         return None;
     }
     match value {

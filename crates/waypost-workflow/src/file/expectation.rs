@@ -124,7 +124,7 @@ pub(super) fn codes<'n>(
         codes.push(Expected::Plain(Value::from(code)));
     }
     if codes.is_empty() {
-        checker.wrong(node, "`exit` names no code", "write `exit: 0` or `exit: [0, 3]`");
+        checker.wrong(node, "`exit` has no code", "write `exit: 0` or `exit: [0, 3]`");
         return None;
     }
     Some(Expected::List(codes))
@@ -178,8 +178,8 @@ fn value<'n>(
         Kind::Null => {
             checker.wrong(
                 node,
-                format!("`{what}` expects nothing"),
-                "write what is expected, or remove the key",
+                format!("`{what}` has no expected value"),
+                "write the expected value, or remove the key",
             );
             None
         }
@@ -192,7 +192,7 @@ fn value<'n>(
             Some(Expected::Filled(template, language))
         }
         Kind::List(items) if items.is_empty() => {
-            checker.wrong(node, format!("`{what}` is an empty list, of which nothing is one"), "remove it");
+            checker.wrong(node, format!("`{what}` is an empty list, and can never match"), "remove it");
             None
         }
         Kind::List(items) if holds_expression(&node.to_json()) => {
@@ -212,7 +212,7 @@ fn value<'n>(
 /// Checks a literal subject of a claim.
 pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, subject: &str) {
     if subject.trim().is_empty() {
-        checker.wrong(node, format!("`{}` is empty", kind.key), "name what it is about");
+        checker.wrong(node, format!("`{}` is empty", kind.key), "write the subject of the claim");
         return;
     }
     if let Some((why, help)) = kind.about.wrong(&kind.about.recorded(subject)) {
@@ -222,16 +222,16 @@ pub(super) fn literal(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &N
     match kind.key {
         _ if kind.about == About::Path => {
             if let Err(why) = check_pattern(subject) {
-                checker.wrong(node, format!("`{}`: {why}", kind.key), "name fewer folders on the way");
+                checker.wrong(node, format!("`{}`: {why}", kind.key), "use a pattern with fewer folders");
             }
             inside(checker, node, subject);
         }
         "process" if subject.contains('/') => {
-            let help = "write the name of the program without its folder, or the number of a process";
-            checker.wrong(node, format!("`{subject}` is a path, and no process is called so"), help);
+            let help = "write the name of the program without its folder, or a process id";
+            checker.wrong(node, format!("`{subject}` is a path, not a process name"), help);
         }
         "exec" if subject.starts_with('-') => {
-            checker.wrong(node, format!("`{subject}` is no program"), "write its name, or a path to it");
+            checker.wrong(node, format!("`{subject}` is not a program"), "write a program name, or a path");
         }
         _ => {}
     }
@@ -242,13 +242,14 @@ fn inside(checker: &mut Checker<'_>, node: &Node, path: &str) {
     let is_allowed = |path: &Path| checker.allow_paths.iter().any(|folder| path.starts_with(folder));
     let path = Path::new(path);
     let why = if path.components().any(|part| part == Component::ParentDir) {
-        "goes up by `..`, and evidence stays beneath the folder of the workflow file"
+        "leaves the workflow folder through `..`"
     } else if path.is_absolute() && !is_allowed(path) {
         "is absolute, and not beneath a folder of `allow_paths`"
     } else {
         return;
     };
-    let help = "write it from the folder of the workflow file; or list its folder under `allow_paths` beside `steps`, and write it absolute";
+    let help = "write a path relative to the workflow folder; or add the folder to `allow_paths` beside \
+                `steps`, and write an absolute path";
     checker.wrong(node, format!("`{}` {why}", path.display()), help);
 }
 
@@ -265,24 +266,24 @@ fn older(checker: &mut Checker<'_>, name: &str, node: &Node) {
 fn complete(checker: &mut Checker<'_>, kind: &KindOfEvidence, node: &Node, found: &[(String, Expected)]) {
     let has = |name: &str| found.iter().any(|(known, _)| known == name);
     let wrong = match kind.key {
-        "json" if !has("path") || !has("value") => Some((
-            "`json` evidence says where in the file which value stands",
-            "add `path: $.count` and `value: 3`",
-        )),
+        "json" if !has("path") || !has("value") => {
+            Some(("`json` evidence needs `path` and `value`", "add `path: $.count` and `value: 3`"))
+        }
         "sqlite" | "postgres" if has("table") == has("query") => {
-            Some(("a row is told by a `table`, or by a `query`", "write one of the two"))
+            Some(("the rows need a `table` or a `query`", "add one of the two"))
         }
-        "sqlite" | "postgres" if has("query") != has("equals") => {
-            Some(("a `query` says what it `equals`, and a `table` does not", "write `query:` and `equals:`"))
-        }
+        "sqlite" | "postgres" if has("query") != has("equals") => Some((
+            "a `query` needs `equals`, and a `table` does not support it",
+            "write `query:` and `equals:`",
+        )),
         "sqlite" | "postgres" if has("query") && found.len() > 2 => {
-            Some(("a `query` says all by itself", "keep only `query:` and `equals:`"))
+            Some(("`query` excludes other keys", "keep only `query:` and `equals:`"))
         }
         "file" if has("absent") && found.len() > 1 => {
-            Some(("of a file that is absent nothing else can be expected", "keep only `absent: true`"))
+            Some(("`absent: true` excludes other expectations", "keep only `absent: true`"))
         }
         "process" if has("pid_file") && has("count") => {
-            Some(("a `pid_file` is about one process", "remove `count`"))
+            Some(("a `pid_file` names a single process", "remove `count`"))
         }
         _ => incomplete(kind, found),
     };
@@ -306,8 +307,8 @@ fn unclear_sign(checker: &mut Checker<'_>, name: &str, node: &Node, text: &str) 
     let Some(sign) = sign_of(text) else { return };
     let rest = &text[sign.len()..];
     if !rest.starts_with(char::is_whitespace) {
-        let message = format!("`{name}`: after `{sign}` there is no blank in `{text}`");
-        let help = format!("write `\"{sign} {rest}\"`; if that text itself is meant, `\"= {text}\"`");
+        let message = format!("`{name}`: missing space after `{sign}` in `{text}`");
+        let help = format!("write `\"{sign} {rest}\"`; for the literal text, `\"= {text}\"`");
         checker.wrong(node, message, &help);
     }
 }
@@ -332,9 +333,9 @@ fn holds_null(expect: &Value) -> bool {
 /// Checks a literal expectation.
 fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node, plain: &Value) {
     let text = |checker: &mut Checker<'_>| match plain.as_str() {
-        Some("") => checker.wrong(node, format!("`{name}` is empty"), "write a text, in quotes"),
+        Some("") => checker.wrong(node, format!("`{name}` is empty"), "write text in quotes"),
         Some(_) => {}
-        None => checker.mismatch(node, name, "text", "write a text, in quotes"),
+        None => checker.mismatch(node, name, "text", "write text in quotes"),
     };
     match wanted {
         Wanted::Code if !is_code(plain) => {
@@ -342,11 +343,11 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
             checker.wrong(node, format!("`{name}` must be an exit code, 0 to 255"), help);
         }
         Wanted::Count => {
-            let help = "write `3`, `\"> 0\"`, or a list of which one fits";
+            let help = "write `3`, `\"> 0\"`, or a list of accepted values";
             refuse(checker, (name, node), check_count(plain), help);
         }
         Wanted::Status => {
-            let help = "write one from 100 to 599, `\"< 400\"`, or a list of which one fits";
+            let help = "write 100 to 599, `\"< 400\"`, or a list of accepted values";
             refuse(checker, (name, node), check_status(plain), help);
         }
         Wanted::Compared if holds_null(plain) => {
@@ -372,14 +373,14 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
             }
         }
         Wanted::Fit | Wanted::Code | Wanted::Compared => {
-            let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of which one fits";
+            let help = "write a value, `\"> 5\"`, `\"~ regex\"`, or a list of accepted values";
             refuse(checker, (name, node), waypost_evidence::check(plain), help);
         }
         Wanted::Text => text(checker),
         Wanted::Query => {
             text(checker);
             if let Some(Err(why)) = plain.as_str().filter(|text| !text.is_empty()).map(check_query) {
-                checker.wrong(node, format!("`{name}`: {why}"), "a check changes nothing");
+                checker.wrong(node, format!("`{name}`: {why}"), "evidence checks must not modify data");
             }
         }
         Wanted::Texts => match plain {
@@ -390,27 +391,29 @@ fn check(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node: &Node,
         Wanted::Pattern if plain == "" => {
             checker.wrong(
                 node,
-                format!("`{name}` is empty, and matches anything"),
-                "write what must be found",
+                format!("`{name}` is empty, and matches any text"),
+                "write the expected text",
             );
         }
         Wanted::Pattern => match plain.as_str().map(regex_lite::Regex::new) {
             Some(Ok(_)) => {}
             Some(Err(error)) => {
                 let message = format!("`{name}` is not a regular expression: {error}");
-                checker.wrong(node, message, "in single quotes YAML leaves `\\` alone");
+                checker.wrong(node, message, "use single quotes: YAML then keeps `\\\\`");
             }
-            None => checker.mismatch(node, name, "a regular expression", "write it in single quotes"),
+            None => {
+                checker.mismatch(node, name, "a regular expression", "write the pattern in single quotes")
+            }
         },
         Wanted::Path => {
             if let Err(why) = check_path(plain.as_str().unwrap_or_default()) {
-                checker.wrong(node, why, "a name may have no dot and no bracket");
+                checker.wrong(node, why, "a name here cannot contain dots or brackets");
             }
         }
         Wanted::Truth => drop(checker.truth(node, name)),
         Wanted::True => {
             if checker.truth(node, name) == Some(false) {
-                checker.wrong(node, format!("`{name}: false` says nothing"), "remove it");
+                checker.wrong(node, format!("`{name}: false` has no effect"), "remove it");
             }
         }
         Wanted::Columns => columns(checker, name, node, plain),
@@ -450,7 +453,7 @@ fn refuse<E: Display>(
 fn columns(checker: &mut Checker<'_>, name: &str, node: &Node, plain: &Value) {
     let help = format!("write `{name}: {{ id: 7 }}`");
     if plain.as_object().is_some_and(|map| map.is_empty()) {
-        checker.wrong(node, format!("`{name}` names no column"), &help);
+        checker.wrong(node, format!("`{name}` has no column"), &help);
         return;
     }
     let Some(map) = plain.as_object().filter(|map| !map.values().any(Value::is_object)) else {
@@ -474,7 +477,7 @@ fn fits_by_name(checker: &mut Checker<'_>, (name, wanted): (&str, Wanted), node:
         return;
     };
     if map.is_empty() {
-        checker.wrong(node, format!("`{name}` names no value"), &help);
+        checker.wrong(node, format!("`{name}` has no value"), &help);
     }
     for (key, expect) in map {
         let key_is_wrong = match wanted {

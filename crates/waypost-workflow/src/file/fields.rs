@@ -82,7 +82,7 @@ impl<'n> Fields<'n> {
 
     /// Returns the value of `key`; of duplicate keys the first.
     pub(crate) fn get(&self, key: &str) -> Option<&'n Node> {
-        debug_assert!(self.set.keys.contains(&key), "`{key}` is not a key of {}", self.set.what);
+        debug_assert!(self.set.keys.contains(&key), "unknown key `{key}` of {}", self.set.what);
         self.entries.iter().find(|(name, _)| name.key_text() == key).map(|(_, value)| value)
     }
 
@@ -102,18 +102,14 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> O
     }
     if set.later.contains(&name) {
         let message = format!("`{name}` is not supported by this version of waypost");
-        checker.wrong(
-            key,
-            message,
-            "it is part of the language, but not built yet; remove it or use a newer version",
-        );
+        checker.wrong(key, message, "remove the key, or use a newer version");
         return None;
     }
     if let Some((_, place)) = set.elsewhere.iter().find(|(other, _)| *other == name) {
         checker.wrong(
             key,
-            format!("`{name}` does not belong in {}", set.what),
-            &format!("it belongs in {place}"),
+            format!("`{name}` is not allowed in {}", set.what),
+            &format!("use the key in {place}"),
         );
         return None;
     }
@@ -131,7 +127,7 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> O
     };
     let mut problem = checker.source.problem(&key.span, message);
     if hint.is_none() {
-        problem = problem.help(format!("its keys are {}", listed(set.keys.iter().copied())));
+        problem = problem.help(format!("supported keys: {}", listed(set.keys.iter().copied())));
     }
     checker.problems.push(problem.hint(hint.clone()));
     hint

@@ -54,7 +54,7 @@ pub(super) static FOREACH: KeySet = KeySet {
     later: &[],
     elsewhere: &[
         ("needs", "the step, beside `foreach`"),
-        ("if", "the step, beside `foreach`; to leave out items there is `filter`"),
+        ("if", "the step, beside `foreach`; to exclude items, use `filter`"),
         ("id", "the step, beside `foreach`"),
         ("run", "a step below `steps`"),
         ("retry", "a step below `steps`"),
@@ -180,8 +180,8 @@ pub(super) fn foreach<'n>(
     if let Some((key, node)) = &key
         && !key.as_str().contains("${{")
     {
-        let help = "write what tells one from the other: `key: ${{ item }}`";
-        checker.wrong(node, "the `key` of all items would be the same", help);
+        let help = "write a unique key: `key: ${{ item }}`";
+        checker.wrong(node, "every item has the same `key`", help);
     }
     let filter = fields.get("filter").and_then(|node| Some((checker.condition(node, "filter")?, node)));
     let sort_by = fields.get("sort_by").and_then(|node| Some((checker.formula(node, "sort_by")?, node)));
@@ -206,8 +206,8 @@ pub(super) fn foreach<'n>(
     if on_failure == OnItemFailure::Stop {
         for key in ["max_failures", "failure_rate", "circuit_breaker"] {
             if let Some(node) = fields.get(key) {
-                let message = format!("`{key}` means nothing where the first failure stops the run");
-                checker.wrong(node, message, "remove it, or `on_item_failure: stop`");
+                let message = format!("`{key}` has no effect with `on_item_failure: stop`");
+                checker.wrong(node, message, "remove the key, or `on_item_failure: stop`");
             }
         }
     }
@@ -291,8 +291,8 @@ fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
         }
         let shown = crate::expr::shown(&found);
         let message =
-            format!("items {} and {} have the key `{shown}`", offset + other + 1, offset + place + 1);
-        let help = "let `key` tell one from the other, or leave out doubles with `distinct`";
+            format!("items {} and {} have the same key `{shown}`", offset + other + 1, offset + place + 1);
+        let help = "write a unique `key`, or remove duplicates with `distinct`";
         let problem = checker.source.problem(&node.span, message);
         let problem = problem.related(checker.source, &other_node.span, "first here");
         checker.problems.push(problem.help(help));
@@ -330,7 +330,7 @@ fn steps<'n>(
     id: &str,
     defaults: &Defaults,
 ) -> Option<BodyDraft<'n>> {
-    let help = "write `steps:` and below it `- run: a command`";
+    let help = "write `steps:`, followed by `- run: a command`";
     let Some(steps) = fields.get("steps") else {
         if !fields.has_any(&["steps"]) {
             checker.wrong(node, "`foreach` has no `steps`", help);
@@ -345,12 +345,12 @@ fn steps<'n>(
 fn name(checker: &mut Checker<'_>, node: &Node) -> Option<String> {
     let name = checker.text(node, "as")?;
     if !step::is_step_id(&name) || name.contains('-') {
-        let message = format!("`{}` cannot be the name of an item", crate::expr::shown(&name));
-        checker.wrong(node, message, "begin with a letter or `_`, go on with letters, digits or `_`");
+        let message = format!("`{}` is not a valid item name", crate::expr::shown(&name));
+        checker.wrong(node, message, "begin with a letter or `_`, followed by letters, digits or `_`");
         return None;
     }
     if crate::expr::is_taken(&name) || name == ITEM_INDEX || checker.locals.contains(&name) {
-        let message = format!("`{name}` means something else already where this `foreach` stands");
+        let message = format!("`{name}` is already used in this scope");
         checker.wrong(node, message, "choose another name");
         return None;
     }
@@ -378,8 +378,8 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
         Kind::List(_) => {
             let Value::Array(items) = node.to_json() else { return None };
             if items.iter().any(body::holds_expression) {
-                let help = "a list is taken as it is: write one expression that gives a list";
-                checker.wrong(node, "a list of items cannot hold expressions", help);
+                let help = "use a single expression for the whole list";
+                checker.wrong(node, "a literal list of items cannot contain expressions", help);
                 return None;
             }
             Some(ItemSource::Listed(Arc::new(items)))
@@ -389,7 +389,7 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
             if template.is_plain() {
                 let help =
                     "write `items: [a, b]`, `items: ${{ params.names }}` or `items: { run: \"ls *.txt\" }`";
-                checker.mismatch(node, "items", "a list, or an expression that gives one", help);
+                checker.mismatch(node, "items", "a list, or an expression that returns one", help);
                 return None;
             }
             Some(ItemSource::Expression(template))
@@ -403,7 +403,7 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
                 _ => {
                     checker.wrong(
                         node,
-                        "`items` come from a command or from a file",
+                        "`items` come from a command or a file",
                         "write `{ run: \"ls *.txt\" }` or `{ file: items.json, json: $.items[*] }`",
                     );
                     None

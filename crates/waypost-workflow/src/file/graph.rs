@@ -43,8 +43,11 @@ pub(super) fn index(checker: &mut Checker<'_>, drafts: &[Draft<'_>]) -> HashMap<
         let (message, label, help) = match draft.has_own_id {
             true => (format!("two steps have the id `{}`", draft.id), "first here", "rename one of them"),
             false => (
-                format!("this step would be called `{}` by its position, which another step is", draft.id),
-                "called so here",
+                format!(
+                    "the default id `{}` of this step, from its position, is the id of another step",
+                    draft.id
+                ),
+                "other step of this id",
                 "give this step an `id`",
             ),
         };
@@ -93,7 +96,7 @@ fn needs_of(
                 checker.wrong(node, format!("step `{id}` needs itself"), "remove it");
             }
             Some(need) if needs.contains(need) => {
-                checker.wrong(node, format!("`{id}` stands twice in `needs`"), "remove one");
+                checker.wrong(node, format!("duplicate `{id}` in `needs`"), "remove one");
             }
             Some(need) => needs.push(*need),
             // Reported once all lists are known: the step may be in another list.
@@ -143,8 +146,10 @@ pub(super) fn refuse_foreign_needs(
                     let others = list.drafts.iter().map(|draft| draft.id.as_str()).filter(|id| id != step);
                     let others: Vec<&str> = others.take(LISTED_MAX).collect();
                     problem = problem.help(match others.as_slice() {
-                        [] => "there is no other step in its list: remove it".to_owned(),
-                        others => format!("other steps of its list are {}", listed(others.iter().copied())),
+                        [] => "the list has no other step: remove the need".to_owned(),
+                        others => {
+                            format!("the other steps of the list are {}", listed(others.iter().copied()))
+                        }
                     });
                 }
                 checker.problems.push(problem.hint(hint));
@@ -154,7 +159,7 @@ pub(super) fn refuse_foreign_needs(
                 true => across(draft, way, &lists[home], id),
                 false => elsewhere(),
             };
-            checker.wrong(node, format!("step `{step}` needs `{id}`, which stands {place}"), &help);
+            checker.wrong(node, format!("step `{step}` needs `{id}`, which is {place}"), &help);
         }
     }
 }
@@ -178,21 +183,21 @@ fn across(
     let shared = way.iter().zip(there).take_while(|(one, other)| std::ptr::eq(**one, **other)).count();
     match (way.get(shared), there.get(shared)) {
         (Some(own), None) if own.id == id => {
-            ("around it".to_owned(), format!("remove it: `{id}` ends only when this step has"))
+            ("around it".to_owned(), format!("remove the need: `{id}` ends only after this step"))
         }
         (Some(own), None) => {
             let is_sequence = list.order.as_ref().is_some_and(|order| order.mode == Mode::Sequence);
             let help = match is_sequence && list.index.get(id) < list.index.get(&own.id) {
-                true => format!("remove it: `{id}` has ended before `{}` begins", own.id),
-                false => format!("write it in the `needs` of `{}`", own.id),
+                true => format!("remove the need: `{id}` ends before `{}` starts", own.id),
+                false => format!("move the need to `{}`", own.id),
             };
             (format!("outside of `{}`", own.id), help)
         }
         (None, Some(other)) if other.id == draft.id => {
-            (format!("within `{}`", other.id), format!("remove it: `{}` does it", other.id))
+            (format!("within `{}`", other.id), format!("remove the need: `{}` implies it", other.id))
         }
         (None, Some(other)) => {
-            let help = format!("write `{}`, which ends when all of its steps have", other.id);
+            let help = format!("write `{}`, which ends when all its steps have ended", other.id);
             (format!("within `{}`", other.id), help)
         }
         (Some(own), Some(other)) => {
@@ -203,7 +208,7 @@ fn across(
 }
 
 fn elsewhere() -> (String, String) {
-    ("in another list".to_owned(), "remove it: a step needs steps of its own list".to_owned())
+    ("in another list".to_owned(), "remove the need: steps can only need steps of the same list".to_owned())
 }
 
 /// Returns the steps in topological order; or a cycle, in which each step needs the next.
@@ -233,18 +238,18 @@ fn sorted(needs: &[Vec<usize>]) -> Result<Vec<usize>, Vec<usize>> {
         seen[position] = Some(path.len());
         path.push(position);
         let stuck = needs[position].iter().find(|need| waits[**need] > 0);
-        position = *stuck.expect("a step that waits needs one that waits");
+        position = *stuck.expect("a waiting step needs another waiting step");
     }
-    Err(path.split_off(seen[position].expect("the walk ended at a step it had seen")))
+    Err(path.split_off(seen[position].expect("the walk ends at a step seen before")))
 }
 
 fn report_circle(checker: &mut Checker<'_>, drafts: &[Draft<'_>], circle: &[usize]) {
-    let first = circle.iter().copied().min().expect("a circle is not empty");
-    let turn = circle.iter().position(|position| *position == first).expect("it is in the circle");
+    let first = circle.iter().copied().min().expect("a cycle is not empty");
+    let turn = circle.iter().position(|position| *position == first).expect("the step is in the cycle");
     let mut names: Vec<&str> = Vec::with_capacity(circle.len() + 1);
     names.extend(circle[turn..].iter().chain(&circle[..turn]).map(|position| drafts[*position].id.as_str()));
     names.push(&drafts[first].id);
-    let message = format!("the steps need each other in a circle: `{}`", names.join("` needs `"));
+    let message = format!("dependency cycle: `{}`", names.join("` needs `"));
     let next = names[1];
     let node = drafts[first].needs.iter().flatten().find(|(id, _)| id == next).map(|(_, node)| *node);
     let node = node.unwrap_or(drafts[first].node);

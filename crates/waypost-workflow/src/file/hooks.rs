@@ -60,7 +60,11 @@ pub(super) fn hooks<'n>(
     };
     for (code, node) in entries {
         let Ok(number) = code.key_text().parse::<u8>() else {
-            checker.wrong(code, format!("`{}` is no exit code", crate::expr::shown(code.key_text())), help);
+            checker.wrong(
+                code,
+                format!("`{}` is not an exit code", crate::expr::shown(code.key_text())),
+                help,
+            );
             continue;
         };
         let on = HookOn::ExitCode(number);
@@ -77,7 +81,7 @@ pub(super) fn list<'n>(
     id: &str,
     defaults: &Defaults,
 ) -> Option<(HookOn, BodyDraft<'n>)> {
-    let help = format!("write `{key}:` and below it `- run: a command`");
+    let help = format!("write `{key}:`, followed by `- run: a command`");
     let nodes = body::nodes(checker, node, (&format!("`{key}`"), key), &help)?;
     let outer = checker.locals.len();
     if on == HookOn::Failure {
@@ -87,15 +91,13 @@ pub(super) fn list<'n>(
     let body = body::body(checker, nodes, &stem, defaults);
     checker.locals.truncate(outer);
     if body.order.as_ref().is_some_and(|order| order.mode == Mode::Graph) {
-        checker.wrong(node, format!("the steps of `{key}` run one after the other"), "remove `needs`");
+        checker.wrong(node, format!("the steps of `{key}` run in sequence"), "remove `needs`");
     }
     for (_, draft) in body.all() {
         let Some(node) = draft.evidence.as_ref().and_then(|_| draft.node.get("evidence")) else { continue };
-        let message = format!(
-            "the evidence of step `{}` is verified when the step ends, and not on a resume",
-            draft.id
-        );
-        let help = "a hook is over with its step: give the step itself evidence of what the hook does";
+        let message =
+            format!("evidence of hook step `{}` is checked only at commit, not on resume", draft.id);
+        let help = "hooks are not rechecked: move the claims to the evidence of the step itself";
         if !checker.warnings.is_full() {
             checker.warnings.push(checker.source.problem(&node.span, message).help(help));
         }

@@ -241,16 +241,16 @@ fn source(bytes: &[u8], path: &Path) -> Result<Source, FileError> {
     };
     if bytes.len() > FILE_BYTES_MAX {
         let message = format!("the file is larger than {} MiB", FILE_BYTES_MAX / (1024 * 1024));
-        return Err(refused("", 0, message, "a workflow names files, it does not hold them"));
+        return Err(refused("", 0, message, "move data into separate files, and reference their paths"));
     }
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let is_binary = bytes.contains(&0);
     match std::str::from_utf8(bytes) {
         Ok(text) if !is_binary => Ok(Source::new(path.to_owned(), Arc::from(text))),
         _ if is_binary => {
-            Err(refused("", 0, "the file is not text".to_owned(), "a workflow is YAML in UTF-8"))
+            Err(refused("", 0, "the file is not UTF-8 text".to_owned(), "save the workflow as UTF-8"))
         }
-        Ok(_) => unreachable!("text without NUL was taken above"),
+        Ok(_) => unreachable!("text without NUL was handled above"),
         Err(error) => {
             let valid = error.valid_up_to();
             let text = String::from_utf8_lossy(bytes);
@@ -258,7 +258,7 @@ fn source(bytes: &[u8], path: &Path) -> Result<Source, FileError> {
                 &text,
                 valid,
                 "the file is not valid UTF-8 from here on".to_owned(),
-                "save it as UTF-8",
+                "save the file as UTF-8",
             ))
         }
     }

@@ -200,15 +200,15 @@ impl<'a> Pass<'a, '_, '_, '_> {
         let withheld =
             secrets.iter().find(|secret| read().any(|name| name == *secret) && !given.contains(*secret));
         if let Some(secret) = withheld {
-            let help = format!("give it by name: `env: [{secret}]`");
-            let message = format!("`{secret}` is a secret, which evidence is not given unless it says so");
+            let help = format!("pass the secret by name: `env: [{secret}]`");
+            let message = format!("evidence has no access to secret `{secret}`");
             self.checker.wrong(node, message, &help);
         }
     }
 
     fn no_secret(&mut self, name: &str, node: &Node) {
         if self.names.secrets.iter().any(|secret| secret == name) {
-            let help = "a secret comes from the caller's environment: choose another name here";
+            let help = "secrets come from the caller's environment: choose another name here";
             self.checker.wrong(node, format!("`{name}` is a secret, but `env` sets it too"), help);
         }
     }
@@ -233,8 +233,8 @@ impl<'a> Pass<'a, '_, '_, '_> {
             Call::Success { range } => ("success", range),
         };
         if site.what != "if" {
-            let help = "ask for the `.status` of a step".to_owned();
-            let message = format!("`{name}()` is known only in `if`");
+            let help = "read the `.status` of a step".to_owned();
+            let message = format!("`{name}()` is supported only in `if`");
             self.wrong(&At { node, text, range }, message, None, Some(help));
         }
     }
@@ -258,10 +258,10 @@ impl<'a> Pass<'a, '_, '_, '_> {
     fn part_of(&mut self, draft: &'a Draft<'_>, (what, name): (Option<&str>, Option<&str>), place: &At<'_>) {
         let id = &draft.id;
         if draft.group.is_some() && matches!(what, Some("outputs" | "stdout" | "exit_code")) {
-            let help = "read what its steps gave, by their own ids".to_owned();
+            let help = "read the outputs of its steps by their ids".to_owned();
             return self.wrong(
                 place,
-                format!("step `{id}` is a group, and gives nothing itself"),
+                format!("step `{id}` is a group, and has no outputs"),
                 None,
                 Some(help),
             );
@@ -274,13 +274,13 @@ impl<'a> Pass<'a, '_, '_, '_> {
                 let help = format!("read `steps.{id}.items`, `.total`, `.succeeded` or `.failed`");
                 self.wrong(
                     place,
-                    format!("step `{id}` works on items, and has only theirs"),
+                    format!("step `{id}` is a `foreach`, and has no outputs of its own"),
                     None,
                     Some(help),
                 );
             }
             (Some(what @ ("items" | "items_file" | "total" | "succeeded" | "failed")), _, false) => {
-                let message = format!("step `{id}` has no `{what}`: it is no `foreach`");
+                let message = format!("step `{id}` has no `{what}`: it is not a `foreach`");
                 self.wrong(place, message, None, None);
             }
             (Some("stdout"), ..) => drop(self.kept.insert(id.clone())),
@@ -299,8 +299,8 @@ impl<'a> Pass<'a, '_, '_, '_> {
     ) {
         let id = &draft.id;
         if let Some(what) = what.filter(|what| !matches!(*what, "outputs" | "status")) {
-            let message = format!("step `{id}` runs another file, and has no `{what}`");
-            let help = format!("read what the steps of that gave: `steps.{id}.outputs.STEP.NAME`");
+            let message = format!("step `{id}` includes another file, and has no `{what}`");
+            let help = format!("read the outputs of the included steps: `steps.{id}.outputs.STEP.NAME`");
             return self.wrong(place, message, None, Some(help));
         }
         let steps = || child.workflow().steps().iter().map(|step| step.id.as_str());
@@ -343,14 +343,10 @@ impl<'a> Pass<'a, '_, '_, '_> {
     fn variable(&mut self, name: &str, place: &At<'_>, site: Site<'_>) {
         let names = self.names;
         if names.secrets.iter().any(|secret| secret == name) {
-            let help =
-                format!("in a command write `\"${name}\"`: the shell reads it, and it is never stored");
-            self.wrong(
-                place,
-                format!("`{name}` is a secret, which expressions cannot read"),
-                None,
-                Some(help),
+            let help = format!(
+                "write `\"${name}\"` in a command: the shell expands it, and the value is never recorded"
             );
+            self.wrong(place, format!("expressions cannot read secret `{name}`"), None, Some(help));
             return;
         }
         let own: &[Variable<'_>] = site.step.map_or(&[], |step| &names.body.drafts[step].env);
@@ -360,20 +356,20 @@ impl<'a> Pass<'a, '_, '_, '_> {
             return;
         }
         if layers[site.layers..].iter().copied().flatten().any(|(known, ..)| known == name) {
-            let help = "an expression reads the `env` of the levels above its own";
-            let message = format!("`env.{name}` is not set yet where `{}` is worked out", site.what);
+            let help = "an expression reads only `env` of outer levels";
+            let message = format!("`env.{name}` is not set when `{}` is evaluated", site.what);
             self.wrong(place, message, None, Some(help.to_owned()));
             return;
         }
         let hint = self.checker.nearest(name, readable()).map(|near| format!("env.{near}"));
-        let help = format!("`env` has only what the file declares; in a command write `\"${name}\"`");
-        self.wrong(place, format!("`env` declares no `{name}`"), hint, Some(help));
+        let help = format!("`env` contains only the variables of the file; in a command write `\"${name}\"`");
+        self.wrong(place, format!("`env` has no `{name}`"), hint, Some(help));
     }
 
     /// Returns the step `id`, if it has certainly ended before the expression is evaluated.
     fn earlier(&mut self, id: &str, place: &At<'_>, site: Site<'_>) -> Option<&'a Draft<'a>> {
         let Some(step) = site.step else {
-            let help = "it holds for all steps: move it into the steps that come after";
+            let help = "the value is shared by all steps: set it in the steps downstream";
             let message = format!("`{}` cannot read `steps.{id}` here", site.what);
             self.wrong(place, message, None, Some(help.to_owned()));
             return None;
@@ -395,7 +391,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
             return Some(named(&drafts[position], id));
         }
         if position == step {
-            let message = format!("step `{id}` cannot read itself: it has not ended yet");
+            let message = format!("step `{id}` cannot read its own results");
             self.wrong(place, message, None, None);
             return None;
         }
@@ -405,13 +401,12 @@ impl<'a> Pass<'a, '_, '_, '_> {
         }
         let (message, help) = match order.mode {
             super::workflow::Mode::Sequence => (
-                format!("step `{id}` comes after `{current}`"),
-                "move it before, or this step after it".to_owned(),
+                format!("step `{id}` runs after `{current}`"),
+                "move that step up, or this step down".to_owned(),
             ),
-            super::workflow::Mode::Graph => (
-                format!("step `{id}` may not have ended when `{current}` begins: it does not need it"),
-                format!("add `needs: [{id}]`"),
-            ),
+            super::workflow::Mode::Graph => {
+                (format!("step `{id}` is not upstream of `{current}`"), format!("add `needs: [{id}]`"))
+            }
         };
         self.wrong(place, message, None, Some(help));
         None
@@ -442,8 +437,8 @@ impl<'a> Pass<'a, '_, '_, '_> {
         let within =
             |draft: &Draft<'_>| draft.each.as_ref().is_some_and(|each| each.body.index.contains_key(id));
         if let Some((_, around)) = all.iter().find(|(_, draft)| within(draft)) {
-            let message = format!("step `{id}` is done for each item of `{}`, not once", around.id);
-            let help = format!("read what became of the items: `steps.{}.items`", around.id);
+            let message = format!("step `{id}` runs once per item of `{}`", around.id);
+            let help = format!("read the results of the items: `steps.{}.items`", around.id);
             return self.wrong(place, message, None, Some(help));
         }
         let around = std::iter::successors(Some(self.names), |names| names.above.map(|(above, _)| above));
@@ -470,7 +465,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
         match self.checker.nearest(name, declared.iter().copied()) {
             Some(near) => self.wrong(place, message, Some(near), Some(has)),
             None => {
-                let help = format!("{has}; anything else it must write to `$WAYPOST_OUTPUT`");
+                let help = format!("{has}; write any other output to `$WAYPOST_OUTPUT`");
                 self.warn(place, message, &help);
             }
         }
@@ -500,9 +495,10 @@ impl<'a> Pass<'a, '_, '_, '_> {
             let variable: String = reference.path.last().map_or("VALUE", String::as_str).to_uppercase();
             let variable = variable.replace('-', "_");
             let help = format!(
-                "pass it as a variable: `env: {{ {variable}: \"${{{{ {path} }}}}\" }}`, and use `\"${variable}\"`"
+                "pass the value as a variable: `env: {{ {variable}: \"${{{{ {path} }}}}\" }}`, and use \
+                 `\"${variable}\"`"
             );
-            let message = format!("`{path}` is pasted into the command, where the shell reads it as code");
+            let message = format!("`{path}` is pasted into the command, and the shell runs its text as code");
             self.warn(&place, message, &help);
         }
     }

@@ -152,9 +152,9 @@ fn refuse_tags(source: &Source, problems: &mut Problems) {
     for (_, span) in granit_parser::Parser::new_from_str(&source.text).map_while(Result::ok) {
         let Some(range) = span.tag_span().and_then(|tag| tag.byte_range()) else { continue };
         let tag = source.text.get(range.clone()).unwrap_or_default();
-        let message = format!("the tag `{}` is not understood", crate::expr::shown(tag));
+        let message = format!("the tag `{}` is not supported", crate::expr::shown(tag));
         let problem = source.problem(&range, message);
-        problems.push(problem.help("remove it; to write a text, put the value in quotes"));
+        problems.push(problem.help("remove the tag; to write text, quote the value"));
     }
 }
 
@@ -264,9 +264,9 @@ fn place(source: &Source, raw: Raw, problems: &mut Problems) -> Node {
                 |text: &str| text.trim_start_matches(['-', '+']).bytes().all(|byte| byte.is_ascii_digit());
             let changes = |text: &str| is_whole(text) || exact_number(text) == Err(NumberError::Changes);
             if number.is_f64() && spelling.as_deref().is_some_and(changes) {
-                let message = "the number has more digits than can be kept";
+                let message = "the number has too many digits";
                 problems.push(
-                    source.problem(&span, message).help("put it in quotes: as a text it stays as it is"),
+                    source.problem(&span, message).help("put the number in quotes: text keeps every digit"),
                 );
             }
             (Kind::Number(number), spelling)
@@ -296,11 +296,11 @@ fn check_keys(source: &Source, entries: &[(Node, Node)], problems: &mut Problems
     for (key, _) in entries {
         if matches!(key.kind, Kind::List(_) | Kind::Map(_)) {
             let problem = source.problem(&key.span, format!("a key must be a word, not {}", key.described()));
-            problems.push(problem.help("write a word; a value that begins with `{` or `[` stands in quotes"));
+            problems.push(problem.help("write a word; quote a value that begins with `{` or `[`"));
             continue;
         }
         if let Some(first) = seen.insert(key.key_text(), key) {
-            let message = format!("the key `{}` stands twice in this map", key.key_text());
+            let message = format!("duplicate key `{}` in this map", key.key_text());
             problems.push(
                 source
                     .problem(&key.span, message)

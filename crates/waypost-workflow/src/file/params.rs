@@ -157,7 +157,7 @@ impl Param {
                     if !is_json_number(text) {
                         let wanted = self.kind.wanted();
                         return Err(format!(
-                            "param `{}` must be {wanted} as JSON writes it: `{number}`, not `{}`",
+                            "param `{}` must be {wanted} in JSON notation: `{number}`, not `{}`",
                             self.name,
                             crate::expr::shown(text)
                         ));
@@ -165,7 +165,7 @@ impl Param {
                     Value::Number(number)
                 }
                 Err(NumberError::Changes) => {
-                    return Err(format!("{}, which would not be kept as it is", wrong()));
+                    return Err(format!("{}, which cannot be kept exactly", wrong()));
                 }
                 Ok(_) | Err(NumberError::NotANumber) => return Err(wrong()),
             },
@@ -201,11 +201,11 @@ impl Param {
             return Err(format!("param `{}` is larger than {PARAM_BYTES_MAX} bytes", self.name));
         }
         if value.as_str().is_some_and(|text| text.contains('\0')) {
-            return Err(format!("param `{}` holds a NUL, which no command can take", self.name));
+            return Err(format!("param `{}` contains a NUL, which commands cannot hold", self.name));
         }
         match (&self.pattern, value.as_str()) {
             (Some(Pattern(pattern)), Some(text)) if !pattern.is_match(text) => Err(format!(
-                "param `{}` must match `{}`, which `{}` does not",
+                "param `{}` must match `{}`, but `{}` does not",
                 self.name,
                 pattern.as_str(),
                 crate::expr::shown(text)
@@ -227,7 +227,7 @@ impl Param {
             (None, false) => Ok(Value::Null),
             (None, true) => {
                 let what = self.description.as_ref().map(|what| format!(" ({what})")).unwrap_or_default();
-                let hint = format!("give it with `-p {}=...`", self.name);
+                let hint = format!("give the param with `-p {}=...`", self.name);
                 Err((format!("param `{}` is missing{what}", self.name), Some(hint)))
             }
         }
@@ -256,7 +256,7 @@ impl Workflow {
             if problems.iter().any(|problem| problem.name == *name) {
                 continue;
             }
-            let message = format!("the workflow has no param `{name}`; it has {}", listed(declared()));
+            let message = format!("the workflow has no param `{name}`; params: {}", listed(declared()));
             let hint = nearest(name, declared()).map(|near| format!("did you mean `{near}`?"));
             problems.push(ParamProblem { name: name.clone(), message, hint });
         }

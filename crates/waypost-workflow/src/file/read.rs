@@ -144,9 +144,8 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
     }
     let order = body.order.as_ref()?;
     if let (Mode::Sequence, Some((_, node))) = (order.mode, &top.max_parallel) {
-        let message =
-            "`max_parallel` changes nothing: no step has `needs`, so the steps run one after another";
-        checker.warnings.push(checker.source.problem(&node.span, message).help("give the steps `needs`"));
+        let message = "`max_parallel` has no effect: no step has `needs`, so the steps run in sequence";
+        checker.warnings.push(checker.source.problem(&node.span, message).help("add `needs` to the steps"));
     }
     checker.problems.is_empty().then(|| assemble(checker, top, (body, hook), &kept))
 }
@@ -210,7 +209,7 @@ fn steps_node<'n>(
     root: &'n Node,
     fields: Option<&Fields<'n>>,
 ) -> Option<&'n [Node]> {
-    let help = "write `steps:` and below it `- run: a command`";
+    let help = "write `steps:`, followed by `- run: a command`";
     let steps = match (&root.kind, fields) {
         (Kind::List(_), _) => root,
         (Kind::Null, _) => {
@@ -262,10 +261,12 @@ fn allow_paths(checker: &mut Checker<'_>, node: &Node) -> Vec<PathBuf> {
     for (text, node) in checker.texts(node, "allow_paths") {
         let folder = PathBuf::from(&text);
         if !folder.is_absolute() || folder.components().any(|part| part == Component::ParentDir) {
-            let message =
-                format!("`{}` in `allow_paths` is no absolute path of a folder", crate::expr::shown(&text));
+            let message = format!(
+                "`{}` in `allow_paths` is not an absolute path of a folder",
+                crate::expr::shown(&text)
+            );
             let help =
-                "write it from `/`, without `..`; what is beneath the folder of the file is allowed as it is";
+                "write a path from `/`, without `..`; paths beneath the workflow folder are always allowed";
             checker.wrong(node, message, help);
         } else {
             folders.push(folder);
@@ -283,8 +284,12 @@ fn params(checker: &mut Checker<'_>, node: &Node) -> Vec<Param> {
     for (key, value) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
         let name = key.key_text();
         if !step::is_step_id(name) {
-            let message = format!("`{}` cannot be the name of a param", crate::expr::shown(name));
-            checker.wrong(key, message, "begin with a letter or `_`, go on with letters, digits, `_` or `-`");
+            let message = format!("`{}` is not a valid param name", crate::expr::shown(name));
+            checker.wrong(
+                key,
+                message,
+                "begin with a letter or `_`, followed by letters, digits, `_` or `-`",
+            );
             continue;
         }
         if let Some(param) = param(checker, name, value)
@@ -320,20 +325,20 @@ fn param(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<Param> {
     if let Some(node) = fields.get("default") {
         let default = node.to_json();
         if body::holds_expression(&default) {
-            let help = "a default is taken as it is; put the expression where the param is read";
-            checker.wrong(node, format!("the default of param `{name}` cannot hold an expression"), help);
+            let help = "remove the expression from the default, and use it where the param is read";
+            checker.wrong(node, format!("the default of param `{name}` cannot contain an expression"), help);
         } else if let Err(message) = param.check(&default) {
             let help = match (kind, node.spelled()) {
                 (ParamKind::String, Some(text)) if !default.is_string() => {
-                    format!("put it in quotes: `\"{text}\"`")
+                    format!("put the value in quotes: `\"{text}\"`")
                 }
                 _ => "make `default` and `type` agree".to_owned(),
             };
-            checker.wrong(node, format!("the default does not fit: {message}"), &help);
+            checker.wrong(node, format!("the default is invalid: {message}"), &help);
         }
         if required == Some(true) {
-            let help = "a param with a default is never missing: remove `required` or `default`";
-            checker.wrong(node, format!("param `{name}` is required and has a default"), help);
+            let help = "remove `required` or `default`: a param with a default is never missing";
+            checker.wrong(node, format!("param `{name}` has both `required` and a default"), help);
         }
         param.default = Some(default);
     }
@@ -344,7 +349,7 @@ fn param(checker: &mut Checker<'_>, name: &str, node: &Node) -> Option<Param> {
 fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pattern> {
     let text = checker.text(node, "pattern")?;
     if kind != ParamKind::String {
-        checker.wrong(node, format!("`pattern` is for text, not for `type: {}`", kind.as_str()), "remove it");
+        checker.wrong(node, format!("`pattern` needs `type: string`, not `{}`", kind.as_str()), "remove it");
         return None;
     }
     match regex_lite::Regex::new(&text) {
@@ -353,7 +358,7 @@ fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pa
             checker.wrong(
                 node,
                 format!("`pattern` is not a regular expression: {error}"),
-                "in single quotes YAML leaves `\\` alone",
+                "use single quotes: YAML then keeps `\\\\`",
             );
             None
         }

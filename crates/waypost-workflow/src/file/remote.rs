@@ -77,11 +77,11 @@ pub(super) fn incomplete(
     let of_body = ["body", "json", "contains"].into_iter().any(|name| value(name).is_some());
     match kind.key {
         "http" if is("method", "HEAD") && of_body => Some((
-            "an answer to `HEAD` has no body",
-            "remove `method: HEAD`, or what is expected of the body",
+            "a response to `HEAD` has no body",
+            "remove `method: HEAD`, or the expectations of the body",
         )),
         "container" if truth("running") == Some(false) && truth("healthy") == Some(true) => {
-            Some(("a container that does not run is not healthy", "remove `running: false`, or `healthy`"))
+            Some(("a stopped container is never healthy", "remove `running: false`, or `healthy`"))
         }
         _ => None,
     }

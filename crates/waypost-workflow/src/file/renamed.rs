@@ -181,6 +181,6 @@ mod tests {
     fn an_old_id_that_the_file_still_uses_is_refused() {
         let text = "steps: [{ id: a, run: a }, { id: b, renamed_from: a, run: b }]";
         let error = Workflow::parse(text, Path::new("w.yaml")).unwrap_err();
-        assert!(error.to_string().contains("`a` is a step of this file"), "{error}");
+        assert!(error.to_string().contains("names step `a` of this file"), "{error}");
     }
 }

@@ -33,8 +33,8 @@ pub(super) fn repeat<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<(R
         }
         found
     };
-    let until = said("until", "write what ends it: `until: steps.test.exit_code == 0`");
-    let max = said("max", "write how often it is done at most: `max: 10`");
+    let until = said("until", "write the end condition: `until: steps.test.exit_code == 0`");
+    let max = said("max", "write the maximum number of iterations: `max: 10`");
     let condition = until.and_then(|node| checker.condition(node, "until"));
     let max = max.and_then(|node| checker.integer(node, "max", 1..=PASSES_MAX));
     Some((Repeat { until: condition?, max: u32::try_from(max?).ok()? }, until?))

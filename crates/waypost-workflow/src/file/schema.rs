@@ -90,7 +90,7 @@ pub fn schema() -> Value {
             "shell",
             json!({
                 "anyOf": [{ "enum": ["bash", "sh"] }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }],
-                "description": "bash, sh, or a program with its arguments: [python3, -c]."
+                "description": "bash, sh, or a list of program and arguments: [python3, -c]."
             }),
         ),
         ("codes", json!({ "anyOf": [{ "type": "boolean" }, code, { "type": "array", "items": code }] })),
@@ -104,7 +104,7 @@ pub fn schema() -> Value {
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Waypost workflow file",
-        "description": "The steps of a durable run, and what holds for all of them.",
+        "description": "The steps of a durable run, and their shared settings.",
         "anyOf": [reference("workflow"), reference("steps")],
         "$defs": defs,
     })
@@ -148,248 +148,242 @@ fn property(table: &str, key: &str) -> Option<Value> {
     let condition = || json!({ "type": ["string", "boolean"] });
     let map_of = |name: &str| json!({ "type": "object", "additionalProperties": reference(name) });
     let (schema, description) = match (table, key) {
-        ("workflow", "version") => (json!({ "const": 1 }), "The version of the language."),
-        ("workflow", "params") => (map_of("param"), "What a run wants to be told."),
+        ("workflow", "version") => (json!({ "const": 1 }), "Version of the language."),
+        ("workflow", "params") => (map_of("param"), "Parameters of a run."),
         ("workflow", "secrets") => {
             let file = json!({ "type": "object", "properties": { "file": { "type": "string" } }, "required": ["file"], "additionalProperties": false });
             let of_file = json!({ "type": "object", "additionalProperties": file });
             let items = json!({ "anyOf": [{ "type": "string" }, of_file] });
             let schema = json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": items }] });
-            (schema, "Names of variables that come from the caller, or from files, and are never stored.")
+            (schema, "Names of variables from the caller or from files; values are never recorded.")
         }
-        ("workflow", "defaults") => (reference("defaults"), "For steps that do not say their own."),
+        ("workflow", "defaults") => (reference("defaults"), "Defaults of all steps."),
         ("workflow", "max_parallel") => (
             json!({ "type": "integer", "minimum": 1, "maximum": PARALLEL_MAX }),
-            "How many steps may run at once.",
+            "Maximum number of steps that run at the same time.",
         ),
-        ("workflow", "timeout") => (reference("duration"), "How long the run may take."),
-        ("workflow", "budget") => (reference("budget"), "What all its steps may use together."),
+        ("workflow", "timeout") => (reference("duration"), "Maximum duration of the run."),
+        ("workflow", "budget") => (reference("budget"), "Maximum usage of all steps together."),
         ("workflow", "allow_paths") => {
-            (reference("words"), "Folders by their absolute paths beneath which evidence may lie too.")
+            (reference("words"), "Folders, as absolute paths, in which evidence may lie.")
         }
-        ("workflow", "labels") => (reference("env"), "Words and values for finding runs."),
-        ("workflow", "checkpoints") => (reference("checkpoints"), "How the run is written down."),
+        ("workflow", "labels") => (reference("env"), "Names and values for finding runs."),
+        ("workflow", "checkpoints") => (reference("checkpoints"), "How checkpoints are written and kept."),
         ("workflow", "fail_fast") => (
             json!({ "type": "boolean" }),
-            "Whether one failure also stops the steps that do not need the failed one.",
+            "After a failure, start no further step, not even independent ones.",
         ),
         ("workflow", "max_cuts") => {
-            (count(1), "Cuts in a row from which on a step starts only alone; after one more it fails.")
+            (count(1), "Consecutive cuts after which a step starts only alone; one more cut fails the step.")
         }
-        ("workflow", "on_failure") => (reference("steps"), "Steps that are done when the run has failed."),
+        ("workflow", "on_failure") => (reference("steps"), "Steps to run after the run has failed."),
         ("workflow", "store") => {
-            (text(), "Where its runs are kept: sqlite:PATH or file:DIR, from the folder of the file.")
+            (text(), "Store of its runs: sqlite:PATH or file:DIR, relative to the folder of the file.")
         }
         ("workflow", "steps") => (reference("steps"), "The steps."),
-        ("workflow" | "step", "name") => (text(), "A name for whoever reads it."),
-        ("workflow" | "param", "description") => (text(), "What it is for."),
+        ("workflow" | "step", "name") => (text(), "Display name."),
+        ("workflow" | "param", "description") => (text(), "Description for readers."),
         ("workflow" | "defaults" | "step", "env") => (reference("env"), "Variables."),
-        ("defaults" | "step", "shell") => (reference("shell"), "What runs the command."),
-        ("defaults" | "step", "timeout") => (reference("duration"), "How long one try may take."),
-        ("defaults" | "step", "retry") => (reference("retry"), "Tries after the first."),
+        ("defaults" | "step", "shell") => (reference("shell"), "Interpreter of the command."),
+        ("defaults" | "step", "timeout") => (reference("duration"), "Maximum duration of one attempt."),
+        ("defaults" | "step", "retry") => (reference("retry"), "Retries after the first attempt."),
         ("defaults" | "step", "dir") => {
-            (scalar(), "The folder; a relative one begins at that of the workflow file.")
+            (scalar(), "Working folder, relative to the folder of the workflow file.")
         }
         ("param", "type") => (words(&["string", "number", "integer", "bool", "json"]), "Its type."),
-        ("param", "default") => (json!({}), "The value if none is given."),
-        ("param", "required") => (truth(), "Whether it must be given."),
-        ("param", "pattern") => (text(), "A regular expression that a string must match."),
-        ("checkpoints", "retention") => (count(2), "How many step boundaries keep their state."),
+        ("param", "default") => (json!({}), "Value if the param is not given."),
+        ("param", "required") => (truth(), "Whether the param must be given."),
+        ("param", "pattern") => (text(), "Regular expression for the value."),
+        ("checkpoints", "retention") => (count(2), "Number of step boundaries that keep their state."),
         ("checkpoints", "durability") => (words(&["sync", "async"]), "When a checkpoint counts as written."),
         ("checkpoints", "on_failure") => {
-            (words(&["fail", "tolerate"]), "What a checkpoint that cannot be written does to the run.")
+            (words(&["fail", "tolerate"]), "Reaction to a checkpoint that cannot be written.")
         }
-        ("checkpoints", "interval") => {
-            (reference("duration"), "How often a step that runs long writes a checkpoint.")
-        }
-        ("budget", "cost") => {
-            (json!({ "type": "number", "exclusiveMinimum": 0 }), "In the currency in which steps say it.")
-        }
+        ("checkpoints", "interval") => (reference("duration"), "Interval of checkpoints during a long step."),
+        ("budget", "cost") => (
+            json!({ "type": "number", "exclusiveMinimum": 0 }),
+            "Maximum cost, in the currency reported by the steps.",
+        ),
         ("budget", "tokens") => (json!({ "type": ["integer", "string"] }), "How many: 50000, 200k, 2M."),
-        ("retry", "max") => (count(0), "Tries after the first."),
-        ("retry", "delay") => (reference("duration"), "The wait before the second try."),
-        ("retry", "max_delay") => (reference("duration"), "The longest wait."),
-        ("retry", "backoff") => (words(&["fixed", "linear", "exponential"]), "How the wait grows."),
-        ("retry", "jitter") => (truth(), "Whether waits vary a little."),
+        ("retry", "max") => (count(0), "Retries after the first attempt."),
+        ("retry", "delay") => (reference("duration"), "Delay before the first retry."),
+        ("retry", "max_delay") => (reference("duration"), "Maximum delay."),
+        ("retry", "backoff") => (words(&["fixed", "linear", "exponential"]), "Growth of the delay."),
+        ("retry", "jitter") => (truth(), "Whether delays vary at random."),
         ("retry", "when") => {
-            (reference("words"), "Which failures are tried again: timeout, exit N, signal, evidence, any.")
+            (reference("words"), "Failures to retry: timeout, exit N, signal, evidence, any.")
         }
         ("step", "id") => (
             json!({ "type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]*$", "maxLength": 64 }),
-            "Its name for everything else.",
+            "Unique id of the step.",
         ),
         ("step" | "items", "run") => (scalar(), "The command."),
-        ("step", "agent") => {
-            (text(), "The agent that does it: claude, codex, gemini, or one of the configuration.")
-        }
-        ("step", "prompt") => (scalar(), "What the agent is to do."),
-        ("step", "service") => (scalar(), "A command that lives on beside the steps after it."),
-        ("step", "approve") => (reference("approve"), "What a person is asked."),
-        ("step", "sleep") => (reference("duration"), "How long it waits."),
-        ("step", "wait") => (scalar(), "The signal that it waits for."),
-        ("step", "foreach") => (reference("foreach"), "What it works on, item by item."),
-        ("step", "workflow") => (text(), "Another file that it runs."),
-        ("step", "params") => (json!({ "type": "object" }), "What that file is given."),
-        ("step", "steps") => (reference("steps"), "The steps that are repeated."),
-        ("step", "repeat") => (reference("repeat"), "Until when it is done again."),
-        ("step", "on_failure") => (reference("steps"), "Steps that are done when it has failed."),
-        ("step", "on_success") => (reference("steps"), "Steps that are done when it has completed."),
-        ("step", "on_exit_code") => {
-            (reference("hooks"), "Steps that are done after an exit code, by that code.")
-        }
-        ("step", "renamed_from") => {
-            (text(), "The id of the step in the file so far: a resume keeps the result of the step.")
-        }
-        ("step", "needs") => (reference("words"), "The steps that must have ended before."),
-        ("step", "if") => (condition(), "Whether it runs."),
-        ("step", "outputs") => (map_of("output"), "What it gives to later steps, from files."),
+        ("step", "agent") => (text(), "Agent: claude, codex, gemini, or a name from the configuration."),
+        ("step", "prompt") => (scalar(), "Prompt of the agent."),
+        ("step", "service") => (scalar(), "Long-lived command, running beside the later steps."),
+        ("step", "approve") => (reference("approve"), "Question to a person."),
+        ("step", "sleep") => (reference("duration"), "Duration of the wait."),
+        ("step", "wait") => (scalar(), "Signal to wait for."),
+        ("step", "foreach") => (reference("foreach"), "Items, with the steps for each."),
+        ("step", "workflow") => (text(), "Another workflow file to include."),
+        ("step", "params") => (json!({ "type": "object" }), "Params of the included file."),
+        ("step", "steps") => (reference("steps"), "Steps of the group."),
+        ("step", "repeat") => (reference("repeat"), "Condition that ends the iterations."),
+        ("step", "on_failure") => (reference("steps"), "Steps to run after a failure."),
+        ("step", "on_success") => (reference("steps"), "Steps to run after success."),
+        ("step", "on_exit_code") => (reference("hooks"), "Steps to run after an exit code, by exit code."),
+        ("step", "renamed_from") => (text(), "Previous id of the step: a resume carries its result over."),
+        ("step", "needs") => (reference("words"), "Steps that must finish before."),
+        ("step", "if") => (condition(), "Condition of the step."),
+        ("step", "outputs") => (map_of("output"), "Outputs for later steps, from files."),
         ("step", "capture") => {
-            (words(&["text", "json", "lines", "number"]), "What standard output becomes as output `result`.")
+            (words(&["text", "json", "lines", "number"]), "Format of stdout as output `result`.")
         }
-        ("step", "stdin") => (scalar(), "What it reads from standard input."),
-        ("step", "continue_on_error") => {
-            (reference("codes"), "Whether, or after which exit codes, the run goes on.")
-        }
-        ("step", "idempotent") => (truth(), "false if running it twice could do harm."),
-        ("step", "max_cuts") => {
-            (count(1), "Cuts in a row from which on it starts only alone; after one more it fails.")
-        }
-        ("step", "grace") => (reference("duration"), "How long it has to end after it was told to."),
-        ("step", "evidence") => (reference("evidence"), "By what it is believed to be done."),
-        ("pack", "at_least") => (count(1), "How many of the claims must hold."),
-        ("pack", "any") => (json!({ "const": true }), "One of the claims must hold."),
+        ("step", "stdin") => (scalar(), "Text for stdin."),
+        ("step", "continue_on_error") => (reference("codes"), "Tolerated failures: true, or exit codes."),
+        ("step", "idempotent") => (truth(), "false if running twice does harm."),
+        ("step", "max_cuts") => (
+            count(1),
+            "Consecutive cuts after which the step starts only alone; one more cut fails the step.",
+        ),
+        ("step", "grace") => (reference("duration"), "Time between the request to stop and the kill."),
+        ("step", "evidence") => (reference("evidence"), "Claims that prove the result of the step."),
+        ("pack", "at_least") => (count(1), "Minimum number of claims that must hold."),
+        ("pack", "any") => (json!({ "const": true }), "Whether a single claim is enough."),
         ("pack", "of") => (reference("claims"), "The claims."),
-        ("file", "file") => (scalar(), "A path beneath the folder of the workflow, or a pattern: out/*.csv."),
-        ("file", "type") => (words(&["file", "directory", "symlink", "any"]), "What it is."),
-        ("file", "size") => (json!({}), "Its size: 12, \"> 0\", \">= 2 KiB\", or a list of which one fits."),
-        ("file", "mode") => (reference("words"), "Its mode in octal digits: \"0644\"."),
-        ("file", "json") => (json!({ "type": "object" }), "Values by their paths in it: { $.status: ok }."),
-        ("file", "newer_than") => {
-            (reference("words"), "Files and times than which it was written no earlier.")
+        ("file", "file") => (scalar(), "Path beneath the workflow folder, or a pattern: out/*.csv."),
+        ("file", "type") => (words(&["file", "directory", "symlink", "any"]), "Expected type."),
+        ("file", "size") => {
+            (json!({}), "Expected size: 12, \"> 0\", \">= 2 KiB\", or a list of accepted values.")
         }
-        ("file", "count") => (json!({}), "How many files a pattern names: 3, \"> 5\"."),
-        ("file", "contains") => (reference("words"), "Texts that are all in it."),
-        ("file", "matches") => (text(), "A regular expression that matches something in it."),
-        ("file", "lines") => (json!({}), "How many lines it has: 3, \"> 5\"."),
-        ("file", "absent") => (json!({ "const": true }), "It is not there."),
-        ("port", "port") => (scalar(), "A port of this machine, or host:port."),
-        ("port", "listening") => (truth(), "false if nothing may listen there."),
+        ("file", "mode") => (reference("words"), "Expected mode, in octal digits: \"0644\"."),
+        ("file", "json") => (json!({ "type": "object" }), "Expected values by JSON path: { $.status: ok }."),
+        ("file", "newer_than") => (reference("words"), "Files and times; the file must not be older."),
+        ("file", "count") => (json!({}), "Expected number of matching files: 3, \"> 5\"."),
+        ("file", "contains") => (reference("words"), "Texts that the file must contain."),
+        ("file", "matches") => (text(), "Regular expression that must match in the file."),
+        ("file", "lines") => (json!({}), "Expected number of lines: 3, \"> 5\"."),
+        ("file", "absent") => (json!({ "const": true }), "Whether the path must not exist."),
+        ("port", "port") => (scalar(), "Port of this machine, or host:port."),
+        ("port", "listening") => (truth(), "false if no process may listen on the port."),
         ("json", "json") => (scalar(), "A JSON file."),
-        ("json", "path") => (text(), "The place in it: $.meta.count."),
-        ("json", "value") => (json!({}), "The value: 3, \"> 5\", \"~ regex\", or a list of which one fits."),
+        ("json", "path") => (text(), "JSON path of the value: $.meta.count."),
+        ("json", "value") => {
+            (json!({}), "Expected value: 3, \"> 5\", \"~ regex\", or a list of accepted values.")
+        }
         ("sqlite", "sqlite") => (scalar(), "An SQLite database."),
-        ("command", "command") => (scalar(), "A command for `sh -eu -c`, run again at each check."),
-        ("command", "exit") => (json!({}), "Its exit code, 0 if not said: 3, \"> 0\", [0, 1]."),
+        ("command", "command") => (scalar(), "Command for `sh -eu -c`, run at each check."),
+        ("command", "exit") => (json!({}), "Expected exit code: 3, \"> 0\", [0, 1]. Default 0."),
         ("command", "stdout") => {
-            (json!({}), "What it prints, but for white space around it: ok, \"> 5\", \"~ regex\".")
+            (json!({}), "Expected stdout, without surrounding white space: ok, \"> 5\", \"~ regex\".")
         }
-        ("command", "stderr") => (json!({}), "What it prints to standard error."),
+        ("command", "stderr") => (json!({}), "Expected stderr."),
         ("command" | "exec", "env") => {
-            (reference("words"), "Variables that it needs: secrets are given only by name.")
+            (reference("words"), "Variables of the command; secrets only by name.")
         }
-        ("exec", "exec") => {
-            (scalar(), "A program that says whether it holds: 0 yes, 1 no, 2 it cannot tell.")
+        ("exec", "exec") => (scalar(), "Program that decides: exit 0 holds, 1 fails, 2 unknown."),
+        ("exec", "with") => (json!({ "type": "object" }), "Additional JSON input of the program."),
+        ("process", "process") => (scalar(), "Name of a running program, or a process id."),
+        ("process", "pid_file") => (scalar(), "File with the process id."),
+        ("process", "args") => (json!({}), "Expected arguments, separated by spaces: \"~ --port 8089\"."),
+        ("process", "user") => (scalar(), "Expected user, by name or number."),
+        ("process", "count") => (json!({}), "Expected number of processes. Default at least 1."),
+        ("git", "git") => {
+            (scalar(), "Top folder of a repository; pins the commit if no expectation is given.")
         }
-        ("exec", "with") => (json!({ "type": "object" }), "What it is told besides."),
-        ("process", "process") => (scalar(), "The name of a program that runs, or the number of a process."),
-        ("process", "pid_file") => (scalar(), "A file in which its number stands."),
-        ("process", "args") => (json!({}), "Its arguments, with blanks between them: \"~ --port 8089\"."),
-        ("process", "user") => (scalar(), "Whose it is, by name or number."),
-        ("process", "count") => (json!({}), "How many there are; at least one if not said."),
-        ("git", "git") => (scalar(), "The top folder of a repository; without more, its commit is pinned."),
-        ("git", "head") => (scalar(), "The branch that is checked out, or at least 7 digits of the commit."),
-        ("git", "clean") => (truth(), "Whether nothing is changed, staged or untracked."),
+        ("git", "head") => (scalar(), "Expected branch, or at least 7 digits of the commit."),
+        ("git", "clean") => (truth(), "Whether there must be no modified, staged or untracked files."),
         ("sha256", "sha256") => {
-            (scalar(), "A file, a folder or a pattern: what is there stays as it is when the step ends.")
+            (scalar(), "File, folder or pattern; the content is pinned when the step ends.")
         }
         ("postgres", "postgres") => {
-            (scalar(), "A PostgreSQL database: a URL or `key=value` pairs without a password, or env:NAME.")
+            (scalar(), "PostgreSQL database: a URL or `key=value` pairs without a password, or env:NAME.")
         }
         ("sqlite" | "postgres", "table") => (text(), "The table."),
         ("sqlite" | "postgres", "where") => {
-            (json!({ "type": "object" }), "The columns by which rows are meant.")
+            (json!({ "type": "object" }), "Columns and values that select the rows.")
         }
         ("sqlite" | "postgres", "values") => {
-            (json!({ "type": "object" }), "What stands in other columns of such a row.")
+            (json!({ "type": "object" }), "Expected values of other columns.")
         }
-        ("sqlite" | "postgres", "count") => (json!({}), "How many such rows there are."),
-        ("sqlite" | "postgres", "query") => (text(), "A query that only reads."),
-        ("sqlite" | "postgres", "equals") => (json!({}), "The first value that it gives."),
-        ("http", "http") => (scalar(), "The URL that is asked."),
-        ("http", "status") => (json!({}), "The status of the answer; 2xx if not said."),
-        ("http", "method") => (words(&METHODS), "How it is asked; GET if not said."),
-        ("http", "headers") => (json!({ "type": "object" }), "What headers of the answer say."),
-        ("http", "body") => (json!({}), "The body, without the end of its last line."),
+        ("sqlite" | "postgres", "count") => (json!({}), "Expected number of rows."),
+        ("sqlite" | "postgres", "query") => (text(), "A read-only query."),
+        ("sqlite" | "postgres", "equals") => (json!({}), "Expected first value of the query."),
+        ("http", "http") => (scalar(), "URL of the request."),
+        ("http", "status") => (json!({}), "Expected status. Default 2xx."),
+        ("http", "method") => (words(&METHODS), "Method of the request. Default GET."),
+        ("http", "headers") => (json!({ "type": "object" }), "Expected response headers."),
+        ("http", "body") => (json!({}), "Expected body, without the last line break."),
         ("http", "json") => {
-            (json!({ "type": "object" }), "Values in the body, by their places: $.status: ok.")
+            (json!({ "type": "object" }), "Expected values in the body, by JSON path: $.status: ok.")
         }
-        ("http", "contains") => (reference("words"), "Texts that are all in the body."),
-        ("http", "private") => {
-            (truth(), "true if its name may lead to an address that is not of the internet.")
-        }
-        ("container", "container") => (scalar(), "A container, by name or id."),
-        ("container", "running") => (truth(), "false if it must be there and not run."),
-        ("container", "healthy") => (truth(), "What its health check says."),
-        ("container", "image") => {
-            (json!({}), "The image that it was started from: nginx:1.27, \"~ ^nginx:\".")
-        }
-        ("container", "engine") => (words(&ENGINES), "Which engine has it; all that are there if not said."),
-        ("sha256", "is") => (scalar(), "The SHA-256 that it must have."),
+        ("http", "contains") => (reference("words"), "Texts that the body must contain."),
+        ("http", "private") => (truth(), "true to allow private addresses, outside the internet."),
+        ("container", "container") => (scalar(), "Container, by name or id."),
+        ("container", "running") => (truth(), "false if the container must exist and be stopped."),
+        ("container", "healthy") => (truth(), "Expected health."),
+        ("container", "image") => (json!({}), "Image of the container: nginx:1.27, \"~ ^nginx:\"."),
+        ("container", "engine") => (words(&ENGINES), "Container engine. Default: every installed engine."),
+        ("sha256", "is") => (scalar(), "Expected SHA-256."),
         ("sha256", "fast") => {
-            (truth(), "Whether it is read again only when size, times or inodes have changed.")
+            (truth(), "Whether to read the files again only if size, times or inode changed.")
         }
-        ("exit", "exit") => (json!({}), "The exit code of the step, or a list of them; 0 if left empty."),
-        (claim, "name") if CLAIMS.contains(&claim) => (text(), "A name for whoever reads it."),
-        (claim, "not") if CLAIMS.contains(&claim) => (truth(), "It holds where that is not found."),
+        ("exit", "exit") => (json!({}), "Expected exit code of the step, or a list. Default 0."),
+        (claim, "name") if CLAIMS.contains(&claim) => (text(), "Display name."),
+        (claim, "not") if CLAIMS.contains(&claim) => (truth(), "Inverts the claim."),
         (claim, "timeout") if CLAIMS.contains(&claim) => {
-            (reference("duration"), "How long one check may take; 10s if not said.")
+            (reference("duration"), "Maximum duration of one check. Default 10s.")
         }
         (claim, "within") if CLAIMS.contains(&claim) => {
-            (reference("duration"), "How long it is looked at again until it holds.")
+            (reference("duration"), "Time to repeat the check until the claim holds.")
         }
         (claim, "at") if CLAIMS.contains(&claim) => {
-            (reference("words"), "When it is checked: commit, resume, verify.")
+            (reference("words"), "When to check: commit, resume, verify.")
         }
         (claim, "severity") if CLAIMS.contains(&claim) => {
-            (words(&["fail", "warn"]), "Whether the step fails with it.")
+            (words(&["fail", "warn"]), "Whether a failed claim fails the step.")
         }
         (claim, "sensitive") if CLAIMS.contains(&claim) => {
-            (truth(), "What is expected and what is found are never kept or shown.")
+            (truth(), "Never record or show the expected and the found value.")
         }
-        (claim, "metadata") if CLAIMS.contains(&claim) => (json!({ "type": "object" }), "Kept beside it."),
+        (claim, "metadata") if CLAIMS.contains(&claim) => {
+            (json!({ "type": "object" }), "Metadata recorded with the claim.")
+        }
         ("step", "undo") => {
-            (scalar(), "What undoes it: `rollback --undo-steps` and `cancel --undo-steps` run it.")
+            (scalar(), "Command to undo the step, run by `rollback --undo-steps` and `cancel --undo-steps`.")
         }
         ("step", "report") => (scalar(), "Markdown for the run's report."),
         ("output", "from") => (scalar(), "The file."),
-        ("output" | "items", "json") => (text(), "The place in it: $.meta.count."),
-        ("approve", "question") => (scalar(), "What is asked."),
-        ("approve", "answer") => (words(&["approval", "text", "number", "json"]), "What is wanted."),
-        ("approve", "choices") => (reference("words"), "The answers to choose from."),
+        ("output" | "items", "json") => (text(), "JSON path of the value: $.meta.count."),
+        ("approve", "question") => (scalar(), "The question."),
+        ("approve", "answer") => (words(&["approval", "text", "number", "json"]), "Type of the answer."),
+        ("approve", "choices") => (reference("words"), "Accepted answers."),
         ("foreach", "items") => (
             json!({ "anyOf": [{ "type": "string" }, { "type": "array" }, reference("items")] }),
-            "A list, an expression that gives one, a command whose output is an item a line, or a file.",
+            "A list, an expression for a list, a command with one item per output line, or a file.",
         ),
-        ("foreach", "as") => (text(), "The name under which expressions read the item."),
-        ("foreach", "key") => (scalar(), "What names each item among the others."),
-        ("foreach", "filter") => (condition(), "Items for which it is false are left out."),
-        ("foreach", "sort_by") => (text(), "An expression by which items are put in order."),
-        ("foreach", "distinct") => (condition(), "Of items that are the same, only the first stays."),
-        ("foreach", "offset") => (count(0), "How many are passed over."),
-        ("foreach", "max_items") => (count(0), "How many are taken."),
-        ("foreach", "max_parallel") => (count(1), "How many are worked on at once."),
+        ("foreach", "as") => (text(), "Name of the item in expressions."),
+        ("foreach", "key") => (scalar(), "Unique key of each item."),
+        ("foreach", "filter") => (condition(), "Condition that keeps an item."),
+        ("foreach", "sort_by") => (text(), "Expression to sort by."),
+        ("foreach", "distinct") => (condition(), "Whether to drop duplicate items."),
+        ("foreach", "offset") => (count(0), "Number of items to skip."),
+        ("foreach", "max_items") => (count(0), "Maximum number of items."),
+        ("foreach", "max_parallel") => (count(1), "Maximum number of items that run at the same time."),
         ("foreach", "on_item_failure") => {
-            (words(&["dead_letter", "stop", "skip"]), "What becomes of an item that failed for good.")
+            (words(&["dead_letter", "stop", "skip"]), "Reaction to an item that failed after all retries.")
         }
-        ("foreach", "max_failures") => (count(0), "How many items may fail."),
+        ("foreach", "max_failures") => (count(0), "Maximum number of failed items."),
         ("foreach", "failure_rate") => {
-            (json!({ "type": "number", "minimum": 0, "maximum": 1 }), "Which part of all may fail.")
+            (json!({ "type": "number", "minimum": 0, "maximum": 1 }), "Maximum share of failed items.")
         }
-        ("foreach", "circuit_breaker") => (count(1), "How many in a row may fail with the same error."),
-        ("foreach", "steps") => (reference("steps"), "What is done with each item."),
-        ("items", "file") => (scalar(), "A file with an item a line."),
-        ("repeat", "until") => (condition(), "Asked after each pass."),
-        ("repeat", "max") => (count(1), "The most passes."),
+        ("foreach", "circuit_breaker") => {
+            (count(1), "Maximum number of consecutive failures with the same error.")
+        }
+        ("foreach", "steps") => (reference("steps"), "Steps for each item."),
+        ("items", "file") => (scalar(), "A file with one item per line."),
+        ("repeat", "until") => (condition(), "Condition that ends the iterations, checked after each."),
+        ("repeat", "max") => (count(1), "Maximum number of iterations."),
         _ => return None,
     };
     let Value::Object(mut schema) = schema else { return Some(schema) };

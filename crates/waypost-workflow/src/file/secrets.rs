@@ -61,9 +61,9 @@ pub(super) fn secrets(checker: &mut Checker<'_>, node: &Node, layers: &[&[Variab
         };
         let Some(name) = name.filter(|name| settings::variable_name(checker, item, name)) else { continue };
         if secrets.names.contains(&name) {
-            checker.wrong(item, format!("`{name}` stands twice in `secrets`"), "remove one");
+            checker.wrong(item, format!("duplicate `{name}` in `secrets`"), "remove one");
         } else if layers.iter().copied().flatten().any(|(variable, ..)| *variable == name) {
-            let help = "a secret comes from the caller's environment: remove it from `env`";
+            let help = "secrets come from the caller's environment: remove the name from `env`";
             checker.wrong(item, format!("`{name}` is a secret, but `env` sets it too"), help);
         } else {
             if let Some(file) = file {

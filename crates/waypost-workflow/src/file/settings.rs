@@ -56,7 +56,7 @@ pub(super) fn retry(checker: &mut Checker<'_>, node: &Node, base: &Retry) -> Opt
         None if retry.max == 0 => {
             checker.wrong(
                 node,
-                "`retry` does not say how often",
+                "`retry` has no number of tries",
                 "add `max`, the number of tries after the first",
             );
         }
@@ -84,9 +84,7 @@ pub(super) fn retry(checker: &mut Checker<'_>, node: &Node, base: &Retry) -> Opt
     let said = |key| fields.get(key).is_some();
     if retry.delay > retry.max_delay && (said("delay") || said("max_delay")) {
         match said("max_delay") {
-            true => {
-                checker.wrong(node, "`delay` is longer than `max_delay`", "make `max_delay` the longer one")
-            }
+            true => checker.wrong(node, "`delay` is longer than `max_delay`", "increase `max_delay`"),
             // Only the built-in limit conflicts; the file asks for the longer wait.
             false => retry.max_delay = retry.delay,
         }
@@ -102,7 +100,7 @@ fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
         _ => vec![node],
     };
     if items.is_empty() {
-        checker.wrong(node, "`when` names no failure", help);
+        checker.wrong(node, "`when` is empty", help);
     }
     let (mut causes, mut any) = (Vec::new(), false);
     for item in items {
@@ -110,7 +108,7 @@ fn causes(checker: &mut Checker<'_>, node: &Node) -> Vec<RetryCause> {
             Kind::Number(number) => {
                 checker.wrong(
                     item,
-                    format!("`when` does not take {number}"),
+                    format!("`when` does not support {number}"),
                     &format!("for an exit code write `exit {number}`"),
                 );
                 continue;
@@ -152,7 +150,7 @@ pub(super) fn shell(checker: &mut Checker<'_>, node: &Node) -> Option<Shell> {
         Kind::Text(name) if name == "bash" => words(&Shell::BASH),
         Kind::Text(name) if name == "sh" => words(&Shell::SH),
         Kind::Text(name) => {
-            checker.wrong(node, format!("`{}` is not a shell known by name", crate::expr::shown(name)), help);
+            checker.wrong(node, format!("`{}` is not a known shell", crate::expr::shown(name)), help);
             None
         }
         Kind::List(items) if items.is_empty() => {
@@ -193,7 +191,7 @@ pub(super) fn tolerance(checker: &mut Checker<'_>, node: &Node) -> Option<Tolera
         }
         Kind::Text(_) => checker.truth(node, "continue_on_error").and(None),
         _ => {
-            let help = "write `true`, or the exit codes that are no failure: `[1, 3]`";
+            let help = "write `true`, or the tolerated exit codes: `[1, 3]`";
             checker.mismatch(node, "continue_on_error", "`true`, `false` or exit codes", help);
             None
         }
@@ -229,7 +227,7 @@ pub(super) fn checkpoints(checker: &mut Checker<'_>, node: Option<&Node>) -> Che
         checkpoints.interval = checker.duration(node, "interval");
         if checkpoints.interval.is_some_and(|interval| interval < INTERVAL_MIN) {
             let message = format!("`interval` must be at least {INTERVAL_MIN:?}");
-            checker.wrong(node, message, "each is a checkpoint: write `60s`, or `5m`");
+            checker.wrong(node, message, "each interval writes a checkpoint: write `60s`, or `5m`");
         }
     }
     checkpoints
@@ -249,7 +247,7 @@ pub(super) fn env<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<Variable
         let name = key.key_text();
         let sound = variable_name(checker, key, name);
         if let Kind::Null = value.kind {
-            checker.wrong(value, format!("`{name}` has no value"), "for an empty one write `\"\"`");
+            checker.wrong(value, format!("`{name}` has no value"), "for an empty value, write `\"\"`");
             continue;
         }
         let template = checker.template(value, name);
@@ -267,11 +265,10 @@ pub(super) fn variable_name(checker: &mut Checker<'_>, node: &Node, name: &str) 
     let sound = letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
         && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
     if !sound {
-        let message = format!("`{}` is not a name for a variable", crate::expr::shown(name));
-        checker.wrong(node, message, "use letters, digits and `_`, not beginning with a digit");
+        let message = format!("`{}` is not a valid variable name", crate::expr::shown(name));
+        checker.wrong(node, message, "use letters, digits and `_`, without a leading digit");
     } else if name.starts_with(RESERVED_PREFIX) {
-        let message =
-            format!("`{name}`: names that begin with `{RESERVED_PREFIX}` are set by waypost itself");
+        let message = format!("`{name}`: the prefix `{RESERVED_PREFIX}` is reserved");
         checker.wrong(node, message, "choose another name");
     }
     sound && !name.starts_with(RESERVED_PREFIX)
@@ -290,7 +287,7 @@ pub(super) fn labels(checker: &mut Checker<'_>, node: &Node) -> BTreeMap<String,
             checker.wrong(
                 key,
                 "a label's name is one word without `=`",
-                "`--label name=value` must be able to name it",
+                "choose a name that works with `--label name=value`",
             );
             continue;
         }

@@ -171,7 +171,7 @@ pub(super) fn step<'n>(
 ) -> Option<Draft<'n>> {
     if let Kind::Text(text) = &node.kind {
         let help = format!("write `- run: {}`", crate::expr::shown(text));
-        checker.wrong(node, "a step is a map, not a text", &help);
+        checker.wrong(node, "a step is a map, not text", &help);
         return None;
     }
     let fields = Fields::of(checker, node, &STEP)?;
@@ -254,7 +254,7 @@ pub(super) fn step<'n>(
     if draft.capture.is_some()
         && let Some((_, _, node)) = draft.outputs.iter().find(|(name, ..)| name == CAPTURED)
     {
-        let message = format!("`{CAPTURED}` is also the name under which `capture` keeps standard output");
+        let message = format!("`{CAPTURED}` is reserved for the output of `capture`");
         checker.wrong(node, message, "choose another name");
     }
     Some(draft)
@@ -265,16 +265,17 @@ fn id(checker: &mut Checker<'_>, node: &Node) -> Option<String> {
     let id = match &node.kind {
         Kind::Text(id) => id.as_str(),
         _ => {
-            checker.mismatch(node, "id", "text", "begin it with a letter, or `_`");
+            checker.mismatch(node, "id", "text", "begin with a letter or `_`");
             return None;
         }
     };
     if is_step_id(id) {
         return Some(id.to_owned());
     }
-    let message = format!("`{}` cannot be the id of a step", crate::expr::shown(id));
+    let message = format!("`{}` is not a valid step id", crate::expr::shown(id));
     let help = format!(
-        "an id begins with a letter or `_`, goes on with letters, digits, `_` or `-`, and has at most {STEP_ID_BYTES_MAX} characters"
+        "an id has a letter or `_`, followed by letters, digits, `_` or `-`, at most {STEP_ID_BYTES_MAX} \
+         characters"
     );
     checker.wrong(node, message, &help);
     None
@@ -304,9 +305,10 @@ fn outputs<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<(String, Output
     for (key, value) in entries.iter().filter(|(key, _)| !matches!(key.kind, Kind::List(_) | Kind::Map(_))) {
         let name = key.key_text();
         if !is_output_name(name) {
-            let message = format!("`{}` cannot be the name of an output", crate::expr::shown(name));
+            let message = format!("`{}` is not a valid output name", crate::expr::shown(name));
             let help = format!(
-                "a name begins with a letter or `_`, goes on with letters, digits, `_` or `-`, and has at most {OUTPUT_NAME_BYTES_MAX} characters"
+                "a name has a letter or `_`, followed by letters, digits, `_` or `-`, at most \
+                 {OUTPUT_NAME_BYTES_MAX} characters"
             );
             checker.wrong(key, message, &help);
         }
@@ -315,11 +317,7 @@ fn outputs<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<(String, Output
             Some(from) => checker.template(from, "from"),
             None if fields.has_any(&["from"]) => None,
             None => {
-                checker.wrong(
-                    value,
-                    format!("output `{name}` does not say where it comes from"),
-                    "add `from:` with a file",
-                );
+                checker.wrong(value, format!("output `{name}` has no source"), "add `from:` with a file");
                 None
             }
         };
@@ -340,7 +338,7 @@ pub(super) fn json_path(checker: &mut Checker<'_>, node: &Node) -> Option<JsonPa
         Ok(path) => Some(path),
         Err(error) => {
             let span = checker.inside(node, &text, &error.range);
-            let help = "a path looks like `$.meta.count`, `$.items[0].name`, `$['a b']` or `$.items[*]`";
+            let help = "a path has the form `$.meta.count`, `$.items[0].name`, `$['a b']` or `$.items[*]`";
             checker.problems.push(checker.source.problem(&span, error.message).help(help));
             None
         }

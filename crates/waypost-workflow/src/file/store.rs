@@ -68,8 +68,9 @@ impl Workflow {
 pub(super) fn store(checker: &mut Checker<'_>, node: &Node) -> Option<Setting<String>> {
     let value = checker.filled_text(node, "store")?;
     if value.contains("${{") {
-        let help = "the store is found before there is a run: write the address, or give it with `--store`";
-        checker.wrong(node, "`store` cannot hold an expression", help);
+        let help = "the store is opened before the run exists: write a literal address, or give one with \
+                    `--store`";
+        checker.wrong(node, "`store` does not support expressions", help);
         return None;
     }
     Some(Setting::of(checker, node, value))

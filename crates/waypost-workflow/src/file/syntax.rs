@@ -7,7 +7,7 @@ use super::node::span_of;
 use super::problem::{Problem, Source};
 
 /// Help for values nested too deep.
-const FLATTER: &str = "write fewer lists and maps within one another";
+const FLATTER: &str = "reduce the nesting of lists and maps";
 
 /// Turns a parser error into a problem with its place, and a help text if the usual cause is known.
 pub(super) fn explain(source: &Source, error: &Error) -> Problem {
@@ -28,28 +28,28 @@ pub(super) fn explain(source: &Source, error: &Error) -> Problem {
             ("the file holds more than one YAML document".to_owned(), Some("remove the `---`"))
         }
         Error::MergeKeyNotAllowed { .. } => (
-            "merge keys (`<<`) are not understood".to_owned(),
+            "merge keys (`<<`) are not supported".to_owned(),
             Some("write the keys out, or put shared settings in `defaults`"),
         ),
         Error::UnknownAnchor { .. } => (
             "this alias has no anchor".to_owned(),
-            Some("`*` begins an alias: to write a text that begins with `*`, put it in quotes"),
+            Some("`*` begins an alias: quote text that begins with `*`"),
         ),
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
-            ("this alias stands inside the value that it repeats".to_owned(), Some("write the value out"))
+            ("alias inside the value of its own anchor".to_owned(), Some("write the value out"))
         }
         Error::AliasReplayLimitExceeded { .. } | Error::AliasExpansionLimitExceeded { .. } => {
-            ("aliases repeat too much".to_owned(), Some("write the values out"))
+            ("aliases expand too often".to_owned(), Some("write the values out"))
         }
         Error::Budget { breach: BudgetBreach::Depth { depth }, .. } => {
-            (format!("lists and maps are nested {depth} deep, which is too deep"), Some(FLATTER))
+            (format!("lists and maps are nested {depth} deep, over the limit"), Some(FLATTER))
         }
         Error::Budget { breach, .. } => {
-            let help = "keep large data in files of their own, and name them here";
+            let help = "move large data into separate files, and reference their paths";
             (format!("the file is beyond a limit: {}", words(&format!("{breach:?}"))), Some(help))
         }
         Error::NonFiniteFloat { value, .. } => {
-            (format!("`{value}` is not a number that can be kept"), Some("put it in quotes if it is a text"))
+            (format!("cannot keep the number `{value}`"), Some("quote the value if it is text"))
         }
         other if other.to_string().contains("recursion limit") => {
             ("lists and maps are nested too deep".to_owned(), Some(FLATTER))
@@ -122,28 +122,28 @@ fn usual_cause(message: &str, line: &str, before: &str) -> Option<&'static str> 
         return Some("indent with spaces");
     }
     if message.contains("tag") {
-        return Some("`!` begins a YAML tag: put the whole value in quotes");
+        return Some("`!` begins a YAML tag: quote the whole value");
     }
     if line.contains("${{") {
-        return Some("put the value in quotes: YAML gives `{`, `}` and `: ` a meaning of their own");
+        return Some("quote the value: `{`, `}` and `: ` are YAML syntax");
     }
     if message.contains("mapping values are not allowed") {
-        return Some("a value with `: ` in it must stand in quotes; also check the indentation");
+        return Some("quote a value with `: `, and check the indentation");
     }
     if message.contains("simple key") {
-        return Some("a `:` is missing, or the space after `-`");
+        return Some("missing `:`, or missing space after `-`");
     }
     if message.contains("unexpected character") {
-        return Some("a value cannot begin with this character: put it in quotes");
+        return Some("quote the value: it begins with a reserved character");
     }
     if message.contains("indentation in multiline quoted") || message.contains("end of stream") {
-        return Some("a quote that was opened before is never closed");
+        return Some("unclosed quote");
     }
     if message.contains("block collection") || message.contains("block mapping") {
-        return Some("the indentation of this line fits none of the lines above");
+        return Some("the indentation matches no line above");
     }
     if message.contains("escape") {
-        return Some("in double quotes `\\` begins an escape: use single quotes, or `\\\\`");
+        return Some("in double quotes `\\\\` begins an escape: use single quotes, or `\\\\\\\\`");
     }
     None
 }

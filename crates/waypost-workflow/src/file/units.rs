@@ -74,7 +74,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
         if unit_ms >= last {
             return fail(
                 format!("the units of `{}` are in the wrong order", shown(text)),
-                "write the longer unit first, each once: `1h30m`",
+                "write each unit once, the longest first: `1h30m`",
             );
         }
         total_ms += count * unit_ms;
@@ -82,7 +82,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
         rest = after[unit_len..].trim_start();
     }
     if total_ms > DURATION_MAX.as_millis() as f64 {
-        return fail(format!("`{}` is longer than ten years", shown(text)), "leave it out for no limit");
+        return fail(format!("`{}` is longer than ten years", shown(text)), "omit the key for no limit");
     }
     // Nanoseconds keep a fraction of a millisecond; shorter times cannot be measured.
     Ok(Duration::from_nanos((total_ms * 1e6).round() as u64))
@@ -140,7 +140,7 @@ pub(super) fn parse_count(text: &str) -> Result<u64, UnitError> {
         return fail(format!("`{}` is too large", shown(text)), help);
     }
     if count.fract() != 0.0 {
-        return fail(format!("`{}` is no whole number", shown(text)), help);
+        return fail(format!("`{}` is not a whole number", shown(text)), help);
     }
     Ok(count as u64)
 }

@@ -204,29 +204,33 @@ pub(super) fn work<'n>(
     let mut found = KINDS.iter().filter_map(|kind| Some((*kind, fields.get(kind)?)));
     let Some((kind, value)) = found.next() else {
         if !fields.has_any(&KINDS) {
-            let help = "add `run:` with a command, or `agent`, `service`, `foreach`, `steps`, `workflow`, `approve`, `sleep` or `wait`";
-            checker.wrong(node, "the step has nothing to do", help);
+            let help = "add `run:` with a command, or `agent`, `service`, `foreach`, `steps`, `workflow`, \
+                        `approve`, `sleep` or `wait`";
+            checker.wrong(node, "the step has no work", help);
         }
         return None;
     };
     if let Some((other, place)) = found.next() {
         checker.wrong(
             place,
-            format!("a step does one thing: it has `{kind}` and `{other}`"),
-            "make two steps of it",
+            format!("a step has one kind of work, but this one has `{kind}` and `{other}`"),
+            "split the step in two",
         );
         return None;
     }
     if let Some(place) = fields.get("params").filter(|_| kind != "workflow") {
-        let message = format!("`params` are for another file, and this step has `{kind}`");
-        checker.wrong(place, message, "declare those of this file beside `steps`");
+        let message = format!("`params` are for an included file, but this step has `{kind}`");
+        checker.wrong(place, message, "declare params of this file beside `steps`");
     }
     if ["foreach", "steps", "workflow"].contains(&kind)
         && let Some(place) = fields.get("on_exit_code")
     {
-        let message =
-            format!("`on_exit_code` is for a step that does something itself, and this has `{kind}`");
-        checker.wrong(place, message, "give it to the steps within, or use `on_failure` or `on_success`");
+        let message = format!("`on_exit_code` needs a step with an exit code, but this one has `{kind}`");
+        checker.wrong(
+            place,
+            message,
+            "move `on_exit_code` to the steps inside, or use `on_failure` or `on_success`",
+        );
     }
     if kind == "foreach" {
         // Already read with its steps.
@@ -234,12 +238,12 @@ pub(super) fn work<'n>(
     }
     if kind == "steps" || kind == "workflow" {
         let (what, help) = match kind {
-            "steps" => ("a group", "give it to the steps of the group, which do the work"),
-            _ => ("a step that runs another file", "give it to the steps of that file, which do the work"),
+            "steps" => ("a group", "move the key to the steps of the group"),
+            _ => ("a step that includes another file", "move the key to the steps of that file"),
         };
         let keys = FOR_PROCESSES.iter().chain(&["env", "continue_on_error", "report"]);
         for (key, place) in keys.filter_map(|key| Some((*key, fields.get(key)?))) {
-            checker.wrong(place, format!("`{key}` means nothing for {what}"), help);
+            checker.wrong(place, format!("`{key}` has no effect for {what}"), help);
         }
         if kind == "workflow" {
             return Some((Work::Workflow(Box::new(child::child(checker, value)?)), value));
@@ -250,19 +254,18 @@ pub(super) fn work<'n>(
         return agent(checker, node, value, fields).map(|(agent, place)| (Work::Agent(agent), place));
     }
     if let Some(place) = fields.get("prompt") {
-        checker.wrong(place, format!("`prompt` is for an agent, and this step has `{kind}`"), "remove it");
+        checker.wrong(place, format!("`prompt` is for an agent, but this step has `{kind}`"), "remove it");
     }
     if kind == "service" {
         for (key, place) in NOT_FOR_SERVICES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
-            let message =
-                format!("`{key}` means nothing for a service, which lives on beside the steps after it");
+            let message = format!("`{key}` has no effect for a service, which outlives the step");
             checker.wrong(place, message, "remove it");
         }
         return Some((Work::Service(command(checker, value, "service")?), value));
     }
     if kind != "run" {
         for (key, place) in FOR_PROCESSES.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
-            let message = format!("`{key}` is for steps that start a process, and `{kind}` starts none");
+            let message = format!("`{key}` is for steps with a process, and `{kind}` has none");
             checker.wrong(place, message, "remove it");
         }
     }
@@ -281,16 +284,14 @@ fn refuse_for_items<'n>(
     fields: &Fields<'n>,
 ) -> Option<(Work, &'n Node)> {
     for (key, place) in NOT_FOR_ITEMS.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
-        let help = "give it to the steps below `foreach`, which do the work";
-        checker.wrong(place, format!("`{key}` means nothing beside `foreach`"), help);
+        let help = "move the key to the steps below `foreach`";
+        checker.wrong(place, format!("`{key}` has no effect beside `foreach`"), help);
     }
     let lists_by_command = value.has_key(&["items", "run"]);
     for (key, place) in FOR_THEIR_COMMAND.iter().filter_map(|key| Some((*key, fields.get(key)?))) {
         if !lists_by_command {
-            let message = format!(
-                "`{key}` beside `foreach` is for the command that items come from, and there is none"
-            );
-            checker.wrong(place, message, "give it to the steps below `foreach`, which do the work");
+            let message = format!("`{key}` beside `foreach` is for a command in `items`, and there is none");
+            checker.wrong(place, message, "move the key to the steps below `foreach`");
         }
     }
     None
@@ -304,15 +305,15 @@ fn agent<'n>(
 ) -> Option<(Agent, &'n Node)> {
     let name = checker.filled_text(value, "agent");
     if let Some(place) = fields.get("stdin") {
-        checker.wrong(place, "`stdin` of an agent is its prompt", "write it into `prompt`");
+        checker.wrong(place, "an agent reads its prompt from stdin", "move the text to `prompt`");
     }
     let Some(place) = fields.get("prompt") else {
         if !fields.has_any(&["prompt"]) {
-            checker.wrong(node, "an agent without a `prompt` has nothing to do", "add `prompt:`");
+            checker.wrong(node, "an agent needs a `prompt`", "add `prompt:`");
         }
         return None;
     };
-    let prompt = filled(checker, place, "prompt", "what the agent is to do")?;
+    let prompt = filled(checker, place, "prompt", "the task of the agent")?;
     Some((Agent { name: name?, prompt, place: value.span.clone() }, place))
 }
 
@@ -321,9 +322,9 @@ fn command(checker: &mut Checker<'_>, node: &Node, key: &str) -> Option<Template
         checker.mismatch(node, key, "text", &format!("write several commands as lines under `{key}: |`"));
         return None;
     }
-    let template = filled(checker, node, key, "a command; `true` does nothing")?;
+    let template = filled(checker, node, key, "a command (`true` does nothing)")?;
     if template.as_str().contains('\0') {
-        checker.wrong(node, format!("`{key}` holds a NUL, which no command can"), "remove it");
+        checker.wrong(node, format!("`{key}` contains a NUL, which commands cannot hold"), "remove it");
         return None;
     }
     Some(template)
@@ -331,7 +332,7 @@ fn command(checker: &mut Checker<'_>, node: &Node, key: &str) -> Option<Template
 
 fn filled(checker: &mut Checker<'_>, node: &Node, key: &str, what: &str) -> Option<Template> {
     if matches!(node.kind, Kind::Map(_) | Kind::List(_)) {
-        checker.mismatch(node, key, "text", &format!("write {what} right behind it: `{key}: TEXT`"));
+        checker.mismatch(node, key, "text", &format!("write {what} after the key: `{key}: TEXT`"));
         return None;
     }
     let template = checker.template(node, key)?;
@@ -358,7 +359,7 @@ fn approval<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<(Approval, 
             if choices.len() < 2 {
                 checker.wrong(
                     place,
-                    "`choices` needs at least two of them",
+                    "`choices` needs at least two values",
                     "write `choices: [staging, production]`",
                 );
                 return None;
@@ -372,13 +373,13 @@ fn approval<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<(Approval, 
             _ => AnswerKind::Approval,
         },
         (Some(kind), Some(_)) => {
-            checker.wrong(kind?.1, "`choices` says already what may be answered", "remove `answer`");
+            checker.wrong(kind?.1, "`choices` excludes `answer`", "remove `answer`");
             return None;
         }
     };
     let Some(place) = fields.get("question") else {
         if !fields.has_any(&["question"]) {
-            checker.wrong(node, "`approve` asks nothing", "add `question:`");
+            checker.wrong(node, "`approve` has no question", "add `question:`");
         }
         return None;
     };
@@ -391,7 +392,7 @@ fn choices(checker: &mut Checker<'_>, node: &Node) -> Vec<String> {
     let mut choices: Vec<String> = Vec::new();
     for (text, place) in checker.texts(node, "choices") {
         if choices.contains(&text) {
-            checker.wrong(place, format!("`{text}` stands twice in `choices`"), "remove one");
+            checker.wrong(place, format!("duplicate `{text}` in `choices`"), "remove one");
         } else {
             choices.push(text);
         }

@@ -292,7 +292,8 @@ impl Workflow {
         let mut problems = Problems::default();
         for Agent { name, place, .. } in agents {
             let help = format!(
-                "say in `.waypost/config.yaml` how it is called: `agents: {{ {name}: [program, -p, \"${{{{ prompt }}}}\"] }}`; known are {}",
+                "configure the agent in `.waypost/config.yaml`: `agents: {{ {name}: [program, -p, \"${{{{ \
+                 prompt }}}}\"] }}`; known: {}",
                 listed(known.iter().copied())
             );
             let hint = nearest(name, known.iter().copied());

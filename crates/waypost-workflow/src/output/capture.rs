@@ -25,7 +25,7 @@ pub enum Capture {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CaptureError {
     /// Larger than [`CAPTURE_BYTES_MAX`]: write the output to a file.
-    #[error("stdout has {bytes} bytes, `capture` takes at most {CAPTURE_BYTES_MAX}")]
+    #[error("stdout has {bytes} bytes, the maximum for `capture` is {CAPTURE_BYTES_MAX}")]
     TooLarge {
         /// Size in bytes.
         bytes: usize,
@@ -37,7 +37,7 @@ pub enum CaptureError {
         valid_bytes: usize,
     },
     /// Not JSON.
-    #[error("stdout cannot be read as JSON: {problem} at line {line}, column {column}")]
+    #[error("stdout is not valid JSON: {problem} at line {line}, column {column}")]
     NotJson {
         /// Message of the parser.
         problem: String,
@@ -53,7 +53,7 @@ pub enum CaptureError {
         found: String,
     },
     /// A number that would change its value or spelling.
-    #[error("stdout is a number that would not be kept as it is, `{found}`; capture it as `text`")]
+    #[error("cannot keep the number `{found}` on stdout exactly; use `capture: text`")]
     Changes {
         /// Beginning of the text.
         found: String,

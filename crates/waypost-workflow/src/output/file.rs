@@ -21,7 +21,7 @@ const USAGE_PREFIX: &str = "usage.";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OutputError {
     /// Larger than [`OUTPUT_BYTES_MAX`]: keep large results in files.
-    #[error("the output file has {bytes} bytes, the limit is {OUTPUT_BYTES_MAX}")]
+    #[error("the output file has {bytes} bytes, the maximum is {OUTPUT_BYTES_MAX}")]
     TooLarge {
         /// Size in bytes.
         bytes: usize,
@@ -50,7 +50,8 @@ pub enum OutputError {
     },
     /// Expressions could not read the name.
     #[error(
-        "line {line}: `{name}` is not a name for an output: it must begin with a letter or `_`, and go on with letters, digits, `_` or `-`"
+        "line {line}: `{name}` is not a valid output name: use a letter or `_`, followed by letters, \
+         digits, `_` or `-`"
     )]
     BadName {
         /// Line, from 1.
@@ -69,7 +70,7 @@ pub enum OutputError {
         why: String,
     },
     /// The end of a value is missing.
-    #[error("line {line}: the value of `{name}` never ends: no line is `{delimiter}`")]
+    #[error("line {line}: the value of `{name}` has no end: no line equals `{delimiter}`")]
     NeverEnds {
         /// First line of the value, from 1.
         line: usize,
@@ -145,16 +146,16 @@ pub fn parse_output_file(bytes: &[u8]) -> Result<Written, OutputError> {
 fn add(usage: &mut Usage, what: &str, value: &str) -> Result<(), String> {
     let value = value.trim();
     let count =
-        || value.parse::<u64>().map_err(|_| format!("tokens are a whole number, not `{}`", shown(value)));
+        || value.parse::<u64>().map_err(|_| format!("`{}` is not a whole number of tokens", shown(value)));
     match what {
         "tokens_in" => usage.tokens_in = usage.tokens_in.saturating_add(count()?),
         "tokens_out" => usage.tokens_out = usage.tokens_out.saturating_add(count()?),
         "cost" => {
             let cost = value.parse::<f64>().ok().filter(|cost| cost.is_finite() && *cost >= 0.0);
-            usage.cost += cost.ok_or_else(|| format!("a cost is a number, not `{}`", shown(value)))?;
+            usage.cost += cost.ok_or_else(|| format!("`{}` is not a number for the cost", shown(value)))?;
         }
         "model" => usage.model = Some(value.to_owned()),
-        _ => return Err("usage has `tokens_in`, `tokens_out`, `cost` and `model`".to_owned()),
+        _ => return Err("usage names: `tokens_in`, `tokens_out`, `cost` and `model`".to_owned()),
     }
     Ok(())
 }

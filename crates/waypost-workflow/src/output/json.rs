@@ -43,7 +43,7 @@ pub(crate) fn parse_json(bytes: &[u8]) -> Result<Value, JsonError> {
             let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
             let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
             let problem =
-                format!("the number `{}` would not be kept as it is; write it as text", shown(number));
+                format!("cannot keep the number `{}` exactly; write the number as text", shown(number));
             Err(JsonError { problem, line, column: at - start + 1 })
         }
         None => Ok(value),
@@ -137,7 +137,7 @@ impl<'de> Visitor<'de> for ExactVisitor {
         let mut map = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
             if map.contains_key(&key) {
-                let text = format!("the key `{}` stands twice in one map", shown(&key));
+                let text = format!("duplicate key `{}` in a map", shown(&key));
                 return Err(serde::de::Error::custom(text));
             }
             let Exact(value) = entries.next_value()?;

@@ -47,7 +47,7 @@ pub struct PathSyntaxError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// The document is not JSON.
-    #[error("cannot be read as JSON: {problem} at line {line}, column {column}")]
+    #[error("not valid JSON: {problem} at line {line}, column {column}")]
     NotJson {
         /// Message of the parser.
         problem: String,
@@ -90,7 +90,7 @@ impl JsonPath {
         while at < text.len() {
             let rest = &text[at..];
             let (part, len) = if rest.starts_with("..") {
-                return Err(fail(at..at + 2, "`..` is not understood; write every part of the path"));
+                return Err(fail(at..at + 2, "`..` is not supported; write every part of the path"));
             } else if let Some(rest) = rest.strip_prefix('.') {
                 dotted(rest).map(|(part, len)| (part, len + 1))
             } else if let Some(rest) = rest.strip_prefix('[') {
@@ -188,21 +188,21 @@ fn dotted(rest: &str) -> Result<(Part, usize), &'static str> {
 
 fn bracketed(rest: &str) -> Result<(Part, usize), &'static str> {
     if let Some(quote @ ('\'' | '"')) = rest.chars().next() {
-        let end = rest[1..].find(quote).ok_or("the name in brackets is never closed")?;
+        let end = rest[1..].find(quote).ok_or("the quoted name in brackets is not closed")?;
         let name = &rest[1..1 + end];
         if name.contains('\\') {
-            return Err("a name in brackets has no escapes; use the other kind of quotes");
+            return Err("names in brackets have no escapes; use the other kind of quotes");
         }
         return match rest[end + 2..].starts_with(']') {
             true => Ok((Part::Name(name.to_owned()), end + 3)),
             false => Err("`]` is missing after the name"),
         };
     }
-    let end = rest.find(']').ok_or("`[` is never closed")?;
+    let end = rest.find(']').ok_or("`[` is not closed")?;
     match &rest[..end] {
         "*" => Ok((Part::Every, end + 1)),
         index => {
-            let index = index.parse().map_err(|_| "in brackets stands a number, `*` or a name in quotes")?;
+            let index = index.parse().map_err(|_| "brackets contain a number, `*` or a quoted name")?;
             Ok((Part::Index(index), end + 1))
         }
     }
@@ -219,7 +219,7 @@ fn step<'a>(
             None => {
                 let names = map.keys().map(String::as_str);
                 let has = listed(names.clone().take(LISTED_MAX));
-                let message = format!("there is no `{}`; there is {has}", shown(name));
+                let message = format!("there is no `{}`; names: {has}", shown(name));
                 return Err((message, nearest(name, names).map(|name| format!("did you mean `{name}`?"))));
             }
         },
@@ -233,10 +233,10 @@ fn step<'a>(
         (Part::Every, Value::Array(items)) => found.extend(items),
         (Part::Every, Value::Object(map)) => found.extend(map.values()),
         (Part::Name(name), other) => {
-            return Err((format!("there is no `{}`: it is {}", shown(name), described(other)), None));
+            return Err((format!("there is no `{}`: the value is {}", shown(name), described(other)), None));
         }
         (Part::Index(_) | Part::Every, other) => {
-            return Err((format!("there are no items: it is {}", described(other)), None));
+            return Err((format!("there are no items: the value is {}", described(other)), None));
         }
     }
     Ok(())

@@ -132,7 +132,7 @@ fn failure_of(document: &Value, text: Option<&str>) -> Option<String> {
     let kind = document.get("subtype").and_then(Value::as_str);
     let told = [text, message, kind].into_iter().flatten().map(str::trim).find(|told| !told.is_empty());
     let mut told: String =
-        told.unwrap_or("it does not say why").chars().take(FAILURE_CHARACTERS_MAX + 1).collect();
+        told.unwrap_or("no reason given").chars().take(FAILURE_CHARACTERS_MAX + 1).collect();
     if told.chars().count() > FAILURE_CHARACTERS_MAX {
         told.pop();
         told.push_str(" ...");
@@ -270,7 +270,7 @@ mod tests {
         let cases = [
             (r#"{"type":"result","is_error":true,"result":"API Error: 529"}"#, Some("API Error: 529")),
             (r#"{"type":"result","subtype":"error_max_turns","is_error":true}"#, Some("error_max_turns")),
-            (r#"{"is_error":true,"result":" "}"#, Some("it does not say why")),
+            (r#"{"is_error":true,"result":" "}"#, Some("no reason given")),
             (r#"{"is_error":false,"result":"fine"}"#, None),
             (r#"{"error":{"type":"Error","message":"quota exceeded","code":1}}"#, Some("quota exceeded")),
             (r#"{"error":"no key"}"#, Some("no key")),

@@ -72,7 +72,7 @@ impl WorkflowProgram {
     pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
         let (supervisor, folder, mark) = self.tools();
         let budget_use = {
-            let session = self.session.lock().expect("no code panics while it holds the session");
+            let session = self.session.lock().expect("no code panics while the session is locked");
             session.as_ref().and_then(|session| session.budget_use.clone())
         };
         if budget_use.as_ref().is_some_and(|budget_use| budget_use.is_empty(&attempt)) {
@@ -94,7 +94,7 @@ impl WorkflowProgram {
 
     /// Returns the supervisor, the scratch folder and the process mark of the session.
     pub(super) fn tools(&self) -> (Arc<Supervisor>, Arc<ScratchFolder>, String) {
-        let session = self.session.lock().expect("no code panics while it holds the session");
+        let session = self.session.lock().expect("no code panics while the session is locked");
         let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
         (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
     }
@@ -275,7 +275,7 @@ impl WorkflowProgram {
         let (_, summary) = log.finish().await;
         let mut report = StepReport::default();
         if let Some(lost) = summary.failure {
-            report.notes.push(Note::Warning(format!("the log could not be kept whole: {lost}")));
+            report.notes.push(Note::Warning(format!("the log is incomplete: {lost}")));
         }
         let printed = (summary.bytes > 0).then(|| Printed {
             bytes: summary.bytes,
@@ -302,7 +302,7 @@ impl WorkflowProgram {
             Ok(printed) => ending.stdout = printed,
             // `taken.output` is the same error in this case.
             Err(_) if is_done => {}
-            Err(unread) => report.notes.push(not_kept("what it printed is", &unread)),
+            Err(unread) => report.notes.push(not_kept("the recorded output is", &unread)),
         }
         match taken.output {
             Ok(output) if is_done => {
@@ -320,7 +320,7 @@ impl WorkflowProgram {
             // The exit is the cause of the failure; the unread outputs become a note.
             Err(unread) => {
                 report.notes.extend(self.report_notes(job, taken.summary, None));
-                report.notes.push(not_kept("its outputs are", &unread));
+                report.notes.push(not_kept("the outputs are", &unread));
                 Performed::Failed { failure: failed(life, ending), report }
             }
         }
@@ -504,7 +504,7 @@ pub(super) fn not_started(error: SpawnError, mask: &Mask) -> Performed<StepOutpu
 
 /// Returns the failure of a step whose scratch files cannot be created.
 fn no_scratch(error: &io::Error) -> Failure {
-    let text = "cannot make the files for $WAYPOST_OUTPUT and $WAYPOST_SUMMARY".to_owned();
+    let text = "cannot create the files for $WAYPOST_OUTPUT and $WAYPOST_SUMMARY".to_owned();
     Failure::new(FailureKind::Spawn, vec![text, error.to_string()])
 }
 
@@ -563,10 +563,10 @@ fn failed(life: Life, ending: Ending) -> Failure {
         Life::Exited(exit @ Exit::Code(_)) => (FailureKind::Exit, vec![exit.to_string()]),
         Life::Exited(exit @ Exit::Signal(_)) => (FailureKind::Signal, vec![format!("ended by {exit}")]),
         Life::Cancelled(CancelCause::Timeout(limit)) => {
-            (FailureKind::Timeout, vec![format!("it took longer than {limit:?}")])
+            (FailureKind::Timeout, vec![format!("timed out after {limit:?}")])
         }
         Life::Cancelled(CancelCause::Stop(stop)) => {
-            (FailureKind::Error, vec![format!("it was stopped ({})", stop.by)])
+            (FailureKind::Error, vec![format!("stopped ({})", stop.by)])
         }
         Life::Lost(error) => (FailureKind::Error, vec![error.to_string()]),
     };

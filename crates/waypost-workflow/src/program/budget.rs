@@ -47,7 +47,7 @@ impl BudgetUse {
 
     /// Stops the session and returns `true` if the budget is exceeded.
     pub(super) fn is_empty(&self, attempt: &Attempt) -> bool {
-        let passed = self.budget.passed_by(&self.used.lock().expect("no code panics while it holds this"));
+        let passed = self.budget.passed_by(&self.used.lock().expect("no code panics while the lock is held"));
         if let Some(passed) = &passed {
             attempt.stop_session(&format!("{BUDGET} ({passed})"));
         }
@@ -60,7 +60,7 @@ impl BudgetUse {
             return;
         };
         let StepReport { usage: Some(usage), .. } = report else { return };
-        *self.used.lock().expect("no code panics while it holds this") += usage;
+        *self.used.lock().expect("no code panics while the lock is held") += usage;
         self.is_empty(attempt);
     }
 }

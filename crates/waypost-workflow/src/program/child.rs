@@ -22,8 +22,7 @@ impl WorkflowProgram {
         let env = step.resolve_shared_env(&scope).map_err(expression)?;
         let given = file.given(&scope.for_step(&step.id, &env)).map_err(expression)?;
         let refused = |text: String| Failure::new(FailureKind::Expression, vec![text]);
-        let told =
-            |error: &dyn std::fmt::Display| refused(format!("`{}` cannot be run: {error}", file.file()));
+        let told = |error: &dyn std::fmt::Display| refused(format!("cannot run `{}`: {error}", file.file()));
         let params = file.workflow().resolve_params(&given).map_err(|error| told(&error))?;
         self.initial_state(params).map_err(|error| told(&error))
     }

@@ -18,7 +18,7 @@ pub enum ProgramError {
     #[error("secret `{}` is not set in the environment", .0.join("`, `"))]
     MissingSecrets(Vec<String>),
     /// A step names an agent that is not configured.
-    #[error("step `{step}` wants agent `{agent}`, which is not known; known are {known}")]
+    #[error("step `{step}` needs agent `{agent}`, which is not configured; configured: {known}")]
     UnknownAgent {
         /// Step id.
         step: String,
@@ -28,7 +28,7 @@ pub enum ProgramError {
         known: String,
     },
     /// Two items that are made of params have the same key.
-    #[error("items {} and {} of step `{step}` have the key `{key}`", items[0], items[1])]
+    #[error("items {} and {} of step `{step}` have the same key `{key}`", items[0], items[1])]
     SameKey {
         /// Step id.
         step: String,
@@ -41,7 +41,7 @@ pub enum ProgramError {
     #[error(transparent)]
     Mask(#[from] MaskError),
     /// A param would put a secret into the records.
-    #[error("param `{param}` contains a secret; read it from the environment of the step instead")]
+    #[error("param `{param}` contains a secret; read the secret from the environment of the step")]
     SecretParam {
         /// Name of the param.
         param: String,

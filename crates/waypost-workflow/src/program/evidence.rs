@@ -174,7 +174,7 @@ impl WorkflowProgram {
         let readers = self.readers(step_ref.branch, step_ref.step.id.as_str());
         let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
         if !readers.is_empty() {
-            return Err(format!("{} reads outputs of it, which it cannot be given", readers.join(", ")));
+            return Err(format!("outputs that {} reads are missing", readers.join(", ")));
         }
         let ending = Ending::default();
         let follow = self.apply(state, step_ref, Settlement::Completed(StepOutput::default(), &ending));
@@ -222,7 +222,7 @@ impl Vouching {
         for (template, claim) in self.evidence.claims.iter().zip(&pack.claims) {
             if let Some(why) = refused(template, claim, (mask, &scope)) {
                 let key = template.kind.key;
-                let error = format!("`{key}` evidence of step `{}` cannot be checked: {why}", self.step);
+                let error = format!("cannot check `{key}` evidence of step `{}`: {why}", self.step);
                 return Err(Failure::new(FailureKind::Evidence, vec![error]));
             }
         }
@@ -357,7 +357,7 @@ impl Vouching {
         if matches!(checked.verdict_at(Occasion::Commit), Verdict::Ok | Verdict::Skipped) {
             return None;
         }
-        let mut error = vec![format!("the evidence of step `{}` does not hold", self.step)];
+        let mut error = vec![format!("evidence of step `{}` failed", self.step)];
         error.extend(checked.unmet());
         Some(Failure::new(FailureKind::Evidence, error))
     }
@@ -371,11 +371,11 @@ fn refused(template: &ClaimTemplate, claim: &Claim, (mask, scope): (&Mask, &Scop
     let tells = |text: &Template| text.render(scope).is_ok_and(|text| mask.contains(text.as_bytes()));
     let is_told = template.subject.as_ref().is_some_and(tells);
     if about != About::Step && (is_told || mask.contains(claim.subject.as_bytes())) {
-        return Some("what it is about contains a secret, which must not be recorded".to_owned());
+        return Some("the subject contains a secret, which must not be recorded".to_owned());
     }
     let is_told = || template.expect.iter().flat_map(Expected::templates).any(tells);
     if !claim.terms.sensitive && (mask.is_within(&claim.expect) || is_told()) {
-        let why = "what it expects contains a secret, which must not be recorded: add `sensitive: true`";
+        let why = "the expectation contains a secret, which must not be recorded: add `sensitive: true`";
         return Some(why.to_owned());
     }
     if let Some((why, help)) = about.wrong(&claim.subject) {
@@ -385,8 +385,7 @@ fn refused(template: &ClaimTemplate, claim: &Claim, (mask, scope): (&Mask, &Scop
     let subject = template.subject.as_ref().filter(|_| about == About::Url && !may_be_private)?;
     let comes_from_elsewhere = !names_host(subject.before_expressions()) && !subject.is_plain();
     (comes_from_elsewhere && is_private_url(&claim.subject)).then(|| {
-        "an expression leads it to an address that is not of the internet: add `private: true` if that is meant"
-            .to_owned()
+        "an expression selects a private address: to allow private addresses, add `private: true`".to_owned()
     })
 }
 

@@ -156,7 +156,7 @@ async fn joined_outcome(joined: Joined) -> Result<Performed<StepOutput>, Failure
         Some(Ok((output, ending))) => Ok(Performed::Completed { output, ending, report }),
         Some(Err(failure)) => Ok(Performed::Failed { failure, report }),
         None => {
-            let text = "what the step came to before its hooks cannot be read".to_owned();
+            let text = "cannot read the outcome of the step before its hooks".to_owned();
             Err(Failure::new(FailureKind::Error, vec![text]))
         }
     }

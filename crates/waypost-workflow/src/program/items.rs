@@ -142,7 +142,7 @@ impl Found {
     fn values(self, mask: &Mask) -> Result<Vec<Value>, Failure> {
         match self {
             Self::Values(values) => Ok(Arc::unwrap_or_clone(values)),
-            Self::Text(text, json) => values_of(text.as_bytes(), json.as_ref(), "what the command printed"),
+            Self::Text(text, json) => values_of(text.as_bytes(), json.as_ref(), "the command output"),
             Self::File(file, json) => {
                 let place = file.display().to_string();
                 let bytes = read_items_file(&file, ITEMS_BYTES_MAX as u64).map_err(|error| {
@@ -178,7 +178,7 @@ fn values_of(bytes: &[u8], json: Option<&JsonPath>, what: &str) -> Result<Vec<Va
         other => {
             let found = crate::expr::described(&other);
             Err(wrong(format!(
-                "`{path}` in {what} is {found}, and items are a list; for the members of a list write `{path}[*]`"
+                "`{path}` in {what} is {found}, not a list; for the members of a list write `{path}[*]`"
             )))
         }
     }
@@ -213,7 +213,7 @@ impl Select {
             if let Some((one, other)) = unlike {
                 let (one, other) = (crate::expr::described(&one), crate::expr::described(&other));
                 return Err(wrong(format!(
-                    "items cannot be put in order by `{}`: of one it is {one}, of another {other}",
+                    "cannot sort items by `{}`: one value is {one}, another is {other}",
                     by.as_str()
                 )));
             }
@@ -245,7 +245,7 @@ impl Select {
             .map(|(place, (_, value))| self.item(place, value, (mask, &mut keys)))
             .collect::<Result<_, _>>()?;
         if items.len() as u64 > ITEMS_MAX {
-            let text = format!("there are {} items, at most {ITEMS_MAX} are allowed", items.len());
+            let text = format!("there are {} items, the maximum is {ITEMS_MAX}", items.len());
             return Err(Failure::new(FailureKind::Limit, vec![text]));
         }
         Ok(items)
@@ -267,9 +267,9 @@ impl Select {
         let counted = place + 1;
         let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;
         if let Err(error) = BranchPath::main().child(&name, &key) {
-            let help = "give them shorter names with `key`";
+            let help = "write a shorter `key`";
             let text =
-                format!("item {counted} cannot be called {}: {error}; {help}", crate::expr::shown(&key));
+                format!("the key {} of item {counted} is invalid: {error}; {help}", crate::expr::shown(&key));
             return Err(wrong(text));
         }
         if mask.contains(key.as_bytes()) || mask.is_within(&value) {
@@ -389,7 +389,8 @@ impl Joining {
                 if kept.len() as u64 > count_max || *bytes > bytes_max {
                     let Some(path) = &self.file else {
                         return Err(wrong(format!(
-                            "there are more outcomes than fit into the state, {count_max} or {bytes_max} bytes, and this store has no folder for a file of them"
+                            "the results exceed the limits of the state ({count_max} items or {bytes_max} \
+                             bytes), and this store has no folder for a results file"
                         )));
                     };
                     let mut lines = Lines::create(path).map_err(|error| not_written(path, error))?;
@@ -504,7 +505,7 @@ impl Lines {
 }
 
 fn not_written(path: &Path, error: std::io::Error) -> Failure {
-    let text = format!("cannot write what became of the items to {}", path.display());
+    let text = format!("cannot write the results of items to {}", path.display());
     Failure::new(FailureKind::Error, vec![text, error.to_string()])
 }
 

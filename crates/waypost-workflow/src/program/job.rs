@@ -88,7 +88,7 @@ impl WorkflowProgram {
             let service = Box::new(self.service(step, state)?);
             return Ok(Job { services, ..job(Doing::Service(service)) });
         }
-        let command = step.work.command().expect("what does not wait is a command");
+        let command = step.work.command().expect("every other kind of work is a command");
         let command = Command::render(step, command, &scope, self.around(step_ref)).map_err(expression)?;
         let command = Box::new(command.after(state.bytes()));
         Ok(Job { services, ..job(Doing::Command(command)) })

@@ -596,12 +596,12 @@ impl Program for WorkflowProgram {
             services: Services::default(),
             budget_use,
         };
-        *self.session.lock().expect("no code panics while it holds the session") = Some(session);
+        *self.session.lock().expect("no code panics while the session is locked") = Some(session);
         Ok(())
     }
 
     async fn end(&self) {
-        let session = self.session.lock().expect("no code panics while it holds the session").take();
+        let session = self.session.lock().expect("no code panics while the session is locked").take();
         let Some(Session { supervisor, services, .. }) = session else { return };
         service::end_all(&services).await;
         if let Ok(supervisor) = Arc::try_unwrap(supervisor) {

@@ -29,8 +29,7 @@ const SUMMARY_BYTES_MAX: u64 = 64 * 1024;
 /// Largest file of an output.
 const OUTPUT_SOURCE_BYTES_MAX: u64 = 16 << 20;
 /// Replacement for errors with a possible secret.
-const NOT_SHOWN: &str =
-    "its outputs cannot be read, and what is wrong with them is not shown: a secret is among them";
+const NOT_SHOWN: &str = "cannot read the outputs; the reason is hidden, because they contain a secret";
 
 /// Which outputs of a step are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +115,7 @@ impl OutputFiles {
             });
         }
         tokio::select! {
-            taken = taken => Ok(taken.expect("reading what a step handed over does not panic")),
+            taken = taken => Ok(taken.expect("reading outputs does not panic")),
             ended = ended => Err(ended),
         }
     }
@@ -187,7 +186,7 @@ impl OutputFiles {
             Ok(bytes) => {
                 let outputs = parse_output_file(&bytes).map_err(|error| {
                     let mut failure = failure(FailureKind::Outputs, error);
-                    failure.error.insert(0, "cannot take outputs from $WAYPOST_OUTPUT".to_owned());
+                    failure.error.insert(0, "cannot read outputs from $WAYPOST_OUTPUT".to_owned());
                     failure
                 });
                 self.unless_secret(&bytes, outputs)
@@ -229,12 +228,13 @@ impl OutputFiles {
             if self.mask.contains(&bytes) {
                 let place = self.mask.mask_str(&path.display().to_string()).into_owned();
                 return Err(outputs_failure(vec![format!(
-                    "output `{name}` is read from {place}, which contains a secret, and a secret must not be recorded"
+                    "output `{name}` is read from {place}, which contains a secret, and secrets must not \
+                     be recorded"
                 )]));
             }
             let value = source.read(&bytes).map_err(|error| {
                 let mut failure = failure(FailureKind::Outputs, error);
-                failure.error.insert(0, format!("cannot take output `{name}` from {}", path.display()));
+                failure.error.insert(0, format!("cannot read output `{name}` from {}", path.display()));
                 failure
             });
             outputs.insert(name.clone(), value?);
@@ -303,7 +303,7 @@ impl OutputFiles {
             return Ok(());
         }
         let text = format!(
-            "the step printed {} bytes, of which {} can be captured; write the rest to a file",
+            "the step printed {} bytes, the maximum for `capture` is {}; write large output to a file",
             captured.bytes_total, self.capture_max
         );
         Err(outputs_failure(vec![text]))
@@ -329,7 +329,7 @@ fn sum(own: Usage, more: &Usage) -> Usage {
 
 /// Returns the failure of an agent from the failure text in the output.
 fn agent_failed(error: &str) -> Failure {
-    Failure::new(FailureKind::Error, vec!["the agent says that it failed".to_owned(), error.to_owned()])
+    Failure::new(FailureKind::Error, vec!["the agent reported a failure".to_owned(), error.to_owned()])
 }
 
 fn secret_in(name: &str) -> Failure {
@@ -337,7 +337,7 @@ fn secret_in(name: &str) -> Failure {
 }
 
 fn secret_printed() -> Failure {
-    let text = "standard output is read by an expression and contains a secret, which must not be recorded";
+    let text = "an expression reads stdout, which contains a secret, and secrets must not be recorded";
     outputs_failure(vec![text.to_owned()])
 }
 
@@ -351,7 +351,7 @@ fn refuse_other_than_text(bytes: &[u8]) -> Result<(), Failure> {
     std::str::from_utf8(bytes).map(drop).map_err(|error| {
         let valid = error.valid_up_to();
         outputs_failure(vec![format!(
-            "items cannot be made of what the command printed: it is not valid UTF-8 after byte {valid}"
+            "cannot read items from the command output: not valid UTF-8 after byte {valid}"
         )])
     })
 }
@@ -368,7 +368,7 @@ fn not_read(what: &str, error: io::Error) -> Failure {
 fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let metadata = std::fs::symlink_metadata(path)?;
     if metadata.is_symlink() {
-        return Err(io::Error::other("it is a symbolic link"));
+        return Err(io::Error::other("the path is a symbolic link"));
     }
     read_at_most(path, limit, OFlags::NOFOLLOW)
 }
@@ -383,7 +383,7 @@ pub(super) fn read_items_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 fn read_at_most(path: &Path, limit: u64, flags: OFlags) -> io::Result<Vec<u8>> {
     let regular = |metadata: std::fs::Metadata| match metadata.is_file() {
         true => Ok(()),
-        false => Err(io::Error::other("it is not a regular file")),
+        false => Err(io::Error::other("the path is not a regular file")),
     };
     regular(std::fs::metadata(path)?)?;
     // The file may have been replaced since: without NONBLOCK, opening a pipe waits for the other end.
@@ -393,7 +393,7 @@ fn read_at_most(path: &Path, limit: u64, flags: OFlags) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        return Err(io::Error::other(format!("it has more than {limit} bytes")));
+        return Err(io::Error::other(format!("the file exceeds {limit} bytes")));
     }
     Ok(bytes)
 }

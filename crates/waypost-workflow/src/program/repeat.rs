@@ -69,7 +69,7 @@ impl WorkflowProgram {
 
     fn in_vain(&self, repeat: &Repeat, passes: u32) -> Failure {
         let until = self.mask().mask_str(repeat.until.as_str()).into_owned();
-        let text = format!("`{until}` did not come true in {passes} passes, and no more are allowed");
+        let text = format!("`{until}` is still false after {passes} iterations, the maximum");
         Failure::new(FailureKind::Limit, vec![text])
     }
 
@@ -181,7 +181,7 @@ pub(super) async fn gathered(joined: Joined) -> Result<StepOutput, Failure> {
             return Err(Failure::new(FailureKind::Error, vec![text.to_lowercase()]));
         }
         let gone = || {
-            let text = format!("the state of {} is gone", end.record.header().reference());
+            let text = format!("the state of {} is missing", end.record.header().reference());
             Failure::new(FailureKind::Error, vec![text])
         };
         let bytes = end.record.state_bytes().ok_or_else(gone)?;

@@ -13,7 +13,7 @@ use super::log_name;
 
 /// The scratch folder cannot be created. No step was started; free space or repair the disk, then resume.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make folder `{}` for what steps hand over", path.display())]
+#[error("cannot create scratch folder `{}`", path.display())]
 pub struct ScratchError {
     /// Path of the folder.
     pub path: PathBuf,

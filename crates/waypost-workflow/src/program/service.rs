@@ -54,7 +54,7 @@ pub(super) type Services = Arc<Mutex<HashMap<StepId, Running>>>;
 impl WorkflowProgram {
     /// Makes the service of a step.
     pub(super) fn service(&self, step: &Step, state: &WorkflowState) -> Result<Service, Failure> {
-        let Work::Service(command) = &step.work else { unreachable!("only a service is asked for one") };
+        let Work::Service(command) = &step.work else { unreachable!("only services are restarted") };
         let scope = self.scope_of(step, state);
         let command = Command::render(step, command, &scope, (&self.surroundings, &self.surroundings.base))
             .map_err(expression)?;
@@ -122,7 +122,7 @@ impl WorkflowProgram {
         };
         match service.vouching.as_ref()?.vouched(performed, attempt, self.mask()).await {
             Performed::Failed { mut failure, .. } => {
-                let text = format!("service `{}` was started again and does not serve", service.step);
+                let text = format!("service `{}` restarted, but does not serve", service.step);
                 failure.error.insert(0, text);
                 Some(failure)
             }
@@ -165,7 +165,7 @@ impl WorkflowProgram {
     }
 
     fn running(&self) -> Services {
-        let session = self.session.lock().expect("no code panics while it holds the session");
+        let session = self.session.lock().expect("no code panics while the session is locked");
         let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
         Arc::clone(&session.services)
     }
@@ -235,7 +235,7 @@ fn ended_at_once(
         Ok(Err(error)) => (None, error.to_string()),
         Err(error) => (None, error.to_string()),
     };
-    let text = format!("the service ended as soon as it was started: {how}");
+    let text = format!("the service exited at its start: {how}");
     let mut failure = Failure::new(FailureKind::Exit, vec![text]);
     failure.ending.exit_code = code;
     Performed::Failed { failure, report: StepReport::default() }

@@ -261,7 +261,7 @@ impl WorkflowState {
         }
         let why = match ending.exit_code {
             Some(code) => format!("exit code {code}"),
-            None => "it failed before".to_owned(),
+            None => "failed in an earlier session".to_owned(),
         };
         Phase::Failed(Failure { tolerated: true, ending, ..Failure::new(FailureKind::Exit, vec![why]) })
     }
@@ -421,14 +421,14 @@ impl WorkflowState {
         }
         let what = largest(&settled.outputs, settled.stdout.as_deref());
         let text = format!(
-            "step `{id}` makes the state of the run {bytes} bytes long, and {STATE_BYTES_MAX} are allowed: {what} of them. \
-             Keep large data in a file, and its path or hash in the output"
+            "cannot keep the outputs of step `{id}`: the state of the run would have {bytes} bytes ({what}), the \
+             maximum is {STATE_BYTES_MAX}. Write large data to a file, and its path or hash to the output"
         );
         Err(Failure::new(FailureKind::Limit, vec![text]))
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is defined by serde")]
 fn is_zero(count: &u32) -> bool {
     *count == 0
 }
@@ -441,7 +441,7 @@ pub(super) fn not_yet() -> StepView {
 /// Returns the name and size of the largest output, or of the standard output if that is larger.
 pub(super) fn largest(outputs: &Map<String, Value>, stdout: Option<&str>) -> String {
     let sized = outputs.iter().map(|(name, value)| (json_bytes(value), format!("output `{name}`")));
-    let printed = stdout.map(|text| (json_bytes(text), "`stdout`, which an expression reads,".to_owned()));
+    let printed = stdout.map(|text| (json_bytes(text), "`stdout`, read by an expression,".to_owned()));
     let (bytes, what) = sized.chain(printed).max().unwrap_or((0, "the step".to_owned()));
     format!("{what} has {bytes}")
 }
@@ -517,9 +517,9 @@ mod tests {
         let failure = failure.expect_err("it does not fit");
         assert_eq!(failure.kind, FailureKind::Limit);
         let text = &failure.error[0];
-        assert!(text.starts_with("step `last` makes the state of the run 671"), "{text}");
+        assert!(text.contains("step `last`: the state of the run would have 671"), "{text}");
         assert!(
-            text.contains(&format!("and {STATE_BYTES_MAX} are allowed: output `text` has 1048578 of them")),
+            text.contains(&format!("(output `text` has 1048578), the maximum is {STATE_BYTES_MAX}")),
             "{text}"
         );
     }

@@ -34,17 +34,18 @@ const OWN_NAMES: [&str; 5] = ["warning", "definition_adopted", SERVICE_STARTED, 
 pub enum EventError {
     /// The name is not valid.
     #[error(
-        "`{0}` is not a name for an event: it must begin with a letter or `_`, and go on with letters, digits, `_`, `-` or `.`, {NAME_BYTES_MAX} at most"
+        "`{0}` is not a valid event name: use a letter or `_`, followed by letters, digits, `_`, `-` or \
+         `.`, at most {NAME_BYTES_MAX}"
     )]
     Name(String),
     /// The name is reserved for Waypost.
-    #[error("`{0}` is an event of waypost itself; choose another name")]
+    #[error("`{0}` is a reserved event name; choose another name")]
     Own(String),
     /// The attempt has ended, and the events file is removed.
-    #[error("the step that this process belongs to has ended, and takes no events any more")]
+    #[error("the step of this process has ended, and accepts no more events")]
     Ended,
     /// The events of the attempt would exceed [`EVENTS_BYTES_MAX`].
-    #[error("the events of a step may have {EVENTS_BYTES_MAX} bytes, and this one does not fit any more")]
+    #[error("the event exceeds the limit of {EVENTS_BYTES_MAX} bytes for all events of the step")]
     Full,
     /// The file cannot be written.
     #[error("cannot add to the events of the step")]
@@ -78,7 +79,7 @@ pub fn add_event(file: &Path, name: &str, data: BTreeMap<String, String>) -> Res
     })?;
     let found = file.metadata().map_err(EventError::Io)?;
     if !found.is_file() {
-        return Err(EventError::Io(io::Error::other("it is not a regular file")));
+        return Err(EventError::Io(io::Error::other("the path is not a regular file")));
     }
     if found.size() + bytes.len() as u64 > EVENTS_BYTES_MAX {
         return Err(EventError::Full);
@@ -107,7 +108,7 @@ pub(super) fn notes(read: io::Result<Vec<u8>>, mask: &Mask) -> Vec<Note> {
     let bytes = match read {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
-        Err(error) => return vec![warn(format!("its events are not kept: {error}"))],
+        Err(error) => return vec![warn(format!("events are lost: {error}"))],
     };
     let mut notes = Vec::new();
     let text = String::from_utf8_lossy(&bytes);
@@ -115,7 +116,7 @@ pub(super) fn notes(read: io::Result<Vec<u8>>, mask: &Mask) -> Vec<Note> {
     for (count, (at, line)) in lines.enumerate() {
         if count == EVENTS_MAX {
             notes.push(warn(format!(
-                "it has more than {EVENTS_MAX} events; those from line {} on are not kept",
+                "more than {EVENTS_MAX} events; events from line {} on are dropped",
                 at + 1
             )));
             break;
@@ -123,7 +124,7 @@ pub(super) fn notes(read: io::Result<Vec<u8>>, mask: &Mask) -> Vec<Note> {
         notes.push(match event(line, mask) {
             Ok(note) => note,
             // The parse error is left out: the text could quote a secret.
-            Err(why) => warn(format!("line {} of $WAYPOST_EVENTS is not kept: {why}", at + 1)),
+            Err(why) => warn(format!("dropped line {} of $WAYPOST_EVENTS: {why}", at + 1)),
         });
     }
     notes
@@ -131,12 +132,12 @@ pub(super) fn notes(read: io::Result<Vec<u8>>, mask: &Mask) -> Vec<Note> {
 
 fn event(line: &str, mask: &Mask) -> Result<Note, String> {
     let EventLine { name, data } =
-        serde_json::from_str(line).map_err(|_| "it is no object with `name` and `data`".to_owned())?;
+        serde_json::from_str(line).map_err(|_| "not an object with `name` and `data`".to_owned())?;
     let mut data = Value::Object(data);
-    refuse_name(&name).map_err(|_| "it has no name that an event may have".to_owned())?;
+    refuse_name(&name).map_err(|_| "missing or invalid event name".to_owned())?;
     mask_values(&mut data, mask);
     if mask.contains(name.as_bytes()) || mask.is_within(&data) {
-        return Err("its name, a key or a number contains a secret".to_owned());
+        return Err("the name, a key or a number contains a secret".to_owned());
     }
     Ok(Note::Event { name, data })
 }
@@ -187,7 +188,7 @@ mod tests {
             r#"{"name":"warning"}"#,
             r#"{"name":"a""#,
         ] {
-            assert!(said(wrong)[0].starts_with("warning: line 1 of $WAYPOST_EVENTS is not kept"), "{wrong}");
+            assert!(said(wrong)[0].starts_with("warning: dropped line 1 of $WAYPOST_EVENTS"), "{wrong}");
         }
         for secret in [
             r#"{"name":"a","data":{"n":12345678}}"#,
@@ -203,7 +204,7 @@ mod tests {
         }
         let many = said(&"{\"name\":\"a\"}\n".repeat(EVENTS_MAX + 2));
         assert_eq!(many.len(), EVENTS_MAX + 1);
-        assert!(many[EVENTS_MAX].contains("those from line 1001 on are not kept"), "{}", many[EVENTS_MAX]);
+        assert!(many[EVENTS_MAX].contains("events from line 1001 on are dropped"), "{}", many[EVENTS_MAX]);
         assert!(notes(Err(io::ErrorKind::NotFound.into()), &Mask::new([]).expect("none")).is_empty());
     }
 

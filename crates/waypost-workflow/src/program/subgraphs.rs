@@ -95,7 +95,7 @@ pub(super) fn of(
     let around = Enclosing { file: &file, cores, is_top: true };
     let shape = subgraph(workflow.body(), workflow.max_parallel(cores), around, &mut levels)?;
     let levels =
-        levels.into_iter().map(|subgraph| subgraph.expect("each is filled in once its steps are known"));
+        levels.into_iter().map(|subgraph| subgraph.expect("each graph is set when its steps are known"));
     Ok((shape, levels.collect()))
 }
 

@@ -84,7 +84,7 @@ impl Waiting {
                 }
             }
             Ok(Came::Refused(answer)) => {
-                let text = format!("it was not approved: `{answer}` was answered");
+                let text = format!("not approved: the answer is `{answer}`");
                 let failure = Failure::new(FailureKind::Error, vec![text]);
                 Performed::Failed { failure, report: StepReport::default() }
             }
@@ -147,7 +147,7 @@ async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Res
             Ok(value) => return Ok(Came::Value(Some(("answer", value)))),
         }
     }
-    unreachable!("nobody is asked so often")
+    unreachable!("the number of questions is bounded")
 }
 
 /// Sleeps for `time`, counted from the first start of the step; a memo keeps the due time.

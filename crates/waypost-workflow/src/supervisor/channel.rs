@@ -54,7 +54,7 @@ pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Option
         return Ok(None);
     }
     if message.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is longer than any should be"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the message exceeds the limit"));
     }
     Ok(Some((&mut buffer[..message.bytes], descriptors)))
 }

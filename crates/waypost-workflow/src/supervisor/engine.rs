@@ -34,7 +34,7 @@ const START_MAX: Duration = Duration::from_secs(30);
 const END_MAX: Duration = Duration::from_secs(1);
 
 /// Reason for a supervisor that closed the channel before it served.
-const ENDED_AT_ONCE: &str = "it ended at once";
+const ENDED_AT_ONCE: &str = "the process exited at its start";
 
 /// Interval of the SIGCONT for a supervisor that must end, in case of another SIGSTOP; rare enough to cost
 /// nothing.
@@ -205,10 +205,10 @@ impl Shared {
         let lock: Vec<BorrowedFd<'_>> = lock.iter().map(AsFd::as_fd).collect();
         self.control.send(&Control::Hello.encode(), &lock).await.map_err(|_| ENDED_AT_ONCE)?;
         let answer = tokio::time::timeout(START_MAX, self.control.receive()).await;
-        match answer.map_err(|_| "it does not answer")? {
+        match answer.map_err(|_| "no response")? {
             None => Err(ENDED_AT_ONCE),
             Some(answer) if answer.bytes() == [PROTOCOL] => Ok(()),
-            Some(_) => Err("it is of another version"),
+            Some(_) => Err("another version"),
         }
     }
 

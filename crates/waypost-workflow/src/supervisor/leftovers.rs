@@ -23,7 +23,7 @@ const LOADING_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug, thiserror::Error)]
 pub enum LeftoversError {
     /// Some processes do not die. Do not start the run's steps again while these live.
-    #[error("processes {pids:?} of the run were killed but do not end")]
+    #[error("processes {pids:?} of the run do not end after SIGKILL")]
     Stuck {
         /// Process ids.
         pids: Vec<u32>,

@@ -204,7 +204,7 @@ pub enum SupervisorError {
     },
     /// The program was started but does not serve: it ended, did not answer in time, or has another version.
     /// It has been killed. Check that it calls [`main`].
-    #[error("the supervisor `{}` does not serve: {reason}", program.display())]
+    #[error("cannot use the supervisor `{}`: {reason}", program.display())]
     NotServing {
         /// Path of the program.
         program: PathBuf,
@@ -213,14 +213,14 @@ pub enum SupervisorError {
     },
     /// The supervisor is gone, killed or shut down. The reapers have killed or are killing the processes of
     /// all steps. Start another supervisor to continue.
-    #[error("the supervisor of the run has ended")]
+    #[error("the supervisor of the run has exited")]
     Ended,
     /// The reaper of this step was killed. All processes of the step have been killed. Other steps are not
     /// affected.
     #[error("the process that supervised the step was killed")]
     ReaperKilled,
     /// The engine has no descriptors or memory left for a message. Nothing was started.
-    #[error("cannot talk to the supervisor")]
+    #[error("cannot reach the supervisor")]
     Channel(#[source] io::Error),
 }
 
@@ -242,7 +242,7 @@ pub enum SpawnError {
         source: io::Error,
     },
     /// The command exists, but the interpreter in its first line does not.
-    #[error("command `{}` needs an interpreter that is not there", command.display())]
+    #[error("command `{}` needs a missing interpreter", command.display())]
     InterpreterNotFound {
         /// Command as given.
         command: OsString,
@@ -262,7 +262,8 @@ pub enum SpawnError {
         source: io::Error,
     },
     /// Arguments and environment are longer than the system accepts.
-    #[error("command `{}` has {bytes} bytes of arguments and environment, more than the system takes: pass a long value by `stdin:`, and the items of a step by `items_file`", command.display())]
+    #[error("cannot start command `{}`: arguments and environment have {bytes} bytes, over the limit of \
+             the system: pass long values by `stdin:`, and items by `items_file`", command.display())]
     TooLong {
         /// Command as given.
         command: OsString,
@@ -271,13 +272,13 @@ pub enum SpawnError {
     },
     /// A string cannot be passed to a process. It has a zero byte, or is an invalid variable name: empty, or
     /// with an equals sign. Shown up to the first zero byte; a variable by its name only.
-    #[error("`{}` cannot be passed to a process", what.display())]
+    #[error("cannot pass `{}` to a process", what.display())]
     InvalidString {
         /// Argument, variable name or folder.
         what: OsString,
     },
     /// The command is missing.
-    #[error("a step's process needs a command")]
+    #[error("a process of a step needs a command")]
     NoCommand,
     /// The system could not make the process: too many processes or descriptors, or no memory. Try again
     /// later.

@@ -194,7 +194,7 @@ impl Supervisor {
             alive: self.alive_read.as_raw_fd(),
             lock: self.lock.as_ref().map(AsRawFd::as_raw_fd),
         };
-        #[expect(unsafe_code, reason = "a reaper is this program going on in a second process")]
+        #[expect(unsafe_code, reason = "a reaper is a second process of this program")]
         // SAFETY: this process has one thread, checked at its start. So the child, a copy of all memory, has
         // a consistent state of locks. The top of the stack is within `reaper_stack`, aligned to 16 bytes,
         // and has no other user in this process. `birth` is copied with the rest.
@@ -337,7 +337,7 @@ fn close_all_but(kept: &[RawFd]) {
     }
 }
 
-#[expect(unsafe_code, reason = "closing by number what no Rust value of this process uses any more")]
+#[expect(unsafe_code, reason = "the descriptors have no owner in this process")]
 fn close_range(first: RawFd, last: RawFd) {
     // SAFETY: at the start of the program values own kept descriptors only. In a fork the values of the
     // supervisor are never used or dropped, as the fork exits without returning.

@@ -52,7 +52,7 @@ pub(super) fn reap() -> Reaped {
 /// [`reap`] does not see such children, as long as the parent is the process that cloned them (`__WCLONE`,
 /// wait(2)).
 pub(super) fn reap_cloned() -> Option<Pid> {
-    #[expect(unsafe_code, reason = "rustix cannot wait for such children")]
+    #[expect(unsafe_code, reason = "rustix cannot wait for these children")]
     // SAFETY: a plain system call that writes no status.
     let pid = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WCLONE) };
     Pid::from_raw(pid.max(0))

@@ -225,5 +225,5 @@ fn without_zero(string: &OsStr) -> Result<&[u8], &OsStr> {
 }
 
 fn unreadable() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "a message between engine and supervisor is not readable")
+    io::Error::new(io::ErrorKind::InvalidData, "cannot decode a message between engine and supervisor")
 }

@@ -271,7 +271,7 @@ fn cancelled_is_refused_with_its_reason() {
 
     assert_eq!(errors.len(), 1);
     let help = errors[0].help.as_ref().unwrap();
-    assert!(help.starts_with("after Ctrl-C, a stop, a timeout or a spent budget no step runs"), "{help}");
+    assert!(help.starts_with("no step runs after Ctrl-C, a stop, a timeout or an exceeded budget"), "{help}");
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn deep_nesting_is_an_error_and_not_a_crash() {
 fn long_expressions_are_refused() {
     let text = format!("${{{{ [{}] }}}}", "1,".repeat(1_000));
 
-    assert!(text_of(&text).starts_with("syntax: the expression has more than 1000 words and marks"));
+    assert!(text_of(&text).starts_with("syntax: the expression has more than 1000 tokens"));
 }
 
 // What happened: `steps.a.exit_code == null` failed the run where step `a` had timed out and that was tolerated.
@@ -376,9 +376,9 @@ fn a_short_expression_cannot_take_much_memory_or_time() {
             "it reads more than",
         ),
         (format!("[{}]", texts.join(", ")), "larger than 67108864 bytes"),
-        ("params.text | split".to_owned(), "`split` takes texts of at most 8388608 bytes"),
-        ("params.text | list | length".to_owned(), "`list` takes texts of at most 8388608 bytes"),
-        ("params.text | lines | length".to_owned(), "`lines` takes texts of at most 8388608 bytes"),
+        ("params.text | split".to_owned(), "`split` accepts texts of at most 8388608 bytes"),
+        ("params.text | list | length".to_owned(), "`list` accepts texts of at most 8388608 bytes"),
+        ("params.text | lines | length".to_owned(), "`lines` accepts texts of at most 8388608 bytes"),
     ] {
         let error = Template::parse(&format!("${{{{ {text} }}}}")).unwrap().evaluate(&scope).unwrap_err();
         assert!(format!("{error:?}").contains(why), "{text}: {error:?}");

@@ -440,7 +440,7 @@ fn what_no_command_can_take_is_found_before_it_is_run() {
         let error = error_of(&format!("steps:\n  - {key}\n"));
 
         assert_eq!(error.problems().len(), 1, "{}", error.render());
-        assert!(error.problems()[0].message.contains("holds a NUL"), "{}", error.render());
+        assert!(error.problems()[0].message.contains("contains a NUL"), "{}", error.render());
     }
 }
 
@@ -450,8 +450,8 @@ fn status_functions_are_known_only_in_if() {
 
     let messages: Vec<_> = error_of(text).problems().iter().map(|problem| problem.message.clone()).collect();
 
-    let known = "`run.failed_step` is known only in the steps of `on_failure`";
-    assert_eq!(messages, ["`failure()` is known only in `if`", known]);
+    let known = "`run.failed_step` exists only in the steps of `on_failure`";
+    assert_eq!(messages, ["`failure()` is supported only in `if`", known]);
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn a_condition_that_is_always_a_text_is_refused() {
     {
         let error = error_of(&format!("steps:\n  - run: a\n    if: {condition}\n"));
 
-        let message = format!("a condition must be true or false, and this is always {found}");
+        let message = format!("a condition must be true or false, but this one is always {found}");
         assert_eq!(error.problems()[0].message, message, "{}", error.render());
     }
     assert!(Workflow::parse("steps:\n  - run: a\n    if: 1 < 2\n", Path::new("f.yaml")).is_ok());
@@ -482,7 +482,7 @@ fn an_expression_in_the_default_of_a_param_is_refused() {
         let error =
             error_of(&format!("params:\n  p: {{ type: json, default: {default} }}\nsteps:\n  - run: a\n"));
 
-        assert_eq!(error.problems()[0].message, "the default of param `p` cannot hold an expression");
+        assert_eq!(error.problems()[0].message, "the default of param `p` cannot contain an expression");
     }
 }
 

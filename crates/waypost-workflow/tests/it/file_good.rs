@@ -207,7 +207,8 @@ fn rendering_names_the_step() {
     let step = workflow.step("b").unwrap();
     let error = step.work.command().unwrap().render(&scope.for_step("b", &BTreeMap::new())).unwrap_err();
 
-    let expect = "step `b`: cannot work out `steps.a.outputs.rows`: `steps.a.outputs` has no `rows`; it has no names at all";
+    let expect =
+        "step `b`: cannot evaluate `steps.a.outputs.rows`: `steps.a.outputs` has no `rows`: the map is empty";
     assert_eq!(error.to_string(), expect);
 }
 

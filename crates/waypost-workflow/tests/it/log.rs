@@ -78,7 +78,7 @@ async fn beyond_its_limits_a_log_has_its_two_ends_and_says_what_is_missing() {
 
             let (kept, summary) = logged(LIMITS, &writes).await;
 
-            let said = format!("\n[waypost: {} bytes left out here]\n", length - 160);
+            let said = format!("\n[waypost: {} bytes omitted here]\n", length - 160);
             assert_eq!(kept, [&bytes[..100], said.as_bytes(), &bytes[length - 60..length]].concat());
             assert_eq!((summary.bytes, summary.dropped_bytes), (length as u64, length as u64 - 160));
             assert_eq!(summary.sha256, <[u8; 32]>::from(Sha256::digest(&bytes[..length])));

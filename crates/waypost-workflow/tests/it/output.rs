@@ -55,7 +55,7 @@ fn output_files_have_limits() {
     let long_name = format!("{}=x\n", "a".repeat(101));
     let most: String = (0..OUTPUT_COUNT_MAX).map(|index| format!("a{index}=x\n")).collect();
 
-    assert_eq!(outputs_of(&large), "error: the output file has 1048577 bytes, the limit is 1048576");
+    assert_eq!(outputs_of(&large), "error: the output file has 1048577 bytes, the maximum is 1048576");
     assert_eq!(outputs_of(many.as_bytes()), "error: line 1001: more than 1000 outputs");
     assert!(outputs_of(long_name.as_bytes()).starts_with("error: line 1: `aaaa"));
     assert_eq!(
@@ -148,26 +148,22 @@ fn what_json_would_change_is_refused() {
     // Why: only values were compared, and a step that reads them is given a text.
     // What stops it now: a number is refused whose text has zeros before it, or would come back with or without an exponent.
     for text in ["007", "-01.5", "1e3", "100e-2", "123456789012345680000.0"] {
-        let refused = format!("error: stdout is a number that would not be kept as it is, `{text}`");
+        let refused = format!("error: cannot keep the number `{text}` on stdout exactly");
         assert!(number(text).starts_with(&refused), "{text}: {}", number(text));
     }
     for text in changed {
         assert!(json(text).starts_with("error: "), "{text}: {}", json(text));
-        assert!(
-            number(text).starts_with("error: stdout is a number that would not be kept"),
-            "{text}: {}",
-            number(text)
-        );
+        assert!(number(text).starts_with("error: cannot keep the number `"), "{text}: {}", number(text));
         assert_eq!(json(&format!("\"{text}\"")), format!("\"{text}\""), "a text is a text");
     }
     assert_eq!(
         json("{\n  \"a\\\"1\": [1, 12345678901234567890123]}"),
-        "error: stdout cannot be read as JSON: the number `12345678901234567890123` would not be kept as it is; write it as \
+        "error: stdout is not valid JSON: cannot keep the number `12345678901234567890123` exactly; write the number as \
          text at line 2, column 15"
     );
     assert_eq!(
         json("[{\"a\": 1, \"b\": {\"a\": 1}, \"a\": 2}]"),
-        "error: stdout cannot be read as JSON: the key `a` stands twice in one map at line 1, column 28"
+        "error: stdout is not valid JSON: duplicate key `a` in a map at line 1, column 28"
     );
     assert!(JsonPath::parse("$.b").unwrap().find_in(b"{\"a\": 1e-999, \"b\": 1}").is_err());
 }

@@ -220,7 +220,7 @@ async fn a_step_that_takes_too_long_is_ended_with_all_it_started() {
         .run("steps:\n  - id: a\n    timeout: 300ms\n    grace: 100ms\n    run: (trap '' TERM; sleep 1000) & sleep 1000\n")
         .await;
 
-    assert_eq!(error_of(&outcome), "a: it took longer than 300ms");
+    assert_eq!(error_of(&outcome), "a: timed out after 300ms");
 }
 
 #[tokio::test]
@@ -393,17 +393,17 @@ async fn what_stands_in_place_of_outputs_is_never_waited_for() {
         (
             "rm $WAYPOST_OUTPUT; mkfifo $WAYPOST_OUTPUT",
             "",
-            "cannot read $WAYPOST_OUTPUT: it is not a regular file",
+            "cannot read $WAYPOST_OUTPUT: the path is not a regular file",
         ),
-        ("ln -sf /dev/zero $WAYPOST_OUTPUT", "", "cannot read $WAYPOST_OUTPUT: it is a symbolic link"),
+        ("ln -sf /dev/zero $WAYPOST_OUTPUT", "", "cannot read $WAYPOST_OUTPUT: the path is a symbolic link"),
         (
             "rm $WAYPOST_OUTPUT; mkdir $WAYPOST_OUTPUT",
             "",
-            "cannot read $WAYPOST_OUTPUT: it is not a regular file",
+            "cannot read $WAYPOST_OUTPUT: the path is not a regular file",
         ),
-        ("mkfifo pipe", "outputs: { x: { from: pipe } }", "it is not a regular file"),
-        ("ln -s /dev/zero pipe", "outputs: { x: { from: pipe } }", "it is not a regular file"),
-        ("mkdir pipe", "outputs: { x: { from: pipe, json: $.x } }", "it is not a regular file"),
+        ("mkfifo pipe", "outputs: { x: { from: pipe } }", "the path is not a regular file"),
+        ("ln -s /dev/zero pipe", "outputs: { x: { from: pipe } }", "the path is not a regular file"),
+        ("mkdir pipe", "outputs: { x: { from: pipe, json: $.x } }", "the path is not a regular file"),
         ("rm $WAYPOST_SUMMARY; mkfifo $WAYPOST_SUMMARY", "", ""),
         ("rm $WAYPOST_SUMMARY; mkfifo $WAYPOST_SUMMARY; exit 3", "", "exit code 3"),
         ("echo x > real; ln -s real pipe", "outputs: { x: { from: pipe } }", ""),

@@ -40,7 +40,7 @@ pub const RUNNING_KEY: &str = "running";
 #[derive(Debug, thiserror::Error)]
 pub enum MemoError {
     /// The result is too large.
-    #[error("the result kept as `{key}` has {bytes} bytes, {MEMO_BYTES_MAX} are allowed")]
+    #[error("the result kept as `{key}` has {bytes} bytes, the maximum is {MEMO_BYTES_MAX}")]
     Large {
         /// The key of the result.
         key: String,
@@ -48,13 +48,13 @@ pub enum MemoError {
         bytes: usize,
     },
     /// The step has too many results.
-    #[error("step `{0}` has kept {MEMOS_MAX} results, no more are allowed")]
+    #[error("step `{0}` has {MEMOS_MAX} kept results, the maximum")]
     Many(StepId),
     /// The session is ending; the step will be dropped.
     #[error("the run is ending, and result `{0}` was not kept")]
     Ending(String),
     /// The stored results cannot be read.
-    #[error("cannot read what step `{step}` kept before")]
+    #[error("cannot read the kept results of step `{step}`")]
     Read {
         /// The step.
         step: StepId,

@@ -41,7 +41,8 @@ impl<P: Program> Session<'_, P> {
             return Ok(Ok(()));
         }
         let text = format!(
-            "{} branches are to be opened, and the run would have {count} then; its store keeps {max}: use one named `sqlite:PATH` for it",
+            "cannot open {} branches: the run would have {count}, the maximum of the store is {max}: use a \
+             store `sqlite:PATH`",
             items.len()
         );
         Ok(Err(Failure::new(FailureKind::Limit, vec![text])))

@@ -67,7 +67,7 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(()) => {}
             Err(refused) if are_hooks => {
                 // The earlier result of the step counts.
-                let text = format!("what comes after it cannot be done: {}", refused.error.join(": "));
+                let text = format!("cannot run its steps downstream: {}", refused.error.join(": "));
                 let report = StepReport { notes: vec![Note::Warning(text)], ..StepReport::default() };
                 self.fail_now(id, place, failure.unwrap_or(refused), report);
             }
@@ -236,7 +236,7 @@ impl<'a, P: Program> Session<'a, P> {
         // A page is opened as a whole or not at all, even if the program refuses an item.
         let mut children = Vec::new();
         for _ in 0..page {
-            let missing = || StoreError::Invalid("there are fewer frozen items than were counted".to_owned());
+            let missing = || StoreError::Invalid("an item list is shorter than its count".to_owned());
             let item = reader.next().await?.ok_or_else(missing)?;
             let scope = self.scopes.get(id);
             match self.program.child(scope.step_ref(place), &scope.state, &item) {
@@ -536,7 +536,7 @@ fn check_items(items: Vec<Item>) -> Result<Vec<Item>, Failure> {
     // Sorted indexes take less memory than a table of keys, for up to a million items.
     let mut order: Vec<u32> = (0..items.len()).filter_map(|place| u32::try_from(place).ok()).collect();
     if order.len() < items.len() {
-        let text = format!("there are {} items, {} can be kept", items.len(), u32::MAX);
+        let text = format!("the step has {} items, the maximum is {}", items.len(), u32::MAX);
         return Err(Failure::new(FailureKind::Limit, vec![text]));
     }
     let key = |place: &u32| items[*place as usize].key.as_str();
@@ -545,10 +545,7 @@ fn check_items(items: Vec<Item>) -> Result<Vec<Item>, Failure> {
         None => Ok(items),
         Some(pair) => {
             let (first, second) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
-            let text = format!(
-                "two items, those with index {first} and {second}, have the key `{}`; each branch needs its own",
-                key(&pair[0])
-            );
+            let text = format!("items {first} and {second} have the same key `{}`", key(&pair[0]));
             Err(Failure::new(FailureKind::Error, vec![text]))
         }
     }

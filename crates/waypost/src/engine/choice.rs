@@ -32,7 +32,7 @@ pub(super) fn choose(
         let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
         if !unfinished.has(place) {
             let (run, branch, step) = (run.clone(), BranchPath::main(), step.clone());
-            let why = format!("it is finished; `--from {step}` runs it again");
+            let why = format!("the step is finished; `--from {step}` reruns it");
             return Err(RunError::NotSettled { run, branch, step, why });
         }
         position.ask_no_more(step);
@@ -86,7 +86,7 @@ impl<P: Program> Session<'_, P> {
                 self.mark_dirty(id);
             }
             Err(why) => {
-                let text = format!("it cannot count as done: {why}");
+                let text = format!("the step cannot count as done: {why}");
                 let failure = crate::record::Failure::new(crate::record::FailureKind::Fatal, vec![text]);
                 self.fail(id, place, failure, StepReport::default());
             }

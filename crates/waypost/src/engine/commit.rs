@@ -123,7 +123,7 @@ impl<P: Program> Session<'_, P> {
     /// Writes the status of the run on a record, and the end of the main branch on its last record.
     fn mark_status(&mut self, ids: &[ScopeId], status: Option<RunStatus>) {
         let Some(status) = status else { return };
-        let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch has a branch") };
+        let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch names its branch") };
         let failed = self.failed_as_seen_on(id);
         let last = self.scopes.get_mut(id).drafts.last_mut().expect("a branch in a batch has a draft");
         last.status = Some(status);
@@ -231,10 +231,10 @@ impl<P: Program> Session<'_, P> {
     async fn tidy_up(&mut self, lease: Lease, keep: u32, wake_at: Option<Timestamp>) {
         let store = &self.engine.store;
         if let Err(error) = store.trim(&lease, keep, TrimMode::Apply).await {
-            self.engine.observer.warned(&format!("old states could not be let go: {error}"));
+            self.engine.observer.warned(&format!("cannot drop old states: {error}"));
         }
         if let Err(error) = store.release(lease, wake_at).await {
-            self.engine.observer.warned(&format!("the run could not be given back before its end: {error}"));
+            self.engine.observer.warned(&format!("cannot release the run before its end: {error}"));
         }
     }
 
@@ -326,7 +326,8 @@ impl<P: Program> Session<'_, P> {
         let data = json!({ "at": at, "error": source.to_string() });
         self.note(Note::Event { name: CHECKPOINT_FAILED.to_owned(), data });
         let text = format!(
-            "checkpoint {at} could not be written ({source}); a crash now would cost the steps since then"
+            "cannot write checkpoint {at} ({source}); a crash now would lose the steps since the last \
+             checkpoint"
         );
         self.engine.observer.warned(&text);
         Ok(())

@@ -325,7 +325,7 @@ impl<P: Program> Session<'_, P> {
             Some(step.id.clone()),
             at,
         ));
-        let last = scope.drafts.last_mut().expect("one was just added");
+        let last = scope.drafts.last_mut().expect("a draft was just added");
         (last.report, last.digests) = (report, traced);
         if ends_all {
             self.end_step(id, place, (failure, causes));
@@ -371,7 +371,7 @@ pub(super) struct Failing {
 /// Adds the failure to the report of a step with hooks: the record of the step has the failure only after its hooks.
 pub(super) fn report_before_hooks(mut report: StepReport, failure: &Failure) -> StepReport {
     let text = failure.error.first().cloned().unwrap_or_default();
-    report.notes.push(Note::Warning(format!("it failed, and what is to be done then is done: {text}")));
+    report.notes.push(Note::Warning(format!("the step failed, and its failure hook runs: {text}")));
     report
 }
 

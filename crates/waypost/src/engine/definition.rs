@@ -46,13 +46,13 @@ pub(super) fn carried(
         .map(|change| format!("`{}`", change.step))
         .collect();
     if !steps.is_empty() {
-        return Err(format!("it touches finished steps: {}", steps.join(", ")));
+        return Err(format!("finished steps changed: {}", steps.join(", ")));
     }
     for step in kept.iter().filter(|step| !within.contains(*step)) {
         let added = before.step(step.as_str()).zip(shape.step(step.as_str()));
         if let Some(added) = added.and_then(|(before, step)| added_within(before, step)) {
             return Err(format!(
-                "step `{added}` is new within `{step}`, and a kept result cannot have it: rerun `{step}`"
+                "step `{added}` is new inside `{step}`, which has a kept result: rerun `{step}`"
             ));
         }
     }
@@ -197,7 +197,7 @@ fn with_added(
         if let Some(entry) = at.map(|at| position.frontier.remove(at))
             && entry.fan.is_some()
         {
-            return Err(format!("step `{step}` has open branches, and comes after a new step"));
+            return Err(format!("step `{step}` has open branches, and follows a new step"));
         }
         let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.gave_result());
         if let Some(end) = end {
@@ -240,7 +240,7 @@ fn with_added_on_route(shape: &Shape, mut position: Position, added: &[usize]) -
         None => Ok(position),
         Some(place) => {
             let (step, next) = (&shape.steps()[*place].id, &shape.steps()[shape.routes(*place)[0]].id);
-            Err(format!("step `{step}` is new and comes before `{next}`, which is finished"))
+            Err(format!("step `{step}` is new, and precedes the finished step `{next}`"))
         }
     }
 }
@@ -261,7 +261,7 @@ pub(super) fn check_fit(
     }
     let changes = change::changes(shape, position, definition, (shape, &BTreeSet::new()));
     let listed: Vec<_> = changes.iter().map(StepChange::to_string).collect();
-    Err(format!("{}, and nobody said to go on with that", listed.join(", ")))
+    Err(format!("{}, and no choice was given", listed.join(", ")))
 }
 
 /// Checks that a shape has the steps of a frontier.
@@ -269,7 +269,7 @@ pub(super) fn check_frontier(shape: &Shape, position: &Position) -> Result<(), S
     let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
     match gone {
         None => Ok(()),
-        Some(entry) => Err(format!("it stands at step `{}`, which the graph does not have", entry.step)),
+        Some(entry) => Err(format!("the run is at step `{}`, which the graph does not have", entry.step)),
     }
 }
 

@@ -189,7 +189,8 @@ impl<P: Program> Session<'_, P> {
         below.into_iter().for_each(|id| self.forget(id));
         let scope = self.scopes.get_mut(id);
         let at = scope.caught.iter().position(|caught| caught.place == place);
-        let Caught { failure, items, report, .. } = scope.caught.remove(at.expect("it was just seen"));
+        let Caught { failure, items, report, .. } =
+            scope.caught.remove(at.expect("the branch was just seen"));
         if causes.is_empty() {
             let (branch, step) = (scope.branch().clone(), scope.step_id(place).clone());
             causes.push(StepFailure { branch, step, failure: failure.clone() });
@@ -243,7 +244,7 @@ impl<P: Program> Session<'_, P> {
     fn end_failing_branch(&mut self, id: ScopeId, below: &[ScopeId]) {
         self.end_all(below);
         let scope = self.scopes.get_mut(id);
-        let FailingBranch { place, failure } = scope.failing.take().expect("it was noted as dying");
+        let FailingBranch { place, failure } = scope.failing.take().expect("the branch was marked as failed");
         let said = scope.drafts.last().is_some_and(|draft| matches!(draft.phase, Phase::Failed(_)));
         if !said {
             scope.draft_of(place, Phase::Failed(failure), Reason::Step);
@@ -269,7 +270,7 @@ impl<P: Program> Session<'_, P> {
                 scope.drafts.push(Draft::new(phase, Reason::Cancel, None, Try::default()));
             }
             (scope.end, scope.is_counted_out) = (Some(end), true);
-            scope.drafts.last_mut().expect("there is one by now").end = Some(end);
+            scope.drafts.last_mut().expect("the parent has an entry").end = Some(end);
             self.mark_dirty(*child);
         }
     }

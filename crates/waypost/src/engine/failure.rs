@@ -216,7 +216,7 @@ pub(super) async fn tolerated(
 }
 
 /// The reason in the last record of a skipped branch.
-const LEFT: &str = "a person left it at its failure";
+const LEFT: &str = "dropped by a person";
 
 impl Engine {
     /// Ends failed branches as skipped, by decision of a person; all of these or none. A join that has not run
@@ -246,7 +246,7 @@ impl Engine {
             let newest = store.newest(run, branch).await?;
             let header = newest.header();
             if header.end != Some(End::Failed) {
-                let why = "it has not ended as failed".to_owned();
+                let why = "the item has not failed".to_owned();
                 return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
             }
             let body = unchanged_body(&newest, &position_as_recorded(&newest)?)?;

@@ -152,9 +152,7 @@ impl FanOut {
             return Some(why);
         }
         let max = limits.alike.filter(|max| *alike >= *max)?;
-        Some(format!(
-            "{max} branches one after the other failed alike, so that nothing more was started: {error}"
-        ))
+        Some(format!("{max} consecutive branches failed with the same error, no more were started: {error}"))
     }
 
     pub(super) fn mark_ended_here(&mut self, index: u64) {
@@ -301,7 +299,7 @@ pub(super) async fn freeze(
     let mut rest = items.iter().peekable();
     while let Some(item) = rest.next() {
         serde_json::to_writer(&mut text, item)
-            .map_err(|error| StoreError::Invalid(format!("item `{}` cannot be kept: {error}", item.key)))?;
+            .map_err(|error| StoreError::Invalid(format!("cannot record item `{}`: {error}", item.key)))?;
         text.push(b'\n');
         if text.len() < BLOB_CHUNK_BYTES && rest.peek().is_some() {
             continue;
@@ -349,7 +347,8 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
     let (blob, expect) = (&at.blob, at.digest);
     if offset == 0 && blob.starts_with(CARRIED_ITEMS) {
         return Err(StoreError::Invalid(format!(
-            "run {run} lacks the items that its branches work on: it died while they were copied to it; delete it, and fork or import it again"
+            "run {run} lacks the items of its branches: the process died during the copy; delete the run, \
+             and fork or import again"
         )));
     }
     Err(not_as_frozen(run, blob, (offset, actual), expect))
@@ -386,10 +385,10 @@ pub(super) fn not_as_frozen(
     expect: Digest,
 ) -> StoreError {
     let why = match bytes {
-        0 => "they are not there any more".to_owned(),
-        _ => format!("they are not what was frozen: their digest is {actual}, recorded was {expect}"),
+        0 => "the items are missing".to_owned(),
+        _ => format!("the items have digest {actual}, expected {expect}"),
     };
-    let place = format!("the frozen items `{blob}` of run {run}");
+    let place = format!("the recorded items `{blob}` of run {run}");
     StoreError::Io { action: USE, place, source: io::Error::new(io::ErrorKind::InvalidData, why) }
 }
 
@@ -417,7 +416,7 @@ impl ItemReader {
         };
         let missing = |what: &str| {
             StoreError::Invalid(format!(
-                "the items of run {run} in blob `{}` are not whole: {what}",
+                "the items of run {run} in blob `{}` are truncated: {what}",
                 frozen.blob
             ))
         };
@@ -433,11 +432,11 @@ impl ItemReader {
             }
             if self.offset >= frozen.bytes {
                 let rest = self.buffer.len() - self.at;
-                return if rest == 0 { Ok(None) } else { Err(missing("the last line is torn")) };
+                return if rest == 0 { Ok(None) } else { Err(missing("the last line is incomplete")) };
             }
             let chunk = self.store.blobs().read(&run, &frozen.blob, self.offset).await?;
             if chunk.is_empty() {
-                return Err(missing("it is shorter than it was"));
+                return Err(missing("the blob is shorter than recorded"));
             }
             self.offset += chunk.len() as u64;
             self.buffer.drain(..self.at);
@@ -493,7 +492,7 @@ impl Joined {
             return Ok(record);
         }
         let flaw = Flaw::Digest { part: "header", expect, actual: record.digest() };
-        let (run, place) = (self.run.clone(), "what its join attests".to_owned());
+        let (run, place) = (self.run.clone(), "the evidence of the join".to_owned());
         Err(StoreError::of_damage(Damage { run, branch, seq, place, flaw }, None))
     }
 
@@ -569,7 +568,7 @@ impl Outcomes {
 
 /// Returns the failure of a join that cannot read its children.
 pub(super) fn unread(error: &StoreError) -> Failure {
-    let mut chain = vec!["cannot read what became of the branches".to_owned(), error.to_string()];
+    let mut chain = vec!["cannot read the results of the branches".to_owned(), error.to_string()];
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         chain.push(cause.to_string());

@@ -287,7 +287,7 @@ impl Engine {
             let known = |step: &&StepId| program.shape().place(step.as_str()).is_none();
             if let Some(gone) = cut.iter().find(known) {
                 let why = format!(
-                    "step `{gone}` is in doubt there, and the definition in hand does not have it: decide about it in run {} first",
+                    "step `{gone}` is in doubt, and the current definition lacks it: decide in run {} first",
                     header.run
                 );
                 return Err(refused(why));
@@ -378,7 +378,7 @@ impl Engine {
         at: &CheckpointRef,
     ) -> Result<(Record, Position, P::State), RunError> {
         if !at.branch.is_main() {
-            let why = "only states of the main branch can be read so".to_owned();
+            let why = "only states of the main branch can be read here".to_owned();
             return Err(RunError::NoState { at: at.to_string(), why });
         }
         let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;

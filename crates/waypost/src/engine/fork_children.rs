@@ -136,7 +136,7 @@ impl Along {
             if bytes > PORTABLE_BYTES_MAX {
                 let at = CheckpointRef { run: run.clone(), branch: name, seq: taken.record.header().seq };
                 let why = format!(
-                    "the branches of `{opener}` have more than the {PORTABLE_BYTES_MAX} bytes that a run can begin with"
+                    "the branches of `{opener}` exceed {PORTABLE_BYTES_MAX} bytes, the maximum for a new run"
                 );
                 return Err(RunError::NoState { at: at.to_string(), why });
             }
@@ -252,7 +252,7 @@ impl Along {
             let scope = session.scopes.get(id);
             let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
             let changed = |why: String| RunError::Changed { run: run.clone(), why };
-            let unlike = || changed(format!("the graph does not have the branches of step `{step}` so"));
+            let unlike = || changed(format!("the branches of step `{step}` do not match the graph"));
             let place = scope.shape.place(step.as_str()).ok_or_else(unlike)?;
             let children = scope.shape.steps()[place].children.as_ref().ok_or_else(unlike)?;
             let items = self.items_of(&fan, children)?.ok_or_else(unlike)?;
@@ -280,9 +280,7 @@ impl Along {
                     && name.opened_by().is_some_and(|(opener, _)| opener == children.name)
             };
             if let Some(left) = self.branches.keys().find(is_of_fan) {
-                let why = format!(
-                    "branches of step `{step}` are under way there, and the graph has none that is called `{left}`"
-                );
+                let why = format!("step `{step}` has an open branch `{left}`, which the graph does not have");
                 return Err(changed(why));
             }
             let scope = session.scopes.get_mut(id);
@@ -303,7 +301,7 @@ impl Along {
             Some(at) => {
                 let text = self.items.get(&at.blob).map_or(&[][..], Vec::as_slice);
                 let items = thaw(text).map_err(|error| {
-                    StoreError::Invalid(format!("the items in blob `{}` are not whole: {error}", at.blob))
+                    StoreError::Invalid(format!("the items in blob `{}` are incomplete: {error}", at.blob))
                 })?;
                 Ok(Some(items).filter(|items| items.len() as u64 == fan.total))
             }
@@ -325,8 +323,7 @@ impl Along {
         let SourceBranch { record, position, settled, joined } = taken;
         let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
         if let Some(gone) = gone {
-            let why =
-                format!("branch `{name}` stands at step `{}`, which the graph does not have", gone.step);
+            let why = format!("branch `{name}` is at step `{}`, which the graph does not have", gone.step);
             return Err(RunError::Changed { run: record.header().run.clone(), why });
         }
         let mut state = decode_state(session.program, shape.level(), &record)?;
@@ -530,7 +527,7 @@ fn restart_branch<P: Program>(
     let scope = session.scopes.get(id);
     let state = session.program.child(scope.step_ref(place), &scope.state, item).map_err(|failure| {
         let at = format!("{}/{name}", scope.chain.run);
-        RunError::NoState { at, why: format!("it cannot be opened anew: {}", failure.error.join(": ")) }
+        RunError::NoState { at, why: format!("cannot reopen the branch: {}", failure.error.join(": ")) }
     })?;
     let (chain, epoch) = (Chain::child(&scope.chain, name), scope.entry(place).at.epoch);
     let begin = ChildStart { chain, epoch, before: None };

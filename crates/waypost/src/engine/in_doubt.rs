@@ -80,7 +80,8 @@ pub(super) async fn check_abandoned(
             && !request.asks
         {
             let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
-            let why = "the definition in hand does not go on with its branch; go on with the run's own first";
+            let why = "the current definition does not continue its branch; resume with the run's own copy \
+                       first";
             return Err(RunError::NotSettled { run, branch, step, why: why.to_owned() });
         }
         questions.extend(left);
@@ -142,7 +143,7 @@ pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
 
 /// Returns why a step interrupted in another run is in doubt here.
 pub(super) fn cut_there(run: &RunId) -> String {
-    format!("it was cut in run {run}, from which this one began")
+    format!("the step was cut in the parent run {run}")
 }
 
 /// Returns the questions about the interrupted non-idempotent steps of a reopened branch.
@@ -357,7 +358,7 @@ pub(super) fn apply_decisions<P: Program>(
         if matches!(cause, Cause::InLost(_)) && !is_open {
             // The step runs at its turn.
             if !matches!(on_doubt, OnDoubt::Retry) {
-                return Err(not_settled(scope, &doubtful, "what comes before it is not finished"));
+                return Err(not_settled(scope, &doubtful, "an upstream step is not finished"));
             }
             continue;
         }
@@ -368,7 +369,7 @@ pub(super) fn apply_decisions<P: Program>(
         }
         let Some(place) = place.filter(|_| is_open) else {
             let why = format!(
-                "step `{step}` is in doubt, and does not come next any more: it can be settled by the run's own definition"
+                "step `{step}` is in doubt, and no longer next: settle the step with the run's own definition"
             );
             return Err(RunError::Changed { run, why });
         };
@@ -376,7 +377,8 @@ pub(super) fn apply_decisions<P: Program>(
         if let Some(begun) = begun.filter(|_| matches!(on_doubt, OnDoubt::Done)) {
             let is_cut = begun.fan.is_none() && begun.is_unsettled();
             if is_cut && scope.shape.steps()[place].children.is_some() {
-                let why = "it had begun, and the branches that it was amid are not those of this graph, or of this run; it can only be begun anew";
+                let why = "the step is partly run, and its open branches do not match this graph or run; \
+                           it can only restart";
                 return Err(not_settled(scope, &doubtful, why));
             }
             if !is_cut {

@@ -257,13 +257,13 @@ fn check_label(run: &RunId, label: Option<&str>) -> Result<(), RunError> {
     let Some(label) = label else { return Ok(()) };
     let is_fit = |sign: char| sign.is_ascii_alphanumeric() || "-_.".contains(sign);
     let why = if label.is_empty() {
-        "it is empty".to_owned()
+        "the label is empty".to_owned()
     } else if label.len() > LABEL_BYTES_MAX {
-        format!("it has more than {LABEL_BYTES_MAX} characters")
+        format!("the label has more than {LABEL_BYTES_MAX} characters")
     } else if label.bytes().all(|byte| byte.is_ascii_digit()) {
-        "it would be taken for the number of a checkpoint".to_owned()
+        "the label looks like the number of a checkpoint".to_owned()
     } else if let Some(wrong) = label.chars().find(|sign| !is_fit(*sign)) {
-        format!("`{wrong}` may not stand in it: letters, digits, `-`, `_` and `.` may")
+        format!("the label contains `{wrong}`: use letters, digits, `-`, `_` and `.`")
     } else {
         return Ok(());
     };
@@ -318,7 +318,7 @@ impl<S> Edits<S> {
         // If only the join failed, the join runs again with the edit.
         let is_fanned_out = |entry: &FrontierEntry| entry.fan.is_some() && !joins(entry);
         if newest.header().end.is_some() && scope.position.frontier.iter().any(is_fanned_out) {
-            let why = "it ended together with branches that it opened: change one of those, and it goes on with that";
+            let why = "the branch ended with its children; edit a child instead";
             return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
         }
         for edit in self.0.into_values().flatten() {
@@ -344,9 +344,9 @@ pub(super) async fn refuse_left(
     let Some(branch) = left else { return Ok(()) };
     let run = run.clone();
     let why = if branch.is_main() {
-        "it is the main one, whose state has an edit of its own"
+        "the main branch has an edit of its own"
     } else if engine.store.branches(&run).await?.contains(&branch) {
-        "no step waits for it any more: it was joined, or left behind by what was done again"
+        "no step waits for the branch: it is joined or abandoned"
     } else {
         "the run has no such branch"
     };

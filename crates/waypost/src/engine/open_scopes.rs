@@ -204,7 +204,7 @@ async fn check_names<P: Program>(
     for (key, _) in children.named.iter().take(out.opened as usize) {
         let branch = children.path(&above, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
         if !there.contains(&branch) {
-            let why = format!("branches of step `{step}` are under way, and `{branch}` is none of them");
+            let why = format!("step `{step}` has open branches, without `{branch}`");
             return Err(RunError::Changed { run, why });
         }
     }
@@ -229,7 +229,7 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
     let fan = entry.fan.as_ref();
     let children = fan.and_then(|fan| scope.shape.steps()[place].opened(fan));
     let unlike = || {
-        let why = format!("branches of step `{}` are under way that the graph does not have so", entry.step);
+        let why = format!("the open branches of step `{}` do not match the graph", entry.step);
         RunError::Changed { run: scope.chain.run.clone(), why }
     };
     let source = match (fan.and_then(|fan| fan.items.as_ref()), children) {
@@ -471,13 +471,13 @@ pub(super) async fn go_on<P: Program>(
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
     if let Some(gone) = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none()) {
-        let why = format!("branch `{branch}` stands at step `{}`, which the graph does not have", gone.step);
+        let why = format!("branch `{branch}` is at step `{}`, which the graph does not have", gone.step);
         return Err(RunError::Changed { run: header.run.clone(), why });
     }
     if let Some(old) = session.before.as_ref().and_then(|before| before.of_branch(&branch)) {
         let around = above.entry(opener.place).at.iteration.clone();
         add_new_steps((old, shape), &mut position, &around).map_err(|step| {
-            let why = format!("step `{step}` is new, and comes before a finished step of branch `{branch}`");
+            let why = format!("step `{step}` is new, and precedes a finished step of branch `{branch}`");
             RunError::Changed { run: header.run.clone(), why }
         })?;
     }

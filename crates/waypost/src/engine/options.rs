@@ -210,7 +210,7 @@ impl<S> Settle<S> {
     /// The refusal, or the message of a panic. The caller then drops the state.
     pub(super) fn settle(&self, state: &mut S, doubtful: &Doubtful) -> Result<TreatAs, String> {
         let settled = unpanicked(|| (self.0)(state, doubtful));
-        settled.unwrap_or_else(|panic| Err(format!("the function that settles it panicked: {panic}")))
+        settled.unwrap_or_else(|panic| Err(format!("the settling function panicked: {panic}")))
     }
 }
 

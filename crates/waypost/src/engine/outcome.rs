@@ -66,7 +66,7 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
         let waiting = self.scopes.iter().flat_map(|(_, scope)| Waiting::of_line(scope)).collect();
         let progress = self.progress();
-        let main = self.scopes.remove(MAIN).expect("the main branch is always there");
+        let main = self.scopes.remove(MAIN).expect("every outcome has a main branch");
         let stopped_by = self.stopped_by();
         let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
         let first = failures.first().cloned();
@@ -143,7 +143,7 @@ pub enum RunError {
         rounds: u32,
     },
     /// A checkpoint could not be written. Earlier acknowledged checkpoints are intact; later work was stopped.
-    #[error("cannot write checkpoint {at}; the run was stopped there")]
+    #[error("cannot write checkpoint {at}; the run was interrupted")]
     Checkpoint {
         /// The checkpoint.
         at: String,
@@ -161,7 +161,7 @@ pub enum RunError {
         source: Flaw,
     },
     /// A record cannot be encoded, because of a part other than the state. Earlier commits are intact.
-    #[error("cannot write what happened in run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
+    #[error("cannot write a record of run {run}{}", step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`")))]
     Record {
         /// The run.
         run: RunId,
@@ -189,7 +189,7 @@ pub enum RunError {
         supported: u32,
     },
     /// The caller's validation refused the state. Nothing changed.
-    #[error("the state of {at} was refused: {why}")]
+    #[error("rejected the state of {at}: {why}")]
     Rejected {
         /// The checkpoint.
         at: String,
@@ -210,7 +210,7 @@ pub enum RunError {
         source: StoreError,
     },
     /// A step in doubt cannot be settled as done. Nothing changed.
-    #[error("{} of run {run} cannot be settled as done: {why}", place_of(branch, step))]
+    #[error("cannot settle {} of run {run} as done: {why}", place_of(branch, step))]
     NotSettled {
         /// The run.
         run: RunId,
@@ -222,7 +222,7 @@ pub enum RunError {
         why: String,
     },
     /// The state of a branch cannot be edited: no step waits for the branch. Nothing changed.
-    #[error("the state of branch `{branch}` of run {run} cannot be changed: {why}")]
+    #[error("cannot edit the state of branch `{branch}` of run {run}: {why}")]
     NotEdited {
         /// The run.
         run: RunId,
@@ -232,7 +232,7 @@ pub enum RunError {
         why: String,
     },
     /// An undo of the run's steps is unfinished. Nothing changed. The same rollback or cancel completes the undo.
-    #[error("run {run} is being undone{}, and not all of it is", if *to == 0 { String::new() } else { format!(" to @{to}") })]
+    #[error("the undo of run {run}{} is not finished", if *to == 0 { String::new() } else { format!(" to @{to}") })]
     Undoing {
         /// The run.
         run: RunId,
@@ -240,7 +240,7 @@ pub enum RunError {
         to: u64,
     },
     /// A step could not be undone. Later steps are undone; the same call continues.
-    #[error("step `{step}` of run {run} is not undone{}: {}", if branch.is_main() { String::new() } else { format!(" on branch `{branch}`") }, failure.error.join(": "))]
+    #[error("cannot undo step `{step}` of run {run}{}: {}", if branch.is_main() { String::new() } else { format!(" on branch `{branch}`") }, failure.error.join(": "))]
     NotUndone {
         /// The run.
         run: RunId,
@@ -256,7 +256,7 @@ pub enum RunError {
         stopped_by: Option<String>,
     },
     /// The label is not valid for a checkpoint. Nothing changed.
-    #[error("a checkpoint of run {run} cannot be labelled `{label}`: {why}")]
+    #[error("cannot label a checkpoint of run {run} as `{label}`: {why}")]
     NotMarked {
         /// The run.
         run: RunId,
@@ -266,7 +266,7 @@ pub enum RunError {
         why: String,
     },
     /// The current evidence cannot be accepted. Nothing changed.
-    #[error("the evidence of step `{step}` of run {run} cannot be accepted: {why}")]
+    #[error("cannot accept the evidence of step `{step}` of run {run}: {why}")]
     NotAccepted {
         /// The run.
         run: RunId,
@@ -276,7 +276,7 @@ pub enum RunError {
         why: String,
     },
     /// The checkpoint to continue from is not available. Nothing changed.
-    #[error("cannot go on from {at}: {why}")]
+    #[error("cannot continue from {at}: {why}")]
     NoState {
         /// The checkpoint.
         at: String,
@@ -292,7 +292,7 @@ pub enum RunError {
         questions: Vec<Decision>,
     },
     /// The resume was stopped during the check of evidence. Nothing changed and nothing ran: resume again.
-    #[error("run {run} was not gone on with: {by} came while its evidence was looked at")]
+    #[error("run {run} was not resumed: {by} arrived during the check of its evidence")]
     NotBegun {
         /// The run.
         run: RunId,
@@ -300,7 +300,7 @@ pub enum RunError {
         by: String,
     },
     /// The run has no such open wait. Nothing changed.
-    #[error("run {run} does not wait for an answer `{id}`{}", waits_of(waiting))]
+    #[error("run {run} has no open question `{id}`{}", waits_of(waiting))]
     NoSuchWait {
         /// The run.
         run: RunId,
@@ -310,7 +310,7 @@ pub enum RunError {
         waiting: Vec<Waiting>,
     },
     /// The wait already has an answer, and the answer stays.
-    #[error("run {run} has an answer to `{id}` already")]
+    #[error("run {run} already has an answer to `{id}`")]
     Answered {
         /// The run.
         run: RunId,

@@ -17,5 +17,5 @@ pub(crate) fn unpanicked<T>(ask: impl FnOnce() -> T) -> Result<T, String> {
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("its payload is not a text").to_owned()
+    text.unwrap_or("the panic payload is not text").to_owned()
 }

@@ -252,7 +252,7 @@ pub(super) async fn joined_by(
             return Ok(fan.clone());
         }
     }
-    let why = format!("which branches step `{step}` joined is not kept any more");
+    let why = format!("the joined branches of step `{step}` are no longer recorded");
     Err(RunError::NoState { at: made.reference().to_string(), why })
 }
 
@@ -263,8 +263,7 @@ fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Resu
     match shape.needs(place).iter().find(|need| unfinished.has(**need)) {
         None => Ok(place),
         Some(need) => {
-            let why =
-                format!("step `{step}` comes after `{}`, which is not finished", shape.steps()[*need].id);
+            let why = format!("step `{step}` follows `{}`, which is not finished", shape.steps()[*need].id);
             Err(RunError::NoState { at: at.to_owned(), why })
         }
     }

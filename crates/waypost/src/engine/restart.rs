@@ -32,7 +32,7 @@ pub(super) async fn restarted<'a, P: Program>(
     options: ResumeOptions<P::State>,
 ) -> Result<Session<'a, P>, RunError> {
     let run = lease.run();
-    manual::refuse_all(run, &options.edit_branches, "the run is started over, and opens it anew")?;
+    manual::refuse_all(run, &options.edit_branches, "the run is restarted, and opens the branch again")?;
     let report = (options.adopt.as_ref(), options.on_change);
     let adopt = definition_of_restart(engine, lease, program.shape(), report).await?;
     if let Some(edit) = options.edit {
@@ -100,7 +100,7 @@ pub(super) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>)
             Err(RunError::InvalidStep(step.clone()))
         }
         Some(_) => {
-            let why = "it is started over, from its first step and the state that is given".to_owned();
+            let why = "restarted from its first step, with the given state".to_owned();
             Err(RunError::NoState { at: format!("run {run}"), why })
         }
     }

@@ -166,7 +166,7 @@ impl<P: Program> Session<'_, P> {
     pub(super) async fn write_and_stop(mut self, lease: Lease) -> Result<Outcome<P::State>, RunError> {
         self.lease = Some(lease.clone());
         self.write_adoption();
-        self.options.stop.stop(StopLevel::Graceful, "nothing was to be run");
+        self.options.stop.stop(StopLevel::Graceful, "a dry run starts no step");
         let main = self.main();
         let is_done = main.position.frontier.is_empty();
         let status = if is_done { main.status_at_end() } else { RunStatus::Interrupted };

@@ -308,7 +308,7 @@ impl<'a> BranchLoader<'a> {
             if !has_state(&in_force) {
                 if is_named {
                     let at = in_force.header().reference().to_string();
-                    let why = "the state with which it ended is not kept any more".to_owned();
+                    let why = "retention dropped its final state".to_owned();
                     return Err(RunError::NoState { at, why });
                 }
                 // The branch cannot resume without a state, but its evidence is still checked.
@@ -422,12 +422,12 @@ impl<'a> BranchLoader<'a> {
         let store = self.engine.store.as_ref();
         let no_state = |why: String| RunError::NoState { at: format!("branch `{branch}` of run {run}"), why };
         let Some(known) = branches.get(&(branch.depth(), branch.clone())) else {
-            let why = "there is none, it has failed, or no step waits for it or has joined it";
+            let why = "the branch does not exist, has failed, or is not awaited by a step";
             return Err(no_state(why.to_owned()));
         };
         let ended = ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
         let Some(ended) = ended else {
-            return Err(no_state(format!("step `{step}` has not finished there")));
+            return Err(no_state(format!("step `{step}` has not finished on the branch")));
         };
         let seq = ended.header().seq;
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })

@@ -207,10 +207,12 @@ impl Rewind<'_> {
             let is_broken = target.claims.as_ref().is_some_and(|claims| !claims.is_empty());
             let why = match is_broken {
                 true => format!(
-                    "step `{step}` must run again, and {why}; put right what its evidence is about and accept that, or start the run over"
+                    "step `{step}` must rerun, but {why}; fix its evidence and accept it, or start the run \
+                     over"
                 ),
                 false => format!(
-                    "step `{step}` is to be done again, and {why}; start the run over, and let it keep more states if it is long"
+                    "step `{step}` must rerun, but {why}; start the run over, with a larger retention if \
+                     the run is long"
                 ),
             };
             RunError::NoState { at: made.reference().to_string(), why }
@@ -220,13 +222,13 @@ impl Rewind<'_> {
         };
         let record = match load_with_state(engine, run, branch, start.header().seq).await {
             Err(RunError::NoState { .. }) => {
-                return Err(gone("retention dropped the state that the step was given"));
+                return Err(gone("retention dropped its input state"));
             }
             record => record?,
         };
         let mut position = position_of(&record)?;
         if !position.frontier.iter().any(|entry| entry.step == target.step) {
-            return Err(gone("the state that it was given was not kept"));
+            return Err(gone("its input state was not kept"));
         }
         let epoch = epochs(engine, run, branch).await? + 1;
         for entry in &mut position.frontier {
@@ -294,9 +296,9 @@ async fn where_started(store: &dyn Store, made: &Header) -> Result<String, Store
     let parent = store.run(&made.run).await?.record.record().parent.clone();
     Ok(match parent {
         Some(parent) if is_copied(store, made).await? => {
-            format!("it was started in run {}, from which this one began: resume that one", parent.run)
+            format!("it started in the parent run {}: resume that run", parent.run)
         }
-        _ => "where it was started is not recorded".to_owned(),
+        _ => "its start is not recorded".to_owned(),
     })
 }
 

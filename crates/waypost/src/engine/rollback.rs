@@ -42,7 +42,7 @@ pub(super) async fn go_back(
     }
     if let Some(step) = step.filter(|step| !position.frontier.iter().any(|entry| entry.step == **step)) {
         // The start of the step shares a record with a later step, because a checkpoint was lost.
-        let why = format!("the state that step `{step}` began with was not kept");
+        let why = format!("the input state of step `{step}` was not kept");
         return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
     }
     let main = BranchPath::main();
@@ -176,7 +176,8 @@ pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> R
         return Ok(());
     }
     let why = format!(
-        "step `{step}` is amid its branches there, which of them had ended by then is not known, and they have steps that must not be repeated"
+        "step `{step}` has open branches at the checkpoint, with steps that are not idempotent, and their \
+         ends are unknown"
     );
     Err(RunError::NoState { at: at.header().reference().to_string(), why })
 }
@@ -220,7 +221,7 @@ pub(super) async fn aim<'a>(
     let opens = opens_its_own(shape, step);
     let is_open = |record: &Record| is_start_of(record.header(), step, opens);
     let found = engine.store.find_back(run, &BranchPath::main(), newest, &is_open).await?;
-    let why = || format!("step `{step}` has not been started in this run");
+    let why = || format!("step `{step}` has not started in this run");
     let at = || format!("run {run}");
     let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
     Ok(Some((found.header().seq, Some(step))))

@@ -208,7 +208,7 @@ impl<'a, P: Program> Session<'a, P> {
         if self.scopes.get(id).position.steps_started < limit {
             return false;
         }
-        let text = format!("the step limit of {limit} is reached; it counts all steps since the run began");
+        let text = format!("the step limit of {limit} is reached; the limit counts all steps of the run");
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![text]), super::StepReport::default());
         true
     }

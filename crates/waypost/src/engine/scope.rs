@@ -261,7 +261,7 @@ impl<'a, S> Scope<'a, S> {
     /// Marks the last draft as the end of the branch. Returns the number of failures that the parent tolerates.
     pub(super) fn end_with_last_draft(&mut self, end: End) -> u64 {
         let failures = if end == End::Completed { self.failures_passed() } else { 0 };
-        let last = self.drafts.last_mut().expect("what ended was written");
+        let last = self.drafts.last_mut().expect("the end was written");
         (last.end, last.failures) = (Some(end), failures);
         failures + u64::from(end == End::Failed)
     }
@@ -273,7 +273,7 @@ impl<'a, S> Scope<'a, S> {
     /// Adds a draft about a step.
     pub(super) fn draft(&mut self, phase: Phase, reason: Reason, step: StepId, at: Try) -> &mut Draft {
         self.drafts.push(Draft::new(phase, reason, Some(step), at));
-        self.drafts.last_mut().expect("one was just added")
+        self.drafts.last_mut().expect("a draft was just added")
     }
 
     /// Adds a draft about a step in the frontier.
@@ -301,7 +301,7 @@ impl<'a, S> Scope<'a, S> {
             };
             self.drafts.push(draft);
         }
-        let last = self.drafts.last_mut().expect("there is one by now");
+        let last = self.drafts.last_mut().expect("the parent has an entry");
         last.report.notes.append(&mut self.notes);
         for start in starts {
             // A lost checkpoint may have had the same start; list the start once.
@@ -504,7 +504,8 @@ impl<'a, S> Scope<'a, S> {
         let draft = self.drafts.last_mut()?;
         let at = draft.step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`"));
         let text = format!(
-            "the state of branch `{}`{at} has {bytes} bytes, and every checkpoint writes it again: keep large data in files and their hashes in the state",
+            "the state of branch `{}`{at} has {bytes} bytes, repeated in every checkpoint: keep large data \
+             in files and their hashes in the state",
             self.chain.branch
         );
         draft.report.notes.push(Note::Warning(text.clone()));

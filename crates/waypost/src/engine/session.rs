@@ -318,7 +318,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Reverts committed starts that cannot happen, and records the reason.
     async fn give_up(&mut self, error: super::BeginError) -> Result<RunStatus, RunError> {
-        self.options.stop.stop(StopLevel::Graceful, "its steps could not be prepared");
+        self.options.stop.stop(StopLevel::Graceful, "cannot prepare its steps");
         for id in std::mem::take(&mut self.launching) {
             self.scopes.get_mut(id).alone.clear();
             for place in std::mem::take(&mut self.scopes.get_mut(id).starting) {

@@ -343,7 +343,7 @@ impl StopHandle {
     /// Returns the request, if any.
     pub fn asked(&self) -> Option<Stop> {
         let level = self.level()?;
-        let by = self.asked.by.get().expect("it is set before the level is");
+        let by = self.asked.by.get().expect("set before the level starts");
         Some(Stop { level, by: by.clone() })
     }
 

@@ -357,7 +357,8 @@ impl<'a, P: Program> Undoer<'a, P> {
         let made = program.undo(step_ref, &effect.at, self.state_along(&effect.branch, path)?);
         let job = match made {
             Ok(Some(_)) | Err(_) if !is_kept => {
-                let why = "what it gave in that pass is not kept any more; undo it by hand, and go back without undoing";
+                let why = "its outputs in that iteration are no longer kept; undo the step by hand, and \
+                           roll back without undo";
                 let failure = Failure::new(FailureKind::Error, vec![why.to_owned()]);
                 return Err(self.not_undone(effect, failure, None));
             }
@@ -498,7 +499,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         debug_assert_eq!(
             self.around.last().map(|((name, _), _)| name),
             Some(branch),
-            "it is on its own path"
+            "a branch is on its own path"
         );
         Ok(&self.around.last().expect("a branch is on its own path").1)
     }
@@ -531,7 +532,7 @@ impl<'a, P: Program> Undoer<'a, P> {
 }
 
 fn stopped() -> Failure {
-    Failure::new(FailureKind::Error, vec!["it was stopped".to_owned()])
+    Failure::new(FailureKind::Error, vec!["stopped before its end".to_owned()])
 }
 
 /// Returns whether a record opens branches.

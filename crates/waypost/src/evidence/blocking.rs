@@ -8,7 +8,7 @@ use super::safe_open::OpenError;
 
 pub(super) fn finding_of(error: OpenError) -> Finding {
     match error {
-        OpenError::Missing => Finding::absent("it is not there"),
+        OpenError::Missing => Finding::absent("the file does not exist"),
         OpenError::Refused(why) => Finding::failed(why),
         OpenError::Unclear(why) => Finding::unknown(why),
         OpenError::Changing(why) => Finding::unknown_yet(why),
@@ -27,7 +27,7 @@ pub(super) async fn blocking<T: BlockingResult>(work: impl FnOnce(&AtomicBool) -
     let seen = Arc::clone(&flag.0);
     match tokio::task::spawn_blocking(move || work(&seen)).await {
         Ok(outcome) => outcome,
-        Err(_) => T::cut("the check was cut short"),
+        Err(_) => T::cut("the check was interrupted"),
     }
 }
 

@@ -47,7 +47,7 @@ impl Probe for ExitProbe {
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("an exit code is expected, not pinned: any code would do")
+        Finding::failed("`exit` evidence needs an expected code, and cannot be pinned")
     }
 }
 
@@ -55,8 +55,8 @@ impl Probe for ExitProbe {
 fn codes(expect: &Value) -> Result<Vec<i64>, String> {
     let code = |value: &Value| value.as_i64().ok_or_else(|| format!("`{value}` is not an exit code"));
     match expect {
-        Value::Null => Err("no exit code is expected".to_owned()),
-        Value::Array(list) if list.is_empty() => Err("no exit code is expected".to_owned()),
+        Value::Null => Err("the claim has no exit code".to_owned()),
+        Value::Array(list) if list.is_empty() => Err("the claim has no exit code".to_owned()),
         Value::Array(list) => list.iter().map(code).collect(),
         one => Ok(vec![code(one)?]),
     }

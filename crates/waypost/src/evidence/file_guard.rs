@@ -47,9 +47,8 @@ impl FileGuard {
         let path = match place.path().is_absolute() {
             true => place.path().to_owned(),
             false => {
-                let unclear = |error: io::Error| {
-                    OpenError::Unclear(format!("cannot look at {}: {error}", base.display()))
-                };
+                let unclear =
+                    |error: io::Error| OpenError::Unclear(format!("cannot read {}: {error}", base.display()));
                 base.canonicalize().map_err(unclear)?.join(place.path())
             }
         };
@@ -69,7 +68,11 @@ impl FileGuard {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(self.place.folder(), self.place.name(), flags, Mode::empty())?;
         let inode = Stamp::inode(&rustix::fs::fstat(&file)?);
-        if inode == self.inode { Ok(file.into()) } else { Err(io::Error::other("another file is there now")) }
+        if inode == self.inode {
+            Ok(file.into())
+        } else {
+            Err(io::Error::other("another file has replaced it"))
+        }
     }
 
     /// Returns the size of the neighbouring file with the suffix `behind`; `None` if it does not exist.
@@ -88,7 +91,7 @@ impl FileGuard {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Ok(Some(u64::try_from(stat.st_size).unwrap_or_default())),
             _ => {
-                let why = format!("`{}` beside it is not a regular file", name.to_string_lossy());
+                let why = format!("`{}` in the same folder is not a regular file", name.to_string_lossy());
                 Err(io::Error::other(why))
             }
         }

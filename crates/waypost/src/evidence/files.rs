@@ -173,7 +173,7 @@ impl Probe for ExistsProbe {
     }
 
     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("that a file is there is expected, not pinned")
+        Finding::failed("`artifact_exists` evidence needs an expectation, and cannot be pinned")
     }
 }
 
@@ -191,22 +191,20 @@ impl FileExpectation {
         let map = match expect {
             Value::Null => return Ok(wanted),
             Value::Object(map) => map,
-            other => return Err(Finding::failed(format!("`{other}` is no expectation of a file"))),
+            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of a file"))),
         };
         for (name, value) in map {
             match (name.as_str(), value.as_str()) {
                 ("type", Some(kind @ ("file" | "directory" | "symlink" | "any"))) => {
                     kind.clone_into(&mut wanted.kind)
                 }
-                ("type", _) => return Err(Finding::failed(format!("`{value}` is not a type of file"))),
+                ("type", _) => return Err(Finding::failed(format!("`{value}` is not a file type"))),
                 // A null would be read as "any size".
-                ("size", _) if value.is_null() => return Err(Finding::failed("no size is expected")),
+                ("size", _) if value.is_null() => return Err(Finding::failed("the claim has no size")),
                 ("size", _) => wanted.size = value.clone(),
                 ("mode", _) => wanted.modes = modes_of(value).map_err(|error| Finding::failed(error.0))?,
                 (other, _) => {
-                    return Err(Finding::unknown(format!(
-                        "the expectation `{other}` cannot be checked here"
-                    )));
+                    return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
                 }
             }
         }
@@ -273,7 +271,7 @@ pub fn check_mode(expect: &Value) -> Result<(), InvalidExpectation> {
 }
 
 fn modes_of(expect: &Value) -> Result<Vec<u32>, InvalidExpectation> {
-    let wrong = || InvalidExpectation(format!("`{expect}` is no mode, such as \"0644\""));
+    let wrong = || InvalidExpectation(format!("`{expect}` is not a mode, such as \"0644\""));
     let mode = |value: &Value| {
         let text = value.as_str().filter(|text| matches!(text.len(), 3 | 4)).ok_or_else(wrong)?;
         if !text.bytes().all(|byte| (b'0'..=b'7').contains(&byte)) {
@@ -442,9 +440,7 @@ pub async fn read_file(site: &Site, subject: &str, bytes_max: usize) -> Result<V
         let (file, before) = OpenedPath::find(&site, &subject, LastLink::Follow)?.open_regular()?;
         let bytes = read_whole(file, &before, bytes_max, || {})?;
         match bytes.len() > bytes_max {
-            true => {
-                Err(OpenError::Unclear(format!("it has more than the {bytes_max} bytes that are looked at")))
-            }
+            true => Err(OpenError::Unclear(format!("the file exceeds {bytes_max} bytes, the maximum"))),
             false => Ok(bytes),
         }
     });
@@ -462,7 +458,7 @@ pub async fn find_folder(site: &Site, subject: &str) -> Result<PathBuf, Finding>
         let place = OpenedPath::find(&site, &subject, LastLink::Follow)?;
         match kind_of(&place.stat()?) {
             "directory" => Ok(site.base().unwrap_or(Path::new("")).join(place.path())),
-            _ => Err(OpenError::Refused("it is not a folder".to_owned())),
+            _ => Err(OpenError::Refused("the path is not a folder".to_owned())),
         }
     });
     found.await.map_err(finding_of)
@@ -478,12 +474,12 @@ pub async fn modified(site: &Site, subject: &str) -> Result<Timestamp, Finding> 
         let stat = OpenedPath::find(&site, &subject, LastLink::Follow)?.stat()?;
         if !matches!(kind_of(&stat), "file" | "directory") {
             return Err(OpenError::Refused(
-                "it is neither a file nor a folder, and its time says nothing".to_owned(),
+                "neither a file nor a folder, and its time is not reliable".to_owned(),
             ));
         }
         let (seconds, nanoseconds) = Stamp::of(&stat).modified;
         let time = i32::try_from(nanoseconds).ok().and_then(|part| Timestamp::new(seconds, part).ok());
-        time.ok_or_else(|| OpenError::Unclear("when it was written is no time".to_owned()))
+        time.ok_or_else(|| OpenError::Unclear("the modification time is out of range".to_owned()))
     });
     looked.await.map_err(finding_of)
 }
@@ -514,10 +510,10 @@ pub async fn find_names(site: &Site, pattern: &str) -> Result<Vec<String>, Findi
 fn digest_of(expect: &Value) -> Result<String, String> {
     let is_digest = |text: &str| text.strip_prefix(TREE).unwrap_or(text).parse::<Digest>().is_ok();
     match expect.as_str().map(str::to_ascii_lowercase) {
-        None if expect.is_null() => Err("no digest is expected".to_owned()),
+        None if expect.is_null() => Err("the claim has no digest".to_owned()),
         None => Err(format!("`{expect}` is not a SHA-256")),
         Some(text) if is_digest(&text) => Ok(text),
-        Some(_) => Err("what is expected is not a SHA-256 of 64 hexadecimal digits".to_owned()),
+        Some(_) => Err("the expected value is not a SHA-256 of 64 hexadecimal digits".to_owned()),
     }
 }
 
@@ -531,7 +527,7 @@ fn read_whole(
     let mut bytes = Vec::new();
     let limit = (bytes_max as u64).saturating_add(1);
     let read = (&mut file).take(limit).read_to_end(&mut bytes);
-    read.map_err(|error| OpenError::Unclear(format!("cannot read it: {error}")))?;
+    read.map_err(|error| OpenError::Unclear(format!("cannot read the file: {error}")))?;
     meanwhile();
     is_unchanged(&file, before)?;
     Ok(bytes)
@@ -542,7 +538,7 @@ fn is_unchanged(file: &File, before: &Stat) -> Result<(), OpenError> {
     let after = rustix::fs::fstat(file).map_err(super::safe_open::open_error)?;
     match Stamp::of(before) == Stamp::of(&after) {
         true => Ok(()),
-        false => Err(OpenError::Changing("it was written to while it was read".to_owned())),
+        false => Err(OpenError::Changing("the file changed during the read".to_owned())),
     }
 }
 
@@ -553,13 +549,13 @@ pub(super) fn hash_file(mut file: File, before: &Stat, dropped: &AtomicBool) -> 
     loop {
         // The caller stopped waiting: end the thread.
         if dropped.load(Ordering::Relaxed) {
-            return Err(OpenError::Changing("it was given up".to_owned()));
+            return Err(OpenError::Changing("the check was cancelled".to_owned()));
         }
         match file.read(&mut chunk) {
             Ok(0) => break,
             Ok(count) => hash.update(&chunk[..count]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(OpenError::Unclear(format!("cannot read it: {error}"))),
+            Err(error) => return Err(OpenError::Unclear(format!("cannot read the file: {error}"))),
         }
     }
     is_unchanged(&file, before)?;

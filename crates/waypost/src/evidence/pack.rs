@@ -25,7 +25,7 @@ const VALUE_CHARS_MAX: usize = 120;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPack {
     /// The rule can never hold, or proves nothing.
-    #[error("at least {at_least} of {claims} claims cannot be asked for: it must be 1 to {claims}")]
+    #[error("invalid `at_least` of {at_least} for {claims} claims: the range is 1 to {claims}")]
     AtLeast {
         /// How many claims must hold.
         at_least: u32,
@@ -34,7 +34,8 @@ pub enum InvalidPack {
     },
     /// The rule can never hold, as some claims are equal.
     #[error(
-        "at least {at_least} of {claims} claims can never hold: {different} of them say something different, and what stands twice counts once"
+        "`at_least` of {at_least} of {claims} claims can never hold: {different} of them are different, \
+         and duplicates count once"
     )]
     Same {
         /// How many claims must hold.
@@ -45,13 +46,13 @@ pub enum InvalidPack {
         different: usize,
     },
     /// The pack has no claims.
-    #[error("a pack without claims shows nothing, and never holds")]
+    #[error("a pack without claims never holds")]
     Empty,
     /// All claims only warn.
-    #[error("a pack of claims that only warn shows nothing, and never holds: one of them must count")]
+    #[error("a pack needs a claim without severity `warn`")]
     OnlyWarns,
     /// The pack has too many claims.
-    #[error("a pack has {0} claims, {CLAIMS_MAX} are allowed")]
+    #[error("a pack has {0} claims, the maximum is {CLAIMS_MAX}")]
     TooMany(usize),
 }
 
@@ -350,8 +351,8 @@ impl Claim {
         let state = match self.verdict {
             Verdict::Ok => ": it holds",
             Verdict::Failed => "",
-            Verdict::Unknown => ": it could not be checked",
-            Verdict::Skipped => ": it was not checked",
+            Verdict::Unknown => ": could not be checked",
+            Verdict::Skipped => ": was not checked",
         };
         text.push_str(state);
         if !self.expect.is_null() {

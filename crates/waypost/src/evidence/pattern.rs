@@ -76,7 +76,7 @@ pub fn named_by(subject: &str) -> Cow<'_, str> {
         Piece::Letter => b'?',
         Piece::Byte(byte) => byte,
     });
-    Cow::Owned(String::from_utf8(bytes.collect()).expect("only what is ASCII was replaced"))
+    Cow::Owned(String::from_utf8(bytes.collect()).expect("only ASCII was replaced"))
 }
 
 /// Most parts of a pattern. Paths are hardly longer, and each `**` may search the whole subtree again.
@@ -89,7 +89,7 @@ const PARTS_MAX: usize = 128;
 pub fn check_pattern(subject: &str) -> Result<(), String> {
     let count = if is_pattern(subject) { parts_of(subject).len() } else { 0 };
     match count > PARTS_MAX {
-        true => Err(format!("a pattern of {count} parts is too long: at most {PARTS_MAX} are taken")),
+        true => Err(format!("the pattern has {count} parts, the maximum is {PARTS_MAX}")),
         false => Ok(()),
     }
 }

@@ -79,7 +79,7 @@ impl OpenedPath {
         let place = walk.go(LastLink::Follow)?;
         match FileType::from_raw_mode(place.stat()?.st_mode) {
             FileType::Directory => Ok(place),
-            _ => Err(OpenError::Refused("it is not a folder, which the `/` behind it says".to_owned())),
+            _ => Err(OpenError::Refused("the path ends in `/`, but is not a folder".to_owned())),
         }
     }
 
@@ -158,11 +158,11 @@ fn beneath_base(site: &Site, path: &Path) -> PathBuf {
 pub(super) fn regular(stat: &Stat) -> Result<(), OpenError> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile if is_in_use(stat.st_dev as u64, stat.st_ino as u64) => {
-            Err(OpenError::Refused("it is the database in which this run is kept".to_owned()))
+            Err(OpenError::Refused("the path is the database of this run".to_owned()))
         }
         FileType::RegularFile => Ok(()),
-        FileType::Directory => Err(OpenError::Refused("it is a folder, not a file".to_owned())),
-        _ => Err(OpenError::Refused("it is not a regular file".to_owned())),
+        FileType::Directory => Err(OpenError::Refused("the path is a folder, not a file".to_owned())),
+        _ => Err(OpenError::Refused("the path is not a regular file".to_owned())),
     }
 }
 
@@ -170,18 +170,18 @@ pub(super) fn regular(stat: &Stat) -> Result<(), OpenError> {
 fn begin<'a>(site: &'a Site, subject: &'a str) -> Result<(&'a Path, &'a Path), OpenError> {
     let path = Path::new(subject);
     if subject.is_empty() || subject.contains('\0') {
-        return Err(OpenError::Refused("it names no file".to_owned()));
+        return Err(OpenError::Refused("the path has no file name".to_owned()));
     }
     if path.components().any(|part| part == Component::ParentDir) {
-        return Err(OpenError::Refused("a path may not go up by `..`".to_owned()));
+        return Err(OpenError::Refused("the path must not contain `..`".to_owned()));
     }
     if path.is_absolute() {
         let inside = |folder: &'a PathBuf| Some((folder.as_path(), path.strip_prefix(folder).ok()?));
-        let refused = || OpenError::Refused("it is absolute: name it relative to the base folder".to_owned());
+        let refused =
+            || OpenError::Refused("the path is absolute: use a path relative to the base folder".to_owned());
         return site.allowed().iter().find_map(inside).ok_or_else(refused);
     }
-    let base =
-        site.base().ok_or_else(|| OpenError::Unclear("there is no base folder to look in".to_owned()))?;
+    let base = site.base().ok_or_else(|| OpenError::Unclear("the claim has no base folder".to_owned()))?;
     Ok((base, path))
 }
 
@@ -193,7 +193,7 @@ fn components(path: &Path) -> Result<VecDeque<OsString>, OpenError> {
             Component::Normal(name) => names.push_back(name.to_owned()),
             Component::ParentDir => names.push_back(OsString::from("..")),
             Component::RootDir | Component::Prefix(_) => {
-                return Err(OpenError::Refused("a link on the way leads out of the base folder".to_owned()));
+                return Err(OpenError::Refused("a symbolic link leads out of the base folder".to_owned()));
             }
         }
     }
@@ -215,7 +215,7 @@ impl Resolver {
         while let Some(name) = self.ahead.pop_front() {
             self.steps += 1;
             if self.steps > COMPONENTS_MAX {
-                return Err(OpenError::Refused(format!("it has more than {COMPONENTS_MAX} parts")));
+                return Err(OpenError::Refused(format!("the path has more than {COMPONENTS_MAX} parts")));
             }
             if name == ".." {
                 self.back()?;
@@ -250,7 +250,7 @@ impl Resolver {
 
     fn back(&mut self) -> Result<(), OpenError> {
         if self.folders.len() == 1 {
-            return Err(OpenError::Refused("a link on the way leads out of the base folder".to_owned()));
+            return Err(OpenError::Refused("a symbolic link leads out of the base folder".to_owned()));
         }
         self.folders.pop();
         self.path.pop();
@@ -260,7 +260,7 @@ impl Resolver {
     fn follow(&mut self, name: &OsStr) -> Result<(), OpenError> {
         self.links += 1;
         if self.links > LINKS_MAX {
-            return Err(OpenError::Refused(format!("it goes through more than {LINKS_MAX} links")));
+            return Err(OpenError::Refused(format!("the path has more than {LINKS_MAX} symbolic links")));
         }
         let folder = self.folders.last().expect("the base is never left");
         let target: CString = rustix::fs::readlinkat(folder, name, Vec::new()).map_err(swapped_error)?;
@@ -275,11 +275,11 @@ impl Resolver {
 pub(super) fn open_error(errno: Errno) -> OpenError {
     match errno {
         Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => OpenError::Missing,
-        Errno::LOOP => OpenError::Changing("it became a link while it was looked at".to_owned()),
+        Errno::LOOP => OpenError::Changing("the file became a symbolic link during the check".to_owned()),
         Errno::INTR | Errno::AGAIN | Errno::MFILE | Errno::NFILE | Errno::STALE => {
-            OpenError::Changing(format!("cannot look at it: {errno}"))
+            OpenError::Changing(format!("cannot read the path: {errno}"))
         }
-        errno => OpenError::Unclear(format!("cannot look at it: {errno}")),
+        errno => OpenError::Unclear(format!("cannot read the path: {errno}")),
     }
 }
 
@@ -287,7 +287,7 @@ pub(super) fn open_error(errno: Errno) -> OpenError {
 fn swapped_error(errno: Errno) -> OpenError {
     match errno {
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::INVAL => {
-            OpenError::Changing("it changed while it was looked at".to_owned())
+            OpenError::Changing("the file changed during the check".to_owned())
         }
         errno => open_error(errno),
     }

@@ -221,7 +221,7 @@ impl Verifier {
         if claim.terms.sensitive {
             claim.expect = serde_json::Value::Null;
             // The probe's reason may quote the sensitive value.
-            claim.error = finding.why.map(|_| "why is not told, as it is sensitive".to_owned());
+            claim.error = finding.why.map(|_| "the reason is hidden, as the claim is sensitive".to_owned());
             return;
         }
         claim.found = finding.found;
@@ -290,22 +290,23 @@ impl Verifier {
     /// Checks a claim, and repeats the check while this may help and time remains.
     async fn look(&self, claim: &Claim, aim: Purpose, site: &Site, deadline: Instant) -> Finding {
         if aim == Purpose::Check && is_open_pin(claim) {
-            return Finding::failed("nothing was pinned when the step committed");
+            return Finding::failed("no value was pinned at commit");
         }
         if aim == Purpose::Pin && claim.terms.not {
-            return Finding::failed(
-                "it is pinned as it is, and so `not` can never hold: say what must not be found",
-            );
+            return Finding::failed("`not` conflicts with a pinned value: the claim could never pass");
         }
         if let (Purpose::Check, Some(host)) = (aim, site.is_foreign_to(claim)) {
-            return Finding::unknown(format!("it was made on `{host}`, and this is `{}`", site.host()));
+            return Finding::unknown(format!(
+                "the claim was recorded on `{host}`, and this is `{}`",
+                site.host()
+            ));
         }
         let Some(probe) = self.probes.get(&claim.kind) else {
-            return Finding::unknown(format!("nothing here checks claims of kind `{}`", claim.kind));
+            return Finding::unknown(format!("no probe for claims of kind `{}`", claim.kind));
         };
         let begun = Instant::now();
         if begun >= deadline {
-            return Finding::unknown("the time for all checks was used up before it was checked");
+            return Finding::unknown("the time for all checks ended before this check");
         }
         let within = Duration::from_millis(claim.terms.within_ms.unwrap_or_default());
         let once = self.time_of(claim) - within;
@@ -386,10 +387,10 @@ async fn check_with_retries(question: Question<'_>, once: Duration, deadline: In
 /// Returns the finding for a probe without an answer within its time, or within the rest of the time for all.
 fn no_answer(once: Duration, left: Duration) -> Finding {
     if once <= left {
-        return Finding::unknown(format!("no answer within {once:?}"));
+        return Finding::unknown(format!("no result within {once:?}"));
     }
     let left = Duration::from_millis(left.as_millis().try_into().unwrap_or(u64::MAX));
-    Finding::unknown(format!("no answer within {left:?}, when the time for all checks was used up"))
+    Finding::unknown(format!("no result within {left:?}, the end of the time for all checks"))
 }
 
 /// Calls a probe, which may be foreign code: a panic becomes a finding.
@@ -406,9 +407,7 @@ async fn ask(Question { probe, claim, aim, site }: Question<'_>) -> Finding {
 /// Refuses a null pin, as later checks could not detect a change.
 fn taken(finding: Finding) -> Finding {
     match (finding.verdict, finding.found.is_null()) {
-        (Verdict::Ok, true) => {
-            Finding::failed("null was found, and that is nothing to pin: say what is expected")
-        }
+        (Verdict::Ok, true) => Finding::failed("found null, which cannot be pinned: add an expected value"),
         _ => finding,
     }
 }

@@ -147,7 +147,7 @@ impl TreeListing {
             return Err(open_error);
         }
         if again()?.is_none_or(|again| again.entries != self.entries) {
-            return Err(OpenError::Changing("it changed while it was hashed".to_owned()));
+            return Err(OpenError::Changing("the file changed while it was hashed".to_owned()));
         }
         let leaves = leaves.into_inner().unwrap_or_else(PoisonError::into_inner);
         let leaves: Vec<Digest> = leaves.into_iter().flatten().collect();
@@ -164,7 +164,7 @@ impl TreeListing {
                 let file = open(self.top.as_fd(), &entry.path)?;
                 let stat = rustix::fs::fstat(&file).map_err(open_error)?;
                 if Stamp::of(&stat) != entry.stamp {
-                    return Err(OpenError::Changing("it changed while it was hashed".to_owned()));
+                    return Err(OpenError::Changing("the file changed while it was hashed".to_owned()));
                 }
                 (b"f", hash_file(file, &stat, dropped)?.as_bytes().to_vec())
             }
@@ -214,7 +214,7 @@ impl TreeWalk<'_> {
 
     fn list(&mut self, folder: BorrowedFd<'_>, prefix: &Path, depth: usize) -> Result<(), OpenError> {
         if depth > DEPTH_MAX {
-            return Err(OpenError::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
+            return Err(OpenError::Unclear(format!("the folder is nested deeper than {DEPTH_MAX} levels")));
         }
         for name in names(folder)? {
             self.visit(folder, &name, prefix.join(&name), depth + 1)?;
@@ -230,10 +230,10 @@ impl TreeWalk<'_> {
         depth: usize,
     ) -> Result<(), OpenError> {
         if self.dropped.load(Ordering::Relaxed) {
-            return Err(OpenError::Changing("it was given up".to_owned()));
+            return Err(OpenError::Changing("the check was cancelled".to_owned()));
         }
         if self.entries.len() >= ENTRIES_MAX {
-            return Err(OpenError::Unclear(format!("it has more than {ENTRIES_MAX} entries")));
+            return Err(OpenError::Unclear(format!("the folder has more than {ENTRIES_MAX} entries")));
         }
         let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(missing)?;
         let (stamp, inode) = (Stamp::of(&stat), Stamp::inode(&stat));
@@ -241,7 +241,7 @@ impl TreeWalk<'_> {
             FileType::RegularFile => {
                 regular(&stat).map_err(|_| {
                     let path = path.display();
-                    OpenError::Unclear(format!("`{path}` in it is the database in which this run is kept"))
+                    OpenError::Unclear(format!("`{path}` in the folder is the database of this run"))
                 })?;
                 self.entries.push(TreeEntry { path, kind: EntryKind::File, stamp, inode });
             }
@@ -258,7 +258,9 @@ impl TreeWalk<'_> {
             }
             _ => {
                 let path = path.display();
-                return Err(OpenError::Unclear(format!("`{path}` in it is no file, folder or link")));
+                return Err(OpenError::Unclear(format!(
+                    "`{path}` in the folder is not a file, folder or link"
+                )));
             }
         }
         Ok(())
@@ -268,7 +270,7 @@ impl TreeWalk<'_> {
 /// Maps a missing entry, seen a moment ago, to a change.
 fn missing(errno: rustix::io::Errno) -> OpenError {
     match open_error(errno) {
-        OpenError::Missing => OpenError::Changing("it changed while it was looked at".to_owned()),
+        OpenError::Missing => OpenError::Changing("the folder changed during the check".to_owned()),
         other => other,
     }
 }
@@ -309,7 +311,7 @@ pub(super) fn all(site: &Site, pattern: &str, dropped: &AtomicBool) -> Result<Ve
     let (literal, _) = split(pattern);
     let literal = PathBuf::from(resolved(&named_by(literal)));
     let text = |path: PathBuf| {
-        let unclear = || OpenError::Unclear(format!("the name of `{}` is no text", path.display()));
+        let unclear = || OpenError::Unclear(format!("the name of `{}` is not UTF-8", path.display()));
         let path = literal.join(&path);
         path.to_str().map(|path| literal_path(path).into_owned()).ok_or_else(unclear)
     };
@@ -353,11 +355,11 @@ impl Search<'_> {
         depth: usize,
     ) -> Result<(), OpenError> {
         if depth > DEPTH_MAX {
-            return Err(OpenError::Unclear(format!("it is more than {DEPTH_MAX} folders deep")));
+            return Err(OpenError::Unclear(format!("the folder is nested deeper than {DEPTH_MAX} levels")));
         }
         let Some((first, rest)) = parts.split_first() else { return Ok(()) };
         if *first == ".." {
-            return Err(OpenError::Refused("a path may not go up by `..`".to_owned()));
+            return Err(OpenError::Refused("a path must not contain `..`".to_owned()));
         }
         let is_deep = *first == "**";
         let rest: &[&str] = if is_deep && rest.is_empty() { &["*"] } else { rest };
@@ -366,11 +368,11 @@ impl Search<'_> {
         }
         for name in names(folder)? {
             if self.dropped.load(Ordering::Relaxed) {
-                return Err(OpenError::Changing("it was given up".to_owned()));
+                return Err(OpenError::Changing("the check was cancelled".to_owned()));
             }
             self.looked_at += 1;
             if self.looked_at > ENTRIES_MAX {
-                return Err(OpenError::Unclear(format!("more than {ENTRIES_MAX} names were looked at")));
+                return Err(OpenError::Unclear(format!("the pattern visits more than {ENTRIES_MAX} names")));
             }
             let pattern = if is_deep { "*" } else { first };
             if !fits(pattern, name.as_bytes()) {
@@ -415,7 +417,7 @@ mod tests {
         fs::write(&path, "a").expect("a file");
         let dropped = AtomicBool::new(false);
         let look = || TreeListing::of(&site, "out", &dropped);
-        let survey = || look().expect("it is there").expect("it is a folder");
+        let survey = || look().expect("it is there").expect("a folder");
         let hash = |survey: TreeListing, meanwhile: &dyn Fn()| {
             let again = || {
                 meanwhile();

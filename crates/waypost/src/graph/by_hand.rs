@@ -68,7 +68,7 @@ impl<S: State> Resume<'_, S> {
         let edit = move |held: &mut Held| {
             let state = held
                 .downcast_mut()
-                .ok_or_else(|| format!("its state is not a `{}`", std::any::type_name::<T>()))?;
+                .ok_or_else(|| format!("the state is not a `{}`", std::any::type_name::<T>()))?;
             edit(state);
             Ok(())
         };
@@ -89,6 +89,6 @@ pub(super) fn held_edits(edits: BranchEdits) -> Result<Vec<(BranchPath, EditBran
 pub(super) fn held_settle(settles: Settles) -> Settle<Held> {
     Settle(Box::new(move |held, doubtful| {
         let said = settles.iter().find_map(|settle| settle(held, doubtful));
-        said.unwrap_or_else(|| Err("nobody said how, for a branch with a state of its type".to_owned()))
+        said.unwrap_or_else(|| Err("no function settles a branch with this state type".to_owned()))
     }))
 }

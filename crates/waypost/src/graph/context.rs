@@ -156,7 +156,7 @@ impl Context {
         let mut report = self.pending_report();
         let sum = report.usage.get_or_insert_with(Usage::default);
         if !(sum.cost + usage.cost).is_finite() {
-            return self.refuse(format!("a cost of {} cannot be added", usage.cost));
+            return self.refuse(format!("cannot add a cost of {}", usage.cost));
         }
         *sum += usage;
         if usage.model.is_some() {
@@ -172,7 +172,7 @@ impl Context {
     pub fn emit(&self, name: &str, data: impl Into<Value>) {
         let data = data.into();
         if let Err(error) = keepable(name, &data) {
-            return self.refuse(format!("an event cannot be written: {error}"));
+            return self.refuse(format!("cannot write an event: {error}"));
         }
         self.say(Note::Event { name: name.to_owned(), data });
     }
@@ -182,7 +182,8 @@ impl Context {
         let said = self.inner.said_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if said > SAID_BYTES_MAX {
             return self.refuse(format!(
-                "it has said {said} bytes since its last checkpoint, {SAID_BYTES_MAX} are allowed"
+                "the step has {said} bytes of events and report since its last checkpoint, the maximum is \
+                 {SAID_BYTES_MAX}"
             ));
         }
         self.pending_report().notes.push(note);
@@ -297,7 +298,7 @@ pub(super) fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Va
             Flaw::Unkept { path, why } if path == FieldPath::default() => why,
             flaw => flaw.to_string(),
         };
-        StepError::fatal(format!("`{key}` cannot be kept: {why}"))
+        StepError::fatal(format!("cannot keep `{key}`: {why}"))
     })?;
     if bytes.len() > MEMO_BYTES_MAX {
         return Err(StepError::fatal(MemoError::Large { key: key.to_owned(), bytes: bytes.len() }));
@@ -308,7 +309,7 @@ pub(super) fn keepable<T: Serialize + ?Sized>(key: &str, value: &T) -> Result<Va
 
 pub(super) fn decode<T: DeserializeOwned>(key: &str, value: Value) -> Result<T, StepError> {
     serde_json::from_value(value)
-        .map_err(|error| StepError::fatal(format!("what was kept as `{key}` is of another kind: {error}")))
+        .map_err(|error| StepError::fatal(format!("the result kept as `{key}` has another type: {error}")))
 }
 
 /// Returns the size of a note in a header, with the comma after the note: the overhead of many small notes

@@ -95,7 +95,7 @@ pub enum GraphError {
     #[error(transparent)]
     Name(#[from] InvalidName),
     /// An edge, a route or a fork names an invalid step id.
-    #[error("{edge} cannot be: {why}")]
+    #[error("{edge} is invalid: {why}")]
     BadName {
         /// The edge, route or fork.
         edge: String,
@@ -106,7 +106,7 @@ pub enum GraphError {
     #[error("`{END}` names the end of a graph and cannot be a step", END = super::END)]
     Reserved,
     /// Two steps have the same name.
-    #[error("step `{0}` is there twice")]
+    #[error("duplicate step `{0}`")]
     Twice(StepId),
     /// An edge names a step that the graph does not have.
     #[error("{edge} names `{missing}`, which the graph does not have")]
@@ -117,7 +117,7 @@ pub enum GraphError {
         missing: StepId,
     },
     /// A step has two outgoing ways.
-    #[error("step `{step}` has two ways on, {one} and {other}: a step has one edge, one route or one fork")]
+    #[error("step `{step}` has two ways on, {one} and {other}: only one edge, route or fork is allowed")]
     TwoWays {
         /// The step.
         step: StepId,
@@ -136,7 +136,8 @@ pub enum GraphError {
     },
     /// An edge leads to a join from outside the fork of the join.
     #[error(
-        "{from} leads to `{join}`, which joins the fork after `{after}`: only that fork and its branches lead there"
+        "{from} leads to `{join}`, which joins the fork after `{after}`: only that fork and its branches \
+         lead to its join"
     )]
     IntoJoin {
         /// The source of the edge.
@@ -147,10 +148,10 @@ pub enum GraphError {
         after: StepId,
     },
     /// A step cannot be reached from the start.
-    #[error("step `{0}` cannot be reached")]
+    #[error("step `{0}` is unreachable")]
     Unreachable(StepId),
     /// No path leads from the step to the end.
-    #[error("no way leads from step `{0}` to the end")]
+    #[error("no path leads from step `{0}` to the end")]
     NoEnd(StepId),
     /// A step is reachable from two branches.
     #[error("step `{step}` is reached from {one} and from {other}: a step belongs to one branch")]
@@ -166,7 +167,7 @@ pub enum GraphError {
     #[error("{0} leads nowhere")]
     NoTargets(String),
     /// A setting precedes the first step.
-    #[error("`{0}` speaks of the step before it, and there is none")]
+    #[error("`{0}` follows no step, and needs a step before")]
     NoStep(&'static str),
     /// The shape is invalid.
     #[error(transparent)]

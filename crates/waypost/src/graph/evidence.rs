@@ -52,7 +52,7 @@ pub(super) async fn check(work: &Work<'_>, state: &Held, exit_code: Option<i32>)
 }
 
 fn no_evidence(attempt: &Attempt) -> String {
-    format!("the evidence of step `{}` does not hold", attempt.step)
+    format!("evidence of step `{}` failed", attempt.step)
 }
 
 /// Rejects a pack that can never hold.

@@ -199,7 +199,7 @@ impl<S: State> Level for Typed<S> {
 /// Decodes the value of an item.
 pub(super) fn item_value<T: DeserializeOwned>(item: &Item) -> Result<T, Failure> {
     T::deserialize(&item.value).map_err(|error| {
-        let text = format!("item `{}` cannot be read as it was frozen: {error}", item.key);
+        let text = format!("cannot decode the recorded item `{}`: {error}", item.key);
         Failure::new(FailureKind::Fatal, vec![text])
     })
 }
@@ -207,6 +207,6 @@ pub(super) fn item_value<T: DeserializeOwned>(item: &Item) -> Result<T, Failure>
 /// Encodes the value of an item.
 pub(super) fn to_value<T: Serialize>(key: &str, item: &T) -> Result<Value, Failure> {
     crate::record::to_value(item).map_err(|flaw| {
-        Failure::new(FailureKind::Fatal, vec![format!("item `{key}` cannot be kept"), flaw.to_string()])
+        Failure::new(FailureKind::Fatal, vec![format!("cannot record item `{key}`"), flaw.to_string()])
     })
 }

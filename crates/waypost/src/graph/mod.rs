@@ -142,8 +142,7 @@ impl<S: State> Graph<S> {
         if other.workflow == self.name {
             return Ok(());
         }
-        let why =
-            format!("it is a run of graph `{}`, and this one is called `{}`", other.workflow, self.name);
+        let why = format!("the run belongs to graph `{}`, not to `{}`", other.workflow, self.name);
         Err(RunError::Changed { run: other.run.clone(), why })
     }
 
@@ -312,7 +311,7 @@ impl Program for Erased {
         _: &mut Held,
         _: crate::engine::KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
-        Err("what it gave is for the caller to say".to_owned())
+        Err("the caller describes the result".to_owned())
     }
 
     fn follow(&self, step_ref: StepRef<'_>, state: &Held) -> Result<Follow, String> {

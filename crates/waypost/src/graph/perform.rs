@@ -74,12 +74,12 @@ impl Work<'_> {
                 return self.broken(self.failure_of(&error));
             }
             FunctionEnd::TimedOut(limit) => {
-                let text = format!("it took longer than {limit:?}");
+                let text = format!("timed out after {limit:?}");
                 let failure = Failure::new(FailureKind::Timeout, vec![text]);
                 return self.unsettled(failure, || format!("the timeout of step {step}"));
             }
             FunctionEnd::Waits(key) => {
-                return self.cut(format!("the wait `{key}` of step {step}, which must not be repeated"));
+                return self.cut(format!("the wait `{key}` of step {step}, which is not idempotent"));
             }
             FunctionEnd::Stopped => return Performed::Stopped { in_progress: true },
         };

@@ -235,7 +235,7 @@ impl Context {
             return Ok(KeyGuard { keys, claimed: Some(claimed) });
         }
         Err(StepError::fatal(format!(
-            "cannot use key `{key}` of `{call}` twice in one attempt of step `{}`: each call needs a key of its own",
+            "cannot use key `{key}` of `{call}` twice in one attempt of step `{}`: use a unique key",
             self.step()
         )))
     }

@@ -155,80 +155,83 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BranchEnded => write!(f, "its branch has ended"),
-            Self::LeftBehind => f.write_str("its branch was left behind by what was done again since"),
+            Self::LeftBehind => f.write_str("its branch was abandoned after an upstream rerun"),
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
             Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
-            Self::NeedSkipped(need) => write!(f, "it needs `{need}`, which is skipped"),
-            Self::Tolerated(seq) => write!(f, "failed at @{seq}, which the workflow tolerates"),
-            Self::Ready => f.write_str("all it needs is finished"),
+            Self::NeedSkipped(need) => write!(f, "`{need}` upstream is skipped"),
+            Self::Tolerated(seq) => write!(f, "failed at @{seq}, tolerated by the workflow"),
+            Self::Ready => f.write_str("every need is finished"),
             Self::Settled(by) => write!(f, "settled by {by}"),
             Self::ConditionFalse(condition) => write!(f, "`{condition}` is false"),
-            Self::UpstreamFailed(step) => write!(f, "`{step}` upstream of it failed"),
-            Self::Requested => f.write_str("a person asked to run it again"),
+            Self::UpstreamFailed(step) => write!(f, "`{step}` upstream failed"),
+            Self::Requested => f.write_str("a person requested the rerun"),
             Self::After(steps) => write!(f, "after {}", join(steps)),
             Self::Cut(at) => {
                 write!(f, "attempt {} was cut: it started and its end is not recorded", at.attempt)
             }
-            Self::Stopped(by) => write!(f, "it was stopped before its end ({by})"),
+            Self::Stopped(by) => write!(f, "stopped before its end ({by})"),
             Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
             Self::BranchesFailed => f.write_str("too many of its branches failed"),
             Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
             Self::Waits(waits) => {
-                write!(f, "it waits for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
+                write!(f, "waiting for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
             }
             Self::Come(waits) => {
                 let waits = waits.iter().map(wait_text).collect::<Vec<_>>().join(", ");
-                write!(f, "it waited for {waits}, which has come")
+                write!(f, "received {waits}")
             }
             Self::EvidenceFailed(claims) => write!(f, "evidence no longer holds: {}", claims.join(", ")),
             Self::EvidenceUndone { claims, others } => {
                 let claims = claims.join(", ");
-                write!(f, "evidence does not hold although it was done again for that: {claims}")?;
+                write!(f, "evidence failed again after a rerun: {claims}")?;
                 let described =
                     |(step, claims): &(StepId, Vec<String>)| format!("`{step}` for {}", claims.join(", "));
                 let others: Vec<_> = others.iter().map(described).collect();
                 if others.is_empty() {
                     return Ok(());
                 }
-                write!(f, "; since then {} was done again, which undoes it", others.join(" and "))
+                write!(f, "; its rerun was overwritten by {}", others.join(" and "))
             }
             Self::EvidenceUnknown(claims) => {
                 write!(f, "evidence could not be checked: {}", claims.join(", "))
             }
-            Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` runs again"),
-            Self::Redefined => f.write_str("it does something else than what was finished"),
+            Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` reruns"),
+            Self::Redefined => f.write_str("definition changed since it completed"),
             Self::InDoubt(at) => {
                 write!(
                     f,
-                    "attempt {} was cut and the step is not idempotent: whether it took effect is not known",
+                    "attempt {} was cut and the step is not idempotent: whether it took effect is unknown",
                     at.attempt
                 )
             }
             Self::Unbelieved(at) => {
                 write!(
                     f,
-                    "attempt {} ended and was not believed, and the step is not idempotent: whether it took effect is not known",
+                    "attempt {} ended without accepted evidence and the step is not idempotent: whether it \
+                     took effect is unknown",
                     at.attempt
                 )
             }
             Self::Undone => f.write_str(
-                "it completed before an upstream step reran or the run went back, and it is not idempotent",
+                "not idempotent, and an upstream step reran or the run was rolled back after it completed",
             ),
             Self::Begun => f.write_str(
-                "it started before an upstream step reran or the run went back, and it is not idempotent",
+                "not idempotent, and an upstream step reran or the run was rolled back after it started",
             ),
             Self::AskedInTurn => f.write_str(
-                "it ran before an upstream step reran or the run went back, and it is not idempotent: the question comes at its turn",
+                "not idempotent, and an upstream step reran or the run was rolled back after it ran: the \
+                 question comes at its turn",
             ),
             Self::InLost(lost) => {
                 write!(
                     f,
-                    "{lost} newer record{} lost and the step is not idempotent: whether it was started is not known",
+                    "{lost} newer record{} lost and the step is not idempotent: whether it started is \
+                     unknown",
                     if *lost == 1 { " is" } else { "s are" }
                 )
             }
-            Self::EvidenceSettles => f.write_str("its end was not known, and its evidence shows that it is done"),
+            Self::EvidenceSettles => f.write_str("its end was unknown, and its evidence holds"),
         }
     }
 }
@@ -252,7 +255,7 @@ fn wait_text(wait: &Wait) -> String {
         WaitKind::Answer => format!("an answer to `{}`", asked(wait)),
         WaitKind::Signal(name) => format!("signal `{name}`"),
         WaitKind::Until(time) => format!("{time}"),
-        WaitKind::Children if wait.key == WAIT_AFTER => "what is done after it".to_owned(),
+        WaitKind::Children if wait.key == WAIT_AFTER => "the hooks after it".to_owned(),
         WaitKind::Children => "its branches".to_owned(),
         WaitKind::Resume => format!("a resume (held {})", wait.key),
     }

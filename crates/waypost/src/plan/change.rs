@@ -56,11 +56,11 @@ impl fmt::Display for StepChange {
         match &self.kind {
             ChangeKind::Added => write!(f, "step `{step}` is new"),
             ChangeKind::Removed => write!(f, "step `{step}` is gone"),
-            ChangeKind::Altered => write!(f, "step `{step}` does something else"),
-            ChangeKind::Within => write!(f, "what stands within step `{step}` does something else"),
+            ChangeKind::Altered => write!(f, "the definition of step `{step}` changed"),
+            ChangeKind::Within => write!(f, "the definition inside step `{step}` changed"),
             ChangeKind::Relisted => write!(f, "step `{step}` has another list of items"),
             ChangeKind::Rerouted { before, now } => {
-                write!(f, "step `{step}` now leads to {}, and led to {}", listed(now), listed(before))
+                write!(f, "step `{step}` now leads to {}, before to {}", listed(now), listed(before))
             }
             ChangeKind::Reordered(before) => write!(f, "step `{step}` now comes after `{before}`"),
         }

@@ -469,7 +469,7 @@ impl BranchView<'_> {
         }
         let again = |step: &&Step| matches!(self.doubted(step), Some((Action::Run | Action::Restart, _)));
         for step in self.shape.steps().iter().filter(again) {
-            let mut walk = vec![self.shape.place(step.id.as_str()).expect("it is one of the shape's")];
+            let mut walk = vec![self.shape.place(step.id.as_str()).expect("the step belongs to the shape")];
             while let Some(place) = walk.pop() {
                 for next in self.shape.routes(place) {
                     if !unfinished.has(*next) && !found.contains_key(next) {

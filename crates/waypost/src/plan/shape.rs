@@ -99,7 +99,7 @@ impl Step {
     /// end.
     pub fn leads_to(&self) -> Vec<StepId> {
         let end = (self.may_end && !self.routes.is_empty())
-            .then(|| StepId::new(END).expect("the end is called as a step might be"));
+            .then(|| StepId::new(END).expect("the end marker has a name no step can have"));
         let mut targets: Vec<StepId> = self.routes.iter().cloned().chain(end).collect();
         targets.sort();
         targets
@@ -165,13 +165,13 @@ pub enum ShapeError {
     #[error("the graph has no steps")]
     Empty,
     /// The graph has more steps than [`STEPS_MAX`].
-    #[error("the graph has {0} steps, {STEPS_MAX} are allowed")]
+    #[error("the graph has {0} steps, the maximum is {STEPS_MAX}")]
     TooMany(usize),
     /// Branches nest deeper than a branch path allows.
     #[error("the branches of step `{0}` nest deeper than the {BRANCH_DEPTH_MAX} levels allowed")]
     TooDeep(StepId),
     /// A branch key does not form a valid branch path.
-    #[error("a branch of step `{step}` cannot be: {why}")]
+    #[error("invalid branch of step `{step}`: {why}")]
     BranchName {
         /// The opening step.
         step: StepId,
@@ -179,10 +179,10 @@ pub enum ShapeError {
         why: InvalidName,
     },
     /// Two steps share an id.
-    #[error("step `{0}` is there twice")]
+    #[error("duplicate step `{0}`")]
     Twice(StepId),
     /// Two steps name their branches after the same step.
-    #[error("the branches of two steps are named after step `{0}`")]
+    #[error("two steps open branches named after step `{0}`")]
     SameBranches(StepId),
     /// A need or route names an unknown step.
     #[error("step `{step}` {names} `{target}`, which the graph does not have")]
@@ -195,10 +195,10 @@ pub enum ShapeError {
         target: StepId,
     },
     /// The start is not a step of the graph.
-    #[error("the graph begins with `{0}`, which it does not have")]
+    #[error("the graph begins with `{0}`, which the graph does not have")]
     NoStart(StepId),
     /// Steps whose needs form a cycle.
-    #[error("steps wait for each other: {}", .0.iter().map(StepId::as_str).collect::<Vec<_>>().join(" needs "))]
+    #[error("dependency cycle: {}", .0.iter().map(StepId::as_str).collect::<Vec<_>>().join(" needs "))]
     Cycle(Vec<StepId>),
 }
 

@@ -159,7 +159,7 @@ fn title(key: &SectionKey) -> String {
 fn status_of(phase: &Phase) -> Option<&'static str> {
     Some(match phase {
         Phase::Completed(_) => "completed",
-        Phase::Failed(failure) if failure.retried => "failed, is tried again",
+        Phase::Failed(failure) if failure.retried => "failed, will retry",
         Phase::Failed(failure) if failure.tolerated => "failed, tolerated",
         Phase::Failed(_) => "failed",
         Phase::Skipped(_) => "skipped",

@@ -86,7 +86,7 @@ pub struct SealedRun {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {
     /// The bytes differ from the bytes written.
-    #[error("its {part} has digest {actual}, recorded was {expect}")]
+    #[error("{part} has digest {actual}, expected {expect}")]
     Digest {
         /// `header`, `body` or `run record`.
         part: &'static str,
@@ -96,7 +96,7 @@ pub enum Flaw {
         actual: Digest,
     },
     /// The bytes do not parse as a record; the digest may be right.
-    #[error("it cannot be read: {0}")]
+    #[error("cannot be read: {0}")]
     Malformed(String),
     /// The record is missing, although other data proves its existence.
     #[error("it is missing")]
@@ -182,7 +182,8 @@ impl Body {
         let state_bytes = self.state_bytes();
         if state_bytes > STATE_BYTES_MAX {
             return Err(Flaw::Limit(format!(
-                "the state has {state_bytes} bytes, {STATE_BYTES_MAX} are allowed: keep large data in files and their hashes in the state"
+                "the state has {state_bytes} bytes, the maximum is {STATE_BYTES_MAX}: keep large data in \
+                 files and their hashes in the state"
             )));
         }
         Ok(self)
@@ -207,7 +208,9 @@ impl Record {
         encode(&header, &mut bytes)?;
         if bytes.len() > HEADER_BYTES_MAX {
             let found = bytes.len();
-            return Err(Flaw::Limit(format!("the header has {found} bytes, {HEADER_BYTES_MAX} are allowed")));
+            return Err(Flaw::Limit(format!(
+                "the header has {found} bytes, the maximum is {HEADER_BYTES_MAX}"
+            )));
         }
         // A store may keep many of these buffers.
         bytes.shrink_to_fit();
@@ -241,7 +244,7 @@ impl Record {
             let info = header
                 .body
                 .as_ref()
-                .ok_or_else(|| Flaw::Malformed("it has a body that its header does not name".into()))?;
+                .ok_or_else(|| Flaw::Malformed("unexpected body: the header names none".into()))?;
             check_digest("body", info.digest, bytes)?;
             if bytes.get(info.position_bytes as usize) != Some(&b'\n') {
                 return Err(Flaw::Malformed("its body has no position".into()));
@@ -310,7 +313,8 @@ impl SealedRun {
     pub fn seal(record: RunRecord) -> Result<Self, Flaw> {
         if let Some(keep) = record.retention.filter(|keep| *keep < RETENTION_MIN) {
             return Err(Flaw::Limit(format!(
-                "a retention of {keep} is asked for, and at least {RETENTION_MIN} states are kept: the newest, and one in case that it is damaged"
+                "retention of {keep} states is below the minimum of {RETENTION_MIN}: the newest state and \
+                 a spare"
             )));
         }
         let mut bytes = Vec::new();
@@ -352,13 +356,13 @@ fn check_digest(part: &'static str, expect: Digest, bytes: &[u8]) -> Result<(), 
 pub(crate) fn other_format(found: u32, supported: u32) -> String {
     match found > supported {
         true => format!("has format {found}, this version reads up to {supported}"),
-        false => format!("has format {found} of before the first release, this version reads {supported}"),
+        false => format!("has format {found} of a prerelease, this version reads {supported}"),
     }
 }
 
 /// The first bytes of every record of this version: with them, the format needs no separate parse.
 const BEGIN: &[u8] = b"{\"v\":2,";
-const _: () = assert!(FORMAT == 2, "what is written begins with its format");
+const _: () = assert!(FORMAT == 2, "a record begins with its format");
 
 /// Parses JSON of this format. A newer format is detected before its fields can cause other errors.
 fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {

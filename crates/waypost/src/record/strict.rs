@@ -100,7 +100,8 @@ impl Refusal {
         match *self.0 {
             RefusalCause::Field(why) => Flaw::Unkept { path, why },
             RefusalCause::TooLarge => Flaw::Limit(format!(
-                "the state has more than the {STATE_BYTES_MAX} bytes allowed (passed in {path}): keep large data in files and their hashes in the state"
+                "the state exceeds {STATE_BYTES_MAX} bytes (at {path}): keep large data in files and their \
+                 hashes in the state"
             )),
         }
     }
@@ -175,9 +176,9 @@ impl Text<'_> {
         write: impl FnOnce(&mut Self) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         if value.is_nan() {
-            Err(Refusal::new("NaN cannot be kept in JSON"))
+            Err(Refusal::new("JSON has no NaN"))
         } else if value.is_infinite() {
-            Err(Refusal::new("an infinite number cannot be kept in JSON"))
+            Err(Refusal::new("JSON has no infinite number"))
         } else {
             write(self)
         }
@@ -205,7 +206,7 @@ impl Text<'_> {
         let answer = match write!(capped, "{value}") {
             Ok(()) => write(self, &scratch),
             Err(_) if capped.full => Err(Refusal::too_large()),
-            Err(fmt::Error) => Err(Refusal::new("it cannot be printed")),
+            Err(fmt::Error) => Err(Refusal::new("the value cannot be printed")),
         };
         self.scratch = scratch;
         answer
@@ -215,7 +216,7 @@ impl Text<'_> {
     fn open(&mut self, bracket: &[u8]) -> Result<(), Refusal> {
         if self.depth == STATE_DEPTH_MAX {
             return Err(Refusal::new(format!(
-                "it is nested deeper than {STATE_DEPTH_MAX} levels, and would not be read again"
+                "the value is nested deeper than {STATE_DEPTH_MAX} levels, the maximum for reading"
             )));
         }
         self.push(bracket)?;
@@ -299,7 +300,7 @@ impl<'t, 'b> Strict<'t, 'b> {
     #[inline]
     fn null(&mut self) -> Result<(), Refusal> {
         if self.in_some {
-            return Err(Refusal::new("a `Some` that is written as null would come back as `None`"));
+            return Err(Refusal::new("a `Some` written as null would be read as `None`"));
         }
         self.text.push(b"null")
     }

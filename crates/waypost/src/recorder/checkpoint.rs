@@ -183,7 +183,7 @@ pub(super) fn state_of(record: &Record) -> Result<EncodedState, Error> {
     };
     let unreadable = |why: String| Error::Read { at: record.header().reference(), why };
     if body.codec != "json" {
-        return Err(unreadable(format!("its codec is `{}`", body.codec)));
+        return Err(unreadable(format!("the codec of the state is `{}`", body.codec)));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
     let json = RawValue::from_string(text.to_owned()).map_err(|error| unreadable(error.to_string()))?;
@@ -275,7 +275,7 @@ impl Checkpoints {
     /// Loads a record of this run's main branch.
     pub(super) async fn load(&self, at: &CheckpointRef) -> Result<Record, Error> {
         if at.run != self.run || !at.branch.is_main() {
-            return Err(Error::Invalid(format!("checkpoint {at} is not one of run {}", self.run)));
+            return Err(Error::Invalid(format!("checkpoint {at} belongs to another run than {}", self.run)));
         }
         Ok(self.store.load(&at.run, &at.branch, at.seq).await?)
     }

@@ -41,7 +41,7 @@ pub enum Error {
     #[error("run {0} is driven by its graph, not by a recorder")]
     Driven(RunId),
     /// The step is already running. Nothing changed; end this attempt first.
-    #[error("step `{step}` is under way since {since}")]
+    #[error("step `{step}` is already running since {since}")]
     UnderWay {
         /// The step.
         step: StepId,
@@ -49,7 +49,7 @@ pub enum Error {
         since: CheckpointRef,
     },
     /// The step was never begun here, has ended, or a rollback undid its start. Nothing was written.
-    #[error("step `{step}` is not under way: what began at {since} has ended or was undone")]
+    #[error("step `{step}` is not running: the attempt of {since} has ended or was undone")]
     NotUnderWay {
         /// The step.
         step: StepId,
@@ -57,7 +57,7 @@ pub enum Error {
         since: CheckpointRef,
     },
     /// Another commit has this id. Nothing was written; an id identifies a single content.
-    #[error("id `{external}` was committed before with other content, at {at}")]
+    #[error("id `{external}` was already committed with other content, at {at}")]
     OtherContent {
         /// The external id given by the caller.
         external: String,
@@ -87,7 +87,7 @@ pub enum Error {
     #[error("checkpoint {0} has no evidence")]
     NoEvidence(CheckpointRef),
     /// Retention dropped the state of the checkpoint. Nothing changed; choose a newer one.
-    #[error("checkpoint {0} has no state any more")]
+    #[error("retention dropped the state of checkpoint {0}")]
     NoState(CheckpointRef),
     /// The run has unfinished steps. Nothing changed; end the steps first.
     #[error("run {run} has unfinished steps: {}", .steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", "))]
@@ -114,7 +114,7 @@ pub(super) fn unmet(pack: &Pack) -> String {
     /// Most claims in a message; the pack has the rest.
     const NAMED_MAX: usize = 5;
     if pack.claims.is_empty() {
-        return "it has no claims".to_owned();
+        return "the evidence has no claims".to_owned();
     }
     let mut unmet: Vec<_> =
         pack.claims.iter().filter(|claim| claim.counts() && claim.verdict != Verdict::Ok).collect();
@@ -123,7 +123,7 @@ pub(super) fn unmet(pack: &Pack) -> String {
         unmet.retain(|claim| claim.verdict != Verdict::Skipped);
     }
     let described = |claim: &&crate::record::Claim| {
-        let skipped = (claim.verdict == Verdict::Skipped).then_some("it is not checked on this occasion");
+        let skipped = (claim.verdict == Verdict::Skipped).then_some("the claim is not checked at this point");
         let why = claim.error.as_deref().or(skipped).map(|why| format!(" ({why})")).unwrap_or_default();
         format!("{}{why}", claim.title())
     };

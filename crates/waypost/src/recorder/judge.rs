@@ -283,7 +283,7 @@ impl SourcedClaims {
                 ClaimSource::Nobody => {
                     let mut claim = claim.clone();
                     claim.verdict = Verdict::Skipped;
-                    claim.error = Some("a step that has not completed is about to rewrite it".to_owned());
+                    claim.error = Some("an unfinished step is going to rewrite the file".to_owned());
                     Some(claim)
                 }
                 ClaimSource::Itself | ClaimSource::Newer(_) => judged.next(),

@@ -87,7 +87,7 @@ impl FromStr for Label {
         let known = Self::ALL.into_iter().find(|label| label.name() == text);
         known.ok_or_else(|| {
             let text: String = text.chars().take(80).collect();
-            Error::Invalid(format!("`{text}` is none of the eight labels of checkpoints"))
+            Error::Invalid(format!("`{text}` is not one of the eight labels of checkpoints"))
         })
     }
 }
@@ -96,16 +96,16 @@ impl FromStr for Label {
 pub(super) fn check(labels: &BTreeMap<String, String>) -> Result<(), Error> {
     if labels.len() > LABELS_MAX {
         let found = labels.len();
-        return Err(Error::Invalid(format!("a checkpoint has {found} labels, {LABELS_MAX} are allowed")));
+        return Err(Error::Invalid(format!("a checkpoint has {found} labels, the maximum is {LABELS_MAX}")));
     }
     for (key, value) in labels {
         if key.is_empty() || key.len() > LABEL_BYTES_MAX || value.len() > LABEL_BYTES_MAX {
             let key: String = key.chars().take(80).collect();
-            let rule = format!("keys have 1 to {LABEL_BYTES_MAX} bytes, values at most as many");
+            let rule = format!("keys have 1 to {LABEL_BYTES_MAX} bytes, and values at most the same");
             return Err(Error::Invalid(format!("label `{key}` is not allowed: {rule}")));
         }
         if matches!(key.as_str(), LABEL_KEY | CONTENT_KEY) {
-            return Err(Error::Invalid(format!("label `{key}` is the recorder's own: choose another key")));
+            return Err(Error::Invalid(format!("label `{key}` is reserved: choose another key")));
         }
     }
     Ok(())

@@ -264,12 +264,13 @@ impl Commit {
             && (id.is_empty() || id.len() > EXTERNAL_BYTES_MAX)
         {
             let id: String = id.chars().take(80).collect();
-            return Err(Error::Invalid(format!("id `{id}` has not 1 to {EXTERNAL_BYTES_MAX} bytes")));
+            return Err(Error::Invalid(format!("id `{id}` must have 1 to {EXTERNAL_BYTES_MAX} bytes")));
         }
         let bytes = serde_json::to_vec(&self.outputs).map_or(0, |bytes| bytes.len());
         if bytes > OUTPUTS_INLINE_BYTES_MAX && !self.outputs.is_empty() {
             return Err(Error::Invalid(format!(
-                "the outputs have {bytes} bytes, {OUTPUTS_INLINE_BYTES_MAX} are allowed: put large ones into the state or a file"
+                "the outputs have {bytes} bytes, the maximum is {OUTPUTS_INLINE_BYTES_MAX}: put large \
+                 values into the state or a file"
             )));
         }
         Ok(())

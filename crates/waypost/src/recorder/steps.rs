@@ -285,11 +285,11 @@ fn settles(begun: &Begun, commit: &Commit, pack: Option<&Pack>) -> Result<(), Er
     let Some(pack) = pack else { return unsettled("there is no evidence") };
     let pinned = |claims: &Pack| claims.claims.iter().any(|claim| claim.pinned && claim.expect.is_null());
     if commit.pack.as_ref().is_some_and(pinned) {
-        return unsettled("a claim that is pinned now would hold whatever was done");
+        return unsettled("a newly pinned claim would hold for any result");
     }
     let verdict = pack.verdict_at(Occasion::Commit);
     if verdict != Verdict::Ok {
-        return unsettled(&format!("its evidence is {}: {}", verdict_word(verdict), unmet(pack)));
+        return unsettled(&format!("the evidence is {}: {}", verdict_word(verdict), unmet(pack)));
     }
     Ok(())
 }

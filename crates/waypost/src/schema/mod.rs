@@ -129,7 +129,7 @@ pub enum SchemaError {
         supported: u32,
     },
     /// A migration failed on this state.
-    #[error("cannot bring the state from schema version {from} to {}", from.saturating_add(1))]
+    #[error("cannot migrate the state from schema version {from} to {}", from.saturating_add(1))]
     Step {
         /// The version before the migration.
         from: u32,
@@ -150,13 +150,13 @@ pub enum SchemaError {
     #[error(transparent)]
     Deserialize(#[from] DecodeError),
     /// The state has a codec of a foreign client.
-    #[error("the state is in codec `{codec}`, which only the client that wrote it can read")]
+    #[error("the state has codec `{codec}`, readable only by the client that wrote it")]
     Foreign {
         /// The codec.
         codec: String,
     },
     /// The record has no state: retention dropped it, or the record was read without its body.
-    #[error("checkpoint {reference} has no state any more")]
+    #[error("retention dropped the state of checkpoint {reference}")]
     Absent {
         /// The checkpoint.
         reference: String,

@@ -31,9 +31,9 @@ use crate::record::{Flaw, encode};
 ///
 /// assert!(check_state(&State { price: 1.5, note: String::new() }).is_ok());
 /// let refused = check_state(&State { price: f64::NAN, note: String::new() }).unwrap_err();
-/// assert_eq!(refused.to_string(), "price: NaN cannot be kept in JSON");
+/// assert_eq!(refused.to_string(), "price: JSON has no NaN");
 /// let refused = check_state(&State { price: 1.5, note: "lost".into() }).unwrap_err();
-/// assert_eq!(refused.to_string(), r#"note: it is written as "lost" and comes back as """#);
+/// assert_eq!(refused.to_string(), r#"note: written as "lost", read back as """#);
 /// ```
 pub fn check_state<S: Serialize + DeserializeOwned>(state: &S) -> Result<(), Flaw> {
     let mut bytes = Vec::new();
@@ -54,7 +54,7 @@ pub(crate) fn check_written<S: Serialize + DeserializeOwned>(first: &[u8]) -> Re
 }
 
 fn unread(error: DecodeError) -> Flaw {
-    Flaw::Unkept { path: error.path, why: format!("it would not be read again: {}", error.why) }
+    Flaw::Unkept { path: error.path, why: format!("the state could not be read back: {}", error.why) }
 }
 
 /// Finds the first value of `first` that `second` lacks.
@@ -66,9 +66,7 @@ fn changed(first: &Value, second: &Value, path: &mut FieldPath) -> Option<Flaw> 
                 path.push(key.as_str());
                 let flaw = match second.get(key) {
                     Some(other) => changed(value, other, path),
-                    None => {
-                        Some(Flaw::Unkept { path: path.clone(), why: "it does not come back".to_owned() })
-                    }
+                    None => Some(Flaw::Unkept { path: path.clone(), why: "the value is lost".to_owned() }),
                 };
                 path.pop();
                 flaw
@@ -86,7 +84,7 @@ fn changed(first: &Value, second: &Value, path: &mut FieldPath) -> Option<Flaw> 
             })
         }
         _ => {
-            let why = format!("it is written as {} and comes back as {}", shown(first), shown(second));
+            let why = format!("written as {}, read back as {}", shown(first), shown(second));
             Some(Flaw::Unkept { path: path.clone(), why })
         }
     }

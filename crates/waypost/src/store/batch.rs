@@ -78,13 +78,13 @@ impl Batch {
         if self.id.token != token {
             let found = self.id.token;
             return Err(StoreError::Invalid(format!(
-                "a batch for run {run} is named by token {found}, its lease has {token}"
+                "a batch for run {run} has token {found}, but its lease has {token}"
             )));
         }
         for record in &self.records {
             let header = record.header();
             if header.run != *run {
-                return invalid(record, &format!("is not one of run {run}"));
+                return invalid(record, &format!("belongs to another run than {run}"));
             }
             if header.token != token {
                 return invalid(record, &format!("has token {}, its lease has {token}", header.token));

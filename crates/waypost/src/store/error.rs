@@ -34,7 +34,7 @@ pub enum StoreError {
         what: String,
     },
     /// The run exists already. Nothing changed.
-    #[error("run {run} exists already")]
+    #[error("run {run} already exists")]
     Exists {
         /// The run.
         run: RunId,
@@ -48,7 +48,7 @@ pub enum StoreError {
         holder: Option<Holder>,
     },
     /// The lease was lost to another process. Nothing was written; stop all work of this run.
-    #[error("the lease on run {run} was lost: its token is {newest}, ours was {token}")]
+    #[error("lost the lease on run {run}: the newest token is {newest}, ours was {token}")]
     Fenced {
         /// The run.
         run: RunId,
@@ -126,7 +126,7 @@ pub enum StoreError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// An earlier sync failed: the content of the disk is unknown. Open the store again.
-    #[error("{place} is not written any more since a sync of it failed; open the store again")]
+    #[error("cannot write {place} after a failed sync; open the store again")]
     Poisoned {
         /// The file or database.
         place: String,
@@ -140,7 +140,7 @@ pub enum StoreError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The answer was lost: the call may have taken effect. Repeat the call with the same id.
-    #[error("{store} did not answer; the last write may or may not have happened")]
+    #[error("{store} did not respond; the last write may or may not have happened")]
     Unknown {
         /// The store.
         store: String,

@@ -206,7 +206,7 @@ impl FileStore {
         if !self.read_only {
             return Ok(());
         }
-        let source = io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "it was opened for reading only");
+        let source = io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the store is open read-only");
         Err(StoreError::Io { action: "write", place: self.to_string(), source })
     }
 }

@@ -298,7 +298,7 @@ pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
     }
     // Clipped, as the name is arbitrary.
     let name: String = name.chars().take(80).collect();
-    Err(StoreError::Invalid(format!("`{name}` is not the name of a blob: it looks like `logs/fetch.1.log`")))
+    Err(StoreError::Invalid(format!("`{name}` is not a blob name, such as `logs/fetch.1.log`")))
 }
 
 /// Longest name of a blob: a branch, a step and an attempt fit; deep trees do not.
@@ -315,7 +315,7 @@ pub struct Lease {
     scope: Option<BranchPath>,
     token: u64,
     lock: Option<Arc<RunLock>>,
-    #[expect(dead_code, reason = "it is kept for what its drop does")]
+    #[expect(dead_code, reason = "kept for its drop")]
     guard: Option<Arc<dyn Guard>>,
 }
 

@@ -112,7 +112,7 @@ pub enum ExportError {
     },
     /// The checkpoint is not the newest, and its fan-out has continued since: the former state of the
     /// children is not known. Export the newest checkpoint, or one before `step`.
-    #[error("checkpoint {reference} is older than the branches that step `{step}` has open in it")]
+    #[error("checkpoint {reference} is older than the open branches of its step `{step}`")]
     Amid {
         /// The checkpoint.
         reference: CheckpointRef,
@@ -120,13 +120,13 @@ pub enum ExportError {
         step: String,
     },
     /// The run continued during the export. Export its newest checkpoint.
-    #[error("checkpoint {reference} is not the newest any more")]
+    #[error("checkpoint {reference} is no longer the newest")]
     Overtaken {
         /// The checkpoint.
         reference: CheckpointRef,
     },
     /// The frozen items of a fan-out are lost or damaged, so that the remaining branches could not be opened.
-    #[error("checkpoint {reference} lacks the items that it fans out over, `{name}`, as they were frozen")]
+    #[error("checkpoint {reference} lacks the recorded items `{name}` of its fan-out")]
     Items {
         /// The checkpoint.
         reference: CheckpointRef,
@@ -135,7 +135,7 @@ pub enum ExportError {
     },
     /// The file would exceed [`PORTABLE_BYTES_MAX`]. Copy the store instead.
     #[error(
-        "checkpoint {reference} and its branches have more than the {PORTABLE_BYTES_MAX} bytes allowed in a file"
+        "checkpoint {reference} and its branches exceed {PORTABLE_BYTES_MAX} bytes, the maximum of a file"
     )]
     TooLarge {
         /// The checkpoint.
@@ -264,7 +264,7 @@ impl Portable {
         }
         if text.len() as u64 > PORTABLE_BYTES_MAX {
             return Err(Flaw::Limit(format!(
-                "it has {} bytes, {PORTABLE_BYTES_MAX} are allowed",
+                "the file has {} bytes, the maximum is {PORTABLE_BYTES_MAX}",
                 text.len()
             )));
         }
@@ -283,13 +283,13 @@ impl Portable {
         let portable = Self { run, checkpoint, position, history, children, blobs, begun_since };
         if file.portable_checkpoint != portable.reference().to_string() {
             return Err(Flaw::Malformed(format!(
-                "it says that it is of {}",
+                "the header belongs to {}",
                 clipped(&file.portable_checkpoint)
             )));
         }
         portable.check()?;
         if file.config != *portable.config() {
-            return Err(Flaw::Malformed("its config is not that of its run".to_owned()));
+            return Err(Flaw::Malformed("the config does not match its run".to_owned()));
         }
         Ok(portable)
     }
@@ -299,7 +299,7 @@ impl Portable {
         let reference = self.reference();
         let mut records = [&self.checkpoint].into_iter().chain(&self.history).chain(&self.children);
         if let Some(foreign) = records.find(|record| record.header().run != self.run.record().run) {
-            return malformed(format!("checkpoint {} is of another run", foreign.header().reference()));
+            return malformed(format!("checkpoint {} belongs to another run", foreign.header().reference()));
         }
         let mut open = BTreeMap::from([(&reference.branch, &self.checkpoint)]);
         let mut branches = BTreeSet::new();
@@ -309,7 +309,10 @@ impl Portable {
                 || !branches.insert(branch)
                 || child.body_bytes().is_none()
             {
-                return malformed(format!("checkpoint {} is no child of it", child.header().reference()));
+                return malformed(format!(
+                    "checkpoint {} is not a child of the exported checkpoint",
+                    child.header().reference()
+                ));
             }
             if child.header().end.is_none() {
                 open.insert(branch, child);
@@ -321,7 +324,7 @@ impl Portable {
         };
         let rising = self.history.windows(2).all(|pair| place_of(&pair[0]) < place_of(&pair[1]));
         if !rising || !self.history.iter().all(before) {
-            return malformed(format!("its history does not lead to {reference}"));
+            return malformed(format!("the history does not lead to {reference}"));
         }
         for newest in open.into_values() {
             self.check_references(newest)?;
@@ -343,16 +346,13 @@ impl Portable {
         let is_lacking = |seq: &u64| self.referred(newest, *seq).is_none() && !is_repeated(*seq);
         if let Some(seq) = referred_to(&position).into_iter().find(is_lacking) {
             let lacking = CheckpointRef { run, branch, seq };
-            return malformed(format!("it lacks the header of {lacking}, which a position in it refers to"));
+            return malformed(format!("missing header {lacking}, referenced by a position"));
         }
         let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
         for items in fans.filter_map(|fan| fan.items.as_ref()) {
             let whole = |blob: &Vec<u8>| Digest::of(blob) == items.digest;
             if !self.blobs.get(&items.blob).is_some_and(whole) {
-                return malformed(format!(
-                    "it lacks the items `{}`, which a position in it refers to",
-                    items.blob
-                ));
+                return malformed(format!("missing items `{}`, referenced by a position", items.blob));
             }
         }
         Ok(())

@@ -350,5 +350,5 @@ pub fn check_regular(metadata: &std::fs::Metadata) -> io::Result<()> {
         () if kind.is_char_device() || kind.is_block_device() => "a device",
         () => "something else",
     };
-    Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {found}, and should be a regular file")))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, format!("found {found}, expected a regular file")))
 }

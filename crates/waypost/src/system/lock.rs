@@ -137,10 +137,10 @@ impl Holder {
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.is_releasing() {
-            return f.write_str("a process that has ended and is about to let go");
+            return f.write_str("a process that has just ended");
         }
         if self.pid == 0 {
-            return f.write_str("a process that has not named itself yet");
+            return f.write_str("a process without a name so far");
         }
         write!(f, "process {} ({}) on `{}` since {}", self.pid, self.what, self.host, self.since)
     }
@@ -159,7 +159,7 @@ pub enum LockError {
     },
     /// The folder is on a network file system, where two machines may both get the lock. Move the store to a
     /// local disk, or allow the file system if only one machine ever uses it.
-    #[error("cannot lock `{}`: locks are not reliable on {kind}, a network file system", path.display())]
+    #[error("cannot lock `{}`: {kind} is a network file system with unreliable locks", path.display())]
     NetworkFileSystem {
         /// The lock file.
         path: PathBuf,
@@ -228,7 +228,7 @@ impl RunLock {
             }
         }
         Err(failed(io::Error::other(format!(
-            "it was deleted {REOPEN_ATTEMPTS_MAX} times while being locked"
+            "the file was deleted {REOPEN_ATTEMPTS_MAX} times before the lock was taken"
         ))))
     }
 

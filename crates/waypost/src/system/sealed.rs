@@ -53,7 +53,7 @@ pub(crate) fn check(text: &[u8], supported: u32) -> Result<(), Flaw> {
         .and_then(|rest| rest.get(..HASH_CHARS))
         .and_then(|hash| std::str::from_utf8(hash).ok())
         .and_then(|hash| hash.parse().ok())
-        .ok_or_else(|| Flaw::Malformed("it does not begin with its integrity hash".to_owned()))?;
+        .ok_or_else(|| Flaw::Malformed("no integrity hash at the beginning".to_owned()))?;
     let actual = integrity(text);
     if actual != hash {
         return Err(Flaw::Digest { part: "file", expect: hash, actual });
@@ -61,7 +61,7 @@ pub(crate) fn check(text: &[u8], supported: u32) -> Result<(), Flaw> {
     match format_of(text) {
         Some(found) if found == supported => Ok(()),
         Some(found) => Err(Flaw::Format { found, supported }),
-        None => Err(Flaw::Malformed("its format is not told".to_owned())),
+        None => Err(Flaw::Malformed("no format at the beginning".to_owned())),
     }
 }
 

@@ -137,7 +137,8 @@ async fn a_key_used_twice_in_an_attempt_fails_the_step() {
         );
         one.map(drop).and(other.map(drop))
     });
-    let expect = "cannot use key `approve` of `interrupt` twice in one attempt of step `tools`: each call needs a key of its own";
+    let expect =
+        "cannot use key `approve` of `interrupt` twice in one attempt of step `tools`: use a unique key";
     for error in [questions.await, same_question.await, at_once.await] {
         assert_eq!(error, expect);
     }

@@ -225,10 +225,10 @@ async fn a_branch_that_no_step_waits_for_is_not_changed() {
         let held = world.engine.run(&graph, "r", Notes::default()).interrupt_before(["merge", "after"]).await;
         assert_eq!(held.unwrap().status, RunStatus::Interrupted);
         assert_eq!(refused("plan:c").await, "the run has no such branch");
-        assert_eq!(refused("main").await, "it is the main one, whose state has an edit of its own");
+        assert_eq!(refused("main").await, "the main branch has an edit of its own");
         let error = world.engine.resume(&graph, "r").edit_branch_as("plan:a", |n: &mut u32| *n += 1).await;
         let RunError::NotEdited { why, .. } = error.unwrap_err() else { panic!("it has another type") };
-        assert_eq!(why, "its state is not a `u32`");
+        assert_eq!(why, "the state is not a `u32`");
         let error = world.engine.resume(&graph, "r").edit_branch("no branch!", edited).await.unwrap_err();
         assert!(matches!(error, RunError::InvalidName(_)), "{error}");
         let restart = world.engine.resume(&graph, "r").restart(Notes::default());
@@ -236,7 +236,7 @@ async fn a_branch_that_no_step_waits_for_is_not_changed() {
         assert!(matches!(error, RunError::NotEdited { .. }), "{error}");
 
         // Joined, and later abandoned by a rollback, even in a completed run.
-        let joined = "no step waits for it any more: it was joined, or left behind by what was done again";
+        let joined = "no step waits for the branch: it is joined or abandoned";
         world.engine.resume(&graph, "r").await.unwrap();
         assert_eq!(refused("plan:a").await, joined);
         world.engine.resume(&graph, "r").await.unwrap();
@@ -302,7 +302,7 @@ async fn a_branch_whose_opener_ended_with_it_is_changed_and_both_go_on() {
             assert!(!before.contains(&"am".to_owned()), "{before:?}");
             let refused = world.engine.resume(&graph, "r").edit_branch("plan:a", edited).await.unwrap_err();
             let RunError::NotEdited { why, .. } = &refused else { panic!("{refused}") };
-            assert!(why.starts_with("it ended together with branches that it opened"), "{why}");
+            assert!(why.starts_with("the branch ended with its children"), "{why}");
             assert!(stage.said().is_empty());
             if at == "y" && before.contains(&at.to_owned()) {
                 continue;

@@ -233,7 +233,7 @@ async fn a_fork_that_died_before_it_had_its_items_says_so() {
     world.reopen();
     let refused = world.engine.resume(&graph, "r2").await.unwrap_err();
 
-    assert!(refused.to_string().contains("delete it, and fork or import it again"), "{refused}");
+    assert!(refused.to_string().contains("delete the run, and fork or import again"), "{refused}");
     assert!(stage.said().is_empty());
     world.store.delete(&waypost::RunId::new("r2").unwrap()).await.unwrap();
     let outcome: Outcome<Notes> = world.engine.fork(&graph, &from, "r2").await.unwrap();

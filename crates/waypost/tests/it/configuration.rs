@@ -162,9 +162,8 @@ async fn what_is_said_together_with_starting_over_is_looked_at() {
         let restart = || world.engine.resume(&graph, "r").restart(Notes::default().and("anew"));
 
         let refused = restart().validate_state(|_| Err("no".to_owned())).await.unwrap_err();
-        assert_eq!(refused.to_string(), "the state of run r was refused: no");
-        let expect =
-            "cannot go on from run r: it is started over, from its first step and the state that is given";
+        assert_eq!(refused.to_string(), "rejected the state of run r: no");
+        let expect = "cannot continue from run r: restarted from its first step, with the given state";
         assert_eq!(restart().from_step("b").await.unwrap_err().to_string(), expect);
         assert_eq!(restart().from_checkpoint(1).await.unwrap_err().to_string(), expect);
         assert!(matches!(restart().from_step("zz").await, Err(RunError::InvalidStep(_))));

@@ -159,7 +159,9 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
         let refused = world.engine.resume(&graph, "r").settle_doubtful(of_another).await.unwrap_err();
         let text = refused.to_string();
         assert!(
-            text.contains("branch `plan:p/pay:n0` of run r cannot be settled as done: nobody said how"),
+            text.contains(
+                "cannot settle step `item` of branch `plan:p/pay:n0` of run r as done: no function settles a branch"
+            ),
             "{text}"
         );
         world.reopen();

@@ -273,7 +273,7 @@ async fn a_pipe_is_refused_and_not_waited_for() {
 
     let (verdict, _, why) = judged(Claim::sha256("pipe", Digest::of(b"")), &site(&outer)).await;
 
-    assert_eq!((verdict, why.as_str()), (Verdict::Failed, "it is not a regular file"));
+    assert_eq!((verdict, why.as_str()), (Verdict::Failed, "the path is not a regular file"));
 }
 
 #[tokio::test]
@@ -359,7 +359,7 @@ async fn what_cannot_be_read_is_unknown() {
     let (verdict, _, why) = judged(Claim::sha256("/proc/self/mem", Digest::of(b"")), &site).await;
 
     assert_eq!(verdict, Verdict::Unknown);
-    assert!(why.starts_with("cannot read it: "), "{why}");
+    assert!(why.starts_with("cannot read the file: "), "{why}");
 }
 
 #[tokio::test]
@@ -374,7 +374,7 @@ async fn an_exit_code_is_compared_and_not_merely_given() {
     assert_eq!(verdict(claim(json!(0)), &with(None)).await, Verdict::Failed, "nothing was recorded");
     let pinned = Claim::new("command_exit", "make").pinning();
     let pack = Verifier::new().commit(&Pack::all([pinned]), &with(Some(1))).await;
-    assert_eq!(pack.verdict(), Verdict::Failed, "any code would do");
+    assert_eq!(pack.verdict(), Verdict::Failed, "cannot be pinned");
 }
 
 #[tokio::test]
@@ -526,7 +526,7 @@ async fn a_check_that_does_not_answer_is_unknown_and_holds_up_no_other() {
     let pack = verifier.verify(&Pack::all(claims), &Site::nowhere()).await;
 
     assert_eq!(pack.claims[0].verdict, Verdict::Unknown);
-    assert_eq!(pack.claims[0].error.as_deref(), Some("no answer within 10s"));
+    assert_eq!(pack.claims[0].error.as_deref(), Some("no result within 10s"));
     assert_eq!(pack.claims[1].verdict, Verdict::Ok);
 }
 

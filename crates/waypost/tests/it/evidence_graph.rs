@@ -175,7 +175,7 @@ async fn a_step_whose_evidence_does_not_hold_has_failed_and_says_what_was_expect
     assert!(outcome.state.done.is_empty(), "what a step gives whose evidence fails is not taken");
     let (step, failure) = outcome.failed.unwrap();
     assert_eq!((step.as_str(), failure.kind), ("a", FailureKind::Evidence));
-    assert_eq!(failure.error[0], "the evidence of step `a` does not hold");
+    assert_eq!(failure.error[0], "evidence of step `a` failed");
     let found = waypost::Digest::of(b"of a");
     assert_eq!(failure.error[1], format!("file_sha256 a.txt: expected \"{wanted}\", found \"{found}\""));
     assert!(failure.error[2].starts_with("artifact_exists missing.txt"), "{:?}", failure.error);
@@ -217,7 +217,7 @@ async fn an_empty_pack_is_refused() {
 
     let (_, failure) = outcome.failed.unwrap();
     assert_eq!(failure.kind, FailureKind::Evidence);
-    assert_eq!(failure.error[1], "a pack without claims shows nothing, and never holds");
+    assert_eq!(failure.error[1], "a pack without claims never holds");
 }
 
 #[tokio::test]

@@ -67,19 +67,28 @@ async fn what_cannot_be_read_again_is_refused_before_anything_runs() {
 
     let (error, wide) = refused(vec![Tagged::Wide { number: 5 }]).await;
     assert_eq!(error, "cannot write the state of run r at step `a`");
-    assert_eq!(wide, "[0]: it would not be read again: u128 is not supported at line 1 column 28");
+    assert_eq!(wide, "[0]: the state could not be read back: u128 is not supported at line 1 column 28");
 
     let (_, renamed) = refused(Renamed { value: 1 }).await;
-    assert!(renamed.starts_with("the state: it would not be read again: missing field `in`"), "{renamed}");
+    assert!(
+        renamed.starts_with("the state: the state could not be read back: missing field `in`"),
+        "{renamed}"
+    );
 
     let (_, omitted) = refused(Omitted { list: Vec::new() }).await;
-    assert!(omitted.starts_with("the state: it would not be read again: missing field `list`"), "{omitted}");
+    assert!(
+        omitted.starts_with("the state: the state could not be read back: missing field `list`"),
+        "{omitted}"
+    );
 
     let (_, forgetful) = refused(Forgetful { lost: 3 }).await;
-    assert_eq!(forgetful, "lost: it is written as 3 and comes back as 0");
+    assert_eq!(forgetful, "lost: written as 3, read back as 0");
 
     let (_, keyed) = refused(Keyed::Numbers(BTreeMap::from([(1, 2)]))).await;
-    assert!(keyed.starts_with("the state: it would not be read again: data did not match any"), "{keyed}");
+    assert!(
+        keyed.starts_with("the state: the state could not be read back: data did not match any"),
+        "{keyed}"
+    );
     assert_eq!(refused(Keyed::Nothing).await, Default::default());
 }
 
@@ -161,7 +170,7 @@ async fn the_states_of_branches_and_items_are_read_again_too() {
 
     assert_eq!(of_fork.to_string(), "cannot write the state of run f at step `b`");
     assert_eq!(of_item.to_string(), "cannot write the state of run i at step `item`");
-    assert!(of_item.source().unwrap().to_string().starts_with("result: it would not be read again"));
+    assert!(of_item.source().unwrap().to_string().starts_with("result: the state could not be read back"));
 }
 
 /// The first states of a session are all read back; later ones up to a share of the written bytes.
@@ -184,5 +193,5 @@ async fn a_bad_state_late_in_a_long_session_is_found_within_a_bounded_number_of_
 
     let done = engine.history("r").await.unwrap().len() as u64 - 1;
     assert!((begin..begin + 40).contains(&done), "{done}");
-    assert!(refused.source().unwrap().to_string().starts_with("[2][0]: it would not be read again"));
+    assert!(refused.source().unwrap().to_string().starts_with("[2][0]: the state could not be read back"));
 }

@@ -68,7 +68,7 @@ fn graphs_in_graphs_count_as_levels() {
 fn only_a_fork_and_its_branches_lead_to_its_join() {
     let into = |from: &str| {
         format!(
-            "{from} leads to `j`, which joins the fork after `a`: only that fork and its branches lead there"
+            "{from} leads to `j`, which joins the fork after `a`: only that fork and its branches lead to its join"
         )
     };
 
@@ -103,8 +103,8 @@ fn messages_name_what_was_written() {
     );
     assert_eq!(
         refused(join(steps(&["a", "x", "y"]).edge("a", "x").fork("a", ["x", "y"]), "j")),
-        "step `a` has two ways on, the edge from `a` to `x` and the fork after `a`: a step has one edge, one route \
-         or one fork"
+        "step `a` has two ways on, the edge from `a` to `x` and the fork after `a`: only one edge, route or \
+         fork is allowed"
     );
     assert_eq!(
         refused(join(steps(&["a", "x"]).fork("a", ["x", "x"]), "j")),
@@ -123,7 +123,7 @@ fn messages_name_what_was_written() {
         (steps(&["a"]).start("b c"), "the start"),
     ] {
         let text = refused(graph);
-        assert!(text.starts_with(&format!("{edge} cannot be: step id `b c` is not allowed")), "{text}");
+        assert!(text.starts_with(&format!("{edge} is invalid: step id `b c` is not allowed")), "{text}");
     }
 }
 

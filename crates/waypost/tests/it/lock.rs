@@ -120,7 +120,7 @@ fn a_pipe_in_its_place_is_refused_and_not_waited_for() {
     let LockError::Io { source: taken, .. } = take(&path).unwrap_err() else { panic!("it is no lock") };
 
     for error in [probed, taken] {
-        assert_eq!(error.to_string(), "it is a pipe, and should be a regular file");
+        assert_eq!(error.to_string(), "found a pipe, expected a regular file");
     }
 }
 

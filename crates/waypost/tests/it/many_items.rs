@@ -58,7 +58,7 @@ async fn too_many_items_for_a_store_are_refused_before_any_is_worked_on() {
     assert_eq!(
         failure.error,
         [
-            "10001 branches are to be opened, and the run would have 10001 then; its store keeps 10000: use one named `sqlite:PATH` for it"
+            "cannot open 10001 branches: the run would have 10001, the maximum of the store is 10000: use a store `sqlite:PATH`"
         ]
     );
 
@@ -99,7 +99,7 @@ async fn branches_that_are_there_need_no_more_room() {
 
     assert_eq!((more.status, worked.load(Ordering::Relaxed)), (RunStatus::Failed, 40));
     let (_, failure) = more.failed.unwrap();
-    assert!(failure.error[0].contains("the run would have 10010 then"), "{failure:?}");
+    assert!(failure.error[0].contains("the run would have 10010"), "{failure:?}");
 }
 
 // Bug: the time of a resume of a completed run grew with the number of items, without any work. Cause: the resume
@@ -210,7 +210,7 @@ async fn a_retention_that_no_store_would_keep_to_is_refused() {
         let refused = engine.run(&count_to(3), "r", 0).retention(keep).await.unwrap_err();
 
         let said = refused.to_string();
-        assert!(said.starts_with(&format!("a retention of {keep} is asked for, and at least 2")), "{said}");
+        assert!(said.starts_with(&format!("retention of {keep} states is below the minimum of 2")), "{said}");
         assert!(engine.store().run(&RunId::new("r").unwrap()).await.is_err(), "no run was made");
     }
     engine.run(&count_to(3), "r", 0).retention(2).await.unwrap();

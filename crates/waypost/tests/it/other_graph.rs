@@ -43,7 +43,7 @@ fn why<S: std::fmt::Debug>(refused: Result<Outcome<S>, RunError>) -> String {
 
 fn refused<S: std::fmt::Debug>(refused: Result<Outcome<S>, RunError>) {
     let why = why(refused);
-    assert!(why.ends_with("and nobody said to go on with that"), "{why}");
+    assert!(why.ends_with("and no choice was given"), "{why}");
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn a_completed_run_of_another_graph_is_refused() {
     engine.run(&a_to_b(), "r", State::new()).await.unwrap();
     let other = steps("g", &["q"]).build().unwrap();
     let expect = "the definition does not fit run r: step `q` is new, step `a` is gone, step `b` is gone, \
-                  and nobody said to go on with that";
+                  and no choice was given";
 
     assert_eq!(why(engine.resume(&other, "r").await), expect);
     assert_eq!(why(engine.run(&other, "r", State::new()).or_resume().await), expect);
@@ -73,10 +73,7 @@ async fn the_name_of_a_graph_counts_only_where_nobody_named_the_run() {
     let renamed = steps("renamed", &["a", "b"]).edge("a", "b").build().unwrap();
 
     let refused = why(engine.run(&renamed, "r", State::new()).or_resume().await);
-    assert_eq!(
-        refused,
-        "the definition does not fit run r: it is a run of graph `g`, and this one is called `renamed`"
-    );
+    assert_eq!(refused, "the definition does not fit run r: the run belongs to graph `g`, not to `renamed`");
 
     let outcome = engine.resume(&renamed, "r").await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
@@ -118,7 +115,7 @@ async fn other_branches_of_the_same_steps_are_a_change() {
 
     for other in [&["c", "b"][..], &["b"]] {
         let refused = why(engine.resume(&graph(other), "r").await);
-        assert!(refused.contains("step `j` does something else"), "{refused}");
+        assert!(refused.contains("the definition of step `j` changed"), "{refused}");
     }
 }
 
@@ -132,14 +129,14 @@ async fn a_step_that_leads_elsewhere_is_told_as_that() {
     let routed = steps("g", &["a", "b"]).route("a", ["b", END], |_| "b").build().unwrap();
     assert_eq!(
         why(engine.resume(&routed, "r").await),
-        "the definition does not fit run r: step `a` now leads to `b` or `end`, and led to `b`, \
-         and nobody said to go on with that"
+        "the definition does not fit run r: step `a` now leads to `b` or `end`, before to `b`, \
+         and no choice was given"
     );
     let back = steps("g", &["a", "b"]).edge("a", "b").route("b", ["a", END], |_| END).build().unwrap();
     assert_eq!(
         why(engine.resume(&back, "r").await),
-        "the definition does not fit run r: step `b` now leads to `a` or `end`, and led to `end`, \
-         and nobody said to go on with that"
+        "the definition does not fit run r: step `b` now leads to `a` or `end`, before to `end`, \
+         and no choice was given"
     );
 }
 
@@ -209,13 +206,13 @@ async fn an_added_step_upstream_of_the_position_runs() {
             &["a", "b", "c"],
             "c",
             &["a", "n", "b", "c"],
-            Err("step `n` is new and comes before `b`, which is finished"),
+            Err("step `n` is new, and precedes the finished step `b`"),
         ),
         (
             &["a", "b", "c"],
             "c",
             &["n", "a", "b", "c"],
-            Err("step `n` is new and comes before `a`, which is finished"),
+            Err("step `n` is new, and precedes the finished step `a`"),
         ),
     ] {
         let engine = engine();
@@ -372,13 +369,13 @@ async fn a_graph_must_have_the_steps_that_are_gone_back_to() {
     let stands_at = why(world.engine.resume(&short, "r").on_change(OnChange::Adopt).await);
     assert_eq!(
         stands_at,
-        "the definition does not fit run r: it stands at step `d`, which the graph does not have"
+        "the definition does not fit run r: the run is at step `d`, which the graph does not have"
     );
     let before = world.records().await;
     let to_b = why(world.engine.resume(&other, "r").on_change(OnChange::Adopt).from_checkpoint(2).await);
     assert_eq!(
         to_b,
-        "the definition does not fit run r: it stands at step `b`, which the graph does not have"
+        "the definition does not fit run r: the run is at step `b`, which the graph does not have"
     );
     assert_eq!(world.records().await, before);
 

@@ -238,15 +238,15 @@ fn what_needs_a_skipped_step_will_be_skipped() {
     expect!(
         plan_of(shape, "main@2 | b ready 0, d waiting asks ok | a=skipped:2", ""),
         "skip a: skipped at @2
-         skip b: it needs `a`, which is skipped
-         skip c: it needs `b`, which is skipped
-         wait d: it waits for an answer to `ok`
-         skip e: it needs `c`, which is skipped"
+         skip b: `a` upstream is skipped
+         skip c: `b` upstream is skipped
+         wait d: waiting for an answer to `ok`
+         skip e: `c` upstream is skipped"
     );
     expect!(
         plan_of(shape, "main@2 | b ready | a=skipped:2", ""),
         "skip a: skipped at @2
-         run b: all it needs is finished
+         run b: every need is finished
          run c: after `b`
          run d: after `b`
          run e: after `c`"
@@ -278,7 +278,7 @@ fn skipped_and_tolerated_steps_stay_decided() {
         plan_of("a\nb: a\nc: b\nd: c", "main@5 | d started | a=2 b=skipped:3 c=tolerated:4", ""),
         "reuse a: completed at @2
          skip b: skipped at @3
-         reuse c: failed at @4, which the workflow tolerates
+         reuse c: failed at @4, tolerated by the workflow
          run d: attempt 1 was cut: it started and its end is not recorded"
     );
 }
@@ -288,7 +288,7 @@ fn cut_is_known() {
     expect!(
         plan_of("a\nb!: a\nc: b", "main@3 | b started | a=2", ""),
         "reuse a: completed at @2
-         ask b: attempt 1 was cut and the step is not idempotent: whether it took effect is not known
+         ask b: attempt 1 was cut and the step is not idempotent: whether it took effect is unknown
          run c: after `b`"
     );
 }
@@ -299,9 +299,8 @@ fn cut_is_known() {
 #[test]
 fn a_step_that_lost_records_may_have_started_is_in_doubt() {
     let shape = "a\nb!: a\nc: b\nd!: c";
-    let doubt = |count: &str| {
-        format!("{count} lost and the step is not idempotent: whether it was started is not known")
-    };
+    let doubt =
+        |count: &str| format!("{count} lost and the step is not idempotent: whether it started is unknown");
     let asked = |position: &str| -> Vec<String> {
         let plan = plan_of(shape, position, "");
         plan.lines().filter_map(|line| line.strip_prefix("ask ").map(str::to_owned)).collect()
@@ -347,10 +346,7 @@ fn only_unpinned_evidence_that_holds_settles_a_cut_step() {
     let failed = plan_of(shape, cut, "main a out unknown failed");
     let unknown = plan_of(shape, cut, "main a out unknown unknown");
 
-    assert!(
-        held.starts_with("reuse a: its end was not known, and its evidence shows that it is done"),
-        "{held}"
-    );
+    assert!(held.starts_with("reuse a: its end was unknown, and its evidence holds"), "{held}");
     for asked in [pinned, failed, unknown] {
         assert!(asked.starts_with("ask a: attempt 1 was cut"), "{asked}");
     }
@@ -366,7 +362,7 @@ fn a_foreach_is_planned_branch_by_branch() {
     expect!(
         plan_of(shape, positions, ""),
         "reuse list: completed at @2
-         wait summarise: it waits for an answer to `branches`
+         wait summarise: waiting for an answer to `branches`
          run publish: after `summarise`
          run summarise:17/ask: attempt 2 was cut: it started and its end is not recorded
          run summarise:17/check: after `ask`
@@ -392,7 +388,7 @@ fn a_rollback_is_planned_from_the_restored_position_alone() {
     expect!(
         plan_of("start\nx: start\ny: x >x >end\nend", "main@34 | x ready 0 i4 e1 | start=2 y=12", ""),
         "reuse start: completed at @2
-         run x: all it needs is finished
+         run x: every need is finished
          run y: after `x`
          run end: after `y`"
     );
@@ -407,10 +403,10 @@ fn two_branches_ask_at_once_each_with_its_own_question() {
 
     expect!(
         plan_of(shape, positions, ""),
-        "wait split: it waits for an answer to `children`
+        "wait split: waiting for an answer to `children`
          run join: after `split`
-         wait split:a/ask: it waits for an answer to `first`
-         wait split:b/ask: it waits for an answer to `second`"
+         wait split:a/ask: waiting for an answer to `first`
+         wait split:b/ask: waiting for an answer to `second`"
     );
 }
 
@@ -443,8 +439,8 @@ fn failed_evidence_runs_the_step_again_and_rechecks_what_follows() {
     expect!(
         plan_of("a: ~f\nb: a\nc: b\nx", "main@5 | | a=2 b=3 c=4", "main a f ok failed"),
         "run a: evidence no longer holds: file_sha256 f
-         recheck b: upstream changed: `a` runs again
-         recheck c: upstream changed: `a` runs again
+         recheck b: upstream changed: `a` reruns
+         recheck c: upstream changed: `a` reruns
          reuse x: completed"
     );
 }

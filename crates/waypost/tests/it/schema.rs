@@ -185,7 +185,7 @@ fn a_migration_that_fails_says_from_where_and_why() {
 
     let failed = migrations.read::<Value>(0, b"{}").unwrap_err();
 
-    assert_eq!(failed.to_string(), "cannot bring the state from schema version 1 to 2");
+    assert_eq!(failed.to_string(), "cannot migrate the state from schema version 1 to 2");
     assert_eq!(std::error::Error::source(&failed).unwrap().to_string(), "there is no topic");
     assert!(matches!(failed, SchemaError::Step { from: 1, .. }));
 }
@@ -271,5 +271,5 @@ fn a_state_of_a_foreign_client_and_one_that_was_dropped_are_told_apart() {
     let refused = |record| migrations().state::<Value>(record).unwrap_err();
 
     assert!(matches!(refused(&foreign), SchemaError::Foreign { .. }));
-    assert_eq!(refused(&dropped).to_string(), "checkpoint r@2 has no state any more");
+    assert_eq!(refused(&dropped).to_string(), "retention dropped the state of checkpoint r@2");
 }

@@ -29,8 +29,8 @@ fn refused<S: Serialize + ?Sized>(state: &S) -> String {
     flaw.to_string()
 }
 
-const NAN: &str = "NaN cannot be kept in JSON";
-const NULL: &str = "a `Some` that is written as null would come back as `None`";
+const NAN: &str = "JSON has no NaN";
+const NULL: &str = "a `Some` written as null would be read as `None`";
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Priced {
@@ -63,13 +63,10 @@ fn a_number_that_json_lacks_is_refused_and_its_field_named() {
         format!("steps[3].price: {NAN}")
     );
     assert_eq!(refused(&nan), format!("the state: {NAN}"));
-    assert_eq!(refused(&[f64::INFINITY]), "[0]: an infinite number cannot be kept in JSON");
-    assert_eq!(refused(&(1, f64::NEG_INFINITY)), "[1]: an infinite number cannot be kept in JSON");
+    assert_eq!(refused(&[f64::INFINITY]), "[0]: JSON has no infinite number");
+    assert_eq!(refused(&(1, f64::NEG_INFINITY)), "[1]: JSON has no infinite number");
     assert_eq!(refused(&Wrapped(f32::NAN)), format!("the state: {NAN}"));
-    assert_eq!(
-        refused(&vec![Some(Wrapped(f32::INFINITY))]),
-        "[0]: an infinite number cannot be kept in JSON"
-    );
+    assert_eq!(refused(&vec![Some(Wrapped(f32::INFINITY))]), "[0]: JSON has no infinite number");
     assert_eq!(refused(&Amount::One(nan)), format!("One: {NAN}"));
     assert_eq!(refused(&Amount::Pair(0.0, nan)), format!("Pair[1]: {NAN}"));
     assert_eq!(refused(&Amount::Named { amount: nan }), format!("Named.amount: {NAN}"));
@@ -153,7 +150,7 @@ fn a_key_is_text_or_what_can_be_read_back_from_text() {
     round(HashMap::from([(Some("a".to_owned()), 1)]));
     round(HashMap::from([(Rate(0.1), 1), (Rate(-0.0), 2), (Rate(1e300), 3)]));
 
-    let only_text = |what: &str| format!("a key of it is {what}, and JSON has only text as keys");
+    let only_text = |what: &str| format!("a key is {what}, but JSON keys are text");
     let at = |path: &str, why: &str| format!("{path}: {why}");
     assert_eq!(refused(&HashMap::from([(Rate(f64::NAN), 1)])), at("the state", NAN));
     assert_eq!(refused(&[HashMap::from([(None::<u8>, 1)])]), at("[0]", &only_text("`None`")));
@@ -262,7 +259,9 @@ fn what_is_nested_too_deep_to_be_read_is_refused() {
     let deeper = nested(STATE_DEPTH_MAX + 1);
 
     assert_eq!(serde_json::from_str::<Value>(&written(&deepest)).unwrap(), deepest);
-    assert!(refused(&deeper).ends_with("it is nested deeper than 127 levels, and would not be read again"));
+    assert!(
+        refused(&deeper).ends_with("the value is nested deeper than 127 levels, the maximum for reading")
+    );
     // Why: a resume would fail the same way.
     let text = serde_json::to_string(&deeper).unwrap();
     assert!(serde_json::from_str::<Value>(&text).unwrap_err().to_string().starts_with("recursion limit"));
@@ -343,7 +342,7 @@ fn a_state_without_end_is_stopped_while_it_is_written() {
 
     assert_eq!(
         endless.to_string(),
-        "the state has more than the 67108864 bytes allowed (passed in log[1023]): keep large data in files and their hashes in the state"
+        "the state exceeds 67108864 bytes (at log[1023]): keep large data in files and their hashes in the state"
     );
     assert_eq!(asked.get(), STATE_BYTES_MAX / (1 << 16));
     assert!(matches!(chatter, Flaw::Limit(_)));
@@ -382,7 +381,7 @@ fn what_a_type_itself_refuses_is_named_too() {
     }
 
     assert_eq!(refused(&json!([1, 2]).as_array().map(|_| (1, [Picky]))), "[1][0]: it is locked");
-    assert_eq!(refused(&[Unprintable]), "[0]: it cannot be printed");
+    assert_eq!(refused(&[Unprintable]), "[0]: the value cannot be printed");
 }
 
 #[test]
@@ -434,9 +433,9 @@ fn a_check_finds_what_is_written_and_not_read() {
 
     assert_eq!(check_state(&Forgetful { kept: kept.clone(), lost: 0 }), Ok(()));
     let lost = check_state(&vec![Forgetful { kept, lost: 3 }]).unwrap_err();
-    assert_eq!(lost.to_string(), "[0].lost: it is written as 3 and comes back as 0");
+    assert_eq!(lost.to_string(), "[0].lost: written as 3, read back as 0");
     let unread = check_state(&Unreadable { count: 3 }).unwrap_err().to_string();
-    let why = "count: it would not be read again: invalid type: string \"3\", expected u32";
+    let why = "count: the state could not be read back: invalid type: string \"3\", expected u32";
     assert!(unread.starts_with(why), "{unread}");
 }
 

@@ -253,7 +253,7 @@ async fn an_unknown_step_and_a_step_never_started_are_told_apart() {
     let nowhere = world.engine.resume(&graph, "nobody").await.unwrap_err();
 
     assert_eq!(unknown.to_string(), "the graph has no step `nope`");
-    assert_eq!(early.to_string(), "cannot go on from run r: step `c` has not been started in this run");
+    assert_eq!(early.to_string(), "cannot continue from run r: step `c` has not started in this run");
     assert!(matches!(nowhere, RunError::Store(StoreError::NotFound { .. })), "{nowhere}");
 }
 
@@ -353,7 +353,7 @@ impl Serialize for Odd {
 
 #[tokio::test]
 async fn a_state_that_cannot_be_kept_ends_the_session_and_the_run_goes_on_from_before() {
-    for (bytes, broken, why) in [(STATE_BYTES_MAX, false, "allowed"), (0, true, "cannot be kept")] {
+    for (bytes, broken, why) in [(STATE_BYTES_MAX, false, "the state exceeds"), (0, true, "cannot be kept")] {
         let mut world = World::memory();
         let stage = Stage::default();
         let step = stage.clone();

@@ -125,7 +125,7 @@ async fn what_cannot_be_hashed_is_unknown_and_what_is_not_there_has_no_digest() 
 
     let claim = hashed("out", folder.path()).await;
     assert_eq!(claim.verdict, Verdict::Unknown, "{claim:?}");
-    assert!(claim.error.unwrap().contains("`sub/pipe` in it"));
+    assert!(claim.error.unwrap().contains("`sub/pipe` in the folder"));
 }
 
 #[tokio::test]

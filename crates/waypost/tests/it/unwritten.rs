@@ -47,7 +47,7 @@ async fn what_is_not_the_state_is_not_told_as_the_state() {
 
     match refused {
         Err(error @ RunError::Record { .. }) => {
-            assert_eq!(error.to_string(), "cannot write what happened in run r at step `a`");
+            assert_eq!(error.to_string(), "cannot write a record of run r at step `a`");
         }
         other => panic!("{other:?}"),
     }

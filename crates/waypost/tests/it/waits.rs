@@ -285,8 +285,8 @@ async fn what_a_step_keeps_has_limits_in_size_and_number() {
     let large = world.engine.run(&graph(true), "r", Notes::default()).await.unwrap().failed.unwrap().1;
     let many = world.engine.run(&graph(false), "r2", Notes::default()).await.unwrap().failed.unwrap().1;
 
-    assert!(large.error[0].contains("1048578 bytes, 1048576 are allowed"), "{large:?}");
-    assert!(many.error[0].contains("has kept 1000 results"), "{many:?}");
+    assert!(large.error[0].contains("1048578 bytes, the maximum is 1048576"), "{large:?}");
+    assert!(many.error[0].contains("has 1000 kept results"), "{many:?}");
 }
 
 #[tokio::test]

@@ -151,7 +151,7 @@ impl Contents {
         }
         io::copy(&mut tar.into_inner(), &mut io::sink())?;
         match contents.manifest.is_empty() {
-            true => Err(io::Error::other("it has no manifest at its end")),
+            true => Err(io::Error::other("the archive has no manifest at its end")),
             false => Ok(contents),
         }
     }
@@ -159,7 +159,7 @@ impl Contents {
     fn take(&mut self, mut entry: tar::Entry<'_, impl Read>) -> io::Result<()> {
         let name = entry.path()?.display().to_string();
         if !self.manifest.is_empty() {
-            return Err(io::Error::other(format!("{name} is behind its manifest")));
+            return Err(io::Error::other(format!("{name} follows the manifest")));
         }
         if name == MANIFEST {
             return entry.take(PORTABLE_BYTES_MAX).read_to_end(&mut self.manifest).map(drop);
@@ -190,7 +190,7 @@ impl Contents {
 pub(super) fn check(path: &Path, manifest: &Manifest) -> io::Result<()> {
     match Contents::read(path)?.entries == manifest.files {
         true => Ok(()),
-        false => Err(io::Error::other("what was written is not what is there")),
+        false => Err(io::Error::other("the file differs from the written bytes")),
     }
 }
 
@@ -220,8 +220,8 @@ fn read_archived(path: &Path) -> Result<Archived, LoadError> {
     }
     let signals = contents.signals.unwrap_or_default();
     let signals = serde_json::Deserializer::from_slice(&signals).into_iter().collect::<Result<_, _>>();
-    let signals = signals.map_err(|error| corrupt(format!("its {SIGNALS} cannot be read: {error}")))?;
-    let none = || corrupt("it has no checkpoint that a run can begin with".to_owned());
+    let signals = signals.map_err(|error| corrupt(format!("cannot read {SIGNALS}: {error}")))?;
+    let none = || corrupt("the archive has no checkpoint to start a run from".to_owned());
     Ok(Archived { checkpoint: contents.checkpoint.ok_or_else(none)?, signals })
 }
 
@@ -237,10 +237,10 @@ fn version_of(manifest: &[u8]) -> Result<u32, String> {
 /// Returns the difference between the members and the manifest, if any.
 fn difference(told: &[Entry], found: &[Entry]) -> Option<String> {
     if let Some((told, _)) = told.iter().zip(found).find(|(told, found)| told != found) {
-        return Some(format!("its {} is not what its manifest says", told.name));
+        return Some(format!("{} does not match the manifest", told.name));
     }
     (told.len() != found.len())
-        .then(|| format!("its manifest tells of {} files, and it has {}", told.len(), found.len()))
+        .then(|| format!("the manifest lists {} files, the archive has {}", told.len(), found.len()))
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ impl NamedFiles {
         let Self { told, mut other } = self;
         for name in told.into_keys() {
             let is_there = folder.is_some_and(|folder| folder.join(&name).symlink_metadata().is_ok());
-            let why = if is_there { "is no regular file" } else { "is not there" };
+            let why = if is_there { "is not a regular file" } else { "is missing" };
             other.insert(name, why.to_owned());
         }
         other.into_iter().map(|(name, why)| Missing { name: format!("files/{name}"), why }).collect()
@@ -179,11 +179,11 @@ impl SeenFiles {
         if told.is_log && told.bytes > kept {
             // A line between the two parts counts the dropped bytes.
             let is_short = self.bytes <= kept;
-            return is_short.then(|| format!("has {} bytes, and more than {kept} were kept", self.bytes));
+            return is_short.then(|| format!("has {} bytes, but at least {kept} were kept", self.bytes));
         }
         if self.bytes < told.bytes || (!told.is_log && self.bytes != told.bytes) {
-            return Some(format!("has {} bytes, its record says {}", self.bytes, told.bytes));
+            return Some(format!("has {} bytes, but {} in the record", self.bytes, told.bytes));
         }
-        (self.end != told.digest).then(|| "has other bytes than its record says".to_owned())
+        (self.end != told.digest).then(|| "does not match the digest in the record".to_owned())
     }
 }

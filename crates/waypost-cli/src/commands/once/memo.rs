@@ -42,8 +42,10 @@ impl Key {
         if text.is_empty() || text.len() > KEY_BYTES_MAX || text.contains(char::is_control) {
             let text: String = text.chars().take(80).collect();
             return Err(Error::usage(
-                format!("key {text:?} is not 1 to {KEY_BYTES_MAX} bytes without control characters"),
-                "the key names the command within its script: `waypost once fetch -- curl …`",
+                format!(
+                    "invalid key {text:?}: a key has 1 to {KEY_BYTES_MAX} bytes, without control characters"
+                ),
+                "the key names the command in the script: `waypost once fetch -- curl …`",
             ));
         }
         let step = match StepId::new(text) {
@@ -113,7 +115,7 @@ pub(super) async fn read(store: &dyn Store, run: &RunId) -> Result<Option<Memos>
         let what = format!("the state of {}", newest.header().reference());
         return Err(StoreError::Version { what, found: body.schema, supported: SCHEMA }.into());
     }
-    let bytes = newest.state_bytes().ok_or_else(|| unreadable("it has no state".to_owned()))?;
+    let bytes = newest.state_bytes().ok_or_else(|| unreadable("the checkpoint has no state".to_owned()))?;
     let memos: Memos = serde_json::from_slice(bytes).map_err(|error| unreadable(error.to_string()))?;
     Ok(Some(memos))
 }

@@ -155,7 +155,7 @@ impl Page<'_> {
             }
         }
         if let Some(log) = step.log.as_ref().filter(|log| !log.tail.is_empty()) {
-            block(text, &format!("The end of its log, which has {} bytes", log.bytes), &log.tail);
+            block(text, &format!("The end of its log ({} bytes in all)", log.bytes), &log.tail);
         }
         text.push_str("</details>\n");
     }
@@ -184,7 +184,7 @@ impl Page<'_> {
         }
         text.push_str("</table></div>\n");
         if ended.len() > BRANCH_ROWS_MAX {
-            let _ = writeln!(text, "<p>{} more are not listed.</p>", ended.len() - BRANCH_ROWS_MAX);
+            let _ = writeln!(text, "<p>{} more steps are not listed.</p>", ended.len() - BRANCH_ROWS_MAX);
         }
     }
 }

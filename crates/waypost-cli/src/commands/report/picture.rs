@@ -80,8 +80,8 @@ pub(super) fn graph(edges: &[(String, Vec<String>)], status: impl Fn(&str) -> &'
     };
     let top = |at: usize| GAP_Y / 2 + layer[at] * (NODE_HEIGHT + GAP_Y);
     let mut svg = format!(
-        "<svg role=\"img\" aria-label=\"The steps and what they need\" viewBox=\"0 0 {total_width} {total_height}\" \
-         style=\"max-width:{total_width}px\">\n"
+        "<svg role=\"img\" aria-label=\"Steps and their dependencies\" viewBox=\"0 0 {total_width} \
+         {total_height}\" style=\"max-width:{total_width}px\">\n"
     );
     for (at, (_, before)) in edges.iter().enumerate() {
         for need in before.iter().filter_map(|id| place.get(id.as_str())) {

@@ -36,7 +36,7 @@ pub(super) fn of(
         if let Some(entry) = failed.clone().find(is_scope) {
             let step = &entry.step;
             let message =
-                format!("cannot settle `{step}` as done: a step within it failed, and others did not run");
+                format!("cannot settle `{step}` as done: a step inside failed, and others did not run");
             return Err(Error::usage(message, format!("`--skip {step}` skips all of `{step}`")));
         }
         settled.extend(failed.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
@@ -48,8 +48,9 @@ pub(super) fn of(
             SettleBy::Skip => None,
         });
         let Some((outputs, name)) = outputs else {
-            let message = format!("`--output {path}` names no failed step that `--treat-as done` settles");
-            return Err(Error::usage(message, "write it as STEP.NAME=VALUE, with the id of a failed step"));
+            let message =
+                format!("`--output {path}` does not name a failed step settled by `--treat-as done`");
+            return Err(Error::usage(message, "give STEP.NAME=VALUE, with the id of a failed step"));
         };
         outputs.insert(name.to_owned(), Value::from(value.as_str()));
     }
@@ -118,8 +119,8 @@ pub(super) enum Asked {
 }
 
 pub(super) fn nothing_to_decide(run: &RunId) -> Error {
-    let message = format!("no step of run {run} is in doubt or failed, so that there is nothing to decide");
-    Error::usage(message, "leave `--treat-as` out")
+    let message = format!("cannot decide: no step of run {run} is in doubt or failed");
+    Error::usage(message, "omit `--treat-as`")
 }
 
 /// Refuses to retry items if evidence of finished steps has failed: these steps must rerun first.

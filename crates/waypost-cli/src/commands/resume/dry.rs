@@ -55,13 +55,13 @@ pub(super) async fn dry_run(
     }
     if prepared.params.is_some() {
         let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        notes.push(format!("The steps to come would read other values of {names}."));
+        notes.push(format!("Remaining steps would read new values of {names}."));
     }
     if args.restart {
-        notes.push("The run would start over; what was recorded stays.".to_owned());
+        notes.push("The run would start over; earlier records stay.".to_owned());
     }
     if let Some(from) = &args.from {
-        notes.push(format!("Step {from} would run again, and what needs it."));
+        notes.push(format!("Step {from} would rerun, with all steps downstream."));
     }
     if let Some(until) = &args.until {
         notes.push(stop_after(&mut plan, &prepared.chosen.shape, until)?);
@@ -75,7 +75,7 @@ pub(super) async fn dry_run(
     settle(&mut plan, asked);
     crate::commands::plan::show(context, Some(run.as_str()), &plan, stops)?;
     notes.iter().for_each(|note| context.output.note(note));
-    context.output.note("Nothing was run, as asked.");
+    context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)
 }
 
@@ -118,16 +118,16 @@ fn told_of_question(question: &Decision, asked: Option<TreatAs>) -> String {
     let step = named(question);
     match asked {
         Some(TreatAs::Done) => format!("Step {step} would count as done."),
-        Some(TreatAs::Retry) => format!("Step {step} would run again."),
-        None => format!("Step {step} must not be repeated: the resume would ask about it."),
+        Some(TreatAs::Retry) => format!("Step {step} would rerun."),
+        None => format!("Step {step} is not idempotent: the resume would ask for a decision."),
     }
 }
 
 /// Returns notes about the failed items of a retry.
 fn told_of(letters: &[DeadLetter]) -> Vec<String> {
     let told = |letter: &DeadLetter| {
-        let step = letter.step.as_ref().map(|step| format!(", from step {step} on")).unwrap_or_default();
-        format!("Item {} would be tried again, on {}{step}.", shown(&letter.key), letter.failed_on)
+        let step = letter.step.as_ref().map(|step| format!(", from step {step}")).unwrap_or_default();
+        format!("Item {} would be retried, on {}{step}.", shown(&letter.key), letter.failed_on)
     };
     letters.iter().map(told).collect()
 }
@@ -159,10 +159,10 @@ pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &st
     };
     let later: Vec<String> = plan.decisions.iter().filter(|one| is_later(one)).map(named).collect();
     plan.decisions.retain(|decision| !is_later(decision));
-    let note = format!("It would stop after step {until}.");
+    let note = format!("The resume would stop after step {until}.");
     Ok(match later.is_empty() {
         true => note,
-        false => format!("{note} Left for later: {}.", later.join(", ")),
+        false => format!("{note} Not started: {}.", later.join(", ")),
     })
 }
 

@@ -75,16 +75,16 @@ impl FinishedChoice {
         let [keep, rerun] = [&self.keep, &self.rerun].map(|named| named.clone().unwrap_or_default());
         if let Some(both) = keep.intersection(&rerun).next() {
             return Err(Error::usage(
-                format!("step `{both}` is named by `--keep-finished` and by `--rerun-changed`"),
-                "name it in one of them",
+                format!("step `{both}` is in both `--keep-finished` and `--rerun-changed`"),
+                "name the step in one option",
             ));
         }
         if self.keep.as_ref().is_some_and(BTreeSet::is_empty)
             && self.rerun.as_ref().is_some_and(BTreeSet::is_empty)
         {
             return Err(Error::usage(
-                "`--keep-finished` and `--rerun-changed` both take all changed steps",
-                "name the steps of one of them: `--keep-finished=STEP`",
+                "both `--keep-finished` and `--rerun-changed` select all changed steps",
+                "name steps in one of the options: `--keep-finished=STEP`",
             ));
         }
         let is_row =
@@ -98,7 +98,7 @@ impl FinishedChoice {
                     true => "the file changes no finished result".to_owned(),
                     false => format!("the file changes results of {}", changed.join(", ")),
                 };
-                Err(Error::usage(format!("no finished result of step `{step}` is at stake"), hint))
+                Err(Error::usage(format!("step `{step}` has no finished result that the file changes"), hint))
             }
         }
     }
@@ -128,19 +128,19 @@ impl Row {
             ChangeKind::Removed => "is gone".to_owned(),
             ChangeKind::Altered => match edit.other_needs(id) {
                 Some(needs) => needs,
-                None => format!("does something else{file}"),
+                None => format!("has another definition{file}"),
             },
             ChangeKind::Within if self.within.is_empty() => {
-                format!("does something else in what is not finished within it{file}")
+                format!("has another definition in unfinished steps{file}")
             }
             ChangeKind::Within => {
                 let steps: BTreeSet<&StepId> = self.within.iter().map(|(_, step)| step).collect();
                 let steps: Vec<String> = steps.into_iter().map(ToString::to_string).collect();
-                format!("does something else in {}{file}", steps.join(", "))
+                format!("has another definition in {}{file}", steps.join(", "))
             }
             ChangeKind::Relisted => format!("has another list of items{}", edit.other_items(id)),
-            ChangeKind::Rerouted { .. } => "leads elsewhere".to_owned(),
-            ChangeKind::Reordered(before) => format!("comes after step {before} now, which is not finished"),
+            ChangeKind::Rerouted { .. } => "has another route".to_owned(),
+            ChangeKind::Reordered(before) => format!("now follows step {before}, which is not finished"),
         }
     }
 }
@@ -163,7 +163,7 @@ impl Edit<'_> {
         let told =
             |needs: Vec<String>| if needs.is_empty() { "nothing".to_owned() } else { needs.join(", ") };
         let (then, now) = (needs(self.before)?, needs(self.changed)?);
-        (then != now).then(|| format!("needs {} now, and needed {}", told(now), told(then)))
+        (then != now).then(|| format!("needs {}, before {}", told(now), told(then)))
     }
 
     /// Names the added and the dropped items of a list in the file.
@@ -398,11 +398,12 @@ impl Words<'_> {
         let Self { file, run, diff, .. } = self;
         let differs = self.differs();
         if diff.is_empty() {
-            return format!("{file} {differs}, but not in what any step does.");
+            return format!("{file} {differs}, without effect on any step.");
         }
         format!(
-            "{file} {differs}, but not in what is finished, and the run has ended:\n{diff}\n`waypost resume {run} \
-             --with {file}` goes on with that."
+            "{file} {differs}, without effect on finished results, and the run has ended:\n\
+             {diff}\n\
+             `waypost resume {run} --with {file}` adopts the file."
         )
     }
 
@@ -410,20 +411,22 @@ impl Words<'_> {
         let Self { choice, file, run, diff } = self;
         let differs = self.differs();
         if diff.is_empty() {
-            format!("{file} {differs}, but not in what any step does; going on with it.")
+            format!("{file} {differs}, without effect on any step; adopting the file.")
         } else if is_touched && choice.restart {
-            format!("{file} {differs}; starting over with it:\n{diff}")
+            format!("{file} {differs}; starting over with the new file:\n{diff}")
         } else if is_touched && choice.looks {
             format!(
-                "{file} {differs} in what is finished, so that a resume asks first:\n{diff}\nThis is what `waypost resume \
-                 {run} --rerun-changed` does; `--keep-finished` keeps the results, `--keep-definition` ignores the file."
+                "{file} {differs}, with effect on finished results, so a resume asks first:\n\
+                 {diff}\n\
+                 The plan assumes `waypost resume {run} --rerun-changed`; `--keep-finished` keeps the \
+                 results, `--keep-definition` ignores the file."
             )
         } else if is_kept {
-            format!("{file} {differs}; adopting it, and keeping the results of:\n{diff}")
+            format!("{file} {differs}; adopting the file, and keeping the results of:\n{diff}")
         } else if is_touched {
-            format!("{file} {differs}; going on with it, and running again what it touches:\n{diff}")
+            format!("{file} {differs}; adopting the file, and rerunning the affected steps:\n{diff}")
         } else {
-            format!("{file} {differs}, but not in what is finished; going on with it:\n{diff}")
+            format!("{file} {differs}, without effect on finished results; adopting the file:\n{diff}")
         }
     }
 }

@@ -162,7 +162,7 @@ steps:
     let notes: Vec<_> =
         bench.records().await.iter().flat_map(|record| record.header().notes.clone()).collect();
     let told = format!("{notes:?}");
-    assert!(told.contains("its outputs are not kept: output `x` contains a secret"), "{told}");
+    assert!(told.contains("the outputs are not kept: output `x` contains a secret"), "{told}");
     assert!(!bench.state().await.to_string().contains(SECRET));
 }
 

@@ -99,7 +99,7 @@ impl<S> Scope<'_, S> {
         self.settle(place, settled, follow);
         let draft = self.draft(Phase::Completed(ending), Reason::Step, step, at);
         draft.report.evidence = Some(pack);
-        let text = "its end was not known, and its evidence shows that it is done";
+        let text = "its end was unknown, and its evidence holds";
         draft.report.notes.push(Note::Warning(text.to_owned()));
     }
 

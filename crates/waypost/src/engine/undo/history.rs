@@ -118,7 +118,7 @@ pub(in crate::engine) async fn refuse_undone(engine: &Engine, run: &RunId, seq: 
             false => opened_on_main(branch).as_ref() == Some(step) && header.seq < *at,
         };
         if let Some((_, _, undone, _)) = undone.iter().find(is_undone) {
-            let why = format!("step `{undone}`, which was finished there, has been undone since");
+            let why = format!("step `{undone}`, finished at the checkpoint, was undone since");
             return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
         }
     }

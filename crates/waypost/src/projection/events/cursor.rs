@@ -25,7 +25,7 @@ pub struct Cursor {
 
 /// An invalid cursor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a cursor: it looks like `main@12.0`")]
+#[error("`{0}` is not a cursor, such as `main@12.0`")]
 pub struct InvalidCursor(pub String);
 
 impl fmt::Display for Cursor {

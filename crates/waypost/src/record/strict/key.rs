@@ -134,7 +134,7 @@ impl Key<'_, '_> {
 }
 
 fn no_key(what: &str) -> Refusal {
-    Refusal::new(format!("a key of it is {what}, and JSON has only text as keys"))
+    Refusal::new(format!("a key is {what}, but JSON keys are text"))
 }
 
 macro_rules! quoted_keys {

@@ -115,7 +115,7 @@ pub(super) fn open_run(run: &RunId, text: &[u8]) -> Result<(u64, SealedRun), Fla
 }
 
 fn is_of(run: &RunId, found: &RunId) -> Result<(), Flaw> {
-    if run == found { Ok(()) } else { Err(Flaw::Malformed(format!("it belongs to run {found}"))) }
+    if run == found { Ok(()) } else { Err(Flaw::Malformed(format!("the file belongs to run {found}"))) }
 }
 
 /// A commit file: a batch, and the summary of the run after the batch.
@@ -192,11 +192,12 @@ impl CommitFile {
         let file: CommitJson<'_> = parse(text)?;
         is_of(run, &file.run)?;
         if file.commit != number {
-            return Err(Flaw::Malformed(format!("it is commit {}", file.commit)));
+            return Err(Flaw::Malformed(format!("the file is commit {}", file.commit)));
         }
         let open = |record: RecordText<'_>| {
-            let opened =
-                record.opened.ok_or_else(|| Flaw::Malformed("a branch has no place in it".to_owned()))?;
+            let opened = record
+                .opened
+                .ok_or_else(|| Flaw::Malformed("the commit has no record of the branch".to_owned()))?;
             Ok((opened, record.open()?))
         };
         let records = file.records.into_iter().map(open).collect::<Result<Vec<_>, Flaw>>()?;
@@ -275,7 +276,7 @@ pub(super) fn open_journal_line(run: &RunId, line: &[u8]) -> Result<Record, Flaw
     is_of(run, &record.header().run)?;
     // No digest covers white space between the members, so only the original bytes are accepted.
     if journal_line(&record).strip_suffix(b"\n") != Some(line) {
-        return Err(Flaw::Malformed("it is not as it was written".to_owned()));
+        return Err(Flaw::Malformed("the text does not match its digest".to_owned()));
     }
     Ok(record)
 }

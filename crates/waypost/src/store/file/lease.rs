@@ -283,7 +283,7 @@ impl Writer {
         let is_sound = |text: &[u8]| CommitFile::open(&self.run, number, text).is_ok();
         let copy = self.paths.root.join(NEWEST_FILE);
         let read_copy = || match disk.read(&copy, FILE_BYTES_MAX) {
-            Ok(text) if !is_sound(&text) => Err(io::Error::other("it has changed since it was read before")),
+            Ok(text) if !is_sound(&text) => Err(io::Error::other("the file changed since the last read")),
             text => text,
         };
         let (text, is_damaged) = match disk.read(&path, FILE_BYTES_MAX) {

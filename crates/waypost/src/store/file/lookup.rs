@@ -188,7 +188,7 @@ impl RecordIndex {
             if !self.branches.contains_key(&header.branch) {
                 self.branches.insert(header.branch.clone(), BranchIndex::default());
             }
-            let seen = self.branches.get_mut(&header.branch).expect("it was just put there");
+            let seen = self.branches.get_mut(&header.branch).expect("the entry was just added");
             seen.opened = *opened;
             seen.commits.insert(header.seq, commit.number);
         }

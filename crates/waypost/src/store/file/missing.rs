@@ -167,7 +167,7 @@ impl RunReader<'_> {
         read: Read<'_>,
         log: LoggedRecords<'_>,
     ) -> Result<Vec<Damage>, StoreError> {
-        let log_place = format!("{} tells of it", log.path().display());
+        let log_place = format!("{} has the record", log.path().display());
         let mut log = log.peekable();
         let is_there = |(branch, seq): &(BranchPath, u64)| read.lookup(branch, *seq) == Lookup::There;
         if read.uncounted() == 0 && read.missing.is_empty() && log.peek().is_none_or(is_there) {

@@ -224,7 +224,7 @@ impl<'a> RunReader<'a> {
                 Err(ReadError::Gone) => {}
             }
         }
-        let source = io::Error::other("it changes faster than it can be read");
+        let source = io::Error::other("the file changes faster than it can be read");
         Err(read_error(&self.paths.history(), source))
     }
 
@@ -237,7 +237,7 @@ impl<'a> RunReader<'a> {
                 return Ok(CommitRead::Copied(copy, Flaw::Missing));
             }
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-                let flaw = Flaw::Malformed(format!("it is larger than {FILE_BYTES_MAX} bytes"));
+                let flaw = Flaw::Malformed(format!("the file exceeds {FILE_BYTES_MAX} bytes"));
                 DamagedFile { number, flaw, branches: vec![BranchPath::main()] }
             }
             Err(source) => return Err(read_error(&path, source).into()),

@@ -165,7 +165,8 @@ impl Writer {
         let children = branches.saturating_sub(1);
         if children > BRANCHES_MAX && !opened.is_empty() {
             return Err(StoreError::Invalid(format!(
-                "run {} would have {children} branches beside the main one, a file store keeps {BRANCHES_MAX}: use a store named `sqlite:PATH` for it",
+                "cannot open branches: run {} would have {children} besides the main one, the maximum of a \
+                 file store is {BRANCHES_MAX}: use a store `sqlite:PATH`",
                 self.run
             )));
         }
@@ -190,9 +191,9 @@ impl Writer {
             let header = record.header();
             let refused = match (tips.get(&header.branch), self.tails.get(&header.branch)) {
                 (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
-                    .then(|| format!("the batch has @{seq} with digest {digest} before it")),
+                    .then(|| format!("the batch has @{seq} after digest {digest}")),
                 (None, None) => (header.seq != 1 || header.prev.is_some())
-                    .then(|| "a branch begins with 1 and without a record before".to_owned()),
+                    .then(|| "a branch begins with 1, without a previous record".to_owned()),
                 (None, Some(tail)) if header.reason == Reason::Repair => self.misrepairs(header, tail)?,
                 (None, Some(tail)) => misses(header, tail),
             };
@@ -209,7 +210,7 @@ impl Writer {
     fn misrepairs(&self, header: &Header, tail: &Tail) -> Result<Option<String>, StoreError> {
         if header.seq <= tail.last || header.seq > tail.next {
             let (last, next) = (tail.last, tail.next);
-            return Ok(Some(format!("its branch ends at {last} and goes on at {next} at most")));
+            return Ok(Some(format!("the branch ends at {last}, the next seq is at most {next}")));
         }
         let Some(prev) = header.prev else { return Ok(None) };
         if tail.link.is_some_and(|(_, digest)| digest == prev) {
@@ -223,7 +224,7 @@ impl Writer {
                 return Ok(None);
             }
         }
-        Ok(Some(format!("its `prev` {prev} is no sound record of its branch")))
+        Ok(Some(format!("`prev` {prev} is not a sound record of the branch")))
     }
 
     /// Updates the state of the writer after a commit.
@@ -371,13 +372,13 @@ impl Writer {
 /// Returns why a record does not follow the previous record, or `None` if it does.
 fn misses(header: &Header, tail: &Tail) -> Option<String> {
     if header.seq != tail.next || tail.last + 1 != tail.next {
-        return Some(format!("its branch ends at {} and goes on at {}", tail.last, tail.next));
+        return Some(format!("the branch ends at {}, the new record is {}", tail.last, tail.next));
     }
     let sound = tail.link.filter(|(seq, _)| *seq == tail.last).map(|(_, digest)| digest);
     match (sound, header.prev) {
         (Some(expect), Some(prev)) if expect == prev => None,
-        (Some(expect), Some(prev)) => Some(format!("its `prev` is {prev}, the record before is {expect}")),
-        (Some(expect), None) => Some(format!("it has no `prev`, the record before is {expect}")),
+        (Some(expect), Some(prev)) => Some(format!("`prev` is {prev}, but the record before has {expect}")),
+        (Some(expect), None) => Some(format!("`prev` is missing, the record before has {expect}")),
         (None, _) => Some("the record before is damaged".to_owned()),
     }
 }
@@ -388,7 +389,7 @@ pub(super) fn seal(commit: &CommitFile, run: &RunId) -> Result<Vec<u8>, StoreErr
     if text.len() as u64 > FILE_BYTES_MAX {
         let found = text.len();
         return Err(StoreError::Invalid(format!(
-            "commit {} of run {run} has {found} bytes, {FILE_BYTES_MAX} are allowed",
+            "commit {} of run {run} has {found} bytes, the maximum is {FILE_BYTES_MAX}",
             commit.number
         )));
     }

@@ -20,7 +20,7 @@ pub fn append_blob(disk: &dyn Disk, run: &Path, name: &str, bytes: &[u8]) -> Res
     if bytes.len() > BLOB_CHUNK_BYTES {
         let found = bytes.len();
         return Err(StoreError::Invalid(format!(
-            "a chunk has {found} bytes, {BLOB_CHUNK_BYTES} are allowed"
+            "a chunk has {found} bytes, the maximum is {BLOB_CHUNK_BYTES}"
         )));
     }
     let path = run.join(&place);

@@ -90,7 +90,7 @@ impl ReportFile {
         if !replaced.is_empty() {
             self.replace(disk, replaced)?;
         }
-        let known = self.known.as_ref().expect("it was read above");
+        let known = self.known.as_ref().expect("the report was read before");
         match status {
             Some(status) if status != known.status => self.restate(disk, status),
             _ => Ok(()),
@@ -100,7 +100,7 @@ impl ReportFile {
     /// Replaces the head of the report.
     fn restate(&mut self, disk: &dyn Disk, status: RunStatus) -> io::Result<()> {
         let head = report::head(&self.run, status);
-        let known = self.known.as_mut().expect("it was read before");
+        let known = self.known.as_mut().expect("the report was read before");
         let sections = known.head..known.len;
         let path = &self.path;
         replace_with(disk, path, |file| {
@@ -118,7 +118,7 @@ impl ReportFile {
 
     /// Replaces sections by their new versions, by marker. A section that is missing after all is appended.
     fn replace(&mut self, disk: &dyn Disk, mut texts: HashMap<String, String>) -> io::Result<()> {
-        let known = self.known.as_mut().expect("it was read before");
+        let known = self.known.as_mut().expect("the report was read before");
         let mut places: Vec<(Range<u64>, String)> = Vec::with_capacity(texts.len());
         let mut open: Option<(u64, String)> = None;
         each_marker(disk, &self.path, |begin, marker| {
@@ -156,7 +156,7 @@ impl ReportFile {
         replaced: &mut HashMap<String, String>,
     ) -> io::Result<()> {
         let marker = section.key.marker();
-        let known = self.known.as_mut().expect("it was read before");
+        let known = self.known.as_mut().expect("the report was read before");
         let is_new = known.markers.insert(digest_of(&marker));
         let is_last = known.last.as_ref().is_some_and(|(last, _)| *last == marker);
         if is_new || (!is_last && known.len > REPORT_BYTES_MAX) {
@@ -170,7 +170,7 @@ impl ReportFile {
         };
         match begin.checked_sub(known.len) {
             Some(unwritten) => {
-                appended.truncate(usize::try_from(unwritten).expect("it is an offset into a text in memory"));
+                appended.truncate(usize::try_from(unwritten).expect("the offset is in a text in memory"));
             }
             None => {
                 known.file.truncate(begin)?;
@@ -182,7 +182,7 @@ impl ReportFile {
     }
 
     fn append(&mut self, text: &str) -> io::Result<()> {
-        let known = self.known.as_mut().expect("it was read before");
+        let known = self.known.as_mut().expect("the report was read before");
         write_whole(known.file.as_mut(), text.as_bytes())?;
         known.len += text.len() as u64;
         Ok(())

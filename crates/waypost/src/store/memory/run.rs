@@ -105,18 +105,18 @@ impl Branch {
                 records.any(|(_, stored)| stored.digest == *digest && stored.open().is_ok())
             };
             let fits = header.seq > last && header.seq <= self.next;
-            let why = || format!("its branch ends at {last} and goes on at {} at most", self.next);
+            let why = || format!("the branch ends at {last}, the next seq is at most {}", self.next);
             return if !fits {
                 Some(why())
             } else {
-                (!header.prev.as_ref().is_none_or(sound)).then(|| "its `prev` is no sound record".to_owned())
+                (!header.prev.as_ref().is_none_or(sound)).then(|| "`prev` is not a sound record".to_owned())
             };
         }
         if header.seq != self.next || last + 1 != self.next {
-            return Some(format!("its branch ends at {last} and goes on at {}", self.next));
+            return Some(format!("the branch ends at {last}, the new record is {}", self.next));
         }
         (header.prev != digest)
-            .then(|| format!("its `prev` is {:?}, the record before is {digest:?}", header.prev))
+            .then(|| format!("`prev` is {:?}, but the record before has {digest:?}", header.prev))
     }
 }
 
@@ -158,10 +158,10 @@ impl MemoryRun {
             let header = record.header();
             let refused = match (tips.get(&header.branch), self.branch(&header.branch)) {
                 (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
-                    .then(|| format!("the batch has {seq} with digest {digest} before it")),
+                    .then(|| format!("the batch has {seq} after digest {digest}")),
                 (None, Some(branch)) => branch.refuses(header),
                 (None, None) => (header.seq != 1 || header.prev.is_some())
-                    .then(|| "a branch begins with 1 and without `prev`".to_owned()),
+                    .then(|| "a branch begins with 1, without `prev`".to_owned()),
             };
             if let Some(why) = refused {
                 let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);

@@ -28,7 +28,7 @@ pub enum SaveError {
         path: PathBuf,
     },
     /// The file would exceed [`PORTABLE_BYTES_MAX`] and could not be loaded. Nothing was written.
-    #[error("the checkpoint has {bytes} bytes, {PORTABLE_BYTES_MAX} are allowed in a file")]
+    #[error("the checkpoint has {bytes} bytes, the maximum of a file is {PORTABLE_BYTES_MAX}")]
     TooLarge {
         /// The size in bytes.
         bytes: u64,
@@ -64,7 +64,7 @@ pub enum LoadError {
         path: PathBuf,
     },
     /// The file is damaged, or not a portable checkpoint. Get another copy.
-    #[error("{} is no sound portable checkpoint: {flaw}", .path.display())]
+    #[error("{} is not a sound portable checkpoint: {flaw}", .path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -141,7 +141,7 @@ impl Portable {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::NotFound => LoadError::NotFound { path: path.to_owned() },
             io::ErrorKind::FileTooLarge => {
-                let flaw = Flaw::Limit(format!("it has more than the {PORTABLE_BYTES_MAX} bytes allowed"));
+                let flaw = Flaw::Limit(format!("the file exceeds {PORTABLE_BYTES_MAX} bytes"));
                 LoadError::Corrupt { path: path.to_owned(), flaw }
             }
             _ => LoadError::Io { path: path.to_owned(), source },

@@ -223,7 +223,7 @@ async fn a_cut_says_what_cut_the_step() {
         (End::Panic, "the failure of step pay: step `pay` panicked: no way"),
         (End::RoutePanic, "the failure of step pay: the route after step `pay` panicked: no way"),
         (End::EvidencePanic, "the failure of step pay: the evidence of step `pay` panicked: no way"),
-        (End::Interrupt, "the wait `ask` of step pay, which must not be repeated"),
+        (End::Interrupt, "the wait `ask` of step pay, which is not idempotent"),
     ];
     for (end, expect) in expect {
         let (world, stage) = (World::memory(), Stage::default());

@@ -45,7 +45,7 @@ async fn evidence_that_was_not_pinned_is_not_accepted() {
 
     let told = refused.to_string();
     assert!(
-        told.starts_with("the evidence of step `a` of run r cannot be accepted: artifact_exists a.txt"),
+        told.starts_with("cannot accept the evidence of step `a` of run r: artifact_exists a.txt"),
         "{told}"
     );
     assert!(desk.resume(&graph).await.status == RunStatus::Completed, "the lease was given back");

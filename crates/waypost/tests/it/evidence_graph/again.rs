@@ -456,9 +456,9 @@ async fn a_state_that_is_gone_is_said_to_be_so() {
 
     let refused = desk.engine().resume(&graph, "r").await.unwrap_err();
 
-    let why = "step `a` must run again, and retention dropped the state that the step was given";
-    let ways = "put right what its evidence is about and accept that, or start the run over";
-    assert_eq!(refused.to_string(), format!("cannot go on from r@2: {why}; {ways}"));
+    let why = "step `a` must rerun, but retention dropped its input state";
+    let ways = "fix its evidence and accept it, or start the run over";
+    assert_eq!(refused.to_string(), format!("cannot continue from r@2: {why}; {ways}"));
     assert_eq!(desk.said(), Vec::<String>::new());
 }
 

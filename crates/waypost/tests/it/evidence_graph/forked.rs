@@ -34,7 +34,7 @@ async fn newest(engine: &Engine, run: &str) -> CheckpointRef {
 async fn refuses(engine: &Engine, graph: &Graph<Work>, run: &str) {
     let refused = engine.resume(graph, run).await.unwrap_err();
     assert!(matches!(refused, RunError::NoState { .. }), "{refused}");
-    let why = "it was started in run r, from which this one began: resume that one";
+    let why = "it started in the parent run r: resume that run";
     assert!(refused.to_string().contains(why), "{refused}");
 }
 
@@ -81,9 +81,9 @@ async fn without_the_run_that_it_began_from_a_person_has_ways_on() {
         let refused = engine.resume(&graph, "f").await.unwrap_err();
 
         assert!(matches!(refused, RunError::NoState { .. }), "{refused}");
-        let why = "step `a` must run again, and it was started in run r, from which this one began: resume that one";
-        let ways = "put right what its evidence is about and accept that, or start the run over";
-        assert_eq!(refused.to_string(), format!("cannot go on from f@1: {why}; {ways}"));
+        let why = "step `a` must rerun, but it started in the parent run r: resume that run";
+        let ways = "fix its evidence and accept it, or start the run over";
+        assert_eq!(refused.to_string(), format!("cannot continue from f@1: {why}; {ways}"));
         desk.write("a.txt", "put right by hand");
         assert_eq!(engine.accept(&graph, "f", "a").await.unwrap(), 1);
         assert!(engine.resume(&graph, "f").await.unwrap().idle);

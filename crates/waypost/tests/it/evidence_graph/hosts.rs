@@ -38,7 +38,7 @@ async fn a_claim_about_a_file_of_another_machine_is_neither_kept_nor_broken() {
         (1, "a"),
         "an exit code is the same everywhere"
     );
-    let why = "(it was made on `here`, and this is `there`)";
+    let why = "(the claim was recorded on `here`, and this is `there`)";
     let Cause::EvidenceUnknown(claims) = &questions[0].cause else { panic!("{refused}") };
     assert_eq!(claims, &[format!("file_sha256 a.txt {why}"), format!("there {why}")]);
     assert_eq!(desk.told().await, before);

@@ -93,7 +93,7 @@ async fn a_check_that_takes_too_long_stops_the_resume() {
     assert_eq!(
         refused.to_string(),
         "run r needs a decision: step `insert`: evidence could not be checked: row sales \
-         (no answer within 1s, when the time for all checks was used up)"
+         (no result within 1s, the end of the time for all checks)"
     );
 }
 

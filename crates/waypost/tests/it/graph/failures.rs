@@ -53,7 +53,7 @@ async fn a_step_that_takes_too_long_or_panics_fails_with_its_reason() {
     let timeout = rig.engine.run(&slow, "r", Notes::default()).await.unwrap().failed.unwrap().1;
     let panic = rig.engine.run(&panics, "p", Notes::default()).await.unwrap().failed.unwrap().1;
 
-    assert_eq!((timeout.kind, timeout.error[0].as_str()), (FailureKind::Timeout, "it took longer than 5ms"));
+    assert_eq!((timeout.kind, timeout.error[0].as_str()), (FailureKind::Timeout, "timed out after 5ms"));
     assert_eq!(panic.error, ["step `a` panicked: too few"]);
 }
 

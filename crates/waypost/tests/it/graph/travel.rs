@@ -95,7 +95,7 @@ async fn a_changed_graph_is_told_step_by_step_and_adopted_only_on_request() {
 
     assert_eq!(
         refused.to_string(),
-        "the definition does not fit run r: step `b` now leads to `d`, and led to `c`, step `d` is new, step `c` is gone, and nobody said to go on with that"
+        "the definition does not fit run r: step `b` now leads to `d`, before to `c`, step `d` is new, step `c` is gone, and no choice was given"
     );
     assert_eq!((adopted.status, rig.trace.text().as_str()), (RunStatus::Completed, "b d"));
 }

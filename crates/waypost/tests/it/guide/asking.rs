@@ -56,7 +56,7 @@ async fn a_question_waits_for_its_answer() {
     let again = engine.answer("r", &question.wait.id, json!(false)).await;
     assert!(matches!(again, Err(RunError::Answered { .. })));
     let nobody = engine.answer("r", "c0ffee", json!(true)).await.unwrap_err();
-    assert_eq!(nobody.to_string(), "run r does not wait for an answer `c0ffee`; it waits for nothing");
+    assert_eq!(nobody.to_string(), "run r has no open question `c0ffee`; it waits for nothing");
 }
 
 async fn review(mut letter: Letter, context: Context) -> Result<Letter, StepError> {

@@ -48,8 +48,8 @@ async fn a_changed_graph_is_refused_until_it_is_adopted() {
     let refused = engine.resume(&changed, "r").await.unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "the definition does not fit run r: step `clean` now leads to `store`, and led to `end`, \
-         step `store` is new, and nobody said to go on with that"
+        "the definition does not fit run r: step `clean` now leads to `store`, before to `end`, \
+         step `store` is new, and no choice was given"
     );
 
     let outcome = engine.resume(&changed, "r").on_change(OnChange::Adopt).await.unwrap();

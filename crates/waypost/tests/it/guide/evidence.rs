@@ -106,7 +106,7 @@ async fn a_step_without_what_it_claims_has_failed() {
     let outcome = engine.run(&graph, "r", Sales::default()).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Failed);
     let (_, failure) = outcome.failed.unwrap();
-    assert_eq!(failure.error[0], "the evidence of step `fetch` does not hold");
+    assert_eq!(failure.error[0], "evidence of step `fetch` failed");
 }
 
 #[tokio::test]

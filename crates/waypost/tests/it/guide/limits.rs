@@ -24,7 +24,7 @@ async fn a_state_that_json_would_change_is_refused_by_field() {
 
     let refused = engine.run(&graph, "r", Rates::default()).await.unwrap_err();
     assert_eq!(refused.to_string(), "cannot write the state of run r at step `rate`");
-    assert_eq!(refused.source().unwrap().to_string(), "rates[1]: NaN cannot be kept in JSON");
+    assert_eq!(refused.source().unwrap().to_string(), "rates[1]: JSON has no NaN");
 }
 
 #[tokio::test]

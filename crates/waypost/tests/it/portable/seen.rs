@@ -68,7 +68,7 @@ async fn not_found_corrupt_and_incompatible_are_told_apart() {
         let corrupt = load(name, Some(bytes));
         assert!(matches!(corrupt, LoadError::Corrupt { .. }), "{name}: {corrupt:?}");
         assert!(
-            corrupt.to_string().contains(&format!("{name} is no sound portable checkpoint: it")),
+            corrupt.to_string().contains(&format!("{name} is not a sound portable checkpoint: ")),
             "{corrupt}"
         );
     }
@@ -143,22 +143,28 @@ async fn parts_that_do_not_belong_together_are_refused() {
 
     assert_eq!(
         refused(text.replace(&history, "")),
-        "it cannot be read: it lacks the header of r-1@1, which a position in it refers to"
+        "cannot be read: missing header r-1@1, referenced by a position"
     );
     assert_eq!(
         refused(text.replace(&history, &format!("{history},{history}"))),
-        "it cannot be read: its history does not lead to r-1@2"
+        "cannot be read: the history does not lead to r-1@2"
     );
     assert_eq!(
         refused(text.replace("\"portable_checkpoint\":\"r-1@2\"", "\"portable_checkpoint\":\"r-1@9\"")),
-        "it cannot be read: it says that it is of r-1@9"
+        "cannot be read: the header belongs to r-1@9"
     );
-    assert_eq!(child(&foreign, true), "it cannot be read: checkpoint r-2/each:a@1 is of another run");
-    assert_eq!(child(&main, true), "it cannot be read: checkpoint r-1@1 is no child of it");
-    assert_eq!(child(&bare, false), "it cannot be read: checkpoint r-1/each:a@1 is no child of it");
+    assert_eq!(child(&foreign, true), "cannot be read: checkpoint r-2/each:a@1 belongs to another run");
+    assert_eq!(
+        child(&main, true),
+        "cannot be read: checkpoint r-1@1 is not a child of the exported checkpoint"
+    );
+    assert_eq!(
+        child(&bare, false),
+        "cannot be read: checkpoint r-1/each:a@1 is not a child of the exported checkpoint"
+    );
     assert_eq!(
         refused(text.replace("\"blobs\":{}", "\"blobs\":{\"../up\":{\"lines\":[1]}}")),
-        "it cannot be read: `../up` is not the name of a blob"
+        "cannot be read: `../up` is not the name of a blob"
     );
     assert!(
         refused(text.replace("\"topic\":\"tea\"", "\"topic\":\"gin\"")).contains("run record has digest")

@@ -78,7 +78,7 @@ async fn a_checkpoint_of_which_nothing_was_checked_is_never_ok() {
         assert_eq!((verified.verdict(), verified.summary().satisfied), (Verdict::Skipped, false));
         assert_eq!((last.checkpoint, last.passed_over.len()), (None, 1));
         assert!(matches!(error, Error::NotVerified { verdict: Verdict::Skipped, .. }), "{error}");
-        assert!(error.to_string().contains("not checked on this occasion"), "{error}");
+        assert!(error.to_string().contains("not checked at this point"), "{error}");
     }
 }
 

@@ -46,7 +46,10 @@ async fn a_rollback_is_refused_when_the_artifact_is_gone() {
 
     let error = recorder.rollback_to_checkpoint::<Value>(&a.reference()).await.unwrap_err();
 
-    assert_eq!(error.to_string(), "the evidence of r@3 is failed: file_sha256 a.txt (it is not there)");
+    assert_eq!(
+        error.to_string(),
+        "the evidence of r@3 is failed: file_sha256 a.txt (the file does not exist)"
+    );
     let Error::NotVerified { verdict, pack, .. } = error else { panic!("{error}") };
     assert_eq!((verdict, pack.verdict()), (Verdict::Failed, Verdict::Failed));
     assert_eq!(rig.count().await, before, "nothing changed");

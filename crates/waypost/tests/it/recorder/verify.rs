@@ -320,7 +320,7 @@ impl Probe for Slow {
                 self.0.store(0, Ordering::SeqCst);
                 Finding::ok(true)
             }
-            _ => Finding::unknown_yet("it does not answer"),
+            _ => Finding::unknown_yet("no response"),
         }
     }
 

@@ -132,7 +132,7 @@ async fn a_file_cannot_make_a_graph_run_a_step_that_it_has_not() {
     let adopted = adopted.await.unwrap_err();
 
     assert!(matches!(refused, RunError::Changed { .. }), "{refused}");
-    assert!(adopted.to_string().contains("stands at step `x`"), "{adopted}");
+    assert!(adopted.to_string().contains("is at step `x`"), "{adopted}");
     assert!(stage.said().is_empty());
 }
 
@@ -239,10 +239,7 @@ async fn the_version_of_a_file_is_checked_and_both_versions_are_named() {
     }
     for older in ["\"format\":0,", "\"format\":1,", "\"format\":2,"] {
         let refused = load(older);
-        assert!(
-            refused.to_string().ends_with("of before the first release, this version reads 3"),
-            "{refused}"
-        );
+        assert!(refused.to_string().ends_with("of a prerelease, this version reads 3"), "{refused}");
     }
     for unknown in ["\"format\":\"99.0\",", "\"format\":null,", "\"format\":-1,", ""] {
         let refused = load(unknown);

@@ -44,7 +44,7 @@ async fn a_step_whose_evidence_fails_has_failed() {
     assert_eq!(failed.verdict(), Verdict::Failed);
     let Phase::Failed(failure) = failed.phase() else { panic!("{failed:?}") };
     assert_eq!(failure.kind, FailureKind::Evidence);
-    assert_eq!(failure.error, ["the evidence of step `b` is failed: the answer (it is not there)"]);
+    assert_eq!(failure.error, ["the evidence of step `b` is failed: the answer (the file does not exist)"]);
     assert_eq!(failed.state::<Value>().unwrap(), json!({ "n": 2 }), "the checkpoint has what it was given");
     let again = recorder.begin_step(begin("b")).await.unwrap();
     assert_eq!(again.at().attempt, 2);
