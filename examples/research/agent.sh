@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# An agent that needs no network: it reads a prompt whose first line says in how many sentences, and about what, and
-# answers with those sentences of the rest that say most, in their order. A sentence says much if its words are those of the
-# question, or frequent in the text.
+# An offline agent. The first line of the prompt has the number of sentences and the question. The answer is
+# the most relevant sentences of the rest, in their order. A sentence is relevant if its words occur in the
+# question, or often in the text.
 set -euo pipefail
 awk '
 function words(text, into,    count, i, list, n) {

@@ -1,13 +1,12 @@
-//! A release whose steps are believed by what they left behind: rows of a database, and a tag, which is a kind of evidence
-//! of this program's own.
+//! A release with evidence for each step: rows of a database, and a tag, checked by a probe of this program.
 //!
 //! ```text
-//! cargo run -p waypost-evidence --example releases -- FOLDER     loads the rows, publishes the tag, and notes it
-//! sqlite3 FOLDER/sales.db "DELETE FROM sales"                    somebody breaks what was done
-//! cargo run -p waypost-evidence --example releases -- FOLDER     does that again, and no more
+//! cargo run -p waypost-evidence --example releases -- FOLDER     loads the rows, publishes the tag, records the release
+//! sqlite3 FOLDER/sales.db "DELETE FROM sales"                    removes the rows
+//! cargo run -p waypost-evidence --example releases -- FOLDER     reruns the load only
 //! ```
 //!
-//! Shows: claims as they are read, a probe of one's own, an engine and a recorder with the same verifier.
+//! Shows: claims, a custom probe, an engine and a recorder with the same verifier.
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
 
 use std::error::Error;
@@ -30,7 +29,7 @@ use waypost_evidence::{Environment, claims};
 const TAG_PUBLISHED: &str = "tag_published";
 const TAG: &str = "v1.0";
 
-/// Knows which tags are published: here, those of which there is a file in a folder.
+/// Checks whether a tag is published. Here a published tag is a file in a folder.
 #[derive(Debug)]
 struct TagProbe {
     published: PathBuf,
@@ -70,7 +69,7 @@ impl Probe for TagProbe {
     }
 }
 
-/// What shows that the rows are there.
+/// Returns the evidence for the rows.
 fn loaded() -> Pack {
     claims::pack()
         .and(claims::sqlite("sales.db", "sales").whose("region", "eu").value("amount", "> 10"))
@@ -78,7 +77,7 @@ fn loaded() -> Pack {
         .all()
 }
 
-/// What shows that the tag is.
+/// Returns the evidence for the tag.
 fn published() -> Pack {
     claims::pack().and(Claim::new(TAG_PUBLISHED, TAG).named("the tag")).all()
 }
@@ -138,7 +137,7 @@ fn told(outcome: &Outcome<u32>) {
     }
 }
 
-/// Notes, in a run of its own, that the release was seen: a program that drives its own loop has the same evidence.
+/// Records in a separate run that the release was seen. A recorder takes the same evidence as an engine.
 async fn note(store: Arc<dyn Store>, folder: &Path, verifier: Verifier) -> Result<(), Box<dyn Error>> {
     let options = Options::new().with_base(folder).with_verifier(verifier);
     let record = run_record(RunId::new("notes")?, "notes");

@@ -199,7 +199,7 @@ impl Links {
             external: None,
             trace: None,
             digests: None,
-            branch_pins: None,
+            branch_digests: None,
             about: None,
             taken: None,
             definition: None,

@@ -1,12 +1,12 @@
-//! Processes many files in parallel; a broken file does not stop the others, and a person is asked to mend
-//! it.
+//! Processes many files in parallel. A broken file does not stop the others, and the program asks a person to
+//! fix the file.
 //!
 //! ```text
 //! cargo run -p waypost --example fork_over_files -- FOLDER STORE
 //! ```
 //!
 //! Adds up the numbers in every `.csv` file of FOLDER, with a `NAME,AMOUNT` per line. An unreadable file is
-//! reported, and the run waits. Mend the file and give the same command again: only this file is read again.
+//! reported, and the run waits. Fix the file and give the same command again: only this file is read again.
 //!
 //! Shows: `each` that collects failures, a join, and a loop that retries the failed items.
 #![expect(clippy::print_stdout, reason = "an example talks to whoever runs it")]
@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let begin = Totals { folder, ..Totals::default() };
     let outcome = match engine.run(&graph, RUN, begin).await {
         Err(RunError::Store(StoreError::Exists { .. })) => {
-            // A second start of the program means that the files are mended.
+            // A second start of the program means that the files are fixed.
             for question in engine.waiting(&RunId::new(RUN)?).await? {
                 engine.answer(RUN, &question.wait.id, json!("mended")).await?;
             }
@@ -134,7 +134,7 @@ async fn sort_out(
     Ok(totals)
 }
 
-/// Waits until a person confirms that the files are mended.
+/// Waits until a person confirms that the files are fixed.
 async fn mend(totals: Totals, context: Context) -> Result<Totals, StepError> {
     context.interrupt::<Value>("mended", &totals.trouble).await?;
     Ok(totals)

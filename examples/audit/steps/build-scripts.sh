@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Reads what runs on this machine while building: build scripts and procedural macros.
+# Lists the code that a build executes on this machine: build scripts and procedural macros.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}" "${CODE_LINES:?the table of lines of code}"
 table=$OUT/build-scripts.tsv
 
-# Prints what the build script at $1 does, from its code without comments.
+# Prints the actions of the build script at $1, from its code without comments.
 abilities() {
     awk -f "$HERE/code.awk" "$1" | awk '
         /Command::new|process::Command/ { says["starts processes"] }

@@ -1,9 +1,9 @@
-# Finds passages that stand in two crates. In: stripped code, before each crate a line `//CRATE NAME`.
-# Out: crate, other crate, windows shared, first place in each; most first is left to `sort`.
+# Finds passages that two crates share. In: stripped code, a line `//CRATE NAME` before each crate.
+# Out: crate, other crate, shared windows, first place in each; `sort` orders the lines later.
 #
-# Every line gets a number, a window is WIDTH numbers in a row. Lines of punctuation only do not count, as any
-# two programs share those. Of all windows one in SAMPLE is kept, chosen by its content, so that the choice is
-# the same in both crates wherever the passage stands. Takes about 75 bytes of memory for a line of code.
+# Every line gets a number, and a window is WIDTH consecutive numbers. Lines of punctuation only do not
+# count: any two programs share them. One window in SAMPLE is kept. The content of the window decides, so
+# both crates keep the same windows, wherever the passage is. A line of code takes about 75 bytes of memory.
 
 BEGIN { OFS = "\t"; WIDTH = 8; SAMPLE = 2 }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Looks for code that stands in two crates: vendored or copied, so that a fix in one does not reach the other.
+# Finds code that two crates share: vendored or copied, so a fix in one crate does not reach the other.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}" "${CODE:?the folder of stripped code}"
 table=$OUT/clones.tsv
-SHARED_MIN=10 # Fewer shared windows are idioms and derived boilerplate, not copies.
+SHARED_MIN=10 # Fewer shared windows are idioms and derived boilerplate.
 
 pairs_of_crates() {
     cut -f 1,2 "$CRATES" | while IFS=$'\t' read -r name version; do

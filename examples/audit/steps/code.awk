@@ -1,11 +1,11 @@
-# Reads Rust and prints only its code: no comments, strings as "" and characters as ' ', so that a search for
-# a word finds the word and not talk about it. Blank lines go; before each file's code stands `//FILE NAME`.
-# Appends `code comment blank`, the numbers of lines, to the file given by `-v counts=FILE`.
+# Strips Rust source to code: no comments, strings as "", characters as ' '. A search for a word then finds
+# only uses in code. Blank lines are dropped, and a line `//FILE NAME` precedes the code of each file.
+# Appends the line counts `code comment blank` to the file given by `-v counts=FILE`.
 #
-# Carried from line to line: depth, of nested block comments; closing, what ends the string we are in, or "";
-# raw, whether that string has no escapes.
+# State between lines: depth of nested block comments; closing, the end of the current string, or "";
+# raw, true if the string has no escapes.
 
-# What is left of a line once its comments and literals are gone.
+# Returns a line without comments and literals.
 function strip(line,   code, token, before) {
     code = ""
     while (line != "") {
@@ -19,7 +19,7 @@ function strip(line,   code, token, before) {
         if (token == "//") { commented = 1; return code }
         if (token == "/*") { commented = depth = 1; continue }
         if (token == "'") { code = code character(line); line = rest; continue }
-        # The r of a raw string starts a word or follows the b or c of one; else it ends an identifier.
+        # The r of a raw string starts a word or follows b or c; any other r ends an identifier.
         raw = token != "\"" && before !~ /[ad-zA-Z0-9_]/
         closing = raw ? "\"" substr(token, 2, length(token) - 2) : "\""
         code = code "\"\""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Takes the comments and literals out of all Rust sources, for the steps that look for words in code.
+# Strips comments and literals from all Rust sources, for the steps that search code for words.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}"
 table=$OUT/code.tsv
@@ -9,7 +9,7 @@ export unfinished
 rm -rf "$unfinished"
 mkdir "$unfinished"
 
-# Keeps the stripped code of the crate, packed, and prints its line counts: code, comments, blank.
+# Stores the stripped code of the crate, packed. Prints the line counts: code, comments, blank.
 strip() {
     cd "$3"
     find . \( -name target -o -name .git -o -name .waypost \) -prune -o -type f -name '*.rs' -print |

@@ -1,8 +1,8 @@
-# What every step of the audit shares. Sourced, never run.
+# Functions for every step of the audit. Sourced, never run.
 #
-# A step that was cut is run again from its top, so each script builds its files aside and moves them into
-# place when they are whole. It reads only what earlier steps declared as outputs; the folder of a run is
-# named after the run, so that two audits never mix.
+# An interrupted step runs again from its top. So each script writes temporary files and renames the
+# complete ones. A script reads only declared outputs of earlier steps. The folder of a run is named after
+# the run, so two audits never mix.
 set -euo pipefail
 export LC_ALL=C # The same order and the same byte counts on every machine.
 
@@ -12,7 +12,7 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 JOBS=${AUDIT_JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
 TAB=$(printf '\t')
 mkdir -p "$AUDIT_OUT"
-OUT=$(cd "$AUDIT_OUT" && pwd) # Steps change folders; what they hand on keeps the relative name.
+OUT=$(cd "$AUDIT_OUT" && pwd) # Steps change folders; outputs keep the relative name.
 export HERE OUT TAB
 
 # Ends the step with a message for a person.
@@ -21,41 +21,41 @@ die() {
     exit 1
 }
 
-# Flushes FILE to the disk: a finished step is recorded durably, so what it made must be as durable.
+# Flushes FILE to the disk: the files of a finished step must be as durable as its record.
 flush() {
     sync "$1" 2>/dev/null || sync
 }
 
-# Writes what the command after FILE prints to FILE, so that FILE is either as before or whole and new. When the
-# command fails the step ends and FILE is as before; a pipeline before `save` could not promise that.
+# Writes the output of the command after FILE to FILE, atomically: FILE is unchanged or complete. If the
+# command fails, the step ends and FILE is unchanged. A pipeline into `save` could not guarantee this.
 save() {
-    local save_to=$1 # The command sees our locals, so they have names of their own.
+    local save_to=$1 # The command sees these locals, so their names are unusual.
     shift
     "$@" >"$save_to.part"
     flush "$save_to.part"
     mv -f "$save_to.part" "$save_to"
 }
 
-# Gives the output NAME with VALUE (one line) to later steps.
+# Sets the output NAME to VALUE (one line).
 output() {
     printf '%s=%s\n' "$1" "$2" >>"$WAYPOST_OUTPUT"
 }
 
-# Gives the file $2 of this run's folder as the output $1.
+# Sets the output $1 to the file $2 in the folder of this run.
 output_file() {
     [ -e "$OUT/$2" ] || die "the step did not make $2"
     output "$1" "$AUDIT_OUT/$2"
 }
 
-# Saves what the function $2 prints as the Markdown section $1 of the report, shows it in the run's own report,
-# and gives its path as the output `section`.
+# Saves the output of the function $2 as the Markdown section $1 of the report, adds the section to the
+# report of the run, and sets the output `section` to its path.
 section() {
     save "$OUT/$1.md" "$2"
     cat "$OUT/$1.md" >>"$WAYPOST_SUMMARY"
     output_file section "$1.md"
 }
 
-# SHA-256 of the files named after it, or of stdin, as lines of `HASH  NAME`.
+# Prints the SHA-256 of the files in the arguments, or of stdin, as lines of `HASH  NAME`.
 if command -v sha256sum >/dev/null; then
     sha256() { sha256sum "$@"; }
 else
@@ -63,10 +63,10 @@ else
 fi
 export -f sha256
 
-# Calls the function $1 with (name, version, folder) for each crate of the table $2, $JOBS at a time, and prints
-# what they print, sorted: the same bytes for any number of jobs. Each call writes to a file of its own, since lines
-# that several processes write to one pipe can end up inside each other. Stops at the first call that fails: 255 is
-# what tells xargs to start no more.
+# Calls the function $1 with (name, version, folder) for each crate of the table $2, $JOBS at a time. Prints
+# the sorted output: the same bytes for any number of jobs. Each call writes to a file of its own, since lines
+# from several processes in one pipe can mix. Stops at the first failed call: exit code 255 makes xargs start
+# no more calls.
 each_crate() {
     export -f "${1?}"
     local parts=$OUT/$1.parts
@@ -79,7 +79,7 @@ each_crate() {
     rm -rf "$parts"
 }
 
-# Prints NUMBER with its thousands apart.
+# Prints NUMBER with separated thousands.
 thousands() {
     printf '%s\n' "$1" | sed -e ':again' -e 's/^\([0-9][0-9]*\)\([0-9]\{3\}\)/\1,\2/' -e 't again'
 }

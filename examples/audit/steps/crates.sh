@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Lists every crate the project is built from, with the folder of its source.
+# Lists every crate of the build, with the folder of its source.
 #
-# `cargo metadata` knows best. It refuses when one locked package was never downloaded (a build fetches only
-# what it needs), so then the list comes from Cargo.lock and the folder into which cargo unpacks.
+# `cargo metadata` is the best source, but refuses if a locked package was never downloaded. A build fetches
+# only the needed packages. The list then comes from Cargo.lock and the folder where cargo unpacks.
 . "$(dirname "$0")/common.sh"
 : "${PROJECT:?the folder of the project to audit}"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the crates as JSON, an object for each: what a step over all of them works on.
+# Prints the crates as JSON, an object for each: the items of the `foreach`.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}"
 awk -F '\t' '

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fails when the audit found what a release should not have.
+# Fails if the audit found a defect that should stop a release.
 . "$(dirname "$0")/common.sh"
 findings=0
 finding() {

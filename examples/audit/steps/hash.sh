@@ -3,7 +3,7 @@
 . "$(dirname "$0")/common.sh"
 : "${NAME:?}" "${VERSION:?}" "${SOURCE:?}" "${FOLDER:?}"
 
-# Cargo's own mark (`.cargo-ok`) is not part of what was published.
+# Cargo's own mark (`.cargo-ok`) is not part of the published crate.
 hashes() {
     cd "$FOLDER"
     find . \( -name target -o -name .git -o -name .waypost \) -prune -o -type f ! -name .cargo-ok -print0 |

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes one hash a crate and one for all of what was found for each crate.
+# Computes a hash for each crate and a root hash over all crates, from the results of `hash`.
 #
 # A crate's hash is SHA-256 over its sorted lines `HASH  PATH`, the root is SHA-256 over the sorted lines
-# `HASH  NAME VERSION`: anyone can check a crate, or the whole, with `sha256sum`.
+# `HASH  NAME VERSION`. So `sha256sum` can check a crate or the root.
 . "$(dirname "$0")/common.sh"
 : "${FAILED:?how many crates could not be read}"
 listing=$OUT/files.tsv

@@ -1,5 +1,5 @@
-# Adds what an SPDX expression comes to (permissive, reciprocal, unknown) as the fourth column. In: name,
-# version, kind, expression, texts. `A OR B` lets the user choose, so the milder one counts; `A AND B` binds to both.
+# Adds the class of an SPDX expression (permissive, reciprocal, unknown) as the fourth column. In: name,
+# version, kind, expression, texts. `A OR B` is a choice, so the milder class counts. `A AND B` binds to both.
 
 function rank(name) {
     if (name ~ /^(MIT|MIT-0|Apache-2\.0|ISC|0BSD|Zlib|BSL-1\.0|Unlicense|CC0-1\.0|BSD-[1-4]-Clause.*|Unicode-3\.0|Unicode-DFS-2016|NCSA|OpenSSL|CDLA-Permissive-2\.0|BlueOak-1\.0\.0|Python-2\.0|PSF-2\.0|WTFPL|libtiff|IJG)$/)
@@ -8,7 +8,7 @@ function rank(name) {
     return 2
 }
 
-# OR, then AND, then a name or a bracket: one function for each, the usual descent.
+# Recursive descent, a function for each level: OR, then AND, then a name or a bracket.
 function any_of(   best, next_one) {
     best = all_of()
     while (word[at] == "OR" || word[at] == "/") { at++; next_one = all_of(); if (next_one < best) best = next_one }
@@ -38,6 +38,6 @@ BEGIN { FS = OFS = "\t"; class[0] = "permissive"; class[1] = "reciprocal"; class
     words = split(spaced, word, / +/)
     at = 1
     terms = any_of()
-    if (at <= words) terms = 2 # Something was left over: not an expression we understand.
+    if (at <= words) terms = 2 # Words are left over: not a known expression.
     print $1, $2, $3, class[terms], $4, $5
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sorts every crate by what its licence asks, and looks for the text of the licence beside the source.
+# Classifies every crate by its licence, and looks for the text of the licence in the source folder.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}"
 table=$OUT/licences.tsv

@@ -1,5 +1,5 @@
-# From Cargo.lock to one line a package: name, version, source (or `-`), checksum (or `-`), and what it depends
-# on, as NAME or NAME VERSION separated by `;`.
+# Converts Cargo.lock to a line for each package: name, version, source (or `-`), checksum (or `-`), and the
+# dependencies as NAME or NAME VERSION, separated by `;`.
 function value(line) {
     sub(/^[^=]*= *"/, "", line)
     sub(/" *$/, "", line)

@@ -1,5 +1,5 @@
-# From the Cargo.toml of a published crate (cargo writes those in one normal form) to licence, licence file,
-# build script, proc-macro, links; separated by tabs, absent values `-`. Needs `-v dir=FOLDER`.
+# Converts the Cargo.toml of a published crate (cargo normalises these) to licence, licence file, build
+# script, proc-macro, links, separated by tabs. Absent values are `-`. Needs `-v dir=FOLDER`.
 function value(line) {
     sub(/^[^=]*= */, "", line)
     gsub(/^"|"$/, "", line)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compares what is compiled with what was published: the packed crate with the checksum in Cargo.lock, and
-# every unpacked file with the packed one. Cargo checks the first when it downloads and the second never.
+# Compares the compiled source with the published crate: the packed crate with the checksum in Cargo.lock,
+# and every unpacked file with the packed file. Cargo checks the former at download, and the latter never.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}" "${LOCK:?the table of Cargo.lock}"
 table=$OUT/origin.tsv
 work=$OUT/origin.work
-rm -rf "$work" # Of an attempt that was cut.
+rm -rf "$work" # From an interrupted attempt.
 mkdir "$work"
 export work
 

@@ -1,6 +1,6 @@
-# From the tokens of `cargo metadata` (one a line) to one line a package, separated by tabs:
+# Converts the tokens of `cargo metadata`, a token in each line, to a line for each package. Columns, by tabs:
 # name, version, kind (local, registry, git), folder, licence, licence file, build script, proc-macro, links.
-# Absent values are `-`. The path of a value is its keys joined by dots; the members of an array have none.
+# Absent values are `-`. The path of a value is the keys joined by dots; array members add no key.
 
 function text(token) {
     if (token !~ /^"/) return token == "null" ? "-" : token

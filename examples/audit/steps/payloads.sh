@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Looks for what a reader of the source would not see: machine code, packed data in text, and characters that
-# show code in another order than it is compiled.
+# Finds content that a reader of the source would not see: machine code, packed data in text, and characters
+# that reorder the displayed code.
 #
-# Text is cut into pieces and each piece compressed by itself, so that a small payload in a large file is
-# found: source packs to a third or less, packed or encrypted data written as base64 to three quarters, as bare
-# hexadecimal to more than half. Bytes written out as `0x1f, 0x8b` pack like source and are not found.
+# Text is split into pieces, and each piece is compressed separately. So a small payload in a large file is
+# found. Source packs to a third or less. Packed or encrypted data packs to three quarters as base64, and to
+# more than half as bare hexadecimal. Bytes written as `0x1f, 0x8b` pack like source and are not found.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}"
 table=$OUT/payloads.tsv
-PIECE_BYTES=16384      # Large enough that gzip has learned the text, small enough that a payload fills one.
-PIECE_BYTES_MIN=8192   # A shorter rest compresses badly for want of repetition, and hides little.
-DENSE_PERCENT_MIN=50   # Between the densest source seen (48) and hexadecimal (57).
+PIECE_BYTES=16384      # Large enough for gzip to learn the text, small enough for a payload to fill a piece.
+PIECE_BYTES_MIN=8192   # A shorter rest has little repetition, compresses badly, and hides little.
+DENSE_PERCENT_MIN=50   # Between the densest known source (48) and hexadecimal (57).
 work=$OUT/payloads.work
-rm -rf "$work" # Of an attempt that was cut.
+rm -rf "$work" # From an interrupted attempt.
 mkdir "$work"
 export work PIECE_BYTES PIECE_BYTES_MIN DENSE_PERCENT_MIN
 
-# Names the format of a binary file by its first bytes.
+# Prints the format of a binary file, from its first bytes.
 format() {
     case $(od -An -tx1 -N8 "$1" | tr -d ' \n') in
     7f454c46*) echo "machine code (ELF)" ;;
@@ -31,7 +31,7 @@ format() {
 }
 export -f format
 
-# Prints the highest share, in percent, to which a piece of the text file $1 packs; 0 without a full piece.
+# Prints the worst compression ratio of a piece of the text file $1, in percent; 0 without a full piece.
 densest() {
     split -a 4 -b "$PIECE_BYTES" "$1" "$2/piece."
     find "$2" -name 'piece.*' -size -"$((PIECE_BYTES_MIN + 1))"c -exec rm {} +
@@ -47,7 +47,7 @@ densest() {
 }
 export -f densest
 
-# One line a file worth a look: name, version, finding, percent after compression (or `-`), path.
+# Prints a line for each suspicious file: name, version, finding, compressed percent (or `-`), path.
 payloads() {
     local scratch=$work/$1-$2 path percent
     mkdir "$scratch"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Finds which crates can touch what lies outside of them: network, processes, files, environment, foreign code.
+# Finds the crates with access to the outside: network, processes, files, environment, foreign code.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}" "${CODE:?the folder of stripped code}"
 table=$OUT/reach.tsv
 export CODE
 
-# One line a crate: the mentions of each kind in shipped code. A mention is not a use; none is a promise.
+# Prints a line for each crate: mentions of each kind in shipped code. A mention is not a use, and zero mentions
+# prove nothing.
 reach() {
     gzip -dc "$CODE/$1-$2.gz" | awk -v name="$1" -v version="$2" -v OFS='\t' '
         /^\/\/FILE / { beside = $2 ~ /^\.\/(tests|benches|examples|fuzz)\//; next }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the sections of all steps into one Markdown file: in the folder of the run, and as `out/report.md`.
+# Joins the sections of all steps into a Markdown file, in the folder of the run and as `out/report.md`.
 . "$(dirname "$0")/common.sh"
 : "${ROOT:?the audited project}" "${SECTIONS:?the section files, in order}"
 name=$(basename "$ROOT")
@@ -19,7 +19,7 @@ report() {
     row 'build scripts' "$SCRIPTS"
     row 'in several versions' "$DUPLICATES"
     row 'pairs sharing code' "$CLONES"
-    # shellcheck disable=SC2086 # The list is meant to be split.
+    # shellcheck disable=SC2086 # The split of the list is intended.
     for section in $SECTIONS; do
         printf '\n'
         cat "$section"

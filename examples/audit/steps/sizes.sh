@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures every crate: files, bytes and lines of all that it ships.
+# Measures every crate: files, bytes and lines of the published content.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}"
 table=$OUT/sizes.tsv
 
-# Own crates are measured without what git or cargo made beside them.
+# Local crates are measured without the folders of git and cargo.
 sizes() {
     find "$3" \( -name target -o -name .git -o -name .waypost \) -prune -o -type f ! -name .cargo-ok -print0 |
         xargs -0 wc -lc /dev/null |

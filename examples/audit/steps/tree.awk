@@ -1,14 +1,14 @@
-# Works on the edges in Cargo.lock. In: the table of crates, the table of sizes, the table of Cargo.lock.
-# With `-v want=duplicates`: name, version, who needs it, for each name that is here in several versions.
-# With `-v want=weight`: each direct dependency of the project's own crates, how many crates it brings along,
-# how many of those nothing else needs, and their bytes.
+# Evaluates the edges in Cargo.lock. In: the table of crates, the table of sizes, the table of Cargo.lock.
+# With `-v want=duplicates`: name, version and dependents, for each name with several versions.
+# With `-v want=weight`: each direct dependency of the project's own crates, the number of its transitive
+# dependencies, the number needed by no other crate, and their bytes.
 
 function resolve(need,   part) {
     if (split(need, part, " ") == 2) return part[1] OFS part[2]
     return part[1] OFS only[part[1]]
 }
 
-# Marks what is reachable from `node` in seen[], as if the project's own crates did not need `without`.
+# Marks the crates reachable from `node` in seen[], as if the project's own crates did not need `without`.
 function reach(node, without,   need, n, i, next_one) {
     if (node in seen || !(node in here)) return
     seen[node]

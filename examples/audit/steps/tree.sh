@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Looks at how the crates hang together: the same crate in several versions, and what each dependency of the
-# project brings along. Edges are those of Cargo.lock, so they include what only tests or other platforms need.
+# Evaluates the dependency graph: crates in several versions, and the weight of each direct dependency.
+# The edges are from Cargo.lock, and include dependencies of tests and of other platforms.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}" "${LOCK:?the table of Cargo.lock}" "${SIZES:?the table of sizes}"
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Counts where each crate leaves the compiler's guarantees, in what it ships (tests and examples apart).
+# Counts the unsafe code of each crate, without tests and examples.
 . "$(dirname "$0")/common.sh"
 : "${CRATES:?the table of crates}" "${CODE:?the folder of stripped code}"
 table=$OUT/unsafe.tsv
 export CODE
 
-# One line a crate: blocks, functions, impls and traits, foreign blocks, transmutes, mutable statics,
+# Prints a line for each crate: blocks, functions, impls and traits, foreign blocks, transmutes, mutable statics,
 # assembly, and whether the crate forbids unsafe code.
 count_unsafe() {
     gzip -dc "$CODE/$1-$2.gz" | awk -v name="$1" -v version="$2" -v OFS='\t' '

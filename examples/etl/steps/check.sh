@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares what the table has with what the clean files have.
+# Compares the table with the clean files.
 set -euo pipefail
 loaded=$(sqlite3 "$DB" "SELECT count(*) FROM sales WHERE day = '$DAY'")
 files=$(sqlite3 "$DB" "SELECT count(DISTINCT file) FROM sales WHERE day = '$DAY'")

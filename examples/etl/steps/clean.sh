@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks one file line by line, and writes its rows as they are loaded. A line that is wrong fails the whole file.
+# Checks a file line by line, and writes the rows for the load. A bad line fails the whole file.
 set -euo pipefail
 rows=out/clean/$FILE.tsv
 awk -F ',' -v day="$DAY" -v file="$FILE" -v OFS='\t' '

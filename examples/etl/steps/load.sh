@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the rows of one file in the place of those that it had, all or none.
+# Replaces the rows of a file, all or none.
 set -euo pipefail
 sqlite3 -bail -cmd '.timeout 10000' "$DB" <<SQL
 .mode tabs

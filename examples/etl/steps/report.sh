@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes what came of the day, for people.
+# Writes the report of the day.
 set -euo pipefail
 {
     echo "# Sales of $DAY"

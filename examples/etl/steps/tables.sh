@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the tables, if they are not there: a second time changes nothing.
+# Creates missing tables. A second call changes nothing.
 set -euo pipefail
 command -v sqlite3 >/dev/null || { echo "sqlite3 is not on the PATH" >&2; exit 1; }
 mkdir -p "$(dirname "$DB")" out/clean

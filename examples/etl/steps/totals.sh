@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sums up each shop.
+# Computes the totals of each shop.
 set -euo pipefail
 sqlite3 -bail "$DB" <<SQL
 BEGIN IMMEDIATE;

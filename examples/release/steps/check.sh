@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Looks at one thing about the pack.
+# Checks a property of the pack.
 set -euo pipefail
 case $1 in
 contents) tar -tzf "$2" | grep -c . >/dev/null || { echo "the pack is empty" >&2; exit 1; } ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs a folder, the same bytes for the same content, and writes what it is called and its SHA-256 to `out`.
+# Packs a folder reproducibly, and writes the name and the SHA-256 of the pack to `out`.
 set -euo pipefail
 mkdir -p out
 pack=out/release-$VERSION.tar.gz

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the pack into the registry, whole or not at all; a version is never replaced by another content.
+# Puts the pack into the registry atomically. The content of a version never changes.
 set -euo pipefail
 place=registry/$2
 mkdir -p "$place"

@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Tells whoever reads `registry/news`.
+# Appends a message to `registry/news`.
 mkdir -p registry && echo "$1" >>registry/news

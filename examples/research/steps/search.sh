@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the documents that speak most of the words, as JSON: `[{"path": …, "hits": …}]`.
+# Prints the documents with the most hits, as JSON: `[{"path": …, "hits": …}]`.
 set -euo pipefail
 cd "$FOLDER"
 pattern=$(tr -s ' ' '|' <<<"$WORDS")

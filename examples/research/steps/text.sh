@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the running text of a document: no tables, no code, no marks of Markdown.
+# Prints the running text of a document, without tables, code and Markdown marks.
 set -euo pipefail
 awk '
 /^[ ]*```/ { code = !code; next }

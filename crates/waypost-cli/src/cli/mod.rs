@@ -248,7 +248,7 @@ pub(crate) struct ResumeArgs {
     /// Set a parameter to something else, for the steps that are still to come; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = key_value, conflicts_with = "all")]
     pub(crate) set: Vec<(String, String)>,
-    /// Try items again that failed for good, all of them
+    /// Retry every failure that the run tolerates: dead letters, and steps with `continue_on_error`
     #[arg(long, conflicts_with_all = ["all", "restart", "from", "only"])]
     pub(crate) retry_failed: bool,
     /// Those that are tried again, with another item where one is given

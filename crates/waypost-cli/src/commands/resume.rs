@@ -452,6 +452,7 @@ impl Prepared {
             edit_branches,
             from: going.from,
             then: going.then,
+            retry_tolerated: args.retry_failed,
             ..ResumeOptions::default()
         };
         Ok((program, options))

@@ -355,7 +355,7 @@ impl<'a> Session<'a> {
         let why = match outcome.status {
             RunStatus::Waiting => "what it waits for has not come",
             RunStatus::CompletedWithFailures => {
-                "it is completed, with tolerated failures: `--retry-failed` retries dead letters, `--from STEP` a step"
+                "it is completed, with tolerated failures: `--retry-failed` retries the failures, `--from STEP` reruns a step"
             }
             RunStatus::Completed => "it is completed",
             _ => "the step of --until is done, and all that it needs",

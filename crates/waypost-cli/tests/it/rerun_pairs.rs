@@ -219,6 +219,30 @@ fn a_file_edited_in_place_is_made_again_from_the_first_step() {
     assert_eq!((ran(&rig).as_str(), rig.read("d").as_str()), ("a b", "1\n2\n"));
 }
 
+// A reused edit between a rerun edit and a broken edit left its lines out of the file: six lines instead of
+// nine, with exit code 0. The claim of the last edit hid the failed claim of the edit before. The base of a
+// broken edit is judged by its own claim, also at the decision about reuse.
+#[test]
+fn every_edit_of_a_lost_file_runs_again_in_order() {
+    let edit = |id: &str, redirect: &str| {
+        format!(
+            "  - {{id: {id}, run: 'echo {id} >> trace; seq 3 {redirect} z', evidence: [{{sha256: z}}]}}\n"
+        )
+    };
+    let edits = ["a", "b", "c", "d"].map(|id| edit(id, if id == "a" { ">" } else { ">>" }));
+    let rig = Rig::with(&format!("steps:\n{}", edits.concat()));
+    assert_eq!(run(&rig), Some(0));
+    remove(&rig, "z");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a b c d");
+    assert_eq!(rig.read("z").lines().count(), 12);
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(ran(&rig), "");
+}
+
 #[test]
 fn a_resume_until_a_step_ends_where_evidence_failed() {
     let rig = Rig::with(
@@ -442,4 +466,37 @@ fn an_output_of_a_nested_item_counts_outside_of_the_outer_items() {
 
     assert_eq!(resume(&rig, &[]), Some(0));
     assert_eq!(ran(&rig), "p", "the same output and file rerun nothing");
+}
+
+const TOLERATED: &str = "steps:
+  - {id: a, run: 'echo a >> trace; test -e ok', continue_on_error: true}
+  - {id: b, run: 'echo b${{ steps.a.exit_code }} >> trace', needs: [a]}
+  - {id: c, run: echo c >> trace}
+  - id: each
+    needs: [c]
+    foreach:
+      items: [x, y]
+      as: it
+      steps:
+        - {id: f, run: 'echo f${{ it }} >> trace; test -e ok || test ${{ it }} = y', continue_on_error: true}
+        - {id: g, run: 'echo g${{ it }} >> trace', evidence: [{exit: 0}]}
+  - {id: d, needs: [each], run: echo d >> trace, evidence: [{exit: 0}]}
+";
+
+#[test]
+fn a_retry_of_failures_runs_tolerated_steps_and_their_readers() {
+    let rig = Rig::with(TOLERATED);
+    assert_eq!(run(&rig), Some(3));
+    rig.write("ok", "");
+    ran(&rig);
+    assert_eq!(resume(&rig, &[]), Some(3), "a plain resume retries no tolerated failure");
+    assert_eq!(ran(&rig), "");
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(0));
+
+    let mut again: Vec<String> = ran(&rig).split(' ').map(ToOwned::to_owned).collect();
+    again.sort();
+    assert_eq!(again, ["a", "b0", "d", "fx", "gx"]);
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(0), "no failure is left");
+    assert_eq!(ran(&rig), "");
 }

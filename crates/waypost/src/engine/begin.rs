@@ -18,7 +18,7 @@ use super::child_heads::pass_missing;
 use super::choice;
 use super::definition::{self, Adopting, Forget, check_fit, check_frontier, forget};
 use super::early_cutoff::read_digests;
-use super::failure::{decide_openers, position_for_retry};
+use super::failure::{decide_openers, position_for_retry, tolerated};
 use super::in_doubt::{
     AbandonRequest, DoubtScope, apply_decisions, check_abandoned, questions_of_lost, recovered,
     settle_recovered,
@@ -282,6 +282,9 @@ async fn find_begin<P: Program>(
     let mut requested = Requested::take(&mut options.from, edited, program.shape());
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
     requested.rerun_changed(changed, program.shape());
+    if options.retry_tolerated {
+        requested.retry(tolerated(engine.store.as_ref(), lease.run()).await?, program.shape());
+    }
     requested.by = options.by.clone();
     let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
     let asked = ResumeQuery { again: is_again, ..asked(options, &requested, resume, program.keeps_apart()) };

@@ -25,7 +25,7 @@ use super::requested;
 use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
-use super::trace::{child_input, trace_of, work_pins};
+use super::trace::{child_input, trace_of, work_digests};
 use super::{Performed, Program, RunError, StepReport};
 
 mod earlier;
@@ -132,8 +132,9 @@ impl<'a, P: Program> Session<'a, P> {
         let relisted = scope.entry_mut(place).relisted.take();
         let since = relisted.unwrap_or_default();
         let are_hooks = after || children.afterwards;
-        let work_pins = (self.keeps_traces && are_hooks).then(|| work_pins(report.evidence.as_ref(), joined));
-        let fan = Fan { after, work, work_pins, pass, passes, since, ..Fan::new(items, total) };
+        let hooks_follow = self.keeps_traces && are_hooks;
+        let work_digests = hooks_follow.then(|| work_digests(report.evidence.as_ref(), joined));
+        let fan = Fan { after, work, work_digests, pass, passes, since, ..Fan::new(items, total) };
         scope.entry_mut(place).fan = Some(fan);
         let draft = scope.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.report, draft.children) = (report, joined.map(|joined| joined.root));
@@ -373,9 +374,9 @@ impl<'a, P: Program> Session<'a, P> {
     fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
         let trace = self.keeps_traces.then(|| trace_of(self.program, self.scopes.get(id), place));
         let input = trace.flatten().map(|trace| child_input(&trace, item));
-        let work_pins = self.scopes.get(id).entry(place).fan.as_ref().and_then(|fan| fan.work_pins);
-        match (input, work_pins) {
-            (Some(input), Some(pins)) => Some(Digest::merkle(&[input, pins])),
+        let work = self.scopes.get(id).entry(place).fan.as_ref().and_then(|fan| fan.work_digests);
+        match (input, work) {
+            (Some(input), Some(work)) => Some(Digest::merkle(&[input, work.both()])),
             (input, _) => input,
         }
     }

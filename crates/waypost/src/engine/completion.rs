@@ -17,7 +17,7 @@ use super::scheduler::hold;
 use super::scope::{Caught, ListedChildren, MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::signals::StopLevel;
-use super::trace::{EndResult, chain_digests, digests_of, failed_digests, join_trace, trace_of};
+use super::trace::{EndResult, chain_digests, digests_of, failed_digests, join_trace, together, trace_of};
 use super::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
 
 /// The end of a completed attempt.
@@ -118,9 +118,8 @@ impl<P: Program> Session<'_, P> {
         let fan_of = |scope: &Scope<'_, P::State>| scope.entry(place).fan.clone();
         let made = |scope: &Scope<'_, P::State>| {
             let output = program.gave(scope.step_ref(place), &scope.state);
-            let work = fan_of(scope).and_then(|fan| fan.work_pins);
-            let pins = joined.map(|joined| joined.pins).into_iter().chain(work).collect::<Vec<_>>();
-            let children = (!pins.is_empty()).then(|| Digest::merkle(&pins));
+            let work = fan_of(scope).and_then(|fan| fan.work_digests);
+            let children = together(joined.map(|joined| joined.nested).into_iter().chain(work));
             EndResult { output, evidence: report.evidence.as_ref(), children }
         };
         let digests = match keeps_chain {

@@ -20,6 +20,7 @@ use crate::record::{Note, Phase, Position, Record, RunStatus, SkipCause, Status}
 use crate::system::clock::Clock;
 
 use super::inspect::position_of;
+use super::reruns::broken_by;
 use super::{Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot};
 
 mod overlay;
@@ -145,6 +146,9 @@ impl DryRun {
                 }
                 self.reran.insert((branch.clone(), step), cause);
             }
+        }
+        if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
+            self.reran.insert((branch.clone(), step.clone()), RerunCause::EvidenceFailed { claims });
         }
         if record.state_bytes().is_some() {
             let position = position_of(record)?;

@@ -13,7 +13,7 @@ use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
     End, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause, Status,
 };
-use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
+use crate::store::{Batch, BatchId, Lease, Store, StoreError, StoreExt as _};
 
 use super::chain::{Chain, Draft, unchanged_body};
 use super::definition::Forget;
@@ -199,6 +199,20 @@ pub(super) fn failed_upstream(shape: &Shape, position: &Position, place: usize) 
             && position.ledger.get(&entry.step).is_some_and(|settled| settled.how == SettledAs::Failed)
     };
     position.failed.iter().find(is_upstream).map(|entry| entry.step.clone())
+}
+
+/// Lists the steps that ended with a tolerated failure, on every branch.
+pub(super) async fn tolerated(
+    store: &dyn Store,
+    run: &RunId,
+) -> Result<Vec<(BranchPath, StepId)>, StoreError> {
+    let mut found = Vec::new();
+    for branch in store.branches(run).await? {
+        let position = position_as_recorded(&store.newest(run, &branch).await?)?;
+        let ends = position.ledger.iter().filter(|(_, settled)| settled.how == SettledAs::Tolerated);
+        found.extend(ends.map(|(step, _)| (branch.clone(), step.clone())));
+    }
+    Ok(found)
 }
 
 /// The reason in the last record of a skipped branch.

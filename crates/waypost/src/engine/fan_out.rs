@@ -171,7 +171,7 @@ impl FanOut {
         let at = index as usize;
         ends.unknown -= u64::from(ends.seqs[at] == 0);
         (ends.seqs[at], ends.digests[at]) = (last.header().seq, last.digest());
-        ends.pins[at] = last.header().branch_pins.unwrap_or(last.digest());
+        ends.nested[at] = nested_of(last);
         ends.outcomes[at] = outcome_of(last);
     }
 }
@@ -183,18 +183,24 @@ pub(super) struct ChildEnds {
     seqs: Vec<u64>,
     /// By index; undefined if unknown.
     digests: Vec<Digest>,
-    /// By index: the pins of the child's steps. Without stored pins, a unique digest.
-    pins: Vec<Digest>,
+    /// By index: the digests of the outputs of nested children and of the pins of the child.
+    nested: Vec<EndDigests>,
     /// By index: the outcome, output and pins.
     outcomes: Vec<Digest>,
     unknown: u64,
 }
 
+/// Returns the digests of the nested children and of the pins of a child; without these, a unique digest.
+fn nested_of(last: &Record) -> EndDigests {
+    let unique = last.digest();
+    last.header().branch_digests.unwrap_or(EndDigests { output: unique, pins: unique })
+}
+
 /// Returns the digest of the outcome, output and pins of a child; without these, a unique digest.
 fn outcome_of(last: &Record) -> Digest {
     let header = last.header();
-    match (header.end, header.digests, header.branch_pins) {
-        (Some(End::Completed), Some(EndDigests { output, .. }), Some(pins)) => {
+    match (header.end, header.digests, header.branch_digests) {
+        (Some(End::Completed), Some(EndDigests { output, .. }), Some(EndDigests { pins, .. })) => {
             Digest::of_parts([&b"completed"[..], output.as_bytes(), pins.as_bytes()])
         }
         _ => last.digest(),
@@ -206,16 +212,30 @@ fn outcome_of(last: &Record) -> Digest {
 pub(super) struct JoinedDigests {
     /// Merkle root of the last records.
     pub(super) root: Digest,
-    /// Merkle root of the pins.
-    pub(super) pins: Digest,
+    /// Merkle roots of the outputs of nested children, and of the pins.
+    pub(super) nested: EndDigests,
     /// Merkle root of outcomes, outputs and pins.
     pub(super) outcomes: Digest,
 }
 
+impl JoinedDigests {
+    fn of(records: &[Digest], nested: &[EndDigests], outcomes: &[Digest]) -> Self {
+        let [root, outcomes] = [records, outcomes].map(Digest::merkle);
+        Self { root, nested: EndDigests::merkle(nested), outcomes }
+    }
+}
+
 impl ChildEnds {
     pub(super) fn new(total: u64) -> Self {
-        let (seqs, digests) = (vec![0; total as usize], vec![Digest::from_bytes([0; 32]); total as usize]);
-        Self { seqs, pins: digests.clone(), outcomes: digests.clone(), digests, unknown: total }
+        let (count, none) = (total as usize, Digest::from_bytes([0; 32]));
+        let nested = vec![EndDigests { output: none, pins: none }; count];
+        Self {
+            seqs: vec![0; count],
+            nested,
+            outcomes: vec![none; count],
+            digests: vec![none; count],
+            unknown: total,
+        }
     }
 
     fn get(&self, index: u64) -> Option<(u64, Digest)> {
@@ -488,12 +508,11 @@ impl Joined {
     /// Returns the digests of all children, and reads unknown digests from the store.
     pub(super) async fn digests(&self) -> Result<JoinedDigests, StoreError> {
         if self.ends.unknown == 0 {
-            let ChildEnds { digests, pins, outcomes, .. } = &*self.ends;
-            let [root, pins, outcomes] = [digests, pins, outcomes].map(|leaves| Digest::merkle(leaves));
-            return Ok(JoinedDigests { root, pins, outcomes });
+            let ChildEnds { digests, nested, outcomes, .. } = &*self.ends;
+            return Ok(JoinedDigests::of(digests, nested, outcomes));
         }
         let mut leaves = Vec::with_capacity(self.total as usize);
-        let mut pins = Vec::with_capacity(self.total as usize);
+        let mut nested = Vec::with_capacity(self.total as usize);
         let mut outcomes = Vec::with_capacity(self.total as usize);
         let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
         while let Some(item) = reader.next().await? {
@@ -503,11 +522,10 @@ impl Joined {
             let found = self.store.scan(&scan).await?;
             let record = found.records.first().ok_or_else(|| StoreError::no_branch(&self.run, &branch))?;
             leaves.push(record.digest());
-            pins.push(record.header().branch_pins.unwrap_or(record.digest()));
+            nested.push(nested_of(record));
             outcomes.push(outcome_of(record));
         }
-        let [root, pins, outcomes] = [leaves, pins, outcomes].map(|leaves| Digest::merkle(&leaves));
-        Ok(JoinedDigests { root, pins, outcomes })
+        Ok(JoinedDigests::of(&leaves, &nested, &outcomes))
     }
 }
 

@@ -97,6 +97,9 @@ pub struct ResumeOptions<S> {
     pub on_change: OnChange,
     /// The reaction to evidence of a finished step that cannot be checked.
     pub on_unknown: OnUnknown,
+    /// Retries the tolerated failures of steps in force, on every branch. Downstream results are reused if the
+    /// input of their step is equal.
+    pub retry_tolerated: bool,
     /// Whether steps run.
     pub then: Then,
 }
@@ -118,6 +121,7 @@ impl<S> Default for ResumeOptions<S> {
             by: None,
             on_change: OnChange::Stop,
             on_unknown: OnUnknown::Stop,
+            retry_tolerated: false,
             then: Then::GoOn,
         }
     }

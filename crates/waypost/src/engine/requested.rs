@@ -22,6 +22,8 @@ pub(super) struct Requested {
     pub(super) by: Option<String>,
     /// Finished steps of child branches with a changed definition, to rerun.
     pub(super) changed: Vec<(BranchPath, StepId)>,
+    /// Steps with a tolerated failure, to retry.
+    pub(super) retried: Vec<(BranchPath, StepId)>,
     /// Branches to continue from their newest record, and to join again.
     pub(super) branches: BTreeSet<BranchPath>,
     /// The named branches and the branches above them, each with the openers on the path.
@@ -57,6 +59,17 @@ impl Requested {
         }
     }
 
+    /// Adds steps with a tolerated failure.
+    pub(super) fn retry(&mut self, tolerated: Vec<(BranchPath, StepId)>, shape: &Shape) {
+        tolerated.iter().for_each(|(branch, _)| self.find_way(branch, shape));
+        self.retried.extend(tolerated);
+    }
+
+    /// Returns whether the rerun of a step is the retry of its tolerated failure: downstream results stay reusable.
+    pub(super) fn retries(&self, branch: &BranchPath, step: &StepId) -> bool {
+        self.retried.iter().any(|(on, retried)| (on, retried) == (branch, step))
+    }
+
     fn find_way(&mut self, named: &BranchPath, shape: &Shape) {
         let mut below = named.clone();
         self.ways.entry(below.clone()).or_default();
@@ -81,8 +94,9 @@ impl Requested {
         moves: &mut BTreeMap<BranchPath, Reopened>,
         results: Results,
     ) {
-        for (branch, step) in self.step.iter().chain(&self.changed) {
-            let is_target = |target: &Target| target.step == *step && target.is_requested;
+        for (branch, step) in self.step.iter().chain(&self.changed).chain(&self.retried) {
+            let is_target =
+                |target: &Target| target.step == *step && (target.is_requested || self.retries(branch, step));
             if targets.get(branch).is_some_and(|targets| targets.iter().any(is_target)) {
                 continue;
             }
@@ -106,7 +120,8 @@ impl Requested {
 
     /// Returns the causes of the reruns on a branch.
     pub(super) fn causes_on(&self, branch: &BranchPath) -> impl Iterator<Item = (&StepId, RerunCause)> {
-        let named = self.step.iter().map(|named| (named, RerunCause::Requested { by: self.by.clone() }));
+        let named = self.step.iter().chain(&self.retried);
+        let named = named.map(|named| (named, RerunCause::Requested { by: self.by.clone() }));
         let changed = self.changed.iter().map(|changed| (changed, RerunCause::DefinitionChanged));
         let own = named.chain(changed).filter(move |((on, _), _)| on == branch);
         own.map(|((_, step), cause)| (step, cause))

@@ -140,7 +140,8 @@ impl Selection<'_> {
         let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
             let claims = Some(broken.claims.clone());
             let step = broken.step.clone();
-            Target { seq: broken.seq, step, is_requested: broken.claims.is_empty(), claims }
+            let is_requested = broken.claims.is_empty() && !self.requested.retries(branch, &step);
+            Target { seq: broken.seq, step, is_requested, claims }
         });
         let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
         let (mut waiting, mut joined) = (Vec::new(), Vec::new());

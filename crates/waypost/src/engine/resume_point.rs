@@ -127,7 +127,7 @@ pub(super) async fn find<P: Program>(
     if let Some(named) = &asked.requested.step {
         judged.broken.push(survey.named(&run.run, &branches, named).await?);
     }
-    for (branch, step) in &asked.requested.changed {
+    for (branch, step) in asked.requested.changed.iter().chain(&asked.requested.retried) {
         judged.broken.extend(survey.ended_on(&branches, branch, step).await?);
     }
     moves.extend(back_to_work(shape, &mut branches, &judged.broken));

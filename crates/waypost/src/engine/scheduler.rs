@@ -2,17 +2,18 @@
 
 use jiff::Timestamp;
 
+use crate::id::Digest;
 use crate::plan::shape::{Children, OnChildFailure};
 use crate::record::{
-    End, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, SettledAs, SkipCause,
-    Status, Try, WAIT_AFTER, Wait, WaitKind,
+    End, EndDigests, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, SettledAs,
+    SkipCause, Status, Try, WAIT_AFTER, Wait, WaitKind,
 };
 use crate::store::Progress;
 
 use super::failure::upstream;
 use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
-use super::trace::{failed_digests, scope_pins, skipped_digests};
+use super::trace::{failed_digests, scope_digests, skipped_digests};
 use super::{Admission, Program, Settlement};
 
 /// The key of a hold before a step. A hold after step `a` has the key `after a`.
@@ -235,12 +236,13 @@ impl<'a, P: Program> Session<'a, P> {
             return;
         };
         scope.is_counted_out = true;
-        let pins = match keeps_traces {
-            true => scope_pins(scope.shape, &scope.digests),
-            false => scope.position.pins,
+        let digests = match keeps_traces {
+            true => scope_digests(scope.shape, &scope.digests),
+            // The state of a chain contains the outputs of nested children.
+            false => scope.position.pins.map(|pins| EndDigests { output: Digest::merkle(&[]), pins }),
         };
         if let Some(last) = scope.drafts.last_mut() {
-            last.branch_pins = pins;
+            last.branch_digests = digests;
         }
         let had_room = std::mem::take(&mut scope.has_capacity);
         let dead = scope.end_with_last_draft(end);

@@ -75,14 +75,15 @@ pub(super) struct EndResult<'a> {
     pub(super) output: Option<Value>,
     /// Pins of the step.
     pub(super) evidence: Option<&'a Pack>,
-    /// Pins of the joined children.
-    pub(super) children: Option<Digest>,
+    /// The digests of the joined children: outputs of nested children, and pins.
+    pub(super) children: Option<EndDigests>,
 }
 
 /// Returns the digests of a completed end.
 pub(super) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> EndDigests {
     let output = made.output.as_ref().map_or_else(String::new, |output| canonical(&output.to_string()));
-    let output = Digest::of_parts([b"completed", output.as_bytes()]);
+    let nested = made.children.iter().map(|children| &children.output.as_bytes()[..]);
+    let output = Digest::of_parts([b"completed", output.as_bytes()].into_iter().chain(nested));
     EndDigests { output, pins: pins_of(scope, place, made) }
 }
 
@@ -95,7 +96,8 @@ pub(super) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &En
     let output = Digest::of_parts([&b"state"[..], &state, output.as_bytes()]);
     let claims = claims_of(made);
     let claims = claims.iter().map(|claim| claim.as_bytes());
-    let before = pins_so_far.iter().chain(&made.children).map(|pins| &pins.as_bytes()[..]);
+    let children = made.children.as_ref().map(|children| &children.pins);
+    let before = pins_so_far.iter().chain(children).map(|pins| &pins.as_bytes()[..]);
     let is_any = made.children.is_some() || claims.len() > 0;
     let pins = match is_any {
         true => Digest::of_parts(claims.chain([&b"above"[..]]).chain(before)),
@@ -156,26 +158,35 @@ fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> Diges
     let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
     let above: Vec<Digest> = needs.filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
     let claims = claims.iter().map(|claim| claim.as_bytes());
-    let above = made.children.iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
+    let children = made.children.as_ref().map(|children| &children.pins);
+    let above = children.into_iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
     Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))
 }
 
-/// Returns the pins of the work of a step before its hooks: its own claims, and the pins of the branches that it joined.
-pub(super) fn work_pins(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> Digest {
+/// Returns the digests of the work of a step before its hooks: of the nested children of the branches that it joined,
+/// and of its own claims and their pins.
+pub(super) fn work_digests(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> EndDigests {
     let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
     let claims = claims.iter().map(|claim| claim.as_bytes());
-    let joined = joined.map(|joined| joined.pins);
-    Digest::of_parts(claims.chain(joined.iter().map(|pins| &pins.as_bytes()[..])))
+    let nested = joined.map(|joined| joined.nested);
+    let pins = Digest::of_parts(claims.chain(nested.iter().map(|nested| &nested.pins.as_bytes()[..])));
+    EndDigests { output: nested.map_or_else(no_input, |nested| nested.output), pins }
 }
 
-/// Returns the digest of all pins in a scope; `None` if a digest is unknown.
-///
-/// Openers count with their outputs: the output of the scope does not contain the outputs of nested children.
-pub(super) fn scope_pins(shape: &Shape, digests: &HashMap<StepId, EndDigests>) -> Option<Digest> {
-    let counted = |step: &Step, end: &EndDigests| if step.children.is_some() { end.both() } else { end.pins };
-    let pins: Option<Vec<Digest>> =
-        sinks_and_openers(shape).map(|step| digests.get(&step.id).map(|end| counted(step, end))).collect();
-    Some(Digest::merkle(&pins?))
+/// Returns the digests of the branches of a step, if there are any.
+pub(super) fn together(digests: impl Iterator<Item = EndDigests>) -> Option<EndDigests> {
+    let digests: Vec<EndDigests> = digests.collect();
+    (!digests.is_empty()).then(|| EndDigests::merkle(&digests))
+}
+
+/// Returns the digests of a scope; `None` if a digest is unknown. The output covers the openers only: the state of the
+/// scope has the outputs of its own steps, without those of nested children.
+pub(super) fn scope_digests(shape: &Shape, digests: &HashMap<StepId, EndDigests>) -> Option<EndDigests> {
+    let ends: Option<Vec<EndDigests>> =
+        sinks_and_openers(shape).map(|step| digests.get(&step.id).copied()).collect();
+    let openers = shape.steps().iter().filter(|step| step.children.is_some());
+    let outputs: Option<Vec<Digest>> = openers.map(|step| Some(digests.get(&step.id)?.output)).collect();
+    Some(EndDigests { output: Digest::merkle(&outputs?), pins: EndDigests::merkle(&ends?).pins })
 }
 
 /// Returns the steps without dependents, and the steps with children.

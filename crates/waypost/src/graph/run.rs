@@ -516,6 +516,7 @@ impl<'a, S: State> Resume<'a, S> {
                 OnDamage::Restart(state) => OnDamage::Restart(Box::new(state) as Held),
             },
             choices: options.choices,
+            retry_tolerated: options.retry_tolerated,
             by: options.by,
             on_doubt: match options.on_doubt {
                 OnDoubt::Retry => OnDoubt::Retry,

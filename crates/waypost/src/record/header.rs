@@ -111,9 +111,10 @@ pub struct Header {
     /// On an end in a graph with evidence: the digests of the results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digests: Option<EndDigests>,
-    /// On the last record of a child branch in a graph with evidence: the digest of all pins of its steps.
+    /// On the last record of a child branch in a graph with evidence: the digests of the outputs of its nested
+    /// children, and of all pins of its steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub branch_pins: Option<Digest>,
+    pub branch_digests: Option<EndDigests>,
     /// On a first record: digest of the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,

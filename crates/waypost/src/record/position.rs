@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::choice::{Choice, RerunRequest};
 use super::header::Try;
 use super::is_default;
+use super::trace::EndDigests;
 use super::wait::Wait;
 use crate::id::{Digest, StepId};
 
@@ -514,9 +515,9 @@ pub struct Fan {
     /// The fan-out of the work, if the work has one: a rerun begins there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Box<Fan>>,
-    /// Of hooks: the pins of the work of the step.
+    /// Of hooks: the digests of the work of the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub work_pins: Option<Digest>,
+    pub work_digests: Option<EndDigests>,
 }
 
 impl Fan {
@@ -533,7 +534,7 @@ impl Fan {
             passes,
             after: false,
             work: None,
-            work_pins: None,
+            work_digests: None,
         }
     }
 

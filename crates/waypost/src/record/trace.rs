@@ -51,4 +51,10 @@ impl EndDigests {
     pub fn both(&self) -> Digest {
         Digest::of_parts([&self.output.as_bytes()[..], self.pins.as_bytes()])
     }
+
+    /// Returns the Merkle roots of the outputs and of the pins of several ends.
+    pub(crate) fn merkle(ends: &[Self]) -> Self {
+        let root = |of: fn(&Self) -> Digest| Digest::merkle(&ends.iter().map(of).collect::<Vec<_>>());
+        Self { output: root(|end| end.output), pins: root(|end| end.pins) }
+    }
 }

@@ -129,10 +129,7 @@ fn told_of(letters: &[DeadLetter]) -> Vec<String> {
         let step = letter.step.as_ref().map(|step| format!(", from step {step} on")).unwrap_or_default();
         format!("Item {} would be tried again, on {}{step}.", shown(&letter.key), letter.failed_on)
     };
-    match letters.is_empty() {
-        true => vec!["No item would be tried again, because the run has no dead letters.".to_owned()],
-        false => letters.iter().map(told).collect(),
-    }
+    letters.iter().map(told).collect()
 }
 
 /// Removes from a plan the steps not needed by the step of `--until`; returns a note.

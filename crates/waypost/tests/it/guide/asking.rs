@@ -80,7 +80,7 @@ async fn several_questions_are_asked_at_once_and_one_has_a_deadline() {
     }
     let outcome = engine.resume(&graph, "r").await.unwrap();
 
-    // Now it waits for a veto, for a day.
+    // The run now waits a day for a veto.
     assert!(outcome.waiting[0].wait.until.is_some());
 
     clock.pass(Duration::from_secs(25 * 60 * 60));
@@ -100,7 +100,7 @@ async fn a_run_can_be_held_around_any_step() {
     let outcome = engine.run(&graph, "r", Letter::default()).interrupt_before(["post"]).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Interrupted);
 
-    // Somebody reads the draft, and mends it. `post` is not held a second time.
+    // A person reads and edits the draft. `post` is not held a second time.
     let resume = engine.resume(&graph, "r").edit_state(|letter| letter.text += ",\nit is done.");
     let outcome = resume.await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);

@@ -38,7 +38,7 @@ async fn a_changed_graph_is_refused_until_it_is_adopted() {
     let changed = Graph::<Load>::builder("load")
         .step("fetch", fetch)
         .step("clean", clean)
-        .revision(2) // It does something else than before.
+        .revision(2) // The meaning of the step changed.
         .step("store", store)
         .edge("fetch", "clean")
         .edge("clean", "store")
@@ -136,7 +136,7 @@ async fn a_state_is_migrated_when_it_is_read() {
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!((outcome.state.item.as_str(), outcome.state.currency.as_str()), ("pen", "EUR"));
 
-    // The program as it was does not understand the states of the new one, and says so.
+    // The old program refuses states of the new program.
     let refused = engine.resume(&old, "r").await;
     assert!(matches!(refused, Err(RunError::Version { found: 2, supported: 0, .. })));
 }

@@ -12,7 +12,7 @@ struct Import {
     rows: u32,
 }
 
-/// What steps do to the world, for a test to look at.
+/// The effects of the steps, for the assertions of the test.
 #[derive(Debug, Default)]
 struct World {
     did: Mutex<Vec<&'static str>>,
@@ -33,7 +33,7 @@ fn import(world: &Arc<World>) -> Graph<Import> {
             async move {
                 if context.attempt() == 1 {
                     world.loading.notify_one();
-                    pending::<()>().await; // It hangs, until the crash.
+                    pending::<()>().await; // Hangs until the crash.
                 }
                 Ok::<_, StepError>(state)
             }
@@ -51,7 +51,7 @@ async fn a_crash_costs_the_step_that_was_running() {
     let graph = import(&world);
     let engine = Engine::new(Arc::new(FileStore::open(folder.path()).unwrap()));
 
-    // Dropping the run in the middle leaves behind what a crash leaves behind: nothing is written any more.
+    // The drop of a running future has the effect of a crash: no record is written any more.
     tokio::select! {
         ended = engine.run(&graph, "monday", Import::default()).into_future() => panic!("it ended: {ended:?}"),
         () = world.loading.notified() => {}

@@ -16,7 +16,7 @@ struct Fetch {
     body: String,
 }
 
-/// An error becomes a `StepError` with `?`, and may be tried again. `fatal` says that this makes no sense.
+/// `?` makes a retryable `StepError` from an error. `fatal` makes an error without a retry.
 async fn fetch(mut state: Fetch, context: Context) -> Result<Fetch, StepError> {
     if state.url.is_empty() {
         return Err(StepError::fatal("there is no url"));
@@ -34,7 +34,7 @@ fn fetch_graph() -> Graph<Fetch> {
         .unwrap()
 }
 
-/// What many programs have: one boxed error for everything.
+/// Many programs have a boxed error for everything.
 fn look_up(url: &str) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
     if url.is_empty() { Err("there is no url".into()) } else { Ok(format!("what {url} says")) }
 }
@@ -108,7 +108,7 @@ async fn a_failed_run_is_resumed_at_the_step_that_failed() {
     let outcome = engine.run(&graph, "r", Fetch::default()).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Failed);
 
-    // Mend what was wrong, here in the state, and go on.
+    // Fix the cause, here in the state, and resume.
     let outcome = engine
         .resume(&graph, "r")
         .edit_state(|state| state.url = "http://localhost".to_owned())

@@ -78,7 +78,7 @@ async fn a_finished_step_is_believed_by_its_evidence() {
     let outcome = engine.resume(&sales(), "r").await.unwrap();
     assert!(outcome.idle);
 
-    let elsewhere = Engine::new(store.clone()); // It does not know the folder.
+    let elsewhere = Engine::new(store.clone()); // Without the base folder.
     let refused = elsewhere.resume(&sales(), "r").await.unwrap_err();
     let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
     assert!(matches!(questions[0].cause, Cause::EvidenceUnknown(_)));
@@ -118,7 +118,7 @@ async fn a_kind_of_the_users_own_is_a_probe() {
     use waypost::evidence::{Cost, Finding, Site};
     use waypost::{Probe, Verifier};
 
-    /// Looks for rows in a table: `table:key`.
+    /// Looks up rows in a table: `table:key`.
     #[derive(Debug)]
     struct Rows(Arc<Mutex<BTreeSet<String>>>);
 

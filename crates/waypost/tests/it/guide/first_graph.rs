@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use waypost::{Context, Engine, Graph, GraphError, MemoryStore, RunStatus, StepError};
 
-/// What the work has produced so far. It is kept after every step.
+/// The state of the work, stored after every step.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Trip {
     city: String,

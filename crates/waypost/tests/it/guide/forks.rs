@@ -27,7 +27,7 @@ async fn check_links(review: Review, _: Context) -> Result<Review, StepError> {
     }
 }
 
-/// The state before the fork, and each branch's own end, in the order of the fork.
+/// Input: the state before the fork, and the end of each branch, in the order of the fork.
 async fn gather(mut review: Review, branches: Branches<Review>, _: Context) -> Result<Review, StepError> {
     for branch in branches {
         match branch.result {

@@ -36,7 +36,7 @@ async fn pay(mut order: Order, context: Context) -> Result<Order, StepError> {
     let receipt: u32 = context.once("charge", charge()).await?;
     order.paid = Some(receipt);
 
-    // The step is let go here, and runs again from its top once there is an answer: `charge` is not called again.
+    // The step is suspended here. After the answer it runs from its top, without `charge`.
     order.said = context.interrupt("thanks", "What shall the note say?").await?;
     Ok(order)
 }
@@ -127,7 +127,7 @@ async fn the_earliest_of_several_waits_wakes_the_step() {
 async fn summarise(order: Order, context: Context) -> Result<Order, StepError> {
     context.usage(&Usage { tokens_in: 1_200, tokens_out: 80, cost: 0.004, model: None });
     context.emit("summarised", json!({ "words": 60 }));
-    context.checkpoint().await?; // Both are durable now; without this, when the step ends.
+    context.checkpoint().await?; // Durable now, instead of at the end of the step.
     context.report("Sixty words about the order.");
     Ok(order)
 }
@@ -150,7 +150,7 @@ async fn what_a_step_says_is_recorded() {
 async fn crawl(mut order: Order, context: Context) -> Result<Order, StepError> {
     loop {
         tokio::select! {
-            () = context.cancelled() => break, // Ten seconds are left to tidy up.
+            () = context.cancelled() => break, // Ten seconds remain for the cleanup.
             () = tokio::time::sleep(Duration::from_millis(50)) => order.said.push('.'),
         }
     }
@@ -170,7 +170,7 @@ async fn a_step_that_heeds_a_stop_ends_by_itself() {
     let stop = StopHandle::default();
     let run = engine.run(&graph, "r", Order::default()).stop_handle(&stop);
 
-    stop.stop(StopLevel::Graceful, "the test"); // From anywhere: a signal handler, another task.
+    stop.stop(StopLevel::Graceful, "the test"); // From a signal handler or another task.
     let outcome = run.await.unwrap();
     assert_eq!(outcome.status, RunStatus::Interrupted);
     assert_eq!(outcome.stopped_by.as_deref(), Some("the test"));
@@ -203,7 +203,7 @@ async fn what_must_not_be_repeated_is_in_doubt_after_a_crash() {
     let refused = engine.resume(&graph, "r").await.unwrap_err();
     assert!(matches!(refused, RunError::InDoubt { .. }));
 
-    // Somebody looked: no mail went out. A deliberate redo, with a new epoch and a new idempotency key.
+    // A person checked: no mail went out. The rerun has a new epoch and a new idempotency key.
     let outcome = engine.resume(&graph, "r").retry_doubtful().await.unwrap();
     assert_eq!(outcome.status, RunStatus::Completed);
 
@@ -235,7 +235,7 @@ async fn what_was_done_after_all_is_settled_by_a_program() {
 
     let settled = move |order: &mut Order, doubtful: &Doubtful| match outbox.contains(&doubtful.branch) {
         true => {
-            order.said = "mailed".to_owned(); // What the step would have put there.
+            order.said = "mailed".to_owned(); // The output of the step.
             Ok(TreatAs::Done)
         }
         false => Ok(TreatAs::Retry),

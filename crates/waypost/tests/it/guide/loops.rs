@@ -56,7 +56,7 @@ async fn a_limit_ends_a_loop_that_does_not_end() {
     let (step, failure) = outcome.failed.unwrap();
     assert_eq!((step.as_str(), failure.kind), ("search", FailureKind::Limit));
 
-    // The limit was kept with the run. It counts on, and only a greater one lets it go on.
+    // The run stores the limit. A resume needs a greater limit.
     let outcome = engine.resume(&endless, "r").step_limit(60).await.unwrap();
     assert_eq!(outcome.state.hits.len(), 60);
 }

@@ -25,12 +25,12 @@ async fn write(mut notes: Notes, _: Context) -> Result<Notes, StepError> {
 
 async fn research(folder: &Path) -> Result<Outcome<Notes>, Box<dyn Error>> {
     let graph = Graph::<Notes>::builder("research")
-        .step("search", search) // async fn search(notes: Notes, context: Context) -> Result<Notes, StepError>
+        .step("search", search) // async fn(Notes, Context) -> Result<Notes, StepError>
         .step("write", write)
         .route("search", ["search", "write"], |n| if n.hits.len() < 3 { "search" } else { "write" })
         .build()?;
     let engine = Engine::new(Arc::new(FileStore::open(folder)?));
-    let outcome = engine.run(&graph, "monday", Notes::default()).await?; // After a crash: `engine.resume`.
+    let outcome = engine.run(&graph, "monday", Notes::default()).await?; // After a crash: `resume`.
     Ok(outcome)
 }
 

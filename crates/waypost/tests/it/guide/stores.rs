@@ -66,7 +66,7 @@ async fn damage_is_seen_and_passed_over() {
 
     use waypost::{OnDamage, RunError, StoreError};
 
-    // Somebody edits the newest checkpoint of run `r`.
+    // A person edits the newest checkpoint of run `r`.
     let history = dir.join("runs/r/history");
     let mut files: Vec<_> = std::fs::read_dir(history).unwrap().map(|file| file.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
@@ -77,7 +77,7 @@ async fn damage_is_seen_and_passed_over() {
     let refused = engine.resume(&graph, "r").on_damage(OnDamage::Stop).await;
     assert!(matches!(refused, Err(RunError::Store(StoreError::Damaged { .. }))));
 
-    // The default: what is damaged goes to quarantine, and the run goes on from the newest sound checkpoint.
+    // Default: damage goes to quarantine, and the newest sound checkpoint is used.
     let outcome = engine.resume(&graph, "r").await.unwrap();
     assert_eq!(outcome.repaired.len(), 1);
     assert_eq!(outcome.state.done, 3);

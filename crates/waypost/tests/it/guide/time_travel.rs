@@ -104,7 +104,7 @@ async fn any_checkpoint_can_be_looked_at_and_gone_on_from() {
 
     Portable::of(store.as_ref(), &"r@2".parse().unwrap()).await.unwrap().save(&file, SaveMode::New).unwrap();
 
-    // Elsewhere, over a store that knows nothing of `r`:
+    // On another machine, with a store without `r`:
     let portable = Portable::load(&file).unwrap();
     let elsewhere = Engine::new(Arc::new(MemoryStore::new()));
     let outcome = elsewhere.import(&graph, &portable, "r-elsewhere").await.unwrap();
