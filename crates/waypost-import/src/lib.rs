@@ -6,8 +6,8 @@
 //! its place in the made file.
 //!
 //! ```text
-//!   text -- Document --> top, map, foreach --> steps -- step, validate, after --> text
-//!                              \______ texts: names, shell, condition, git ______/
+//!   text -- Document --> top --> steps --> texts --> variables
+//!                         \________\________\_____ import (notes, ids) --> yaml --> text
 //! ```
 //!
 //! This crate owns the translation, and does not know runs, stores or terminals. The crate reads no file and
@@ -27,23 +27,14 @@
 //! # Source
 //! The format: Prodigy 0.4.4, `src/config`, `src/cook/workflow`, and its book.
 
-mod after;
-mod condition;
-mod draft;
 mod fields;
-mod foreach;
-mod git;
 mod import;
-mod map;
-mod names;
-mod retry;
-mod shell;
 mod state;
-mod step;
+mod steps;
 mod texts;
 mod top;
-mod validate;
-mod write;
+mod variables;
+mod yaml;
 
 use std::path::Path;
 

@@ -2,15 +2,14 @@
 
 use waypost_workflow::file::{Document, FILE_BYTES_MAX, FileError, Node, STEPS_MAX};
 
-use super::Note;
-use super::fields::Fields;
-use super::git::reads_changes;
-use super::import::Import;
-use super::map::steps_of;
-use super::names::{Captured, Done, Format};
-use super::step::is_variable;
-use super::write::{Item, Map, Value};
-use crate::draft::plain;
+use crate::Note;
+use crate::fields::Fields;
+use crate::import::changes::reads_changes;
+use crate::import::context::Import;
+use crate::steps::map::steps_of;
+use crate::variables::names::{Captured, Done, Format, is_variable};
+use crate::yaml::document::{Item, Map, Value};
+use crate::yaml::scalar::plain;
 
 /// Keys of the file that belong to the policy for failed items.
 const POLICY: [&str; 5] =
@@ -24,7 +23,7 @@ const THEIRS: [&str; 9] =
 const THEIRS_IN_COMMANDS: [&str; 2] = ["command", "name"];
 
 /// Returns the text of the converted file, and the notes.
-pub(super) fn import(document: &Document, from: &str, stem: &str) -> Result<(String, Vec<Note>), FileError> {
+pub(crate) fn import(document: &Document, from: &str, stem: &str) -> Result<(String, Vec<Note>), FileError> {
     let root = document.root();
     let nodes = check(document)?;
     let fields = Fields::new(root);
@@ -244,11 +243,11 @@ impl Import<'_> {
             }
             if let Some(text) = node.spelled() {
                 // Variables of the same level do not read each other.
-                if text.contains('$') && !super::shell::in_text(text).is_empty() {
+                if text.contains('$') && !crate::variables::shell::in_text(text).is_empty() {
                     let help = "set the variable for the command: `NAME=… waypost run FILE`";
                     self.note(node, "env", format!("`{name}` has the text `{text}` as its value: variables of one level do not read each other"), help);
                 }
-                variable.value = Some(crate::draft::literal(text));
+                variable.value = Some(crate::yaml::scalar::literal(text));
                 self.values.insert(name.clone(), text.to_owned());
                 self.scope.env.insert(name);
             } else if node.get("secret").is_some() {
@@ -450,7 +449,7 @@ impl Import<'_> {
     fn capture_output(&mut self, name: &str, value: &Node, before: usize, items: &mut [Item]) {
         let path = value.get("json_path").and_then(Node::spelled);
         let below = path.and_then(|path| path.strip_prefix('$')).unwrap_or_default();
-        let is_path = below.is_empty() || super::names::is_path(below);
+        let is_path = below.is_empty() || crate::variables::names::is_path(below);
         for key in ["pattern", "default", "max_size", "multiline", "source"] {
             let Some(node) = value.get(key) else { continue };
             if !matches!((key, node.spelled()), ("source", Some("stdout")) | ("multiline", Some("preserve")))

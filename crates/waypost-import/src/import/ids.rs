@@ -1,11 +1,9 @@
-//! Step ids and YAML values for the workflow file under construction.
+//! Unique ids for the steps of the converted file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The longest id of a step, without a number at the end.
 const ID_CHARACTERS_MAX: usize = 40;
-/// The delimiter of a value in the file of outputs.
-pub(crate) const END: &str = "WAYPOST_END_OF_VALUE";
 
 /// Unique ids of steps.
 #[derive(Debug, Default)]
@@ -33,35 +31,4 @@ impl Ids {
         }
         id
     }
-}
-
-/// Returns a text as a YAML scalar.
-pub(crate) fn scalar(text: &str) -> String {
-    // JSON strings are valid YAML strings.
-    serde_json::Value::from(text).to_string()
-}
-
-/// Escapes `${{` in a text, so that no expression begins.
-pub(crate) fn literal(text: &str) -> String {
-    text.replace("${{", "${{ '${{' }}")
-}
-
-/// Returns true if a YAML block preserves the text.
-pub(crate) fn fits_block(text: &str) -> bool {
-    let odd = |c: char| {
-        (c.is_control() && c != '\n' && c != '\t')
-            || matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
-    };
-    !text.contains(odd) && !text.trim().is_empty()
-}
-
-/// Returns a text for a comment, without control characters.
-pub(crate) fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
-
-/// Returns true if a text is a valid name of a shell variable.
-pub(crate) fn is_name(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

@@ -3,17 +3,17 @@
 use waypost_workflow::file::Node;
 use waypost_workflow::output::JsonPath;
 
-use super::fields::Fields;
-use super::import::Import;
-use super::names::Item as Kind;
-use super::write::{Item, Map, Value};
+use crate::fields::Fields;
+use crate::import::context::Import;
+use crate::variables::names::Item as Kind;
+use crate::yaml::document::{Item, Map, Value};
 
 /// Prodigy's default of `max_parallel`.
-pub(super) const PARALLEL: &str = "10";
+pub(crate) const PARALLEL: &str = "10";
 /// The largest `max_parallel` of a workflow file.
 const PARALLEL_MAX: u64 = 1_000;
 /// The `failure_rate` of items that may all fail: in Prodigy, failed items do not fail the run.
-pub(super) const TOLERATES_ALL: &str = "1";
+pub(crate) const TOLERATES_ALL: &str = "1";
 
 /// The source of the items.
 struct Source {
@@ -25,7 +25,7 @@ struct Source {
 
 impl Import<'_> {
     /// Returns the step for the map phase.
-    pub(super) fn map_phase(&mut self, node: &Node, policy: &[(&Node, &str)]) -> Item {
+    pub(crate) fn map_phase(&mut self, node: &Node, policy: &[(&Node, &str)]) -> Item {
         let fields = Fields::new(node);
         let (map, comments) = self.commented(|import| {
             let help = "have the first step of an item make a worktree: `git worktree add`";
@@ -62,7 +62,7 @@ impl Import<'_> {
     }
 
     /// Returns the steps of an item.
-    pub(super) fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
+    pub(crate) fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
         let before = self.scope.done.len();
         let outer = self.scope.item.replace(kind);
         self.scope.item_depth += 1;
@@ -78,7 +78,7 @@ impl Import<'_> {
     }
 
     /// Returns a step without an effect, for a list that must not be empty.
-    pub(super) fn nothing(&mut self) -> Item {
+    pub(crate) fn nothing(&mut self) -> Item {
         let mut map = Map::default();
         map.text("id", self.ids.take("nothing", 0));
         map.text("run", ":");
@@ -121,7 +121,7 @@ impl Import<'_> {
 
     /// Returns the command that prints the items. Without a command, returns a failing command: an empty list
     /// would look like success.
-    pub(super) fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
+    pub(crate) fn listing(&mut self, node: &Node, key: &str, command: String) -> String {
         if !command.trim().is_empty() {
             return command;
         }
@@ -155,7 +155,7 @@ impl Import<'_> {
         }
     }
 
-    pub(super) fn parallel(&mut self, node: Option<&Node>, usual: &str) -> String {
+    pub(crate) fn parallel(&mut self, node: Option<&Node>, usual: &str) -> String {
         let Some(node) = node else { return usual.to_owned() };
         let number = self.constant(node);
         match number.parse::<u64>() {
@@ -170,7 +170,7 @@ impl Import<'_> {
     }
 
     /// Writes `max_parallel`: 1 for agents and git commands, since these would change the same files.
-    pub(super) fn put_parallel(&mut self, place: &Node, parallel: String, steps: &[Item], foreach: &mut Map) {
+    pub(crate) fn put_parallel(&mut self, place: &Node, parallel: String, steps: &[Item], foreach: &mut Map) {
         if parallel == "1" || !steps.iter().any(|item| item.map.changes_files_together()) {
             foreach.raw("max_parallel", parallel);
             return;
@@ -366,7 +366,7 @@ fn policy_of<'n>(policy: &[(&'n Node, &str)], key: &str) -> Option<&'n Node> {
 }
 
 /// Returns the steps of a list, or of the list under `commands`.
-pub(super) fn steps_of(node: Option<&Node>) -> Vec<Node> {
+pub(crate) fn steps_of(node: Option<&Node>) -> Vec<Node> {
     let node = node.map(|node| node.get("commands").unwrap_or(node));
     node.and_then(Node::items).unwrap_or_default().to_vec()
 }

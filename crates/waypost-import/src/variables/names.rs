@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// The format of a captured output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub(crate) enum Format {
     Text,
     Json,
     Lines,
@@ -14,35 +14,35 @@ pub(super) enum Format {
 
 /// A variable that holds the output of a step.
 #[derive(Debug, Clone)]
-pub(super) struct Captured {
-    pub(super) name: String,
-    pub(super) format: Format,
+pub(crate) struct Captured {
+    pub(crate) name: String,
+    pub(crate) format: Format,
     /// The path within the output, such as `.rows[0]`.
-    pub(super) below: String,
+    pub(crate) below: String,
 }
 
 /// A step with outputs for later steps.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Done {
+pub(crate) struct Done {
     /// The id in the made file.
-    pub(super) id: String,
+    pub(crate) id: String,
     /// The id in the source.
-    pub(super) own: Option<String>,
-    pub(super) is_agent: bool,
-    pub(super) captured: Vec<Captured>,
+    pub(crate) own: Option<String>,
+    pub(crate) is_agent: bool,
+    pub(crate) captured: Vec<Captured>,
     /// Names of `file_pattern` outputs, and the steps that find the files.
-    pub(super) files: Vec<(String, String)>,
+    pub(crate) files: Vec<(String, String)>,
     /// True if the step may be skipped.
-    pub(super) may_skip: bool,
+    pub(crate) may_skip: bool,
     /// True if the step may be skipped or fail.
-    pub(super) may_lack: bool,
+    pub(crate) may_lack: bool,
     /// True if the reader runs after a failure of the step.
-    pub(super) has_failed: bool,
+    pub(crate) has_failed: bool,
 }
 
 /// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Item {
+pub(crate) enum Item {
     /// A text, such as a line.
     Text,
     /// A value of JSON.
@@ -51,32 +51,32 @@ pub(super) enum Item {
 
 /// The names visible to a text.
 #[derive(Debug, Default)]
-pub(super) struct Scope {
-    pub(super) done: Vec<Done>,
-    pub(super) item: Option<Item>,
+pub(crate) struct Scope {
+    pub(crate) done: Vec<Done>,
+    pub(crate) item: Option<Item>,
     /// The depth of nested items.
-    pub(super) item_depth: usize,
+    pub(crate) item_depth: usize,
     /// The number of items, if known.
-    pub(super) item_total: Option<usize>,
+    pub(crate) item_total: Option<usize>,
     /// The id of the step of the map phase, for later steps.
-    pub(super) map: Option<String>,
+    pub(crate) map: Option<String>,
     /// Variables that the file declares.
-    pub(super) env: BTreeSet<String>,
-    pub(super) secrets: BTreeSet<String>,
-    pub(super) workflow: String,
+    pub(crate) env: BTreeSet<String>,
+    pub(crate) secrets: BTreeSet<String>,
+    pub(crate) workflow: String,
     /// Steps with output that is read after a failure.
-    pub(super) read_after_failure: BTreeSet<String>,
+    pub(crate) read_after_failure: BTreeSet<String>,
     /// The report of a validation as an expression, for the repair steps.
-    pub(super) validation: Option<String>,
+    pub(crate) validation: Option<String>,
     /// True if a text reads the results of all items.
-    pub(super) reads_results: bool,
+    pub(crate) reads_results: bool,
     /// The default of a missing value, as an expression.
-    pub(super) otherwise: Option<String>,
+    pub(crate) otherwise: Option<String>,
 }
 
 /// The meaning of a variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(crate) enum Meaning {
     /// The value of an expression.
     Value(String, Format),
     Constant(String),
@@ -98,7 +98,7 @@ const ARGUMENTS: [(&str, &str); 4] =
 
 impl Scope {
     /// Returns the meaning of `${inner}`, and the part of `inner` that is lost.
-    pub(super) fn meaning(&mut self, inner: &str) -> (Meaning, Option<String>) {
+    pub(crate) fn meaning(&mut self, inner: &str) -> (Meaning, Option<String>) {
         let computed = |prefix: &str| inner.strip_prefix(prefix).map(str::trim);
         if let Some(command) = computed("cmd:") {
             return (Meaning::Command(command.to_owned()), None);
@@ -110,7 +110,7 @@ impl Scope {
             return (Meaning::Command(format!("date {}", quoted(&format!("+{format}")))), None);
         }
         if let Some(name) = computed("env:").or_else(|| computed("env."))
-            && crate::draft::is_name(name.split(":-").next().unwrap_or_default())
+            && is_name(name.split(":-").next().unwrap_or_default())
         {
             return (Meaning::Variable(name.to_owned()), None);
         }
@@ -152,7 +152,7 @@ impl Scope {
             return Meaning::Constant(total.to_string());
         }
         let part = name.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
-        let is_theirs = crate::draft::is_name(part) && name[part.len()..].starts_with('.')
+        let is_theirs = is_name(part) && name[part.len()..].starts_with('.')
             || self.item.is_some() && name == "item_total"
             || self.item == Some(Item::Text) && name == "total";
         match (is_theirs, default) {
@@ -344,12 +344,12 @@ fn with_default(inner: &str) -> (&str, Option<&str>) {
 }
 
 /// Returns the default of a variable.
-pub(super) fn default_of(inner: &str) -> Option<&str> {
+pub(crate) fn default_of(inner: &str) -> Option<&str> {
     with_default(inner).1
 }
 
 /// Returns the name of the item variable, distinct at each depth.
-pub(super) fn item_name(depth: usize) -> String {
+pub(crate) fn item_name(depth: usize) -> String {
     match depth {
         0 | 1 => "item".to_owned(),
         depth => format!("item_{depth}"),
@@ -357,7 +357,7 @@ pub(super) fn item_name(depth: usize) -> String {
 }
 
 /// Returns the expression of a path with an optional last part.
-pub(super) fn parts(value: &str, below: &str) -> String {
+pub(crate) fn parts(value: &str, below: &str) -> String {
     let mut value = value.to_owned();
     let mut rest = below;
     while !rest.is_empty() {
@@ -373,24 +373,35 @@ fn succeeded(done: &Done) -> String {
 }
 
 /// Returns true if a text is a path in the expression syntax.
-pub(super) fn is_path(path: &str) -> bool {
+pub(crate) fn is_path(path: &str) -> bool {
     let mut names = path.split(['.', '[']).skip(1);
     let is_part = |part: &str| {
         let number = part.strip_suffix(']');
         match number {
             Some(number) => !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()),
-            None => crate::draft::is_name(&part.replace('-', "_")),
+            None => is_name(&part.replace('-', "_")),
         }
     };
     path.starts_with(['.', '[']) && names.all(is_part)
 }
 
 /// Returns a text as a literal of an expression.
-pub(super) fn text_literal(text: &str) -> String {
+pub(crate) fn text_literal(text: &str) -> String {
     format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n"))
 }
 
 /// Quotes a text as a single shell word.
-pub(super) fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// Returns true if a name is valid for a variable of a step.
+pub(crate) fn is_variable(name: &str) -> bool {
+    is_name(name) && !name.starts_with("WAYPOST_")
+}
+
+/// Returns true if a text is a valid name of a shell variable.
+pub(crate) fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

@@ -2,11 +2,10 @@
 
 use waypost_workflow::file::Node;
 
-use super::import::Import;
-use super::names::{self, Meaning, text_literal};
-use super::shell::{self, Found, Place};
-use super::step::is_variable;
-use crate::draft::literal;
+use crate::import::context::Import;
+use crate::variables::names::{self, Meaning, is_variable, text_literal};
+use crate::variables::shell::{self, Found, Place};
+use crate::yaml::scalar::literal;
 
 /// Variables with a meaning for the shell or for most programs.
 const TAKEN: [&str; 20] = [
@@ -16,14 +15,14 @@ const TAKEN: [&str; 20] = [
 
 /// A command and its variables.
 #[derive(Debug, Default)]
-pub(super) struct Command {
-    pub(super) text: String,
-    pub(super) env: Vec<(String, String)>,
+pub(crate) struct Command {
+    pub(crate) text: String,
+    pub(crate) env: Vec<(String, String)>,
 }
 
 impl Import<'_> {
     /// Converts a shell command. `taken` are variables of the step.
-    pub(super) fn command(
+    pub(crate) fn command(
         &mut self,
         node: &Node,
         key: &str,
@@ -152,7 +151,7 @@ impl Import<'_> {
     }
 
     /// Returns a text with expressions in place of variables: a prompt, a path, the value of a variable.
-    pub(super) fn pasted(&mut self, node: &Node, key: &str, text: &str) -> String {
+    pub(crate) fn pasted(&mut self, node: &Node, key: &str, text: &str) -> String {
         let mut pasted = String::new();
         let mut at = 0;
         for found in shell::in_text(text) {
@@ -210,7 +209,7 @@ impl Import<'_> {
     }
 
     /// Returns the meaning of a variable; a variable without an equivalent becomes a param.
-    pub(super) fn meaning(&mut self, node: &Node, key: &str, found: &Found) -> Meaning {
+    pub(crate) fn meaning(&mut self, node: &Node, key: &str, found: &Found) -> Meaning {
         if let Some((value, format)) = self.changes(&found.inner) {
             return Meaning::Value(value, format);
         }
@@ -251,7 +250,7 @@ impl Import<'_> {
     }
 
     /// Returns a variable as an operand of an expression; `None` for a shell variable.
-    pub(super) fn operand(&mut self, node: &Node, key: &str, inner: &str) -> Option<(String, names::Format)> {
+    pub(crate) fn operand(&mut self, node: &Node, key: &str, inner: &str) -> Option<(String, names::Format)> {
         let found = Found { range: 0..0, inner: inner.to_owned(), place: Place::Bare };
         let text = names::Format::Text;
         match self.meaning(node, key, &found) {

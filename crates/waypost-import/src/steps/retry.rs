@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use waypost_workflow::file::{Node, parse_duration};
 
-use super::fields::Fields;
-use super::import::Import;
-use super::write::Map;
+use crate::fields::Fields;
+use crate::import::context::Import;
+use crate::yaml::document::Map;
 
 /// Default number of attempts, the first attempt included.
 const ATTEMPTS: u64 = 3;
 /// Maximum number of retries in a workflow file.
 const RETRIES_MAX: u64 = 1_000;
 /// Keys for a retry of a step, of the items or of the file.
-pub(super) const KEYS: [&str; 4] = ["retry", "retries", "retry_config", "retry_defaults"];
+pub(crate) const KEYS: [&str; 4] = ["retry", "retries", "retry_config", "retry_defaults"];
 /// Keys for the number of attempts.
 const COUNTS: [&str; 3] = ["attempts", "max_attempts", "max_retries"];
 
 impl Import<'_> {
     /// Returns the `retry` of a step, or of the surrounding items if the step has none.
-    pub(super) fn retry_of(&mut self, fields: &Fields<'_>, metadata: Option<&Fields<'_>>) -> Option<Map> {
+    pub(crate) fn retry_of(&mut self, fields: &Fields<'_>, metadata: Option<&Fields<'_>>) -> Option<Map> {
         if let Some(count) = metadata.and_then(|metadata| metadata.word("retries")) {
             let count = count.parse::<u64>().ok().filter(|count| (1..=RETRIES_MAX).contains(count))?;
             let mut map = Map::default();
@@ -33,7 +33,7 @@ impl Import<'_> {
     }
 
     /// Returns the `retry` for a value; `None`, with a note, if the number of attempts is unknown.
-    pub(super) fn retry(&mut self, key: &str, node: &Node) -> Option<Map> {
+    pub(crate) fn retry(&mut self, key: &str, node: &Node) -> Option<Map> {
         let fields = Fields::new(node);
         let is_map = node.entries().is_some();
         let attempts = match is_map {
@@ -157,7 +157,7 @@ impl Import<'_> {
     }
 
     /// Returns the `retry` for the steps of the file without their own.
-    pub(super) fn retry_of_all(&mut self, fields: &Fields<'_>) -> Option<Map> {
+    pub(crate) fn retry_of_all(&mut self, fields: &Fields<'_>) -> Option<Map> {
         let policy = fields.node.get("error_policy").filter(|_| !self.is_map_reduce);
         let below = policy.and_then(|policy| policy.get("retry_config"));
         let own = KEYS.iter().find_map(|key| Some((*key, fields.take(key)?)));
@@ -166,7 +166,7 @@ impl Import<'_> {
     }
 
     /// Returns the `retry` for all steps of the items, from the policy of a map-reduce workflow.
-    pub(super) fn retry_of_items(&mut self, node: &Node) -> Option<Map> {
+    pub(crate) fn retry_of_items(&mut self, node: &Node) -> Option<Map> {
         let retry = self.retry("retry_config", node)?;
         let message = "a failed step of an item is retried; in Prodigy the whole item is";
         self.note(node, "retry_config", message, "add a `retry` to steps with other values");

@@ -2,15 +2,17 @@
 
 use waypost_workflow::file::Node;
 
-use super::draft::END;
-use super::fields::Fields;
-use super::import::Import;
-use super::names::{Done, Format};
 use super::step::{Draft, Work, with_comments};
-use super::write::{Item, Map, Value};
+use crate::fields::Fields;
+use crate::import::context::Import;
+use crate::variables::names::{Done, Format};
+use crate::yaml::document::{Item, Map, Value};
+
+/// The delimiter of a value in the file of outputs.
+const END: &str = "WAYPOST_END_OF_VALUE";
 
 /// The largest number of repetitions of a group.
-pub(super) const AGAIN_MAX: u64 = 999;
+pub(crate) const AGAIN_MAX: u64 = 999;
 
 /// The answer to the failure of a step.
 struct Failure {
@@ -27,7 +29,7 @@ struct Hooks(Vec<(&'static str, Value)>);
 
 impl Import<'_> {
     /// Returns a step with its hooks and repairs.
-    pub(super) fn with_what_follows(&mut self, fields: &Fields<'_>, mut draft: Draft) -> Vec<Item> {
+    pub(crate) fn with_what_follows(&mut self, fields: &Fields<'_>, mut draft: Draft) -> Vec<Item> {
         let mut hooks = Hooks::default();
         let success = fields.take("on_success");
         if let Some(items) =

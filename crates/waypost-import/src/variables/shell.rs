@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// The quotes around a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// No quotes.
     Bare,
     Double,
@@ -20,22 +20,22 @@ pub(super) enum Place {
 
 /// A variable in a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) range: Range<usize>,
+pub(crate) struct Found {
+    pub(crate) range: Range<usize>,
     /// The text after `$`, without braces.
-    pub(super) inner: String,
-    pub(super) place: Place,
+    pub(crate) inner: String,
+    pub(crate) place: Place,
 }
 
 /// Finds the variables of a shell command.
-pub(super) fn in_command(command: &str) -> Vec<Found> {
+pub(crate) fn in_command(command: &str) -> Vec<Found> {
     let mut found = Vec::new();
     scan(command, 0..command.len(), Level::Command, &mut found);
     found
 }
 
 /// Finds the variables of a text other than a command.
-pub(super) fn in_text(text: &str) -> Vec<Found> {
+pub(crate) fn in_text(text: &str) -> Vec<Found> {
     let mut found = Vec::new();
     plain(text, 0..text.len(), Place::Bare, &mut found);
     found

@@ -8,11 +8,11 @@
 
 use waypost_workflow::file::Node;
 
-use super::after::AGAIN_MAX;
-use super::fields::Fields;
-use super::import::Import;
-use super::names::Done;
-use super::write::{Item, Map, Value};
+use super::hooks::AGAIN_MAX;
+use crate::fields::Fields;
+use crate::import::context::Import;
+use crate::variables::names::Done;
+use crate::yaml::document::{Item, Map, Value};
 
 /// Default number of repairs.
 const ATTEMPTS: u64 = 2;
@@ -36,7 +36,7 @@ struct Repair {
 
 impl Import<'_> {
     /// Returns the steps that validate the work of the step `done`; empty if the check has no consequence.
-    pub(super) fn validated(&mut self, node: &Node, done: &Done) -> Vec<Item> {
+    pub(crate) fn validated(&mut self, node: &Node, done: &Done) -> Vec<Item> {
         let list = node.items().is_some();
         let fields = Fields::new(node);
         let before = self.scope.done.len();

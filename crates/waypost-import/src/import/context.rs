@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use waypost_workflow::file::{Document, Node};
 
-use super::Note;
-use super::draft::Ids;
-use super::git::Changes;
-use super::names::Scope;
-use super::write::Map;
+use super::changes::Changes;
+use super::ids::Ids;
+use crate::Note;
+use crate::variables::names::Scope;
+use crate::yaml::document::Map;
 
 /// Substrings of variable names that Prodigy masks, without `_` and `-`.
 ///
@@ -31,34 +31,34 @@ const MASKED: [&str; 12] = [
 
 /// The state of the import of a file.
 #[derive(Debug)]
-pub(super) struct Import<'d> {
-    pub(super) document: &'d Document,
-    pub(super) notes: Vec<Note>,
+pub(crate) struct Import<'d> {
+    pub(crate) document: &'d Document,
+    pub(crate) notes: Vec<Note>,
     /// Comments of the entries under construction, innermost last.
-    pub(super) comments: Vec<Vec<String>>,
-    pub(super) ids: Ids,
-    pub(super) scope: Scope,
+    pub(crate) comments: Vec<Vec<String>>,
+    pub(crate) ids: Ids,
+    pub(crate) scope: Scope,
     /// Params of the made file, with their descriptions.
-    pub(super) params: BTreeMap<String, String>,
+    pub(crate) params: BTreeMap<String, String>,
     /// Values of the file's variables, for numbers given as a variable.
-    pub(super) values: BTreeMap<String, String>,
-    pub(super) is_map_reduce: bool,
+    pub(crate) values: BTreeMap<String, String>,
+    pub(crate) is_map_reduce: bool,
     /// The retry for steps of an item without their own retry.
-    pub(super) item_retry: Option<Map>,
+    pub(crate) item_retry: Option<Map>,
     /// Variables that a command of the file computes: the name, and the id of the step that runs the command.
-    pub(super) computed: Vec<(String, String)>,
+    pub(crate) computed: Vec<(String, String)>,
     /// Variables of the caller used in texts: the name, and the id of the step that prints the value.
-    pub(super) printed: Vec<(String, String)>,
-    pub(super) changes: Changes,
+    pub(crate) printed: Vec<(String, String)>,
+    pub(crate) changes: Changes,
     /// Names of variables with values that Prodigy masks, and the line of the first use.
-    pub(super) masked: BTreeMap<String, usize>,
+    pub(crate) masked: BTreeMap<String, usize>,
     /// The timeouts of an agent and of a command in the steps of an item.
-    pub(super) item_timeouts: [Option<String>; 2],
-    pub(super) has_agent: bool,
+    pub(crate) item_timeouts: [Option<String>; 2],
+    pub(crate) has_agent: bool,
 }
 
 impl<'d> Import<'d> {
-    pub(super) fn new(document: &'d Document, workflow: &str) -> Self {
+    pub(crate) fn new(document: &'d Document, workflow: &str) -> Self {
         Self {
             document,
             notes: Vec::new(),
@@ -78,12 +78,12 @@ impl<'d> Import<'d> {
         }
     }
 
-    pub(super) fn line(&self, node: &Node) -> usize {
+    pub(crate) fn line(&self, node: &Node) -> usize {
         self.document.line(node)
     }
 
     /// Adds a note, and its comment in the made file.
-    pub(super) fn note(
+    pub(crate) fn note(
         &mut self,
         node: &Node,
         key: &str,
@@ -93,7 +93,7 @@ impl<'d> Import<'d> {
         self.note_at(self.line(node), key, message, help);
     }
 
-    pub(super) fn note_at(
+    pub(crate) fn note_at(
         &mut self,
         line: usize,
         key: &str,
@@ -118,14 +118,14 @@ impl<'d> Import<'d> {
     }
 
     /// Returns the result of `make`, and the comments of its notes.
-    pub(super) fn commented<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> (T, Vec<String>) {
+    pub(crate) fn commented<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> (T, Vec<String>) {
         self.comments.push(Vec::new());
         let made = make(self);
         (made, self.comments.pop().unwrap_or_default())
     }
 
     /// Declares a param, and returns its name.
-    pub(super) fn param(&mut self, name: &str, why: &str) -> String {
+    pub(crate) fn param(&mut self, name: &str, why: &str) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         let name: String = name.chars().map(plain).take(60).collect();
         let name = name.split('_').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("_");
@@ -138,7 +138,7 @@ impl<'d> Import<'d> {
     }
 
     /// Records a variable with a name that Prodigy masks.
-    pub(super) fn mask(&mut self, name: &str, line: usize) {
+    pub(crate) fn mask(&mut self, name: &str, line: usize) {
         let plain = name.to_ascii_lowercase().replace(['_', '-'], "");
         if MASKED.iter().any(|part| plain.contains(part)) {
             self.masked.entry(name.to_owned()).or_insert(line);
@@ -146,12 +146,12 @@ impl<'d> Import<'d> {
     }
 
     /// Returns true if `value` is the expression of the computed variable `name`.
-    pub(super) fn is_computed(&self, name: &str, value: &str) -> bool {
+    pub(crate) fn is_computed(&self, name: &str, value: &str) -> bool {
         self.computed.iter().any(|(known, id)| known == name && value == format!("steps.{id}.outputs.result"))
     }
 
     /// Adds the computed variables of the file to the variables of a step; the step's variables take precedence.
-    pub(super) fn with_computed(&self, mut env: Vec<(String, String)>) -> Vec<(String, String)> {
+    pub(crate) fn with_computed(&self, mut env: Vec<(String, String)>) -> Vec<(String, String)> {
         for (name, id) in &self.computed {
             if !env.iter().any(|(known, _)| known == name) {
                 env.push((name.clone(), format!("${{{{ steps.{id}.outputs.result }}}}")));

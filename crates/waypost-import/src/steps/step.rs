@@ -2,12 +2,12 @@
 
 use waypost_workflow::file::{Node, parse_duration};
 
-use super::fields::Fields;
-use super::git::{committed, reads_changes};
-use super::import::Import;
-use super::names::{Captured, Done, Format};
-use super::texts::Command;
-use super::write::{Item, Map, Value};
+use crate::fields::Fields;
+use crate::import::changes::{committed, reads_changes};
+use crate::import::context::Import;
+use crate::texts::command::Command;
+use crate::variables::names::{Captured, Done, Format, is_variable};
+use crate::yaml::document::{Item, Map, Value};
 
 /// Keys of a step without an equivalent: the difference, and the fix.
 const LOST: [(&str, &str, &str); 13] = [
@@ -47,7 +47,7 @@ const LOST: [(&str, &str, &str); 13] = [
 ];
 
 /// The work of a step.
-pub(super) enum Work {
+pub(crate) enum Work {
     Run(Command),
     /// A command with its standard input.
     Write(Command, String),
@@ -55,24 +55,24 @@ pub(super) enum Work {
 }
 
 /// A step of the converted file, before its hooks are known.
-pub(super) struct Draft {
-    pub(super) done: Done,
-    pub(super) name: Option<String>,
-    pub(super) condition: Option<String>,
-    pub(super) work: Work,
-    pub(super) env: Vec<(String, String)>,
-    pub(super) dir: Option<String>,
-    pub(super) timeout: Option<String>,
-    pub(super) retry: Option<Map>,
-    pub(super) capture: Option<Format>,
-    pub(super) tolerates: bool,
-    pub(super) evidence: Option<Value>,
-    pub(super) comments: Vec<String>,
+pub(crate) struct Draft {
+    pub(crate) done: Done,
+    pub(crate) name: Option<String>,
+    pub(crate) condition: Option<String>,
+    pub(crate) work: Work,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) dir: Option<String>,
+    pub(crate) timeout: Option<String>,
+    pub(crate) retry: Option<Map>,
+    pub(crate) capture: Option<Format>,
+    pub(crate) tolerates: bool,
+    pub(crate) evidence: Option<Value>,
+    pub(crate) comments: Vec<String>,
 }
 
 impl Import<'_> {
     /// Converts a list of steps, and inserts the steps that query git.
-    pub(super) fn steps(&mut self, nodes: &[Node]) -> Vec<Item> {
+    pub(crate) fn steps(&mut self, nodes: &[Node]) -> Vec<Item> {
         let mut items = Vec::new();
         let outer = (std::mem::take(&mut self.changes.pending), self.changes.step.take());
         for (index, node) in nodes.iter().enumerate() {
@@ -92,7 +92,7 @@ impl Import<'_> {
     }
 
     /// Converts a step. `others` are keys that the caller reads.
-    pub(super) fn step(&mut self, node: &Node, others: &[&str]) -> Vec<Item> {
+    pub(crate) fn step(&mut self, node: &Node, others: &[&str]) -> Vec<Item> {
         let fields = Fields::new(node);
         fields.pass(others);
         if node.spelled().is_none() && node.entries().is_none() {
@@ -254,7 +254,7 @@ impl Import<'_> {
             let mut map = Map::default();
             map.text("id", id);
             map.text("run", FIND_FILE);
-            map.texts("env", &[("PATTERN".to_owned(), crate::draft::literal(&pattern))]);
+            map.texts("env", &[("PATTERN".to_owned(), crate::yaml::scalar::literal(&pattern))]);
             map.raw("capture", "text");
             items.push(Item { comments: Vec::new(), map });
         }
@@ -290,7 +290,7 @@ impl Import<'_> {
     }
 
     /// Adds the note about the permissions of agents, once.
-    pub(super) fn tell_of_agents(&mut self, node: &Node) {
+    pub(crate) fn tell_of_agents(&mut self, node: &Node) {
         if std::mem::replace(&mut self.has_agent, true) {
             return;
         }
@@ -301,7 +301,7 @@ impl Import<'_> {
     }
 
     /// Returns the variables of a step.
-    pub(super) fn variables(&mut self, node: Option<&Node>, key: &str) -> Vec<(String, String)> {
+    pub(crate) fn variables(&mut self, node: Option<&Node>, key: &str) -> Vec<(String, String)> {
         let mut variables = Vec::new();
         for (name, value) in node.and_then(Node::entries).unwrap_or_default() {
             let name = name.key_text();
@@ -441,7 +441,7 @@ impl Import<'_> {
     }
 
     /// Returns a duration; a plain number is in seconds.
-    pub(super) fn seconds(&mut self, node: &Node, key: &str) -> Option<String> {
+    pub(crate) fn seconds(&mut self, node: &Node, key: &str) -> Option<String> {
         let text = self.constant(node);
         let duration = match text.parse::<u64>() {
             Ok(seconds) => format!("{seconds}s"),
@@ -460,7 +460,7 @@ impl Import<'_> {
     }
 
     /// Returns a scalar, or the value of the file's variable if the scalar names a variable.
-    pub(super) fn constant(&self, node: &Node) -> String {
+    pub(crate) fn constant(&self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default().trim();
         let name = text.strip_prefix('$').map(|name| name.trim_start_matches('{').trim_end_matches('}'));
         let value = name.and_then(|name| self.values.get(name));
@@ -468,7 +468,7 @@ impl Import<'_> {
     }
 
     /// Adds a note for each unread key.
-    pub(super) fn lost_keys(&mut self, fields: &Fields<'_>) {
+    pub(crate) fn lost_keys(&mut self, fields: &Fields<'_>) {
         for (key, value) in fields.rest() {
             let name = key.key_text();
             if value.is_null() || value.truth() == Some(false) && LOST.iter().any(|(lost, ..)| *lost == name)
@@ -493,7 +493,7 @@ const FIND_FILE: &str =
     "git log -1 --format= --name-only --diff-filter=AM -- \":(glob)**/$PATTERN\" | tail -n 1";
 
 /// Puts comments before the first step.
-pub(super) fn with_comments(mut items: Vec<Item>, comments: Vec<String>) -> Vec<Item> {
+pub(crate) fn with_comments(mut items: Vec<Item>, comments: Vec<String>) -> Vec<Item> {
     if items.is_empty() && !comments.is_empty() {
         items.push(Item { comments: Vec::new(), map: Map::default() });
     }
@@ -501,11 +501,6 @@ pub(super) fn with_comments(mut items: Vec<Item>, comments: Vec<String>) -> Vec<
         first.comments.splice(0..0, comments);
     }
     items
-}
-
-/// Returns true if a name is valid for a variable of a step.
-pub(super) fn is_variable(name: &str) -> bool {
-    crate::draft::is_name(name) && !name.starts_with("WAYPOST_")
 }
 
 /// Returns the word of a command best suited as an id.

@@ -5,9 +5,9 @@
 
 use waypost_workflow::file::Node;
 
-use super::import::Import;
-use super::names::{Format, quoted};
-use super::write::{Item, Map, Value};
+use super::context::Import;
+use crate::variables::names::{Format, quoted};
+use crate::yaml::document::{Item, Map, Value};
 
 /// Variables of Prodigy for lists of changes: the name, and the command that prints the changes since `$BEFORE`,
 /// a path or commit per line.
@@ -30,48 +30,43 @@ const CHANGES: [(&str, &str); 8] = [
 
 /// A step that prints the current commit.
 #[derive(Debug, Clone)]
-pub(super) struct Head {
+pub(crate) struct Head {
     /// The id of the step.
-    pub(super) id: String,
+    pub(crate) id: String,
 }
 
 /// The base commits of change lists, and the steps that print the lists.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(crate) struct Changes {
     /// The commit before the first step of the file, if something reads `${workflow.…}`.
-    pub(super) workflow: Option<Head>,
+    pub(crate) workflow: Option<Head>,
     /// The commit before the previous step, if the current step reads `${step.NAME}`.
-    pub(super) step: Option<Head>,
+    pub(crate) step: Option<Head>,
     /// The commit before the current step, if the next step reads `${step.NAME}`.
-    pub(super) before: Option<Head>,
+    pub(crate) before: Option<Head>,
     /// Steps to insert before the current step.
-    pub(super) pending: Vec<Item>,
+    pub(crate) pending: Vec<Item>,
     /// The pending steps by command and commit.
     known: Vec<(String, String)>,
 }
 
 impl Changes {
     /// Takes the steps to insert before the current step. The next step lists its changes again.
-    pub(super) fn take_pending(&mut self) -> Vec<Item> {
+    pub(crate) fn take_pending(&mut self) -> Vec<Item> {
         self.known.clear();
         std::mem::take(&mut self.pending)
     }
 }
 
 /// Returns true if a text in this value reads changes of a step (`step`) or of the whole run (`workflow`).
-pub(super) fn reads_changes(node: &Node, whose: &str) -> bool {
+pub(crate) fn reads_changes(node: &Node, whose: &str) -> bool {
     let text = node.to_json().to_string();
     CHANGES.iter().any(|(name, _)| text.contains(&format!("${{{whose}.{name}")))
 }
 
-/// Returns true if a command contains the word git.
-pub(super) fn is_git(command: &str) -> bool {
-    command.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).any(|word| word == "git")
-}
-
 impl Import<'_> {
     /// Returns a step that prints the current commit, to insert before the step `of`.
-    pub(super) fn head(&mut self, of: &str, dir: Option<&str>) -> (Item, Head) {
+    pub(crate) fn head(&mut self, of: &str, dir: Option<&str>) -> (Item, Head) {
         let id = self.ids.take(&format!("{of}-head"), 0);
         let mut map = Map::default();
         map.text("id", id.clone());
@@ -85,7 +80,7 @@ impl Import<'_> {
 
     /// Returns the value of a variable for a list of changes, and inserts a step that prints the list before the
     /// current step.
-    pub(super) fn changes(&mut self, inner: &str) -> Option<(String, Format)> {
+    pub(crate) fn changes(&mut self, inner: &str) -> Option<(String, Format)> {
         let (name, format) =
             inner.split_once(':').map_or((inner, ""), |(name, format)| (name.trim(), format.trim()));
         let (whose, field) = name.split_once('.')?;
@@ -137,7 +132,7 @@ impl Import<'_> {
 }
 
 /// Writes the evidence that a commit was made since `head`; `dir` is the folder of the step.
-pub(super) fn committed(head: &Head, dir: Option<&str>) -> Value {
+pub(crate) fn committed(head: &Head, dir: Option<&str>) -> Value {
     let mut claim = Map::default();
     claim.text(
         "command",

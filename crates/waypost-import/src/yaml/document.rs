@@ -1,10 +1,10 @@
 //! Writes YAML with comments.
 
-use crate::draft::{fits_block, plain, scalar};
+use super::scalar::{fits_block, plain, scalar};
 
 /// A value.
 #[derive(Debug, Clone)]
-pub(super) enum Value {
+pub(crate) enum Value {
     /// YAML text.
     Raw(String),
     Text(String),
@@ -14,27 +14,27 @@ pub(super) enum Value {
 
 /// A list item, after its comments.
 #[derive(Debug, Clone)]
-pub(super) struct Item {
-    pub(super) comments: Vec<String>,
+pub(crate) struct Item {
+    pub(crate) comments: Vec<String>,
     /// Empty if the item has only comments.
-    pub(super) map: Map,
+    pub(crate) map: Map,
 }
 
 /// Entries in order; comments precede each entry.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Map(Vec<(Vec<String>, String, Value)>);
+pub(crate) struct Map(Vec<(Vec<String>, String, Value)>);
 
 impl Map {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.0.iter().any(|(_, known, _)| known == key)
     }
 
     /// Returns the id of a step.
-    pub(super) fn id(&self) -> Option<&str> {
+    pub(crate) fn id(&self) -> Option<&str> {
         self.0.iter().find_map(|(_, key, value)| match value {
             Value::Text(id) if key == "id" => Some(id.as_str()),
             _ => None,
@@ -42,34 +42,34 @@ impl Map {
     }
 
     /// Returns true if the value contains an agent or a git command, at any depth.
-    pub(super) fn changes_files_together(&self) -> bool {
+    pub(crate) fn changes_files_together(&self) -> bool {
         self.0.iter().any(|(_, key, value)| match value {
             Value::Text(_) if key == "agent" => true,
-            Value::Text(text) => matches!(key.as_str(), "run" | "command") && super::git::is_git(text),
+            Value::Text(text) => matches!(key.as_str(), "run" | "command") && is_git(text),
             Value::List(items) => items.iter().any(|item| item.map.changes_files_together()),
             Value::Map(map) => map.changes_files_together(),
             Value::Raw(_) => false,
         })
     }
 
-    pub(super) fn raw(&mut self, key: &str, value: impl Into<String>) {
+    pub(crate) fn raw(&mut self, key: &str, value: impl Into<String>) {
         self.put(key, Value::Raw(value.into()));
     }
 
-    pub(super) fn text(&mut self, key: &str, value: impl Into<String>) {
+    pub(crate) fn text(&mut self, key: &str, value: impl Into<String>) {
         self.put(key, Value::Text(value.into()));
     }
 
-    pub(super) fn put(&mut self, key: &str, value: Value) {
+    pub(crate) fn put(&mut self, key: &str, value: Value) {
         self.commented(Vec::new(), key, value);
     }
 
-    pub(super) fn commented(&mut self, comments: Vec<String>, key: &str, value: Value) {
+    pub(crate) fn commented(&mut self, comments: Vec<String>, key: &str, value: Value) {
         self.0.push((comments, key.to_owned(), value));
     }
 
     /// Adds a map of texts, unless empty.
-    pub(super) fn texts(&mut self, key: &str, values: &[(String, String)]) {
+    pub(crate) fn texts(&mut self, key: &str, values: &[(String, String)]) {
         let mut map = Self::default();
         values.iter().for_each(|(name, value)| map.text(name, value.clone()));
         if !map.is_empty() {
@@ -78,14 +78,14 @@ impl Map {
     }
 
     /// Adds a list of steps, unless empty.
-    pub(super) fn steps(&mut self, key: &str, items: Vec<Item>) {
+    pub(crate) fn steps(&mut self, key: &str, items: Vec<Item>) {
         if !items.is_empty() {
             self.put(key, Value::List(items));
         }
     }
 
     /// Adds a condition to the `if` of a step.
-    pub(super) fn guard(&mut self, condition: &str) {
+    pub(crate) fn guard(&mut self, condition: &str) {
         match self.0.iter_mut().find(|(_, key, _)| key == "if") {
             Some((_, _, Value::Text(own))) => *own = format!("({own}) && {condition}"),
             _ => self.0.insert(1, (Vec::new(), "if".to_owned(), Value::Text(condition.to_owned()))),
@@ -93,17 +93,17 @@ impl Map {
     }
 
     /// Tolerates the failure of a step, if the step is a process.
-    pub(super) fn tolerate(&mut self) {
+    pub(crate) fn tolerate(&mut self) {
         self.of_process("continue_on_error", "true");
     }
 
     /// Captures the output of a step, if the step is a process.
-    pub(super) fn capture(&mut self, format: &str) {
+    pub(crate) fn capture(&mut self, format: &str) {
         self.of_process("capture", format);
     }
 
     /// Limits the time of a step, if the step is a process.
-    pub(super) fn limit(&mut self, timeout: &str) {
+    pub(crate) fn limit(&mut self, timeout: &str) {
         self.of_process("timeout", timeout);
     }
 
@@ -115,7 +115,7 @@ impl Map {
     }
 
     /// Returns the number of steps in the longest list.
-    pub(super) fn steps_max(&self) -> usize {
+    pub(crate) fn steps_max(&self) -> usize {
         let of_value = |value: &Value| match value {
             Value::List(items) => {
                 let steps = items.iter().filter(|item| !item.map.is_empty()).count();
@@ -128,7 +128,7 @@ impl Map {
     }
 
     /// Returns the text, with an empty line before each outermost entry with several lines.
-    pub(super) fn written(&self) -> String {
+    pub(crate) fn written(&self) -> String {
         let mut text = String::new();
         for (comments, key, value) in &self.0 {
             if matches!(value, Value::List(_) | Value::Map(_)) {
@@ -237,4 +237,9 @@ fn is_simple(text: &str) -> bool {
         && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && !text.ends_with(' ')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ' ' | '_' | '-' | '.' | '/'))
+}
+
+/// Returns true if a command contains the word git.
+pub(crate) fn is_git(command: &str) -> bool {
+    command.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).any(|word| word == "git")
 }

@@ -2,11 +2,11 @@
 
 use waypost_workflow::file::Node;
 
-use super::fields::Fields;
-use super::import::Import;
 use super::map::{PARALLEL, TOLERATES_ALL, steps_of};
-use super::names::{Item as Kind, item_name};
-use super::write::{Item, Map, Value};
+use crate::fields::Fields;
+use crate::import::context::Import;
+use crate::variables::names::{Item as Kind, item_name};
+use crate::yaml::document::{Item, Map, Value};
 
 /// Possible keys of the list in a map.
 const INPUTS: [&str; 5] = ["foreach", "input", "items", "list", "command"];
@@ -31,7 +31,7 @@ fn input<'n>(node: &'n Node, fields: &Fields<'n>) -> Input<'n> {
 
 impl Import<'_> {
     /// Returns the step for a `foreach`. The keys are in the nested map or in the outer map.
-    pub(super) fn foreach_step(&mut self, outer: &Fields<'_>) -> Vec<Item> {
+    pub(crate) fn foreach_step(&mut self, outer: &Fields<'_>) -> Vec<Item> {
         let Some(node) = outer.take("foreach") else { return Vec::new() };
         let inner = Fields::new(node);
         let take = |key: &str| inner.take(key).or_else(|| outer.take(key));

@@ -2,8 +2,8 @@
 
 use waypost_workflow::file::Node;
 
-use super::import::Import;
-use super::names::{Format, is_path, parts, text_literal};
+use crate::import::context::Import;
+use crate::variables::names::{Format, is_path, parts, text_literal};
 
 /// A token of a condition.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ enum Names {
 
 impl Import<'_> {
     /// Returns the condition of a step. A condition without an equivalent becomes a param.
-    pub(super) fn when(&mut self, node: &Node) -> String {
+    pub(crate) fn when(&mut self, node: &Node) -> String {
         let text = node.spelled().unwrap_or_default();
         if let Some(condition) = self.condition(node, "when", Names::Variables) {
             return condition;
@@ -48,7 +48,7 @@ impl Import<'_> {
     }
 
     /// Returns the filter of the items; `None`, with a note, without an equivalent.
-    pub(super) fn filter(&mut self, node: &Node) -> Option<String> {
+    pub(crate) fn filter(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default();
         let made = self.condition(node, "filter", Names::Fields);
         if made.is_none() {
@@ -67,7 +67,7 @@ impl Import<'_> {
     }
 
     /// Returns `sort_by` of the items; `None`, with a note, without an equivalent.
-    pub(super) fn order(&mut self, node: &Node) -> Option<String> {
+    pub(crate) fn order(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default();
         let mut keys = Vec::new();
         let mut falls = false;
@@ -108,7 +108,7 @@ impl Import<'_> {
     }
 
     /// Returns `distinct` of the items; `None`, with a note, without an equivalent.
-    pub(super) fn distinct(&mut self, node: &Node) -> Option<String> {
+    pub(crate) fn distinct(&mut self, node: &Node) -> Option<String> {
         let text = node.spelled().unwrap_or_default().trim();
         let path = format!(".{}", text.strip_prefix("item.").unwrap_or(text));
         if is_path(&path) {

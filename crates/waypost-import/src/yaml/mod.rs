@@ -1,0 +1,4 @@
+//! YAML for the converted file: scalars, entries and comments.
+
+pub(crate) mod document;
+pub(crate) mod scalar;
