@@ -76,8 +76,6 @@ const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("crates/waypost-cli", Kind::FlagPair, 2),
     ("crates/waypost-cli", Kind::SharedName, 2),
     ("crates/waypost-import", Kind::SharedName, 1),
-    ("crates/waypost-import", Kind::CyclicRoom, 5),
-    ("crates/waypost-import", Kind::Entry, 18),
     ("crates/waypost-sqlite", Kind::Tuple, 1),
     ("crates/waypost-sqlite", Kind::SharedName, 8),
     ("crates/waypost-testing", Kind::LongLine, 1),
