@@ -128,9 +128,7 @@ pub async fn find_difference(
             let expect = model.picture(&run, damaged).await;
             let actual = subject.picture(&run, damaged).await;
             if expect != actual {
-                return Err(format!(
-                    "{log}\nthen the model tells:\n{expect}\n\nand the store tells:\n{actual}"
-                ));
+                return Err(format!("{log}\nthen the model has:\n{expect}\n\nand the store has:\n{actual}"));
             }
         }
     }

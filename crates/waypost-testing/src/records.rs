@@ -50,7 +50,7 @@ pub fn branch(text: &str) -> BranchPath {
 /// # Panics
 /// If the system does not report the identity of this process.
 pub fn holder(what: &str) -> Holder {
-    let here = Holder::here(time(0)).expect("the system tells about this process");
+    let here = Holder::here(time(0)).expect("the system describes this process");
     Holder { what: what.to_owned(), ..here }
 }
 

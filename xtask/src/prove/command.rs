@@ -60,8 +60,8 @@ pub(crate) fn step(options: &StepOptions) -> anyhow::Result<()> {
     if let Some((name, content)) = file {
         fs::write(options.folder.join("files").join(name), content.to_string())?;
     }
-    let mut told = OpenOptions::new().append(true).create(true).open(env::var("WAYPOST_OUTPUT")?)?;
-    writeln!(told, "v={output}")?;
+    let mut outputs = OpenOptions::new().append(true).create(true).open(env::var("WAYPOST_OUTPUT")?)?;
+    writeln!(outputs, "v={output}")?;
     Ok(())
 }
 
@@ -204,7 +204,7 @@ impl<'a> Play<'a> {
                     (is_made, retries) = (true, true);
                     self.tell(&Event::Retries(true))?;
                 }
-                code => return Ok(Some(format!("{args:?} exits with {code:?}: {}", told(&output)))),
+                code => return Ok(Some(format!("{args:?} exits with {code:?}: {}", text_of(&output)))),
             }
         }
         Ok(Some("the run never completes".to_owned()))
@@ -213,7 +213,7 @@ impl<'a> Play<'a> {
     /// Returns the planned action of each step.
     fn plan(&self) -> anyhow::Result<BTreeMap<StepPath, String>> {
         let output = self.start(&["plan", RUN, "--json"])?.wait_with_output()?;
-        let plan: Value = serde_json::from_slice(&output.stdout).with_context(|| told(&output))?;
+        let plan: Value = serde_json::from_slice(&output.stdout).with_context(|| text_of(&output))?;
         let decisions = plan["decisions"].as_array().into_iter().flatten();
         let action = |decision: &Value| {
             let text = |key: &str| decision[key].as_str().unwrap_or_default().to_owned();
@@ -267,6 +267,6 @@ fn untrue(plan: &BTreeMap<StepPath, String>, executed: &[StepPath]) -> Vec<Strin
     plan.iter().filter_map(wrong).collect()
 }
 
-fn told(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim().to_owned()
 }

@@ -100,8 +100,8 @@ fn one(subject: &Subject, workflow: &Workflow, kib: u64, tally: &mut Tally) -> a
         (Some(CANNOT_CREATE), true) => tally.refused_at_once += 1,
         (Some(CANNOT_WRITE), false) => tally.refused_later += 1,
         (_, is_empty) => {
-            let told = if is_empty { "nothing" } else { "some of it" };
-            bail!("it ends with {code:?} after {told} was acknowledged: {stdout} {stderr}")
+            let acknowledged = if is_empty { "nothing" } else { "some of it" };
+            bail!("it ends with {code:?} after {acknowledged} was acknowledged: {stdout} {stderr}")
         }
     }
     stage.finish()?;

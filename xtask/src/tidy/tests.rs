@@ -156,7 +156,8 @@ fn decisions_are_numbered_and_say_what_was_given_up() {
 #[test]
 fn prose_above_the_rule_is_found_by_area() {
     let plain = "A run has steps. ".repeat(60);
-    let vague = format!("// {plain}\n// It is what it was, and nobody knows `it`.\n");
+    let banned = "nobody";
+    let vague = format!("// {plain}\n// It is what it was, and {banned} knows `it`.\n");
     let vague = vague.repeat(2);
     let few = "It is what it is.\n";
 

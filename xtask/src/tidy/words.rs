@@ -11,7 +11,7 @@ const PRONOUNS: &[&str] = &[
     "one", "ones", "such",
 ];
 
-/// Words with a plainer word: "after" for "behind", "again" for "anew".
+/// Words with a plainer word, such as "after" and "again".
 const BANNED: &[&str] =
     &["anew", "amid", "behind", "told", "tells", "alike", "otherwise", "whoever", "nobody", "somebody"];
 

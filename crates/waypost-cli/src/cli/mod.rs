@@ -80,7 +80,7 @@ pub(crate) enum Command {
     Resume(ResumeArgs),
     /// Show what a resume would do, with a cause for each step
     Plan(OneRun),
-    /// Explain the next action for a step, with the records behind the decision
+    /// Explain the next action for a step, with the records of the decision
     Why(WhyArgs),
     /// List runs, newest first
     List(ListArgs),

@@ -86,7 +86,7 @@ pub(super) async fn refuse_newer(store: &dyn Store, run: &RunId) -> Result<(), S
     }
 }
 
-/// Asks whether runs are to be deleted, where there is somebody to ask.
+/// Asks for confirmation of a deletion on a terminal.
 pub(super) fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
     if !context.output.can_ask() {
         return Err(Error::usage(

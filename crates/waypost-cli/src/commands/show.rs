@@ -121,7 +121,7 @@ struct Shown {
     at: Option<Record>,
     /// Damaged records of child scopes that are not among `snapshot`.
     damaged_items: Vec<Damage>,
-    /// The last checkpoint that the log tells of, if the store has lost it.
+    /// The last checkpoint in the log, if the store lacks this checkpoint.
     lost: Option<CheckpointRef>,
     /// Pending signals of the run.
     given: Vec<Signal>,

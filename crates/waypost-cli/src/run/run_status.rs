@@ -174,13 +174,12 @@ pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Res
     }
 }
 
-/// Returns the checkpoint that the log of a run tells of last, if the store has lost it.
+/// Returns the last checkpoint in the log of a run, if the store lacks this checkpoint.
 ///
-/// A line of `events.jsonl` is written after its record is acknowledged, so the log is never ahead of its store, unless
-/// somebody put an older store in its place or took files of it away. What was read of the store before the log may
-/// well be behind it, as another goes on with the run meanwhile: only what is missed when the store is read once more is
-/// lost. Only a run whose acknowledged checkpoints a power cut may take (durability `async`) is not asked. What is
-/// damaged or in quarantine is not lost.
+/// A line of `events.jsonl` is written after the acknowledgement of its record. The log is ahead of the store only if the
+/// store was replaced by an older copy, or lost files. Another session may append between the two reads, so the store is
+/// read a second time. Runs with durability `async` are not checked: a power cut may take acknowledged checkpoints.
+/// Damaged and quarantined records are not lost.
 pub(crate) async fn logged_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
     if !may_be_asked(snapshot) {
         return None;
@@ -243,7 +242,7 @@ mod tests {
 
     // What happened: of several resumes of one run at once, some ended with "checkpoints are lost" (7), now and then,
     // instead of "held" (6). Why: the log was read after the store, and another resume had appended in between. What
-    // stops it now: what the log tells beyond what was read is looked for in the store once more.
+    // stops it now: a checkpoint that only the log names is looked up in the store once more.
     #[test]
     fn what_another_added_meanwhile_is_not_lost() {
         block_on(async {

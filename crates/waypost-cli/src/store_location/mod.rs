@@ -136,7 +136,7 @@ pub(crate) fn open(
             return Err(Error::not_found(format!("store `{text}`"), "`waypost run` creates the store"));
         }
         let store = open_url(&url, access)?;
-        // Also where it is named, what lies in such a folder is nobody's to commit.
+        // Files in such a folder must not be committed, also with `--store`.
         let around = store.home().into_iter().flat_map(Path::ancestors);
         if let Some(folder) = around.filter(|_| access == Access::Create).find(|path| path.ends_with(FOLDER))
         {

@@ -84,7 +84,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Makes an end current again if the recorded trace equals the current trace and the evidence holds. Returns
-    /// the mismatch otherwise.
+    /// the mismatch if not.
     async fn reuse(
         &mut self,
         id: ScopeId,

@@ -239,7 +239,7 @@ impl Engine {
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
     /// Open branches are copied at their exported positions; with an edited state, only branches about to be joined.
-    /// A non-idempotent step that started between the checkpoint and the export is in doubt. Otherwise as for [`fork_program`](Self::fork_program).
+    /// A non-idempotent step that started between the checkpoint and the export is in doubt. Everything else as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
     /// [`RunError::NoState`]: the checkpoint is not on the main branch. Others as for

@@ -541,7 +541,7 @@ fn fans_of(position: &Position) -> Vec<u64> {
     position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since)).collect()
 }
 
-/// Reads the newest sound record of a branch, if the branch belongs to a fan-out in `origins`; otherwise the
+/// Reads the newest sound record of a branch, if the branch belongs to a fan-out in `origins`; else the
 /// record for the joined fan-out.
 async fn newest_of(
     engine: &Engine,

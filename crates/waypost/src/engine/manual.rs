@@ -156,7 +156,7 @@ impl Engine {
     /// ([`EventKind::Pruned`]); without a dropped state, nothing is recorded.
     ///
     /// # Errors
-    /// [`RunError::Store`] with [`StoreError::Held`] if another worker holds the lease; otherwise with the error
+    /// [`RunError::Store`] with [`StoreError::Held`] if another worker holds the lease; else with the error
     /// of the trim. The next call prunes the remaining states.
     ///
     /// [`EventKind::Pruned`]: crate::projection::events::EventKind::Pruned

@@ -63,7 +63,6 @@ pub trait Program: Send + Sync {
     ///
     /// # Errors
     /// A failure of the step.
-    /// A failure of the step.
     fn admit(
         &self,
         step_ref: StepRef<'_>,
@@ -81,25 +80,23 @@ pub trait Program: Send + Sync {
     /// Returns the initial state of a child, from the state of its parent.
     ///
     /// # Errors
-    /// A failure of the step that opens it.
+    /// A failure of the opener.
     fn child(&self, step_ref: StepRef<'_>, state: &Self::State, item: &Item) -> Result<Self::State, Failure>;
 
-    /// Gives the state of a child that was read back what it has from that of the branch that opened it, and does not keep
-    /// itself.
+    /// Copies the parts of the parent's state that a child reads but does not store into the decoded state of the child.
     fn attach(&self, step_ref: StepRef<'_>, state: &Self::State, child: &mut Self::State);
 
-    /// Takes out of a state what a finished step left there, which is to run again as the definition has changed: the state
-    /// is from after it. What is not taken out, the step finds when it runs.
+    /// Removes the results of a finished step from the state before a rerun. The step finds everything else in the state.
     fn forget(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
-    /// Takes the failure of a step out of the state: the step is retried.
+    /// Removes the failure of a step from the state before a retry.
     fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
-    /// As [`forget`](Self::forget), of a step that is to join the branches of its last pass again.
+    /// As [`forget`](Self::forget), for a step that joins the branches of its last pass again.
     fn forget_join(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
-    /// Leaves in a state of what a step left there what it had left by an earlier one of its branch, `then`: its last pass
-    /// is done again, or was, and has come out as before.
+    /// Replaces the results of a step in the state with its results in `then`, an earlier state of the same branch: a
+    /// reused end, or the pass before a rerun pass.
     fn restore(&self, step_ref: StepRef<'_>, state: &mut Self::State, then: &Self::State);
 
     /// Masks the secrets in the found value of a claim.
@@ -113,11 +110,12 @@ pub trait Program: Send + Sync {
     /// branch rewinds to the input state of the step.
     fn keeps_apart(&self) -> bool;
 
-    /// Returns what a finished step has given to the state, where the state tells that of each step: it is compared when the
-    /// step was done again, and steps after it are used again where it is the same. ResumeQuery only of graphs by needs.
+    /// Returns the output of a finished step in the state, for its output digest; `None` without a separate output. Called
+    /// only for graphs with `needs`.
     fn gave(&self, step_ref: StepRef<'_>, state: &Self::State) -> Option<Value>;
 
-    /// Returns the steps whose outputs a step reads, needed or not: it depends on them. ResumeQuery only of graphs by needs.
+    /// Returns the steps whose outputs a step reads, with or without a `needs` edge: the step is downstream of all these
+    /// steps. Called only for graphs with `needs`.
     fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId>;
 
     /// Returns the input of a step from the state. A step with children also gets their ends.
@@ -147,8 +145,8 @@ pub trait Program: Send + Sync {
         state: &Self::State,
     ) -> Result<Option<Self::Job>, Failure>;
 
-    /// Names the subjects of the evidence that a step will make, as far as the state that it is given tells: what it is
-    /// about to write, or was when it was cut.
+    /// Returns the subjects of the evidence of a running or interrupted step, as far as the state determines these: files
+    /// that the step may be writing.
     fn subjects(&self, step_ref: StepRef<'_>, state: &Self::State) -> Vec<String>;
 
     /// Returns the claims that prove an interrupted non-idempotent step to be done, with its output. The output
@@ -177,10 +175,10 @@ pub trait Program: Send + Sync {
     /// decide.
     ///
     /// # Errors
-    /// The reason why the state does not tell.
+    /// The reason why the state does not determine the next step.
     fn follow(&self, step_ref: StepRef<'_>, state: &Self::State) -> Result<Follow, String>;
 
-    /// Says what is to be done about a failure.
+    /// Decides about a failure: retry, toleration, hooks.
     fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure;
 
     /// Applies the result of a step to the state, and returns the chosen route. Called once; the choice is

@@ -63,7 +63,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Takes capacity for a branch among its siblings, if available here and for its ancestors. Otherwise queues
+    /// Takes capacity for a branch among its siblings, if available here and for its ancestors. If not, queues
     /// the branch.
     pub(super) fn has_capacity(&mut self, id: ScopeId) -> bool {
         let scope = self.scopes.get(id);

@@ -75,14 +75,14 @@ impl FileGuard {
         }
     }
 
-    /// Returns the size of the neighbouring file with the suffix `behind`; `None` if it does not exist.
+    /// Returns the size of the neighbouring file whose name has `suffix` appended; `None` if it does not exist.
     ///
     /// # Errors
     /// The neighbour cannot be inspected, or is not a regular file: opening a pipe may block, and a link may
     /// lead anywhere.
-    pub fn bytes_beside(&self, behind: &str) -> io::Result<Option<u64>> {
+    pub fn bytes_beside(&self, suffix: &str) -> io::Result<Option<u64>> {
         let mut name = OsString::from(self.place.name());
-        name.push(behind);
+        name.push(suffix);
         let stat = match rustix::fs::statat(self.place.folder(), &*name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(None),

@@ -1,4 +1,4 @@
-//! The functions of a shape of a graph, behind an interface without the type of the state.
+//! The functions of a shape of a graph, through an interface without the type of the state.
 //!
 //! A graph has a level for the main branch and a level for each kind of child branch, each with a separate state
 //! type. The engine holds states as [`Held`] and passes each state only to its own level.

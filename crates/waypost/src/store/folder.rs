@@ -6,7 +6,7 @@
 //!   report.md          a head, then a section a step
 //!   logs/...           blobs named `logs/...`: what steps printed
 //!   blobs/...          all other blobs
-//!   scratch/...        what steps under way hand over; there only while somebody works on the run
+//!   scratch/...        files of running steps; exists only during a session
 //! ```
 //!
 //! Events and report are derived from records after their commit. No decision reads them; only a store's loss

@@ -29,7 +29,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Tells the time of a session: a clock that is set back makes no wait longer.
+/// The time of a session: setting the system clock back makes no wait longer.
 #[derive(Debug)]
 pub(crate) struct SteadyClock {
     clock: Arc<dyn Clock>,

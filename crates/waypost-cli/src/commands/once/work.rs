@@ -31,7 +31,7 @@ use super::memo::{Keeping, Kept, OUTPUT_BYTES_MAX, append};
 const GRACE: Duration = Duration::from_secs(10);
 /// How long what a command left in the background may still write after its end, before it is ended.
 const BACKGROUND_MAX: Duration = Duration::from_millis(250);
-/// How often is looked whether the run is to stop: as often as somebody waits for who asked.
+/// Interval of the check for stop requests: bounds the wait of `waypost stop`.
 const HEAR_INTERVAL: Duration = Duration::from_millis(300);
 /// How much is read at once: what a pipe holds.
 const READ_BYTES: usize = 64 * 1024;
@@ -215,7 +215,7 @@ async fn live(child: &mut Child, work: &Work<'_>, signs: &Signs) -> Life {
         let _ = child.kill().await;
         tokio::select! {
             () = signs.drained.notified() => {}
-            // Somebody reads slowly what was printed.
+            // The reader of the output is slow.
             _ = stop.stopped() => signs.mute(),
         }
     } else {
@@ -243,7 +243,7 @@ struct Stream {
     /// Gone after its end.
     pipe: Option<pipe::Receiver>,
     keeping: Keeping,
-    /// Somebody still reads what goes on.
+    /// The output still has a reader.
     echo: bool,
 }
 

@@ -15,7 +15,7 @@ use super::{ChildStart, Earlier, position_before};
 
 impl<P: Program> Session<'_, P> {
     /// Returns the earlier records of a child: of this fan-out, if damage or a rollback removed the record of the
-    /// opening; otherwise of an earlier fan-out, to continue the chain.
+    /// opening; else of an earlier fan-out, to continue the chain.
     pub(super) async fn earlier(
         &mut self,
         id: ScopeId,
