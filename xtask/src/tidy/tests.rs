@@ -160,8 +160,9 @@ fn prose_above_the_rule_is_found_by_area() {
     let vague = format!("// {plain}\n// It is what it was, and {banned} knows `it`.\n");
     let vague = vague.repeat(2);
     let few = "It is what it is.\n";
+    let lines = plain.replace(". ", ".\n");
 
-    let found = findings_of(&[("crates/a/src/x.rs", &vague), ("docs/a.md", few), ("README.md", &plain)]);
+    let found = findings_of(&[("crates/a/src/x.rs", &vague), ("docs/a.md", few), ("README.md", &lines)]);
 
     assert_eq!(
         found,
