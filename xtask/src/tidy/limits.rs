@@ -69,7 +69,6 @@ const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("crates/waypost-sqlite", Kind::Tuple, 1),
     ("crates/waypost-sqlite", Kind::SharedName, 8),
     ("crates/waypost-testing", Kind::SharedName, 17),
-    ("crates/waypost-testing", Kind::Entry, 22),
     ("crates/waypost-workflow", Kind::Tuple, 2),
     ("crates/waypost-workflow", Kind::SharedName, 10),
     ("xtask", Kind::Tuple, 1),

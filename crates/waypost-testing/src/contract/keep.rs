@@ -10,7 +10,7 @@ use waypost::{BranchPath, RunId};
 
 use super::support::{create, create_with, files, main, other, refused, stale, step};
 use super::{Place, StoreFixture};
-use crate::picture::{heads, list, of_scan, picture, scan_all};
+use crate::differential::picture::{heads, list, of_scan, picture, scan_all};
 use crate::records::{Links, branch, evidence, failed, run_id, run_record, sealed, signal};
 
 async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Damage {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use waypost::graph::{Branches, Builder, ItemEnds};
 use waypost::{Context, END, Graph, Retry, StepError};
 
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// Maximum nesting depth of graphs.
 const DEPTH: u64 = 3;

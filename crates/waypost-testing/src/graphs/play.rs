@@ -15,8 +15,8 @@ use waypost::{BranchPath, Engine, RunId};
 use super::Kind;
 use super::make::{Made, Notes};
 use crate::contract::{Place, StoreFixture};
-use crate::faulty::{Fault, FaultyStore};
-use crate::seed::Seeded;
+use crate::faults::faulty::{Fault, FaultyStore};
+use crate::random::seed::Seeded;
 
 /// Most sessions of a run: more than the crashes, questions and holds of any graph here.
 const SESSIONS_MAX: usize = 300;

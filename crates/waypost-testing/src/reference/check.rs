@@ -6,7 +6,7 @@ use super::engine::{Decision, FailurePolicy, Halt, Planned};
 use super::play::{Feature, Statistics};
 use super::position::{Activity, End, How, Truth};
 use super::request::Request;
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// Returns the defects of a run at rest, compared with a run without interruption.
 pub fn check(engine: &Engine) -> Vec<String> {

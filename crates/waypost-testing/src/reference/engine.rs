@@ -21,7 +21,7 @@ use super::definition::{Definition, Name, Step, StepPath, Steps};
 use super::position::Position;
 use super::rule::{Rule, Rules};
 use super::world::World;
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// Percentage of questions in which a person confirms the old result, so that both answers are common.
 const CONFIRM_PERCENT: u64 = 40;

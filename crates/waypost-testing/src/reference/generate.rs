@@ -8,7 +8,7 @@ use super::definition::{Kind, Name, OnItemFailure, Step, Steps, When, all, leave
 use super::play::Feature;
 use super::request::Adoption;
 use super::world::{Failing, World};
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// Features of a workflow or world.
 pub type Features = BTreeSet<Feature>;

@@ -8,7 +8,7 @@ use super::engine::{FailurePolicy, Halt};
 use super::generate::{Features, adoption, chance, one_of, upset, workflow};
 use super::request::Request;
 use super::{Engine, Rules};
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// A feature of random workflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

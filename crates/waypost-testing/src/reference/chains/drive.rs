@@ -22,8 +22,8 @@ use super::super::generate::{chance, one_of};
 use super::super::rule::Rules;
 use super::play::{RETENTION_OF_ALL, nodes};
 use super::run::{ChainRun, LENGTH_MAX, Node};
-use crate::faulty::FaultyStore;
-use crate::seed::Seeded;
+use crate::faults::faulty::FaultyStore;
+use crate::random::seed::Seeded;
 
 /// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 30;

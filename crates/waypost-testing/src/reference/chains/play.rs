@@ -6,7 +6,7 @@ use super::super::generate::{chance, one_of};
 use super::super::play::Statistics;
 use super::super::rule::Rules;
 use super::run::{ChainRun, Node, Stop};
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 const IDS: [&str; 4] = ["a", "b", "c", "d"];
 const ATTEMPTS_MAX: u32 = 12;

@@ -17,7 +17,7 @@ use super::super::position::Content;
 use super::outside::{FileProbe, Outside};
 use super::program::{Driven, State, scope_of};
 use super::script::{Round, Script, size};
-use crate::faulty::{Fault, FaultyStore};
+use crate::faults::faulty::{Fault, FaultyStore};
 
 /// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 12;

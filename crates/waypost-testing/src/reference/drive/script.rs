@@ -9,7 +9,7 @@ use super::super::generate::{chance, one_of, workflow};
 use super::super::request::Request;
 use super::super::rule::Rules;
 use super::play::Level;
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// The changes before a round, and the expected executions.
 #[derive(Debug, Clone, Default)]

@@ -8,7 +8,7 @@ use super::super::request::Request;
 use super::super::world::World;
 use super::walk::Turn;
 use super::{Engine, Halt};
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// First record number of a plan, above all numbers of the run.
 const FIRST_NUMBER: u64 = 1_000_000;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::SimDisk;
 use super::tree::{Change, Node, Part, Tree};
-use crate::seed::Seeded;
+use crate::random::seed::Seeded;
 
 /// Most unsynced changes for which every subset is tried. A careful store has a handful between two syncs;
 /// each further change doubles the states.

@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn every_clause_of_the_trait_has_a_test_of_its_name() {
-        let text = include_str!("../../waypost/src/store/mod.rs");
+        let text = include_str!("../../../waypost/src/store/mod.rs");
         let contract =
             text.split("/// # Contract").nth(1).and_then(|rest| rest.split("#[async_trait]").next());
         let named = |line: &'static str| line.trim().strip_prefix("/// - `")?.split('`').next();

@@ -12,7 +12,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use crate::disk::SimDisk;
+use crate::faults::disk::SimDisk;
 
 /// A damage to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]

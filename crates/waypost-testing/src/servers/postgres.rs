@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::certificates::{KEY, SERVER};
+use crate::servers::certificates::{KEY, SERVER};
 
 /// Install locations of packages besides `PATH`: a folder and the prefix of its version folders.
 const VERSIONS: [(&str, &str); 4] = [

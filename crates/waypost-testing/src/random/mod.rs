@@ -1,12 +1,14 @@
 //! Random valid records with a variety of all indexed fields, determined by a seed.
 
+pub mod seed;
+
 use serde_json::json;
 use waypost::record::{End, FailureKind, Header, Phase, RunStatus, SkipCause, Verdict};
 use waypost::store::Batch;
 use waypost::{BranchPath, Digest, RunId};
 
+use crate::random::seed::Seeded;
 use crate::records::{Links, branch, evidence, failed, step_id, summary_mut, time};
-use crate::seed::Seeded;
 
 /// Branches of random records: few, so that branches grow long, and not sorted by name.
 pub const BRANCHES: [&str; 4] = ["main", "each:z", "each:a", "each:a/in:%2F"];

@@ -11,8 +11,8 @@
 //! effect occurs once, plus once per decision to repeat the step.
 
 use crate::contract::StoreFixture;
-use crate::faulty::Fault;
-use crate::seed::Seeded;
+use crate::faults::faulty::Fault;
+use crate::random::seed::Seeded;
 
 #[expect(clippy::unwrap_used, reason = "these are tests, although other crates instantiate them")]
 mod make;

@@ -25,7 +25,7 @@
 //!
 //! 1. A successful sync is durable. A drive with a lying cache loses data.
 //! 2. Durable data stays intact: a power cut affects only bytes being written, even within a sector. For
-//!    decay of media see [`crate::damage`].
+//!    decay of media see [`crate::faults::damage`].
 //! 3. A sector of 512 bytes is written atomically.
 //! 4. The file system recovers its own structures, and a rename is atomic (journal or copy-on-write). Bytes
 //!    of other files never appear in ours.
