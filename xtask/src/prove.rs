@@ -384,7 +384,7 @@ impl Proof {
         let Some(tally) = full::fill(&subject, &self.workflow(), sizes)? else {
             return Ok(format!("{scheme} Full: SKIPPED, nothing is shown: no disk can be mounted here"));
         };
-        let full::Tally { roomy, refused_at_once, refused_later } = tally;
+        let full::FullTally { roomy, refused_at_once, refused_later } = tally;
         let what = format!(
             "{scheme} Full: {roomy} runs had room, {refused_at_once} were refused at once, {refused_later} later"
         );

@@ -58,13 +58,13 @@ fn completed(command: clap::Command) -> clap::Command {
 }
 
 /// The words of the completed line.
-struct Line {
+struct CommandLine {
     store: Option<String>,
     /// Words other than options and the store: the command and its arguments.
     words: Vec<String>,
 }
 
-impl Line {
+impl CommandLine {
     fn read() -> Self {
         let mut line = Self { store: None, words: Vec::new() };
         // After the mark comes the name of the program.
@@ -120,7 +120,7 @@ fn checkpoints(current: &OsStr) -> Vec<CompletionCandidate> {
     let named = current.to_str().and_then(|text| text.rsplit_once('@')).filter(|(left, _)| !left.is_empty());
     let Some((left, begun)) = named else { return runs(current) };
     blocking(async {
-        let store = Line::read().store()?;
+        let store = CommandLine::read().store()?;
         let (name, branch) = left.split_once('/').map_or((left, "main"), |(name, branch)| (name, branch));
         let run = Reference::parse(name).ok()?.run;
         let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
@@ -147,7 +147,7 @@ fn checkpoints(current: &OsStr) -> Vec<CompletionCandidate> {
 fn letters(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     blocking(async {
-        let line = Line::read();
+        let line = CommandLine::read();
         let store = line.store()?;
         // The command and subcommand come first.
         let run = Reference::parse(line.words.get(2)?).ok()?.run;
@@ -168,7 +168,7 @@ fn letters(current: &OsStr) -> Vec<CompletionCandidate> {
 fn params(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     blocking(async {
-        let workflow = Line::read().workflow(current).await?;
+        let workflow = CommandLine::read().workflow(current).await?;
         let mut offers = Vec::new();
         for (index, param) in workflow.params().iter().enumerate() {
             let told = param.description.as_deref().map(|told| output::shown(told).into_owned());
@@ -190,7 +190,7 @@ fn params(current: &OsStr) -> Vec<CompletionCandidate> {
 fn runs(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     blocking(async {
-        let store = Line::read().store()?;
+        let store = CommandLine::read().store()?;
         let prefix = Some(current.to_owned()).filter(|prefix| !prefix.is_empty());
         let found = store.runs(&RunQuery { prefix, limit: OFFERED_MAX, ..RunQuery::default() }).await.ok()?;
         let now = time::now();
@@ -205,7 +205,7 @@ fn runs(current: &OsStr) -> Vec<CompletionCandidate> {
 fn steps(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     blocking(async {
-        let workflow = Line::read().workflow(current).await?;
+        let workflow = CommandLine::read().workflow(current).await?;
         let fits = workflow.steps().iter().filter(|step| step.id.starts_with(current));
         let offer = |step: &waypost_workflow::file::Step| {
             let name = step.name.as_deref().map(|name| output::shown(name).into_owned().into());

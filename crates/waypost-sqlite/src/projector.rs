@@ -81,13 +81,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Backlog {
-    jobs: Vec<Job>,
+    jobs: Vec<ProjectorJob>,
     /// Bytes of the records in `jobs`.
     bytes: usize,
     /// Written jobs; the next committing thread frees them. Memory is freed on the thread that allocated it:
     /// two threads that allocate and free the same memory wait longer than the writes take.
-    written: Vec<Job>,
-    thread: Thread,
+    written: Vec<ProjectorJob>,
+    thread: ThreadState,
     /// Whether the thread is writing jobs from the backlog.
     busy: bool,
     /// Number of waiters for an empty backlog.
@@ -97,7 +97,7 @@ struct Backlog {
 
 /// State of the thread.
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Thread {
+enum ThreadState {
     /// Not started, failed to start, or ended.
     #[default]
     None,
@@ -108,7 +108,7 @@ enum Thread {
 }
 
 #[derive(Debug)]
-struct Job {
+struct ProjectorJob {
     files: Arc<RunFiles>,
     batch: Arc<Batch>,
     /// The last entry in the tail journal, if it was written.
@@ -117,18 +117,18 @@ struct Job {
 
 /// Pending work of a run.
 #[derive(Default)]
-struct Work<'a> {
+struct ProjectorWork<'a> {
     batches: Vec<&'a Batch>,
     journal: Option<u64>,
 }
 
 /// Writes the committed batches of each run; returns the number of runs.
-fn write(jobs: &[Job]) -> usize {
-    let mut works: Vec<(&RunFiles, Work<'_>)> = Vec::new();
+fn write(jobs: &[ProjectorJob]) -> usize {
+    let mut works: Vec<(&RunFiles, ProjectorWork<'_>)> = Vec::new();
     let mut indexes: HashMap<*const RunFiles, usize> = HashMap::new();
-    for Job { files, batch, journal } in jobs {
+    for ProjectorJob { files, batch, journal } in jobs {
         let index = *indexes.entry(Arc::as_ptr(files)).or_insert_with(|| {
-            works.push((files, Work::default()));
+            works.push((files, ProjectorWork::default()));
             works.len() - 1
         });
         let work = &mut works[index].1;
@@ -152,17 +152,17 @@ impl Projector {
     pub(crate) fn enqueue(&self, files: Arc<RunFiles>, batch: Arc<Batch>) {
         let bytes = batch.records.iter().map(bytes_of).sum::<usize>();
         let journal = files.journal.record(&batch.records);
-        let job = Job { files, batch, journal };
+        let job = ProjectorJob { files, batch, journal };
         let mut backlog = lock(&self.shared.backlog);
         match backlog.thread {
-            Thread::Awake => {}
-            Thread::Asleep => {
-                backlog.thread = Thread::Awake;
+            ThreadState::Awake => {}
+            ThreadState::Asleep => {
+                backlog.thread = ThreadState::Awake;
                 self.shared.wake_up.notify_one();
             }
-            Thread::None if self.start() => backlog.thread = Thread::Awake,
+            ThreadState::None if self.start() => backlog.thread = ThreadState::Awake,
             // The system cannot create another thread.
-            Thread::None => {
+            ThreadState::None => {
                 drop(backlog);
                 write(&[job]);
                 return;
@@ -185,7 +185,7 @@ impl Projector {
     pub(crate) fn finish(&self) {
         let mut backlog = lock(&self.shared.backlog);
         backlog.waiting += 1;
-        while backlog.thread != Thread::None && (backlog.busy || !backlog.jobs.is_empty()) {
+        while backlog.thread != ThreadState::None && (backlog.busy || !backlog.jobs.is_empty()) {
             self.shared.wake_up.notify_one();
             backlog = self.shared.done.wait(backlog).unwrap_or_else(PoisonError::into_inner);
         }
@@ -233,10 +233,10 @@ impl ProjectorThread {
                 if backlog.closing {
                     return;
                 }
-                backlog.thread = Thread::Asleep;
+                backlog.thread = ThreadState::Asleep;
                 backlog = shared.wake_up.wait(backlog).unwrap_or_else(PoisonError::into_inner);
             }
-            backlog.thread = Thread::Awake;
+            backlog.thread = ThreadState::Awake;
             backlog.busy = true;
             let bytes = std::mem::take(&mut backlog.bytes);
             let mut jobs = std::mem::take(&mut backlog.jobs);
@@ -263,7 +263,7 @@ impl ProjectorThread {
 impl Drop for ProjectorThread {
     fn drop(&mut self) {
         let mut backlog = lock(&self.0.backlog);
-        backlog.thread = Thread::None;
+        backlog.thread = ThreadState::None;
         backlog.busy = false;
         self.0.done.notify_all();
     }

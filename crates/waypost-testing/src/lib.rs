@@ -7,13 +7,14 @@ pub mod differential;
 mod faults;
 pub mod graphs;
 pub mod memory;
+pub mod picture;
 pub mod random;
 pub mod records;
 pub mod reference;
 mod servers;
 
 pub use clock::TestClock;
-pub use differential::picture;
+
 pub use faults::{damage, disk, faulty};
 pub use random::seed;
 pub use servers::server::{Reply, Server};

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use super::measure::{self, Bench, Subject, Topic, Unit};
+use super::measure::{self, Bench, Measured, Topic, Unit};
 
 /// Name of the subject, for demands of other topics.
 pub(super) const NAME: &str = "append + fdatasync, 1 KB";
@@ -22,7 +22,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let path = bench.folder("append")?.join("log");
     let count = bench.count(COUNT);
     let record = measure::noise(RECORD_BYTES);
-    let subject = Subject::new(NAME, Unit::PerSecond, move || round(&path, &record, count));
+    let subject = Measured::new(NAME, Unit::PerSecond, move || round(&path, &record, count));
     Ok(Topic { name: "append", subjects: vec![subject], demands: Vec::new() })
 }
 

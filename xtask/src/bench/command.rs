@@ -15,7 +15,7 @@ use waypost::record::Durability;
 use waypost::store::Store;
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit, median};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit, median};
 use super::program::{Row, runtime};
 use super::spawn;
 use crate::repo;
@@ -45,10 +45,10 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let runs = bench.count_or(RUN_COUNT, RUN_COUNT_SHORT);
 
     let (waypost, flows) = (Rc::clone(&program), folder.clone());
-    let run = Subject::new(STEPS, Unit::Milliseconds, move || run(&waypost, &flows, steps));
+    let run = Measured::new(STEPS, Unit::Milliseconds, move || run(&waypost, &flows, steps));
     let (waypost, mut store) = (Rc::clone(&program), Runs { folder, count: runs, made: false });
-    let list = Subject::new(LIST, Unit::Milliseconds, move || list(&waypost, store.made()?, starts));
-    let version = Subject::new(VERSION, Unit::Milliseconds, move || version(&program, starts));
+    let list = Measured::new(LIST, Unit::Milliseconds, move || list(&waypost, store.made()?, starts));
+    let version = Measured::new(VERSION, Unit::Milliseconds, move || version(&program, starts));
     let at_most = |claim, ours, limit, most| Demand { claim, ours, limit, bound: Bound::AtMost(most) };
     let demands = vec![
         at_most("a step costs little more than its shell", STEPS, Some(spawn::LOOP), 2.0),

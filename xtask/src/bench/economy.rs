@@ -15,7 +15,7 @@ use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit, thread_time};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit, thread_time};
 use super::part::RUN;
 use super::program::{Row, runtime};
 
@@ -53,12 +53,12 @@ struct Message {
     number: usize,
     role: String,
     text: String,
-    calls: Vec<Call>,
+    calls: Vec<StoreCall>,
     tokens: Tokens,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Call {
+struct StoreCall {
     id: String,
     tool: String,
     query: String,
@@ -76,7 +76,7 @@ impl Message {
     /// Returns a message of about 1 KB of JSON, mostly lines of random letters.
     fn new(number: usize) -> Self {
         let lines: Vec<String> = (0..9).map(|line| text(LETTERS, number * 16 + line, 70)).collect();
-        let call = Call {
+        let call = StoreCall {
             id: text(HEX, number * 16 + 9, 24),
             tool: "search".to_owned(),
             query: text(LETTERS, number * 16 + 10, 48),
@@ -97,7 +97,7 @@ impl Message {
 
 /// A table in which each step changes a single number.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Table {
+struct CostTable {
     changed: usize,
     items: Vec<Item>,
 }
@@ -134,10 +134,10 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let steps = bench.count(STEPS);
     let store = Rc::new(RefCell::new(None));
     let made = Rc::clone(&store);
-    let disk = Subject::new(DISK, Unit::Bytes, move || grow(&folder, steps, &mut made.borrow_mut()));
+    let disk = Measured::new(DISK, Unit::Bytes, move || grow(&folder, steps, &mut made.borrow_mut()));
     let with = |name, unit, round: fn(&Grown) -> anyhow::Result<f64>| {
         let store = Rc::clone(&store);
-        Subject::new(name, unit, move || {
+        Measured::new(name, unit, move || {
             round(store.borrow().as_ref().context("the subject before made the store")?)
         })
     };
@@ -263,14 +263,14 @@ pub(super) fn large_topic(bench: &Bench) -> anyhow::Result<Topic> {
     let folder = bench.folder("large")?;
     let steps = bench.count(LARGE_STEPS);
     let subjects = vec![
-        Subject::new(CHECKPOINT, Unit::CpuMicroseconds, move || large(&folder, steps)),
-        Subject::new(SERIALISE, Unit::CpuMicroseconds, move || serialise(steps)),
+        Measured::new(CHECKPOINT, Unit::CpuMicroseconds, move || large(&folder, steps)),
+        Measured::new(SERIALISE, Unit::CpuMicroseconds, move || serialise(steps)),
     ];
     let demands = vec![at_most("a large state is cheap to keep", CHECKPOINT, Some(SERIALISE), 2.5)];
     Ok(Topic { name: "economy-large", subjects, demands })
 }
 
-fn table() -> Table {
+fn table() -> CostTable {
     let item = |id: u32| Item {
         id,
         name: format!("item-{}", id * 7_919 % 10_007),
@@ -278,10 +278,10 @@ fn table() -> Table {
         done: id.is_multiple_of(3),
         note: text(LETTERS, id as usize % 97, 20),
     };
-    Table { changed: 0, items: (0..ITEMS).map(item).collect() }
+    CostTable { changed: 0, items: (0..ITEMS).map(item).collect() }
 }
 
-fn change(table: &mut Table) {
+fn change(table: &mut CostTable) {
     table.changed += 1;
     let at = table.changed * 97 % table.items.len();
     table.items[at].score += 1.0;
@@ -297,7 +297,7 @@ fn large(folder: &Path, steps: u32) -> anyhow::Result<f64> {
     run(&path, &row)?;
     let used = thread_time() - start;
 
-    let newest: Table =
+    let newest: CostTable =
         serde_json::from_slice(newest(&path)?.state_bytes().context("the newest has no state")?)?;
     ensure!(newest.changed == steps as usize, "the newest state has {} changes", newest.changed);
     Ok(used.as_secs_f64() * 1e6 / f64::from(steps))
@@ -316,7 +316,7 @@ fn serialise(steps: u32) -> anyhow::Result<f64> {
 pub(super) fn results_topic(bench: &Bench) -> anyhow::Result<Topic> {
     let folder = bench.folder("results")?;
     let steps = bench.count(STEPS);
-    let subject = Subject::new(RESULT, Unit::Bytes, move || results(&folder, steps));
+    let subject = Measured::new(RESULT, Unit::Bytes, move || results(&folder, steps));
     let demands = vec![at_most("a result is kept once", RESULT, None, RESULT_BYTES_MAX)];
     Ok(Topic { name: "results", subjects: vec![subject], demands })
 }

@@ -6,7 +6,7 @@ use waypost::memory::MemoryStore;
 use waypost::record::Durability;
 use waypost::store::Store;
 
-use super::measure::{Bench, Bound, Demand, Subject, Topic, Unit, thread_time};
+use super::measure::{Bench, Bound, Demand, Measured, Topic, Unit, thread_time};
 use super::part::RUN;
 use super::program::{Row, runtime};
 
@@ -19,7 +19,7 @@ const STATE_BYTES: usize = 100;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let steps = bench.count(STEPS);
-    let subject = Subject::new(NAME, Unit::CpuMicroseconds, move || round(steps));
+    let subject = Measured::new(NAME, Unit::CpuMicroseconds, move || round(steps));
     let little = Demand {
         claim: "the engine adds little to a step",
         ours: NAME,

@@ -17,7 +17,7 @@ use waypost::evidence::{FILE_SHA256, Limits, Sha256Probe, Site, Verifier};
 use waypost::record::{Claim, Pack, Terms, Verdict};
 
 use super::hash;
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 use super::program::runtime;
 
 const CORES: &str = "SHA-256 on all cores at once";
@@ -39,18 +39,18 @@ const SMALL_BYTES: usize = 16;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let (large, small) = (bench.count(LARGE_FILES), bench.count(SMALL_FILES));
-    let world = World { folder: bench.folder("evidence")?, large, small, claims: OnceCell::new() };
+    let world = EvidenceWorld { folder: bench.folder("evidence")?, large, small, claims: OnceCell::new() };
     let world = Rc::new(world);
     let per_byte = |name, claims: fn(&Claims) -> &Vec<Claim>| {
         let world = Rc::clone(&world);
-        Subject::new(name, Unit::BytesPerSecond, move || {
+        Measured::new(name, Unit::BytesPerSecond, move || {
             let duration = world.verify(claims(world.claims()?), u64::from(large))?;
             Ok(f64::from(large) * LARGE_BYTES as f64 / duration.as_secs_f64())
         })
     };
     let per_file = |name, claims: fn(&Claims) -> &Vec<Claim>| {
         let world = Rc::clone(&world);
-        Subject::new(name, Unit::PerSecond, move || {
+        Measured::new(name, Unit::PerSecond, move || {
             let duration = world.verify(claims(world.claims()?), 0)?;
             Ok(f64::from(small) / duration.as_secs_f64())
         })
@@ -58,11 +58,11 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let buffers = bench.count(BUFFERS);
     let (looked_at, read) = (Rc::clone(&world), Rc::clone(&world));
     let subjects = vec![
-        Subject::new(CORES, Unit::BytesPerSecond, move || hash::on_all_cores(buffers)),
-        Subject::new(LOOP, Unit::BytesPerSecond, move || read.read()),
+        Measured::new(CORES, Unit::BytesPerSecond, move || hash::on_all_cores(buffers)),
+        Measured::new(LOOP, Unit::BytesPerSecond, move || read.read()),
         per_byte(TREE, |claims| &claims.tree),
         per_byte(EACH, |claims| &claims.each),
-        Subject::new(STAT, Unit::PerSecond, move || looked_at.stat()),
+        Measured::new(STAT, Unit::PerSecond, move || looked_at.stat()),
         per_file(AGAIN_TREE, |claims| &claims.again_tree),
         per_file(AGAIN_EACH, |claims| &claims.again_each),
     ];
@@ -80,7 +80,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
 }
 
 /// The files and the claims about them.
-struct World {
+struct EvidenceWorld {
     folder: PathBuf,
     large: u32,
     small: u32,
@@ -94,7 +94,7 @@ struct Claims {
     again_each: Vec<Claim>,
 }
 
-impl World {
+impl EvidenceWorld {
     /// Returns the claims, pinned as by a committing step. The first call creates the files.
     fn claims(&self) -> anyhow::Result<&Claims> {
         if let Some(claims) = self.claims.get() {

@@ -9,7 +9,7 @@ use waypost::record::Durability;
 use waypost::store::Store;
 
 use super::append::RECORD_BYTES;
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 use super::program::{Row, runtime};
 use super::rename;
 
@@ -21,7 +21,7 @@ const RUN: &str = "r-1";
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let folder = bench.folder("files")?;
     let steps = bench.count(STEPS);
-    let subject = Subject::new(ONE, Unit::PerSecond, move || one(&folder, steps));
+    let subject = Measured::new(ONE, Unit::PerSecond, move || one(&folder, steps));
     let demand = Demand {
         claim: "a step in files costs little more than its file",
         ours: ONE,

@@ -15,7 +15,7 @@ use waypost::record::{Durability, RunStatus};
 use waypost::store::Store;
 use waypost::{Context, END, Engine, Graph, RunId, StepError};
 
-use super::measure::{Bench, Bound, Demand, Subject, Topic, Unit, thread_time};
+use super::measure::{Bench, Bound, Demand, Measured, Topic, Unit, thread_time};
 use super::part::{self, Part, RUN};
 use super::program::runtime;
 use crate::output;
@@ -47,12 +47,12 @@ const MORE_BYTES_MAX: u64 = 512;
 
 /// About 100 bytes as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct State {
+struct ForkState {
     count: u64,
     text: String,
 }
 
-impl State {
+impl ForkState {
     fn new() -> Self {
         Self {
             count: 0,
@@ -76,7 +76,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let (few, many) = (bench.count_or(FEW, FEW_SHORT), bench.count_or(MANY, MANY_SHORT));
     let runs = bench.count_or(RUNS, 1);
     let time = |name, work, count, runs| {
-        Subject::new(name, Unit::CpuMicroseconds, move || time_of(work, count, runs))
+        Measured::new(name, Unit::CpuMicroseconds, move || time_of(work, count, runs))
     };
     let mut subjects = vec![
         time(FORK, Work::Fork, few, runs),
@@ -96,7 +96,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
         let many = bench.count_or(MANY, MEMORY_MANY_SHORT);
         for (name, part) in [(ITEMS_MEMORY, Part::Items), (PASSES_MEMORY, Part::Passes)] {
             let folder = folder.clone();
-            subjects.push(Subject::new(name, Unit::Bytes, move || memory_of(&folder, part, SETTLED, many)));
+            subjects.push(Measured::new(name, Unit::Bytes, move || memory_of(&folder, part, SETTLED, many)));
         }
         demands.push(demand("finished items are not kept in memory", ITEMS_MEMORY, None, 100e6));
         demands.push(demand("finished passes are not kept in memory", PASSES_MEMORY, None, 100e6));
@@ -122,9 +122,9 @@ fn time_of(work: Work, count: u32, runs: u32) -> anyhow::Result<f64> {
 }
 
 /// Runs a graph with `count` elements and checks the result.
-async fn run(graph: &Graph<State>, store: Arc<dyn Store>, count: u32) -> anyhow::Result<()> {
+async fn run(graph: &Graph<ForkState>, store: Arc<dyn Store>, count: u32) -> anyhow::Result<()> {
     let engine = Engine::new(Arc::clone(&store));
-    let outcome = engine.run(graph, RUN, State::new()).durability(Durability::Async).await?;
+    let outcome = engine.run(graph, RUN, ForkState::new()).durability(Durability::Async).await?;
     ensure!(outcome.status == RunStatus::Completed, "the run ended as {:?}", outcome.status);
     let found = outcome.state.count;
     ensure!(found == u64::from(count), "{found} of {count} are in the state at the end");
@@ -134,7 +134,7 @@ async fn run(graph: &Graph<State>, store: Arc<dyn Store>, count: u32) -> anyhow:
 }
 
 /// Returns a graph with `count` elements; each increments the count in the state.
-fn graph(work: Work, count: u32) -> anyhow::Result<Graph<State>> {
+fn graph(work: Work, count: u32) -> anyhow::Result<Graph<ForkState>> {
     let graph = match work {
         Work::Fork => fork(count).build(),
         Work::Items => items(count).build(),
@@ -143,20 +143,21 @@ fn graph(work: Work, count: u32) -> anyhow::Result<Graph<State>> {
     Ok(graph?)
 }
 
-fn fork(count: u32) -> Builder<State> {
+fn fork(count: u32) -> Builder<ForkState> {
     let names: Vec<String> = (1..=count).map(|number| format!("branch-{number}")).collect();
-    let begin = Graph::builder("bench").step("begin", |state: State, _| async { Ok::<_, StepError>(state) });
+    let begin =
+        Graph::builder("bench").step("begin", |state: ForkState, _| async { Ok::<_, StepError>(state) });
     let builder = names.iter().fold(begin, |builder, name| builder.step(name, add_one));
-    builder.fork("begin", &names).join("sum", |mut state, ends: Branches<State>, _| {
+    builder.fork("begin", &names).join("sum", |mut state, ends: Branches<ForkState>, _| {
         state.count = ends.iter().filter_map(|end| Some(end.result.as_ref().ok()?.count)).sum();
         async { Ok::<_, StepError>(state) }
     })
 }
 
-fn items(count: u32) -> Builder<State> {
-    let items = move |_: &State| (0..count).collect();
+fn items(count: u32) -> Builder<ForkState> {
+    let items = move |_: &ForkState| (0..count).collect();
     let work = |item: u32, _: Context| async move { Ok::<_, StepError>(item + 1) };
-    let each = Graph::<State>::builder("bench").each("items", items, u32::to_string, work);
+    let each = Graph::<ForkState>::builder("bench").each("items", items, u32::to_string, work);
     each.join(|mut state, mut ends, _| async move {
         while let Some(end) = ends.next().await? {
             state.count += u64::from(end.result.is_ok_and(|result| result == end.item + 1));
@@ -165,13 +166,13 @@ fn items(count: u32) -> Builder<State> {
     })
 }
 
-fn passes(count: u32) -> Builder<State> {
+fn passes(count: u32) -> Builder<ForkState> {
     let last = u64::from(count);
-    let next = move |state: &State| if state.count < last { "pass" } else { END };
+    let next = move |state: &ForkState| if state.count < last { "pass" } else { END };
     Graph::builder("bench").step("pass", add_one).route("pass", ["pass", END], next)
 }
 
-async fn add_one(mut state: State, _: Context) -> Result<State, StepError> {
+async fn add_one(mut state: ForkState, _: Context) -> Result<ForkState, StepError> {
     state.count += 1;
     Ok(state)
 }

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use sha2::{Digest as _, Sha256};
 
 use super::append::RECORD_BYTES;
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 
 const LARGE: &str = "SHA-256, 8 MiB";
 const SMALL: &str = "SHA-256, 1 KB";
@@ -33,8 +33,8 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let buffer = measure::noise(BUFFER_BYTES);
     let record = measure::noise(RECORD_BYTES);
     let subjects = vec![
-        Subject::new(LARGE, Unit::BytesPerSecond, move || round(&buffer, buffers)),
-        Subject::new(SMALL, Unit::BytesPerSecond, move || round(&record, records)),
+        Measured::new(LARGE, Unit::BytesPerSecond, move || round(&buffer, buffers)),
+        Measured::new(SMALL, Unit::BytesPerSecond, move || round(&record, records)),
     ];
     // Every record is digested separately. If the start of a digest were expensive, records would need
     // batching.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::ensure;
 
 use super::command::Waypost;
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 
 const FEW: &str = "`waypost run`, an item of 1,000 from a file";
 const MANY: &str = "`waypost run`, an item of 10,000 from a file";
@@ -39,7 +39,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let program = Rc::new(Waypost::default());
     let subject = |name, count| {
         let (waypost, folder) = (Rc::clone(&program), folder.clone());
-        Subject::new(name, Unit::Milliseconds, move || run(&waypost, &folder, count))
+        Measured::new(name, Unit::Milliseconds, move || run(&waypost, &folder, count))
     };
     let among = |claim, ours| Demand { claim, ours, limit: Some(FEW), bound: Bound::AtMost(1.3) };
     let mut subjects = vec![

@@ -97,14 +97,14 @@ impl fmt::Display for Unit {
 }
 
 /// A measured operation, with a figure per finished round.
-pub(super) struct Subject {
+pub(super) struct Measured {
     pub(super) name: &'static str,
     pub(super) unit: Unit,
     round: Box<dyn FnMut() -> anyhow::Result<f64>>,
     figures: Vec<f64>,
 }
 
-impl Subject {
+impl Measured {
     /// Creates a subject. `round` does the work once, checks the result, and returns the figure in `unit`.
     pub(super) fn new(
         name: &'static str,
@@ -120,7 +120,7 @@ impl Subject {
     }
 }
 
-impl fmt::Debug for Subject {
+impl fmt::Debug for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subject")
             .field("name", &self.name)
@@ -183,7 +183,7 @@ impl Demand {
 #[derive(Debug)]
 pub(super) struct Topic {
     pub(super) name: &'static str,
-    pub(super) subjects: Vec<Subject>,
+    pub(super) subjects: Vec<Measured>,
     pub(super) demands: Vec<Demand>,
 }
 
@@ -285,7 +285,7 @@ mod tests {
     fn a_figure_that_is_none_stops_the_run() {
         let mut topic = Topic {
             name: "t",
-            subjects: vec![Subject::new("s", Unit::PerSecond, || Ok(0.0))],
+            subjects: vec![Measured::new("s", Unit::PerSecond, || Ok(0.0))],
             demands: Vec::new(),
         };
 

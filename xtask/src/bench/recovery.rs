@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
-use super::measure::{Bench, Bound, Demand, Subject, Topic, Unit, median};
+use super::measure::{Bench, Bound, Demand, Measured, Topic, Unit, median};
 use super::part::{self, Part};
 
 const NOTHING: &str = "start of a process that does nothing";
@@ -31,15 +31,16 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let folder = bench.folder("recovery")?;
     let starts = bench.count_or(STARTS, STARTS_SHORT);
     let nothing = folder.join("nothing.db");
-    let mut subjects =
-        vec![Subject::new(NOTHING, Unit::Milliseconds, move || start_often(Part::Nothing, &nothing, starts))];
+    let mut subjects = vec![Measured::new(NOTHING, Unit::Milliseconds, move || {
+        start_often(Part::Nothing, &nothing, starts)
+    })];
     let many = bench.count_or(HISTORY_MANY, HISTORY_MANY_SHORT);
     // A folder per store, because the files of its runs are in the folder of the store.
     for (name, home, history) in [(FEW, "few", HISTORY_FEW), (MANY, "many", many)] {
         std::fs::create_dir_all(folder.join(home))?;
         let path = folder.join(home).join("waypost.db");
-        let mut store = Store { path, history, made: false };
-        subjects.push(Subject::new(name, Unit::Milliseconds, move || {
+        let mut store = RecoveryStore { path, history, made: false };
+        subjects.push(Measured::new(name, Unit::Milliseconds, move || {
             start_often(Part::Resume, store.made()?, starts)
         }));
     }
@@ -54,13 +55,13 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
 }
 
 /// A store created on first use.
-struct Store {
+struct RecoveryStore {
     path: PathBuf,
     history: u32,
     made: bool,
 }
 
-impl Store {
+impl RecoveryStore {
     fn made(&mut self) -> anyhow::Result<&Path> {
         if !self.made {
             let status = part::command(Part::History, &self.path, self.history)?.status()?;

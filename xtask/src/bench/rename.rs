@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::ensure;
 
 use super::append::RECORD_BYTES;
-use super::measure::{self, Bench, Subject, Topic, Unit};
+use super::measure::{self, Bench, Measured, Topic, Unit};
 
 /// Name of the subject, for demands of other topics.
 pub(super) const NAME: &str = "temp + fsync + rename + folder fsync, 1 KB";
@@ -20,7 +20,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let folder = bench.folder("rename")?;
     let count = bench.count(COUNT);
     let record = measure::noise(RECORD_BYTES);
-    let subject = Subject::new(NAME, Unit::PerSecond, move || round(&folder, &record, count));
+    let subject = Measured::new(NAME, Unit::PerSecond, move || round(&folder, &record, count));
     Ok(Topic { name: "rename", subjects: vec![subject], demands: Vec::new() })
 }
 

@@ -16,7 +16,7 @@ use waypost::store::Store;
 use waypost::{Digest, Engine, Graph};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 use super::part::RUN;
 use super::program::runtime;
 
@@ -32,8 +32,8 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let looked = Rc::clone(&world);
     let mut made = None;
     let subjects = vec![
-        Subject::new(LOOK, Unit::PerSecond, move || looked.look()),
-        Subject::new(RESUME, Unit::PerSecond, move || {
+        Measured::new(LOOK, Unit::PerSecond, move || looked.look()),
+        Measured::new(RESUME, Unit::PerSecond, move || {
             let (engine, graph) = match &made {
                 Some(made) => made,
                 None => made.insert(world.run()?),

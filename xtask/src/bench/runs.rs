@@ -14,7 +14,7 @@ use waypost::store::Store;
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use super::append::RECORD_BYTES;
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 use super::part::{self, Part};
 use super::program::{Row, runtime};
 use super::sqlite;
@@ -40,7 +40,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let folder = bench.folder("runs")?;
     let (steps, steps_each) = (bench.count(STEPS), bench.count(STEPS_EACH));
     let one = folder.clone();
-    let mut subjects = vec![Subject::new(ONE, Unit::PerSecond, move || many(&one, &runtime()?, 1, steps))];
+    let mut subjects = vec![Measured::new(ONE, Unit::PerSecond, move || many(&one, &runtime()?, 1, steps))];
     let at_least =
         |claim, ours, least| Demand { claim, ours, limit: Some(sqlite::NAME), bound: Bound::AtLeast(least) };
     let mut demands = vec![
@@ -50,15 +50,15 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     ];
     if has_strace() {
         let counted = folder.clone();
-        subjects.push(Subject::new(SYNCS, Unit::Count, move || syncs(&counted, steps)));
+        subjects.push(Measured::new(SYNCS, Unit::Count, move || syncs(&counted, steps)));
         let bound = Bound::AtMost(1.05);
         demands.push(Demand { claim: "a step waits for the disk once", ours: SYNCS, limit: None, bound });
     } else {
         output::note("strace cannot be used here: syncs are not counted");
     }
     let folder_threads = folder.clone();
-    subjects.push(Subject::new(MANY, Unit::PerSecond, move || many(&folder, &runtime()?, RUNS, steps_each)));
-    subjects.push(Subject::new(MANY_THREADS, Unit::PerSecond, move || {
+    subjects.push(Measured::new(MANY, Unit::PerSecond, move || many(&folder, &runtime()?, RUNS, steps_each)));
+    subjects.push(Measured::new(MANY_THREADS, Unit::PerSecond, move || {
         let mut threads = tokio::runtime::Builder::new_multi_thread();
         let runtime = threads.worker_threads(THREADS).enable_all().build()?;
         many(&folder_threads, &runtime, RUNS, steps_each)

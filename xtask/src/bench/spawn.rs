@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
-use super::measure::{self, Bench, Subject, Topic, Unit};
+use super::measure::{self, Bench, Measured, Topic, Unit};
 
 /// Name of the subject, for demands of other topics.
 pub(super) const LOOP: &str = "loop of bash that starts the step's shell, `true`";
@@ -21,8 +21,8 @@ const SHELL: [&str; 4] = ["bash", "-euo", "pipefail", "-c"];
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let count = bench.count(COUNT);
     let subjects = vec![
-        Subject::new(LOOP, Unit::Milliseconds, move || script(count)),
-        Subject::new(DIRECT, Unit::Milliseconds, move || direct(count)),
+        Measured::new(LOOP, Unit::Milliseconds, move || script(count)),
+        Measured::new(DIRECT, Unit::Milliseconds, move || direct(count)),
     ];
     Ok(Topic { name: "spawn", subjects, demands: Vec::new() })
 }

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use rusqlite::Connection;
 
 use super::append::{self, RECORD_BYTES};
-use super::measure::{self, Bench, Bound, Demand, Subject, Topic, Unit};
+use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 
 /// Name of the subject, for demands of other topics.
 pub(super) const NAME: &str = "SQLite, WAL FULL, 1 KB row a transaction";
@@ -22,7 +22,7 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let folder = bench.folder("sqlite")?;
     let count = bench.count(COUNT);
     let record = measure::noise(RECORD_BYTES);
-    let subject = Subject::new(NAME, Unit::PerSecond, move || round(&folder, &record, count));
+    let subject = Measured::new(NAME, Unit::PerSecond, move || round(&folder, &record, count));
     // A commit writes at least the row and waits for the disk once. If it were much faster than an append
     // with the same work, either did not wait, and every ratio of this run would be invalid.
     let waits = Demand {

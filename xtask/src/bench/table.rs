@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::measure::{Demand, Subject, Topic, Unit, median};
+use super::measure::{Demand, Measured, Topic, Unit, median};
 
 /// A table with a text column followed by figures.
 #[derive(Debug)]
@@ -81,8 +81,8 @@ pub(super) fn tables(topics: &[Topic]) -> [Table; 2] {
 /// A demand with its measured subjects.
 struct Judged<'a> {
     demand: &'a Demand,
-    ours: &'a Subject,
-    limit: Option<&'a Subject>,
+    ours: &'a Measured,
+    limit: Option<&'a Measured>,
     actual: f64,
 }
 
@@ -90,7 +90,7 @@ struct Judged<'a> {
 fn judged<'a>(topics: &'a [Topic], demand: &'a Demand) -> Option<Judged<'a>> {
     let ours = find(topics, demand.ours)?;
     let limit = demand.limit.map(|name| find(topics, name).ok_or(())).transpose().ok()?;
-    let actual = demand.actual(ours.figures(), limit.map(Subject::figures))?;
+    let actual = demand.actual(ours.figures(), limit.map(Measured::figures))?;
     Some(Judged { demand, ours, limit, actual })
 }
 
@@ -100,7 +100,7 @@ impl Judged<'_> {
     }
 
     fn row(&self) -> Vec<String> {
-        let figure = |subject: &Subject| shown(median(subject.figures()), subject.unit);
+        let figure = |subject: &Measured| shown(median(subject.figures()), subject.unit);
         let bound = self.demand.bound;
         let (limit, ratio, target) = match self.limit {
             Some(limit) => (figure(limit), format!("{:.2}", self.actual), bound.to_string()),
@@ -136,7 +136,7 @@ pub(super) fn to_json(topics: &[Topic]) -> Value {
 }
 
 /// Returns the subject with this name in any topic; `None` if its topic was not measured.
-fn find<'a>(topics: &'a [Topic], name: &str) -> Option<&'a Subject> {
+fn find<'a>(topics: &'a [Topic], name: &str) -> Option<&'a Measured> {
     topics.iter().flat_map(|topic| &topic.subjects).find(|subject| subject.name == name)
 }
 

@@ -149,8 +149,8 @@ pub(super) fn counted(thread: Pid, root: Pid, number: u64, arguments: [u64; 6]) 
         return None;
     }
     let file = match subject(watched.number) {
-        Some(Subject::Descriptor) => file_of(thread, arguments[0]),
-        Some(Subject::Path(index)) => sys::path(thread, arguments[index]),
+        Some(CallSubject::Descriptor) => file_of(thread, arguments[0]),
+        Some(CallSubject::Path(index)) => sys::path(thread, arguments[index]),
         None => None,
     };
     if file.as_deref().is_some_and(is_private) {
@@ -177,14 +177,14 @@ fn starts_thread(thread: Pid, number: libc::c_long, arguments: [u64; 6]) -> bool
 }
 
 /// The argument that identifies the changed file.
-enum Subject {
+enum CallSubject {
     /// The first argument is a descriptor.
     Descriptor,
     /// The argument with this index points to the path.
     Path(usize),
 }
 
-fn subject(number: libc::c_long) -> Option<Subject> {
+fn subject(number: libc::c_long) -> Option<CallSubject> {
     const DESCRIPTORS: &[libc::c_long] = &[
         libc::SYS_write,
         libc::SYS_pwrite64,
@@ -214,12 +214,12 @@ fn subject(number: libc::c_long) -> Option<Subject> {
     #[cfg(not(target_arch = "x86_64"))]
     const OLD_PATHS: &[libc::c_long] = &[];
     if DESCRIPTORS.contains(&number) {
-        return Some(Subject::Descriptor);
+        return Some(CallSubject::Descriptor);
     }
     if PATHS.contains(&number) {
-        return Some(Subject::Path(1));
+        return Some(CallSubject::Path(1));
     }
-    (OLD_PATHS.contains(&number) || number == libc::SYS_execve).then_some(Subject::Path(0))
+    (OLD_PATHS.contains(&number) || number == libc::SYS_execve).then_some(CallSubject::Path(0))
 }
 
 fn file_of(thread: Pid, descriptor: u64) -> Option<PathBuf> {

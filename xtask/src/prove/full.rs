@@ -25,7 +25,7 @@ const CANNOT_WRITE: i32 = 74;
 
 /// How the runs on disks of all sizes ended.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct FullTally {
     /// Runs with enough space.
     pub(super) roomy: usize,
     /// Runs that reported a full disk before the first acknowledgement, and after.
@@ -70,8 +70,8 @@ pub(super) fn fill(
     subject: &Subject,
     workflow: &Workflow,
     kib: impl Iterator<Item = u64>,
-) -> anyhow::Result<Option<Tally>> {
-    let mut tally = Tally::default();
+) -> anyhow::Result<Option<FullTally>> {
+    let mut tally = FullTally::default();
     for kib in kib {
         let one = one(subject, workflow, kib, &mut tally);
         if one.with_context(|| format!("{}: a disk of {kib} KiB", subject.store.0))?.is_none() {
@@ -81,7 +81,12 @@ pub(super) fn fill(
     Ok(Some(tally))
 }
 
-fn one(subject: &Subject, workflow: &Workflow, kib: u64, tally: &mut Tally) -> anyhow::Result<Option<()>> {
+fn one(
+    subject: &Subject,
+    workflow: &Workflow,
+    kib: u64,
+    tally: &mut FullTally,
+) -> anyhow::Result<Option<()>> {
     let folder = tempfile::Builder::new().prefix("waypost-full-").tempdir()?;
     let Some(mounted) = Mounted::new(&folder.path().join(MOUNTED), kib)? else { return Ok(None) };
     fs::write(folder.path().join(WORKFLOW), &workflow.text)?;

@@ -64,15 +64,13 @@ const fn shape_rule(kind: Kind) -> usize {
 const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
     ("crates/waypost-cli", Kind::Tuple, 3),
     ("crates/waypost-cli", Kind::FlagPair, 2),
-    ("crates/waypost-cli", Kind::SharedName, 2),
-    ("crates/waypost-import", Kind::SharedName, 1),
     ("crates/waypost-sqlite", Kind::Tuple, 1),
-    ("crates/waypost-sqlite", Kind::SharedName, 8),
-    ("crates/waypost-testing", Kind::SharedName, 17),
+    ("crates/waypost-sqlite", Kind::SharedName, 2),
+    ("crates/waypost-testing", Kind::SharedName, 11),
     ("crates/waypost-workflow", Kind::Tuple, 2),
-    ("crates/waypost-workflow", Kind::SharedName, 10),
+    ("crates/waypost-workflow", Kind::SharedName, 4),
     ("xtask", Kind::Tuple, 1),
-    ("xtask", Kind::SharedName, 8),
+    ("xtask", Kind::SharedName, 1),
 ];
 
 /// Returns the limits of the prose of an area, such as `crates/waypost comments`.

@@ -84,7 +84,7 @@ struct Reader<'a> {
 }
 
 /// An unprinted record; beyond the memory limit only its place.
-struct Found {
+struct FoundEvents {
     place: Place,
     branch: BranchPath,
     record: Option<Box<Record>>,
@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
         found.retain(|found| found.place.0 <= horizon);
         found.sort_by(|one, other| one.place.cmp(&other.place));
         let mut told = false;
-        for Found { place, branch, record } in found {
+        for FoundEvents { place, branch, record } in found {
             let passed = match &self.begin {
                 Some((begin, _)) if place < *begin => u32::MAX,
                 Some((begin, passed)) if place == *begin => *passed,
@@ -157,7 +157,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the unprinted records with their places; beyond the memory limit only the places.
-    async fn find_new(&mut self, context: &Context) -> Result<Vec<Found>, Error> {
+    async fn find_new(&mut self, context: &Context) -> Result<Vec<FoundEvents>, Error> {
         let mut new = Vec::new();
         for branch in self.branches().await? {
             let seq_min = self.printed.get(&branch).map(|seq| seq + 1);
@@ -174,7 +174,7 @@ impl<'a> Reader<'a> {
                     self.seen = self.seen.max(place.0);
                     let is_kept = new.len() < KEPT_MAX;
                     let branch = record.header().branch.clone();
-                    new.push(Found { place, branch, record: is_kept.then(|| Box::new(record)) });
+                    new.push(FoundEvents { place, branch, record: is_kept.then(|| Box::new(record)) });
                 }
                 match page.next {
                     Some(cursor) => scan.cursor = Some(cursor),

@@ -5,7 +5,7 @@ use waypost_workflow::file::Node;
 use super::map::{PARALLEL, TOLERATES_ALL, steps_of};
 use crate::fields::Fields;
 use crate::import::context::Import;
-use crate::variables::names::{Item as Kind, item_name};
+use crate::variables::names::{ItemVariable, item_name};
 use crate::yaml::document::{Item, Map, Value};
 
 /// Possible keys of the list in a map.
@@ -85,7 +85,7 @@ impl Import<'_> {
     }
 
     /// Writes the source of the items. Returns the kind of an item, and the variables of the listing command.
-    fn put_items(&mut self, input: &Input<'_>, foreach: &mut Map) -> (Kind, Vec<(String, String)>) {
+    fn put_items(&mut self, input: &Input<'_>, foreach: &mut Map) -> (ItemVariable, Vec<(String, String)>) {
         match input {
             Input::List(list) => {
                 let values = list.to_json().to_string();
@@ -97,7 +97,7 @@ impl Import<'_> {
                 foreach.raw("items", values.replace("${{", "$ {{"));
                 let is_text = |item: &Node| item.spelled().is_some();
                 let is_plain = list.items().unwrap_or_default().iter().all(is_text);
-                (if is_plain { Kind::Text } else { Kind::Json }, Vec::new())
+                (if is_plain { ItemVariable::Text } else { ItemVariable::Json }, Vec::new())
             }
             Input::Command(node) => {
                 let text = node.spelled().filter(|text| !text.trim().is_empty());
@@ -105,7 +105,7 @@ impl Import<'_> {
                 let mut items = Map::default();
                 items.text("run", self.listing(node, "foreach", command.text));
                 foreach.put("items", Value::Map(items));
-                (Kind::Text, self.with_computed(command.env))
+                (ItemVariable::Text, self.with_computed(command.env))
             }
         }
     }

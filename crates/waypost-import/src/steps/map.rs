@@ -5,7 +5,7 @@ use waypost_workflow::output::JsonPath;
 
 use crate::fields::Fields;
 use crate::import::context::Import;
-use crate::variables::names::Item as Kind;
+use crate::variables::names::ItemVariable;
 use crate::yaml::document::{Item, Map, Value};
 
 /// Prodigy's default of `max_parallel`.
@@ -20,7 +20,7 @@ struct Source {
     map: Map,
     /// Variables of the command that prints the items.
     env: Vec<(String, String)>,
-    kind: Kind,
+    kind: ItemVariable,
 }
 
 impl Import<'_> {
@@ -62,7 +62,13 @@ impl Import<'_> {
     }
 
     /// Returns the steps of an item.
-    pub(crate) fn of_item(&mut self, kind: Kind, nodes: &[Node], place: &Node, key: &str) -> Vec<Item> {
+    pub(crate) fn of_item(
+        &mut self,
+        kind: ItemVariable,
+        nodes: &[Node],
+        place: &Node,
+        key: &str,
+    ) -> Vec<Item> {
         let before = self.scope.done.len();
         let outer = self.scope.item.replace(kind);
         self.scope.item_depth += 1;
@@ -86,7 +92,7 @@ impl Import<'_> {
     }
 
     fn source(&mut self, fields: &Fields<'_>, steps: &[Node]) -> Source {
-        let mut source = Source { map: Map::default(), env: Vec::new(), kind: Kind::Json };
+        let mut source = Source { map: Map::default(), env: Vec::new(), kind: ItemVariable::Json };
         let input = fields.take("input").unwrap_or(fields.node);
         let text = input.spelled().unwrap_or_default().trim();
         let path_node = fields.take("json_path");
@@ -99,7 +105,7 @@ impl Import<'_> {
             source.map.text("run", self.listing(input, "input", command.text));
             source.env = self.with_computed(command.env);
             if path.is_empty() && !reads_fields(steps) {
-                source.kind = Kind::Text;
+                source.kind = ItemVariable::Text;
                 return source;
             }
         }

@@ -42,7 +42,7 @@ pub(crate) struct Done {
 
 /// The kind of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Item {
+pub(crate) enum ItemVariable {
     /// A text, such as a line.
     Text,
     /// A value of JSON.
@@ -53,7 +53,7 @@ pub(crate) enum Item {
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) done: Vec<Done>,
-    pub(crate) item: Option<Item>,
+    pub(crate) item: Option<ItemVariable>,
     /// The depth of nested items.
     pub(crate) item_depth: usize,
     /// The number of items, if known.
@@ -154,7 +154,7 @@ impl Scope {
         let part = name.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next().unwrap_or_default();
         let is_theirs = is_name(part) && name[part.len()..].starts_with('.')
             || self.item.is_some() && name == "item_total"
-            || self.item == Some(Item::Text) && name == "total";
+            || self.item == Some(ItemVariable::Text) && name == "total";
         match (is_theirs, default) {
             (true, Some(text)) => Meaning::Constant(text.to_owned()),
             (true, None) => Meaning::Absent,
@@ -207,13 +207,15 @@ impl Scope {
     fn of_item(&self, name: &str) -> Option<(String, Format)> {
         let kind = self.item?;
         let name = name.strip_prefix("foreach.").unwrap_or(name);
-        let format = if kind == Item::Text { Format::Text } else { Format::Json };
+        let format = if kind == ItemVariable::Text { Format::Text } else { Format::Json };
         let plain = |text: &str| (text.to_owned(), Format::Text);
         let item = item_name(self.item_depth);
         // A default applies to every part of the path, and to null.
         let may_lack = self.otherwise.is_some();
         match name {
-            "item" if kind == Item::Json => return Some((self.read(&item, "", format, may_lack), format)),
+            "item" if kind == ItemVariable::Json => {
+                return Some((self.read(&item, "", format, may_lack), format));
+            }
             "item" => return Some((item, format)),
             "item_index" | "index" => return Some(("item_index".to_owned(), Format::Number)),
             "item_id" => return Some(plain("'item_' ~ item_index")),
@@ -222,8 +224,8 @@ impl Scope {
         let below = name.strip_prefix("item.")?;
         let path = format!(".{below}");
         match kind {
-            Item::Text if matches!(below, "item" | "value" | "path" | "name") => Some(plain(&item)),
-            Item::Json if is_path(&path) => {
+            ItemVariable::Text if matches!(below, "item" | "value" | "path" | "name") => Some(plain(&item)),
+            ItemVariable::Json if is_path(&path) => {
                 let end = path[1..].find(['.', '[']).map_or(path.len(), |end| end + 1);
                 let value = format!("{item}{}", &path[..end]);
                 Some((self.read(&value, &path[end..], Format::Json, may_lack), Format::Json))

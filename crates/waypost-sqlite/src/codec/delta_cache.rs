@@ -55,12 +55,12 @@ pub(crate) struct CachedBody {
     pub(crate) check: [u8; 8],
     pub(crate) body: Bytes,
     pub(crate) position_bytes: usize,
-    pub(crate) chain: Chain,
+    pub(crate) chain: CachedChain,
 }
 
 /// The cost of decoding a body from its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chain {
+pub(crate) struct CachedChain {
     full_bytes: u64,
     /// Size of the body of the full frame.
     full_body_bytes: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Chain {
     delta_pause: u8,
 }
 
-impl Chain {
+impl CachedChain {
     /// Returns the chain of a full frame, given the size of frame and body.
     pub(crate) fn of_full(bytes: usize, body_bytes: usize) -> Self {
         let (full_bytes, full_body_bytes) = (bytes as u64, body_bytes as u64);
@@ -198,7 +198,7 @@ mod tests {
             check: [0; 8],
             body,
             position_bytes: 0,
-            chain: Chain::of_full(bytes, bytes),
+            chain: CachedChain::of_full(bytes, bytes),
         }
     }
 
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_delta_that_does_not_pay_is_not_tried_again_at_once() {
-        let full = Chain::of_full(1_000, 1_000);
+        let full = CachedChain::of_full(1_000, 1_000);
         assert!(full.may_grow() && full.is_worth(500) && !full.is_worth(501));
 
         let mut chain = full.restarted(1_000, 1_000, true);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_chain_ends_by_its_deltas_by_what_is_moved_and_by_its_length() {
-        let full = Chain::of_full(1_000, 1_000);
+        let full = CachedChain::of_full(1_000, 1_000);
         assert!(!full.with(4_000, 0).is_due(1_000) && full.with(4_001, 0).is_due(1_000));
         assert!(!full.with(9_000, 0).is_due(10_000), "it has grown, and so would a full frame");
         assert!(!full.with(1, 64_000).is_due(1_000) && full.with(1, 64_001).is_due(1_000));

@@ -7,7 +7,7 @@ use waypost::id::{BranchPath, Digest};
 use waypost::record::Record;
 
 use crate::codec::compression::Contexts;
-use crate::codec::delta_cache::{CachedBody, Chain, DeltaCache};
+use crate::codec::delta_cache::{CachedBody, CachedChain, DeltaCache};
 use crate::codec::frame::{self, Body, Frame};
 use crate::codec::header;
 
@@ -114,7 +114,7 @@ fn encode_body(
     let size = frame.bytes.len();
     cache(
         &frame,
-        known.map_or(Chain::of_full(size, bytes.len()), |base| {
+        known.map_or(CachedChain::of_full(size, bytes.len()), |base| {
             base.chain.restarted(size, bytes.len(), wasted)
         }),
     );

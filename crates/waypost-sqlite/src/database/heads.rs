@@ -18,16 +18,16 @@ const RUNS_MAX: usize = 1024;
 
 /// The cached ends.
 #[derive(Debug, Default)]
-pub(crate) struct HeadCache(Mutex<HashMap<RunId, (RunRow, End)>>);
+pub(crate) struct HeadCache(Mutex<HashMap<RunId, (RunRow, HeadEnd)>>);
 
 impl HeadCache {
     /// Removes and returns the entry of a run.
-    pub(crate) fn take(&self, run: &RunId) -> Option<(RunRow, End)> {
+    pub(crate) fn take(&self, run: &RunId) -> Option<(RunRow, HeadEnd)> {
         lock(&self.0).remove(run)
     }
 
     /// Stores the end that an append has written.
-    pub(crate) fn put(&self, run: &RunId, row: RunRow, end: End) {
+    pub(crate) fn put(&self, run: &RunId, row: RunRow, end: HeadEnd) {
         let mut head_cache = lock(&self.0);
         if head_cache.len() < RUNS_MAX {
             head_cache.insert(run.clone(), (row, end));
@@ -50,7 +50,7 @@ pub(crate) struct RunRow {
 
 /// The end of a branch, as needed by an append.
 #[derive(Debug, Clone)]
-pub(crate) struct End {
+pub(crate) struct HeadEnd {
     pub(crate) branch: i64,
     /// The highest seq ever used.
     pub(crate) newest: u64,

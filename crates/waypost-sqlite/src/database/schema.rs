@@ -194,10 +194,10 @@ pub(crate) fn set_durability(connection: &Connection, durability: Durability) ->
 pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreError> {
     let failed = |fault| explain(fault, place);
     match kind(connection).map_err(failed)? {
-        Kind::Ours => {}
+        TableKind::Ours => {}
         // The creating process was killed before the tables existed; the next writer creates them.
-        Kind::Empty => return Err(no_runs_yet(place)),
-        Kind::Foreign => return Err(not_ours(place, "the database belongs to another program")),
+        TableKind::Empty => return Err(no_runs_yet(place)),
+        TableKind::Foreign => return Err(not_ours(place, "the database belongs to another program")),
     }
     match version(connection).map_err(failed)? {
         found if is_readable(found) => Ok(()),
@@ -208,7 +208,7 @@ pub(crate) fn check(connection: &Connection, place: &Place) -> Result<(), StoreE
 /// Returns whether a database is empty, and prepares an empty database for its first page.
 pub(crate) fn begin(connection: &Connection, place: &Place) -> Result<bool, StoreError> {
     let failed = |fault| explain(fault, place);
-    if !matches!(kind(connection).map_err(failed)?, Kind::Empty) {
+    if !matches!(kind(connection).map_err(failed)?, TableKind::Empty) {
         return Ok(false);
     }
     let set = |name, value: u32| connection.pragma_update(None, name, value);
@@ -226,9 +226,9 @@ pub(crate) fn ensure(
 ) -> Result<(), StoreError> {
     let failed = |fault| explain(fault, place);
     match kind(connection).map_err(failed)? {
-        Kind::Ours => {}
-        Kind::Empty => create(connection, options).map_err(failed)?,
-        Kind::Foreign => return Err(not_ours(place, "the database belongs to another program")),
+        TableKind::Ours => {}
+        TableKind::Empty => create(connection, options).map_err(failed)?,
+        TableKind::Foreign => return Err(not_ours(place, "the database belongs to another program")),
     }
     match version(connection).map_err(failed)? {
         VERSION => Ok(()),
@@ -238,14 +238,14 @@ pub(crate) fn ensure(
     }
 }
 
-enum Kind {
+enum TableKind {
     Empty,
     Ours,
     Foreign,
 }
 
 /// Returns the kind of a database from a single snapshot, because another process may be creating it.
-fn kind(connection: &Connection) -> Result<Kind, SqliteError> {
+fn kind(connection: &Connection) -> Result<TableKind, SqliteError> {
     if !connection.is_autocommit() {
         return kind_now(connection);
     }
@@ -255,14 +255,14 @@ fn kind(connection: &Connection) -> Result<Kind, SqliteError> {
     Ok(kind)
 }
 
-fn kind_now(connection: &Connection) -> Result<Kind, SqliteError> {
+fn kind_now(connection: &Connection) -> Result<TableKind, SqliteError> {
     let id: i64 = connection.query_row("PRAGMA application_id", [], |row| row.get(0))?;
     if id == i64::from(APPLICATION_ID) {
-        return Ok(Kind::Ours);
+        return Ok(TableKind::Ours);
     }
     let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     let empty = id == 0 && tables == 0 && version(connection)? == 0;
-    Ok(if empty { Kind::Empty } else { Kind::Foreign })
+    Ok(if empty { TableKind::Empty } else { TableKind::Foreign })
 }
 
 fn not_ours(place: &Place, why: &str) -> StoreError {
@@ -272,7 +272,7 @@ fn not_ours(place: &Place, why: &str) -> StoreError {
 fn create(connection: &mut Connection, options: &SqliteOptions) -> Result<(), SqliteError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Exclusive)?;
     // Another process may have created the tables during the wait.
-    if matches!(kind(&transaction)?, Kind::Empty) {
+    if matches!(kind(&transaction)?, TableKind::Empty) {
         transaction.execute_batch(TABLES)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.pragma_update(None, "user_version", VERSION)?;

@@ -12,7 +12,7 @@ use waypost::id::{BranchPath, Digest, RunId};
 use crate::codec::encode::{CODEC_DELTA, CODEC_FULL};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
-use crate::database::heads::{End, Newest};
+use crate::database::heads::{HeadEnd, Newest};
 use crate::database::values::{count, int};
 use crate::tables::counters;
 use crate::tables::rows::{BRANCH_ID_MAX, SEQ_BITS, SEQ_MAX, key, seq_of};
@@ -204,7 +204,7 @@ impl Newest {
 // An append looks up each end with a single statement.
 const _: () = assert!(SEQ_BITS == 32, "the statements below make keys");
 
-impl End {
+impl HeadEnd {
     /// Finds a run and the end of its main branch; the end is `None` if the stored values are impossible.
     pub(crate) fn of_main(
         connection: &Connection,

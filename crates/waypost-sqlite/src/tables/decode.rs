@@ -6,7 +6,7 @@
 use rusqlite::{Connection, OptionalExtension};
 use waypost::id::RunId;
 
-use crate::codec::delta_cache::{CHAIN_FRAMES_MAX, Chain};
+use crate::codec::delta_cache::{CHAIN_FRAMES_MAX, CachedChain};
 use crate::codec::encode::{CODEC_DELTA, CODEC_FULL, CODEC_TRIMMED};
 use crate::codec::frame::{Body, BodyBuilder, Kind, ParsedFrame};
 use crate::database::error::{Failure, SqliteError};
@@ -17,7 +17,7 @@ use crate::tables::rows::key;
 /// A decoded body.
 pub(crate) struct Decoded {
     pub(crate) body: Vec<u8>,
-    pub(crate) chain: Chain,
+    pub(crate) chain: CachedChain,
     pub(crate) check: [u8; 8],
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn decode(
         None => {
             let (_, full) = frames.last().expect("a body has a frame");
             let body_bytes = full.body_bytes().expect("the chain was followed to a full frame");
-            (BodyBuilder::default(), Chain::of_full(full.len(), body_bytes), &frames[..])
+            (BodyBuilder::default(), CachedChain::of_full(full.len(), body_bytes), &frames[..])
         }
     };
     for (of, frame) in above.iter().rev() {

@@ -13,7 +13,7 @@ use crate::codec::encode::{CODEC_DELTA, CODEC_FULL};
 use crate::codec::encode::{Encoded, StoredBody, encode_full};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
-use crate::database::heads::{End, Newest};
+use crate::database::heads::{HeadEnd, Newest};
 use crate::database::open::Place;
 use crate::database::values::{int, time_text};
 use crate::tables::branch::{Branch, newest_row};
@@ -71,7 +71,7 @@ pub(crate) fn append(
 ) -> Result<(Appended, bool), Failure> {
     let (row, main) = match place.head_cache.take(run) {
         Some((row, main)) => (row, Some(main)),
-        None => match End::of_main(connection, run)? {
+        None => match HeadEnd::of_main(connection, run)? {
             Some(found) => found,
             None => (RunRow::get(connection, run)?, None),
         },
@@ -138,7 +138,7 @@ impl Chains {
     fn of(
         connection: &Connection,
         place: &Place,
-        run: Option<(i64, Option<End>)>,
+        run: Option<(i64, Option<HeadEnd>)>,
         records: &[Record],
     ) -> Result<Self, Failure> {
         let (run, mut main) = run.map_or((None, None), |(run, main)| (Some(run), main));
@@ -175,8 +175,8 @@ impl Chain {
         Self { id: None, open: true, newest: 0, last: None, framed: None, bodies: 0 }
     }
 
-    fn behind(connection: &Connection, end: End) -> Result<Self, Failure> {
-        let End { branch, newest, record } = end;
+    fn behind(connection: &Connection, end: HeadEnd) -> Result<Self, Failure> {
+        let HeadEnd { branch, newest, record } = end;
         let last = match &record {
             Some(record) => Some((newest, record.digest)),
             None => newest_row(connection, branch, newest)?,
@@ -189,9 +189,9 @@ impl Chain {
         let Some(run) = run else { return Ok(Self::new()) };
         let end = if path.is_main() {
             let main = Branch::find(connection, run, path)?;
-            main.map(|main| End { branch: main.id, newest: main.newest, record: None })
+            main.map(|main| HeadEnd { branch: main.id, newest: main.newest, record: None })
         } else {
-            End::of_child(connection, run, path)?
+            HeadEnd::of_child(connection, run, path)?
         };
         end.map_or_else(|| Ok(Self::new()), |end| Self::behind(connection, end))
     }
@@ -209,7 +209,7 @@ impl Chain {
         if (Some(branch.id), branch.newest) == (self.id, self.newest) {
             return Ok(None);
         }
-        let end = End { branch: branch.id, newest: branch.newest, record: None };
+        let end = HeadEnd { branch: branch.id, newest: branch.newest, record: None };
         *self = Self::behind(connection, end)?;
         Ok(Some(()))
     }
@@ -285,7 +285,7 @@ fn write(
     batch: &Batch,
     encoded: &[Encoded],
     mut chains: Chains,
-) -> Result<(bool, Option<End>), Failure> {
+) -> Result<(bool, Option<HeadEnd>), Failure> {
     let (mut opened, mut main) = (0, None);
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
@@ -327,7 +327,7 @@ fn write(
             // A repair may precede the newest seq, whose record is missing.
             let newest = Newest::new(record.digest(), body.codec());
             let record = (record.header().seq == chain.newest).then_some(newest);
-            end = Some(End { branch: id, newest: chain.newest, record });
+            end = Some(HeadEnd { branch: id, newest: chain.newest, record });
         }
     }
     take_in(connection, run, &batch.consumed)?;

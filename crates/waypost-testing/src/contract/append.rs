@@ -7,7 +7,7 @@ use waypost::store::{Appended, Batch, Lease, SignalKind, Store, StoreError};
 
 use super::support::{create, main, other, refused, stale, step};
 use super::{Place, StoreFixture};
-use crate::differential::picture::{heads, picture};
+use crate::picture::{heads, picture};
 use crate::records::{Links, branch, run_id, signal, summary_mut, time};
 
 /// Everything that `create` or `append` acknowledged is readable from a store opened later.

@@ -6,7 +6,7 @@ use waypost::{BranchPath, Digest};
 
 use super::StoreFixture;
 use super::support::{create, create_with, main, other, refused};
-use crate::differential::picture::{list, picture};
+use crate::picture::{list, picture};
 use crate::records::{Links, branch, holder, run_id, run_record, sealed};
 
 /// After `create`, the run, its frozen record and its first batch exist, or none of them.

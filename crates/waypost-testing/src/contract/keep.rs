@@ -10,7 +10,7 @@ use waypost::{BranchPath, RunId};
 
 use super::support::{create, create_with, files, main, other, refused, stale, step};
 use super::{Place, StoreFixture};
-use crate::differential::picture::{heads, list, of_scan, picture, scan_all};
+use crate::picture::{heads, list, of_scan, picture, scan_all};
 use crate::records::{Links, branch, evidence, failed, run_id, run_record, sealed, signal};
 
 async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Damage {
@@ -167,7 +167,7 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
 }
 
 /// A kind of record for the next clause.
-enum Made {
+enum KeptRun {
     Done,
     Verified,
     Failed,
@@ -175,13 +175,19 @@ enum Made {
     Back(u64),
 }
 
-async fn make(store: &dyn Store, lease: &Lease, links: &mut Links, path: &BranchPath, made: Made) -> Record {
+async fn make(
+    store: &dyn Store,
+    lease: &Lease,
+    links: &mut Links,
+    path: &BranchPath,
+    made: KeptRun,
+) -> Record {
     let mut header = links.header(path);
     match made {
-        Made::Done => {}
-        Made::Verified => header.evidence = Some(evidence(Verdict::Ok)),
-        Made::Failed => header.phase = failed(FailureKind::Error),
-        Made::Back(basis) => {
+        KeptRun::Done => {}
+        KeptRun::Verified => header.evidence = Some(evidence(Verdict::Ok)),
+        KeptRun::Failed => header.phase = failed(FailureKind::Error),
+        KeptRun::Back(basis) => {
             (header.phase, header.reason, header.basis) = (Phase::Restored, Reason::Rollback, Some(basis));
         }
     }
@@ -195,7 +201,7 @@ async fn make(store: &dyn Store, lease: &Lease, links: &mut Links, path: &Branch
 /// The newest state with verified evidence keeps its body, however many attempts failed since. Undone records
 /// do not displace the target of a rollback.
 pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
-    use Made::{Back, Done, Failed, Verified};
+    use KeptRun::{Back, Done, Failed, Verified};
     let run = run_id("r-1");
     let item = branch("each:a");
     let mut links = Links::of(&run);

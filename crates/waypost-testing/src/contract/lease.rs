@@ -5,7 +5,7 @@ use waypost::store::{Appended, Renewal, Signal, SignalKind, Signalled, StoreErro
 
 use super::StoreFixture;
 use super::support::{create, main, other, refused, stale, step};
-use crate::differential::picture::picture;
+use crate::picture::picture;
 use crate::records::{Links, holder, run_id, signal, time};
 
 /// While the lease is held, `acquire` returns `Held` with the holder.

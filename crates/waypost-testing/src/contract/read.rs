@@ -6,7 +6,7 @@ use waypost::store::{Head, RunQuery, StoreError, StoreExt};
 
 use super::support::{create, create_with, files, main, other, refused, stale, step};
 use super::{Place, StoreFixture};
-use crate::differential::picture::{heads, list, newest_first, of_scan, picture, scan_all};
+use crate::picture::{heads, list, newest_first, of_scan, picture, scan_all};
 use crate::records::{Links, branch, run_id, run_record, sealed, summary_mut};
 
 fn places(heads: &[Head]) -> Vec<(String, u64, u64)> {

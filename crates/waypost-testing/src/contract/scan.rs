@@ -10,7 +10,7 @@ use waypost::store::{Batch, RunQuery, Scan, ScanOrder, Store, StoreError};
 
 use super::support::{create_with, main, other, refused};
 use super::{Place, StoreFixture};
-use crate::differential::picture::{list, newest_first, of_scan, scan_all};
+use crate::picture::{list, newest_first, of_scan, scan_all};
 use crate::records::{Links, branch, run_id, run_record, sealed, step_id, summary_mut, time};
 
 /// Creates a run with eight records on `main` and three on each of two other branches, opened in this order.

@@ -12,7 +12,7 @@ use waypost::store::{
 use waypost::{BranchPath, RunId};
 
 use crate::contract::{Place, StoreFixture};
-use crate::differential::picture::{heads, kind, list, of_scan, of_summary, picture, scan_all};
+use crate::picture::{heads, kind, list, of_scan, of_summary, picture, scan_all};
 use crate::records::holder;
 
 /// The lease that a call presents.

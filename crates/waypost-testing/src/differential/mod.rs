@@ -1,14 +1,12 @@
 //! Makes random calls to two stores and compares the answers. The memory store is the model.
 //!
 //! A seed determines a sequence of calls: valid, refused and repeated calls, crashes, and damage. Each call
-//! goes to both stores. Both answers are formatted as text, with errors by kind ([`crate::differential::picture`]). At the
+//! goes to both stores. Both answers are formatted as text, with errors by kind ([`crate::picture`]). At the
 //! first difference, the test prints the seed, the calls so far, both answers, and the command that repeats
 //! the test.
 //!
 //! The comparison leaves out store-specific values: byte sizes, place names and error texts. The summary of a
 //! run is left out once a record is damaged, because a store may keep it in the damaged place.
-
-pub mod picture;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -60,7 +60,7 @@ use tree::{Change, Content, Node, ROOT, Tree};
 
 /// A call to the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call {
+pub struct DiskCall {
     /// The action.
     pub action: Action,
     /// The path argument: the source of a rename or link; for an open file, the path at open.
@@ -70,11 +70,11 @@ pub struct Call {
 /// A disk in memory. A clone is a handle to the same disk; [`SimDisk::fork`] copies the disk.
 #[derive(Clone)]
 pub struct SimDisk {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DiskState>>,
 }
 
 #[derive(Clone)]
-struct State {
+struct DiskState {
     /// The durable state.
     media: Tree,
     /// Changes after that state, from the first change that may be lost.
@@ -82,7 +82,7 @@ struct State {
     /// The state that programs see.
     cache: Tree,
     next_node: Node,
-    calls: Vec<Call>,
+    calls: Vec<DiskCall>,
     dies_at: Option<u64>,
     faults: Vec<(std::ops::RangeInclusive<u64>, Fault)>,
     /// The power cut from which this disk resulted, if any.
@@ -116,7 +116,7 @@ impl SimDisk {
 
     /// Returns a disk with this tree on the media, as after power-on.
     fn mounted(media: Tree, origin: Option<crash::Origin>) -> Self {
-        let state = State {
+        let state = DiskState {
             cache: media.clone(),
             next_node: media.next_node(),
             media,
@@ -129,7 +129,7 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         // Every change is atomic, so a panic of another test thread leaves a valid disk.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,7 +173,7 @@ impl SimDisk {
 
     /// Returns all calls before the power cut, including failed calls.
     #[must_use]
-    pub fn calls(&self) -> Vec<Call> {
+    pub fn calls(&self) -> Vec<DiskCall> {
         self.state().calls.clone()
     }
 
@@ -253,13 +253,13 @@ impl SimDisk {
 
     /// Counts a call and checks for a power cut or a planned fault. Returns the fault if the call itself must
     /// apply part of it.
-    fn enter(&self, action: Action, path: &Path) -> io::Result<(MutexGuard<'_, State>, Option<Fault>)> {
+    fn enter(&self, action: Action, path: &Path) -> io::Result<(MutexGuard<'_, DiskState>, Option<Fault>)> {
         let mut state = self.state();
         let number = state.calls.len() as u64;
         if state.dies_at.is_some_and(|call| number >= call) {
             return Err(io::Error::other("the disk is switched off"));
         }
-        state.calls.push(Call { action, path: path.to_path_buf() });
+        state.calls.push(DiskCall { action, path: path.to_path_buf() });
         let set =
             state.faults.iter().filter(|(calls, _)| calls.contains(&number)).find_map(
                 |(_, fault)| match fault {
@@ -281,12 +281,12 @@ impl SimDisk {
     }
 }
 
-impl State {
+impl DiskState {
     /// Applies a change to the cache. The change may be lost until all of `waits_for` are synced.
     fn change(&mut self, change: Change, waits_for: Vec<Node>) {
         self.cache.apply(&change, None);
         let what =
-            self.calls.last().map(|Call { action, path }| format!("{action:?} of `{}`", path.display()));
+            self.calls.last().map(|DiskCall { action, path }| format!("{action:?} of `{}`", path.display()));
         self.log.push(Logged::new(change, waits_for, what.unwrap_or_default().into()));
     }
 
@@ -456,7 +456,7 @@ impl Disk for SimDisk {
     }
 }
 
-impl State {
+impl DiskState {
     fn readable(&self, path: &Path) -> io::Result<&Arc<Vec<u8>>> {
         let node = self.cache.find(path)?;
         match self.cache.kind(node) {

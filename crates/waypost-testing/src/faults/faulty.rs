@@ -62,7 +62,7 @@ impl<'a> Call<'a> {
 /// Work of a test during a call.
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-enum Planned {
+enum PlannedFault {
     Fault(Fault),
     Meanwhile(Work),
 }
@@ -77,7 +77,7 @@ struct Plan {
     /// Write numbers `from..to` with the fault.
     of_writes: Option<(u64, u64, Fault)>,
     of_call: Option<(u64, Fault)>,
-    of_chosen: Option<(Chosen, Planned)>,
+    of_chosen: Option<(Chosen, PlannedFault)>,
 }
 
 /// Forwards every call, counts the calls, and applies the planned faults.
@@ -109,7 +109,7 @@ impl FaultyStore {
 
     /// Plans `fault` for the first call that `is_meant` selects.
     pub fn plan_where(&self, is_meant: impl Fn(Call<'_>) -> bool + Send + 'static, fault: Fault) {
-        self.lock().of_chosen = Some((Box::new(is_meant), Planned::Fault(fault)));
+        self.lock().of_chosen = Some((Box::new(is_meant), PlannedFault::Fault(fault)));
     }
 
     /// Runs `work` after the first call that `is_meant` selects, before its answer.
@@ -118,7 +118,7 @@ impl FaultyStore {
         is_meant: impl Fn(Call<'_>) -> bool + Send + 'static,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        self.lock().of_chosen = Some((Box::new(is_meant), Planned::Meanwhile(Box::pin(work))));
+        self.lock().of_chosen = Some((Box::new(is_meant), PlannedFault::Meanwhile(Box::pin(work))));
     }
 
     /// Returns the number of writes, including refused and unanswered writes.
@@ -140,7 +140,7 @@ impl FaultyStore {
         self.plan.lock().expect("no holder of this lock panics")
     }
 
-    fn next(&self, call: Call<'_>) -> Option<Planned> {
+    fn next(&self, call: Call<'_>) -> Option<PlannedFault> {
         let mut plan = self.lock();
         plan.calls += 1;
         plan.writes += u64::from(call.batch().is_some());
@@ -148,12 +148,12 @@ impl FaultyStore {
             && let Some((from, to, fault)) = plan.of_writes
             && (from..to).contains(&plan.writes)
         {
-            return Some(Planned::Fault(fault));
+            return Some(PlannedFault::Fault(fault));
         }
         if let Some((nth, fault)) = plan.of_call
             && nth == plan.calls
         {
-            return Some(Planned::Fault(fault));
+            return Some(PlannedFault::Fault(fault));
         }
         let (_, planned) = plan.of_chosen.take_if(|(is_meant, _)| is_meant(call))?;
         Some(planned)
@@ -171,21 +171,21 @@ impl FaultyStore {
     ) -> Result<T, StoreError> {
         match self.next(call) {
             None => made.await,
-            Some(Planned::Meanwhile(work)) => {
+            Some(PlannedFault::Meanwhile(work)) => {
                 let answer = made.await;
                 work.await;
                 answer
             }
-            Some(Planned::Fault(Fault::DieBefore)) => match self.die().await {},
-            Some(Planned::Fault(Fault::DieAfter)) => {
+            Some(PlannedFault::Fault(Fault::DieBefore)) => match self.die().await {},
+            Some(PlannedFault::Fault(Fault::DieAfter)) => {
                 // The answer, for example a lease, is lost with the process.
                 drop(made.await);
                 match self.die().await {}
             }
-            Some(Planned::Fault(Fault::Refuse)) => {
+            Some(PlannedFault::Fault(Fault::Refuse)) => {
                 Err(StoreError::Full { place: "the test".to_owned(), source: io::Error::other("planned") })
             }
-            Some(Planned::Fault(fault @ (Fault::LoseAnswer | Fault::Lose))) => {
+            Some(PlannedFault::Fault(fault @ (Fault::LoseAnswer | Fault::Lose))) => {
                 if fault == Fault::LoseAnswer {
                     made.await?;
                 }

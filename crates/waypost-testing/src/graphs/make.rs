@@ -76,7 +76,7 @@ impl Made {
     pub(super) fn of(seed: u64) -> Self {
         let outside = Arc::<Outside>::default();
         let mut maker = Maker { random: Seeded::new(seed), outside: outside.clone(), made: 0 };
-        let (builder, piece) = maker.piece(Graph::builder("random"), DEPTH, Failing::Mended);
+        let (builder, piece) = maker.piece(Graph::builder("random"), DEPTH, FailingStep::Mended);
         let graph = builder.edge(&piece.last, END).start(&piece.first).build().unwrap();
         let names: Vec<_> = graph.shape().steps().iter().map(|step| step.id.to_string()).collect();
         let mut hold = || {
@@ -90,7 +90,7 @@ impl Made {
 
 /// The failures that a piece may contain, chosen so that the result does not depend on the order of failures.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Failing {
+enum FailingStep {
     /// Failures that end the run until mended.
     Mended,
     /// Permanent failures, directly in a branch of a collecting fork.
@@ -135,14 +135,14 @@ impl Maker {
     }
 
     /// Adds a step with a random behaviour.
-    fn step(&mut self, builder: Builder<Notes>, failing: Failing) -> (Builder<Notes>, Piece) {
+    fn step(&mut self, builder: Builder<Notes>, failing: FailingStep) -> (Builder<Notes>, Piece) {
         let does = match (self.random.below(11), failing) {
             (0 | 1, _) => Does::FailOnce,
             (2 | 3, _) => Does::Keep,
             (4 | 5, _) => Does::Ask,
             (6 | 7, _) => Does::Pay,
-            (8, Failing::Mended) => Does::Break,
-            (8, Failing::Collected) => Does::Die,
+            (8, FailingStep::Mended) => Does::Break,
+            (8, FailingStep::Collected) => Does::Die,
             _ => Does::Note,
         };
         let (name, outside) = (self.name(), self.outside.clone());
@@ -159,7 +159,12 @@ impl Maker {
     }
 
     /// Adds a random piece with at most this nesting depth.
-    fn piece(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+    fn piece(
+        &mut self,
+        builder: Builder<Notes>,
+        depth: u64,
+        failing: FailingStep,
+    ) -> (Builder<Notes>, Piece) {
         match if depth == 0 { 0 } else { self.random.below(8) } {
             0 | 1 => self.step(builder, failing),
             2 | 3 => {
@@ -174,13 +179,13 @@ impl Maker {
         }
     }
 
-    fn fork(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+    fn fork(&mut self, builder: Builder<Notes>, depth: u64, failing: FailingStep) -> (Builder<Notes>, Piece) {
         let (mut builder, before) = self.step(builder, failing);
         let collects = self.random.below(2) == 0;
         let within = match (collects, failing) {
-            (true, _) => Failing::Collected,
-            (false, Failing::Mended) => Failing::Mended,
-            (false, _) => Failing::Never,
+            (true, _) => FailingStep::Collected,
+            (false, FailingStep::Mended) => FailingStep::Mended,
+            (false, _) => FailingStep::Never,
         };
         let mut starts = Vec::new();
         for _ in 0..1 + self.random.below(3) {
@@ -210,7 +215,12 @@ impl Maker {
     }
 
     /// Adds a loop with two or three iterations.
-    fn loops(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+    fn loops(
+        &mut self,
+        builder: Builder<Notes>,
+        depth: u64,
+        failing: FailingStep,
+    ) -> (Builder<Notes>, Piece) {
         let (builder, body) = self.piece(builder, depth - 1, failing);
         let (builder, gate) = self.step(builder, failing);
         let (builder, exit) = self.step(builder, failing);
@@ -230,7 +240,12 @@ impl Maker {
     }
 
     /// Adds a nested graph.
-    fn inner(&mut self, builder: Builder<Notes>, depth: u64, failing: Failing) -> (Builder<Notes>, Piece) {
+    fn inner(
+        &mut self,
+        builder: Builder<Notes>,
+        depth: u64,
+        failing: FailingStep,
+    ) -> (Builder<Notes>, Piece) {
         let (inner, piece) = self.piece(Graph::builder("inner"), depth - 1, failing);
         let inner = inner.edge(&piece.last, END).start(&piece.first).build().unwrap();
         let name = self.name();
@@ -241,9 +256,9 @@ impl Maker {
         (builder.subgraph(&name, &inner, |state: &Notes| state.clone(), leave), Piece::step(&name))
     }
 
-    fn each(&mut self, builder: Builder<Notes>, failing: Failing) -> (Builder<Notes>, Piece) {
+    fn each(&mut self, builder: Builder<Notes>, failing: FailingStep) -> (Builder<Notes>, Piece) {
         let (name, count) = (self.name(), self.random.below(5) as u32);
-        let collects = failing != Failing::Mended || self.random.below(2) == 0;
+        let collects = failing != FailingStep::Mended || self.random.below(2) == 0;
         let (outside, joined) = (self.outside.clone(), self.outside.clone());
         let work = move |n: u32, context: Context| {
             outside.runs(&context);

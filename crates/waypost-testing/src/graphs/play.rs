@@ -55,13 +55,13 @@ pub(super) struct Played {
 }
 
 /// A store that crashes and reopens, with an engine.
-struct Site {
+struct PlaySite {
     fixture: Box<dyn StoreFixture>,
     store: Arc<FaultyStore>,
     engine: Engine,
 }
 
-impl Site {
+impl PlaySite {
     fn new(fixture: Box<dyn StoreFixture>) -> Self {
         let store = FaultyStore::around(fixture.store());
         Self { fixture, engine: Engine::new(store.clone()), store }
@@ -84,7 +84,7 @@ fn run_id() -> RunId {
 /// Works on a run until its end. Answers every question, mends failures, and decides to repeat steps in
 /// doubt.
 pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) -> Played {
-    let mut site = Site::new((kind.fresh)());
+    let mut site = PlaySite::new((kind.fresh)());
     let (mut calls, mut decided, mut from) = (0, BTreeMap::<String, u32>::new(), None);
     for _ in 0..SESSIONS_MAX {
         let before = finished(&site, made).await;
@@ -144,7 +144,11 @@ pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) 
 }
 
 /// Runs a session until the planned death; returns its outcome if it ended before.
-async fn session(site: &Site, made: &Made, from: Option<u64>) -> Option<Result<Outcome<Notes>, RunError>> {
+async fn session(
+    site: &PlaySite,
+    made: &Made,
+    from: Option<u64>,
+) -> Option<Result<Outcome<Notes>, RunError>> {
     let work = async {
         match from {
             Some(seq) => site.engine.resume(&made.graph, "r").from_checkpoint(seq).await,
@@ -174,7 +178,7 @@ fn told(made: &Made, outcome: Outcome<Notes>, calls: u64, decided: BTreeMap<Stri
 }
 
 /// Returns the steps recorded as finished, each with the number of executions so far.
-async fn finished(site: &Site, made: &Made) -> BTreeMap<String, u32> {
+async fn finished(site: &PlaySite, made: &Made) -> BTreeMap<String, u32> {
     let mut scan = Scan::of(&run_id());
     let mut finished = BTreeMap::new();
     loop {
@@ -195,7 +199,7 @@ async fn finished(site: &Site, made: &Made) -> BTreeMap<String, u32> {
 }
 
 /// Damages the newest record of an open branch that has an older record with a body.
-async fn damage(site: &mut Site, random: &mut Seeded) {
+async fn damage(site: &mut PlaySite, random: &mut Seeded) {
     let Ok(heads) = site.store.heads(&run_id(), &Page::default()).await else { return };
     let mut found: Vec<(BranchPath, u64)> = Vec::new();
     for head in heads.heads.iter().filter(|head| head.damaged.is_empty()) {

@@ -35,19 +35,19 @@ impl Reply {
 /// A server that ends when dropped.
 #[derive(Debug)]
 pub struct Server {
-    place: Place,
-    state: Arc<State>,
+    place: Endpoint,
+    state: Arc<ServerState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Endpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ServerState {
     ends: AtomicBool,
     heads: Mutex<Vec<String>>,
 }
@@ -63,7 +63,7 @@ impl Server {
     /// If no port can be bound.
     pub fn tcp(answer: impl Fn(&str) -> Reply + Send + Sync + 'static) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let place = Place::Tcp(listener.local_addr()?);
+        let place = Endpoint::Tcp(listener.local_addr()?);
         Ok(Self::start(place, move || Ok(Box::new(listener.accept()?.0)), answer))
     }
 
@@ -73,16 +73,16 @@ impl Server {
     /// If the socket cannot be created.
     pub fn unix(path: &Path, answer: impl Fn(&str) -> Reply + Send + Sync + 'static) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
-        let place = Place::Unix(path.to_owned());
+        let place = Endpoint::Unix(path.to_owned());
         Ok(Self::start(place, move || Ok(Box::new(listener.accept()?.0)), answer))
     }
 
     fn start(
-        place: Place,
+        place: Endpoint,
         mut accept: impl FnMut() -> io::Result<Box<dyn Stream>> + Send + 'static,
         answer: impl Fn(&str) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        let state = Arc::new(State::default());
+        let state = Arc::new(ServerState::default());
         let (answer, shared) = (Arc::new(answer), Arc::clone(&state));
         let thread = thread::spawn(move || {
             while let Ok(stream) = accept() {
@@ -106,8 +106,8 @@ impl Server {
     /// If the server uses a Unix socket.
     pub fn port(&self) -> u16 {
         match &self.place {
-            Place::Tcp(address) => address.port(),
-            Place::Unix(path) => panic!("{} has no port", path.display()),
+            Endpoint::Tcp(address) => address.port(),
+            Endpoint::Unix(path) => panic!("{} has no port", path.display()),
         }
     }
 
@@ -130,8 +130,8 @@ impl Drop for Server {
         self.state.ends.store(true, Ordering::SeqCst);
         // A connection wakes the accept loop; a failure means that the loop has ended.
         match &self.place {
-            Place::Tcp(address) => drop(TcpStream::connect(address)),
-            Place::Unix(path) => drop(UnixStream::connect(path)),
+            Endpoint::Tcp(address) => drop(TcpStream::connect(address)),
+            Endpoint::Unix(path) => drop(UnixStream::connect(path)),
         }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -139,7 +139,7 @@ impl Drop for Server {
     }
 }
 
-fn serve(mut stream: Box<dyn Stream>, answer: &dyn Fn(&str) -> Reply, state: &State) -> io::Result<()> {
+fn serve(mut stream: Box<dyn Stream>, answer: &dyn Fn(&str) -> Reply, state: &ServerState) -> io::Result<()> {
     let (mut head, mut byte) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_BYTES_MAX {
         stream.read_exact(&mut byte)?;

@@ -9,7 +9,7 @@ use super::SyntaxError;
 
 /// Type of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TokenKind {
     /// Name, or a word such as `and`.
     Name,
     /// Number literal.
@@ -23,7 +23,7 @@ pub(crate) enum Kind {
 /// Token of an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: TokenKind,
     pub(crate) text: &'a str,
     pub(crate) range: Range<usize>,
 }
@@ -31,12 +31,13 @@ pub(crate) struct Token<'a> {
 impl Token<'_> {
     /// Returns whether the token is the mark or word `text`; false for a string literal.
     pub(crate) fn is(&self, text: &str) -> bool {
-        self.kind != Kind::Text && self.text == text
+        self.kind != TokenKind::Text && self.text == text
     }
 
     /// Returns the content of a string literal without escapes.
     pub(crate) fn plain_text(&self) -> Option<&str> {
-        (self.kind == Kind::Text && !self.text.contains('\\')).then(|| &self.text[1..self.text.len() - 1])
+        (self.kind == TokenKind::Text && !self.text.contains('\\'))
+            .then(|| &self.text[1..self.text.len() - 1])
     }
 }
 
@@ -75,10 +76,10 @@ pub(crate) fn lex(source: &str, start: usize, until: Until) -> Result<(Vec<Token
             return Ok((tokens, at));
         }
         let (kind, len) = match first {
-            '"' | '\'' => (Kind::Text, text_len(rest, at)?),
-            '0'..='9' => (Kind::Number, number_len(rest, at)?),
-            'A'..='Z' | 'a'..='z' | '_' => (Kind::Name, name_len(rest, hyphens_belong(&tokens, at))),
-            _ => (Kind::Mark, mark_len(rest, depth, at)?),
+            '"' | '\'' => (TokenKind::Text, text_len(rest, at)?),
+            '0'..='9' => (TokenKind::Number, number_len(rest, at)?),
+            'A'..='Z' | 'a'..='z' | '_' => (TokenKind::Name, name_len(rest, hyphens_belong(&tokens, at))),
+            _ => (TokenKind::Mark, mark_len(rest, depth, at)?),
         };
         let token = Token { kind, text: &rest[..len], range: at..at + len };
         depth = depth_after(depth, &token);
@@ -93,7 +94,7 @@ pub(crate) fn lex(source: &str, start: usize, until: Until) -> Result<(Vec<Token
 }
 
 fn depth_after(depth: usize, token: &Token<'_>) -> usize {
-    if token.kind != Kind::Mark {
+    if token.kind != TokenKind::Mark {
         return depth;
     }
     match token.text {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::SyntaxError;
-use super::lex::{Kind, Token};
+use super::lex::{Token, TokenKind};
 use crate::suggest::{listed, nearest};
 
 /// Root names of expressions.
@@ -161,8 +161,8 @@ pub(crate) fn collect(tokens: &[Token<'_>], locals: &[String]) -> Result<Uses, V
     let (mut uses, mut errors) = (Uses::default(), Vec::new());
     for (index, token) in tokens.iter().enumerate() {
         let checked = match token.kind {
-            Kind::Name => name(tokens, index, locals, &mut uses),
-            Kind::Mark if token.text == "=" => check_assignment(tokens, index),
+            TokenKind::Name => name(tokens, index, locals, &mut uses),
+            TokenKind::Mark if token.text == "=" => check_assignment(tokens, index),
             _ => Ok(()),
         };
         errors.extend(checked.err());
@@ -176,7 +176,7 @@ pub(crate) fn collect(tokens: &[Token<'_>], locals: &[String]) -> Result<Uses, V
 /// Accepts `name=value` in a call; any other `=` was probably meant as `==`.
 fn check_assignment(tokens: &[Token<'_>], index: usize) -> Result<(), SyntaxError> {
     let named = index >= 2
-        && tokens[index - 1].kind == Kind::Name
+        && tokens[index - 1].kind == TokenKind::Name
         && (tokens[index - 2].is("(") || tokens[index - 2].is(","));
     if named {
         return Ok(());
@@ -268,7 +268,7 @@ fn skipped(tokens: &[Token<'_>], index: usize) -> Result<Call, SyntaxError> {
         && close.is(")")
     {
         let id = match step.kind {
-            Kind::Name => Some(step.text),
+            TokenKind::Name => Some(step.text),
             _ => step.plain_text(),
         };
         if let Some(id) = id {
@@ -328,7 +328,7 @@ fn path(tokens: &[Token<'_>], index: usize) -> (Vec<String>, usize) {
     loop {
         let window = (tokens.get(at), tokens.get(at + 1), tokens.get(at + 2));
         match window {
-            (Some(dot), Some(name), after) if dot.is(".") && name.kind == Kind::Name => {
+            (Some(dot), Some(name), after) if dot.is(".") && name.kind == TokenKind::Name => {
                 // Method of the value, not a part of the path.
                 if after.is_some_and(|after| after.is("(")) {
                     break;
@@ -356,7 +356,7 @@ fn reach(tokens: &[Token<'_>], index: usize) -> Vec<String> {
     loop {
         let is_call = tokens.get(at + 2).is_some_and(|after| after.is("("));
         match (tokens.get(at), tokens.get(at + 1)) {
-            (Some(dot), Some(name)) if dot.is(".") && name.kind == Kind::Name && !is_call => {
+            (Some(dot), Some(name)) if dot.is(".") && name.kind == TokenKind::Name && !is_call => {
                 reach.push(name.text.to_owned());
                 at += 2;
             }

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::SyntaxError;
-use super::lex::{Kind, Token};
+use super::lex::{Token, TokenKind};
 use super::names::{self, Call, Uses};
 
 /// Name of the comparison function; cannot be written in an expression.
@@ -84,11 +84,11 @@ fn spelled(tokens: &[Token<'_>], index: usize, wrap: &Wrap, uses: &Uses) -> Stri
     if wrap.is_comma {
         return ",".to_owned();
     }
-    let subscript = |name: &Token<'_>| name.kind == Kind::Name && name.text.contains('-');
+    let subscript = |name: &Token<'_>| name.kind == TokenKind::Name && name.text.contains('-');
     if token.is(".") && tokens.get(index + 1).is_some_and(subscript) {
         return String::new();
     }
-    if token.kind == Kind::Name && index > 0 && tokens[index - 1].is(".") {
+    if token.kind == TokenKind::Name && index > 0 && tokens[index - 1].is(".") {
         // Only a name after a dot can have a hyphen; other words stay unchanged.
         return match subscript(token) {
             true => format!("[\"{}\"]", token.text),
@@ -96,7 +96,7 @@ fn spelled(tokens: &[Token<'_>], index: usize, wrap: &Wrap, uses: &Uses) -> Stri
         };
     }
     if uses.calls.iter().any(|call| matches!(call, Call::Skipped { range, .. } if *range == token.range))
-        && token.kind == Kind::Name
+        && token.kind == TokenKind::Name
     {
         return format!("\"{}\"", token.text);
     }
@@ -104,7 +104,7 @@ fn spelled(tokens: &[Token<'_>], index: usize, wrap: &Wrap, uses: &Uses) -> Stri
         "&&" => "and",
         "||" => "or",
         "!" => "not",
-        "null" if token.kind == Kind::Name => "none",
+        "null" if token.kind == TokenKind::Name => "none",
         text => text,
     }
     .to_owned()
@@ -112,7 +112,7 @@ fn spelled(tokens: &[Token<'_>], index: usize, wrap: &Wrap, uses: &Uses) -> Stri
 
 /// Returns whether `token` is a comparison operator.
 fn is_comparison(token: &Token<'_>) -> bool {
-    token.kind == Kind::Mark && matches!(token.text, "==" | "!=" | "<" | "<=" | ">" | ">=")
+    token.kind == TokenKind::Mark && matches!(token.text, "==" | "!=" | "<" | "<=" | ">" | ">=")
 }
 
 /// Returns whether the token at `index` ends an operand of a comparison: an operator that binds looser.
@@ -123,9 +123,9 @@ fn ends_operand(tokens: &[Token<'_>], index: usize) -> bool {
     }
     let after_dot = index > 0 && tokens[index - 1].is(".");
     match token.kind {
-        Kind::Mark => matches!(token.text, "," | ":" | "=" | "&&" | "||" | "!") || is_comparison(token),
-        Kind::Name => matches!(token.text, "and" | "or" | "not" | "in" | "if" | "else") && !after_dot,
-        Kind::Text | Kind::Number => false,
+        TokenKind::Mark => matches!(token.text, "," | ":" | "=" | "&&" | "||" | "!") || is_comparison(token),
+        TokenKind::Name => matches!(token.text, "and" | "or" | "not" | "in" | "if" | "else") && !after_dot,
+        TokenKind::Text | TokenKind::Number => false,
     }
 }
 
@@ -163,7 +163,7 @@ fn wrap_comparisons(tokens: &[Token<'_>], wraps: &mut [Wrap]) -> Result<(), Synt
 
 /// Adds the filters that measure: after the token before each filter, and after operands of operators that copy texts.
 fn measure(tokens: &[Token<'_>], wraps: &mut [Wrap]) {
-    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| token.kind == Kind::Mark) {
+    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| token.kind == TokenKind::Mark) {
         let filter = match token.text {
             "*" => FACTOR,
             "+" | "~" => APPEND,
@@ -182,9 +182,9 @@ fn measure(tokens: &[Token<'_>], wraps: &mut [Wrap]) {
 /// Returns whether a value can end with the token. An operator after any other token has one operand.
 fn ends_value(token: &Token<'_>) -> bool {
     match token.kind {
-        Kind::Mark => matches!(token.text, ")" | "]" | "}"),
-        Kind::Name => !matches!(token.text, "and" | "or" | "not" | "in" | "if" | "else" | "is"),
-        Kind::Text | Kind::Number => true,
+        TokenKind::Mark => matches!(token.text, ")" | "]" | "}"),
+        TokenKind::Name => !matches!(token.text, "and" | "or" | "not" | "in" | "if" | "else" | "is"),
+        TokenKind::Text | TokenKind::Number => true,
     }
 }
 
@@ -192,7 +192,7 @@ fn ends_value(token: &Token<'_>) -> bool {
 /// attributes, subscripts, calls and filters.
 fn value_end(tokens: &[Token<'_>], start: usize) -> usize {
     let is_mark = |index: usize, marks: &[&str]| {
-        tokens.get(index).is_some_and(|token| token.kind == Kind::Mark && marks.contains(&token.text))
+        tokens.get(index).is_some_and(|token| token.kind == TokenKind::Mark && marks.contains(&token.text))
     };
     let mut end = start;
     while is_mark(end, &["-", "+"]) {
@@ -213,8 +213,8 @@ fn bracket_end(tokens: &[Token<'_>], start: usize) -> usize {
     let mut depth = 0usize;
     for (index, token) in tokens.iter().enumerate().skip(start) {
         match token.text {
-            "(" | "[" | "{" if token.kind == Kind::Mark => depth += 1,
-            ")" | "]" | "}" if token.kind == Kind::Mark => depth = depth.saturating_sub(1),
+            "(" | "[" | "{" if token.kind == TokenKind::Mark => depth += 1,
+            ")" | "]" | "}" if token.kind == TokenKind::Mark => depth = depth.saturating_sub(1),
             _ => {}
         }
         if depth == 0 {
@@ -231,8 +231,8 @@ fn operand_start(tokens: &[Token<'_>], index: usize) -> usize {
     while let Some(before) = start.checked_sub(1) {
         let token = &tokens[before];
         match token.text {
-            ")" | "]" | "}" if token.kind == Kind::Mark => depth += 1,
-            "(" | "[" | "{" if token.kind == Kind::Mark => match depth {
+            ")" | "]" | "}" if token.kind == TokenKind::Mark => depth += 1,
+            "(" | "[" | "{" if token.kind == TokenKind::Mark => match depth {
                 0 => break,
                 _ => depth -= 1,
             },
@@ -250,8 +250,8 @@ fn operand_end(tokens: &[Token<'_>], index: usize) -> usize {
     let mut end = index;
     while let Some(token) = tokens.get(end + 1) {
         match token.text {
-            "(" | "[" | "{" if token.kind == Kind::Mark => depth += 1,
-            ")" | "]" | "}" if token.kind == Kind::Mark => match depth {
+            "(" | "[" | "{" if token.kind == TokenKind::Mark => depth += 1,
+            ")" | "]" | "}" if token.kind == TokenKind::Mark => match depth {
                 0 => break,
                 _ => depth -= 1,
             },

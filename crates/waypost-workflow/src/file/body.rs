@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::checker::Checker;
 use super::fingerprint::{fingerprint, frame, list};
-use super::graph::{self, Order};
+use super::graph::{self, EdgeOrder};
 use super::hooks::Hook;
 use super::node::{Kind, Node};
 use super::settings::Variable;
@@ -26,7 +26,7 @@ pub(super) struct BodyDraft<'n> {
     pub(super) drafts: Vec<Draft<'n>>,
     pub(super) index: HashMap<String, usize>,
     /// `None` after a cycle, which was reported.
-    pub(super) order: Option<Order>,
+    pub(super) order: Option<EdgeOrder>,
 }
 
 /// Returns the nodes of a list of steps, or reports an empty, oversized or wrong value.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::align::Walk;
 use super::child::Family;
 use super::node::{Kind, Node};
-use super::problem::{Problems, Source};
+use super::problem::{Problems, SourceText};
 use super::units::parse_duration;
 use crate::expr::{Condition, Formula, SyntaxError, Template};
 use crate::suggest::{listed, nearest};
@@ -31,7 +31,7 @@ const SYNONYMS: [(&str, &str); 12] = [
 /// Collects problems while a file is read: one problem never hides another.
 #[derive(Debug)]
 pub(crate) struct Checker<'s> {
-    pub(crate) source: &'s Source,
+    pub(crate) source: &'s SourceText,
     pub(crate) problems: Problems,
     pub(crate) warnings: Problems,
     /// Names that expressions may read here, in addition to the global names.
@@ -45,7 +45,7 @@ pub(crate) struct Checker<'s> {
 }
 
 impl<'s> Checker<'s> {
-    pub(crate) fn new(source: &'s Source, problems: Problems) -> Self {
+    pub(crate) fn new(source: &'s SourceText, problems: Problems) -> Self {
         Self {
             source,
             problems,

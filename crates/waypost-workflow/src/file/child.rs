@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::body::holds_expression;
 use super::checker::Checker;
 use super::node::{Kind, Node};
-use super::problem::{FileError, Problems, Source};
+use super::problem::{FileError, Problems, SourceText};
 use super::work::Work;
 use super::workflow::Workflow;
 use super::{FILE_BYTES_MAX, read_regular};
@@ -369,6 +369,6 @@ pub(super) fn fit(checker: &mut Checker<'_>, node: &Node, child: &Child, given: 
 }
 
 /// Returns the error of a file, followed by the errors of its included files.
-pub(super) fn error(source: &Source, problems: Problems, family: &mut Family) -> FileError {
+pub(super) fn error(source: &SourceText, problems: Problems, family: &mut Family) -> FileError {
     FileError::new(source, problems).with_below(std::mem::take(&mut family.wrong))
 }

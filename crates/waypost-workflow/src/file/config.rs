@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::node::{self, Kind, Node};
-use super::problem::{FileError, Problems, Source};
+use super::problem::{FileError, Problems, SourceText};
 use super::read::PARALLEL_MAX;
 use super::step::is_step_id;
 use super::units::parse_duration;
@@ -43,7 +43,7 @@ static CONFIG: KeySet = KeySet {
 /// Valid configuration file.
 #[derive(Debug)]
 pub struct ConfigFile {
-    source: Source,
+    source: SourceText,
     store: Option<Setting<String>>,
     color: Option<Setting<ColorChoice>>,
     wait: Option<Setting<Duration>>,

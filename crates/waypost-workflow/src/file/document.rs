@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use super::node::{self, Kind, Node};
-use super::problem::{FileError, Problems, Source};
+use super::problem::{FileError, Problems, SourceText};
 
 /// YAML file with the place of each value, under the limits of a workflow file.
 #[derive(Debug)]
 pub struct Document {
-    source: Source,
+    source: SourceText,
     root: Node,
 }
 

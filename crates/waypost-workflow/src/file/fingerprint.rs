@@ -20,13 +20,13 @@ const RECIPE: u32 = 1;
 /// `report`, `undo`, `idempotent`, quoting and folding. `shared` is the `env` of the workflow and of
 /// `defaults`.
 pub(super) fn fingerprint(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> String {
-    print(draft, shared, Part::Whole)
+    print(draft, shared, FingerprintPart::Whole)
 }
 
 /// Returns the digest without the inner steps and the list of items, for a step with inner steps.
 pub(super) fn frame(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
-    (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, Part::Frame))
+    (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, FingerprintPart::Frame))
 }
 
 /// Returns the SHA-256, in hex, of the list of items of a step. `None` for a `foreach` with a `key`: equal
@@ -39,14 +39,14 @@ pub(super) fn list(draft: &Draft<'_>) -> Option<String> {
 
 /// Hashed part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum FingerprintPart {
     Whole,
     /// Without the inner steps, and without the list of items.
     Frame,
 }
 
-fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: Part) -> String {
-    let whole = part == Part::Whole;
+fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: FingerprintPart) -> String {
+    let whole = part == FingerprintPart::Whole;
     let text = |template: &Template| template.as_str().to_owned();
     // A map: later layers replace earlier layers, and the order of names is irrelevant.
     let mut env = std::collections::BTreeMap::new();

@@ -70,7 +70,7 @@ pub(super) static ITEMS: KeySet =
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Foreach {
-    /// Source of the items.
+    /// SourceText of the items.
     pub items: ItemSource,
     /// Name of the item in expressions.
     pub name: String,
@@ -107,7 +107,7 @@ impl Foreach {
     }
 }
 
-/// Source of items.
+/// SourceText of items.
 #[derive(Debug, Clone)]
 pub enum ItemSource {
     /// Literal list.

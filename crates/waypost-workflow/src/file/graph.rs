@@ -1,4 +1,4 @@
-//! Order of steps: duplicate ids, unknown needs, cycles, and reachability.
+//! EdgeOrder of steps: duplicate ids, unknown needs, cycles, and reachability.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,15 @@ use crate::suggest::listed;
 /// Most steps listed in a help text.
 const LISTED_MAX: usize = 12;
 
-/// Order of the steps of one list.
+/// EdgeOrder of the steps of one list.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct EdgeOrder {
     pub(super) mode: Mode,
     /// For each step in a graph: positions of all steps that end before it starts, as bits.
     before: Vec<Vec<u64>>,
 }
 
-impl Order {
+impl EdgeOrder {
     /// Returns whether `earlier` has certainly ended when `later` begins.
     pub(super) fn is_before(&self, earlier: usize, later: usize) -> bool {
         match self.mode {
@@ -64,7 +64,7 @@ pub(super) fn order(
     checker: &mut Checker<'_>,
     drafts: &[Draft<'_>],
     index: &HashMap<String, usize>,
-) -> Option<Order> {
+) -> Option<EdgeOrder> {
     let is_graph = drafts.iter().any(|draft| draft.needs.is_some());
     let needs: Vec<Vec<usize>> = drafts
         .iter()
@@ -72,10 +72,10 @@ pub(super) fn order(
         .map(|(position, draft)| needs_of(checker, position, draft, index))
         .collect();
     if !is_graph {
-        return Some(Order { mode: Mode::Sequence, before: Vec::new() });
+        return Some(EdgeOrder { mode: Mode::Sequence, before: Vec::new() });
     }
     match sorted(&needs) {
-        Ok(sorted) => Some(Order { mode: Mode::Graph, before: before(&needs, &sorted) }),
+        Ok(sorted) => Some(EdgeOrder { mode: Mode::Graph, before: before(&needs, &sorted) }),
         Err(circle) => {
             report_circle(checker, drafts, &circle);
             None

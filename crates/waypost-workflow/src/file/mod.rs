@@ -81,7 +81,7 @@ pub use self::workflow::{
 use self::checker::Checker;
 use self::child::Family;
 use self::node::Kind;
-use self::problem::{Problems, Source};
+use self::problem::{Problems, SourceText};
 
 /// Largest workflow or params file.
 ///
@@ -140,7 +140,7 @@ fn parse(bytes: &[u8], path: &Path, mut family: Family) -> Result<Workflow, File
     family.first = own.len();
     let source = match own.len() == whole.text.len() {
         true => whole,
-        false => Source::new(path.to_owned(), Arc::from(own)),
+        false => SourceText::new(path.to_owned(), Arc::from(own)),
     };
     let (workflow, family) = checked(&source, family);
     let mut workflow = workflow?;
@@ -149,7 +149,7 @@ fn parse(bytes: &[u8], path: &Path, mut family: Family) -> Result<Workflow, File
 }
 
 /// Reads one file, and its included files.
-fn checked(source: &Source, mut family: Family) -> (Result<Workflow, FileError>, Family) {
+fn checked(source: &SourceText, mut family: Family) -> (Result<Workflow, FileError>, Family) {
     let (root, problems) = match node::read(source) {
         Ok(read) => read,
         Err(problem) => return (Err(FileError::new(source, Problems::from(*problem))), family),
@@ -233,9 +233,9 @@ fn bytes_of(path: &Path, file: std::fs::File) -> Result<Vec<u8>, ReadError> {
     read().map_err(|source| ReadError::Io { path: path.to_owned(), source })
 }
 
-fn source(bytes: &[u8], path: &Path) -> Result<Source, FileError> {
+fn source(bytes: &[u8], path: &Path) -> Result<SourceText, FileError> {
     let refused = |text: &str, at: usize, message: String, help: &str| {
-        let source = Source::new(path.to_owned(), Arc::from(text));
+        let source = SourceText::new(path.to_owned(), Arc::from(text));
         let problem = source.problem(&(at..at), message).help(help);
         FileError::new(&source, Problems::from(problem))
     };
@@ -246,7 +246,7 @@ fn source(bytes: &[u8], path: &Path) -> Result<Source, FileError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let is_binary = bytes.contains(&0);
     match std::str::from_utf8(bytes) {
-        Ok(text) if !is_binary => Ok(Source::new(path.to_owned(), Arc::from(text))),
+        Ok(text) if !is_binary => Ok(SourceText::new(path.to_owned(), Arc::from(text))),
         _ if is_binary => {
             Err(refused("", 0, "the file is not UTF-8 text".to_owned(), "save the workflow as UTF-8"))
         }

@@ -11,7 +11,7 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{Location, Spanned};
 
-use super::problem::{Problem, Problems, Source};
+use super::problem::{Problem, Problems, SourceText};
 use crate::expr::{NumberError, exact_number};
 
 /// Deepest nesting of lists and maps.
@@ -116,7 +116,7 @@ impl Node {
 ///
 /// # Errors
 /// The place where the text is not valid YAML, or exceeds a limit.
-pub(crate) fn read(source: &Source) -> Result<(Node, Problems), Box<Problem>> {
+pub(crate) fn read(source: &SourceText) -> Result<(Node, Problems), Box<Problem>> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: DEPTH_MAX,
@@ -144,7 +144,7 @@ pub(crate) fn read(source: &Source) -> Result<(Node, Problems), Box<Problem>> {
 }
 
 /// Rejects standard YAML tags, which the reader ignores; it has rejected all others.
-fn refuse_tags(source: &Source, problems: &mut Problems) {
+fn refuse_tags(source: &SourceText, problems: &mut Problems) {
     if !source.text.contains('!') {
         return;
     }
@@ -236,7 +236,7 @@ impl<'de> Visitor<'de> for RawVisitor {
 }
 
 /// Returns the byte range of `location` in the source; empty if the reader knows only the start.
-pub(super) fn span_of(source: &Source, location: &Location) -> Range<usize> {
+pub(super) fn span_of(source: &SourceText, location: &Location) -> Range<usize> {
     let span = location.span();
     if let (Some(start), Some(len)) = (span.byte_offset(), span.byte_len()) {
         let start = usize::try_from(start).unwrap_or(usize::MAX).min(source.text.len());
@@ -249,7 +249,7 @@ pub(super) fn span_of(source: &Source, location: &Location) -> Range<usize> {
     start..start + len
 }
 
-fn place(source: &Source, raw: Raw, problems: &mut Problems) -> Node {
+fn place(source: &SourceText, raw: Raw, problems: &mut Problems) -> Node {
     let Spanned { value, referenced, defined } = raw.0;
     let defined_span = span_of(source, &defined);
     let own = referenced == defined;
@@ -291,7 +291,7 @@ fn place(source: &Source, raw: Raw, problems: &mut Problems) -> Node {
     Node { kind, span, own_text: own.then_some(defined_span), spelling }
 }
 
-fn check_keys(source: &Source, entries: &[(Node, Node)], problems: &mut Problems) {
+fn check_keys(source: &SourceText, entries: &[(Node, Node)], problems: &mut Problems) {
     let mut seen: std::collections::HashMap<&str, &Node> = std::collections::HashMap::new();
     for (key, _) in entries {
         if matches!(key.kind, Kind::List(_) | Kind::Map(_)) {

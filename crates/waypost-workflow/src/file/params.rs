@@ -236,7 +236,7 @@ impl Param {
 
 /// Returns whether a text is a number in JSON: `007` and `1.` are not.
 ///
-/// # Source
+/// # SourceText
 /// RFC 8259, section 6.
 fn is_json_number(text: &str) -> bool {
     serde_json::from_str::<serde_json::Number>(text).is_ok()

@@ -64,7 +64,7 @@ pub struct FileError {
 }
 
 impl FileError {
-    pub(crate) fn new(source: &Source, problems: Problems) -> Self {
+    pub(crate) fn new(source: &SourceText, problems: Problems) -> Self {
         let (problems, more) = problems.finish(source);
         Self { path: source.path.clone(), problems, more, text: Arc::clone(&source.text), below: Vec::new() }
     }
@@ -255,14 +255,14 @@ fn floor_boundary(text: &str, at: usize) -> usize {
 
 /// Text of a file, with the starts of its lines.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct SourceText {
     pub(crate) path: PathBuf,
     pub(crate) text: Arc<str>,
     /// Byte offset of each line's start.
     lines: Vec<usize>,
 }
 
-impl Source {
+impl SourceText {
     pub(crate) fn new(path: PathBuf, text: Arc<str>) -> Self {
         let starts = text.match_indices('\n').map(|(at, _)| at + 1);
         let lines = std::iter::once(0).chain(starts).collect();
@@ -343,7 +343,7 @@ impl Problems {
 
     /// Returns the first [`PROBLEMS_MAX`] problems in the order of the file, with places, and the number of
     /// the others.
-    pub(crate) fn finish(mut self, source: &Source) -> (Vec<Problem>, usize) {
+    pub(crate) fn finish(mut self, source: &SourceText) -> (Vec<Problem>, usize) {
         self.list.sort_by_key(|problem| (problem.span.start, problem.span.end));
         self.list.dedup();
         let more = self.list.len().saturating_sub(PROBLEMS_MAX) + self.dropped;
@@ -370,7 +370,12 @@ impl Problem {
         self
     }
 
-    pub(crate) fn related(mut self, source: &Source, span: &Range<usize>, label: impl Into<String>) -> Self {
+    pub(crate) fn related(
+        mut self,
+        source: &SourceText,
+        span: &Range<usize>,
+        label: impl Into<String>,
+    ) -> Self {
         let span = source.sound(span);
         self.related = Some(Related { line: 0, column: 0, label: label.into(), span });
         self

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::child::separated;
 use super::node::{self, Kind, Node};
-use super::problem::{FileError, Problems, Source};
+use super::problem::{FileError, Problems, SourceText};
 use super::workflow::Workflow;
 
 /// Keys with an expression as the whole value.
@@ -40,7 +40,7 @@ impl Workflow {
             return Ok(self);
         }
         let (own, _) = separated(&self.text);
-        let source = Source::new(self.path.clone(), Arc::from(own));
+        let source = SourceText::new(self.path.clone(), Arc::from(own));
         let (root, _) =
             node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
         let mut edits = BTreeMap::new();

@@ -6,14 +6,14 @@ use std::path::Path;
 use super::checker::Checker;
 use super::config::Setting;
 use super::node::Node;
-use super::problem::{FileError, Problems, Source};
+use super::problem::{FileError, Problems, SourceText};
 use super::workflow::Workflow;
 use super::{ReadError, node, read_regular, source};
 
 /// `store` of a workflow file, independent of the rest of the file.
 #[derive(Debug)]
 pub struct NamedStore {
-    source: Source,
+    source: SourceText,
     setting: Setting<String>,
 }
 

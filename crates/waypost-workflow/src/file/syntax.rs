@@ -4,13 +4,13 @@ use serde_saphyr::Error;
 use serde_saphyr::budget::BudgetBreach;
 
 use super::node::span_of;
-use super::problem::{Problem, Source};
+use super::problem::{Problem, SourceText};
 
 /// Help for values nested too deep.
 const FLATTER: &str = "reduce the nesting of lists and maps";
 
 /// Turns a parser error into a problem with its place, and a help text if the usual cause is known.
-pub(super) fn explain(source: &Source, error: &Error) -> Problem {
+pub(super) fn explain(source: &SourceText, error: &Error) -> Problem {
     let error = error.without_snippet();
     let mut span = error.location().map_or(0..0, |location| span_of(source, &location));
     let error = match error {
@@ -92,7 +92,7 @@ fn words(debug: &str) -> String {
     debug.split_once('{').map_or(debug, |(_, fields)| fields).trim_matches([' ', '}']).replace('_', " ")
 }
 
-fn line_text(source: &Source, at: usize) -> &str {
+fn line_text(source: &SourceText, at: usize) -> &str {
     let start = source.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     let end = source.text[at..].find('\n').map_or(source.text.len(), |newline| at + newline);
     &source.text[start..end]
@@ -100,7 +100,7 @@ fn line_text(source: &Source, at: usize) -> &str {
 
 /// Returns the first tab in an indentation, from the line of `at` on. The parser names the value before the
 /// tab.
-fn tab_that_indents(source: &Source, at: usize) -> Option<usize> {
+fn tab_that_indents(source: &SourceText, at: usize) -> Option<usize> {
     let mut start = source.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     for line in source.text[start..].split_inclusive('\n') {
         let indent = line.len() - line.trim_start_matches([' ', '\t', '-']).len();
@@ -112,7 +112,7 @@ fn tab_that_indents(source: &Source, at: usize) -> Option<usize> {
     None
 }
 
-fn column_bytes(source: &Source, at: usize) -> usize {
+fn column_bytes(source: &SourceText, at: usize) -> usize {
     at - source.text[..at].rfind('\n').map_or(0, |newline| newline + 1)
 }
 

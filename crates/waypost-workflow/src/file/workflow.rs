@@ -14,7 +14,7 @@ use super::child::Child;
 use super::evidence::Evidence;
 use super::hooks::Hook;
 use super::params::Param;
-use super::problem::{Problem, Problems, Source, Warning};
+use super::problem::{Problem, Problems, SourceText, Warning};
 use super::repeat::Repeat;
 use super::settings::Checkpoints;
 use super::work::{Agent, Work};
@@ -288,7 +288,7 @@ impl Workflow {
         if agents.is_empty() {
             return below.collect();
         }
-        let source = Source::new(self.path.clone(), Arc::clone(&self.text));
+        let source = SourceText::new(self.path.clone(), Arc::clone(&self.text));
         let mut problems = Problems::default();
         for Agent { name, place, .. } in agents {
             let help = format!(
@@ -358,7 +358,7 @@ impl Workflow {
     }
 }
 
-/// Order in which steps run.
+/// EdgeOrder in which steps run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// In sequence, in the order of the file: no step has `needs`.
@@ -576,7 +576,7 @@ impl Tolerance {
     }
 }
 
-/// Source of an output.
+/// SourceText of an output.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct OutputSource {

@@ -22,11 +22,11 @@ const LISTED_MAX: usize = 12;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JsonPath {
     text: String,
-    parts: Vec<Part>,
+    parts: Vec<PathPart>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum PathPart {
     Name(String),
     /// From 0; negative from the end.
     Index(i64),
@@ -124,7 +124,7 @@ impl JsonPath {
                     hint,
                 })?;
             }
-            is_list |= *part == Part::Every;
+            is_list |= *part == PathPart::Every;
             found = next;
         }
         match (is_list, found.as_slice()) {
@@ -150,9 +150,9 @@ impl JsonPath {
         let mut prefix = "$".to_owned();
         for part in &self.parts[..parts] {
             match part {
-                Part::Name(name) => prefix.push_str(&format!(".{name}")),
-                Part::Index(index) => prefix.push_str(&format!("[{index}]")),
-                Part::Every => prefix.push_str("[*]"),
+                PathPart::Name(name) => prefix.push_str(&format!(".{name}")),
+                PathPart::Index(index) => prefix.push_str(&format!("[{index}]")),
+                PathPart::Every => prefix.push_str("[*]"),
             }
         }
         prefix
@@ -175,18 +175,18 @@ impl fmt::Display for JsonPath {
     }
 }
 
-fn dotted(rest: &str) -> Result<(Part, usize), &'static str> {
+fn dotted(rest: &str) -> Result<(PathPart, usize), &'static str> {
     if rest.starts_with('*') {
-        return Ok((Part::Every, 1));
+        return Ok((PathPart::Every, 1));
     }
     let len = rest.find(['.', '[', ']', '\'', '"', ' ', '*', '?', '(']).unwrap_or(rest.len());
     match len {
         0 => Err("a name is missing after `.`; write names with special characters as `['name']`"),
-        _ => Ok((Part::Name(rest[..len].to_owned()), len)),
+        _ => Ok((PathPart::Name(rest[..len].to_owned()), len)),
     }
 }
 
-fn bracketed(rest: &str) -> Result<(Part, usize), &'static str> {
+fn bracketed(rest: &str) -> Result<(PathPart, usize), &'static str> {
     if let Some(quote @ ('\'' | '"')) = rest.chars().next() {
         let end = rest[1..].find(quote).ok_or("the quoted name in brackets is not closed")?;
         let name = &rest[1..1 + end];
@@ -194,27 +194,27 @@ fn bracketed(rest: &str) -> Result<(Part, usize), &'static str> {
             return Err("names in brackets have no escapes; use the other kind of quotes");
         }
         return match rest[end + 2..].starts_with(']') {
-            true => Ok((Part::Name(name.to_owned()), end + 3)),
+            true => Ok((PathPart::Name(name.to_owned()), end + 3)),
             false => Err("`]` is missing after the name"),
         };
     }
     let end = rest.find(']').ok_or("`[` is not closed")?;
     match &rest[..end] {
-        "*" => Ok((Part::Every, end + 1)),
+        "*" => Ok((PathPart::Every, end + 1)),
         index => {
             let index = index.parse().map_err(|_| "brackets contain a number, `*` or a quoted name")?;
-            Ok((Part::Index(index), end + 1))
+            Ok((PathPart::Index(index), end + 1))
         }
     }
 }
 
 fn step<'a>(
-    part: &Part,
+    part: &PathPart,
     value: &'a Value,
     found: &mut Vec<&'a Value>,
 ) -> Result<(), (String, Option<String>)> {
     match (part, value) {
-        (Part::Name(name), Value::Object(map)) => match map.get(name) {
+        (PathPart::Name(name), Value::Object(map)) => match map.get(name) {
             Some(value) => found.push(value),
             None => {
                 let names = map.keys().map(String::as_str);
@@ -223,19 +223,19 @@ fn step<'a>(
                 return Err((message, nearest(name, names).map(|name| format!("did you mean `{name}`?"))));
             }
         },
-        (Part::Index(index), Value::Array(items)) => {
+        (PathPart::Index(index), Value::Array(items)) => {
             let count = items.len() as i64;
             let position = if *index < 0 { index.saturating_add(count) } else { *index };
             let item = usize::try_from(position).ok().and_then(|position| items.get(position));
             found
                 .push(item.ok_or_else(|| (format!("there is no item {index}; the list has {count}"), None))?);
         }
-        (Part::Every, Value::Array(items)) => found.extend(items),
-        (Part::Every, Value::Object(map)) => found.extend(map.values()),
-        (Part::Name(name), other) => {
+        (PathPart::Every, Value::Array(items)) => found.extend(items),
+        (PathPart::Every, Value::Object(map)) => found.extend(map.values()),
+        (PathPart::Name(name), other) => {
             return Err((format!("there is no `{}`: the value is {}", shown(name), described(other)), None));
         }
-        (Part::Index(_) | Part::Every, other) => {
+        (PathPart::Index(_) | PathPart::Every, other) => {
             return Err((format!("there are no items: the value is {}", described(other)), None));
         }
     }

@@ -23,7 +23,7 @@ const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
 /// Failed start: no process is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct ExecFailure {
     pub(super) stage: Stage,
     pub(super) errno: i32,
 }
@@ -35,7 +35,7 @@ pub(super) struct Launcher {
 }
 
 /// Input of the child, and the place for its failure.
-struct Plan {
+struct ExecPlan {
     candidates: *const *const c_char,
     argv: *const *const c_char,
     env: *const *const c_char,
@@ -43,7 +43,7 @@ struct Plan {
     stdio: [RawFd; 3],
     parent: libc::pid_t,
     descriptors: libc::rlim_t,
-    failure: Option<Failure>,
+    failure: Option<ExecFailure>,
 }
 
 impl Launcher {
@@ -58,12 +58,12 @@ impl Launcher {
     ///
     /// `stdio` are descriptors of this process. Descriptors 0, 1 and 2 must be open, so that received
     /// descriptors never have these numbers. Returns once the program runs or has failed to start.
-    pub(super) fn launch(&mut self, request: &Request<'_>, stdio: [RawFd; 3]) -> Result<Pid, Failure> {
+    pub(super) fn launch(&mut self, request: &Request<'_>, stdio: [RawFd; 3]) -> Result<Pid, ExecFailure> {
         let candidates = candidates(request);
         let candidates = pointers(candidates.iter().map(CString::as_c_str));
         let argv = pointers(request.argv.iter().copied());
         let env = pointers(request.env.iter().copied());
-        let mut plan = Plan {
+        let mut plan = ExecPlan {
             candidates: candidates.as_ptr(),
             argv: argv.as_ptr(),
             env: env.as_ptr(),
@@ -89,7 +89,7 @@ impl Launcher {
             libc::clone(run, top.cast(), flags, (&raw mut plan).cast())
         };
         if pid < 0 {
-            return Err(Failure { stage: Stage::Prepare, errno: errno() });
+            return Err(ExecFailure { stage: Stage::Prepare, errno: errno() });
         }
         let pid = Pid::from_raw(pid).expect("clone returns a positive number or an error");
         // Written by the child through its pointer.
@@ -133,9 +133,9 @@ fn pointers<'a>(strings: impl Iterator<Item = &'a CStr>) -> Vec<*const c_char> {
 /// Main function of the child: runs the program or exits.
 extern "C" fn run(plan: *mut c_void) -> c_int {
     #[expect(unsafe_code, reason = "the argument of clone's function is a plain pointer")]
-    // SAFETY: `launch` passes a `Plan`, valid until this process has run the program or ended, without access
+    // SAFETY: `launch` passes a `ExecPlan`, valid until this process has run the program or ended, without access
     // in the meantime.
-    let plan = unsafe { &mut *plan.cast::<Plan>() };
+    let plan = unsafe { &mut *plan.cast::<ExecPlan>() };
     plan.failure = Some(become_program(plan));
     #[expect(unsafe_code, reason = "returning would run the exit handlers of the parent's memory")]
     // SAFETY: ends this process at once, whatever its state.
@@ -146,8 +146,8 @@ extern "C" fn run(plan: *mut c_void) -> c_int {
 
 /// Sets up this process according to `plan` and runs the program; returns only on failure.
 #[expect(unsafe_code, reason = "between clone and exec only plain system calls are allowed")]
-fn become_program(plan: &Plan) -> Failure {
-    let prepare = |errno| Failure { stage: Stage::Prepare, errno };
+fn become_program(plan: &ExecPlan) -> ExecFailure {
+    let prepare = |errno| ExecFailure { stage: Stage::Prepare, errno };
     // SAFETY: plain system calls. All pointers come from `launch`, valid and terminated by null or zero. None
     // of the calls allocates or takes a lock.
     unsafe {
@@ -167,7 +167,7 @@ fn become_program(plan: &Plan) -> Failure {
             }
         }
         if libc::chdir(plan.dir) != 0 {
-            return Failure { stage: Stage::Folder, errno: errno() };
+            return ExecFailure { stage: Stage::Folder, errno: errno() };
         }
         // All descriptors are close-on-exec; this covers a forgotten one. Not available before Linux 5.9.
         libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32);
@@ -179,13 +179,13 @@ fn become_program(plan: &Plan) -> Failure {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
-        Failure { stage: Stage::Program, errno: run_first(plan) }
+        ExecFailure { stage: Stage::Program, errno: run_first(plan) }
     }
 }
 
 /// Runs the first executable candidate; returns the error, chosen as in execvp(3), if none is executable.
 #[expect(unsafe_code, reason = "between clone and exec only plain system calls are allowed")]
-fn run_first(plan: &Plan) -> i32 {
+fn run_first(plan: &ExecPlan) -> i32 {
     let mut denied = false;
     let mut candidate = plan.candidates;
     // SAFETY: the lists come from `launch` and are terminated by null.

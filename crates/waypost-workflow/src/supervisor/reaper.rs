@@ -26,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitStatus};
 
 use super::channel;
-use super::exec::{Failure, Launcher};
+use super::exec::{ExecFailure, Launcher};
 use super::signals::ChildEnds;
 use super::tree::{self, Reaped};
 use super::wire::{Event, MESSAGE_BYTES_MAX, Order, REQUEST_BYTES_MAX, Request, Stage, StartFlags};
@@ -148,14 +148,19 @@ impl Reaper {
                 self.occupied = true;
                 Event::Started { pid: pid.as_raw_nonzero().get() }
             }
-            Err(Failure { stage, errno }) => Event::Refused { stage, errno },
+            Err(ExecFailure { stage, errno }) => Event::Refused { stage, errno },
         };
         self.tell(event)
     }
 
-    fn launch(&mut self, flags: StartFlags, body: &[u8], descriptors: &[OwnedFd]) -> Result<Pid, Failure> {
+    fn launch(
+        &mut self,
+        flags: StartFlags,
+        body: &[u8],
+        descriptors: &[OwnedFd],
+    ) -> Result<Pid, ExecFailure> {
         let failed =
-            |errno: rustix::io::Errno| Failure { stage: Stage::Prepare, errno: errno.raw_os_error() };
+            |errno: rustix::io::Errno| ExecFailure { stage: Stage::Prepare, errno: errno.raw_os_error() };
         // Fewer than announced: this process may have no more descriptors, and the kernel dropped them.
         let mut next = descriptors.iter();
         let mut take = || next.next().ok_or(failed(rustix::io::Errno::MFILE));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Call, Sampling, SimDisk};
+use super::{DiskCall, Sampling, SimDisk};
 
 /// The coverage of a search. A survey with few states proves little: assert the counts too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Loss {
     /// Number of the call before which the power was cut, counted from 0.
     pub call: u64,
     /// The call; `None` if the program had ended.
-    pub before: Option<Call>,
+    pub before: Option<DiskCall>,
     /// Index of the state among the states of that power cut.
     pub state: u64,
     /// The changes lost and kept.
@@ -33,7 +33,7 @@ impl fmt::Display for Loss {
         write!(f, "call {}, state {}: {}\nthe power was cut ", self.call, self.state, self.found)?;
         match &self.before {
             None => f.write_str("after the program's end")?,
-            Some(Call { action, path }) => write!(f, "before {action:?} of `{}`", path.display())?,
+            Some(DiskCall { action, path }) => write!(f, "before {action:?} of `{}`", path.display())?,
         }
         write!(f, "\n{}", self.story)
     }

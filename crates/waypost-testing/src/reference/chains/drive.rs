@@ -34,28 +34,28 @@ type Files = BTreeMap<Name, i64>;
 
 /// The state of the graph.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
-struct State {
+struct ChainState {
     steps: u64,
     value: i64,
 }
 
 /// An execution with its inputs.
 #[derive(Debug, Clone, PartialEq)]
-struct Execution {
-    state: State,
+struct ChainExecution {
+    state: ChainState,
     /// The pins of all executions before.
     seen: BTreeMap<Visit, Option<(Name, i64)>>,
-    output: State,
+    output: ChainState,
     pin: Option<(Name, i64)>,
 }
 
 /// Files and executions.
 #[derive(Debug, Default)]
-struct World {
+struct ChainWorld {
     files: Files,
     hidden: BTreeMap<Name, i64>,
     executed: Vec<Name>,
-    last: BTreeMap<Visit, Execution>,
+    last: BTreeMap<Visit, ChainExecution>,
     counts: BTreeMap<Visit, usize>,
     allowed: BTreeMap<String, usize>,
     twice: Vec<String>,
@@ -64,14 +64,14 @@ struct World {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Outside(Arc<Mutex<World>>);
+struct ChainOutside(Arc<Mutex<ChainWorld>>);
 
-impl Outside {
-    fn lock(&self) -> MutexGuard<'_, World> {
+impl ChainOutside {
+    fn lock(&self) -> MutexGuard<'_, ChainWorld> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn execute(&self, node: &Node, visit: Visit, state: &State) -> State {
+    fn execute(&self, node: &Node, visit: Visit, state: &ChainState) -> ChainState {
         let mut world = self.lock();
         let seen = world.last.iter().map(|(visit, last)| (visit.clone(), last.pin.clone())).collect();
         let hidden = world.hidden.get(&node.id).copied().unwrap_or(0);
@@ -86,8 +86,8 @@ impl Outside {
         if !node.idempotent && world.counts[&visit] > allowed && !world.retries_all {
             world.twice.push(format!("{visit:?} ran twice unasked"));
         }
-        let output = State { steps: state.steps + 1, value };
-        let execution = Execution { state: state.clone(), seen, output: output.clone(), pin };
+        let output = ChainState { steps: state.steps + 1, value };
+        let execution = ChainExecution { state: state.clone(), seen, output: output.clone(), pin };
         world.last.insert(visit, execution);
         output
     }
@@ -95,26 +95,26 @@ impl Outside {
 
 /// The changes before a round, and the expected executions.
 #[derive(Debug, Clone, Default)]
-struct Round {
+struct ChainRound {
     lost: Vec<Name>,
     hidden: BTreeMap<Name, i64>,
     /// The executions of the model.
     expected: Vec<Name>,
 }
 
-struct Script {
+struct ChainScript {
     nodes: Vec<Node>,
-    rounds: Vec<Round>,
+    rounds: Vec<ChainRound>,
 }
 
-impl Script {
+impl ChainScript {
     fn of(seed: u64) -> Result<Self, String> {
         let mut random = Seeded::new(seed);
         let nodes = nodes(&mut random);
         let mut model = ChainRun::new(nodes.clone(), RETENTION_OF_ALL + 30, Rules::default());
         let mut rounds = Vec::new();
         for number in 0..2 + random.below(3) {
-            let mut round = Round::default();
+            let mut round = ChainRound::default();
             if number > 0 {
                 round.lost = model.world.files.keys().filter(|_| chance(&mut random, 25)).cloned().collect();
                 for node in &nodes {
@@ -136,24 +136,24 @@ impl Script {
 
 /// Plays the chain of a seed, undisturbed and with crashes in each round, and returns the first defect.
 pub(in super::super) async fn find(seed: u64, crashes_max: u64) -> Option<Defect> {
-    match Script::of(seed) {
+    match ChainScript::of(seed) {
         Ok(script) => {
-            let found = first_defect(|| Play::new(&script), script.rounds.len(), crashes_max).await?;
+            let found = first_defect(|| ChainPlay::new(&script), script.rounds.len(), crashes_max).await?;
             Some(found.of(seed, script.nodes.len()))
         }
         Err(why) => Some(Defect { seed, round: 0, steps: 0, crash: None, found: vec![why] }),
     }
 }
 
-struct Play<'a> {
-    script: &'a Script,
+struct ChainPlay<'a> {
+    script: &'a ChainScript,
     memory: Arc<MemoryStore>,
-    outside: Outside,
-    graph: Graph<State>,
+    outside: ChainOutside,
+    graph: Graph<ChainState>,
     calls: u64,
 }
 
-impl Rounds for Play<'_> {
+impl Rounds for ChainPlay<'_> {
     async fn play(&mut self, round: usize, crash: Option<Crash>) -> Vec<String> {
         self.round(&self.script.rounds[round], crash).await
     }
@@ -163,14 +163,14 @@ impl Rounds for Play<'_> {
     }
 }
 
-impl<'a> Play<'a> {
-    fn new(script: &'a Script) -> Self {
-        let outside = Outside::default();
+impl<'a> ChainPlay<'a> {
+    fn new(script: &'a ChainScript) -> Self {
+        let outside = ChainOutside::default();
         let graph = graph(&script.nodes, &outside);
         Self { script, memory: Arc::new(MemoryStore::new()), outside, graph, calls: 0 }
     }
 
-    async fn round(&mut self, round: &Round, crash: Option<Crash>) -> Vec<String> {
+    async fn round(&mut self, round: &ChainRound, crash: Option<Crash>) -> Vec<String> {
         let before = {
             let mut world = self.outside.lock();
             world.files.retain(|file, _| !round.lost.contains(file));
@@ -210,7 +210,7 @@ impl<'a> Play<'a> {
     }
 
     /// Resumes the run, session by session, until completion; returns the state.
-    async fn rest(&mut self, mut crash: Option<Crash>) -> Result<State, String> {
+    async fn rest(&mut self, mut crash: Option<Crash>) -> Result<ChainState, String> {
         let mut retries = false;
         for _ in 0..SESSIONS_MAX {
             let store = FaultyStore::around(self.memory.clone());
@@ -245,7 +245,7 @@ impl<'a> Play<'a> {
                     let engine = self.engine(self.memory.clone());
                     let stop = waypost::engine::StopHandle::default();
                     stop.stop(waypost::engine::StopLevel::Graceful, "the player");
-                    let run = engine.run(&self.graph, "r", State::default()).stop_handle(&stop);
+                    let run = engine.run(&self.graph, "r", ChainState::default()).stop_handle(&stop);
                     run.await.map_err(|error| format!("the engine does not create the run: {error}"))?;
                 }
                 Some(Err(RunError::InDoubt { questions, .. })) => {
@@ -269,7 +269,7 @@ impl<'a> Play<'a> {
     }
 
     /// Returns the defects of a run at rest: follows the steps in force from the first state on.
-    async fn check(&self, end: &State) -> Vec<String> {
+    async fn check(&self, end: &ChainState) -> Vec<String> {
         let engine = self.engine(self.memory.clone());
         let history = match engine.history("r").await {
             Ok(history) => history,
@@ -277,7 +277,7 @@ impl<'a> Play<'a> {
         };
         let world = self.outside.lock();
         let mut found = world.twice.clone();
-        let (mut state, mut pins, mut upstream) = (State::default(), Files::new(), Vec::new());
+        let (mut state, mut pins, mut upstream) = (ChainState::default(), Files::new(), Vec::new());
         let mut next = Some(self.script.nodes[0].id.to_string());
         for entry in &history {
             let header = entry.record().header();
@@ -311,17 +311,17 @@ impl<'a> Play<'a> {
 }
 
 /// Returns the next step by the state; `None` at the end.
-fn route(nodes: &[Node], step: &str, state: &State) -> Option<String> {
+fn route(nodes: &[Node], step: &str, state: &ChainState) -> Option<String> {
     let node = nodes.iter().find(|node| &*node.id == step)?;
     let then = &node.then[state.value as usize % node.then.len()];
     (state.steps <= LENGTH_MAX).then(|| then.to_string())
 }
 
-fn graph(nodes: &[Node], outside: &Outside) -> Graph<State> {
-    let mut builder = Graph::<State>::builder("chain").start(&nodes[0].id);
+fn graph(nodes: &[Node], outside: &ChainOutside) -> Graph<ChainState> {
+    let mut builder = Graph::<ChainState>::builder("chain").start(&nodes[0].id);
     for node in nodes {
         let (own, outside) = (node.clone(), outside.clone());
-        builder = builder.step(&node.id, move |state: State, context: Context| {
+        builder = builder.step(&node.id, move |state: ChainState, context: Context| {
             let visit = (context.step().to_string(), context.iteration().to_vec());
             let output = outside.execute(&own, visit, &state);
             async move { Ok::<_, StepError>(output) }
@@ -337,7 +337,7 @@ fn graph(nodes: &[Node], outside: &Outside) -> Graph<State> {
         let targets: Vec<String> =
             nodes.iter().map(|node| node.id.to_string()).chain([END.to_owned()]).collect();
         let (all, id) = (nodes.to_vec(), node.id.clone());
-        let choose = move |state: &State| route(&all, &id, state).unwrap_or_else(|| END.to_owned());
+        let choose = move |state: &ChainState| route(&all, &id, state).unwrap_or_else(|| END.to_owned());
         builder = builder.route(&node.id, targets, choose);
     }
     builder.build().expect("the routes lead to steps of the graph")

@@ -29,7 +29,7 @@ pub(super) struct Node {
 
 /// The state of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct State {
+pub(super) struct RunState {
     pub steps: u64,
     pub value: i64,
 }
@@ -62,7 +62,7 @@ pub(super) struct Record {
 
 /// The position of a chain.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Position {
+pub(super) struct ChainPosition {
     /// Records in force.
     pub lineage: Vec<Record>,
     /// The previous lineage, out of force.
@@ -86,7 +86,7 @@ pub(super) enum Stop {
 pub(super) struct ChainRun {
     pub nodes: Vec<Node>,
     pub world: World,
-    pub position: Position,
+    pub position: ChainPosition,
     pub crash_at: Option<usize>,
     pub commits: usize,
     pub asked: usize,
@@ -94,8 +94,8 @@ pub(super) struct ChainRun {
     /// The number of states that retention keeps.
     pub states_max: usize,
     rules: Rules,
-    disk: Option<Position>,
-    states: BTreeMap<u64, State>,
+    disk: Option<ChainPosition>,
+    states: BTreeMap<u64, RunState>,
     number: u64,
     may_rerun: BTreeSet<Visit>,
 }
@@ -105,7 +105,7 @@ impl ChainRun {
         Self {
             nodes,
             world: World::default(),
-            position: Position::default(),
+            position: ChainPosition::default(),
             crash_at: None,
             commits: 0,
             asked: 0,
@@ -113,7 +113,7 @@ impl ChainRun {
             states_max,
             rules,
             disk: None,
-            states: BTreeMap::from([(0, State { steps: 0, value: 0 })]),
+            states: BTreeMap::from([(0, RunState { steps: 0, value: 0 })]),
             number: 0,
             may_rerun: BTreeSet::new(),
         }
@@ -138,7 +138,7 @@ impl ChainRun {
         if is_due { Err(Stop::Halt(Halt::Crash)) } else { Ok(()) }
     }
 
-    fn state(&self) -> Result<State, Stop> {
+    fn state(&self) -> Result<RunState, Stop> {
         let number = self.position.lineage.last().map_or(0, |record| record.number);
         self.states.get(&number).copied().ok_or(Stop::NoState)
     }
@@ -164,7 +164,7 @@ impl ChainRun {
     /// Rewinds to the newest retained state before a record. The records after that state become the reusable
     /// chain.
     fn rewind(&mut self, mut index: usize) {
-        let Position { lineage, reusable, begun, started } = &mut self.position;
+        let ChainPosition { lineage, reusable, begun, started } = &mut self.position;
         begun.extend(started.clone());
         let had_reusable = reusable.is_some();
         let old = reusable.get_or_insert_with(|| lineage.clone());
@@ -234,7 +234,7 @@ impl ChainRun {
 
     /// For the oracles: returns the state and the pins in force after these records.
     fn truth(&self, lineage: &[Record]) -> Truth {
-        let start = Digest::of(State { steps: 0, value: 0 });
+        let start = Digest::of(RunState { steps: 0, value: 0 });
         let state = lineage.last().map_or(start, |record| record.state);
         let pins = pins_in_force(lineage);
         let pins = pins.into_iter().map(|(file, content)| Truth::Pin(Pin { file, content }));
@@ -260,7 +260,7 @@ impl ChainRun {
         self.number += 1;
         let route = &node.then[value as usize % node.then.len()];
         let next = (state.steps < LENGTH_MAX).then(|| route.clone());
-        let state = State { steps: state.steps + 1, value };
+        let state = RunState { steps: state.steps + 1, value };
         self.states.insert(self.number, state);
         let mut in_force = pins_in_force(&self.position.lineage);
         in_force.extend(pins.iter().map(|pin| (pin.file.clone(), pin.content)));
@@ -306,7 +306,7 @@ impl ChainRun {
         match &self.disk {
             Some(disk) => self.position = disk.clone(),
             None => {
-                self.position = Position::default();
+                self.position = ChainPosition::default();
                 self.commit()?;
             }
         }
@@ -334,7 +334,7 @@ impl ChainRun {
     }
 
     fn must_ask(&self, visit: &Visit) -> bool {
-        let Position { reusable, begun, started, .. } = &self.position;
+        let ChainPosition { reusable, begun, started, .. } = &self.position;
         let was_done = reusable.iter().flatten().any(|record| record.visit == *visit);
         let was_begun = started.as_ref() == Some(visit) || begun.contains(visit);
         !self.node(&visit.step).idempotent && (was_done || was_begun)

@@ -154,7 +154,7 @@ pub(super) fn scope_of(branch: &BranchPath) -> String {
 impl Program for Driven {
     type State = State;
     type Job = Job;
-    type Output = Made;
+    type Output = Prepared;
 
     fn shape(&self) -> &Shape {
         &self.shape
@@ -229,7 +229,7 @@ impl Program for Driven {
         Ok(None)
     }
 
-    async fn recover(&self, _: StepRef<'_>, _: &State, _: Option<&Exited>) -> Option<Recovered<Made>> {
+    async fn recover(&self, _: StepRef<'_>, _: &State, _: Option<&Exited>) -> Option<Recovered<Prepared>> {
         None
     }
 
@@ -273,7 +273,7 @@ impl Program for Driven {
         Ok(Job { given: Given { path, step, input: state.input, outputs }, joined })
     }
 
-    async fn perform(&self, job: Job, attempt: Attempt) -> Performed<Made> {
+    async fn perform(&self, job: Job, attempt: Attempt) -> Performed<Prepared> {
         let Job { given, joined } = job;
         let (output, evidence) = match joined {
             Some(joined) => match made_by_children(&joined).await {
@@ -288,7 +288,7 @@ impl Program for Driven {
                     Some(pack) => Some(attempt.check_evidence(pack, None).await),
                     None => None,
                 };
-                (Made { output, joined: None }, evidence)
+                (Prepared { output, joined: None }, evidence)
             }
         };
         let outputs = serde_json::Map::from_iter([("output".to_owned(), json!(output.output))]);
@@ -310,7 +310,7 @@ impl Program for Driven {
         &self,
         state: &mut State,
         step_ref: StepRef<'_>,
-        settled: Settlement<'_, Made>,
+        settled: Settlement<'_, Prepared>,
     ) -> Result<Follow, Failure> {
         let id = step_ref.step.id.to_string();
         if let Settlement::Completed(output, _) = settled {
@@ -336,14 +336,14 @@ impl Program for Driven {
 
 /// The result of a step.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct Prepared {
     output: i64,
     /// For a join: the digest of the children's results.
     joined: Option<Digest>,
 }
 
 /// Returns the result of a join: the sum over the children, and the digest of their results.
-async fn made_by_children(joined: &Joined) -> Result<Made, Failure> {
+async fn made_by_children(joined: &Joined) -> Result<Prepared, Failure> {
     let failed = |error: String| Failure::new(FailureKind::Error, vec![error]);
     let mut outcomes = joined.outcomes().await.map_err(|error| failed(error.to_string()))?;
     let (mut sum, mut gave) = (0, Vec::new());
@@ -354,5 +354,5 @@ async fn made_by_children(joined: &Joined) -> Result<Made, Failure> {
         gave.push(json!([state.scope, state.outputs, state.joined]).to_string());
     }
     let digest = Digest::of_parts(gave.iter().map(String::as_bytes));
-    Ok(Made { output: sum.rem_euclid(97), joined: Some(digest) })
+    Ok(Prepared { output: sum.rem_euclid(97), joined: Some(digest) })
 }
