@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledged_checkpoint_that_is_gone_damaged_or_changed_is_seen() {
+    fn a_lost_damaged_or_changed_acknowledged_checkpoint_is_seen() {
         let mut gone = observed("A B", "a b");
         gone.acknowledged.insert(("main".to_owned(), 3));
         let mut damaged = observed("A B C", "a b c");

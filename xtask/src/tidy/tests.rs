@@ -35,7 +35,7 @@ fn the_architecture_page_has_a_limit_of_its_own() {
 }
 
 #[test]
-fn folders_of_one_machine_are_found_and_parts_of_other_paths_are_not() {
+fn folders_of_one_machine_are_found_outside_of_other_paths() {
     let mine = concat!("in /ho", "me/joe/x");
     let text =
         format!("{mine}\nhttps://example.invalid{}\n{}\n", concat!("/ho", "me/x"), concat!("/ho", "me/me/x"));

@@ -26,7 +26,7 @@ fn after_kill(story: &str) -> String {
 }
 
 #[test]
-fn the_rig_sees_every_planted_mistake_and_none_where_there_is_none() {
+fn the_rig_sees_every_planted_mistake_and_no_other() {
     let output = prove(&["--self", "--short"]);
 
     let stdout = String::from_utf8(output.stdout).unwrap();
@@ -39,7 +39,7 @@ fn the_rig_sees_every_planted_mistake_and_none_where_there_is_none() {
 }
 
 #[test]
-fn a_call_is_not_made_when_killed_before_and_made_when_killed_after() {
+fn a_kill_before_a_call_prevents_it_and_a_kill_after_does_not() {
     let whole = story("none", "999:before");
     // The first rename makes the run; the second one records its first step.
     let rename = number_of(&whole, "rename", "run.tmp", 1);
@@ -62,7 +62,7 @@ fn a_call_is_not_made_when_killed_before_and_made_when_killed_after() {
 }
 
 #[test]
-fn a_program_is_killed_right_after_it_was_started_and_after_it_started_another() {
+fn a_program_is_killed_after_its_start_and_after_a_start_by_it() {
     let whole = story("orphan", "999:before");
     let clone = whole.lines().find(|line| line.contains("`clone3`") || line.contains("`vfork`")).unwrap();
     let number = clone.split_whitespace().next().unwrap();

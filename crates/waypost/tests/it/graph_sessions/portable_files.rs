@@ -1,4 +1,4 @@
-//! Source 2: files that carry a checkpoint, and the files of a store.
+//! Portable files of a checkpoint, and the files of a store.
 
 use std::future::IntoFuture as _;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Source 5: the newest checkpoint, and orders.
+//! The order of checkpoints and runs, and the newest checkpoint.
 
 use waypost::engine::RunError;
 use waypost::memory::Part;

@@ -1,5 +1,5 @@
-//! Source 2: requirements for a graph that stops and resumes, and the traps in its design. The requirements for
-//! its checkpoint files are in [`files`].
+//! Sessions of a graph: interrupts, isolated branches, failed saves, and configuration at a resume. Portable files of a
+//! graph are in [`portable_files`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use waypost_testing::TestClock;
 use crate::faulty::{Fault, World, run_id};
 use crate::play::{Notes, Stage};
 
-mod files;
+mod portable_files;
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 

@@ -1,4 +1,4 @@
-//! Source 5: its contract, its resume cases, and the traps of its design, run through the engine.
+//! Resumes of a graph: start points, refused runs, lost checkpoints, and states that cannot be kept.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use waypost::{BranchPath, Context, END, Engine, Graph, StepError};
 use crate::faulty::{Fault, World, run_id};
 use crate::play::{Notes, Stage};
 
-mod order;
+mod checkpoint_order;
 
 async fn newest_seq(world: &World) -> u64 {
     world.store.newest(&run_id(), &BranchPath::main()).await.unwrap().header().seq
