@@ -425,7 +425,9 @@ async fn main_line<'a, P: Program>(
     // Evidence that no longer holds becomes a question.
     resume_point.questions.append(asked);
     apply_decisions(program, &mut main, std::mem::take(&mut resume_point.questions), &options.on_doubt)?;
-    main.position.revisited |= is_repeated;
+    if is_repeated {
+        main.position.note_rerun();
+    }
     let newest = base.snapshot.newest().position().map_or(0, |position| position.epoch_max);
     main.position.epoch_max = main.position.epoch_max.max(newest);
     if main.chain.repair {

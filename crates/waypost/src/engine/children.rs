@@ -138,7 +138,7 @@ impl<'a, P: Program> Session<'a, P> {
         scope.entry_mut(place).fan = Some(fan);
         let draft = scope.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.report, draft.children) = (report, joined.map(|joined| joined.root));
-        let revisited = is_again || are_hooks || relisted.is_some() || scope.position.revisited;
+        let revisited = is_again || are_hooks || relisted.is_some() || scope.position.may_have_children();
         scope.fans.retain(|fan| fan.place != place);
         let is_relisted = relisted.is_some();
         let mut fan = FanOut::new(place, source, total, revisited);
@@ -318,7 +318,7 @@ impl<'a, P: Program> Session<'a, P> {
         };
         let frontier: Vec<_> = start.into_iter().map(entry).collect();
         let (step, at) = (frontier[0].step.clone(), frontier[0].at.clone());
-        let revisited = chain.next > 1;
+        let epoch_max = if chain.next > 1 { epoch.max(1) } else { 0 };
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
         let results = match self.reruns_whole(id, place) {
@@ -345,7 +345,7 @@ impl<'a, P: Program> Session<'a, P> {
         let position = Position {
             frontier,
             origin,
-            revisited,
+            epoch_max,
             input,
             rerun_whole,
             entered_again: is_reentered,

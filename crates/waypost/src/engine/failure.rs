@@ -159,7 +159,7 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     if has_run {
         let known = position.frontier.iter().map(|entry| entry.at.epoch);
         let epoch = known.chain([position.epoch, position.epoch_max]).max().unwrap_or_default() + 1;
-        (position.epoch, position.epoch_max, position.revisited) = (epoch, epoch, true);
+        (position.epoch, position.epoch_max) = (epoch, epoch);
     }
     forgotten
 }
@@ -176,7 +176,7 @@ pub(super) fn decide_openers<P: Program>(program: &P, scope: &mut Scope<'_, P::S
         if matches!(admitted, Ok(Admission::Skip(_))) {
             let entry = scope.entry_mut(place);
             (entry.fan, entry.at.attempt) = (None, 0);
-            scope.position.revisited = true;
+            scope.position.note_rerun();
         }
     }
 }

@@ -106,7 +106,7 @@ pub(super) fn invalidate(
         position.frontier.push(entry);
     }
     after.position.chain = None;
-    after.position.revisited = true;
+    after.position.note_rerun();
     after
 }
 

@@ -243,7 +243,7 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
     };
     let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
     let total = fan.map_or(0, |fan| fan.total);
-    Ok(FanOut::new(place, source, total, is_again || scope.position.revisited))
+    Ok(FanOut::new(place, source, total, is_again || scope.position.may_have_children()))
 }
 
 async fn take_up_one<P: Program>(
@@ -495,7 +495,9 @@ pub(super) async fn go_on<P: Program>(
     chain.prev = Some(head.record.digest());
     chain.basis = (head.next != seq + 1).then_some(seq);
     chain.repair = head.next != head.record.header().seq + 1;
-    position.revisited |= chain.basis.is_some();
+    if chain.basis.is_some() {
+        position.note_rerun();
+    }
     let parallel_max = children.parallel_max;
     let is_opener_in = above.opener.is_none() || above.has_capacity;
     let around = above.entry(opener.place).at.iteration.clone();

@@ -67,7 +67,7 @@ pub(super) async fn restarted<'a, P: Program>(
     let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;
     let mut main = Scope::new(chain, program.shape(), first_position(program.shape(), epoch), state);
     main.reason = Reason::Redo;
-    main.position.revisited = true;
+    main.position.epoch_max = epoch;
     let config = config.laid_under(options.config, &mut main);
     let is_written = !main.drafts.is_empty();
     let mut session = Session::new(engine, program, main, options.session)?;

@@ -221,6 +221,7 @@ fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
 /// a reset retry budget, and held steps continue.
 pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
     let Reopening { now, by_person, was_killed } = reopening;
+    let mut is_rerun = false;
     for entry in &mut scope.position.frontier {
         entry.continue_wait(now);
         entry.cuts = match entry.status {
@@ -232,8 +233,7 @@ pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
             scope.cut.push(entry.step.clone());
         }
         if is_done_again(entry, scope.shape) {
-            // The branches existed before.
-            scope.position.revisited |= entry.fan.take().is_some();
+            is_rerun |= entry.fan.take().is_some();
         }
         match entry.status {
             Status::Started => {
@@ -260,6 +260,9 @@ pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
             }
             Status::Ready | Status::Waiting => {}
         }
+    }
+    if is_rerun {
+        scope.position.note_rerun();
     }
 }
 

@@ -360,5 +360,5 @@ fn copy_unrewound(position: &mut Position, newest: &Position) {
     position.config = newest.config;
     position.steps_started = position.steps_started.max(newest.steps_started);
     position.epoch = position.epoch.max(newest.epoch);
-    position.revisited = true;
+    position.note_rerun();
 }

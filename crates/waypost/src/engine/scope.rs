@@ -479,7 +479,7 @@ impl<'a, S> Scope<'a, S> {
 
     /// Ends the hooks of a step: a retry begins with the step's work, and the hooks may then exist already.
     pub(super) fn end_afterwards(&mut self, place: usize) {
-        self.position.revisited = true;
+        self.position.note_rerun();
         self.fans.retain(|fan| fan.place != place);
         let entry = self.entry_mut(place);
         entry.fan = entry.fan.take().and_then(|fan| fan.work).map(|work| *work);

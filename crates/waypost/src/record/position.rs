@@ -38,10 +38,6 @@ pub struct Position {
     /// a loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<u64>,
-    /// Children of this branch may already have records: this branch continued from an older record than its
-    /// newest, or existed before.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub revisited: bool,
     /// The last fan-outs joined by steps, in graphs with separate outputs per step. Their branches can be
     /// reopened without the states of the time.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -49,7 +45,8 @@ pub struct Position {
     /// The epoch of the newest requested rerun on this branch: the least epoch of new frontier entries.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
-    /// On the main branch: the highest epoch ever used, despite rollbacks. The next one is higher.
+    /// The highest epoch ever used on this branch, despite rollbacks. The next one is higher. At least 1 if the
+    /// branch continued from an older record than its newest, or existed before: children may have records.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch_max: u32,
     /// On the main branch: undo commands are running for the steps that finished after this record. Only a
@@ -216,6 +213,16 @@ impl Position {
             return fan;
         }
         Fan { passes, ..fan }
+    }
+
+    /// Returns whether children of this branch may already have records.
+    pub(crate) fn may_have_children(&self) -> bool {
+        self.epoch_max > 0
+    }
+
+    /// Notes that steps of this branch run again: children may already have records.
+    pub(crate) fn note_rerun(&mut self) {
+        self.epoch_max = self.epoch_max.max(1);
     }
 
     /// Returns the position with each step back at its work, before its hooks:
