@@ -161,7 +161,7 @@ async fn hooks_of(
 ) -> Result<Vec<Record>, Error> {
     let with_hooks = |branch: &Branch| {
         let own = shape.of_branch(&branch.name).map(Shape::steps).unwrap_or_default();
-        own.iter().any(|step| step.afterwards().is_some())
+        own.iter().any(|step| step.hooks.is_some())
     };
     if !shown.iter().any(with_hooks) {
         return Ok(Vec::new());

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use waypost::record::{End, Failure, FailureKind, Fan, Header, Phase, Reason, Record};
+use waypost::record::{End, Failure, FailureKind, FrontierEntry, Header, Phase, Reason, Record};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
@@ -143,8 +143,8 @@ impl Fans {
                 .open_entries()
                 .filter(|entry| entry.step == *step)
                 .chain(position.started_before(step));
-            let stands = entries.flat_map(|entry| &entry.fan).flat_map(Fan::each);
-            let fans = stands.chain(position.joined.get(step)).map(|fan| fan.since);
+            let stands = entries.flat_map(FrontierEntry::fans);
+            let fans = stands.chain(position.joined(step)).map(|fan| fan.since);
             self.0.insert(fan.clone(), fans.collect());
         }
         Ok(&self.0[fan])

@@ -11,8 +11,8 @@ use waypost::{BranchPath, StepId};
 pub(crate) fn opener<'s>(shape: &'s Shape, branch: &BranchPath) -> Option<&'s Step> {
     let (name, _) = branch.opened_by()?;
     let above = shape.of_branch(&branch.parent()?)?;
-    let (place, _) = above.children_named(&name).filter(|(_, children)| children.afterwards)?;
-    Some(&above.steps()[place])
+    let step = &above.steps()[above.opener(&name)?];
+    step.are_hooks(&name).then_some(step)
 }
 
 /// Returns the steps of a branch; for a hook's branch, the chain of its position.

@@ -137,7 +137,7 @@ impl Begin<'_> {
         let is_begun = |step: &Step| {
             let mut entries = position.frontier.iter();
             !again.contains(&step.id)
-                && entries.any(|entry| entry.step.as_str() == step.id && entry.fan.is_some())
+                && entries.any(|entry| entry.step.as_str() == step.id && entry.has_children())
         };
         let changed = now.iter().filter(|(name, value)| before.get(*name).unwrap_or(&Value::Null) != *value);
         let mut read = changed.filter_map(|(param, _)| {
@@ -174,7 +174,7 @@ impl<'a> BegunWork<'a> {
     /// Returns whether an unfinished step with branches, or a finished step on a branch, has read a param.
     fn has_read(&self, step: &Step, param: &str) -> bool {
         let position = self.snapshot.newest().position().unwrap_or_default().with_failures_open();
-        let is_it = |entry: &&FrontierEntry| entry.step.as_str() == step.id && entry.fan.is_some();
+        let is_it = |entry: &&FrontierEntry| entry.step.as_str() == step.id && entry.has_children();
         if !position.frontier.iter().any(|entry| is_it(&entry)) {
             return false;
         }
@@ -199,7 +199,7 @@ impl<'a> BegunWork<'a> {
         let position = head.record.position().unwrap_or_default().with_failures_open();
         let unfinished = Unfinished::of(shape, &position);
         readers.any(|step| {
-            let is_begun = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.fan.is_some();
+            let is_begun = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.has_children();
             let is_finished = shape.place(&step.id).is_some_and(|place| !unfinished.has(place));
             is_finished || position.frontier.iter().any(is_begun)
         })

@@ -150,10 +150,11 @@ fn subgraph(
         let mut plans = Vec::with_capacity(own.len());
         if !own.is_empty() {
             let (shape, starts) = after(&own, around, levels)?;
-            match &node.children {
-                None => node.children = Some(afterwards(node.id.clone(), shape)),
-                Some(_) => node.after = Some(afterwards(hooks_name(&node.id, body)?, shape)),
-            }
+            let name = match &node.children {
+                None => node.id.clone(),
+                Some(_) => hooks_name(&node.id, body)?,
+            };
+            node.hooks = Some(hook_branches(name, shape));
             let planned = own.into_iter().zip(starts);
             plans.extend(planned.map(|(hook, start)| super::hooks::plan(hook.key, hook.on, start)));
         }
@@ -191,7 +192,7 @@ fn after(
         let own_steps = shape.steps().to_vec();
         starts.extend(own_steps.first().map(|step| step.id.clone()));
         for mut step in own_steps {
-            for children in step.children.iter_mut().chain(&mut step.after) {
+            for children in step.children.iter_mut().chain(&mut step.hooks) {
                 // The first level was the list itself; merged here, it has no number.
                 children.shape.raise_levels(offset - 1);
             }
@@ -220,7 +221,7 @@ fn hooks_name(id: &StepId, among: &Body) -> Result<StepId, InvalidName> {
 }
 
 /// Returns the hook branches of a step.
-fn afterwards(name: StepId, shape: Shape) -> Children {
+fn hook_branches(name: StepId, shape: Shape) -> Children {
     Children {
         name,
         shape: Box::new(shape),
@@ -229,7 +230,6 @@ fn afterwards(name: StepId, shape: Shape) -> Children {
         on_failure: OnChildFailure::Collect,
         by_work: true,
         limits: FailureLimits::default(),
-        afterwards: true,
         passes: false,
         whole: false,
     }
@@ -245,7 +245,6 @@ fn one_child(name: StepId, key: Option<&str>, shape: Shape) -> Children {
         on_failure: OnChildFailure::Stop,
         by_work: false,
         limits: FailureLimits::default(),
-        afterwards: false,
         passes: key.is_none(),
         whole: true,
     }
@@ -263,7 +262,6 @@ fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> 
         },
         by_work: true,
         limits: each.limits(),
-        afterwards: false,
         passes: false,
         whole: true,
     }

@@ -316,7 +316,7 @@ async fn find_begin<P: Program>(
     if let Some(from) = &options.from {
         // Open branches have a separate state, without the edit.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
-        let sees_edits = goes_on || base.position.frontier.iter().all(|at| at.fan.is_none());
+        let sees_edits = goes_on || base.position.frontier.iter().all(|at| !at.has_children());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
                 let requested = RequestedRerun { step, results, by: options.by.as_deref() };

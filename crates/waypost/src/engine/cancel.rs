@@ -131,7 +131,7 @@ fn withdraw_questions(position: &mut Position) {
     let outside =
         |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
     let asks = |entry: &&mut FrontierEntry| {
-        entry.status == Status::Waiting && entry.waits.iter().any(outside) && entry.fan.is_none()
+        entry.status == Status::Waiting && entry.waits.iter().any(outside) && !entry.has_children()
     };
     for entry in position.frontier.iter_mut().filter(asks) {
         entry.status = Status::Ready;

@@ -44,7 +44,13 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(items) => {
                 self.open_as(
                     id,
-                    FanOutStart { place, items, report: StepReport::default(), after: false, joined: None },
+                    FanOutStart {
+                        place,
+                        items,
+                        report: StepReport::default(),
+                        are_hooks: false,
+                        joined: None,
+                    },
                 )
                 .await
             }
@@ -55,14 +61,13 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Begins a fan-out over the items found by the work of a step, or over the hooks of the step.
     pub(super) async fn open_found(&mut self, id: ScopeId, found: ListedChildren) -> Result<(), RunError> {
-        let ListedChildren { place, items, report, after, failure, joined } = found;
+        let ListedChildren { place, items, report, are_hooks, failure, joined } = found;
         let scope = self.scopes.get(id);
         if scope.cancel.is_asked() || scope.end.is_some() {
             self.take(id, place, Performed::Stopped { in_progress: true }, None);
             return Ok(());
         }
-        let are_hooks = after || failure.is_some();
-        let opening = FanOutStart { place, items: Source::Items(items), report, after, joined };
+        let opening = FanOutStart { place, items: Source::Items(items), report, are_hooks, joined };
         match self.open_as(id, opening).await? {
             Ok(()) => {}
             Err(refused) if are_hooks => {
@@ -78,13 +83,13 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Begins a fan-out. Returns a failure, and changes nothing, if the fan-out cannot begin.
     async fn open_as(&mut self, id: ScopeId, opening: FanOutStart) -> Result<Result<(), Failure>, RunError> {
-        let FanOutStart { place, items, report, after, joined } = opening;
+        let FanOutStart { place, items, report, are_hooks, joined } = opening;
         let items = match items {
             Source::Items(list) => check_items(list).map(Source::Items),
             named @ Source::Named(_) => Ok(named),
         };
         let step = &self.scopes.get(id).shape.steps()[place];
-        let children = if after { step.after.as_ref() } else { step.children.as_ref() };
+        let children = if are_hooks { step.hooks.as_ref() } else { step.children.as_ref() };
         let children = children.expect("only a step with children fans out");
         let room = match &items {
             Ok(Source::Items(list)) => self.take_room(id, &children.name, list).await?,
@@ -111,18 +116,16 @@ impl<'a, P: Program> Session<'a, P> {
         let scope = self.scopes.get_mut(id);
         let entry = scope.entry_mut(place);
         let at = entry.at.clone();
-        if !children.afterwards {
+        if !are_hooks {
             // The attempts to find the items are over; the attempts to join start again from the first.
             (entry.at.attempt, entry.failures) = (0, 0);
         }
         let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
-        let question = items.as_ref().filter(|_| !children.afterwards);
-        let question = question.map(|_| serde_json::json!({ "items": total }));
-        let wait = if after { for_hooks() } else { Wait { question, ..for_children() } };
+        let question = items.as_ref().map(|_| serde_json::json!({ "items": total }));
+        let wait = if are_hooks { for_hooks() } else { Wait { question, ..for_children() } };
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait.clone()];
-        let work = entry.fan.take().filter(|_| after).map(Box::new);
         let step = entry.step.clone();
         let (pass, passes) = match children.passes {
             true => (scope.pass_of(place), scope.position.passes_before(&step)),
@@ -131,11 +134,11 @@ impl<'a, P: Program> Session<'a, P> {
         let passes = if pass > 1 { passes } else { Vec::new() };
         let relisted = scope.entry_mut(place).relisted.take();
         let since = relisted.unwrap_or_default();
-        let are_hooks = after || children.afterwards;
         let keeps_digests = self.keeps_traces && are_hooks;
         let work_digests = keeps_digests.then(|| work_digests(report.evidence.as_ref(), joined));
-        let fan = Fan { after, work, work_digests, pass, passes, since, ..Fan::new(items, total) };
-        scope.entry_mut(place).fan = Some(fan);
+        let fan = Fan { work_digests, pass, passes, since, ..Fan::new(items, total) };
+        let entry = scope.entry_mut(place);
+        *(if are_hooks { &mut entry.hooks } else { &mut entry.fan }) = Some(fan);
         let draft = scope.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.report, draft.children) = (report, joined.map(|joined| joined.root));
         let revisited = is_again || are_hooks || relisted.is_some() || scope.position.may_have_children();
@@ -284,7 +287,7 @@ impl<'a, P: Program> Session<'a, P> {
             return self.fail_now(id, place, failure, StepReport::default());
         }
         if scope.fan_mut(place).opened == 0 {
-            scope.entry_mut(place).fan = None;
+            scope.entry_mut(place).drop_children();
             scope.fans.retain(|fan| fan.place != place);
         } else {
             scope.fan_mut(place).stopped = true;
@@ -333,12 +336,7 @@ impl<'a, P: Program> Session<'a, P> {
             requested::apply(self.program.shape(), requests, &chain.branch, &mut entered, asks);
         }
         let rerun_whole = match self.reruns_whole(id, place) {
-            true => shape
-                .steps()
-                .iter()
-                .filter(|step| step.children.is_some())
-                .map(|step| step.id.clone())
-                .collect(),
+            true => shape.steps().iter().filter(|step| step.opens()).map(|step| step.id.clone()).collect(),
             false => BTreeSet::new(),
         };
         let origin = Some(0);
@@ -374,7 +372,7 @@ impl<'a, P: Program> Session<'a, P> {
     fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
         let trace = self.keeps_traces.then(|| trace_of(self.program, self.scopes.get(id), place));
         let input = trace.flatten().map(|trace| child_input(&trace, item));
-        let work = self.scopes.get(id).entry(place).fan.as_ref().and_then(|fan| fan.work_digests);
+        let work = self.scopes.get(id).entry(place).hooks.as_ref().and_then(|fan| fan.work_digests);
         match (input, work) {
             (Some(input), Some(work)) => Some(Digest::merkle(&[input, work.both()])),
             (input, _) => input,
@@ -388,7 +386,7 @@ impl<'a, P: Program> Session<'a, P> {
         fan.reader = (opened < fan.total).then_some(reader);
         let entry = scope.entry_mut(place);
         let (step, at) = (entry.step.clone(), entry.at.clone());
-        if let Some(fan) = &mut entry.fan {
+        if let Some(fan) = entry.open_fan_mut() {
             fan.opened = opened;
         }
         // The record of the wait already covers the first page.
@@ -474,7 +472,7 @@ struct FanOutStart {
     items: Source,
     report: StepReport,
     /// True for hooks: the branches of the step's work are already joined.
-    after: bool,
+    are_hooks: bool,
     /// The digests of these branches.
     joined: Option<JoinedDigests>,
 }
@@ -517,7 +515,7 @@ pub(super) struct ChildStart {
 /// and asks. `retries`: a person has decided about steps in doubt.
 fn has_open_work(children: &Children, head: &Head, retries: bool) -> Result<bool, RunError> {
     let (header, position) = (head.record.header(), position_of(&head.record)?);
-    let has_children = position.frontier.iter().any(|entry| entry.fan.is_some());
+    let has_children = position.frontier.iter().any(FrontierEntry::has_children);
     let is_in_doubt = questions_at(&position, &children.shape, &header.branch).next().is_some();
     Ok(header.end.is_none() && (has_children || (is_in_doubt && !retries)))
 }

@@ -38,7 +38,8 @@ pub(super) fn choose(
         position.ask_no_more(step);
         position.reusable.remove(step);
         if let Some(entry) = position.frontier.iter_mut().find(|entry| entry.step == *step) {
-            (entry.status, entry.fan, entry.wake_at, entry.exited) = (Status::Ready, None, None, None);
+            entry.drop_children();
+            (entry.status, entry.wake_at, entry.exited) = (Status::Ready, None, None);
             entry.waits.clear();
         }
         position.choices.insert(step.clone(), choice.clone());

@@ -164,16 +164,16 @@ impl<P: Program> Session<'_, P> {
         {
             chain.since = since;
         }
-        let Position { frontier, failed, joined, .. } = &mut scope.position;
+        let Position { frontier, failed, .. } = &mut scope.position;
         for entry in frontier.iter_mut().chain(failed.iter_mut()).filter(|entry| entry.since == 0) {
             entry.since = since;
         }
         let entries = frontier.iter_mut().chain(failed);
-        let fans = entries.filter_map(|entry| entry.fan.as_mut()).chain(joined.values_mut());
+        let fans = entries.flat_map(|entry| entry.fan.iter_mut().chain(&mut entry.hooks));
         // All children of a fan-out may be at rest before the record of the opening has a seq.
         fans.filter(|fan| fan.since == 0).for_each(|fan| fan.since = since);
         if let (Some(0), Some(opener)) = (scope.position.origin, scope.opener) {
-            let fan = self.scopes.get(opener.scope).entry(opener.place).fan.as_ref();
+            let fan = self.scopes.get(opener.scope).entry(opener.place).open_fan();
             let since = fan.map(|fan| fan.since);
             self.scopes.get_mut(id).position.origin = since;
         }

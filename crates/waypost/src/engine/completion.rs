@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::id::{Digest, RunId, StepId};
 use crate::record::{
-    EndDigests, Ending, Failure, FailureKind, Fan, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled,
+    EndDigests, Ending, Failure, FailureKind, Note, OUTPUTS_INLINE_BYTES_MAX, Phase, Reason, Settled,
     SettledAs, Status,
 };
 
@@ -47,9 +47,10 @@ impl<P: Program> Session<'_, P> {
             Performed::Failed { failure, report } => self.fail(id, place, failure, report),
             Performed::Opened { items, report } => {
                 let scope = self.scopes.get_mut(id);
-                // The children of the step's work are already joined.
-                let after = scope.entry(place).fan.is_some();
-                scope.found.push(ListedChildren { place, items, report, after, failure: None, joined: root });
+                let step = &scope.shape.steps()[place];
+                let are_hooks = step.children.is_none() || scope.entry(place).fan.is_some();
+                let found = ListedChildren { place, items, report, are_hooks, failure: None, joined: root };
+                scope.found.push(found);
             }
             Performed::Cut { why, report } => self.cut(id, place, why, report),
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
@@ -91,8 +92,7 @@ impl<P: Program> Session<'_, P> {
             || scope.shape.steps()[place].children.as_ref().is_some_and(|children| children.passes)
             || !ending.outputs.is_empty()
             || ending.outputs_bytes.is_some();
-        let fan = scope.entry(place).fan.as_ref().and_then(Fan::of_work);
-        let about = fan.filter(|_| joins).map(|fan| fan.since);
+        let about = scope.entry(place).fan.as_ref().filter(|_| joins).map(|fan| fan.since);
         let follow = apply(program, scope, place, Settlement::Completed(output, &ending));
         let follow = match follow {
             Ok(follow) => follow,
@@ -100,7 +100,7 @@ impl<P: Program> Session<'_, P> {
                 failure.ending = ending;
                 if scope.runs_hooks(place) {
                     // The step is no longer completed, and its hooks are no longer in force.
-                    scope.end_afterwards(place);
+                    scope.end_hooks(place);
                 }
                 return self.fail(id, place, failure, report);
             }
@@ -115,10 +115,9 @@ impl<P: Program> Session<'_, P> {
         };
         let (step, at) = (scope.step_id(place).clone(), scope.entry(place).at.clone());
         let trace = keeps_traces.then(|| trace_of(program, scope, place)).flatten();
-        let fan_of = |scope: &Scope<'_, P::State>| scope.entry(place).fan.clone();
         let made = |scope: &Scope<'_, P::State>| {
             let output = program.gave(scope.step_ref(place), &scope.state);
-            let work = fan_of(scope).and_then(|fan| fan.work_digests);
+            let work = scope.entry(place).hooks.as_ref().and_then(|hooks| hooks.work_digests);
             let children = together(joined.map(|joined| joined.nested).into_iter().chain(work));
             EndResult { output, evidence: report.evidence.as_ref(), children }
         };
@@ -210,7 +209,7 @@ impl<P: Program> Session<'_, P> {
         let scope = self.scopes.get_mut(id);
         let step = &scope.shape.steps()[place];
         // The join of the hooks reports the result of the step again.
-        if step.afterwards().is_none() || scope.runs_hooks(place) {
+        if step.hooks.is_none() || scope.runs_hooks(place) {
             return self.fail_now(id, place, failure, report);
         }
         let verdict = program.on_failure(scope.step_ref(place), &failure);
@@ -221,18 +220,12 @@ impl<P: Program> Session<'_, P> {
         self.mark_dirty(id);
         let scope = self.scopes.get_mut(id);
         let report = report_before_hooks(report, &failure);
-        let (items, after) = (verdict.opens, scope.shape.steps()[place].after.is_some());
+        let items = verdict.opens;
         if scope.fans.iter().any(|fan| fan.place == place) && scope.entry(place).status == Status::Waiting {
             scope.caught.push(Caught { place, failure, items, report });
         } else {
-            scope.found.push(ListedChildren {
-                place,
-                items,
-                report,
-                after,
-                failure: Some(failure),
-                joined: None,
-            });
+            let failure = Some(failure);
+            scope.found.push(ListedChildren { place, items, report, are_hooks: true, failure, joined: None });
         }
     }
 
@@ -308,7 +301,7 @@ impl<P: Program> Session<'_, P> {
             scope.settle(place, Some(settled), follow);
         } else {
             if scope.runs_hooks(place) {
-                scope.end_afterwards(place);
+                scope.end_hooks(place);
             }
             let entry = scope.entry_mut(place);
             entry.status = Status::Failed;

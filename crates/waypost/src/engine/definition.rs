@@ -195,16 +195,17 @@ fn with_added(
         let step = &shape.steps()[*place].id;
         let at = position.frontier.iter().position(|entry| entry.step == *step);
         if let Some(entry) = at.map(|at| position.frontier.remove(at))
-            && entry.fan.is_some()
+            && entry.has_children()
         {
             return Err(format!("step `{step}` has open branches, and follows a new step"));
         }
         let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.gave_result());
+        let known = position.ledger.remove(step);
         if let Some(end) = end {
-            let result = Reusable::kept(*end, position.joined.remove(step));
+            let fan = known.and_then(|known| known.fan);
+            let result = Reusable::kept(Settled { fan, ..end.clone() });
             position.reusable.entry(step.clone()).or_default().insert(1, result);
         }
-        position.ledger.remove(step);
     }
     let first = added.iter().filter(|place| !downstream.contains(place));
     position.frontier.extend(first.map(|place| FrontierEntry::ready(shape.steps()[*place].id.clone())));
@@ -221,7 +222,7 @@ fn with_added_on_route(shape: &Shape, mut position: Position, added: &[usize]) -
         before.next().filter(|at| before.next().is_none() && shape.routes(*at).len() == 1)
     };
     let mut inserted = Vec::new();
-    for entry in position.frontier.iter_mut().filter(|entry| entry.fan.is_none()) {
+    for entry in position.frontier.iter_mut().filter(|entry| !entry.has_children()) {
         let Some(mut first) = shape.place(entry.step.as_str()) else { continue };
         while let Some(before) = only_before(first).filter(|before| added.contains(before)) {
             inserted.push(before);
@@ -329,7 +330,8 @@ pub async fn changed_within(
     let Compared { before, position, after } = compared;
     let mut found = BTreeMap::new();
     let open_fans = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
-    for (step, fan) in open_fans.chain(&position.joined) {
+    let joined = position.ledger.iter().filter_map(|(step, end)| Some((step, end.fan.as_deref()?)));
+    for (step, fan) in open_fans.chain(joined) {
         let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
         if old.fingerprint == new.fingerprint || !is_frame_same(old, new) || found.contains_key(step) {
             continue;
@@ -345,9 +347,9 @@ pub async fn changed_within(
 fn is_frame_same(old: &Step, new: &Step) -> bool {
     let children = old.children.as_ref().zip(new.children.as_ref());
     let is_same = old.frame.is_some() && (old.frame, old.list) == (new.frame, new.list);
-    let same_after = old.after.is_some() == new.after.is_some();
+    let same_hooks = old.hooks.is_some() == new.hooks.is_some();
     is_same
-        && same_after
+        && same_hooks
         && children.is_some_and(|(old, new)| old.name == new.name && is_form_same(&old.shape, &new.shape))
 }
 
@@ -356,7 +358,7 @@ fn is_frame_same(old: &Step, new: &Step) -> bool {
 fn is_form_same(old: &Shape, new: &Shape) -> bool {
     old.steps().iter().all(|before| {
         new.step(before.id.as_str()).is_some_and(|step| {
-            let opens = before.children.is_some() || step.children.is_some();
+            let opens = before.opens() || step.opens();
             let same = before.fingerprint == step.fingerprint || !opens || is_frame_same(before, step);
             let needs = before.needs.iter().cloned().collect::<BTreeSet<_>>();
             same && needs_known(new, old, step) == needs && before.routes == step.routes
@@ -393,7 +395,7 @@ pub(super) fn add_new_steps(
     let is_fixed = |place: &usize| {
         let step = &new.steps()[*place].id;
         let entry = position.frontier.iter().find(|entry| entry.step == *step);
-        !added.contains(place) && (!unfinished.has(*place) || entry.is_some_and(|entry| entry.fan.is_some()))
+        !added.contains(place) && (!unfinished.has(*place) || entry.is_some_and(FrontierEntry::has_children))
     };
     if downstream.iter().any(is_fixed) {
         return Err(new.steps()[added[0]].id.clone());
@@ -482,7 +484,7 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<StepI
             continue;
         }
         let has_open_work =
-            position.frontier.iter().any(|entry| entry.step == step.id && entry.fan.is_some());
+            position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
         if has_open_work {
             return None;
         }

@@ -251,10 +251,9 @@ async fn as_if_in_force(
     };
     for (step, results) in std::mem::take(&mut position.reusable) {
         for result in results.into_values() {
-            let Reusable::Ended { settled, fan, .. } = result else { continue };
-            let fan = fan.map(|fan| position.after_current_passes(&step, fan));
+            let Reusable::Ended { mut settled, .. } = result else { continue };
+            position.renew_passes_before(&step, &mut settled);
             position.ledger.insert(step.clone(), settled);
-            position.joined.extend(fan.map(|fan| (step.clone(), fan)));
         }
     }
     let names = store.branches(run).await?;
@@ -287,8 +286,8 @@ async fn as_if_in_force(
             (joined.get(step).copied().unwrap_or(0) != expected).then(|| (branch.clone(), step.clone()))
         };
         let opens_evidence = |step: &StepId| shape.step(step.as_str()).is_some_and(Step::opens_evidence);
-        let fans = position.joined.iter().filter(|(step, _)| opens_evidence(step));
-        incomplete.extend(fans.filter_map(lacks));
+        let ends = position.ledger.iter().filter(|(step, _)| opens_evidence(step));
+        incomplete.extend(ends.filter_map(|(step, end)| Some((step, end.fan.as_deref()?))).filter_map(lacks));
         effective.push(effective_of(store, root, (&record, &position)).await?);
     }
     Ok(AsIfInForce { effective, incomplete })
@@ -296,8 +295,7 @@ async fn as_if_in_force(
 
 /// Returns whether a branch belongs to a hook of a step.
 fn is_hook(step: &Step, name: &BranchPath) -> bool {
-    let opener = name.opened_by().map(|(opener, _)| opener);
-    step.afterwards().is_some_and(|hooks| Some(&hooks.name) == opener.as_ref())
+    name.opened_by().is_some_and(|(opener, _)| step.are_hooks(&opener))
 }
 
 /// Returns whether a child with this origin belongs to the current end of its opener.
@@ -308,7 +306,7 @@ fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: 
         let ended = position.ledger.get(&step.id).map(|settled| settled.seq);
         return origin.zip(ended).is_some_and(|(origin, ended)| origin <= ended);
     }
-    let Some(fan) = position.joined.get(&step.id) else { return false };
+    let Some(fan) = position.joined(&step.id) else { return false };
     let pass = key.parse().ok().filter(|_| fan.pass > 0);
     let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
     fan.is_some_and(|fan| origin == Some(fan.since))

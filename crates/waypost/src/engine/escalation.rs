@@ -122,7 +122,7 @@ impl<P: Program> Session<'_, P> {
         if scope.caught.iter().any(|caught| caught.place == opener.place) {
             return true;
         }
-        if scope.shape.steps()[opener.place].after.is_none() || scope.runs_hooks(opener.place) {
+        if scope.shape.steps()[opener.place].hooks.is_none() || scope.runs_hooks(opener.place) {
             return false;
         }
         let failure = with_branch(failed);
@@ -166,7 +166,7 @@ impl<P: Program> Session<'_, P> {
     /// Defers the failure of an opener with too many failed branches, until the running branches have ended.
     pub(super) fn catch_limit(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let (program, scope) = (self.program, self.scopes.get(id));
-        let opens = scope.shape.steps()[place].after.is_some() && !scope.runs_hooks(place);
+        let opens = scope.shape.steps()[place].hooks.is_some() && !scope.runs_hooks(place);
         let items =
             if opens { program.on_failure(scope.step_ref(place), &failure).opens } else { Vec::new() };
         let report = if items.is_empty() {
@@ -200,7 +200,7 @@ impl<P: Program> Session<'_, P> {
             self.settle_failure(id, place, Failing { failure, report, pause: None, causes });
         } else {
             let failure = Some(failure);
-            scope.found.push(ListedChildren { place, items, report, after: true, failure, joined: None });
+            scope.found.push(ListedChildren { place, items, report, are_hooks: true, failure, joined: None });
         }
     }
 

@@ -30,7 +30,7 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn is_admitted(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let entry = scope.entry(place);
-        !scope.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.fan.is_some())
+        !scope.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.has_children())
     }
 
     /// Returns the failed step that keeps a step from running, unless the condition of the step admits failures.
@@ -149,7 +149,7 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
         let is_finished = !before.has(place) && entry.is_none() && !passed.contains(&step.id);
         has_run |= is_finished && after.position.did(&step.id)
             || after.position.asks_about(&step.id)
-            || entry.is_some_and(|entry| entry.at.attempt > 0 || entry.fan.is_some());
+            || entry.is_some_and(|entry| entry.at.attempt > 0 || entry.has_children());
         // At its turn, a person may keep the result of a step, or rerun the step.
         after.drop_end(step, is_finished, Results::Drop);
         after.forgotten.push(Forget::Failure(step.id.clone()));
@@ -169,13 +169,14 @@ pub(super) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
 pub(super) fn decide_openers<P: Program>(program: &P, scope: &mut Scope<'_, P::State>) {
     for step in scope.redecided.clone() {
         let Some(place) = scope.shape.place(step.as_str()) else { continue };
-        if scope.entry(place).fan.is_none() {
+        if !scope.entry(place).has_children() {
             continue;
         }
         let admitted = program.admit(scope.step_ref(place), &scope.state, Upstream::Succeeded);
         if matches!(admitted, Ok(Admission::Skip(_))) {
             let entry = scope.entry_mut(place);
-            (entry.fan, entry.at.attempt) = (None, 0);
+            entry.drop_children();
+            entry.at.attempt = 0;
             scope.position.note_rerun();
         }
     }

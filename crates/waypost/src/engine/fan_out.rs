@@ -361,7 +361,7 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
 /// The store cannot be read.
 pub async fn damaged_items(store: &dyn Store, newest: &Record) -> Result<Vec<String>, StoreError> {
     let position = newest.position().unwrap_or_default();
-    let fans = position.open_entries().filter_map(|entry| entry.fan.as_ref()?.of_work());
+    let fans = position.open_entries().filter_map(|entry| entry.fans().next());
     let mut damaged = Vec::new();
     for items in fans.filter_map(|fan| fan.items.as_ref()) {
         match check_items(store, &newest.header().run, items).await {

@@ -181,7 +181,7 @@ impl Engine {
         let along = Along::of_store(self, at, edited, shape).await?;
         for entry in before.iter().filter(|_| !edited) {
             let now = position.frontier.iter().find(|now| now.step == entry.step);
-            if now.is_some_and(|now| now.fan.is_none()) {
+            if now.is_some_and(|now| !now.has_children()) {
                 check_left(program.shape(), entry, &checkpoint)?;
             }
         }
@@ -303,7 +303,7 @@ impl Engine {
             redone.extend(after.forgotten);
         }
         // The branches were joined in the parent run, and stay there.
-        position.joined.clear();
+        position.ledger.values_mut().for_each(|settled| settled.fan = None);
         position.drop_children_of_started(|_| false);
         super::definition::check_fit(program.shape(), &position, &definition, start.on_change)
             .map_err(refused)?;
@@ -331,7 +331,7 @@ impl Engine {
         let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
         let chain = Chain::first(&sealed);
-        let (ledger, fans) = (position.ledger.clone(), OpenFans::of(&position, program.shape()));
+        let (ledger, fans) = (position.ledger.clone(), OpenFans::of(&position));
         let mut main = Scope::new(chain, program.shape(), position_in_new_run(position), state);
         let leaves = start.evidence == OriginEvidence::Left;
         let opened = copy_settled(&mut main, (&ledger, along.joins()), settled.iter(), leaves);
@@ -495,7 +495,7 @@ pub(super) fn position_in_new_run(mut position: Position) -> Position {
         entry.memos = 0;
         entry.passed = false;
         entry.waits.clear();
-        entry.fan = None;
+        entry.drop_children();
         entry.exited = None;
     }
     position

@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::plan::shape::{Children, Shape};
-use crate::record::{End, Fan, FrozenItems, Header, Phase, Position, Reason, Record, Settled, Status, Try};
+use crate::record::{
+    End, Fan, FrontierEntry, FrozenItems, Header, Phase, Position, Reason, Record, Settled, Status, Try,
+};
 use crate::store::portable::{PORTABLE_BYTES_MAX, Portable};
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError, StoreExt as _};
 
@@ -86,18 +88,20 @@ impl Along {
         if let Some(shape) = shape {
             along.joins = joined_before(engine, shape, header, position).await?;
         }
-        if position.frontier.iter().all(|entry| entry.fan.is_none()) && along.joins.is_empty() {
+        if !position.frontier.iter().any(FrontierEntry::has_children) && along.joins.is_empty() {
             return Ok(along);
         }
         let newest = position_of(&engine.store.newest(run, &main).await?)?;
         let mut left = Vec::new();
-        for entry in position.frontier.iter().filter(|entry| entry.fan.is_some()) {
+        for entry in position.frontier.iter().filter(|entry| entry.has_children()) {
             if is_left_behind(engine, run, (entry, None), &newest, !edited).await? {
                 left.push(entry.step.clone());
             }
         }
         for entry in &mut position.frontier {
-            entry.fan.take_if(|_| left.contains(&entry.step));
+            if left.contains(&entry.step) {
+                entry.drop_children();
+            }
         }
         let mut names = engine.store.branches(run).await?;
         names.remove(&main);
@@ -176,8 +180,9 @@ impl Along {
         edited: bool,
     ) -> Result<Self, RunError> {
         for entry in &mut position.frontier {
-            let stays = !edited || joins(entry);
-            entry.fan = entry.fan.take().filter(|_| stays);
+            if edited && !joins(entry) {
+                entry.drop_children();
+            }
         }
         let mut along = Self { items: from.blobs().clone(), ..Self::default() };
         for record in from.children() {
@@ -218,7 +223,7 @@ impl Along {
         position: &Position,
     ) -> Result<u64, RunError> {
         let mut read = 0;
-        let fans = position.frontier.iter().filter_map(|entry| entry.fan.as_ref()?.items.clone());
+        let fans = position.frontier.iter().filter_map(|entry| entry.open_fan()?.items.clone());
         for FrozenItems { blob, bytes, digest } in fans.collect::<Vec<_>>() {
             let mut text = Vec::new();
             while (text.len() as u64) < bytes {
@@ -248,13 +253,15 @@ impl Along {
         id: ScopeId,
         (fans, leaves): (Vec<OpenFans>, bool),
     ) -> Result<(), RunError> {
-        for OpenFans { step, fan, is_joining } in fans {
+        for OpenFans { step, fan, are_hooks, is_joining } in fans {
             let scope = session.scopes.get(id);
             let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
             let changed = |why: String| RunError::Changed { run: run.clone(), why };
             let unlike = || changed(format!("the branches of step `{step}` do not match the graph"));
             let place = scope.shape.place(step.as_str()).ok_or_else(unlike)?;
-            let children = scope.shape.steps()[place].children.as_ref().ok_or_else(unlike)?;
+            let opener = &scope.shape.steps()[place];
+            let children = if are_hooks { &opener.hooks } else { &opener.children };
+            let children = children.as_ref().ok_or_else(unlike)?;
             let items = self.items_of(&fan, children)?.ok_or_else(unlike)?;
             let mut out = FanOut::new(place, Items::Named(Arc::clone(&items)), fan.total, false);
             out.opened = fan.opened;
@@ -262,9 +269,11 @@ impl Along {
             scope.fans.push(out);
             let entry = scope.entry_mut(place);
             let frozen = fan.items.map(|items| FrozenItems { blob: carried_name(&items), ..items });
-            entry.fan = Some(Fan { items: frozen, since: 0, ..fan });
+            let opened = fan.opened as usize;
+            let fan = Fan { items: frozen, since: 0, ..fan };
+            *(if are_hooks { &mut entry.hooks } else { &mut entry.fan }) = Some(fan);
             let mut missing = Vec::new();
-            for item in items.iter().take(fan.opened as usize) {
+            for item in items.iter().take(opened) {
                 let name = children.path(&branch, &item.key);
                 let name = name.map_err(|error| StoreError::Invalid(error.to_string()))?;
                 match self.branches.remove(&name) {
@@ -332,7 +341,7 @@ impl Along {
         let is_done = position.frontier.is_empty();
         let end = record.header().end.or(is_done.then_some(End::Completed));
         let begins = is_fresh(&position);
-        let (fans, ledger) = (OpenFans::of(&position, shape), position.ledger.clone());
+        let (fans, ledger) = (OpenFans::of(&position), position.ledger.clone());
         let mut cut = cut_in(&position, shape);
         if let Some(before) = session.before.as_ref().and_then(|before| before.of_branch(&name)) {
             let more = cut_in(&position, before).into_iter().filter(|step| !cut.contains(step));
@@ -448,7 +457,7 @@ pub(super) fn copy_settled<'r, S>(
         let known = ledger.iter().find(|(_, settled)| settled.seq == old);
         let is_left = leaves && record.header().evidence.is_some();
         if let Some((step, known)) = known.filter(|(_, known)| !is_left || known.failures > 0) {
-            scope.position.ledger.insert(step.clone(), Settled { seq, ..*known });
+            scope.position.ledger.insert(step.clone(), Settled { seq, fan: None, ..known.clone() });
         }
         let mut copy = copy_of(record);
         copy.report.evidence = copy.report.evidence.filter(|_| !is_left);
@@ -495,7 +504,7 @@ async fn joined_before(
 ) -> Result<HashMap<StepId, u64>, StoreError> {
     let mut joined = joined_on(engine.store.as_ref(), shape, (header, position), &BTreeSet::new()).await?;
     let opens =
-        |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
+        |step: &StepId| position.frontier.iter().any(|entry| entry.step == *step && entry.has_children());
     joined.retain(|step, _| !opens(step));
     Ok(joined)
 }
@@ -538,7 +547,7 @@ fn restart_branch<P: Program>(
 
 /// Returns the records of a position's open fan-outs.
 fn fans_of(position: &Position) -> Vec<u64> {
-    position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since)).collect()
+    position.frontier.iter().filter_map(|entry| Some(entry.open_fan()?.since)).collect()
 }
 
 /// Reads the newest sound record of a branch, if the branch belongs to a fan-out in `origins`; else the
@@ -587,16 +596,17 @@ fn name_of(digest: Digest) -> String {
 pub(super) struct OpenFans {
     pub(super) step: StepId,
     pub(super) fan: Fan,
+    pub(super) are_hooks: bool,
     /// All branches have ended, and the join is next.
     pub(super) is_joining: bool,
 }
 
 impl OpenFans {
-    pub(super) fn of(position: &Position, shape: &Shape) -> Vec<Self> {
-        let staying = position.frontier.iter().filter(|entry| !is_done_again(entry, shape));
+    pub(super) fn of(position: &Position) -> Vec<Self> {
+        let staying = position.frontier.iter().filter(|entry| !is_done_again(entry));
         let entries = staying.filter_map(|entry| {
-            let (step, fan) = (entry.step.clone(), entry.fan.clone()?);
-            Some(Self { step, fan, is_joining: joins(entry) })
+            let (step, fan) = (entry.step.clone(), entry.open_fan()?.clone());
+            Some(Self { step, fan, are_hooks: entry.hooks.is_some(), is_joining: joins(entry) })
         });
         entries.collect()
     }

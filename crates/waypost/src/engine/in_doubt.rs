@@ -97,10 +97,10 @@ async fn questions_of_abandoned(
     (before, after): (&Position, &Position),
 ) -> Result<Vec<Decision>, RunError> {
     let goes_on = |step: &StepId| {
-        let is_open = after.frontier.iter().any(|entry| entry.step == *step && entry.fan.is_some());
+        let is_open = after.frontier.iter().any(|entry| entry.step == *step && entry.has_children());
         is_open || after.asks_about(step)
     };
-    let open = before.frontier.iter().filter(|entry| entry.fan.is_some()).map(|entry| &entry.step);
+    let open = before.frontier.iter().filter(|entry| entry.has_children()).map(|entry| &entry.step);
     let left: Vec<&StepId> = open.filter(|step| !goes_on(step)).collect();
     let mut questions = Vec::new();
     if left.is_empty() {
@@ -375,8 +375,8 @@ pub(super) fn apply_decisions<P: Program>(
         };
         let begun = scope.position.started_before(step).cloned();
         if let Some(begun) = begun.filter(|_| matches!(on_doubt, OnDoubt::Done)) {
-            let is_cut = begun.fan.is_none() && begun.is_unsettled();
-            if is_cut && scope.shape.steps()[place].children.is_some() {
+            let is_cut = !begun.has_children() && begun.is_unsettled();
+            if is_cut && scope.shape.steps()[place].opens() {
                 let why = "the step is partly run, and its open branches do not match this graph or run; \
                            it can only restart";
                 return Err(not_settled(scope, &doubtful, why));

@@ -527,7 +527,7 @@ impl Engine {
 fn stand_before(position: &mut Position, shape: &Shape, now: &Position) {
     for entry in &mut position.frontier {
         let is_asked = |step: &Step| !step.idempotent && now.frontier.iter().any(|now| now.step == step.id);
-        if entry.fan.is_none() && !shape.step(entry.step.as_str()).is_some_and(is_asked) {
+        if !entry.has_children() && !shape.step(entry.step.as_str()).is_some_and(is_asked) {
             (entry.status, entry.at.attempt) = (Status::Ready, 0);
         }
     }

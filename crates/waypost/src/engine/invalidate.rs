@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::id::StepId;
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED};
-use crate::record::{FrontierEntry, Note, Position, Reusable, Status};
+use crate::record::{FrontierEntry, Note, Position, Reusable, Settled, Status};
 
 use super::definition::Forget;
 use super::trace::pass_in;
@@ -92,8 +92,7 @@ pub(super) fn invalidate(
         }
         let position = &mut after.position;
         position.reusable.retain(|_, results| !results.is_empty());
-        if let Some(fan) = &entry.fan {
-            position.joined.insert(step.id.clone(), fan.clone());
+        if entry.fan.is_some() {
             position.rerun_whole.remove(&step.id);
             let joins = |forget: &mut Forget| match forget {
                 Forget::Step(id) if *id == step.id => *forget = Forget::Join(id.clone()),
@@ -114,7 +113,7 @@ impl Invalidated {
     /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
     fn exclude_reuse(&mut self, step: &Step) {
         self.position.drop_results(&step.id);
-        if step.children.is_some() {
+        if step.opens() {
             self.position.rerun_whole.insert(step.id.clone());
         }
     }
@@ -132,7 +131,6 @@ impl Invalidated {
             return position.ask_about(id, started);
         }
         position.ask_no_more(id);
-        position.joined.remove(id);
         self.forgotten.push(Forget::Step(id.clone()));
     }
 }
@@ -156,7 +154,7 @@ pub(super) fn exclude(
             position.ask_about(&step.id, None);
         }
         position.drop_results(&step.id);
-        if at != place && step.children.is_some() {
+        if at != place && step.opens() {
             position.rerun_whole.insert(step.id.clone());
         }
         forgotten.push(Forget::Step(step.id.clone()));
@@ -196,24 +194,23 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
     let step = &shape.steps()[place];
     let entry = take_entry(position, &step.id);
     let last = position.ledger.remove(&step.id);
-    let fan = position.joined.remove(&step.id);
-    if let (Some(settled), Some(fan)) = (last, fan.as_ref().filter(|fan| fan.pass > 0)) {
-        let ends = fan.passes.iter().map(|pass| pass.settled).chain([settled]);
+    let passes = last.as_ref().and_then(|settled| Some((settled, settled.fan.as_ref()?)));
+    if let Some((settled, fan)) = passes.filter(|(_, fan)| fan.pass > 0) {
+        let ends = fan.passes.iter().map(|pass| &pass.settled).chain([settled]);
         for (pass, settled) in (1..).zip(ends) {
-            let of_pass = fan.of_pass(pass);
+            let settled = Settled { fan: fan.of_pass(pass).map(Box::new), ..settled.clone() };
             if pass <= passes_kept {
                 position.ledger.insert(step.id.clone(), settled);
-                position.joined.extend(of_pass.map(|fan| (step.id.clone(), fan)));
             } else if settled.gave_result() {
                 let follows = pass < fan.pass || !is_finished;
-                keep(position, &step.id, pass, Reusable::ended(settled, of_pass, follows));
+                keep(position, &step.id, pass, Reusable::ended(settled, follows));
             }
         }
-    } else if let Some(settled) = last.filter(|settled| is_finished && settled.gave_result()) {
-        keep(position, &step.id, 1, Reusable::ended(settled, fan, false));
+    } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.gave_result()) {
+        keep(position, &step.id, 1, Reusable::ended(settled, false));
     }
     let Some(entry) = entry else { return };
-    if entry.is_unsettled() && entry.fan.is_none() && !step.idempotent {
+    if entry.is_unsettled() && !entry.has_children() && !step.idempotent {
         position.ask_about(&step.id, Some(entry));
     } else if is_worth_keeping(step, &entry) {
         let pass = pass_in(shape, place, &entry.at.iteration);
@@ -250,10 +247,10 @@ fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
 /// Says whether a fresh start of an unfinished step would lose work.
 fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
     // A failed step enters its children again, and their ends are reused.
-    if entry.status == Status::Failed && entry.fan.is_some() {
+    if entry.status == Status::Failed && entry.has_children() {
         return false;
     }
-    let has_begun = entry.fan.is_some()
+    let has_begun = entry.has_children()
         || step.is_later_pass(entry)
         || entry.memos > 0
         || entry.status == Status::Waiting

@@ -316,7 +316,7 @@ impl<S> Edits<S> {
         }
         let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
         // If only the join failed, the join runs again with the edit.
-        let is_fanned_out = |entry: &FrontierEntry| entry.fan.is_some() && !joins(entry);
+        let is_fanned_out = |entry: &FrontierEntry| entry.has_children() && !joins(entry);
         if newest.header().end.is_some() && scope.position.frontier.iter().any(is_fanned_out) {
             let why = "the branch ended with its children; edit a child instead";
             return Err(RunError::NotEdited { run, branch, why: why.to_owned() });

@@ -82,7 +82,7 @@ pub(super) async fn take_up<P: Program>(
             let step = &scope.shape.steps()[fan.place].id;
             let entry = scope.position.frontier.iter().find(|entry| entry.step == *step);
             // A failed child may have succeeded in a session without a record on this branch.
-            let is_counted = entry.and_then(|entry| entry.fan.as_ref()).is_some_and(|fan| fan.failures > 0);
+            let is_counted = entry.and_then(FrontierEntry::open_fan).is_some_and(|fan| fan.failures > 0);
             if !fan.is_complete() || is_counted || scope.uncounted.contains(step) {
                 waiting.push(fan.place);
             }
@@ -92,7 +92,7 @@ pub(super) async fn take_up<P: Program>(
         for place in waiting {
             let scope = session.scopes.get_mut(id);
             let entry = scope.entry_mut(place);
-            if let Some(fan) = &mut entry.fan {
+            if let Some(fan) = entry.open_fan_mut() {
                 fan.failures = 0;
             }
             if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
@@ -167,7 +167,7 @@ impl FailedFan {
         let children = children_of(scope, place);
         let is_retried = scope.redecided.contains(scope.step_id(place));
         let fan = scope.entry(place).fan.as_ref()?;
-        let fails = is_retried && collects(scope, place) && !children.afterwards;
+        let fails = is_retried && collects(scope, place) && !scope.runs_hooks(place);
         let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
         fails.then(|| Self { run, branch, name: children.name.clone(), since: fan.since })
     }
@@ -215,7 +215,9 @@ async fn check_names<P: Program>(
 fn fans_of<S>(scope: &Scope<'_, S>) -> Result<Vec<FanOut>, RunError> {
     let mut fans = Vec::new();
     for entry in &scope.position.frontier {
-        let (Some(fan), Some(place)) = (&entry.fan, scope.shape.place(entry.step.as_str())) else { continue };
+        let (Some(fan), Some(place)) = (entry.open_fan(), scope.shape.place(entry.step.as_str())) else {
+            continue;
+        };
         let mut out = fan_of(scope, place)?;
         out.opened = fan.opened;
         fans.push(out);
@@ -226,8 +228,8 @@ fn fans_of<S>(scope: &Scope<'_, S>) -> Result<Vec<FanOut>, RunError> {
 /// Returns the open fan-out of a step, with no child opened yet.
 pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, RunError> {
     let entry = scope.entry(place);
-    let fan = entry.fan.as_ref();
-    let children = fan.and_then(|fan| scope.shape.steps()[place].opened(fan));
+    let fan = entry.open_fan();
+    let children = scope.shape.steps()[place].opened(entry).filter(|_| fan.is_some());
     let unlike = || {
         let why = format!("the open branches of step `{}` do not match the graph", entry.step);
         RunError::Changed { run: scope.chain.run.clone(), why }
@@ -261,14 +263,14 @@ async fn take_up_one<P: Program>(
     let Some((place, children)) = above.shape.children_named(&name) else { return Ok(()) };
     let step = above.step_id(place);
     let position = position_of(&head.record)?;
-    let Some(fan) = above.position.frontier.iter().find(|e| e.step == *step).and_then(|e| e.fan.as_ref())
-    else {
+    let Some(entry) = above.position.frontier.iter().find(|entry| entry.step == *step) else {
         return Ok(());
     };
+    let Some(fan) = entry.open_fan() else { return Ok(()) };
     let index = found.indexes.get(&(parent, place)).and_then(|indexes| indexes.get(&key)).copied();
     // Children opened after the base record are found when they would be opened again. Children that lost their
     // records of this fan-out to damage are found once all children seem to have ended.
-    let current = above.shape.steps()[place].opened(fan);
+    let current = above.shape.steps()[place].opened(entry);
     let is_current = current.is_some_and(|current| current.name == children.name);
     // A moved branch counts by the origin of its new position.
     let moved = found.resume_point.moves.get(&branch);
@@ -550,7 +552,7 @@ pub(super) fn is_fresh(position: &Position) -> bool {
         entry.status == Status::Ready
             && entry.at.attempt == 0
             && entry.memos == 0
-            && entry.fan.is_none()
+            && !entry.has_children()
             && !entry.waits.iter().any(|wait| wait.on == WaitKind::Resume)
     };
     position.steps_started == 0 && position.frontier.iter().all(untouched)
@@ -571,7 +573,7 @@ pub(super) fn live(heads: Vec<Head>) -> Result<Vec<Head>, StoreError> {
             _ => true,
         };
         if counts {
-            let open = position.frontier.iter().filter_map(|entry| Some(entry.fan.as_ref()?.since));
+            let open = position.frontier.iter().filter_map(|entry| Some(entry.open_fan()?.since));
             fans.insert(branch, open.collect());
             kept.push(head);
         }

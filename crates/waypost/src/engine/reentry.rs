@@ -73,11 +73,8 @@ pub(super) async fn open_again(
     // The evidence of the opener itself failed, and its children produced the claimed files: the children rerun
     // without reuse.
     let own = targets.iter().filter(|target| target.claims.is_some());
-    let openers = own.filter(|target| {
-        shape
-            .step(target.step.as_str())
-            .is_some_and(|step| step.children.as_ref().is_some_and(|c| !c.afterwards))
-    });
+    let openers =
+        own.filter(|target| shape.step(target.step.as_str()).is_some_and(|step| step.children.is_some()));
     position.rerun_whole.extend(openers.map(|target| target.step.clone()));
     Ok(Some(Reopened { record: known.record.clone(), position, drafts, basis: None, forgotten }))
 }
@@ -153,10 +150,7 @@ async fn cut_of(
 
 /// Returns the fan-out of the pass of an end, for a step with a branch per pass.
 fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
-    let step = &shape.steps()[place].id;
-    let open_fan =
-        position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = open_fan.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0)?;
+    let fan = position.fan_of(&shape.steps()[place].id).filter(|fan| fan.pass > 0)?;
     fan.of_pass(pass_in(shape, place, &made.at.iteration))
 }
 
@@ -239,7 +233,7 @@ pub(super) async fn joined_by(
     position: &Position,
     (step, made): (&StepId, &Header),
 ) -> Result<Fan, RunError> {
-    if let Some(fan) = position.joined.get(step) {
+    if let Some(fan) = position.joined(step) {
         return Ok(fan.clone());
     }
     let (run, branch) = (&made.run, &made.branch);
@@ -248,7 +242,7 @@ pub(super) async fn joined_by(
         let start = load_with_state(engine, run, branch, start.header().seq).await?;
         let position = position_of(&start)?;
         let entry = position.frontier.into_iter().find(|entry| entry.step == *step);
-        if let Some(fan) = entry.as_ref().and_then(|entry| entry.fan.as_ref()?.of_work()) {
+        if let Some(fan) = entry.as_ref().and_then(|entry| entry.fan.as_ref()) {
             return Ok(fan.clone());
         }
     }

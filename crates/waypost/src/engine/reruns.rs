@@ -50,9 +50,7 @@ impl Target {
         let is_named = self.claims.as_ref().is_some_and(Vec::is_empty);
         let children = shape.of_branch(branch).and_then(|shape| shape.step(self.step.as_str()));
         let children = children.and_then(|step| step.children.as_ref());
-        children.is_some_and(|children| {
-            !children.is_fork() && (is_named || (children.afterwards && self.claims.is_some()))
-        })
+        is_named && children.is_some_and(|children| !children.is_fork())
     }
 
     /// Moves the entry of the step to its start. A step that joins the branches of its work also reruns its
@@ -147,12 +145,13 @@ impl Selection<'_> {
         let (mut waiting, mut joined) = (Vec::new(), Vec::new());
         for child in self.below.get(branch).into_iter().flatten() {
             let Some(step) = opener_of(self.shape, child) else { continue };
-            let waits = known.position.frontier.iter().any(|entry| entry.step == step && entry.fan.is_some());
+            let waits =
+                known.position.frontier.iter().any(|entry| entry.step == step && entry.has_children());
             let is_passed = pass_end(&known.position, &step, child).is_some();
             match known.position.ledger.get(&step) {
                 _ if waits && !is_passed => waiting.push(child.clone()),
                 Some(settled) => {
-                    let seq = pass_end(&known.position, &step, child).unwrap_or(*settled).seq;
+                    let seq = pass_end(&known.position, &step, child).unwrap_or(settled).seq;
                     let is_requested = self.requested.ways_on(branch).any(|on_path| *on_path == step);
                     let target = Target { seq, step, claims: None, is_requested };
                     joined.push((target, child.clone()));
@@ -212,19 +211,15 @@ impl Selection<'_> {
 
 /// Returns the pass number of a branch; 0 for the branch of an item.
 fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
-    let open_fan =
-        position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = open_fan.or_else(|| position.joined.get(step)).filter(|fan| fan.pass > 0);
+    let fan = position.fan_of(step).filter(|fan| fan.pass > 0);
     fan.and(branch.opened_by()).and_then(|(_, key)| key.parse().ok()).unwrap_or(0)
 }
 
 /// Returns the end of the earlier pass of a step that a branch belongs to.
-fn pass_end(position: &Position, step: &StepId, branch: &BranchPath) -> Option<Settled> {
-    let open_fan =
-        position.frontier.iter().find(|entry| entry.step == *step).and_then(|entry| entry.fan.as_ref());
-    let fan = open_fan.or_else(|| position.joined.get(step))?;
+fn pass_end<'a>(position: &'a Position, step: &StepId, branch: &BranchPath) -> Option<&'a Settled> {
+    let fan = position.fan_of(step)?;
     let pass = pass_of(position, step, branch);
-    fan.passes.get(pass.checked_sub(1)?).map(|pass| pass.settled)
+    fan.passes.get(pass.checked_sub(1)?).map(|pass| &pass.settled)
 }
 
 /// Returns whether a branch has ended and was joined.

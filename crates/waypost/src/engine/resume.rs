@@ -3,7 +3,6 @@
 use jiff::{SignedDuration, Timestamp};
 
 use crate::id::{BranchPath, RunId};
-use crate::plan::shape::Shape;
 use crate::record::{FrontierEntry, RunStatus, Status, WaitKind};
 use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 use crate::system::clock::Clock as _;
@@ -181,9 +180,8 @@ impl<P: Program> Session<'_, P> {
 }
 
 /// Returns whether a failed step reruns together with its hooks: the hooks follow its own work.
-pub(super) fn is_done_again(entry: &FrontierEntry, shape: &Shape) -> bool {
-    let children = shape.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
-    entry.status == Status::Failed && children.is_some_and(|children| children.afterwards)
+pub(super) fn is_done_again(entry: &FrontierEntry) -> bool {
+    entry.status == Status::Failed && entry.hooks.is_some()
 }
 
 /// The conditions under which a resume reopens unfinished steps.
@@ -232,8 +230,8 @@ pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
         if entry.status == Status::Failed && entry.is_unsettled() {
             scope.cut.push(entry.step.clone());
         }
-        if is_done_again(entry, scope.shape) {
-            is_rerun |= entry.fan.take().is_some();
+        if is_done_again(entry) {
+            is_rerun |= entry.hooks.take().is_some();
         }
         match entry.status {
             Status::Started => {

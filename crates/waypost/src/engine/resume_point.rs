@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::shape::Shape;
+use crate::plan::shape::{Shape, Step};
 use crate::plan::{Broken, Decision, LeftOut};
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status};
 use crate::store::{StoreError, StoreExt as _};
@@ -177,7 +177,7 @@ fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BT
             let Some(opener) = opener_of(shape, &below) else { continue };
             let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
             let is_in_hooks = |entry: &&mut FrontierEntry| {
-                entry.step == opener && entry.fan.as_ref().is_some_and(|fan| fan.after)
+                entry.step == opener && entry.fan.is_some() && entry.hooks.is_some()
             };
             let Some(entry) = known.position.frontier.iter_mut().find(is_in_hooks) else { continue };
             entry.back_to_work();
@@ -274,9 +274,10 @@ impl<'a> BranchLoader<'a> {
     ) -> Result<(), RunError> {
         self.left_behind.clear();
         let opens = |known: &BranchInForce| {
-            !known.joined.is_empty() || known.position.frontier.iter().any(|entry| entry.fan.is_some())
+            !known.joined.is_empty() || known.position.frontier.iter().any(FrontierEntry::has_children)
         };
-        let any = self.shape.steps().iter().any(|step| step.opens_evidence());
+        let mut children = self.shape.steps().iter().flat_map(Step::all_children);
+        let any = children.any(|children| children.shape.has_evidence());
         if (!any && self.requested.is_none_or(Requested::is_empty)) || !branches.values().any(opens) {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::id::{BranchPath, StepId};
 use crate::projection::events::{RerunCause, STEP_REUSED};
 use crate::record::{
-    EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, SettledAs, Status, Trace, WaitKind,
+    EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, WaitKind,
 };
 
 use super::definition::{Forget, forget};
@@ -59,7 +59,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Records the input of a starting step.
     pub(super) fn note_input(&mut self, id: ScopeId, place: usize) {
-        if !self.keeps_traces || self.scopes.get(id).entry(place).fan.is_some() {
+        if !self.keeps_traces || self.scopes.get(id).entry(place).has_children() {
             return;
         }
         let trace = trace_of(self.program, self.scopes.get(id), place);
@@ -90,22 +90,19 @@ impl<P: Program> Session<'_, P> {
         digests: Option<EndDigests>,
     ) {
         let scope = self.scopes.get_mut(id);
-        let Some(Reusable::Ended { settled, fan, follows, .. }) = scope.take_result(candidate.place) else {
+        let Some(Reusable::Ended { mut settled, follows, .. }) = scope.take_result(candidate.place) else {
             return;
         };
-        let failures = fan.as_ref().map_or(settled.failures, |fan| {
+        if let Some(fan) = &settled.fan {
             let before = fan.passes.last().map_or(0, |pass| pass.settled.failures);
-            settled.failures.saturating_sub(before) + scope.failures_before(candidate.place)
-        });
-        let settled = Settled { failures, ..settled };
-        let fan = fan.map(|fan| scope.position.after_current_passes(&candidate.step, fan));
-        let follow = if follows { Follow::To(candidate.place) } else { Follow::Needs };
-        scope.settle(candidate.place, Some(settled), follow);
-        if let Some(fan) = fan {
-            scope.position.joined.insert(candidate.step.clone(), fan);
+            settled.failures =
+                settled.failures.saturating_sub(before) + scope.failures_before(candidate.place);
         }
+        scope.position.renew_passes_before(&candidate.step, &mut settled);
+        let (seq, follow) = (settled.seq, if follows { Follow::To(candidate.place) } else { Follow::Needs });
+        scope.settle(candidate.place, Some(settled), follow);
         scope.digests.extend(digests.map(|digests| (candidate.step.clone(), digests)));
-        note_reuse(scope, &candidate.step, settled.seq);
+        note_reuse(scope, &candidate.step, seq);
         self.mark_dirty(id);
         self.touched.insert(id);
     }
@@ -171,7 +168,7 @@ impl<P: Program> Session<'_, P> {
         let step = scope.step_id(place).clone();
         scope.take_result(place);
         scope.position.ledger.extend(before.map(|settled| (step.clone(), settled)));
-        let has_fan = begun.fan.is_some();
+        let has_fan = begun.has_children();
         let entry = scope.entry_mut(place);
         *entry = begun;
         // A message for the wait may have come.
@@ -201,10 +198,7 @@ impl<P: Program> Session<'_, P> {
         let result = scope.take_result(candidate.place);
         let step = &scope.shape.steps()[candidate.place];
         let (was_done, begun) = match &result {
-            Some(Reusable::Ended { settled, fan, .. }) => {
-                let is_done = settled.how != SettledAs::Skipped;
-                (is_done && fan.as_ref().is_none_or(|fan| fan.total > 0), None)
-            }
+            Some(Reusable::Ended { settled, .. }) => (settled.did(), None),
             Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
             Some(Reusable::Confirm | Reusable::Started(_)) | None => (false, None),
         };

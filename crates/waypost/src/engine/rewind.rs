@@ -72,7 +72,7 @@ pub(super) async fn rejoin(
             let kept = kept(step, &header.at.iteration);
             kept.filter(|at| history[*at].header().digests == Some(digests)).map(|at| &history[..at])
         }
-        _ => match position.frontier.first().filter(|entry| entry.fan.is_some() && entry.at.attempt == 0) {
+        _ => match position.frontier.first().filter(|entry| entry.has_children() && entry.at.attempt == 0) {
             Some(entry) => match kept(&entry.step, &entry.at.iteration) {
                 Some(at) if joins_the_same(store, shape, header, entry, history[at].header()).await? => {
                     Some(&history[..=at])
@@ -116,7 +116,7 @@ async fn joins_the_same(
     let Some((place, fan)) = shape.place(entry.step.as_str()).zip(entry.fan.as_ref()) else {
         return Ok(false);
     };
-    let children = shape.steps()[place].opened(fan);
+    let children = shape.steps()[place].children.as_ref();
     let (Some(children), Some(trace)) = (children.filter(|_| then.about == Some(fan.since)), &then.trace)
     else {
         return Ok(false);
@@ -233,12 +233,10 @@ impl Rewind<'_> {
         let epoch = epochs(engine, run, branch).await? + 1;
         for entry in &mut position.frontier {
             target.begin(entry);
-            let is_left = match &entry.fan {
-                Some(_) if entry.step == target.step && target.opens_new_branches(root, branch) => true,
-                Some(fan) => fanned_out_since(engine, (run, branch), &entry.step, fan).await?,
-                None => false,
-            };
-            entry.fan.take_if(|_| is_left);
+            let is_target = entry.step == target.step && target.opens_new_branches(root, branch);
+            if is_target || fanned_out_since(engine, (run, branch), entry).await? {
+                entry.drop_children();
+            }
             (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
             entry.passed = false;
             entry.at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
@@ -262,7 +260,7 @@ impl Rewind<'_> {
                 // A step with open children has begun after the first rewind: the children may have other results.
                 let frontier = &known.position.frontier;
                 let begun = frontier.iter().filter(|entry| {
-                    entry.fan.is_some()
+                    entry.has_children()
                         || own.step(entry.step.as_str()).is_some_and(|step| step.has_begun(entry))
                 });
                 let started = before.started.iter().cloned().chain(begun.map(visit_of)).collect();

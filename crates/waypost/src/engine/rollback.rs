@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::shape::{Shape, Step, Unfinished};
-use crate::record::{
-    Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind,
-};
+use crate::plan::shape::{Children, Shape, Step, Unfinished};
+use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind};
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
@@ -66,13 +64,15 @@ pub(super) async fn go_back(
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
         let is_left = match is_named && opens_its_own(shape, &entry.step) {
-            true => entry.fan.is_some(),
+            true => entry.has_children(),
             false => is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?,
         };
         if (is_left || !goes_on) && !is_named {
             check_left(shape, entry, &record)?;
         }
-        entry.fan.take_if(|_| is_left);
+        if is_left {
+            entry.drop_children();
+        }
         if entry.status == Status::Started || is_named || is_left || entry.waits.iter().any(asks) {
             entry.status = Status::Ready;
             entry.at.attempt = 0;
@@ -100,8 +100,8 @@ pub(super) async fn go_back(
     let unfinished = Unfinished::of(shape, &position);
     let begins = |(place, step): &(usize, &Step)| {
         let entry = position.frontier.iter().find(|entry| entry.step == step.id);
-        let goes_on = entry.is_some_and(|entry| entry.fan.is_some());
-        !shape.is_routed() && step.children.is_some() && unfinished.has(*place) && !goes_on
+        let goes_on = entry.is_some_and(FrontierEntry::has_children);
+        !shape.is_routed() && step.opens() && unfinished.has(*place) && !goes_on
     };
     let openers: Vec<StepId> =
         shape.steps().iter().enumerate().filter(begins).map(|(_, step)| step.id.clone()).collect();
@@ -109,9 +109,8 @@ pub(super) async fn go_back(
     // Steps whose start was set aside and resumed later have other branches now.
     let started = base.position.reusable.keys().filter_map(|step| base.position.started_before(step));
     let entries = started.chain(&base.position.frontier);
-    let kept: Vec<u64> = entries.flat_map(|entry| &entry.fan).map(|fan| fan.since).collect();
-    position
-        .drop_children_of_started(|entry| entry.fan.as_ref().is_some_and(|fan| kept.contains(&fan.since)));
+    let kept: Vec<u64> = entries.flat_map(FrontierEntry::fans).map(|fan| fan.since).collect();
+    position.drop_children_of_started(|entry| entry.open_fan().is_some_and(|fan| kept.contains(&fan.since)));
     if let Some(step) = step {
         // The named step is decided.
         position.ask_no_more(step);
@@ -172,7 +171,7 @@ pub(super) fn ask_about_effects(
 /// [`RunError::NoState`]: there is such a step.
 pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> Result<(), RunError> {
     let step = &entry.step;
-    if entry.fan.is_none() || !shape.step(step.as_str()).is_some_and(Step::opens_careful) {
+    if !entry.has_children() || !shape.step(step.as_str()).is_some_and(Step::opens_careful) {
         return Ok(());
     }
     let why = format!(
@@ -191,10 +190,12 @@ pub(super) async fn is_left_behind(
     newest: &Position,
     goes_on: bool,
 ) -> Result<bool, RunError> {
-    let Some(fan) = &entry.fan else { return Ok(false) };
+    if !entry.has_children() {
+        return Ok(false);
+    }
     // The named step is another step, or joins these branches.
     if step.is_some() || joins(entry) || (goes_on && is_under_way(newest, entry)) {
-        return fanned_out_since(engine, (run, &BranchPath::main()), &entry.step, fan).await;
+        return fanned_out_since(engine, (run, &BranchPath::main()), entry).await;
     }
     Ok(true)
 }
@@ -239,19 +240,19 @@ fn is_start_of(header: &Header, step: &StepId, opens: bool) -> bool {
 /// Returns whether the branches are the work of the step itself, for example over items: a rerun opens new
 /// branches. The join of a fork reruns alone.
 fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
-    let children = shape.step(step.as_str()).and_then(|step| step.children.as_ref());
-    children.is_some_and(|children| !children.is_fork())
+    let is_fork = |step: &Step| step.children.as_ref().is_some_and(Children::is_fork);
+    shape.step(step.as_str()).is_some_and(|step| step.opens() && !is_fork(step))
 }
 
 /// Returns whether all branches of a fan-out have ended, so that the join is next.
 pub(super) fn joins(entry: &FrontierEntry) -> bool {
     let is_waiting = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
-    !is_waiting && entry.fan.as_ref().is_some_and(|fan| fan.opened == fan.total)
+    !is_waiting && entry.open_fan().is_some_and(|fan| fan.opened == fan.total)
 }
 
 /// Returns whether a position waits for the same branches as an entry of another position.
 fn is_under_way(newest: &Position, entry: &FrontierEntry) -> bool {
-    let since = |entry: &FrontierEntry| entry.fan.as_ref().and_then(Fan::of_work).map(|fan| fan.since);
+    let since = |entry: &FrontierEntry| entry.fans().next().map(|fan| fan.since);
     let same = |found: &FrontierEntry| found.step == entry.step && since(found) == since(entry);
     newest.frontier.iter().any(|found| same(found) && !joins(found))
 }
@@ -314,18 +315,18 @@ pub(super) async fn epoch_in_pass(
 pub(super) async fn fanned_out_since(
     engine: &Engine,
     (run, branch): (&RunId, &BranchPath),
-    step: &StepId,
-    fan: &Fan,
+    entry: &FrontierEntry,
 ) -> Result<bool, RunError> {
+    let Some(fan) = entry.open_fan() else { return Ok(false) };
     let scan = Scan {
         branch: Some(branch.clone()),
         seq_min: Some(fan.since + 1),
-        step: Some(step.to_string()),
+        step: Some(entry.step.to_string()),
         phase: Some("waiting"),
         ..Scan::of(run)
     };
     let page = engine.store.scan(&scan).await?;
-    let opens = |phase: &Phase| if fan.after { phase.opens_after() } else { phase.opens_work() };
+    let opens = |phase: &Phase| if entry.hooks.is_some() { phase.opens_hooks() } else { phase.opens_work() };
     let is_it = |header: &Header| header.reason == Reason::Fork && opens(&header.phase);
     Ok(page.records.iter().any(|record| is_it(record.header())))
 }

@@ -6,7 +6,7 @@ use crate::id::Digest;
 use crate::plan::shape::{Children, OnChildFailure};
 use crate::record::{
     End, EndDigests, Failure, FailureKind, FrontierEntry, Phase, Reason, RunStatus, Settled, SettledAs,
-    SkipCause, Status, Try, WAIT_AFTER, Wait, WaitKind,
+    SkipCause, Status, Try, WAIT_HOOKS, Wait, WaitKind,
 };
 use crate::store::Progress;
 
@@ -88,7 +88,7 @@ impl<'a, P: Program> Session<'a, P> {
     fn opens(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let children = scope.shape.steps()[place].children.as_ref();
-        children.is_some_and(|children| !children.by_work) && scope.entry(place).fan.is_none()
+        children.is_some_and(|children| !children.by_work) && !scope.entry(place).has_children()
     }
 
     fn decide(&mut self, id: ScopeId, place: usize, openings: &mut Vec<usize>) {
@@ -106,7 +106,7 @@ impl<'a, P: Program> Session<'a, P> {
             // A condition that cannot be evaluated fails the step at its start.
             Ok(Admission::Run) | Err(_) if opens => openings.push(place),
             Ok(Admission::Run) | Err(_) if step.idempotent => {
-                let joins = scope.entry(place).fan.is_some();
+                let joins = scope.entry(place).has_children();
                 self.note_input(id, place);
                 let scope = self.scopes.get_mut(id);
                 scope.mark_started(place);
@@ -185,7 +185,7 @@ impl<'a, P: Program> Session<'a, P> {
         // The join of a fork is held after its branches; an opener with its own branches is held before these
         // open.
         let joins = scope.shape.steps()[place].children.as_ref().is_some_and(|c| c.name != entry.step);
-        let new = entry.at.attempt == 0 && entry.memos == 0 && entry.fan.is_some() == joins;
+        let new = entry.at.attempt == 0 && entry.memos == 0 && entry.has_children() == joins;
         // The next pass of a loop has a separate entry, and is held again.
         if !new || entry.passed {
             return false;
@@ -418,8 +418,8 @@ impl<'a, P: Program> Session<'a, P> {
 
 pub(super) fn children_of<'a, S>(scope: &Scope<'a, S>, place: usize) -> &'a Children {
     let step = &scope.shape.steps()[place];
-    let fan = scope.position.frontier.iter().find(|entry| entry.step == step.id).and_then(|e| e.fan.as_ref());
-    let children = fan.map_or(step.children.as_ref(), |fan| step.opened(fan));
+    let entry = scope.position.frontier.iter().find(|entry| entry.step == step.id);
+    let children = entry.map_or(step.children.as_ref(), |entry| step.opened(entry));
     children.expect("only a step with children fans out")
 }
 
@@ -430,7 +430,7 @@ pub(super) fn for_children() -> Wait {
 
 /// Returns the wait of a step for its hooks.
 pub(super) fn for_hooks() -> Wait {
-    Wait { key: WAIT_AFTER.to_owned(), ..for_children() }
+    Wait { key: WAIT_HOOKS.to_owned(), ..for_children() }
 }
 
 /// Returns a wait for a resume.

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
-    End, EndDigests, Failure, Fan, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
+    End, EndDigests, Failure, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
     STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
 };
 
@@ -66,8 +66,8 @@ pub(super) struct ListedChildren {
     pub(super) place: usize,
     pub(super) items: Vec<Item>,
     pub(super) report: StepReport,
-    /// True for hooks: the branches of the step's work are already joined.
-    pub(super) after: bool,
+    /// True for hooks: the step's work has ended.
+    pub(super) are_hooks: bool,
     /// The result of the step if the hooks cannot be opened: the earlier failure.
     pub(super) failure: Option<Failure>,
     /// The digests of the joined branches of the step's work.
@@ -314,7 +314,9 @@ impl<'a, S> Scope<'a, S> {
     /// Removes a finished step from the frontier, and adds its successors.
     pub(super) fn settle(&mut self, place: usize, settled: Option<Settled>, follow: super::Follow) {
         let id = self.step_id(place).clone();
-        let at = self.entry(place).at.clone();
+        let entry = self.entry(place);
+        let at = entry.at.clone();
+        let joined = entry.fan.clone().filter(|_| !self.shape.is_routed());
         if follow == super::Follow::Needs {
             self.unfinished();
         }
@@ -325,6 +327,7 @@ impl<'a, S> Scope<'a, S> {
         if follow != super::Follow::To(place) {
             self.position.rerun_whole.remove(&id);
             if !settled
+                .as_ref()
                 .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver))
             {
                 // No later pass follows: drop the results of later passes.
@@ -332,13 +335,20 @@ impl<'a, S> Scope<'a, S> {
             }
         }
         self.fans.retain(|fan| fan.place != place);
-        if self.shape.steps()[place].children.is_some() && !self.position.requests.is_empty() {
+        if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
             let root = self.shape;
             self.position.requests.retain(|request| !is_below(root, &request.branch, &id));
         }
         match settled {
-            Some(settled) => drop(self.position.ledger.insert(id, settled)),
-            None => drop(self.position.ledger.remove(&id)),
+            Some(mut settled) => {
+                if settled.fan.is_none() && settled.gave_result() {
+                    settled.fan = joined.map(Box::new);
+                }
+                self.position.ledger.insert(id, settled);
+            }
+            None => {
+                self.position.ledger.remove(&id);
+            }
         }
         let freed = match follow {
             super::Follow::Needs => {
@@ -365,7 +375,7 @@ impl<'a, S> Scope<'a, S> {
 
     /// Returns the number of failed children, in the ending pass and in earlier passes.
     pub(super) fn failures_joined(&self, place: usize) -> u64 {
-        let fan = self.entry(place).fan.as_ref().and_then(Fan::of_work);
+        let fan = self.entry(place).fan.as_ref();
         fan.map_or(0, |fan| fan.failures) + self.failures_before(place)
     }
 
@@ -373,10 +383,10 @@ impl<'a, S> Scope<'a, S> {
     pub(super) fn failures_before(&self, place: usize) -> u64 {
         let entry = self.entry(place);
         let is_later_pass = entry.at.iteration.last().is_some_and(|pass| *pass > 1);
-        let fan = entry.fan.as_ref().and_then(Fan::of_work).filter(|fan| fan.pass > 0);
+        let fan = entry.fan.as_ref().filter(|fan| fan.pass > 0);
         let before = match fan {
-            Some(fan) => fan.passes.last().map(|pass| pass.settled),
-            None => self.position.ledger.get(self.step_id(place)).copied().filter(|_| is_later_pass),
+            Some(fan) => fan.passes.last().map(|pass| &pass.settled),
+            None => self.position.ledger.get(self.step_id(place)).filter(|_| is_later_pass),
         };
         before.map_or(0, |settled| settled.failures)
     }
@@ -402,7 +412,7 @@ impl<'a, S> Scope<'a, S> {
 
     /// Returns the result out of force of a ready step, for its current pass.
     pub(super) fn result_of(&self, entry: &FrontierEntry) -> Option<&Reusable> {
-        let results = self.position.reusable.get(&entry.step).filter(|_| entry.fan.is_none())?;
+        let results = self.position.reusable.get(&entry.step).filter(|_| !entry.has_children())?;
         results.get(&self.pass_of(self.shape.place(entry.step.as_str())?))
     }
 
@@ -463,7 +473,7 @@ impl<'a, S> Scope<'a, S> {
 
     fn start_of(&self, place: usize) -> Start {
         let entry = self.entry(place);
-        Start { step: entry.step.clone(), at: entry.at.clone(), joins: entry.fan.is_some() }
+        Start { step: entry.step.clone(), at: entry.at.clone(), joins: entry.has_children() }
     }
 
     /// Returns the number of attempts that a start counts: the join of hooks belongs to the previous attempt.
@@ -473,16 +483,14 @@ impl<'a, S> Scope<'a, S> {
 
     /// Returns whether a step has open hooks, or is about to join the hooks.
     pub(super) fn runs_hooks(&self, place: usize) -> bool {
-        let fan = self.entry(place).fan.as_ref();
-        fan.and_then(|fan| self.shape.steps()[place].opened(fan)).is_some_and(|children| children.afterwards)
+        self.entry(place).hooks.is_some()
     }
 
     /// Ends the hooks of a step: a retry begins with the step's work, and the hooks may then exist already.
-    pub(super) fn end_afterwards(&mut self, place: usize) {
+    pub(super) fn end_hooks(&mut self, place: usize) {
         self.position.note_rerun();
         self.fans.retain(|fan| fan.place != place);
-        let entry = self.entry_mut(place);
-        entry.fan = entry.fan.take().and_then(|fan| fan.work).map(|work| *work);
+        self.entry_mut(place).hooks = None;
     }
 
     /// Reverts a start.

@@ -340,7 +340,7 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) async fn launch(&mut self) -> Result<(), RunError> {
         while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.scopes.get_mut(id).starting) {
-                if !self.dirty.is_empty() && self.scopes.get(id).entry(place).fan.is_some() {
+                if !self.dirty.is_empty() && self.scopes.get(id).entry(place).has_children() {
                     // A checkpoint was lost, and a join reads the ends of its branches from the store.
                     self.commit_surely().await?;
                 }

@@ -18,7 +18,7 @@ use crate::plan::{
     due, is_under_way, plan,
 };
 use crate::record::{
-    Claim, Ending, Fan, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
+    Claim, Ending, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
 };
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
@@ -100,23 +100,19 @@ pub(super) fn wanted(
     let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
     if children.passes {
         let open_fan = waited.and_then(|entry| entry.fan.as_ref());
-        let fan = open_fan.or_else(|| above.position.joined.get(&step.id))?;
+        let fan = open_fan.or_else(|| above.position.joined(&step.id))?;
         let pass = name.opened_by()?.1.parse().ok()?;
         let is_joined = open_fan.is_none() || pass < fan.pass;
         return fan.of_pass(pass).map(|fan| ChildInForce { origin: fan.since, is_joined });
     }
     // The evidence of hooks is not verified after their end.
-    let is_hook = children.afterwards || step.after.as_ref().is_some_and(|after| after.name == children.name);
-    let is_current = |fan: &&Fan| step.opened(fan).is_some_and(|opened| opened.name == children.name);
-    let fan = waited.and_then(|entry| entry.fan.as_ref());
-    // The hooks of the step are open: the branches of its work are joined.
-    let work = fan.filter(|fan| fan.after).and_then(Fan::of_work).filter(is_current);
-    if let Some(work) = work {
-        return Some(ChildInForce { origin: work.since, is_joined: true });
+    if step.are_hooks(&children.name) {
+        let hooks = waited.and_then(|entry| entry.hooks.as_ref())?;
+        return Some(ChildInForce { origin: hooks.since, is_joined: false });
     }
-    match fan.filter(is_current) {
-        Some(fan) => Some(ChildInForce { origin: fan.since, is_joined: false }),
-        None if is_hook => None,
+    match waited.and_then(|entry| Some((entry.fan.as_ref()?, entry.hooks.is_some()))) {
+        // While the hooks of the step are open, the branches of its work are joined.
+        Some((work, is_joined)) => Some(ChildInForce { origin: work.since, is_joined }),
         None => above.joined.get(&step.id).map(|since| ChildInForce { origin: *since, is_joined: true }),
     }
 }
@@ -151,11 +147,10 @@ pub(super) async fn joined_on(
     let mut joined = HashMap::new();
     let Some(own) = shape.of_branch(&header.branch) else { return Ok(joined) };
     let unfinished = Unfinished::of(own, position);
-    let is_looked_at =
-        |step: &Step| (step.opens_evidence() && !step.opens_hooks()) || also.contains(&step.id);
+    let is_looked_at = |step: &Step| step.opens_evidence() || also.contains(&step.id);
     for (place, step) in own.steps().iter().enumerate().filter(|(_, step)| is_looked_at(step)) {
         // Also a join that did not run again, because all branches had equal results.
-        if let Some(fan) = position.joined.get(&step.id).filter(|_| !unfinished.has(place)) {
+        if let Some(fan) = position.joined(&step.id).filter(|_| !unfinished.has(place)) {
             joined.insert(step.id.clone(), fan.since);
             continue;
         }
@@ -191,7 +186,7 @@ async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result
     let start = store.load(&joined.run, &joined.branch, start.header().seq).await?;
     let position = start.position().unwrap_or_default();
     let entry = position.frontier.iter().find(|entry| entry.step == *step);
-    Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.of_work()?.since)))
+    Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.since)))
 }
 
 /// Returns the end of a finished step of a branch, even without a ledger entry: the ledger omits steps without

@@ -253,22 +253,16 @@ impl<P: Program> Session<'_, P> {
             self.touched.insert(id);
             return Ok(());
         }
-        let keeps_apart = self.program.keeps_apart();
         let scope = self.scopes.get_mut(id);
         let failed = scope.fan_mut(place).failed;
-        let are_hooks = children_of(scope, place).afterwards;
+        let are_hooks = scope.runs_hooks(place);
         // Hooks do not affect the result of the step's work.
         let failures = if are_hooks { 0 } else { failed };
         let entry = scope.entry_mut(place);
         entry.status = Status::Ready;
         entry.waits.clear();
-        let step = entry.step.clone();
-        if let Some(fan) = &mut entry.fan {
+        if let Some(fan) = entry.open_fan_mut() {
             fan.failures = failures;
-            if keeps_apart && !are_hooks {
-                let fan = fan.clone();
-                scope.position.joined.insert(step, fan);
-            }
         }
         self.touched.insert(id);
         Ok(())

@@ -208,7 +208,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         if to > 0 {
             let target = load_with_state(self.engine, run, &main, to).await?;
             for entry in &position_of(&target)?.frontier {
-                let Some(fan) = &entry.fan else { continue };
+                let Some(fan) = entry.open_fan() else { continue };
                 if is_left_behind(self.engine, run, (entry, None), &self.position, false).await? {
                     // These branches restart from there.
                     check_left(self.shape(), entry, &target)?;
@@ -259,19 +259,11 @@ impl<'a, P: Program> Undoer<'a, P> {
                 }
                 let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
                 effects.push(Effect { branch, step, seq: header.seq, at, is_newest: false });
-            } else if opens(header) && !self.is_after(header) {
+            } else if opens(header) && !header.phase.opens_hooks() {
                 self.effects_of_opening(header, effects).await?;
             }
         }
         Ok(())
-    }
-
-    /// Returns whether a record opens hooks after the work of its step.
-    fn is_after(&self, header: &Header) -> bool {
-        let shape = self.shape().of_branch(&header.branch);
-        let step = shape.zip(header.step.as_ref()).and_then(|(shape, step)| shape.step(step.as_str()));
-        let children = step.and_then(|step| step.children.as_ref());
-        header.phase.opens_after() || children.is_some_and(|children| children.afterwards)
     }
 
     /// Returns the record that opened the hooks of a step. `history` begins with the end of the step, newest
@@ -280,7 +272,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         let ours =
             history[1..].iter().map(Record::header).filter(|header| header.step.as_ref() == Some(step));
         let mut before = ours.take_while(|header| !matches!(header.phase, Phase::Completed(_)));
-        before.find(|header| opens(header) && self.is_after(header))
+        before.find(|header| opens(header) && header.phase.opens_hooks())
     }
 
     async fn effects_of_opening(&self, header: &Header, effects: &mut Vec<Effect>) -> Result<(), RunError> {
@@ -334,8 +326,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             // For an opener, the steps on its branches are undone instead.
             let step_of = |shape: &'a Shape| shape.step(step.as_str())?.children.as_ref();
             let children = self.shape().of_branch(&branch).and_then(step_of);
-            let opens = children.is_some_and(|children| !children.afterwards);
-            if is_undone || !opens {
+            if is_undone || children.is_none() {
                 let iteration = effect.at.iteration.clone();
                 on_undone(&Undone { step, branch, seq, iteration, is_undone });
             }
@@ -537,5 +528,5 @@ fn stopped() -> Failure {
 
 /// Returns whether a record opens branches.
 fn opens(header: &Header) -> bool {
-    header.reason == Reason::Fork && (header.phase.opens_work() || header.phase.opens_after())
+    header.reason == Reason::Fork && (header.phase.opens_work() || header.phase.opens_hooks())
 }

@@ -540,7 +540,6 @@ impl<S: State> Assembly<S> {
                 on_failure,
                 by_work: false,
                 limits: FailureLimits::default(),
-                afterwards: false,
                 passes: false,
                 whole: false,
             };

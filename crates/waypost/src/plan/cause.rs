@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::id::StepId;
-use crate::record::{FrontierEntry, Position, Try, WAIT_AFTER, Wait, WaitKind};
+use crate::record::{FrontierEntry, Position, Try, WAIT_HOOKS, Wait, WaitKind};
 
 /// Longest excerpt of a question, in characters: about a line of a table.
 const QUESTION_CHARACTERS_MAX: usize = 60;
@@ -255,7 +255,7 @@ fn wait_text(wait: &Wait) -> String {
         WaitKind::Answer => format!("an answer to `{}`", asked(wait)),
         WaitKind::Signal(name) => format!("signal `{name}`"),
         WaitKind::Until(time) => format!("{time}"),
-        WaitKind::Children if wait.key == WAIT_AFTER => "the hooks after it".to_owned(),
+        WaitKind::Children if wait.key == WAIT_HOOKS => "the hooks after it".to_owned(),
         WaitKind::Children => "its branches".to_owned(),
         WaitKind::Resume => format!("a resume (held {})", wait.key),
     }

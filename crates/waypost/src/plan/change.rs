@@ -155,7 +155,7 @@ fn is_relisted(old: &Step, new: &Step) -> bool {
         let steps = step.children.iter().flat_map(|children| children.shape.steps());
         steps.map(|step| (step.id.clone(), step.fingerprint)).collect::<Vec<_>>()
     };
-    let is_same = old.frame.is_some() && old.frame == new.frame && old.after.is_some() == new.after.is_some();
+    let is_same = old.frame.is_some() && old.frame == new.frame && old.hooks.is_some() == new.hooks.is_some();
     is_same && old.list.is_some() && new.list.is_some() && old.list != new.list && prints(old) == prints(new)
 }
 
@@ -163,13 +163,7 @@ fn is_relisted(old: &Step, new: &Step) -> bool {
 fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
     let is_whole = |step: &Step| step.children.as_ref().is_some_and(|children| children.whole);
     let mut entries = position.frontier.iter().filter(|entry| entry.step == *id);
-    entries.any(|entry| entry.fan.is_some()) && before.step(id.as_str()).is_some_and(is_whole)
-}
-
-/// Says whether the work of a step has ended, and its hooks have not.
-fn is_in_hooks(before: &Shape, entry: &FrontierEntry) -> bool {
-    let children = before.step(entry.step.as_str()).and_then(|step| step.children.as_ref());
-    entry.fan.is_some() && children.is_some_and(|children| children.afterwards)
+    entries.any(FrontierEntry::has_children) && before.step(id.as_str()).is_some_and(is_whole)
 }
 
 /// A position carried over to another graph.
@@ -227,7 +221,7 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
         let is_kept = kept.contains(&step.id);
         let is_other_list =
             !is_kept && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step));
-        let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined.get(&step.id));
+        let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined(&step.id));
         if let Some(fan) = fan.filter(|_| is_other_list && open.is_none()) {
             relisted.insert(step.id.clone(), fan.since);
             continue;
@@ -235,7 +229,7 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
         // The passes of a changed step with `repeat` count: it continues with the next pass.
         let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
         let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
-        let is_in_hooks = known.is_some_and(|entry| is_in_hooks(before, entry));
+        let is_in_hooks = known.is_some_and(|entry| entry.hooks.is_some());
         let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_in_hooks;
         if !was_finished && !is_half_done && !is_unsettled {
             continue;
@@ -251,8 +245,9 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
         let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
         let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.gave_result());
         if let Some(end) = end {
-            let fan = position.joined.get(&step.id).cloned();
-            let result = if is_kept { Reusable::kept(*end, fan) } else { Reusable::ended(*end, fan, false) };
+            let fan = position.joined(&step.id).cloned().map(Box::new);
+            let end = Settled { fan, ..end.clone() };
+            let result = if is_kept { Reusable::kept(end) } else { Reusable::ended(end, false) };
             reusable.push((step.id.clone(), result));
             continue;
         }
@@ -306,16 +301,13 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
     };
     let minimal = |place: &usize| !finished[*place] && after.needs(*place).iter().all(|need| finished[*need]);
     let frontier = (0..after.steps().len()).filter(minimal).map(entry).collect();
-    let mut joined = position.joined.clone();
-    joined.retain(|step, _| !redone.iter().any(|(again, _)| again == step) && !relisted.contains_key(step));
     let counts =
         |id: &StepId| after.place(id.as_str()).is_some() && !is_anew(id) && !relisted.contains_key(id);
     let ledger = position.ledger.iter().filter(|(id, _)| counts(id));
     let is_new = redone.is_empty() && asked.is_empty();
     let mut position = Position {
         frontier,
-        ledger: ledger.map(|(id, at)| (id.clone(), *at)).collect(),
-        joined,
+        ledger: ledger.map(|(id, at)| (id.clone(), at.clone())).collect(),
         epoch: if is_new { position.epoch } else { epoch },
         ..position.clone()
     };
@@ -323,7 +315,6 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
         position.ask_about(&step, entry);
     }
     for (step, result) in reusable {
-        position.joined.remove(&step);
         position.ledger.remove(&step);
         position.reusable.entry(step).or_default().insert(1, result);
     }

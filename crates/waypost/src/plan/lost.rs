@@ -19,7 +19,7 @@ pub(crate) fn steps_in_lost(shape: &Shape, position: &Position, lost: u64) -> BT
         let Some(place) = shape.place(entry.step.as_str()) else { continue };
         before[place] = Some(0);
         reached.push_back(place);
-        if entry.status == Status::Started || entry.fan.is_some() {
+        if entry.status == Status::Started || entry.has_children() {
             known.insert(place);
         }
     }

@@ -300,7 +300,7 @@ pub(crate) fn is_under_way(entry: &FrontierEntry) -> bool {
 
 /// Returns whether the decision to run or skip the step is still open.
 fn is_new(entry: &FrontierEntry) -> bool {
-    entry.status == Status::Ready && entry.at.attempt == 0 && entry.fan.is_none()
+    entry.status == Status::Ready && entry.at.attempt == 0 && !entry.has_children()
 }
 
 /// Lists the finished steps with failed evidence, branch by branch, oldest record first: candidates for a

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
-use crate::record::{Definition, Fan, FrontierEntry, Position, StepPrint};
+use crate::record::{Definition, FrontierEntry, Position, StepPrint};
 
 mod children;
 mod loops;
@@ -58,9 +58,9 @@ pub struct Step {
     /// The children of a fan-out, opened before the step runs. The step then runs as the join, after all
     /// children have ended.
     pub children: Option<Children>,
-    /// The children opened after the step's work, if `children` holds its work: those of
-    /// [`Children::afterwards`].
-    pub after: Option<Children>,
+    /// The hooks: children opened after the step's work, with any outcome. The outcome takes effect after the hooks
+    /// have ended. A rerun of the step reruns its hooks.
+    pub hooks: Option<Children>,
     /// SHA-256 over the definition of the step.
     pub fingerprint: Digest,
     /// For an opener: the same hash without inner steps and item list, if these have their own digests.
@@ -88,7 +88,7 @@ impl Step {
             subjects: Vec::new(),
             claims: false,
             children: None,
-            after: None,
+            hooks: None,
             fingerprint,
             frame: None,
             list: None,
@@ -110,24 +110,29 @@ impl Step {
         self.claims || !self.subjects.is_empty()
     }
 
-    /// Returns all children of the step, of and after the work.
+    /// Returns all children of the step: of its work, and its hooks.
     pub fn all_children(&self) -> impl Iterator<Item = &Children> {
-        self.children.iter().chain(&self.after)
+        self.children.iter().chain(&self.hooks)
     }
 
-    /// Returns the children opened after the step's work, if any.
-    pub fn afterwards(&self) -> Option<&Children> {
-        self.after.as_ref().or(self.children.as_ref().filter(|children| children.afterwards))
+    /// Returns whether branches with this opener name are hooks of the step.
+    pub fn are_hooks(&self, name: &StepId) -> bool {
+        self.hooks.as_ref().is_some_and(|hooks| hooks.name == *name)
     }
 
-    /// Returns the definition of the children of one fan-out.
-    pub fn opened(&self, fan: &Fan) -> Option<&Children> {
-        if fan.after { self.after.as_ref() } else { self.children.as_ref() }
+    /// Returns whether the step opens children.
+    pub fn opens(&self) -> bool {
+        self.all_children().next().is_some()
+    }
+
+    /// Returns the definition of the open children of an entry; without open children, of the children of the work.
+    pub fn opened(&self, entry: &FrontierEntry) -> Option<&Children> {
+        if entry.hooks.is_some() { self.hooks.as_ref() } else { self.children.as_ref() }
     }
 
     /// Returns whether the step has begun in this entry, with possible effects of the step or its branches.
     pub(crate) fn has_begun(&self, entry: &FrontierEntry) -> bool {
-        entry.fan.is_some() || entry.is_unsettled() || self.is_later_pass(entry)
+        entry.has_children() || entry.is_unsettled() || self.is_later_pass(entry)
     }
 
     /// Returns whether this entry is at a later pass of a repeated step.
@@ -144,15 +149,10 @@ impl Step {
 
     /// Returns whether the branches of the step's work have non-idempotent steps.
     pub fn opens_careful(&self) -> bool {
-        self.children.as_ref().is_some_and(|children| !children.afterwards && children.shape.is_careful())
+        self.children.as_ref().is_some_and(|children| children.shape.is_careful())
     }
 
-    /// Returns whether the first branches of the step are hooks.
-    pub(crate) fn opens_hooks(&self) -> bool {
-        self.children.as_ref().is_some_and(|children| children.afterwards)
-    }
-
-    /// Returns whether the first branches of the step have steps with evidence.
+    /// Returns whether the branches of the step's work have steps with evidence.
     pub fn opens_evidence(&self) -> bool {
         self.children.as_ref().is_some_and(|children| children.shape.has_evidence())
     }
@@ -364,10 +364,7 @@ impl Shape {
     /// Returns whether this shape or a nested shape has steps with evidence.
     pub fn has_evidence(&self) -> bool {
         self.steps.iter().any(|step| {
-            let after = step.after.as_ref();
-            step.has_evidence()
-                || step.opens_evidence()
-                || after.is_some_and(|children| children.shape.has_evidence())
+            step.has_evidence() || step.all_children().any(|children| children.shape.has_evidence())
         })
     }
 
@@ -416,7 +413,7 @@ impl Shape {
     /// Adds `by` to the level of this shape and of all nested shapes: for embedding in another program.
     pub fn raise_levels(&mut self, by: usize) {
         self.level += by;
-        for children in self.steps.iter_mut().flat_map(|step| step.children.iter_mut().chain(&mut step.after))
+        for children in self.steps.iter_mut().flat_map(|step| step.children.iter_mut().chain(&mut step.hooks))
         {
             children.shape.raise_levels(by);
         }

@@ -306,7 +306,7 @@ pub enum Phase {
 }
 
 /// The key of a step's wait for the branches opened after its work.
-pub const WAIT_AFTER: &str = "after";
+pub const WAIT_HOOKS: &str = "after";
 
 impl Phase {
     /// Returns the failure of a failed phase.
@@ -330,14 +330,13 @@ impl Phase {
         self.opens(false)
     }
 
-    /// Returns whether the record opens the branches that come [after](crate::plan::shape::Step::after) a step's
-    /// work.
-    pub fn opens_after(&self) -> bool {
+    /// Returns whether the record opens the [hooks](crate::plan::shape::Step::hooks) of a step.
+    pub fn opens_hooks(&self) -> bool {
         self.opens(true)
     }
 
-    fn opens(&self, after: bool) -> bool {
-        let is_it = |wait: &Wait| wait.on == WaitKind::Children && (wait.key == WAIT_AFTER) == after;
+    fn opens(&self, hooks: bool) -> bool {
+        let is_it = |wait: &Wait| wait.on == WaitKind::Children && (wait.key == WAIT_HOOKS) == hooks;
         matches!(self, Self::Waiting(waits) if waits.iter().any(is_it))
     }
 

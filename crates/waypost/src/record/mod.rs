@@ -35,7 +35,7 @@ pub use choice::{Choice, RerunRequest, SettleBy};
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
-    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_AFTER,
+    Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_HOOKS,
 };
 pub use position::{
     Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, Settled, SettledAs, Status,

@@ -38,10 +38,6 @@ pub struct Position {
     /// a loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<u64>,
-    /// The last fan-outs joined by steps, in graphs with separate outputs per step. Their branches can be
-    /// reopened without the states of the time.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub joined: BTreeMap<StepId, Fan>,
     /// The epoch of the newest requested rerun on this branch: the least epoch of new frontier entries.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
@@ -86,8 +82,18 @@ pub struct Position {
 impl Position {
     /// Returns whether a finished step had an effect: not skipped, and without an empty fan-out.
     pub(crate) fn did(&self, step: &StepId) -> bool {
-        let is_skipped = self.ledger.get(step).is_some_and(|settled| settled.how == SettledAs::Skipped);
-        !is_skipped && self.joined.get(step).is_none_or(|fan| fan.total > 0)
+        self.ledger.get(step).is_none_or(Settled::did)
+    }
+
+    /// Returns the fan-out of a step's work: open, or joined by the end in force.
+    pub(crate) fn fan_of(&self, step: &StepId) -> Option<&Fan> {
+        let open = self.frontier.iter().find(|entry| entry.step == *step);
+        open.and_then(|entry| entry.fan.as_ref()).or_else(|| self.joined(step))
+    }
+
+    /// Returns the fan-out that the end in force of a step joined.
+    pub fn joined(&self, step: &StepId) -> Option<&Fan> {
+        self.ledger.get(step)?.fan.as_deref()
     }
 
     /// Returns whether a person must confirm a step at its turn: the step is not idempotent, and was finished
@@ -128,10 +134,11 @@ impl Position {
     pub(crate) fn drop_children_of_started(&mut self, exist: impl Fn(&FrontierEntry) -> bool) {
         for result in self.reusable.values_mut().flat_map(BTreeMap::values_mut) {
             if let Reusable::Started(entry) = result
-                && entry.fan.is_some()
+                && entry.has_children()
                 && !exist(entry)
             {
-                (entry.fan, entry.status) = (None, Status::Started);
+                entry.drop_children();
+                entry.status = Status::Started;
             }
         }
     }
@@ -171,8 +178,8 @@ impl Position {
             self.ledger.retain(|_, settled| !settled.is_unsuccessful());
             for entry in &self.failed {
                 // The end of the pass before the failed pass is in force again.
-                let before = entry.fan.as_ref().and_then(Fan::of_work).and_then(|fan| fan.passes.last());
-                self.ledger.extend(before.map(|pass| (entry.step.clone(), pass.settled)));
+                let before = entry.fan.as_ref().and_then(|fan| fan.passes.last());
+                self.ledger.extend(before.map(|pass| (entry.step.clone(), pass.settled.clone())));
             }
             self.frontier.append(&mut self.failed);
         }
@@ -198,21 +205,22 @@ impl Position {
 
     /// Returns the earlier passes of a step, before a new pass begins.
     pub(crate) fn passes_before(&self, step: &StepId) -> Vec<PassEnd> {
-        let (Some(fan), Some(settled)) = (self.joined.get(step), self.ledger.get(step)) else {
+        let Some((settled, fan)) = self.ledger.get(step).and_then(|end| Some((end, end.fan.as_ref()?)))
+        else {
             return Vec::new();
         };
-        let end = PassEnd { settled: *settled, since: fan.since };
-        fan.passes.iter().copied().chain([end]).collect()
+        let end = PassEnd { settled: Settled { fan: None, ..settled.clone() }, since: fan.since };
+        fan.passes.iter().cloned().chain([end]).collect()
     }
 
-    /// Returns the fan-out of a reusable pass with the current ends of earlier passes. Without a current end
-    /// of each earlier pass, the fan-out keeps the recorded ends.
-    pub(crate) fn after_current_passes(&self, step: &StepId, fan: Fan) -> Fan {
+    /// Gives the end of a reusable pass the current ends of earlier passes. Without a current end of each earlier
+    /// pass, the recorded ends stay.
+    pub(crate) fn renew_passes_before(&self, step: &StepId, end: &mut Settled) {
+        let Some(fan) = &mut end.fan else { return };
         let passes = self.passes_before(step);
-        if fan.pass == 0 || passes.len() + 1 != fan.pass as usize {
-            return fan;
+        if fan.pass > 0 && passes.len() + 1 == fan.pass as usize {
+            fan.passes = passes;
         }
-        Fan { passes, ..fan }
     }
 
     /// Returns whether children of this branch may already have records.
@@ -270,9 +278,6 @@ pub enum Reusable {
     Ended {
         /// The record of the end.
         settled: Settled,
-        /// The fan-out joined by the end.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        fan: Option<Fan>,
         /// Another pass followed.
         #[serde(default, skip_serializing_if = "is_default")]
         follows: bool,
@@ -299,18 +304,18 @@ const QUESTION: u32 = 0;
 
 impl Reusable {
     /// Creates a result for reuse by an equal trace.
-    pub fn ended(settled: Settled, fan: Option<Fan>, follows: bool) -> Self {
-        Self::Ended { settled, fan, follows, kept: false }
+    pub fn ended(settled: Settled, follows: bool) -> Self {
+        Self::Ended { settled, follows, kept: false }
     }
 
     /// Creates a result kept by a person.
-    pub fn kept(settled: Settled, fan: Option<Fan>) -> Self {
-        Self::Ended { settled, fan, follows: false, kept: true }
+    pub fn kept(settled: Settled) -> Self {
+        Self::Ended { settled, follows: false, kept: true }
     }
 }
 
-/// The end of a step in force: its record, and the failures passed there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The end of a step in force: its record, and the children joined there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settled {
     /// How the step ended.
@@ -320,6 +325,10 @@ pub struct Settled {
     /// Children that ended as failed, in this pass and earlier passes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u64,
+    /// The fan-out joined by the end, in a graph with `needs`: its branches can be entered again without the state of
+    /// the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fan: Option<Box<Fan>>,
 }
 
 /// How a step ended.
@@ -341,7 +350,7 @@ pub enum SettledAs {
 impl Settled {
     /// Creates an end without failed children.
     pub fn new(how: SettledAs, seq: u64) -> Self {
-        Self { how, seq, failures: 0 }
+        Self { how, seq, failures: 0, fan: None }
     }
 
     /// Creates the end of a completed step.
@@ -350,13 +359,18 @@ impl Settled {
     }
 
     /// Returns whether the step has a result: it completed, or its failure was tolerated.
-    pub fn gave_result(self) -> bool {
+    pub fn gave_result(&self) -> bool {
         matches!(self.how, SettledAs::Completed | SettledAs::Tolerated)
     }
 
     /// Returns whether this end fails the run: the step failed, or was passed over after a failure.
-    pub fn is_unsuccessful(self) -> bool {
+    pub fn is_unsuccessful(&self) -> bool {
         matches!(self.how, SettledAs::Failed | SettledAs::PassedOver)
+    }
+
+    /// Returns whether the step had an effect: not skipped, and without an empty fan-out.
+    pub(crate) fn did(&self) -> bool {
+        self.how != SettledAs::Skipped && self.fan.as_ref().is_none_or(|fan| fan.total > 0)
     }
 }
 
@@ -405,9 +419,12 @@ pub struct FrontierEntry {
     /// the check was not done. Kept for non-idempotent steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exited: Option<i32>,
-    /// The open fan-out of the step.
+    /// The fan-out of the step's work: open, or joined while hooks are open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fan: Option<Fan>,
+    /// The open fan-out of the step's hooks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks: Option<Fan>,
     /// Digest of the trace at the start, if ends have traces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
@@ -431,6 +448,7 @@ impl FrontierEntry {
             relisted: None,
             exited: None,
             fan: None,
+            hooks: None,
             input: None,
         }
     }
@@ -468,11 +486,37 @@ impl FrontierEntry {
         }
     }
 
-    /// Moves a step with open hooks back to the join, or the opening, of its work's branches. The hooks then
-    /// run again.
+    /// Returns the fan-outs of the step's work and hooks.
+    pub fn fans(&self) -> impl Iterator<Item = &Fan> {
+        self.fan.iter().chain(&self.hooks)
+    }
+
+    /// Returns the open fan-out: of the hooks, or of the work.
+    pub fn open_fan(&self) -> Option<&Fan> {
+        self.hooks.as_ref().or(self.fan.as_ref())
+    }
+
+    /// Returns the open fan-out for a change.
+    pub(crate) fn open_fan_mut(&mut self) -> Option<&mut Fan> {
+        self.hooks.as_mut().or(self.fan.as_mut())
+    }
+
+    /// Returns whether the step has opened children.
+    pub fn has_children(&self) -> bool {
+        self.open_fan().is_some()
+    }
+
+    /// Drops the fan-outs of the step.
+    pub(crate) fn drop_children(&mut self) {
+        (self.fan, self.hooks) = (None, None);
+    }
+
+    /// Moves a step with open hooks back to the join of its work's branches. The hooks then run again. The hooks
+    /// of a step without branches stay open: its work has ended.
     pub fn back_to_work(&mut self) {
-        let Some(fan) = self.fan.take_if(|fan| fan.after) else { return };
-        self.fan = fan.work.map(|work| *work);
+        if self.fan.is_none() || self.hooks.take().is_none() {
+            return;
+        }
         if self.status != Status::Failed {
             (self.status, self.since) = (Status::Ready, 0);
             self.waits.clear();
@@ -516,12 +560,6 @@ pub struct Fan {
     /// The earlier passes, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub passes: Vec<PassEnd>,
-    /// The fan-out comes after the work of a step with branches: [`Step::after`](crate::plan::shape::Step::after).
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub after: bool,
-    /// The fan-out of the work, if the work has one: a rerun begins there.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub work: Option<Box<Fan>>,
     /// Of hooks: the digests of the work of the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work_digests: Option<EndDigests>,
@@ -531,18 +569,7 @@ impl Fan {
     /// Creates a fan-out without opened children. The record that carries the fan-out fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
         let (pass, passes) = (0, Vec::new());
-        Self {
-            items,
-            total,
-            opened: 0,
-            since: 0,
-            failures: 0,
-            pass,
-            passes,
-            after: false,
-            work: None,
-            work_digests: None,
-        }
+        Self { items, total, opened: 0, since: 0, failures: 0, pass, passes, work_digests: None }
     }
 
     /// Returns the fan-out of this pass or an earlier one, by number.
@@ -551,26 +578,17 @@ impl Fan {
             return Some(self.clone());
         }
         let index = usize::try_from(pass.checked_sub(1)?).ok()?;
-        let PassEnd { since, settled } = *self.passes.get(index)?;
+        let PassEnd { since, settled } = self.passes.get(index)?;
+        let since = *since;
         let passes = self.passes[..index].to_vec();
         let before = passes.last().map_or(0, |pass| pass.settled.failures);
         let failures = settled.failures.saturating_sub(before);
         Some(Self { opened: 1, since, failures, pass, passes, ..Self::new(None, 1) })
     }
-
-    /// Returns the fan-out of the step's work: `self`, or the `work` of hooks.
-    pub fn of_work(&self) -> Option<&Self> {
-        if self.after { self.work.as_deref() } else { Some(self) }
-    }
-
-    /// Returns the fan-out, and the fan-out of its work.
-    pub fn each(&self) -> impl Iterator<Item = &Self> {
-        [Some(self), self.work.as_deref()].into_iter().flatten()
-    }
 }
 
 /// The end of a pass that another pass followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PassEnd {
     /// The record of the end.

@@ -67,7 +67,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, StepId};
-use crate::record::{Definition, Fan, Flaw, Header, Parent, Position, Record, SealedRun};
+use crate::record::{Definition, Flaw, FrontierEntry, Header, Parent, Position, Record, SealedRun};
 use crate::schema::{Migrations, SchemaError};
 use crate::store::{StoreError, check_blob_name};
 use crate::system::sealed::{
@@ -348,7 +348,7 @@ impl Portable {
             let lacking = CheckpointRef { run, branch, seq };
             return malformed(format!("missing header {lacking}, referenced by a position"));
         }
-        let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+        let fans = position.open_entries().flat_map(FrontierEntry::fans);
         for items in fans.filter_map(|fan| fan.items.as_ref()) {
             let whole = |blob: &Vec<u8>| Digest::of(blob) == items.digest;
             if !self.blobs.get(&items.blob).is_some_and(whole) {

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::record::{FailureKind, Fan, Header, MARK, Phase, RETENTION_MIN, Record, Verdict};
+use crate::record::{FailureKind, FrontierEntry, Header, MARK, Phase, RETENTION_MIN, Record, Verdict};
 
 /// The facts about a sound checkpoint with a state, as retention needs them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Mark {
             // The head of the reusable chain, and the record of the rewind: the head is not undone.
             let chain = position.chain.iter().filter_map(|chain| Some([chain.head?, chain.since]));
             mark.needs.extend(chain.flatten());
-            let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+            let fans = position.open_entries().flat_map(FrontierEntry::fans);
             mark.needs.extend(fans.map(|fan| fan.since));
             mark.needs.extend(position.undoing);
         }

@@ -37,7 +37,7 @@ enum Job {
     Hook,
 }
 
-fn children(name: &str, step: &str, on_failure: OnChildFailure, afterwards: bool) -> Children {
+fn children(name: &str, step: &str, on_failure: OnChildFailure) -> Children {
     let step = Step::new(StepId::new(step).unwrap(), Vec::new(), Digest::of(step.as_bytes()));
     Children {
         name: StepId::new(name).unwrap(),
@@ -47,7 +47,6 @@ fn children(name: &str, step: &str, on_failure: OnChildFailure, afterwards: bool
         on_failure,
         by_work: true,
         limits: FailureLimits::default(),
-        afterwards,
         passes: false,
         whole: true,
     }
@@ -67,8 +66,8 @@ impl Hooked {
     fn new(on_failure: OnChildFailure, fails: &[&'static str]) -> Self {
         let step = |id: &str, needs| Step::new(StepId::new(id).unwrap(), needs, Digest::of(id.as_bytes()));
         let mut each = step("each", Vec::new());
-        each.children = Some(children("each", "work", on_failure, false));
-        each.after = Some(children("each-hooks", "hook", OnChildFailure::Collect, true));
+        each.children = Some(children("each", "work", on_failure));
+        each.hooks = Some(children("each-hooks", "hook", OnChildFailure::Collect));
         let end = step("end", vec![StepId::new("each").unwrap()]);
         let shape = Shape::new(vec![each, end], 2).unwrap();
         Self { shape, fails: Mutex::new(fails.to_vec()), said: Mutex::default() }
@@ -223,7 +222,7 @@ impl Program for Hooked {
     fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure {
         let value = serde_json::to_value(failure).unwrap();
         let opens = items(&["on_failure"]).into_iter().map(|item| Item { value: value.clone(), ..item });
-        let opens = opens.filter(|_| step_ref.step.after.is_some()).collect();
+        let opens = opens.filter(|_| step_ref.step.hooks.is_some()).collect();
         OnFailure { retry: false, tolerate: false, opens }
     }
 

@@ -71,7 +71,6 @@ fn shape_of(text: &str) -> Shape {
             on_failure: OnChildFailure::Stop,
             by_work: false,
             limits: FailureLimits::default(),
-            afterwards: false,
             passes: false,
             whole: false,
         });
@@ -151,6 +150,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         relisted: None,
         exited: None,
         fan: None,
+        hooks: None,
         input: None,
     }
 }

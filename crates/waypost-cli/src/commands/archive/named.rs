@@ -7,7 +7,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use waypost::id::Digester;
-use waypost::record::{Fan, Record};
+use waypost::record::{FrontierEntry, Record};
 use waypost::store::{Store, StoreError};
 use waypost::{Digest, RunId};
 use waypost_workflow::log::{LOG_HEAD_BYTES_MAX, LOG_TAIL_BYTES_MAX};
@@ -46,7 +46,7 @@ impl NamedFiles {
         }
         // If retention dropped the position, its items are not needed any more.
         let position = record.position().unwrap_or_default();
-        let fans = position.open_entries().flat_map(|entry| entry.fan.iter().flat_map(Fan::each));
+        let fans = position.open_entries().flat_map(FrontierEntry::fans);
         for items in fans.filter_map(|fan| fan.items.as_ref()) {
             self.take_blob(&items.blob, items.bytes, items.digest);
         }

@@ -54,7 +54,7 @@ impl Branch {
             if header.step.as_ref() != Some(&step.id) {
                 continue;
             }
-            if header.phase.opens_after() || (step.after.is_none() && header.phase.opens_work()) {
+            if header.phase.opens_hooks() {
                 return Some(header.seq);
             }
             if header.phase.opens_work() {
@@ -125,7 +125,7 @@ impl Branch {
             };
             let state = state.as_ref().filter(|_| entry.is_some() || !is_open.unwrap_or(false));
             let state = state.and_then(|state| state.get("steps")?.get(id));
-            let settled = position.as_ref().and_then(|position| position.ledger.get(step)).copied();
+            let settled = position.as_ref().and_then(|position| position.ledger.get(step));
             let is_finished = entry.is_none() && is_open.map_or(settled.is_some(), |open| !open);
             // For a step with reused results, the newest record is the reuse; its end is older.
             let ends_told = if is_finished { &told.finished } else { &told.ends };
@@ -142,9 +142,9 @@ impl Branch {
                 live,
                 is_hook: self.is_hook,
                 doubtful: is_doubtful(step),
-                has_items: own.and_then(|shape| shape.step(id)).is_some_and(|step| {
-                    step.children.as_ref().is_some_and(|children| children.by_work && !children.afterwards)
-                }),
+                has_items: own
+                    .and_then(|shape| shape.step(id))
+                    .is_some_and(|step| step.children.as_ref().is_some_and(|children| children.by_work)),
             };
             facts.view(step, &self.name)
         };
@@ -204,7 +204,7 @@ impl<'a> StepRecords<'a> {
                 let model = || Usage { model: usage.model.clone(), ..Usage::default() };
                 *told.usage.entry(step.as_str()).or_insert_with(model) += usage;
             }
-            if header.phase.opens_after() {
+            if header.phase.opens_hooks() {
                 // The work of the step is in older records.
                 told.starts.remove(step.as_str());
                 told.joins.remove(step.as_str());
@@ -348,7 +348,7 @@ impl StepFacts<'_> {
             let (succeeded, failed) = (count(items, "succeeded"), count(items, "failed"));
             return Some(ItemsView { total: count(items, "total")?, succeeded, failed });
         }
-        let fan = self.entry.filter(|_| self.has_items).and_then(|entry| entry.fan.as_ref()?.of_work())?;
+        let fan = self.entry.filter(|_| self.has_items).and_then(|entry| entry.fan.as_ref())?;
         Some(ItemsView { total: fan.total, succeeded: None, failed: None })
     }
 

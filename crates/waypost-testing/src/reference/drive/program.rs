@@ -133,7 +133,6 @@ fn node(step: &Step, level: &mut usize) -> shape::Step {
         on_failure: OnChildFailure::Stop,
         by_work: false,
         limits: FailureLimits::default(),
-        afterwards: false,
         passes: is_group,
         whole: is_group,
     });

@@ -1,7 +1,7 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
 use crate::plan::steps_in_lost;
-use crate::record::{End, Position, Record};
+use crate::record::{End, FrontierEntry, Position, Record};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::chain::Chain;
@@ -47,7 +47,7 @@ impl<P: Program> Session<'_, P> {
             // Only the store knows which records were quarantined.
             chain.next = chain.next.max(self.next_seq(id, place, &chain.branch).await?);
         }
-        let since = self.scopes.get(id).entry(place).fan.as_ref().map_or(0, |fan| fan.since);
+        let since = self.scopes.get(id).entry(place).open_fan().map_or(0, |fan| fan.since);
         if seq > 0 && since > 0 {
             let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
                 // The next sound record below continues, as in `heads`.
@@ -61,7 +61,7 @@ impl<P: Program> Session<'_, P> {
             let is_retried = is_relisted && end != Some(End::Completed);
             // An unfinished item with open children is entered again.
             let has_open_work = is_retried
-                && position.is_some_and(|position| position.open_entries().any(|entry| entry.fan.is_some()));
+                && position.is_some_and(|position| position.open_entries().any(FrontierEntry::has_children));
             if is_ours && !has_open_work {
                 return Ok(match end {
                     Some(_) if !is_retried => Earlier::Ended,

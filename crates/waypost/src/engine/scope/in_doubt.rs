@@ -22,7 +22,7 @@ impl<S> Scope<'_, S> {
         let Some(chain) = self.position.chain.as_deref() else { return false };
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));
         let visit = (entry.step.clone(), entry.at.iteration.clone());
-        let opens_new_branches = entry.fan.is_none() && step.opens_careful();
+        let opens_new_branches = !entry.has_children() && step.opens_careful();
         let comes_next = entry.at.attempt == 0 && !entry.passed;
         comes_next && (!step.idempotent || opens_new_branches) && chain.asks_about(&visit)
     }
@@ -43,7 +43,8 @@ impl<S> Scope<'_, S> {
         if self.shape.step(step.as_str()).is_some_and(|step| step.idempotent)
             && let Some(place) = self.shape.place(step.as_str())
         {
-            let begun = FrontierEntry { fan: None, status: Status::Started, ..self.entry(place).clone() };
+            let mut begun = FrontierEntry { status: Status::Started, ..self.entry(place).clone() };
+            begun.drop_children();
             self.position.ask_about(step, Some(begun));
         }
         self.put_in_doubt(step, by);
@@ -82,7 +83,7 @@ impl<S> Scope<'_, S> {
         };
         let (step, at) = (self.step_id(place).clone(), self.entry(place).at.clone());
         let failures = self.failures_joined(place);
-        self.settle(place, Some(Settled { how, seq, failures }), follow);
+        self.settle(place, Some(Settled { failures, ..Settled::new(how, seq) }), follow);
         self.draft(phase, Reason::Manual, step, at);
     }
 
@@ -128,7 +129,7 @@ impl<S> Scope<'_, S> {
         let (fan, passed) = (entry.fan.take(), true);
         *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
         let step = self.step_id(place).clone();
-        if self.shape.steps()[place].children.is_some() && !self.shape.is_routed() {
+        if self.shape.steps()[place].opens() && !self.shape.is_routed() {
             self.position.rerun_whole.insert(step.clone());
         }
         if self.position.asks_about(&step) {
@@ -137,7 +138,6 @@ impl<S> Scope<'_, S> {
                 self.entry_mut(place).at.iteration = first;
             }
             self.position.ask_no_more(&step);
-            self.position.joined.remove(&step);
         }
         self.draft_of(place, Phase::Restored, Reason::Redo);
     }

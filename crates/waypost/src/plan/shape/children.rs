@@ -21,9 +21,6 @@ pub struct Children {
     pub by_work: bool,
     /// Limits on collected failures.
     pub limits: FailureLimits,
-    /// The children start after the step's own work, with any outcome. The outcome takes effect after the
-    /// children have ended. A rerun of the step also reruns these children.
-    pub afterwards: bool,
     /// Each child is a pass of the step, on a branch named by the number of the pass.
     pub passes: bool,
     /// The children share a definition: if the step changes while children are running, all children restart.

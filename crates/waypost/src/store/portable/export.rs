@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
-use crate::record::{Fan, Phase, Position, Record};
+use crate::record::{Fan, FrontierEntry, Phase, Position, Record};
 use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
@@ -35,7 +35,7 @@ impl Portable {
             blobs: BTreeMap::new(),
         };
         export.grow(size_of(&checkpoint) + entry.record.bytes().len())?;
-        match position.frontier.iter().find(|entry| entry.fan.is_some()) {
+        match position.frontier.iter().find(|entry| entry.has_children()) {
             None => export.history(&checkpoint, &position).await?,
             Some(_) if newest_of(store, run, branch).await? == *seq => {
                 export.collect(&checkpoint).await?;
@@ -213,7 +213,7 @@ async fn begun_since(store: &dyn Store, after: &CheckpointRef) -> Result<BTreeSe
 
 /// Returns the open fan-outs of a position, with the fan-outs of the work before hooks.
 fn fan_outs(position: &Position) -> impl Iterator<Item = &Fan> {
-    position.frontier.iter().flat_map(|entry| entry.fan.iter().flat_map(Fan::each))
+    position.frontier.iter().flat_map(FrontierEntry::fans)
 }
 
 /// Returns whether a record belongs to a branch of these fan-outs.
