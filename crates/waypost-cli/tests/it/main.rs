@@ -40,6 +40,7 @@ mod history;
 mod hooks;
 mod hooks_within;
 mod importing;
+mod in_place;
 mod invariants;
 mod killed;
 mod letters;

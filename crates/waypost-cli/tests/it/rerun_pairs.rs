@@ -219,30 +219,6 @@ fn a_file_edited_in_place_is_made_again_from_the_first_step() {
     assert_eq!((ran(&rig).as_str(), rig.read("d").as_str()), ("a b", "1\n2\n"));
 }
 
-// A reused edit between a rerun edit and a broken edit left its lines out of the file: six lines instead of
-// nine, with exit code 0. The claim of the last edit hid the failed claim of the edit before. The base of a
-// broken edit is judged by its own claim, also at the decision about reuse.
-#[test]
-fn every_edit_of_a_lost_file_runs_again_in_order() {
-    let edit = |id: &str, redirect: &str| {
-        format!(
-            "  - {{id: {id}, run: 'echo {id} >> trace; seq 3 {redirect} z', evidence: [{{sha256: z}}]}}\n"
-        )
-    };
-    let edits = ["a", "b", "c", "d"].map(|id| edit(id, if id == "a" { ">" } else { ">>" }));
-    let rig = Rig::with(&format!("steps:\n{}", edits.concat()));
-    assert_eq!(run(&rig), Some(0));
-    remove(&rig, "z");
-    ran(&rig);
-
-    assert_eq!(resume(&rig, &[]), Some(0));
-
-    assert_eq!(ran(&rig), "a b c d");
-    assert_eq!(rig.read("z").lines().count(), 12);
-    assert_eq!(resume(&rig, &[]), Some(0));
-    assert_eq!(ran(&rig), "");
-}
-
 #[test]
 fn a_resume_until_a_step_ends_where_evidence_failed() {
     let rig = Rig::with(

@@ -130,7 +130,7 @@ impl Engine {
         let branches = survey(self, program, (&base.record, &base.position)).await?;
         // An unchecked claim may become checkable when pinned again; if not, pinning returns the reason.
         let trust = Trust::Checked(OnUnknown::RunAgain);
-        let judged = judge(self, program, program.shape(), (run, &branches), trust).await?;
+        let judged = judge(self, program, program.shape(), (run, &branches), (trust, &[])).await?;
         let is_meant =
             |broken: &Broken| broken.step == *step && branch.is_none_or(|branch| broken.branch == *branch);
         let meant: Vec<Broken> = judged.broken.into_iter().chain(judged.held).filter(is_meant).collect();

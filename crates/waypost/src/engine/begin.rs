@@ -173,8 +173,10 @@ async fn go_on<'a, P: Program>(
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
-    if let Some(Carried { batches, resume, repaired, pending_claims, idle_rounds }) = carried {
-        (session.batches, session.is_again) = (batches, true);
+    session.declarers = std::mem::take(&mut begin.resume_point.declarers);
+    if let Some(Carried { batches, resume, repaired, pending_claims, idle_rounds, rewritten, .. }) = carried {
+        rewritten.iter().for_each(|file| session.declarers.note_new(file.clone()));
+        (session.batches, session.is_again, session.rewritten) = (batches, true, rewritten);
         (session.pending_claims, session.idle_rounds) = (pending_claims, idle_rounds);
         session.repaired.extend(repaired);
         let chain = &mut session.main_mut().chain;
@@ -290,7 +292,8 @@ async fn find_begin<P: Program>(
     let asked = ResumeQuery { again: is_again, ..asked(options, &requested, resume, program.keeps_apart()) };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
-    let asked = ResumeQuery { verifies_all, ..asked };
+    let bases = carried.map_or(&[][..], |carried| &carried.bases);
+    let asked = ResumeQuery { verifies_all, bases, ..asked };
     let mut resume_point = match options.from {
         None => resume_point::find(engine, program, began_with, base, asked).await?,
         Some(_) => ResumePoint::default(),
@@ -493,6 +496,7 @@ fn asked<'a, S>(
         recovers,
         retries,
         requested,
+        bases: &[],
     }
 }
 

@@ -19,7 +19,6 @@ use crate::store::{Store, StoreError, StoreExt as _};
 use super::begin::decode_state;
 use super::child_ends::has_state;
 use super::failure::upstream;
-use super::in_place::InPlace;
 use super::inspect::{effective_of, position_of};
 use super::reuse::{Candidate, has_same_input};
 use super::rollback::load_with_state;
@@ -166,10 +165,8 @@ impl<P: Program> Session<'_, P> {
         let run = store.run(&run).await?;
         let run = run.record.record();
         let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
-        let (verdicts, mut found) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
-        let mut broken = Weighed::of(root, &effective, &verdicts, &checks).broken();
-        let edits = InPlace { effective: &effective, shape: root, on_unknown: self.on_unknown };
-        broken.extend(edits.bases_of(self.engine, self.program, run, (&broken, &mut found)).await?);
+        let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
+        let broken = Weighed::of(root, &effective, &verdicts, &checks).broken();
         let mut looked = std::mem::take(&mut self.reusable_verdicts);
         let own = |branch: &BranchPath, step: &StepId| self.result_of(id, branch, step);
         for check in &checks {

@@ -17,6 +17,7 @@ use super::begin::Base;
 use super::child_ends::{Joins, has_state, in_pass, of_whole_passes};
 use super::failure::position_for_retry;
 use super::in_doubt::recoverable;
+use super::in_place::Declarers;
 use super::inspect::position_of;
 use super::invalidate::{Results, invalidated};
 use super::reentry::{Invalidation, open_again};
@@ -45,6 +46,8 @@ pub(super) struct ResumePoint {
     /// True if a chain rewinds. A claim of a reusable result replaces an upstream claim for this check only: the
     /// next check follows the next end.
     pub(super) rewinds: bool,
+    /// The claims of ends about files.
+    pub(super) declarers: Declarers,
     /// Requested branches that are out of force, because an ancestor reruns from an earlier step.
     pub(super) unreached: BTreeSet<BranchPath>,
 }
@@ -77,6 +80,8 @@ pub(super) struct ResumeQuery<'a> {
     pub(super) retries: bool,
     /// Requested reruns below the main branch.
     pub(super) requested: &'a Requested,
+    /// Bases of edits in place that are gone: these rerun first.
+    pub(super) bases: &'a [Broken],
 }
 
 /// Returns the point from which a resume continues.
@@ -93,7 +98,7 @@ pub(super) async fn find<P: Program>(
         let known = BranchInForce { record, position, joined: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
-        let judged = judge(engine, program, shape, (run, &branches), Trust::Blind).await?;
+        let judged = judge(engine, program, shape, (run, &branches), (Trust::Blind, &[])).await?;
         return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
     let mut survey = BranchLoader::new(engine, shape);
@@ -103,7 +108,7 @@ pub(super) async fn find<P: Program>(
     let (mut branches, mut moves) = survey.survey((&base.record, &base.position)).await?;
     let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
     let trust = if asked.again && !forwards && !asked.verifies_all { Trust::Blind } else { asked.trust };
-    let mut judged = judge(engine, program, shape, (run, &branches), trust).await?;
+    let mut judged = judge(engine, program, shape, (run, &branches), (trust, asked.bases)).await?;
     if asked.retries {
         judged.release();
     }
@@ -163,8 +168,9 @@ pub(super) async fn find<P: Program>(
         let results = Results::dropped(!asked.retries);
         asked.requested.defer(shape, &targets, &mut moves, results);
     }
-    let (looked, left) = (trust != Trust::Blind, judged.left);
-    Ok(ResumePoint { questions: Vec::new(), moves, settled, looked, left, rewinds, unreached })
+    let (looked, left, declarers) = (trust != Trust::Blind, judged.left, judged.declarers);
+    let questions = Vec::new();
+    Ok(ResumePoint { questions, moves, settled, looked, left, rewinds, declarers, unreached })
 }
 
 /// Moves openers with open hooks back to their work, if a branch of the work has failed evidence. Returns the

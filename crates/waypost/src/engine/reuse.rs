@@ -176,6 +176,7 @@ impl<P: Program> Session<'_, P> {
         if entry.status == Status::Started {
             (entry.status, entry.failures, entry.wake_at, entry.since) = (Status::Ready, 0, None, 0);
         }
+        let is_reused = has_fan || entry.status == Status::Waiting;
         if has_fan {
             if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
                 entry.waits = vec![for_children()];
@@ -185,7 +186,10 @@ impl<P: Program> Session<'_, P> {
             scope.fans.retain(|fan| fan.place != place);
             scope.fans.push(fan);
         }
-        note_reuse(scope, &step, scope.chain.next.saturating_sub(1));
+        // A step that only starts again has no result so far.
+        if is_reused {
+            note_reuse(scope, &step, scope.chain.next.saturating_sub(1));
+        }
         self.mark_dirty(id);
         self.touched.insert(id);
         Ok(())

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::evidence::Site;
 use crate::id::{BranchPath, Digest};
+use crate::plan::Broken;
 use crate::plan::shape::Shape;
 use crate::record::{Definition, Phase, RunStatus, SealedRun};
 use crate::store::{Damage, Lease, Signal, StoreError};
@@ -27,6 +28,7 @@ use crate::system::lock::Holder;
 use super::attempt::Memos;
 use super::failure::{failed_upstream, upstream};
 use super::fan_out::{Joined, JoinedDigests, unread};
+use super::in_place::{Declarers, Rewritten};
 use super::pending_wait::{PendingWait, WaitEnd};
 use super::request::{REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
@@ -140,6 +142,12 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) reusable_verdicts: ReusableVerdicts,
     /// Verifications in a row without a start, before this session.
     pub(super) idle_rounds: u32,
+    /// The claims of ends about files, at the start of the session.
+    pub(super) declarers: Declarers,
+    /// The files of steps that run in this resume.
+    pub(super) rewritten: BTreeSet<Rewritten>,
+    /// Bases of edits in place that are gone.
+    pub(super) bases: Vec<Broken>,
 }
 
 /// The end of a session's work.
@@ -160,6 +168,10 @@ pub(super) struct Carried {
     pub(super) pending_claims: PendingClaims,
     /// Verifications in a row without a start.
     pub(super) idle_rounds: u32,
+    /// The files of steps that run in this resume.
+    pub(super) rewritten: BTreeSet<Rewritten>,
+    /// Bases of edits in place that are gone: these rerun first.
+    pub(super) bases: Vec<Broken>,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -236,6 +248,9 @@ impl<'a, P: Program> Session<'a, P> {
             retries: false,
             reusable_verdicts: ReusableVerdicts::default(),
             idle_rounds: 0,
+            declarers: Declarers::default(),
+            rewritten: BTreeSet::new(),
+            bases: Vec::new(),
         })
     }
 
@@ -304,9 +319,11 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
             Ok(None) => {
                 let resume = self.main().chain.resume;
-                let Self { batches, repaired, pending_claims, jobs_started, idle_rounds, .. } = self;
-                let idle_rounds = if jobs_started == 0 { idle_rounds + 1 } else { 0 };
-                Ok(Worked::Again(Carried { batches, resume, repaired, pending_claims, idle_rounds }))
+                let idle_rounds = if self.jobs_started == 0 { self.idle_rounds + 1 } else { 0 };
+                let Self { batches, repaired, pending_claims, rewritten, bases, .. } = self;
+                let carried =
+                    Carried { batches, resume, repaired, pending_claims, idle_rounds, rewritten, bases };
+                Ok(Worked::Again(carried))
             }
             Err(error) => {
                 // Best effort: the earlier error is returned.

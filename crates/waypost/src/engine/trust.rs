@@ -14,8 +14,8 @@ use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{
-    Action, Broken, Cause, Check, ClaimKey, Decision, Due, Effective, LeftOut, Verdicts, Weighed, checks,
-    due, is_under_way, plan,
+    Action, Broken, Cause, Check, ClaimKey, ClaimOfEnd, Decision, Due, Effective, LeftOut, Verdicts, Weighed,
+    checks, claims_of_ends, due, is_under_way, plan,
 };
 use crate::record::{
     Claim, Ending, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
@@ -23,7 +23,7 @@ use crate::record::{
 use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::begin::decode_state;
-use super::in_place::InPlace;
+use super::in_place::Declarers;
 use super::inspect::effective_of;
 use super::reruns::{Target, broken_by};
 use super::{Engine, OnUnknown, Program, RunError, StepRef};
@@ -56,6 +56,8 @@ pub(super) struct Judged {
     pub(super) found: FoundClaims,
     /// The unverified claims: a running step may rewrite the claimed files.
     pub(super) left: LeftOut,
+    /// The claims of ends about files.
+    pub(super) declarers: Declarers,
 }
 
 /// How a resume treats the evidence of finished steps.
@@ -221,7 +223,7 @@ pub(super) async fn judge<P: Program>(
     program: &P,
     shape: &Shape,
     (run, branches): (&RunRecord, &Branches),
-    trust: Trust,
+    (trust, gone): (Trust, &[Broken]),
 ) -> Result<Judged, RunError> {
     let store = engine.store.as_ref();
     let mut effective = Vec::new();
@@ -237,7 +239,12 @@ pub(super) async fn judge<P: Program>(
         forget_other_names(engine, run, &mut effective).await;
     }
     let Due { checks, left } = due(shape, &effective, Occasion::Resume);
-    let (verdicts, mut found) = match trust {
+    let mut declarers = Declarers::default();
+    if !shape.is_routed() {
+        let claims = claims_of_ends(shape, &effective).into_iter();
+        claims.for_each(|ClaimOfEnd { check, in_force }| declarers.note(check, in_force));
+    }
+    let (verdicts, found) = match trust {
         Trust::Checked(on_unknown) => verify(engine, program, run, &checks, on_unknown).await?,
         Trust::Blind => (believed(&checks), HashMap::new()),
     };
@@ -261,10 +268,11 @@ pub(super) async fn judge<P: Program>(
         step.is_some_and(|step| step.idempotent) && !is_asked(broken)
     };
     let mut broken = weighed.broken();
-    if let Trust::Checked(on_unknown) = trust {
-        let edits = InPlace { effective: &effective, shape, on_unknown };
-        broken.extend(edits.bases_of(engine, program, run, (&broken, &mut found)).await?);
-    }
+    let is_new = |base: &&Broken| {
+        !broken.iter().any(|known| (&known.branch, &known.step) == (&base.branch, &base.step))
+    };
+    let gone: Vec<Broken> = gone.iter().filter(is_new).cloned().collect();
+    broken.extend(gone);
     let (broken, held): (Vec<Broken>, Vec<Broken>) = broken.into_iter().partition(may_run);
     for base in held.iter().filter(|held| !is_asked(held)) {
         let (branch, step) = (base.branch.clone(), base.step.clone());
@@ -272,7 +280,7 @@ pub(super) async fn judge<P: Program>(
         asked.push(Decision { branch, step, action: Action::Ask, cause });
     }
     questions.append(&mut asked);
-    Ok(Judged { questions, broken, held, found, left })
+    Ok(Judged { questions, broken, held, found, left, declarers })
 }
 
 /// Returns the error for damaged evidence, with the step of the damaged record.

@@ -180,6 +180,7 @@ impl<P: Program> Session<'_, P> {
             self.pass_over(id);
             if !self.is_stopping() {
                 self.reuse_ready(id).await?;
+                self.check_bases(id, now).await?;
                 for place in self.start_ready(id, now) {
                     self.open(id, place).await?;
                 }

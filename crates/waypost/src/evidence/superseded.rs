@@ -64,6 +64,16 @@ impl ClaimKey {
         Self { name, by }
     }
 
+    /// Returns the key of all claims about a path or about paths below.
+    pub(crate) fn of_path(path: &str) -> Self {
+        Self { name: path.to_owned(), by: SubjectKind::Bytes }
+    }
+
+    /// Returns whether the key names files by a pattern.
+    pub(crate) fn is_pattern(&self) -> bool {
+        is_pattern(&self.name)
+    }
+
     /// Returns the normalized path, or the subject.
     pub(crate) fn name(&self) -> &str {
         &self.name
@@ -101,7 +111,8 @@ impl ClaimKey {
         }
     }
 
-    fn is_of_file(&self) -> bool {
+    /// Returns whether the claim is about files.
+    pub(crate) fn is_of_file(&self) -> bool {
         !matches!(self.by, SubjectKind::Kind(_))
     }
 }

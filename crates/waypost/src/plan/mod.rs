@@ -257,6 +257,32 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
     Due { checks, left }
 }
 
+/// A claim of an end, and whether the end is in force.
+pub(crate) struct ClaimOfEnd {
+    pub(crate) check: Check,
+    pub(crate) in_force: bool,
+}
+
+/// Lists the claims of the newest ends.
+pub(crate) fn claims_of_ends(shape: &Shape, effective: &[Effective]) -> Vec<ClaimOfEnd> {
+    let mut claims = Vec::new();
+    for branch in effective.iter().filter(|branch| is_known(shape, branch)) {
+        let current = branch
+            .evidence
+            .iter()
+            .filter_map(|(step, pack)| Some((step, branch.position.ledger.get(step)?.seq, pack, true)));
+        let reusable = branch.reusable.iter().map(|(step, (seq, pack))| (step, *seq, pack, false));
+        for (step, seq, pack, in_force) in current.chain(reusable) {
+            let claim = |(index, claim): (usize, &Claim)| {
+                let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
+                ClaimOfEnd { check: Check { branch, step, seq: Some(seq), index, claim }, in_force }
+            };
+            claims.extend(pack.claims.iter().enumerate().map(claim));
+        }
+    }
+    claims
+}
+
 /// Lists the steps under way that may be rewriting the subject of a claim.
 fn writers<'a>(in_flux: &'a InFlux, bound: &ClaimKey, claim: &Claim) -> Vec<&'a (BranchPath, StepId)> {
     let named = in_flux.get(bound.name()).or_else(|| in_flux.get(&resolved(&claim.subject)));
