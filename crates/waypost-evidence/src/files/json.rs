@@ -5,9 +5,10 @@ use std::fmt;
 use async_trait::async_trait;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
-use waypost::evidence::{Cost, Finding, Probe, Site, read_file};
-use waypost::record::Claim;
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site, read_file};
+use waypost::record::{Claim, Verdict};
 
+use crate::expectations::expected::Expected;
 use crate::expectations::observed::recorded;
 use crate::fits;
 
@@ -21,65 +22,25 @@ pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
 pub struct JsonProbe;
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for JsonProbe {
-    fn kind(&self) -> &str {
-        JSON_VALUE
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(JSON_VALUE, Cost::Reading).local()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Reading
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        let Value::Object(expect) = &claim.expect else {
-            return Finding::failed("the claim has no expected value");
-        };
-        if let Some(other) = expect.keys().find(|name| !matches!(name.as_str(), "path" | "value")) {
-            return Finding::unknown(format!("unsupported expectation `{other}`"));
-        }
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let expect = Expected::read(&claim.expect, "a JSON file", &["path", "value"])?;
         let (Some(path), Some(wanted)) = (expect.get("path").and_then(Value::as_str), expect.get("value"))
         else {
-            return Finding::failed("the claim needs `path` and `value`");
+            return Err(Finding::failed("the claim needs `path` and `value`"));
         };
-        if let Err(why) = check_path(path) {
-            return Finding::failed(why);
-        }
-        let bytes = match read_file(site, &claim.subject, JSON_BYTES_MAX).await {
-            Ok(bytes) => bytes,
-            Err(finding) => return finding.either_way(),
-        };
-        let value = match read_json(&bytes, "it") {
-            Ok(value) => value,
-            Err(finding) => return finding,
-        };
-        let found = match at(&value, path) {
-            Ok(Some(found)) => found,
-            Ok(None) => return Finding::absent(format!("the file has no value at `{path}`")),
-            Err(why) => return Finding::failed(why),
-        };
-        match fits(wanted, found) {
-            Ok(true) => Finding::ok(recorded(found)),
-            Ok(false) if found.is_null() => Finding::differs(Value::Null).because("the value is null"),
-            Ok(false) => Finding::differs(recorded(found)),
-            Err(error) => Finding::failed(error.to_string()),
-        }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`json` evidence needs an expected value, and cannot be pinned")
+        check_path(path).map_err(Finding::failed)?;
+        let bytes = read_file(site, &claim.subject, JSON_BYTES_MAX).await.map_err(Finding::either_way)?;
+        let value = read_json(&bytes, "it")?;
+        let absent = || Finding::absent(format!("the file has no value at `{path}`"));
+        let found = at(&value, path).map_err(Finding::failed)?.ok_or_else(absent)?;
+        let finding = Finding::compared(fits(wanted, found)?, recorded(found));
+        let is_null = finding.verdict() == Verdict::Failed && found.is_null();
+        Ok(if is_null { finding.because("the value is null") } else { finding })
     }
 }
 
@@ -183,11 +144,6 @@ impl Part {
             Self::Index(index) => value.get(index),
         }
     }
-}
-
-/// Returns the value at a path, if present.
-pub(crate) fn value_at<'v>(value: &'v Value, path: &str) -> Result<Option<&'v Value>, String> {
-    Ok(parts_of(path)?.iter().try_fold(value, |value, part| part.of(value)))
 }
 
 /// Checks that a path is well-formed.
