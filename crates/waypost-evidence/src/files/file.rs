@@ -277,13 +277,13 @@ fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<Str
     let value = read_json(bytes, "it")?;
     let (mut holds_all, mut found) = (true, Map::new());
     for (path, wanted) in expect {
-        let at = at(&value, path).map_err(Finding::failed)?;
-        let fit = holds("json", wanted, at.unwrap_or(&Value::Null))?;
+        let at = at(&value, path)?;
+        let fit = holds("json", wanted, at.as_ref().unwrap_or(&Value::Null))?;
         let Some(at) = at else {
             return Err(Finding::absent(format!("the file has no value at `{path}`")));
         };
         holds_all &= fit;
-        found.insert(path.clone(), at.clone());
+        found.insert(path.clone(), at);
     }
     Ok((holds_all, found))
 }

@@ -165,10 +165,10 @@ impl HttpExpectation {
         let body = read_json(&answer.body, "the answer")?;
         let (mut values, mut missing) = (Map::new(), Vec::new());
         for (path, wanted) in &self.json {
-            match at(&body, path).map_err(Finding::failed)? {
+            match at(&body, path)? {
                 Some(value) => {
-                    is_met &= holds(&format!("json.{path}"), wanted, value)?;
-                    values.insert(path.clone(), recorded(value));
+                    is_met &= holds(&format!("json.{path}"), wanted, &value)?;
+                    values.insert(path.clone(), recorded(&value));
                 }
                 None => missing.push(format!("`{path}`")),
             }
