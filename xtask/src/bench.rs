@@ -31,11 +31,11 @@ use anyhow::{Context as _, ensure};
 
 use crate::{output, repo};
 use measure::{Bench, Form, Topic};
-pub(crate) use part::{Options as PartOptions, run as part};
+pub(crate) use part::{PartOptions, run as part};
 
 /// Options of `cargo xtask bench`.
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchOptions {
     /// Run everything once with small counts: checks the results, not the speed
     #[arg(long)]
     short: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Options {
     any_build: bool,
 }
 
-impl Options {
+impl BenchOptions {
     /// Returns the options of the short form.
     pub(crate) fn short() -> Self {
         Self { short: true, ..Self::default() }
@@ -91,7 +91,7 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
 ///
 /// # Errors
 /// If a benchmark cannot run or its result is wrong. A missed target is not an error.
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     if cfg!(debug_assertions) && !options.short && !options.any_build {
         return repo::run(&mut optimised(options));
     }
@@ -126,7 +126,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Returns the command for the same benchmarks in an optimised build.
-fn optimised(options: &Options) -> std::process::Command {
+fn optimised(options: &BenchOptions) -> std::process::Command {
     let mut command = repo::cargo(&["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
     if let Some(rounds) = options.rounds {
         command.arg("--rounds").arg(rounds.to_string());

@@ -36,11 +36,11 @@ pub(crate) fn ci() -> anyhow::Result<()> {
         ("format", || repo::run(&mut repo::cargo(&["fmt", "--all", "--check"]))),
         ("clippy", || repo::run(&mut clippy())),
         ("docs", || repo::run(&mut docs())),
-        ("bench --short", || bench::run(&bench::Options::short())),
+        ("bench --short", || bench::run(&bench::BenchOptions::short())),
         ("test", || test(&[])),
         // Needs ptrace and the mounts of Linux.
         #[cfg(target_os = "linux")]
-        ("prove --short", || crate::prove::run(&crate::prove::Options::short())),
+        ("prove --short", || crate::prove::run(&crate::prove::ProofOptions::short())),
     ];
     let mut failed = Vec::new();
     for (name, check) in checks {

@@ -50,13 +50,13 @@ enum Command {
         worst: usize,
     },
     /// Measure speed and size against the raw limits of this machine
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Be a measured process; for `bench` only
     #[command(hide = true)]
     BenchPart(bench::PartOptions),
     /// Kill `waypost` at every system call and check its promises
     #[cfg(target_os = "linux")]
-    Prove(prove::Options),
+    Prove(prove::ProofOptions),
     /// Wait for a tracer and become another program; for `prove` only
     #[cfg(target_os = "linux")]
     #[command(hide = true)]

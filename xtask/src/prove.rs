@@ -29,7 +29,7 @@ use rig::{Played, Subject, Workflow, play};
 use tracer::{Kill, Victim, When};
 
 pub(crate) use command::{StepOptions, step};
-pub(crate) use toy::{Options as ToyOptions, run as toy};
+pub(crate) use toy::{ToyOptions, run as toy};
 pub(crate) use tracer::trace_me;
 
 /// The operation to kill.
@@ -83,15 +83,15 @@ impl Store {
 #[derive(Debug, clap::Subcommand)]
 enum Rig {
     /// Compare resumes of generated workflows with the reference model
-    Resume(resume::Options),
+    Resume(resume::ResumeProofOptions),
     /// Switch off the rules of the engine in turn: the plays of `resume` must find a defect each time
-    Mutants(mutants::Options),
+    Mutants(mutants::MutantOptions),
 }
 
 /// Kill `waypost` at every system call and check its promises
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub(crate) struct Options {
+pub(crate) struct ProofOptions {
     #[command(subcommand)]
     rig: Option<Rig>,
     /// Kill at few calls, evenly spread: under three minutes (default)
@@ -123,7 +123,7 @@ pub(crate) struct Options {
     program: Option<PathBuf>,
 }
 
-impl Options {
+impl ProofOptions {
     /// Returns the short form of everything.
     pub(crate) fn short() -> Self {
         Self {
@@ -202,7 +202,7 @@ const RIGS: [(&str, &str); 3] =
     [("waypost", "file_rig::"), ("waypost", "recorder::crash"), ("waypost-sqlite", "damage::")];
 
 /// Runs the rig.
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+pub(crate) fn run(options: &ProofOptions) -> anyhow::Result<()> {
     match &options.rig {
         Some(Rig::Resume(options)) => return resume::run(options),
         Some(Rig::Mutants(options)) => return mutants::run(options),
@@ -217,8 +217,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     let is_all = options.kill.is_empty() && options.store.is_empty() && options.operation.is_empty();
     if is_all {
-        resume::run(&resume::Options::of_proof(options.full))?;
-        resume::run(&resume::Options::of_command(options.full))?;
+        resume::run(&resume::ResumeProofOptions::of_proof(options.full))?;
+        resume::run(&resume::ResumeProofOptions::of_command(options.full))?;
     }
     if options.full && is_all {
         for (package, rig) in RIGS {
@@ -258,7 +258,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Returns the program to test, and builds it unless given.
-fn waypost(options: &Options) -> anyhow::Result<Vec<OsString>> {
+fn waypost(options: &ProofOptions) -> anyhow::Result<Vec<OsString>> {
     if let Some(program) = &options.program {
         return Ok(vec![program.canonicalize().context("no such program")?.into()]);
     }

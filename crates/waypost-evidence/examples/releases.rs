@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 use serde_json::json;
 use waypost::engine::Outcome;
-use waypost::evidence::{Cost, Finding, Probe, Site, Verifier};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site, Verifier};
 use waypost::file::FileStore;
 use waypost::record::{Claim, Pack};
 use waypost::recorder::{Begin, Commit, Label, Options, Recorder, run_record};
@@ -37,35 +37,19 @@ struct TagProbe {
 
 #[async_trait]
 impl Probe for TagProbe {
-    fn kind(&self) -> &str {
-        TAG_PUBLISHED
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(TAG_PUBLISHED, Cost::Waiting)
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        false
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
         if !claim.expect.is_null() {
-            return Finding::unknown("of a tag, only that it is published can be expected");
+            return Err(Finding::unknown("of a tag, only that it is published can be expected"));
         }
         match self.published.join(&claim.subject).try_exists() {
-            Ok(true) => Finding::ok("published"),
-            Ok(false) => Finding::absent("there is no such tag"),
-            Err(error) => Finding::unknown_yet(format!("cannot look for it: {error}")),
+            Ok(true) => Ok(Finding::ok("published")),
+            Ok(false) => Err(Finding::absent("there is no such tag")),
+            Err(error) => Err(Finding::unknown_yet(format!("cannot look for it: {error}"))),
         }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("a tag is expected, not pinned")
     }
 }
 

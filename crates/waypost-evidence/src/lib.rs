@@ -40,7 +40,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use waypost::engine::Engine;
-//! use waypost::evidence::{Cost, Finding, Probe, Site};
+//! use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 //! use waypost::memory::MemoryStore;
 //! use waypost::record::Claim;
 //!
@@ -50,26 +50,14 @@
 //!
 //! #[async_trait::async_trait]
 //! impl Probe for TagProbe {
-//!     fn kind(&self) -> &str {
-//!         "tag_published"
+//!     fn kind(&self) -> ProbeKind {
+//!         ProbeKind::new("tag_published", Cost::Asking)
 //!     }
-//!     fn cost(&self) -> Cost {
-//!         Cost::Asking
-//!     }
-//!     fn is_live(&self) -> bool {
-//!         false
-//!     }
-//!     fn is_local(&self, _: &Claim) -> bool {
-//!         false
-//!     }
-//!     async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+//!     async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
 //!         match self.0.contains(&claim.subject) {
-//!             true => Finding::ok("published"),
-//!             false => Finding::absent("there is no such tag"),
+//!             true => Ok(Finding::ok("published")),
+//!             false => Err(Finding::absent("there is no such tag")),
 //!         }
-//!     }
-//!     async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-//!         Finding::failed("a tag is expected, not pinned")
 //!     }
 //! }
 //!
@@ -87,10 +75,9 @@ use waypost::evidence::Verifier;
 pub mod claims;
 
 pub use databases::pg_config::{check_connection, recorded_connection};
-pub use databases::postgres::{PostgresProbe, check_query};
+pub use databases::postgres::check_query;
 pub use databases::rows::{DB_ROW, RowProbe};
-pub use databases::sqlite::SqliteProbe;
-pub use expectations::expect::{InvalidExpectation, check, check_count, fits, literal_text, sign_of};
+pub use expectations::expect::{check, check_count, fits, literal_text, sign_of};
 pub use files::file::FileProbe;
 pub use files::json::{JSON_VALUE, JsonProbe, check_path};
 pub use network::container::{CONTAINER_RUNNING, ContainerProbe, ENGINES, check_container};

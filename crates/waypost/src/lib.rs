@@ -104,7 +104,7 @@ pub use evidence::{Probe, Verifier};
 pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError};
 pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
 pub use json::diff::diff;
-pub use json::{diff, path};
+pub use json::{diff, json_path, path, unique_keys};
 pub use plan::shape::Retry;
 pub use plan::{change, shape};
 pub use projection::{events, report};

@@ -14,7 +14,7 @@ use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use super::append::RECORD_BYTES;
 use super::forks::{self, Work};
-use super::program::{Again, Row, runtime};
+use super::program::{Row, runtime};
 use crate::repo;
 
 /// The run of every part.
@@ -22,7 +22,7 @@ pub(super) const RUN: &str = "r-1";
 
 /// Options of the hidden command.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct PartOptions {
     part: Part,
     /// The database, or `memory:`
     store: PathBuf,
@@ -64,7 +64,7 @@ pub(super) fn command(part: Part, store: &Path, count: u32) -> anyhow::Result<Co
 ///
 /// # Errors
 /// Errors of the store and the engine.
-pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+pub(crate) fn run(options: &PartOptions) -> anyhow::Result<()> {
     match options.part {
         Part::Nothing => report_and_die(),
         Part::Steps => steps(options)?,
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Opens the named store: `memory:`, or a database.
-fn store(options: &Options) -> anyhow::Result<Arc<dyn Store>> {
+fn store(options: &PartOptions) -> anyhow::Result<Arc<dyn Store>> {
     if options.store == Path::new("memory:") {
         Ok(Arc::new(MemoryStore::new()))
     } else {
@@ -90,21 +90,21 @@ fn open(path: &Path) -> anyhow::Result<Arc<SqliteStore>> {
     Ok(Arc::new(SqliteStore::open(path, SqliteOptions::default())?))
 }
 
-fn steps(options: &Options) -> anyhow::Result<()> {
+fn steps(options: &PartOptions) -> anyhow::Result<()> {
     let row = Row::new(options.count, RECORD_BYTES);
     runtime()?.block_on(row.run(open(&options.store)?, RUN, Durability::Sync))
 }
 
-fn history(options: &Options) -> anyhow::Result<()> {
-    let again = Again::until(options.count + 1, die);
+fn history(options: &PartOptions) -> anyhow::Result<()> {
+    let again = Row::failing(options.count + 1, die);
     let engine = Engine::new(open(&options.store)?);
     let record = again.record(RUN, Durability::Async)?;
     let outcome = engine.run_program(&again, record, String::new(), SessionOptions::default());
     anyhow::bail!("the run was to be cut, and ended: {:?}", runtime()?.block_on(outcome)?)
 }
 
-fn resume(options: &Options) -> anyhow::Result<()> {
-    let again = Again::until(0, report_and_die);
+fn resume(options: &PartOptions) -> anyhow::Result<()> {
+    let again = Row::failing(0, report_and_die);
     let engine = Engine::new(open(&options.store)?);
     let run = RunId::new(RUN)?;
     let outcome = engine.resume_program(&again, &run, ResumeOptions::default());

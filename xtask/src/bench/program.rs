@@ -33,11 +33,18 @@ pub(super) struct State {
     text: String,
 }
 
-/// Sequential steps that only change the state.
+/// Sequential steps that only change the state, or fail.
 pub(super) struct Row<S> {
     shape: Shape,
     begin: S,
     change: Box<dyn Fn(&mut S) + Send + Sync>,
+    failure: Option<FailingAttempts>,
+}
+
+/// Attempts that fail and are retried. From attempt `last` on, each calls `then`.
+struct FailingAttempts {
+    last: u32,
+    then: fn(),
 }
 
 impl<S: fmt::Debug> fmt::Debug for Row<S> {
@@ -77,6 +84,26 @@ impl Row<State> {
     }
 }
 
+impl Row<String> {
+    /// Returns a step that fails and is retried, with a checkpoint per attempt; the attempts from number `last`
+    /// on call `then`.
+    pub(super) fn failing(last: u32, then: fn()) -> Self {
+        let mut step = Step::new(id(1), Vec::new(), Digest::of(b"again"));
+        step.retry = Retry { max: u32::MAX, ..Retry::default() };
+        let shape = Shape::new(vec![step], 1).expect("a step is a graph");
+        let failure = Some(FailingAttempts { last, then });
+        Self { shape, begin: String::new(), change: Box::new(|_| ()), failure }
+    }
+
+    /// Returns the run record.
+    ///
+    /// # Errors
+    /// If `name` is not a valid run id.
+    pub(super) fn record(&self, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
+        run_record(&self.shape, name, durability)
+    }
+}
+
 impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Row<S> {
     /// Returns `count` steps that apply `change` to the state, starting with `begin`.
     pub(super) fn of(count: u32, begin: S, change: impl Fn(&mut S) + Send + Sync + 'static) -> Self {
@@ -85,7 +112,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Row<S> {
             Step::new(id(number), needs, Digest::of(&number.to_le_bytes()))
         });
         let shape = Shape::new(steps.collect(), 1).expect("steps in a row are a graph");
-        Self { shape, begin, change: Box::new(change) }
+        Self { shape, begin, change: Box::new(change), failure: None }
     }
 
     /// Runs all steps in `store`, as run `name`.
@@ -172,7 +199,16 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         Ok(())
     }
 
-    async fn perform(&self, (): (), _: Attempt) -> Performed<()> {
+    async fn perform(&self, (): (), attempt: Attempt) -> Performed<()> {
+        if let Some(FailingAttempts { last, then }) = &self.failure {
+            if attempt.at.attempt >= *last {
+                then();
+            }
+            let ending = Ending { exit_code: Some(1), ..Ending::default() };
+            let error = vec!["exit code 1".to_owned()];
+            let failure = Failure { ending, ..Failure::new(FailureKind::Exit, error) };
+            return Performed::Failed { failure, report: StepReport::default() };
+        }
         Performed::Completed { output: (), ending: Ending::default(), report: StepReport::default() }
     }
 
@@ -227,152 +263,11 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
     }
 
     fn on_failure(&self, _: StepRef<'_>, _: &Failure) -> OnFailure {
-        OnFailure { retry: false, tolerate: false, ..OnFailure::default() }
+        OnFailure { retry: self.failure.is_some(), tolerate: false, ..OnFailure::default() }
     }
 
     fn apply(&self, state: &mut S, _: StepRef<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
         (self.change)(state);
-        Ok(Follow::Needs)
-    }
-
-    async fn begin(&self, _: &Lease) -> Result<(), BeginError> {
-        Ok(())
-    }
-
-    async fn end(&self) {}
-}
-
-/// A step that fails and is retried, with a checkpoint per attempt, until the `last` attempt calls `then`.
-#[derive(Debug)]
-pub(super) struct Again {
-    shape: Shape,
-    last: u32,
-    then: fn(),
-}
-
-impl Again {
-    /// Returns a program that calls `then` in the first attempt from number `last` on.
-    pub(super) fn until(last: u32, then: fn()) -> Self {
-        let name = StepId::new("again").expect("letters are a step id");
-        let mut step = Step::new(name, Vec::new(), Digest::of(b"again"));
-        step.retry = Retry { max: u32::MAX, ..Retry::default() };
-        Self { shape: Shape::new(vec![step], 1).expect("a step is a graph"), last, then }
-    }
-
-    /// Returns the run record.
-    ///
-    /// # Errors
-    /// If `name` is not a valid run id.
-    pub(super) fn record(&self, name: &str, durability: Durability) -> anyhow::Result<RunRecord> {
-        run_record(&self.shape, name, durability)
-    }
-}
-
-#[async_trait]
-impl Program for Again {
-    type State = String;
-    type Job = ();
-    type Output = ();
-
-    fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
-    fn schema(&self, _: usize) -> u32 {
-        1
-    }
-
-    fn encode(&self, _: usize, state: &String, bytes: &mut Vec<u8>) -> Result<(), Flaw> {
-        serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
-    }
-
-    fn decode(&self, _: usize, bytes: &[u8], _: u32) -> Result<String, StateError> {
-        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
-    }
-
-    fn open(&self, _: StepRef<'_>, _: &String) -> Result<Vec<Item>, Failure> {
-        Ok(Vec::new())
-    }
-
-    fn child(&self, _: StepRef<'_>, state: &String, _: &Item) -> Result<String, Failure> {
-        Ok(state.clone())
-    }
-
-    fn attach(&self, _: StepRef<'_>, _: &String, _: &mut String) {}
-
-    fn admit(&self, _: StepRef<'_>, _: &String, upstream: Upstream<'_>) -> Result<Admission, Failure> {
-        Ok(upstream.admission())
-    }
-
-    fn prepare(&self, _: StepRef<'_>, _: &String, _: Option<Joined>) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    async fn perform(&self, (): (), attempt: Attempt) -> Performed<()> {
-        if attempt.at.attempt >= self.last {
-            (self.then)();
-        }
-        let ending = Ending { exit_code: Some(1), ..Ending::default() };
-        let error = vec!["exit code 1".to_owned()];
-        let failure = Failure { ending, ..Failure::new(FailureKind::Exit, error) };
-        Performed::Failed { failure, report: StepReport::default() }
-    }
-
-    fn subjects(&self, _: StepRef<'_>, _: &String) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Steps have no own part in the state.
-    fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
-
-    fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
-
-    fn forget_join(&self, _: StepRef<'_>, _: &mut Self::State) {}
-
-    fn restore(&self, _: StepRef<'_>, _: &mut Self::State, _: &Self::State) {}
-
-    fn redact(&self, _: &mut Claim) {}
-
-    fn redact_answer(&self, _: &mut Value) {}
-
-    fn keeps_apart(&self) -> bool {
-        false
-    }
-
-    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
-        None
-    }
-
-    fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
-        Vec::new()
-    }
-
-    fn undo(&self, _: StepRef<'_>, _: &Try, _: &Self::State) -> Result<Option<()>, Failure> {
-        Ok(None)
-    }
-
-    async fn recover(&self, _: StepRef<'_>, _: &Self::State, _: Option<&Exited>) -> Option<Recovered<()>> {
-        None
-    }
-
-    fn settle_as_done(
-        &self,
-        _: StepRef<'_>,
-        _: &mut Self::State,
-        _: waypost::engine::KnownOutputs<'_>,
-    ) -> Result<(Follow, Phase), String> {
-        Err("what it gave is for the caller to say".to_owned())
-    }
-
-    fn follow(&self, _: StepRef<'_>, _: &Self::State) -> Result<Follow, String> {
-        Ok(Follow::Needs)
-    }
-
-    fn on_failure(&self, _: StepRef<'_>, _: &Failure) -> OnFailure {
-        OnFailure { retry: true, tolerate: false, ..OnFailure::default() }
-    }
-
-    fn apply(&self, _: &mut String, _: StepRef<'_>, _: Settlement<'_, ()>) -> Result<Follow, Failure> {
         Ok(Follow::Needs)
     }
 

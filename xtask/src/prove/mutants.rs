@@ -102,7 +102,7 @@ const RULES: [Rule; 11] = [
 
 /// The options of `prove mutants`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct MutantOptions {
     /// Seeds to play for each rule
     #[arg(long, default_value = "0..2000")]
     seeds: String,
@@ -112,7 +112,7 @@ pub(crate) struct Options {
 }
 
 /// Switches off each rule in turn, and fails if the plays find no defect.
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &MutantOptions) -> anyhow::Result<()> {
     let copy = tempfile::tempdir()?;
     let root = repo::root();
     let entries = [

@@ -61,7 +61,7 @@ impl FromStr for Seeds {
 
 /// Compare resumes of generated workflows with the reference model
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct ResumeProofOptions {
     /// Seeds of the workflows
     #[arg(long, default_value = "0..50")]
     seeds: Seeds,
@@ -84,7 +84,7 @@ const SHORT_SEEDS: u64 = 60;
 /// Seeds per level in the full form.
 const FULL_SEEDS: u64 = 2_500;
 
-impl Options {
+impl ResumeProofOptions {
     /// Returns the seeds for `prove` without a subcommand.
     pub(super) fn of_proof(is_full: bool) -> Self {
         let seeds = Seeds(0..if is_full { FULL_SEEDS } else { SHORT_SEEDS });
@@ -95,7 +95,7 @@ impl Options {
 /// Seeds per level for plays through the built command.
 const COMMAND_SEEDS: (u64, u64) = (4, 250);
 
-impl Options {
+impl ResumeProofOptions {
     /// Returns the seeds through the built command for `prove` without a subcommand.
     pub(super) fn of_command(is_full: bool) -> Self {
         let (short, full) = COMMAND_SEEDS;
@@ -106,7 +106,7 @@ impl Options {
 }
 
 /// Plays all workflows, and fails if there is a defect.
-pub(super) fn run(options: &Options) -> anyhow::Result<()> {
+pub(super) fn run(options: &ResumeProofOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let levels = if options.level.is_empty() { Level::value_variants() } else { &options.level };
     if options.command.is_some() {
@@ -146,7 +146,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Returns the command that replays a single workflow.
-fn again(options: &Options, level: Level, seed: u64) -> String {
+fn again(options: &ResumeProofOptions, level: Level, seed: u64) -> String {
     let (level, next, crashes) = (level.name(), seed + 1, options.crashes);
     let command = options.command.map(|kills| format!(" --command {kills}")).unwrap_or_default();
     format!("cargo xtask prove resume --level {level} --seeds {seed}..{next} --crashes {crashes}{command}")

@@ -40,7 +40,7 @@ impl Mistake {
 
 /// The toy's arguments: a subset of those of `waypost`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct ToyOptions {
     /// The planted mistake
     mistake: Mistake,
     /// The command, such as `run` or `resume`
@@ -71,7 +71,7 @@ struct Toy {
 }
 
 /// Runs the toy and returns its exit code.
-pub(crate) fn run(options: &Options) -> anyhow::Result<u8> {
+pub(crate) fn run(options: &ToyOptions) -> anyhow::Result<u8> {
     let folder = options.store.strip_prefix("toy:").context("the store of a toy is `toy:FOLDER`")?;
     let file = Path::new(folder).join("run.json");
     if options.command == "run" {

@@ -28,11 +28,11 @@ pub(super) struct Figures {
 }
 
 /// A Rust file of a crate.
-struct Module<'a> {
-    file: &'a File,
+pub(super) struct Module<'a> {
+    pub(super) file: &'a File,
     /// The names of the modules down to this one; empty for the root of the crate.
-    path: Vec<String>,
-    source: Source,
+    pub(super) path: Vec<String>,
+    pub(super) source: Source,
 }
 
 impl Figures {
@@ -124,12 +124,9 @@ impl Figures {
         for entry in entries {
             self.place(owner, Kind::Entry, Finding::new(&format!("{prefix}{entry}"), 0, "an entry of `src`"));
         }
-        let root = modules.iter().find(|module| module.path.is_empty()).map(|module| &module.source);
+        let root = modules.iter().find(|module| module.path.is_empty());
         let others = modules.iter().filter(|module| !module.file.is_test());
-        let rooms = Rooms::of(
-            root,
-            others.map(|module| (module.file.path.as_str(), &module.path[..], &module.source)),
-        );
+        let rooms = Rooms::of(root, others);
         let cycles = rooms.cycles();
         for cycle in &cycles {
             for room in &cycle.rooms {

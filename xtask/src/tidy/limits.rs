@@ -61,17 +61,8 @@ const fn shape_rule(kind: Kind) -> usize {
 }
 
 /// Areas above [`shape_rule`].
-const SHAPE_ABOVE: &[(&str, Kind, usize)] = &[
-    ("crates/waypost-cli", Kind::Tuple, 3),
-    ("crates/waypost-cli", Kind::FlagPair, 2),
-    ("crates/waypost-sqlite", Kind::Tuple, 1),
-    ("crates/waypost-sqlite", Kind::SharedName, 2),
-    ("crates/waypost-testing", Kind::SharedName, 11),
-    ("crates/waypost-workflow", Kind::Tuple, 2),
-    ("crates/waypost-workflow", Kind::SharedName, 4),
-    ("xtask", Kind::Tuple, 1),
-    ("xtask", Kind::SharedName, 1),
-];
+const SHAPE_ABOVE: &[(&str, Kind, usize)] =
+    &[("crates/waypost-testing", Kind::SharedName, 11), ("crates/waypost-workflow", Kind::SharedName, 4)];
 
 /// Returns the limits of the prose of an area, such as `crates/waypost comments`.
 pub(super) fn prose(area: &str) -> Prose {

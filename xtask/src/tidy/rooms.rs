@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::source::Source;
+use super::figures::Module;
 
 /// The references between the rooms of a crate.
 #[derive(Debug, Default)]
@@ -20,25 +20,30 @@ pub(super) struct Cycle {
 }
 
 impl Rooms {
-    /// Reads the rooms of a crate: `root` is `lib.rs` or `main.rs`; each other source has its path and module path.
+    /// Reads the rooms of a crate: `root` is `lib.rs` or `main.rs`.
     pub(super) fn of<'a>(
-        root: Option<&Source>,
-        sources: impl Iterator<Item = (&'a str, &'a [String], &'a Source)> + Clone,
+        root: Option<&Module<'a>>,
+        modules: impl Iterator<Item = &'a Module<'a>> + Clone,
     ) -> Self {
         let names: BTreeSet<&str> =
-            sources.clone().filter_map(|(_, path, _)| Some(path.first()?.as_str())).collect();
+            modules.clone().filter_map(|module| Some(module.path.first()?.as_str())).collect();
         let exports: BTreeMap<&str, &str> = root
-            .map(|root| root.imports.iter().map(|(name, room)| (name.as_str(), room.as_str())).collect())
+            .map(|root| {
+                root.source.imports.iter().map(|(name, room)| (name.as_str(), room.as_str())).collect()
+            })
             .unwrap_or_default();
         let mut rooms = Self::default();
-        for (file, path, source) in sources {
-            let Some(from) = path.first() else { continue };
-            for place in &source.references {
+        for module in modules {
+            let Some(from) = module.path.first() else { continue };
+            for place in &module.source.references {
                 let name = place.text.as_str();
                 let to = if names.contains(name) { Some(name) } else { exports.get(name).copied() };
                 if let Some(to) = to.filter(|to| to != from && names.contains(to)) {
                     let references = rooms.references.entry(from.clone()).or_default();
-                    references.entry(to.to_owned()).or_default().push(format!("{file}:{}", place.line));
+                    references
+                        .entry(to.to_owned())
+                        .or_default()
+                        .push(format!("{}:{}", module.file.path, place.line));
                 }
             }
         }

@@ -106,6 +106,17 @@ fn run_named(args: &OnceArgs) -> Result<RunId, Error> {
     RunId::new(&name).map_err(Error::from_name)
 }
 
+/// The origin of a printed result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ResultOrigin {
+    /// Recorded before; the command did not run.
+    Replayed,
+    /// The command ran, and its result is recorded.
+    Remembered,
+    /// The command ran, and runs again next time.
+    Forgotten,
+}
+
 /// One call.
 struct Call<'a> {
     context: &'a Context,
@@ -144,8 +155,7 @@ impl Call<'_> {
             ));
         }
         if output.json {
-            self.document(store, Some((&memo.stdout, &memo.stderr)), Some(memo.exit_code), true, true)
-                .await?;
+            self.document(store, memo, ResultOrigin::Replayed).await?;
             return Ok(Exit::Command(memo.exit_code));
         }
         memo.stderr
@@ -168,28 +178,17 @@ impl Call<'_> {
         Ok(Exit::Command(memo.exit_code))
     }
 
-    async fn document(
-        &self,
-        store: &dyn Store,
-        streams: Option<(&Kept, &Kept)>,
-        exit_code: Option<u8>,
-        replayed: bool,
-        remembered: bool,
-    ) -> Result<(), Error> {
+    async fn document(&self, store: &dyn Store, memo: &Memo, origin: ResultOrigin) -> Result<(), Error> {
         let mut texts = [String::new(), String::new()];
-        let mut sizes = [0, 0];
-        if let Some((stdout, stderr)) = streams {
-            for (place, kept) in [stdout, stderr].into_iter().enumerate() {
-                let mut text = Vec::new();
-                let take = |bytes: &[u8]| {
-                    let room = DOCUMENT_BYTES_MAX - text.len();
-                    text.extend_from_slice(&bytes[..bytes.len().min(room)]);
-                    Ok(())
-                };
-                kept.give(store, &self.run, take).await?;
-                texts[place] = String::from_utf8_lossy(&text).into_owned();
-                sizes[place] = kept.bytes;
-            }
+        for (place, kept) in [&memo.stdout, &memo.stderr].into_iter().enumerate() {
+            let mut text = Vec::new();
+            let take = |bytes: &[u8]| {
+                let room = DOCUMENT_BYTES_MAX - text.len();
+                text.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                Ok(())
+            };
+            kept.give(store, &self.run, take).await?;
+            texts[place] = String::from_utf8_lossy(&text).into_owned();
         }
         let [stdout, stderr] = texts;
         let view = OnceView {
@@ -197,13 +196,13 @@ impl Call<'_> {
             run: self.run.to_string(),
             key: self.key.text.clone(),
             step: self.key.step.to_string(),
-            replayed,
-            remembered,
-            exit_code,
+            replayed: origin == ResultOrigin::Replayed,
+            remembered: origin != ResultOrigin::Forgotten,
+            exit_code: Some(memo.exit_code),
             stdout,
             stderr,
-            stdout_bytes: sizes[0],
-            stderr_bytes: sizes[1],
+            stdout_bytes: memo.stdout.bytes,
+            stderr_bytes: memo.stderr.bytes,
         };
         Ok(self.context.output.document(&view)?)
     }
@@ -403,44 +402,41 @@ impl Call<'_> {
                 (code, FailureKind::Signal, format!("ended by signal {signal}"))
             }
             Life::Stopped(by) => {
-                let failure =
-                    failure(FailureKind::Signal, format!("stopped by {by}"), command, printed, None);
+                let failure = failure(FailureKind::Signal, format!("stopped by {by}"), command, printed);
                 recorder.fail_step_with(begun, failure, Vec::new()).await?;
                 return Ok(None);
             }
             Life::TooLarge => {
                 let max_mib = memo::OUTPUT_BYTES_MAX >> 20;
                 let error = OnceError::TooLarge { key: self.key.text.clone(), max_mib };
-                let failure = failure(FailureKind::Limit, error.to_string(), command, printed, None);
+                let failure = failure(FailureKind::Limit, error.to_string(), command, printed);
                 recorder.fail_step_with(begun, failure, Vec::new()).await?;
                 return Err(error.into());
             }
             Life::NotKept(error) => return Err(error.into()),
             Life::NotStarted(error) => {
-                let failure = failure(FailureKind::Spawn, error.to_string(), command, printed, None);
+                let failure = failure(FailureKind::Spawn, error.to_string(), command, printed);
                 recorder.fail_step_with(begun, failure, Vec::new()).await?;
                 return Err(OnceError::from(error).into());
             }
         };
-        let remembered = kind == FailureKind::Exit;
         let (stdout, stderr) = streams.expect("a command that ended has streams");
-        if remembered {
-            let digest = memo::digest_of(&self.args.command);
-            let memo =
-                Memo { command: digest, exit_code: code, stdout: stdout.clone(), stderr: stderr.clone() };
+        let memo = Memo { command: memo::digest_of(&self.args.command), exit_code: code, stdout, stderr };
+        let origin = if kind == FailureKind::Exit {
             // Others may have been added while the command ran.
             let mut memos = memo::read(store, &self.run).await?.unwrap_or_default();
-            memos.memos.insert(self.key.text.clone(), memo);
+            memos.memos.insert(self.key.text.clone(), memo.clone());
             let commit = Commit::without_evidence().state(&memos).exit_code(i32::from(code)).printed(printed);
             let commit = command.into_iter().fold(commit, Commit::command);
             recorder.commit_step(begun, commit).await?;
+            ResultOrigin::Remembered
         } else {
-            let exit_code = (kind == FailureKind::Exit).then_some(i32::from(code));
-            let failure = failure(kind, error, command, printed, exit_code);
+            let failure = failure(kind, error, command, printed);
             recorder.fail_step_with(begun, failure, Vec::new()).await?;
-        }
+            ResultOrigin::Forgotten
+        };
         if self.context.output.json {
-            self.document(store, Some((&stdout, &stderr)), Some(code), false, remembered).await?;
+            self.document(store, &memo, origin).await?;
         }
         Ok(Some(Exit::Command(code)))
     }
@@ -460,9 +456,8 @@ fn failure(
     error: String,
     command: Option<String>,
     printed: Option<waypost::record::Printed>,
-    exit_code: Option<i32>,
 ) -> Failure {
-    let ending = Ending { exit_code, command, log: printed, ..Ending::default() };
+    let ending = Ending { command, log: printed, ..Ending::default() };
     Failure { ending, ..Failure::new(kind, vec![error]) }
 }
 

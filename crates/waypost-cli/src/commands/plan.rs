@@ -23,9 +23,9 @@ use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
 use crate::run::definition::{Choice, choose};
+use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_step};
 use crate::run::run_status;
-use crate::view::FailedItem;
 use crate::view::step_of;
 use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
 
@@ -102,9 +102,16 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     }
     let mut text = format!("{}\n", sentence(decision));
     if decision.cause == Cause::BranchesFailed {
-        let about = (&decision.branch, &decision.step, FailureKind::Limit);
         let workflow = super::show::workflow_in_force(&snapshot);
-        if let Some(item) = FailedItem::find(store.as_ref(), &run, workflow.as_ref(), about).await? {
+        let failed = FailedStep {
+            store: store.as_ref(),
+            run: &run,
+            workflow: workflow.as_ref(),
+            branch: &decision.branch,
+            step: &decision.step,
+            kind: FailureKind::Limit,
+        };
+        if let Some(item) = failed.first_item().await? {
             text.push_str(&item.told(context.output.paint, run.as_str(), &context.store_words()));
         }
     }

@@ -107,9 +107,7 @@ fn wrong_params(error: ParamsError, given: &GivenParams, args: &RunArgs) -> Erro
     }
     // The file was read just before.
     let document = std::fs::read(file).ok().and_then(|bytes| Document::parse(&bytes, file).ok());
-    let wrong = error.problems().iter();
-    let wrong = wrong.map(|one| (one.name.as_str(), one.message.as_str(), one.hint.as_deref()));
-    match document.and_then(|document| document.wrong_values(wrong)) {
+    match document.and_then(|document| document.wrong_params(error.problems())) {
         Some(shown) => Error::ParamsFile(Box::new(shown)),
         None => Error::Params(error),
     }

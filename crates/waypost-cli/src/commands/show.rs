@@ -22,6 +22,7 @@ use crate::output::{Output, shown, shown_lines};
 use crate::run::definition::SCRIPT;
 use crate::run::definition::path_in_force;
 use crate::run::environment;
+use crate::run::failed_item::FailedStep;
 use crate::run::hooks;
 use crate::run::params;
 use crate::run::reference::{Default, Reference, StepRef, encode, find, no_step};
@@ -147,7 +148,10 @@ async fn failed_item(
         return Ok(None);
     };
     match (BranchPath::new(&step.branch), StepId::new(&step.id)) {
-        (Ok(branch), Ok(id)) => FailedItem::find(store, run, workflow, (&branch, &id, error.kind)).await,
+        (Ok(branch), Ok(step)) => {
+            let kind = error.kind;
+            FailedStep { store, run, workflow, branch: &branch, step: &step, kind }.first_item().await
+        }
         _ => Ok(None),
     }
 }

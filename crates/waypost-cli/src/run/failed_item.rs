@@ -15,25 +15,26 @@ use crate::view::FailedItem;
 /// Most failed items on a screen: enough to compare their errors.
 pub(crate) const SHOWN_MAX: usize = 3;
 
-impl FailedItem {
-    /// Returns the first failed item of a step beyond its failure limits, as [`few`](Self::few).
-    pub(crate) async fn find(
-        store: &dyn Store,
-        run: &RunId,
-        workflow: Option<&Workflow>,
-        at: (&BranchPath, &StepId, FailureKind),
-    ) -> Result<Option<Self>, Error> {
-        Ok(Self::few(store, run, workflow, at).await?.into_iter().next())
+/// A failed step of a run.
+pub(crate) struct FailedStep<'a> {
+    pub(crate) store: &'a dyn Store,
+    pub(crate) run: &'a RunId,
+    pub(crate) workflow: Option<&'a Workflow>,
+    pub(crate) branch: &'a BranchPath,
+    pub(crate) step: &'a StepId,
+    pub(crate) kind: FailureKind,
+}
+
+impl FailedStep<'_> {
+    /// Returns the first failed item of a step beyond its failure limits, as [`items`](Self::items).
+    pub(crate) async fn first_item(&self) -> Result<Option<FailedItem>, Error> {
+        Ok(self.items().await?.into_iter().next())
     }
 
     /// Returns the first failed items of a step beyond its failure limits, at most [`SHOWN_MAX`]. With more
     /// failures than a page of records, the first of the page are returned.
-    pub(crate) async fn few(
-        store: &dyn Store,
-        run: &RunId,
-        workflow: Option<&Workflow>,
-        (branch, step, kind): (&BranchPath, &StepId, FailureKind),
-    ) -> Result<Vec<Self>, Error> {
+    pub(crate) async fn items(&self) -> Result<Vec<FailedItem>, Error> {
+        let Self { store, run, workflow, branch, step, kind } = *self;
         if kind != FailureKind::Limit {
             return Ok(Vec::new());
         }
@@ -43,7 +44,7 @@ impl FailedItem {
         let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
         loop {
             let page = store.scan(&scan).await?;
-            let mut found = first_of(store, run, &page, (branch, step, opened)).await?;
+            let mut found = self.first_of(&page, opened).await?;
             if !found.is_empty() {
                 let is_letter = workflow.is_some_and(|workflow| dead_letters::keeps_letters(workflow, step));
                 found.iter_mut().for_each(|item| item.is_letter = is_letter);
@@ -56,6 +57,36 @@ impl FailedItem {
         }
     }
 
+    /// Returns the first still failed items of a page, opened by the step at this seq.
+    async fn first_of(&self, page: &Scanned, opened: u64) -> Result<Vec<FailedItem>, Error> {
+        let is_item = |header: &&Header| {
+            let of_step = header.branch.opened_by().is_some_and(|(opener, _)| opener == *self.step);
+            of_step && header.branch.parent().as_ref() == Some(self.branch)
+        };
+        let headers = page.records.iter().map(Record::header);
+        let mut items: Vec<&Header> =
+            headers.filter(|header| header.end == Some(End::Failed)).filter(is_item).collect();
+        items.sort_by_key(|header| header.created_at);
+        let mut found = Vec::new();
+        for item in items {
+            if found.len() == SHOWN_MAX {
+                break;
+            }
+            let newest = self.store.newest(self.run, &item.branch).await?;
+            let origin = newest.position().ok().and_then(|position| position.origin);
+            if newest.header().end != Some(End::Failed) || origin != Some(opened) {
+                continue;
+            }
+            let cause = dead_letters::cause(self.store, self.run, &newest).await?;
+            let failure = cause.header().phase.failure();
+            let item = failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure));
+            found.extend(item);
+        }
+        Ok(found)
+    }
+}
+
+impl FailedItem {
     /// Returns a line about a further item: key and error.
     pub(crate) fn line(&self) -> String {
         let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
@@ -95,35 +126,4 @@ impl FailedItem {
             is_letter: false,
         })
     }
-}
-
-/// Returns the first still failed items of a page, opened by the step at this seq.
-async fn first_of(
-    store: &dyn Store,
-    run: &RunId,
-    page: &Scanned,
-    (branch, step, opened): (&BranchPath, &StepId, u64),
-) -> Result<Vec<FailedItem>, Error> {
-    let is_item = |header: &&Header| {
-        let of_step = header.branch.opened_by().is_some_and(|(opener, _)| opener == *step);
-        of_step && header.branch.parent().as_ref() == Some(branch)
-    };
-    let headers = page.records.iter().map(Record::header).filter(|header| header.end == Some(End::Failed));
-    let mut items: Vec<&Header> = headers.filter(is_item).collect();
-    items.sort_by_key(|header| header.created_at);
-    let mut found = Vec::new();
-    for item in items {
-        if found.len() == SHOWN_MAX {
-            break;
-        }
-        let newest = store.newest(run, &item.branch).await?;
-        let origin = newest.position().ok().and_then(|position| position.origin);
-        if newest.header().end != Some(End::Failed) || origin != Some(opened) {
-            continue;
-        }
-        let cause = dead_letters::cause(store, run, &newest).await?;
-        let failure = cause.header().phase.failure();
-        found.extend(failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure)));
-    }
-    Ok(found)
 }

@@ -25,11 +25,10 @@ use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
 use crate::run::dead_letters;
-use crate::run::failed_item::SHOWN_MAX;
+use crate::run::failed_item::{FailedStep, SHOWN_MAX};
 use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
 use crate::run::reference::damaged_reference;
-use crate::view::FailedItem;
 use crate::view::{VERSION, WaitView};
 
 /// A session, before its start.
@@ -300,8 +299,8 @@ impl<'a> Session<'a> {
         let words = told.store_words.as_deref().unwrap_or_default();
         for StepFailure { branch, step, failure } in outcome.failures.iter().take(FAILURES_SHOWN_MAX) {
             let at = FailedAt::find(program.workflow(), told.file.as_deref(), step, Some(branch));
-            let about = (branch, step, failure.kind);
-            let items = FailedItem::few(store, &told.run, Some(program.workflow()), about).await?;
+            let (run, workflow, kind) = (&told.run, Some(program.workflow()), failure.kind);
+            let items = FailedStep { store, run, workflow, branch, step, kind }.items().await?;
             let mut items = items.iter();
             let first = items.next().map(|item| item.told(output.paint_err, told.run.as_str(), words));
             let first = first.map(|mut text| {

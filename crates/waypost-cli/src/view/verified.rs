@@ -1,5 +1,6 @@
 //! Evidence as found by `verify`, in place of the recorded evidence.
 
+use waypost::evidence::VerdictSummary;
 use waypost::record::{Claim, Pack, Verdict};
 
 use super::{ClaimView, EvidenceSummary, VerifiedView};
@@ -33,16 +34,8 @@ impl VerifiedView {
 impl EvidenceSummary {
     /// Counts verdicts. Without any, `satisfied` is `None`.
     pub(crate) fn of(verdicts: impl Iterator<Item = Verdict> + Clone, satisfied: bool) -> Self {
-        let count = |verdict: Verdict| verdicts.clone().filter(|one| *one == verdict).count();
-        let (total, ok) = (verdicts.clone().count(), count(Verdict::Ok));
-        Self {
-            total,
-            ok,
-            failed: count(Verdict::Failed),
-            unknown: count(Verdict::Unknown),
-            skipped: count(Verdict::Skipped),
-            rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
-            satisfied: (total > 0).then_some(satisfied),
-        }
+        let VerdictSummary { total, ok, failed, unknown, skipped, rate, satisfied } =
+            VerdictSummary::of(verdicts, satisfied);
+        Self { total, ok, failed, unknown, skipped, rate, satisfied: (total > 0).then_some(satisfied) }
     }
 }

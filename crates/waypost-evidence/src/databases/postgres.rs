@@ -9,18 +9,17 @@ use std::future::{Future, pending};
 use std::pin::Pin;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::TryStreamExt as _;
 use serde_json::{Number, Value};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, NoTls, Row};
-use waypost::evidence::{Cost, Finding, Limits, Probe, Site};
+use waypost::evidence::{Finding, Limits};
 use waypost::record::Claim;
 
-use crate::databases::pg_config::{PgConfig, PgVariables, is_here};
+use crate::databases::pg_config::{PgConfig, PgVariables};
 use crate::databases::rows::{
-    self, DB_ROW, ROWS_BYTES_MAX, ROWS_MAX, ReadRows, RowExpectation, SelectedRows, TableExpectation, quoted,
+    self, ROWS_BYTES_MAX, ROWS_MAX, ReadRows, RowExpectation, SelectedRows, TableExpectation, quoted,
 };
 use crate::expectations::decimal::{Decimal, is_plain};
 use crate::network::tls::ForPostgres;
@@ -36,84 +35,25 @@ const NUMBERS: [&str; 6] = ["smallint", "integer", "bigint", "numeric", "real", 
 /// First words of read-only queries.
 const READING: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
 
-/// Checks `db_row` in a PostgreSQL database. A row of `table` that matches `where` has `values`, or `count`
-/// rows match. With `query`, the first value `equals` the expectation.
-///
-/// The subject is a URL (`postgres://user@host/database`), `postgres:` and `key=value` pairs, or
-/// `postgres:env:NAME`. The variable `NAME` is read at the check and may contain a password. Other passwords
-/// come from `PGPASSWORD`, `PGPASSFILE` or `~/.pgpass`.
-///
-/// A connection to another machine is encrypted if the server supports encryption; `sslmode=require` makes
-/// encryption mandatory. This machine must trust the certificate of the server. A local connection is
-/// encrypted only with `sslmode=require`.
-///
-/// - `ok`: the expectation fits.
-/// - `failed`: the expectation differs, the database, table or column does not exist, or the query is not
-///   read-only or names an unknown object.
-/// - `unknown`: the server is down or refuses the login, permissions are missing, the check timed out, the
-///   query has a syntax error, or more than 100,000 rows or 16 MiB would be read.
-///
-/// A function in a query can still have side effects that a read-only transaction permits. Use a role with
-/// minimal permissions.
-#[derive(Debug, Clone, Default)]
-pub struct PostgresProbe {
+/// Checks a claim about a PostgreSQL database.
+pub(crate) async fn check(
+    claim: &Claim,
+    wanted: RowExpectation,
     variables: PgVariables,
-}
-
-impl PostgresProbe {
-    /// Returns a probe that reads these variables instead of the process environment.
-    pub fn with_variables(variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self { variables: PgVariables::Given(variables.into_iter().collect()) }
-    }
-
-    async fn query_finding(&self, claim: &Claim) -> Result<Finding, Finding> {
-        let wanted = RowExpectation::read(&claim.expect)?;
-        let (subject, variables) = (claim.subject.clone(), self.variables.clone());
-        let login = tokio::task::spawn_blocking(move || PgConfig::of(&subject, &variables)).await;
-        let login = login.unwrap_or_else(|_| Err(Finding::unknown("the check was interrupted")))?;
-        let (client, connection) = connect(login).await?;
-        let time = claim.terms.timeout_ms.map_or(Limits::default().claim, Duration::from_millis);
-        // The connection is polled with the check and dropped with it.
-        let drive = async {
-            connection.await;
-            pending::<Infallible>().await
-        };
-        tokio::select! {
-            query_finding = query_finding(&client, &wanted, time) => query_finding,
-            never = drive => match never {},
-        }
-    }
-}
-
-#[async_trait]
-#[deny(clippy::missing_trait_methods)]
-impl Probe for PostgresProbe {
-    fn kind(&self) -> &str {
-        DB_ROW
-    }
-
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, claim: &Claim) -> bool {
-        is_here(&claim.subject)
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        self.query_finding(claim).await.unwrap_or_else(|finding| finding)
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`postgres` evidence needs an expected value, and cannot be pinned")
+) -> Result<Finding, Finding> {
+    let subject = claim.subject.clone();
+    let login = tokio::task::spawn_blocking(move || PgConfig::of(&subject, &variables)).await;
+    let login = login.unwrap_or_else(|_| Err(Finding::unknown("the check was interrupted")))?;
+    let (client, connection) = connect(login).await?;
+    let time = claim.terms.timeout_ms.map_or(Limits::default().claim, Duration::from_millis);
+    // The connection is polled with the check and dropped with it.
+    let drive = async {
+        connection.await;
+        pending::<Infallible>().await
+    };
+    tokio::select! {
+        query_finding = query_finding(&client, &wanted, time) => query_finding,
+        never = drive => match never {},
     }
 }
 

@@ -2,15 +2,14 @@
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::Claim;
 
-use crate::InvalidExpectation;
 use crate::check;
 use crate::check_count;
-use crate::databases::pg_config::is_postgres;
-use crate::databases::postgres::PostgresProbe;
-use crate::databases::sqlite::SqliteProbe;
+use crate::databases::pg_config::{PgVariables, is_here, is_postgres};
+use crate::databases::{postgres, sqlite};
+use crate::expectations::expected::Expected;
 use crate::expectations::observed::recorded;
 use crate::fits;
 use crate::sign_of;
@@ -24,49 +23,54 @@ pub(crate) const ROWS_BYTES_MAX: usize = 16 << 20;
 /// Most tables or columns that a message lists as alternatives.
 const NAMED_MAX: usize = 10;
 
-/// Checks `db_row`: with [`PostgresProbe`] if the subject is a PostgreSQL database, else with
-/// [`SqliteProbe`].
+/// Checks `db_row`: in PostgreSQL if the subject is a PostgreSQL database, else in an SQLite file.
+///
+/// A row of `table` that matches `where` has `values`, or `count` rows match. With `query`, the first value
+/// `equals` the expectation.
+///
+/// - `ok`: the expectation fits.
+/// - `failed`: the expectation differs, the database, table or column does not exist, or the query is not
+///   read-only or names an unknown object.
+/// - `unknown`: the database cannot be opened or reached, refuses the login, or was replaced; permissions are
+///   missing; the check timed out; or more than 100,000 rows or 16 MiB would be read.
+///
+/// SQLite lacks booleans: `true` means 1, and `false` means 0.
+///
+/// A PostgreSQL database is a URL (`postgres://user@host/database`), `postgres:` and `key=value` pairs, or
+/// `postgres:env:NAME`. The variable `NAME` is read at the check and may contain a password. Other passwords
+/// come from `PGPASSWORD`, `PGPASSFILE` or `~/.pgpass`.
+///
+/// A connection to another machine is encrypted if the server supports encryption; `sslmode=require` makes
+/// encryption mandatory. This machine must trust the certificate of the server. A local connection is
+/// encrypted only with `sslmode=require`.
+///
+/// A function in a PostgreSQL query can still have side effects that a read-only transaction permits. Use a
+/// role with minimal permissions.
 #[derive(Debug, Clone, Default)]
 pub struct RowProbe {
-    sqlite: SqliteProbe,
-    postgres: PostgresProbe,
+    variables: PgVariables,
 }
 
 impl RowProbe {
-    fn of(&self, claim: &Claim) -> &dyn Probe {
-        if is_postgres(&claim.subject) { &self.postgres } else { &self.sqlite }
+    /// Returns a probe that reads these variables for PostgreSQL instead of the process environment.
+    pub fn with_variables(variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self { variables: PgVariables::Given(variables.into_iter().collect()) }
     }
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for RowProbe {
-    fn kind(&self) -> &str {
-        DB_ROW
+    fn kind(&self) -> ProbeKind {
+        let is_local = |claim: &Claim| !is_postgres(&claim.subject) || is_here(&claim.subject);
+        ProbeKind::new(DB_ROW, Cost::Waiting).local_if(is_local)
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, claim: &Claim) -> bool {
-        self.of(claim).is_local(claim)
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        self.of(claim).check(claim, site).await
-    }
-
-    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
-        self.of(claim).pin(claim, site).await
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let wanted = RowExpectation::read(&claim.expect)?;
+        match is_postgres(&claim.subject) {
+            true => postgres::check(claim, wanted, self.variables.clone()).await,
+            false => sqlite::check(claim, wanted, site).await,
+        }
     }
 }
 
@@ -127,24 +131,13 @@ pub(crate) fn too_long() -> Finding {
 impl RowExpectation {
     pub(crate) fn read(expect: &Value) -> Result<Self, Finding> {
         let failed = |why: &str| Err(Finding::failed(why));
-        let Value::Object(expect) = expect else { return failed("the claim has no expectation") };
         let known = ["table", "where", "values", "count", "query", "equals"];
-        if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
-            return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
-        }
-        let map = |name: &str| match expect.get(name) {
-            None => Ok(Map::new()),
-            Some(Value::Object(map)) if !map.is_empty() => Ok(map.clone()),
-            Some(_) => Err(Finding::failed(format!("`{name}` is a map of columns and values"))),
-        };
-        let count = expect.get("count");
-        let of = |name: &str, checked: Result<(), InvalidExpectation>| {
-            checked.map_err(|error| Finding::failed(format!("`{name}`: {error}")))
-        };
-        of("count", count.map_or(Ok(()), check_count))?;
-        of("equals", expect.get("equals").map_or(Ok(()), check))?;
+        let expect = Expected::read(expect, "rows", &known)?;
+        let map = |name: &str| expect.map(name, "columns");
+        let count = expect.checked("count", check_count)?;
+        let equals = expect.value("equals")?;
         match (expect.get("table"), expect.get("query")) {
-            (Some(Value::String(table)), None) if !expect.contains_key("equals") => {
+            (Some(Value::String(table)), None) if equals.is_none() => {
                 let (conditions, keys) =
                     map("where")?.into_iter().partition(|(_, value)| is_condition(value));
                 let rows = TableExpectation {
@@ -156,7 +149,7 @@ impl RowExpectation {
                 };
                 Ok(Self::Rows(Box::new(rows.checked()?)))
             }
-            (None, Some(Value::String(text))) if expect.len() == 2 => match expect.get("equals") {
+            (None, Some(Value::String(text))) if expect.len() == 2 => match equals {
                 Some(equals) => Ok(Self::Query { text: text.clone(), equals: equals.clone() }),
                 None => failed("a `query` needs `equals`"),
             },
@@ -215,7 +208,7 @@ impl TableExpectation {
             }
         };
         let holds = match &self.count {
-            Some(count) => compared(count, &json!(number))?,
+            Some(count) => fits(count, &json!(number))?,
             None => number > 0,
         };
         let nearest = nearest.filter(|_| self.count.is_none() && !self.values.is_empty());
@@ -226,7 +219,7 @@ impl TableExpectation {
             }
             None => json!({ "rows": number }),
         };
-        Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
+        Ok(Finding::compared(holds, found))
     }
 
     /// Returns a finding for a missing table that lists the existing tables.
@@ -264,9 +257,9 @@ fn is_condition(value: &Value) -> bool {
 fn fitting(expect: &Map<String, Value>, found: &[Value]) -> Result<usize, Finding> {
     let mut count = 0;
     for (place, (wanted, found)) in expect.values().zip(found).enumerate() {
-        match compared(wanted, found) {
+        match fits(wanted, found) {
             Ok(fits) => count += usize::from(fits),
-            Err(error) if count == place => return Err(error),
+            Err(error) if count == place => return Err(error.into()),
             Err(_) => {}
         }
     }
@@ -286,15 +279,7 @@ fn but(known: &[String]) -> String {
 
 /// Returns the finding for the first value of a query.
 pub(crate) fn compared_finding(wanted: &Value, found: &Value) -> Result<Finding, Finding> {
-    Ok(if compared(wanted, found)? {
-        Finding::ok(recorded(found))
-    } else {
-        Finding::differs(recorded(found))
-    })
-}
-
-fn compared(wanted: &Value, found: &Value) -> Result<bool, Finding> {
-    fits(wanted, found).map_err(|error| Finding::failed(error.to_string()))
+    Ok(Finding::compared(fits(wanted, found)?, recorded(found)))
 }
 
 /// Returns the finding for a query without a row.

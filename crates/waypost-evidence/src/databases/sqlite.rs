@@ -9,19 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use rusqlite::ffi::SQLITE_READONLY_ROLLBACK;
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::limits::Limit;
 use rusqlite::types::{Value as Cell, ValueRef};
 use rusqlite::{Connection, ErrorCode, InterruptHandle, params_from_iter};
 use serde_json::{Value, json};
-use waypost::evidence::{Cost, FileGuard, Finding, Probe, Site, find_file_guard};
+use waypost::evidence::{FileGuard, Finding, Site, find_file_guard};
 use waypost::record::Claim;
 
 use crate::databases::database_file::{DatabaseFile, unfinished_write};
 use crate::databases::rows::{
-    self, DB_ROW, ROWS_BYTES_MAX, ROWS_MAX, ReadRows, RowExpectation, SelectedRows, TableExpectation, quoted,
+    self, ROWS_BYTES_MAX, ROWS_MAX, ReadRows, RowExpectation, SelectedRows, TableExpectation, quoted,
 };
 use crate::fits;
 
@@ -65,68 +64,19 @@ const VALUE_BYTES_MAX: i32 = 64 << 20;
 /// Number of SQLite instructions between checks for cancellation: a few microseconds.
 const INSTRUCTIONS: i32 = 10_000;
 
-/// Checks `db_row` in an SQLite file. A row of `table` that matches `where` has `values`, or `count` rows
-/// match. With `query`, the first value `equals` the expectation.
-///
-/// - `ok`: the expectation fits.
-/// - `failed`: the expectation differs, the file, table or column does not exist, or the query is malformed
-///   or not read-only.
-/// - `unknown`: the file cannot be opened or was replaced, a writer was interrupted, the table needs a module
-///   that this SQLite lacks, or more than 100,000 rows or 16 MiB would be read.
-///
-/// SQLite lacks booleans: `true` means 1, and `false` means 0.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SqliteProbe;
-
-#[async_trait]
-#[deny(clippy::missing_trait_methods)]
-impl Probe for SqliteProbe {
-    fn kind(&self) -> &str {
-        DB_ROW
-    }
-
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        let wanted = match RowExpectation::read(&claim.expect) {
-            Ok(wanted) => wanted,
-            Err(finding) => return finding,
-        };
-        let guard = match find_file_guard(site, &claim.subject).await {
-            Ok(guard) => guard,
-            Err(finding) => return finding.either_way(),
-        };
-        let (answer, found) = tokio::sync::oneshot::channel();
-        // Dropping the check interrupts the statement.
-        let asking = CheckGuard::default();
-        let check = asking.0.clone();
-        // A dedicated thread: a hung file system must not block other checks.
-        let thread = std::thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
-            let _ = answer.send(check_database(guard, in_numbers(wanted), &check));
-        });
-        match thread {
-            Ok(_) => found.await.unwrap_or_else(|_| Finding::unknown("the check was interrupted")),
-            Err(error) => Finding::unknown_yet(format!("cannot start a thread for the check: {error}")),
-        }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`sqlite` evidence needs an expected value, and cannot be pinned")
-    }
+/// Checks a claim about an SQLite file.
+pub(crate) async fn check(claim: &Claim, wanted: RowExpectation, site: &Site) -> Result<Finding, Finding> {
+    let guard = find_file_guard(site, &claim.subject).await.map_err(Finding::either_way)?;
+    let (answer, found) = tokio::sync::oneshot::channel();
+    // Dropping the check interrupts the statement.
+    let asking = CheckGuard::default();
+    let check = asking.0.clone();
+    // A dedicated thread: a hung file system must not block other checks.
+    let thread = std::thread::Builder::new().name("sqlite".to_owned()).spawn(move || {
+        let _ = answer.send(check_database(guard, in_numbers(wanted), &check));
+    });
+    thread.map_err(|error| Finding::unknown_yet(format!("cannot start a thread for the check: {error}")))?;
+    found.await.map_err(|_| Finding::unknown("the check was interrupted"))
 }
 
 /// A pending check; dropping it cancels the statement.

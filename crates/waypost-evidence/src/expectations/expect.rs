@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 
 use regex_lite::Regex;
 use serde_json::Value;
-use waypost::evidence::parse_size;
+use waypost::evidence::{InvalidExpectation, parse_size};
 
 use crate::expectations::decimal::{Decimal, is_plain};
 
@@ -22,17 +22,6 @@ const COMPARISONS: [(&str, Comparison); 7] = [
     ("<", Ordering::is_lt),
     ("=", Ordering::is_eq),
 ];
-
-/// An expectation that cannot be compared with any value. It never holds.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct InvalidExpectation(String);
-
-impl InvalidExpectation {
-    pub(crate) fn new(why: String) -> Self {
-        Self(why)
-    }
-}
 
 /// Checks that `expect` is a valid expectation.
 ///
@@ -66,14 +55,14 @@ pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
         Value::String(text) => match sign_of(text) {
             Some("~") => return check(expect),
             Some(">" | ">=") if fits(expect, &0.into()) == Ok(true) => {
-                return Err(InvalidExpectation(format!("`{text}` always holds")));
+                return Err(InvalidExpectation::new(format!("`{text}` always holds")));
             }
             Some(sign) => is_number(text[sign.len()..].trim()),
             None => text.parse::<u64>().is_ok(),
         },
         Value::Array(_) | Value::Object(_) | Value::Bool(_) | Value::Null => false,
     };
-    let wrong = || InvalidExpectation(format!("`{expect}` is not a number, such as 3 or \"> 0\""));
+    let wrong = || InvalidExpectation::new(format!("`{expect}` is not a number, such as 3 or \"> 0\""));
     if is_one { Ok(()) } else { Err(wrong()) }
 }
 
@@ -85,13 +74,13 @@ pub fn check_count(expect: &Value) -> Result<(), InvalidExpectation> {
 pub fn fits(expect: &Value, found: &Value) -> Result<bool, InvalidExpectation> {
     match expect {
         Value::Array(list) if list.is_empty() => {
-            Err(InvalidExpectation("the expected list is empty, and can never match".to_owned()))
+            Err(InvalidExpectation::new("the expected list is empty, and can never match".to_owned()))
         }
         Value::Array(list) => {
             let fits = list.iter().map(|one| fits(one, found)).collect::<Result<Vec<_>, _>>()?;
             Ok(fits.contains(&true))
         }
-        Value::Object(_) => Err(InvalidExpectation("a map is not an expected value".to_owned())),
+        Value::Object(_) => Err(InvalidExpectation::new("a map is not an expected value".to_owned())),
         Value::String(text) => text_fits(text, found),
         Value::Number(number) => match found {
             Value::Number(found) => Ok(ordered(&Decimal::of(found), &Decimal::of(number))?.is_eq()),
@@ -106,12 +95,12 @@ fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
     if let Some(pattern) = text.strip_prefix('~') {
         let pattern = pattern.trim_start();
         if pattern.is_empty() {
-            return Err(InvalidExpectation(format!(
+            return Err(InvalidExpectation::new(format!(
                 "`{text}` is an empty regular expression, and matches any text"
             )));
         }
         let regex = Regex::new(pattern).map_err(|error| {
-            InvalidExpectation(format!("`{pattern}` is not a regular expression: {error}"))
+            InvalidExpectation::new(format!("`{pattern}` is not a regular expression: {error}"))
         })?;
         return Ok(plain(found).is_some_and(|found| regex.is_match(&found)));
     }
@@ -123,7 +112,7 @@ fn text_fits(text: &str, found: &Value) -> Result<bool, InvalidExpectation> {
         "!=" => Ok(plain(found).is_some() && !equals_or_size(bound, found)?),
         _ => {
             let bound = number_or_size(bound).ok_or_else(|| {
-                InvalidExpectation(format!("`{text}`: `{bound}` is neither a number nor a size"))
+                InvalidExpectation::new(format!("`{text}`: `{bound}` is neither a number nor a size"))
             })?;
             let holds = COMPARISONS.iter().find_map(|(own, holds)| (*own == sign).then_some(*holds));
             let Some((found, holds)) = number_of(found).zip(holds) else { return Ok(false) };
@@ -165,7 +154,7 @@ fn size_of(text: &str) -> Option<Decimal> {
 fn ordered(found: &Decimal, bound: &Decimal) -> Result<Ordering, InvalidExpectation> {
     found.compare(bound).ok_or_else(|| {
         let why = "cannot compare: numbers with a fraction or exponent are rounded from 2^53 on";
-        InvalidExpectation(why.to_owned())
+        InvalidExpectation::new(why.to_owned())
     })
 }
 

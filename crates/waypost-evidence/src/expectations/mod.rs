@@ -2,4 +2,5 @@
 
 pub(crate) mod decimal;
 pub(crate) mod expect;
+pub(crate) mod expected;
 pub(crate) mod observed;

@@ -5,13 +5,14 @@ use jiff::Timestamp;
 use regex_lite::Regex;
 use serde_json::{Map, Value, json};
 use waypost::evidence::{
-    ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, Site, find_all, find_names, is_pattern, modified,
-    named_by, read_file,
+    ARTIFACT_EXISTS, Cost, ExistsProbe, Finding, Probe, ProbeKind, Site, find_all, find_names, is_pattern,
+    modified, named_by, read_file,
 };
 use waypost::record::{Claim, Verdict};
 
 use crate::check_count;
-use crate::files::json::{JSON_BYTES_MAX, read_json, value_at};
+use crate::expectations::expected::{holds, invalid};
+use crate::files::json::{JSON_BYTES_MAX, at, read_json};
 use crate::fits;
 
 /// Largest file whose content is checked. The file is read whole, and up to eight checks run at once.
@@ -40,37 +41,16 @@ pub struct FileProbe {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for FileProbe {
-    fn kind(&self) -> &str {
-        ARTIFACT_EXISTS
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(ARTIFACT_EXISTS, Cost::Reading).local()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Reading
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        if is_pattern(&claim.subject) {
-            return self.check_all(claim, site).await.unwrap_or_else(|finding| finding);
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        match is_pattern(&claim.subject) {
+            true => self.check_all(claim, site).await,
+            false => self.check_one(claim, site).await,
         }
-        self.check_one(claim, site).await
-    }
-
-    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
-        self.outer.pin(claim, site).await
     }
 }
 
@@ -94,14 +74,13 @@ impl FileProbe {
         if count.is_null() {
             return Err(Finding::failed("`count` has no value"));
         }
-        let wrong = |error| Finding::failed(format!("`count`: {error}"));
-        check_count(&count).map_err(wrong)?;
+        check_count(&count).map_err(|error| invalid("count", error))?;
         let paths = match expect.get("type").and_then(Value::as_str) {
             Some("symlink") => links(site, find_names(site, &claim.subject).await?).await,
             _ => find_all(site, &claim.subject).await?,
         };
         let found = json!({ "count": paths.len() });
-        if !fits(&count, &json!(paths.len())).map_err(wrong)? {
+        if !holds("count", &count, &json!(paths.len()))? {
             let finding = Finding::differs(found);
             let is_of_none = paths.is_empty() && expect.keys().any(|name| name != "type");
             return Ok(if is_of_none { finding.either_way() } else { finding });
@@ -117,7 +96,8 @@ impl FileProbe {
         }
         for path in paths {
             let expect = Value::Object(expect.clone());
-            let one = self.check_one(&Claim { subject: path.clone(), expect, ..claim.clone() }, site).await;
+            let claim = Claim { subject: path.clone(), expect, ..claim.clone() };
+            let one = self.check_one(&claim, site).await.unwrap_or_else(|finding| finding);
             let path = named_by(&path);
             let why = one.why().map_or_else(|| path.to_string(), |why| format!("{path}: {why}"));
             match one.verdict() {
@@ -127,49 +107,45 @@ impl FileProbe {
                 _ => return Err(one.because(why)),
             }
         }
-        Ok(if none_is_so { Finding::differs(found) } else { Finding::ok(found) })
+        Ok(Finding::compared(!none_is_so, found))
     }
 
-    async fn check_one(&self, claim: &Claim, site: &Site) -> Finding {
+    async fn check_one(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
         let Value::Object(expect) = &claim.expect else { return self.outer.check(claim, site).await };
         let (outer, inner): (Map<String, Value>, Map<String, Value>) =
             expect.clone().into_iter().partition(|(name, _)| OUTER.contains(&name.as_str()));
-        let bare = |outer: Map<String, Value>| {
-            let expect = if outer.is_empty() { Value::Null } else { Value::Object(outer) };
-            Claim { expect, ..claim.clone() }
-        };
+        let kind = outer.get("type").cloned();
+        let expect = if outer.is_empty() { Value::Null } else { Value::Object(outer) };
+        let outer = Claim { expect, ..claim.clone() };
         if let Some(absent) = inner.get("absent") {
-            return match (absent, expect.len()) {
-                (Value::Bool(true), 1) => absence(self.outer.check(&bare(outer), site).await),
-                _ => Finding::failed("`absent` is `true`, and excludes other expectations"),
+            return match (absent, &claim.expect) {
+                (Value::Bool(true), Value::Object(all)) if all.len() == 1 => {
+                    self.outer.check(&outer, site).await.map(absence)
+                }
+                _ => Err(Finding::failed("`absent` is `true`, and excludes other expectations")),
             };
         }
-        let kind = outer.get("type").cloned();
-        let found = self.outer.check(&bare(outer), site).await;
+        let found = self.outer.check(&outer, site).await?;
         if inner.is_empty() || found.verdict() == Verdict::Failed && is_of_kind(found.found(), kind.as_ref())
         {
-            return found;
+            return Ok(found);
         }
         if found.verdict() != Verdict::Ok {
-            return found.either_way();
+            return Ok(found.either_way());
         }
-        let mut error_text = found.found().clone();
-        if let Some(than) = inner.get("newer_than") {
-            match newer(claim, than, site, &mut error_text).await {
-                Ok(true) => {}
-                Ok(false) => return Finding::differs(error_text),
-                Err(finding) => return finding.either_way(),
-            }
+        let mut found = found.found().clone();
+        if let Some(than) = inner.get("newer_than")
+            && !newer(claim, than, site, &mut found).await.map_err(Finding::either_way)?
+        {
+            return Ok(Finding::differs(found));
         }
         let inner: Map<String, Value> =
             inner.into_iter().filter(|(name, _)| !OUTSIDE.contains(&name.as_str())).collect();
         if inner.is_empty() {
-            return Finding::ok(error_text);
+            return Ok(Finding::ok(found));
         }
-        match read_file(site, &claim.subject, LOOKED_INTO_BYTES_MAX).await {
-            Ok(bytes) => looked_into(&inner, &bytes, error_text),
-            Err(finding) => finding.either_way(),
-        }
+        let bytes = read_file(site, &claim.subject, LOOKED_INTO_BYTES_MAX).await;
+        looked_into(&inner, &bytes.map_err(Finding::either_way)?, found)
     }
 }
 
@@ -179,7 +155,7 @@ async fn links(site: &Site, paths: Vec<String>) -> Vec<String> {
     for path in paths {
         let claim = Claim::new(ARTIFACT_EXISTS, path.clone()).expecting(json!({ "type": "symlink" }));
         // An inaccessible path stays in the list: the check of the path reports the error.
-        let found = ExistsProbe.check(&claim, site).await;
+        let found = ExistsProbe.check(&claim, site).await.unwrap_or_else(|finding| finding);
         if found.verdict() != Verdict::Failed {
             links.push(path);
         }
@@ -250,55 +226,46 @@ fn absence(finding: Finding) -> Finding {
     }
 }
 
-fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> Finding {
+fn looked_into(expect: &Map<String, Value>, bytes: &[u8], mut found: Value) -> Result<Finding, Finding> {
     let text = String::from_utf8_lossy(bytes);
-    let mut holds = true;
+    let mut holds_all = true;
     for (name, wanted) in expect {
-        let one = match (name.as_str(), wanted) {
-            ("contains", Value::String(part)) if !part.is_empty() => Ok(text.contains(part)),
+        let fit = match (name.as_str(), wanted) {
+            ("contains", Value::String(part)) if !part.is_empty() => text.contains(part),
             ("contains", Value::Array(parts)) if !parts.is_empty() => {
                 let has = |part: &Value| Some(text.contains(part.as_str().filter(|part| !part.is_empty())?));
                 let all: Option<Vec<bool>> = parts.iter().map(has).collect();
-                all.map(|all| !all.contains(&false)).ok_or_else(|| "`contains` is a list of texts".to_owned())
+                !all.ok_or_else(|| Finding::failed("`contains` is a list of texts"))?.contains(&false)
             }
-            ("contains", _) => Err("`contains` has an empty text".to_owned()),
-            ("matches", Value::String(pattern)) if pattern.is_empty() => Err("`matches` is empty".to_owned()),
+            ("contains", _) => return Err(Finding::failed("`contains` has an empty text")),
+            ("matches", Value::String(pattern)) if pattern.is_empty() => {
+                return Err(Finding::failed("`matches` is empty"));
+            }
             ("matches", Value::String(pattern)) => {
-                let regex = Regex::new(pattern)
-                    .map_err(|error| format!("`matches` is not a regular expression: {error}"));
-                regex.map(|regex| regex.is_match(&text))
+                let wrong = |error| format!("`matches` is not a regular expression: {error}");
+                Regex::new(pattern).map_err(|error| Finding::failed(wrong(error)))?.is_match(&text)
             }
-            ("json", Value::Object(values)) if !values.is_empty() => match json_fits(values, bytes) {
-                Ok((fit, values)) => {
-                    found["json"] = values.into();
-                    Ok(fit)
-                }
-                Err(finding) => return finding,
-            },
-            ("json", _) => Err("`json` is a map of paths and values".to_owned()),
+            ("json", Value::Object(values)) if !values.is_empty() => {
+                let (fit, values) = json_fits(values, bytes)?;
+                found["json"] = values.into();
+                fit
+            }
+            ("json", _) => return Err(Finding::failed("`json` is a map of paths and values")),
             ("lines", wanted) => {
                 let lines = json!(text.lines().count());
-                let fit = check_count(wanted)
-                    .and_then(|()| fits(wanted, &lines))
-                    .map_err(|error| format!("`lines`: {error}"));
+                check_count(wanted).map_err(|error| invalid("lines", error))?;
+                let fit = holds("lines", wanted, &lines)?;
                 found["lines"] = lines;
                 fit
             }
-            (other, _) => {
-                return Finding::unknown(format!("unsupported expectation `{other}`"));
-            }
+            (other, _) => return Err(Finding::unknown(format!("unsupported expectation `{other}`"))),
         };
-        match one {
-            Ok(one) => {
-                if !one && !matches!(name.as_str(), "lines" | "json") {
-                    found[name.as_str()] = Value::Bool(false);
-                }
-                holds &= one;
-            }
-            Err(why) => return Finding::failed(why),
+        if !fit && !matches!(name.as_str(), "lines" | "json") {
+            found[name.as_str()] = Value::Bool(false);
         }
+        holds_all &= fit;
     }
-    if holds { Finding::ok(found) } else { Finding::differs(found) }
+    Ok(Finding::compared(holds_all, found))
 }
 
 /// Returns whether the values at some JSON paths fit, with the values found.
@@ -308,16 +275,15 @@ fn json_fits(expect: &Map<String, Value>, bytes: &[u8]) -> Result<(bool, Map<Str
         return Err(Finding::unknown(why));
     }
     let value = read_json(bytes, "it")?;
-    let (mut holds, mut found) = (true, Map::new());
+    let (mut holds_all, mut found) = (true, Map::new());
     for (path, wanted) in expect {
-        let at = value_at(&value, path).map_err(Finding::failed)?;
-        let fit = fits(wanted, at.unwrap_or(&Value::Null));
-        let fit = fit.map_err(|error| Finding::failed(format!("`json`: {error}")))?;
+        let at = at(&value, path)?;
+        let fit = holds("json", wanted, at.as_ref().unwrap_or(&Value::Null))?;
         let Some(at) = at else {
             return Err(Finding::absent(format!("the file has no value at `{path}`")));
         };
-        holds &= fit;
-        found.insert(path.clone(), at.clone());
+        holds_all &= fit;
+        found.insert(path.clone(), at);
     }
-    Ok((holds, found))
+    Ok((holds_all, found))
 }

@@ -8,11 +8,10 @@ use async_trait::async_trait;
 use hyper::{Method, StatusCode};
 use serde_json::{Map, Value};
 use tokio::net::UnixStream;
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::{Claim, Verdict};
 
-use crate::check;
-use crate::fits;
+use crate::expectations::expected::{Expected, holds};
 use crate::network::http_client::{self, HttpRequest};
 
 /// Recorded kind of claims about containers.
@@ -199,39 +198,15 @@ fn unexpected(why: &str) -> Finding {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for ContainerProbe {
-    fn kind(&self) -> &str {
-        CONTAINER_RUNNING
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(CONTAINER_RUNNING, Cost::Waiting).local().live()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        true
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        let query_finding = async {
-            let wanted = ContainerExpectation::read(&claim.expect)?;
-            check_container(&claim.subject).map_err(Finding::failed)?;
-            wanted.compared_finding(&self.inspect(&claim.subject, wanted.engine).await?)
-        };
-        query_finding.await.unwrap_or_else(|finding| finding)
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`container` evidence needs an expected state, and cannot be pinned")
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
+        let wanted = ContainerExpectation::read(&claim.expect)?;
+        check_container(&claim.subject).map_err(Finding::failed)?;
+        wanted.compared_finding(&self.inspect(&claim.subject, wanted.engine).await?)
     }
 }
 
@@ -258,37 +233,16 @@ struct ContainerExpectation<'a> {
 
 impl<'a> ContainerExpectation<'a> {
     fn read(expect: &'a Value) -> Result<Self, Finding> {
-        let mut wanted = Self { running: true, healthy: None, image: None, engine: "auto" };
-        let expect = match expect {
-            Value::Null => return Ok(wanted),
-            Value::Object(expect) => expect,
-            other => {
-                return Err(Finding::failed(format!("unsupported expectation `{other}` of a container")));
-            }
-        };
-        for (name, value) in expect {
-            match (name.as_str(), value) {
-                ("running", Value::Bool(truth)) => wanted.running = *truth,
-                ("healthy", Value::Bool(truth)) => wanted.healthy = Some(*truth),
-                ("running" | "healthy", _) => {
-                    return Err(Finding::failed(format!("`{name}` is `true` or `false`")));
-                }
-                ("image", value) => {
-                    check(value).map_err(|error| Finding::failed(format!("`image`: {error}")))?;
-                    wanted.image = Some(value);
-                }
-                ("engine", Value::String(engine)) if ENGINES.contains(&engine.as_str()) => {
-                    wanted.engine = engine
-                }
-                ("engine", _) => {
-                    return Err(Finding::failed(format!("`engine` is one of {}", ENGINES.join(", "))));
-                }
-                (other, _) => {
-                    return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
-                }
-            }
-        }
-        Ok(wanted)
+        let map = Expected::read(expect, "a container", &["running", "healthy", "image", "engine"])?;
+        let engine = map.get("engine").map_or(Some("auto"), Value::as_str);
+        let engine = engine.filter(|engine| ENGINES.contains(engine));
+        Ok(Self {
+            running: map.flag("running")?.unwrap_or(true),
+            healthy: map.flag("healthy")?,
+            image: map.value("image")?,
+            engine: engine
+                .ok_or_else(|| Finding::failed(format!("`engine` is one of {}", ENGINES.join(", "))))?,
+        })
     }
 
     /// Compares the expectations with the inspection result of an engine.
@@ -300,8 +254,8 @@ impl<'a> ContainerExpectation<'a> {
         // A paused or restarting container does not count as running.
         let running = running && !truth("Paused") && !truth("Restarting");
         let mut found = Map::from_iter([("running".to_owned(), running.into())]);
-        let mut holds = running == self.running;
-        if let Some(status) = state["Status"].as_str().filter(|_| !holds) {
+        let mut is_met = running == self.running;
+        if let Some(status) = state["Status"].as_str().filter(|_| !is_met) {
             found.insert("status".to_owned(), status.into());
         }
         if let Some(wanted) = self.healthy {
@@ -314,7 +268,7 @@ impl<'a> ContainerExpectation<'a> {
                     return Err(Finding::unknown_yet("the first health check is not finished"));
                 }
                 Some(health) => {
-                    holds &= (health == "healthy") == wanted;
+                    is_met &= (health == "healthy") == wanted;
                     found.insert("health".to_owned(), health.into());
                 }
                 None => {
@@ -334,17 +288,14 @@ impl<'a> ContainerExpectation<'a> {
             if !name.is_string() {
                 return Err(unexpected("the response has no image"));
             }
-            let fits = fits(wanted, name).map_err(|error| Finding::failed(format!("`image`: {error}")))?;
-            holds &= fits;
+            is_met &= holds("image", wanted, name)?;
             found.insert("image".to_owned(), name.clone());
         }
         let code = state["ExitCode"].as_i64().filter(|code| *code != 0 && self.running && !running);
-        Ok(match (holds, code) {
-            (true, _) => Finding::ok(found),
-            (false, None) => Finding::differs(found),
-            (false, Some(code)) => {
-                Finding::differs(found).because(format!("the container exited with code {code}"))
-            }
+        let finding = Finding::compared(is_met, found);
+        Ok(match code {
+            Some(code) if !is_met => finding.because(format!("the container exited with code {code}")),
+            _ => finding,
         })
     }
 }

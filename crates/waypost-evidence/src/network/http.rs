@@ -4,12 +4,12 @@ use async_trait::async_trait;
 use hyper::header::{HeaderName, LOCATION};
 use hyper::{Method, StatusCode};
 use serde_json::{Map, Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::evidence::{Cost, Finding, InvalidExpectation, Probe, ProbeKind, Site};
 use waypost::record::Claim;
 
-use crate::InvalidExpectation;
 use crate::check;
 use crate::check_path;
+use crate::expectations::expected::{Expected, holds, invalid};
 use crate::expectations::observed::recorded;
 use crate::files::json::{at, read_json};
 use crate::fits;
@@ -53,39 +53,16 @@ const STATUSES: std::ops::RangeInclusive<u16> = 100..=599;
 pub struct HttpProbe;
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for HttpProbe {
-    fn kind(&self) -> &str {
-        API_RESPONSE
+    fn kind(&self) -> ProbeKind {
+        let is_here = |claim: &Claim| Url::read(&claim.subject).is_ok_and(|url| url.host.is_here());
+        ProbeKind::new(API_RESPONSE, Cost::Waiting).local_if(is_here)
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, claim: &Claim) -> bool {
-        Url::read(&claim.subject).is_ok_and(|url| url.host.is_here())
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        let follow_redirects = async {
-            let wanted = HttpExpectation::read(&claim.expect)?;
-            let url = Url::read(&claim.subject).map_err(Finding::failed)?;
-            follow_redirects(&wanted, url).await
-        };
-        follow_redirects.await.unwrap_or_else(|finding| finding)
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`http` evidence needs an expected response, and cannot be pinned")
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
+        let wanted = HttpExpectation::read(&claim.expect)?;
+        let url = Url::read(&claim.subject).map_err(Finding::failed)?;
+        follow_redirects(&wanted, url).await
     }
 }
 
@@ -104,44 +81,27 @@ struct HttpExpectation {
 
 impl HttpExpectation {
     fn read(expect: &Value) -> Result<Self, Finding> {
-        let nothing = Map::new();
-        let expect = match expect {
-            Value::Null => &nothing,
-            Value::Object(expect) => expect,
-            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of a response"))),
-        };
         let known = ["method", "status", "headers", "body", "json", "contains", "private"];
-        if let Some(other) = expect.keys().find(|name| !known.contains(&name.as_str())) {
-            return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
-        }
+        let expect = Expected::read(expect, "a response", &known)?;
         let method = match expect.get("method").map_or(Some("GET"), Value::as_str) {
             Some(name) if METHODS.contains(&name) => name.parse().unwrap_or(Method::GET),
             _ => return Err(Finding::failed(format!("`method` is one of {}", METHODS.join(", ")))),
         };
-        let value = |name: &str| match expect.get(name) {
-            None => Ok(None),
-            Some(value) => fitting(name, value).map(|()| Some(value.clone())),
-        };
-        let map = |name: &str| match expect.get(name) {
-            None => Ok(Map::new()),
-            Some(Value::Object(map)) if !map.is_empty() => {
-                map.iter().try_for_each(|(key, value)| fitting(&format!("{name}.{key}"), value))?;
-                Ok(map.clone())
+        let map = |name: &str| {
+            let map = expect.map(name, "names")?;
+            for (key, value) in &map {
+                check(value).map_err(|error| invalid(&format!("{name}.{key}"), error))?;
             }
-            Some(_) => Err(Finding::failed(format!("`{name}` is a map of names and values"))),
+            Ok::<_, Finding>(map)
         };
         let wanted = Self {
             method,
-            status: value("status")?,
+            status: expect.value("status")?.cloned(),
             headers: map("headers")?,
-            body: value("body")?,
+            body: expect.value("body")?.cloned(),
             json: map("json")?,
             contains: texts(expect.get("contains"))?,
-            may_be_private: match expect.get("private") {
-                None => false,
-                Some(Value::Bool(truth)) => *truth,
-                Some(_) => return Err(Finding::failed("`private` is `true` or `false`")),
-            },
+            may_be_private: expect.flag("private")?.unwrap_or(false),
         };
         for path in wanted.json.keys() {
             check_path(path).map_err(Finding::failed)?;
@@ -162,7 +122,7 @@ impl HttpExpectation {
     fn takes(&self, status: StatusCode) -> Result<bool, Finding> {
         match &self.status {
             None => Ok(status.is_success()),
-            Some(wanted) => compared("status", wanted, &status.as_u16().into()),
+            Some(wanted) => holds("status", wanted, &status.as_u16().into()),
         }
     }
 
@@ -179,12 +139,12 @@ impl HttpExpectation {
             let differs = Finding::differs(found);
             return Err(if self.wants_body() { differs.either_way() } else { differs });
         }
-        let mut holds = true;
+        let mut is_met = true;
         if !self.headers.is_empty() {
             let mut headers = Map::new();
             for (name, wanted) in &self.headers {
                 let value = header(answer, name);
-                holds &= compared(&format!("headers.{name}"), wanted, &value)?;
+                is_met &= holds(&format!("headers.{name}"), wanted, &value)?;
                 headers.insert(name.clone(), recorded(&value));
             }
             found.insert("headers".to_owned(), headers.into());
@@ -192,33 +152,32 @@ impl HttpExpectation {
         let text = String::from_utf8_lossy(&answer.body);
         if let Some(wanted) = &self.body {
             let body = Value::from(text.trim_end_matches(['\r', '\n']));
-            holds &= compared("body", wanted, &body)?;
+            is_met &= holds("body", wanted, &body)?;
             found.insert("body".to_owned(), recorded(&body));
         }
         if !self.contains.iter().all(|part| text.contains(part)) {
-            holds = false;
+            is_met = false;
             found.insert("contains".to_owned(), false.into());
         }
         if self.json.is_empty() {
-            return Ok(if holds { Finding::ok(found) } else { Finding::differs(found) });
+            return Ok(Finding::compared(is_met, found));
         }
         let body = read_json(&answer.body, "the answer")?;
         let (mut values, mut missing) = (Map::new(), Vec::new());
         for (path, wanted) in &self.json {
-            match at(&body, path).map_err(Finding::failed)? {
+            match at(&body, path)? {
                 Some(value) => {
-                    holds &= compared(&format!("json.{path}"), wanted, value)?;
-                    values.insert(path.clone(), recorded(value));
+                    is_met &= holds(&format!("json.{path}"), wanted, &value)?;
+                    values.insert(path.clone(), recorded(&value));
                 }
                 None => missing.push(format!("`{path}`")),
             }
         }
         found.insert("json".to_owned(), values.into());
-        Ok(match (holds, missing.is_empty()) {
-            (true, true) => Finding::ok(found),
-            (false, true) => Finding::differs(found),
-            (_, false) => Finding::differs(found)
-                .because(format!("the response has no value at {}", missing.join(", "))),
+        let finding = Finding::compared(is_met && missing.is_empty(), found);
+        Ok(match missing.is_empty() {
+            true => finding,
+            false => finding.because(format!("the response has no value at {}", missing.join(", "))),
         })
     }
 }
@@ -242,14 +201,6 @@ pub fn check_status(expect: &Value) -> Result<(), InvalidExpectation> {
 /// The reason as text.
 pub fn check_header(name: &str) -> Result<(), String> {
     HeaderName::try_from(name).map(drop).map_err(|_| format!("`{name}` is not a header name"))
-}
-
-fn fitting(name: &str, expect: &Value) -> Result<(), Finding> {
-    check(expect).map_err(|error| Finding::failed(format!("`{name}`: {error}")))
-}
-
-fn compared(name: &str, wanted: &Value, found: &Value) -> Result<bool, Finding> {
-    fits(wanted, found).map_err(|error| Finding::failed(format!("`{name}`: {error}")))
 }
 
 fn texts(wanted: Option<&Value>) -> Result<Vec<String>, Finding> {

@@ -3,10 +3,12 @@
 use std::io::{self, ErrorKind};
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::net::TcpStream;
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::Claim;
+
+use crate::expectations::expected::Expected;
 
 /// State of a listening socket in `/proc/net/tcp`.
 const LISTENING: &str = "0A";
@@ -23,54 +25,21 @@ pub const NETWORK_REACHABLE: &str = "network_reachable";
 pub struct PortProbe;
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for PortProbe {
-    fn kind(&self) -> &str {
-        NETWORK_REACHABLE
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(NETWORK_REACHABLE, Cost::Waiting).local().live()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        true
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        let wanted = match &claim.expect {
-            Value::Null => true,
-            Value::Object(map) if map.len() == 1 => match map.get("listening") {
-                Some(Value::Bool(wanted)) => *wanted,
-                _ => return Finding::failed("`listening` is `true` or `false`"),
-            },
-            other => return Finding::failed(format!("unsupported expectation `{other}` of a port")),
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
+        let expect = Expected::read(&claim.expect, "a port", &["listening"])?;
+        let wanted = expect.flag("listening")?.unwrap_or(true);
+        let listens = match address(&claim.subject).map_err(Finding::failed)? {
+            (Some(host), port) => takes(host, port).await,
+            (None, port) => listens_here(port).await,
         };
-        let listens = match address(&claim.subject) {
-            Ok((Some(host), port)) => takes(host, port).await,
-            Ok((None, port)) => listens_here(port).await,
-            Err(why) => return Finding::failed(why),
-        };
-        let listens = match listens {
-            Ok(listens) => listens,
-            // A failure of name resolution, routing or this machine does not show whether the port has a
-            // listener.
-            Err(error) => return Finding::unknown(format!("cannot connect: {error}")),
-        };
-        let found = json!({ "listening": listens });
-        if listens == wanted { Finding::ok(found) } else { Finding::differs(found) }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`port` evidence needs `listening`, and cannot be pinned")
+        // A failure of name resolution, routing or this machine does not show whether the port has a listener.
+        let listens = listens.map_err(|error| Finding::unknown(format!("cannot connect: {error}")))?;
+        Ok(Finding::compared(listens == wanted, json!({ "listening": listens })))
     }
 }
 

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use serde_json::{Map, Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use serde_json::{Value, json};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::Claim;
 
-use crate::check;
-use crate::fits;
+use crate::expectations::expected::{Expected, holds};
 use crate::programs::environment::Environment;
 use crate::programs::process_group::{CapturedOutput, Exit, OUTPUT_BYTES_MAX, Program};
 
@@ -45,48 +44,19 @@ impl CommandProbe {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for CommandProbe {
-    fn kind(&self) -> &str {
-        COMMAND
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(COMMAND, Cost::Waiting).local()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        match self.run(claim, site).await {
-            Ok(finding) | Err(finding) => finding,
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let known = ["exit", "stdout", "stderr", "env", "dir"];
+        let expect = Expected::read(&claim.expect, "a command", &known)?;
+        for name in ["exit", "stdout", "stderr"] {
+            if expect.value(name)?.is_some_and(Value::is_null) {
+                return Err(Finding::failed(format!("`{name}` has no value")));
+            }
         }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`command` evidence needs an expected result, and cannot be pinned")
-    }
-}
-
-impl CommandProbe {
-    async fn run(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
-        let none = Map::new();
-        let expect = match &claim.expect {
-            Value::Null => &none,
-            Value::Object(map) => map,
-            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of a command"))),
-        };
-        check_keys(expect, &["exit", "stdout", "stderr"])?;
         if claim.subject.trim().is_empty() || claim.subject.contains('\0') {
             return Err(Finding::failed("the command is empty"));
         }
@@ -103,7 +73,7 @@ impl CommandProbe {
             Exit::Signal(signal) => return Ok(killed(signal, last_error_line)),
         };
         let mut found = json!({ "exit": code });
-        let mut holds = fits(expect.get("exit").unwrap_or(&json!(0)), &json!(code)).map_err(wrong)?;
+        let mut holds_all = holds("exit", expect.get("exit").unwrap_or(&json!(0)), &json!(code))?;
         if NOT_RUN.contains(&code) {
             let last_error_line = last_error_line.unwrap_or_else(|| format!("the shell exited with {code}"));
             return Err(Finding::unknown(format!("cannot run the command: {last_error_line}")));
@@ -116,37 +86,19 @@ impl CommandProbe {
                 return Err(Finding::unknown(why));
             };
             let text = text.trim();
-            holds &= fits(wanted, &json!(text)).map_err(wrong)?;
+            holds_all &= holds(name, wanted, &json!(text))?;
             found[name] = shortened(&self.environment.mask(text)).into();
         }
-        Ok(match (holds, last_error_line) {
-            (true, _) => Finding::ok(found),
-            (false, Some(last_error_line)) if !expect.contains_key("stderr") => {
-                Finding::differs(found).because(last_error_line)
-            }
-            (false, _) => Finding::differs(found),
+        let finding = Finding::compared(holds_all, found);
+        Ok(match last_error_line {
+            Some(line) if !holds_all && !expect.contains_key("stderr") => finding.because(line),
+            _ => finding,
         })
     }
 }
 
-/// Checks the expectations before the start of the program: every compared value is valid, and other keys are
-/// only `env` and `dir`.
-pub(crate) fn check_keys(expect: &Map<String, Value>, compared: &[&str]) -> Result<(), Finding> {
-    for (name, wanted) in expect {
-        if compared.contains(&name.as_str()) {
-            check(wanted).map_err(|error| Finding::failed(format!("`{name}`: {error}")))?;
-            if wanted.is_null() {
-                return Err(Finding::failed(format!("`{name}` has no value")));
-            }
-        } else if !matches!(name.as_str(), "env" | "dir") {
-            return Err(Finding::unknown(format!("unsupported expectation `{name}`")));
-        }
-    }
-    Ok(())
-}
-
 /// Returns the working folder of a program: the base folder, or `dir` below the base folder.
-pub(crate) fn working_folder(expect: &Map<String, Value>, site: &Site) -> Result<PathBuf, Finding> {
+pub(crate) fn working_folder(expect: Expected<'_>, site: &Site) -> Result<PathBuf, Finding> {
     let base = site.base().ok_or_else(|| Finding::unknown("the command has no base folder"))?;
     match expect.get("dir") {
         None => Ok(base.to_owned()),
@@ -172,10 +124,7 @@ fn killed(signal: i32, last_error_line: Option<String>) -> Finding {
         return Finding::unknown(format!("the command was killed by signal {signal}"));
     };
     let finding = Finding::differs(json!({ "signal": name })).either_way();
-    match last_error_line {
-        Some(last_error_line) => finding.because(last_error_line),
-        None => finding,
-    }
+    last_error_line.into_iter().fold(finding, Finding::because)
 }
 
 /// Returns the last line of standard error, with secrets masked.
@@ -192,8 +141,4 @@ pub(crate) fn shortened(text: &str) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
-}
-
-fn wrong(error: crate::InvalidExpectation) -> Finding {
-    Finding::failed(error.to_string())
 }

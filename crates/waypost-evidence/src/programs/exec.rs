@@ -1,11 +1,12 @@
 //! `exec`: a program of the user checks the claim.
 
 use async_trait::async_trait;
-use serde_json::{Map, Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use serde_json::{Value, json};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::Claim;
 
-use crate::programs::command::{check_keys, last_error_line, working_folder};
+use crate::expectations::expected::Expected;
+use crate::programs::command::{last_error_line, working_folder};
 use crate::programs::environment::Environment;
 use crate::programs::process_group::{Exit, Program, ProgramResult};
 
@@ -43,51 +44,17 @@ impl ExecProbe {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for ExecProbe {
-    fn kind(&self) -> &str {
-        EXEC
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(EXEC, Cost::Waiting).local()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        match self.run(claim, site).await {
-            Ok(finding) | Err(finding) => finding,
-        }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`exec` evidence cannot be pinned")
-    }
-}
-
-impl ExecProbe {
-    async fn run(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
-        let mut expect = match &claim.expect {
-            Value::Null => Map::new(),
-            Value::Object(map) => map.clone(),
-            other => return Err(Finding::failed(format!("unsupported key `{other}` of `exec`"))),
-        };
-        let with = expect.shift_remove("with").unwrap_or_default();
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let expect = Expected::read(&claim.expect, "`exec`", &["with", "env", "dir"])?;
+        let with = expect.get("with").cloned().unwrap_or_default();
         if !matches!(with, Value::Null | Value::Object(_)) {
             return Err(Finding::failed("`with` is a map"));
         }
-        check_keys(&expect, &[])?;
         let subject = claim.subject.as_str();
         if subject.trim().is_empty() || subject.starts_with('-') || subject.contains('\0') {
             return Err(Finding::failed(format!("`{subject}` is not a program")));
@@ -109,14 +76,16 @@ impl ExecProbe {
         }
         let program = Program {
             words: vec![subject.into()],
-            folder: working_folder(&expect, site)?,
+            folder: working_folder(expect, site)?,
             environment: self.environment.of_claim(expect.get("env"))?,
             input: Some(error_text),
         };
         let ended = program.run().await?;
         Ok(self.finding(&ended))
     }
+}
 
+impl ExecProbe {
     fn finding(&self, ended: &ProgramResult) -> Finding {
         let last_error_line = last_error_line(&ended.stderr, &self.environment);
         let found = || found_in(ended.stdout.whole(), &self.environment);

@@ -7,9 +7,10 @@ use async_trait::async_trait;
 use rustix::fs::Access;
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site, find_folder};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site, find_folder};
 use waypost::record::Claim;
 
+use crate::expectations::expected::Expected;
 use crate::programs::command::last_error_line;
 use crate::programs::environment::Environment;
 use crate::programs::process_group::{Exit, Program};
@@ -55,40 +56,38 @@ impl GitProbe {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for GitProbe {
-    fn kind(&self) -> &str {
-        GIT
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(GIT, Cost::Waiting).local()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        match self.compare(claim, site).await {
-            Ok(finding) | Err(finding) => finding,
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let wanted = GitExpectation::read(&claim.expect)?;
+        let repository = self.look(claim, site, wanted.clean.is_some()).await?;
+        let mut found = Map::new();
+        let mut holds = true;
+        if let Some(head) = wanted.head {
+            holds &= repository.is_at(head);
+            found.insert("head".to_owned(), json!(repository.head));
+            found.insert("branch".to_owned(), json!(repository.branch));
         }
+        if let Some(clean) = wanted.clean {
+            holds &= clean == (repository.changes == 0);
+            found.insert("clean".to_owned(), json!(repository.changes == 0));
+            if repository.changes > 0 {
+                found.insert("changes".to_owned(), json!(repository.changes));
+            }
+        }
+        let found = match claim.expect {
+            Value::String(_) => json!(repository.head),
+            _ => found.into(),
+        };
+        Ok(Finding::compared(holds, found))
     }
 
-    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
-        match self.look(claim, site, false).await {
-            Ok(Repository { head: Some(head), .. }) => Finding::ok(head),
-            Ok(_) => Finding::failed("the repository has no commit yet"),
-            Err(finding) => finding,
-        }
+    async fn pin(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let repository = self.look(claim, site, false).await?;
+        repository.head.map(Finding::ok).ok_or_else(|| Finding::failed("the repository has no commit yet"))
     }
 }
 
@@ -100,26 +99,18 @@ struct GitExpectation<'c> {
 
 impl<'c> GitExpectation<'c> {
     fn read(expect: &'c Value) -> Result<Self, Finding> {
-        let map = match expect {
-            Value::String(head) => return Ok(Self { head: Some(head), clean: None }),
-            Value::Object(map) if !map.is_empty() => map,
-            other => {
-                return Err(Finding::failed(format!("unsupported expectation `{other}` of a repository")));
-            }
-        };
-        let mut wanted = Self { head: None, clean: None };
-        for (name, value) in map {
-            match (name.as_str(), value) {
-                ("head", Value::String(head)) if !head.trim().is_empty() => wanted.head = Some(head),
-                ("head", _) => return Err(Finding::failed("`head` is a commit or a branch")),
-                ("clean", Value::Bool(clean)) => wanted.clean = Some(*clean),
-                ("clean", _) => return Err(Finding::failed("`clean` is `true` or `false`")),
-                (other, _) => {
-                    return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
-                }
-            }
+        if let Value::String(head) = expect {
+            return Ok(Self { head: Some(head), clean: None });
         }
-        Ok(wanted)
+        let map = Expected::read(expect, "a repository", &["head", "clean"])?;
+        if map.is_empty() {
+            return Err(Finding::failed("the claim needs `head` or `clean`"));
+        }
+        let head = |head: &'c Value| {
+            let text = head.as_str().filter(|head| !head.trim().is_empty());
+            text.ok_or_else(|| Finding::failed("`head` is a commit or a branch"))
+        };
+        Ok(Self { head: map.get("head").map(head).transpose()?, clean: map.flag("clean")? })
     }
 }
 
@@ -164,30 +155,6 @@ impl Repository {
 }
 
 impl GitProbe {
-    async fn compare(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
-        let wanted = GitExpectation::read(&claim.expect)?;
-        let repository = self.look(claim, site, wanted.clean.is_some()).await?;
-        let mut found = Map::new();
-        let mut holds = true;
-        if let Some(head) = wanted.head {
-            holds &= repository.is_at(head);
-            found.insert("head".to_owned(), json!(repository.head));
-            found.insert("branch".to_owned(), json!(repository.branch));
-        }
-        if let Some(clean) = wanted.clean {
-            holds &= clean == (repository.changes == 0);
-            found.insert("clean".to_owned(), json!(repository.changes == 0));
-            if repository.changes > 0 {
-                found.insert("changes".to_owned(), json!(repository.changes));
-            }
-        }
-        let found = match claim.expect {
-            Value::String(_) => json!(repository.head),
-            _ => found.into(),
-        };
-        Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
-    }
-
     /// Runs `git status` in the folder of a claim.
     async fn look(&self, claim: &Claim, site: &Site, with_changes: bool) -> Result<Repository, Finding> {
         let folder = find_folder(site, &claim.subject).await.map_err(Finding::either_way)?;

@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
-use waypost::evidence::{Cost, Finding, Probe, Site, modified, read_file};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site, modified, read_file};
 use waypost::record::Claim;
 
-use crate::InvalidExpectation;
-use crate::check;
 use crate::check_count;
-use crate::fits;
+use crate::expectations::expected::{Expected, holds};
 
 /// Recorded kind of claims about processes.
 pub const PROCESS_EXISTS: &str = "process_exists";
+/// Known expectations; `started` comes from a pin.
+const KEYS: [&str; 5] = ["pid_file", "user", "started", "args", "count"];
 /// Largest pid file: a line, and the extra lines that some programs write.
 const PID_FILE_BYTES_MAX: usize = 4 << 10;
 /// Most process ids in a finding.
@@ -59,49 +59,12 @@ impl ProcessProbe {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for ProcessProbe {
-    fn kind(&self) -> &str {
-        PROCESS_EXISTS
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(PROCESS_EXISTS, Cost::Asking).local().live()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Asking
-    }
-
-    fn is_live(&self) -> bool {
-        true
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        match self.compare(claim, site).await {
-            Ok(finding) | Err(finding) => finding,
-        }
-    }
-
-    async fn pin(&self, claim: &Claim, _: &Site) -> Finding {
-        let Ok(pid) = claim.subject.parse() else {
-            return Finding::failed("`process` evidence needs an expected state, and cannot be pinned");
-        };
-        let proc = self.proc.clone();
-        blocking(move || {
-            let seen = read_process(&proc, pid)?.ok_or_else(|| Finding::absent("no such process"))?;
-            Ok(Finding::ok(json!({ "started": seen.identity(&proc)? })))
-        })
-        .await
-    }
-}
-
-impl ProcessProbe {
-    async fn compare(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
         let mut wanted = ProcessExpectation::read(claim)?;
         if let Some(file) = &wanted.pid_file {
             let bytes = read_file(site, file, PID_FILE_BYTES_MAX).await.map_err(Finding::either_way)?;
@@ -112,7 +75,19 @@ impl ProcessProbe {
             wanted.written = Some(modified(site, file).await?.as_second());
         }
         let proc = self.proc.clone();
-        Ok(blocking(move || wanted.find(&proc)).await)
+        blocking(move || wanted.find(&proc)).await
+    }
+
+    async fn pin(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
+        let Ok(pid) = claim.subject.parse() else {
+            return Err(Finding::failed("`process` evidence needs an expected state, and cannot be pinned"));
+        };
+        let proc = self.proc.clone();
+        blocking(move || {
+            let seen = read_process(&proc, pid)?.ok_or_else(|| Finding::absent("no such process"))?;
+            Ok(Finding::ok(json!({ "started": seen.identity(&proc)? })))
+        })
+        .await
     }
 }
 
@@ -139,41 +114,28 @@ impl ProcessExpectation {
         }
         let pid = subject.parse().ok().filter(|pid| *pid > 0);
         let name = pid.is_none().then(|| subject.to_owned());
-        let mut wanted = Self {
+        let expect = Expected::read(&claim.expect, "a process", &KEYS)?;
+        let none = |name: &str| Finding::failed(format!("`{name}` has no comparable value"));
+        let text = |name: &str| match expect.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) if !text.is_empty() => Ok(Some(text.clone())),
+            Some(Value::Number(id)) if name == "user" && id.is_u64() => Ok(Some(id.to_string())),
+            Some(_) => Err(none(name)),
+        };
+        if let Some(name) = ["args", "count"].into_iter().find(|name| expect.get(name) == Some(&Value::Null))
+        {
+            return Err(none(name));
+        }
+        let wanted = Self {
             name,
             pid,
-            pid_file: None,
+            pid_file: text("pid_file")?,
             written: None,
-            args: None,
-            user: None,
-            count: None,
-            started: None,
+            args: expect.value("args")?.cloned(),
+            user: text("user")?,
+            count: expect.checked("count", check_count)?.cloned(),
+            started: text("started")?,
         };
-        let map = match &claim.expect {
-            Value::Null => return Ok(wanted),
-            Value::Object(map) => map,
-            other => return Err(Finding::failed(format!("unsupported expectation `{other}` of a process"))),
-        };
-        for (name, value) in map {
-            let text = value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-            match (name.as_str(), text) {
-                ("pid_file", Some(file)) => wanted.pid_file = Some(file),
-                ("user", Some(user)) => wanted.user = Some(user),
-                ("user", None) if value.is_u64() => wanted.user = Some(value.to_string()),
-                ("started", Some(started)) => wanted.started = Some(started),
-                ("args", _) if !value.is_null() => wanted.args = Some(value.clone()),
-                ("count", _) if !value.is_null() => wanted.count = Some(value.clone()),
-                ("pid_file" | "user" | "started" | "args" | "count", _) => {
-                    return Err(Finding::failed(format!("`{name}` has no comparable value")));
-                }
-                (other, _) => {
-                    return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
-                }
-            }
-        }
-        let wrong = |error: InvalidExpectation| Finding::failed(error.to_string());
-        wanted.args.as_ref().map_or(Ok(()), check).map_err(wrong)?;
-        wanted.count.as_ref().map_or(Ok(()), check_count).map_err(wrong)?;
         if wanted.pid.is_some() && wanted.pid_file.is_some() {
             return Err(Finding::failed("`pid_file` conflicts with a process id"));
         }
@@ -197,8 +159,8 @@ impl ProcessExpectation {
             }
         }
         let count = json!(found.len());
-        let holds = match &self.count {
-            Some(expect) => fits(expect, &count).map_err(|error| Finding::failed(error.to_string()))?,
+        let is_met = match &self.count {
+            Some(expect) => holds("count", expect, &count)?,
             None => !found.is_empty(),
         };
         // A hidden process could match, or exceed the count.
@@ -207,7 +169,7 @@ impl ProcessExpectation {
         }
         found.truncate(SHOWN_MAX);
         let found = json!({ "count": count, "pids": found });
-        Ok(if holds { Finding::ok(found) } else { Finding::differs(found) })
+        Ok(Finding::compared(is_met, found))
     }
 
     fn is_it(&self, seen: &ProcessEntry, user: Option<u32>, proc: &Path) -> Result<bool, Finding> {
@@ -219,7 +181,7 @@ impl ProcessExpectation {
         }
         if let Some(expect) = &self.args {
             let args = words.collect::<Vec<_>>().join(" ");
-            if !fits(expect, &json!(args)).map_err(|error| Finding::failed(error.to_string()))? {
+            if !holds("args", expect, &json!(args))? {
                 return Ok(false);
             }
         }
@@ -339,12 +301,12 @@ fn read_text(path: &Path) -> Result<String, Finding> {
 }
 
 /// Runs a lookup on a blocking thread: a long process list takes a while.
-async fn blocking(read_process: impl FnOnce() -> Result<Finding, Finding> + Send + 'static) -> Finding {
+async fn blocking(
+    read_process: impl FnOnce() -> Result<Finding, Finding> + Send + 'static,
+) -> Result<Finding, Finding> {
     if cfg!(not(target_os = "linux")) {
-        return Finding::unknown("process evidence is supported on Linux only");
+        return Err(Finding::unknown("process evidence is supported on Linux only"));
     }
-    match tokio::task::spawn_blocking(read_process).await {
-        Ok(Ok(finding) | Err(finding)) => finding,
-        Err(_) => Finding::unknown("the check was interrupted"),
-    }
+    let looked_up = tokio::task::spawn_blocking(read_process).await;
+    looked_up.unwrap_or_else(|_| Err(Finding::unknown("the check was interrupted")))
 }

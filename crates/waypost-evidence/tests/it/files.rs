@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use waypost::evidence::{ARTIFACT_EXISTS, FILE_SHA256};
+use waypost_evidence::check_path;
 
 use crate::{Case, FAILED, OK, UNKNOWN};
 
@@ -110,4 +111,15 @@ pub(crate) fn world(folder: &Path) {
     fs::write(folder.join("new.txt"), "").unwrap();
     let old = fs::File::create(folder.join("old.txt")).unwrap();
     old.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
+}
+
+#[test]
+fn the_path_of_a_claim_names_one_value() {
+    for path in ["$", "$.meta.count", "$.items[0].name", "$.items[-1]", "$['a.b']"] {
+        assert_eq!(check_path(path), Ok(()), "{path}");
+    }
+    for path in ["", "meta", "$.", "$.a b", "$.items[*].name", "$.meta.*"] {
+        let why = check_path(path).expect_err(path);
+        assert!(why.starts_with(&format!("`{path}` is not a path, such as")), "{why}");
+    }
 }

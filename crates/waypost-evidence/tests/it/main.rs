@@ -405,7 +405,7 @@ fn a_key_that_stands_twice_is_named() {
     let checked = runtime().block_on(checked.verify(&Pack::all([claim]), &Site::beneath(folder.path())));
 
     let why = checked.claims[0].error.clone().unwrap();
-    assert!(why.contains("the key `a` is there twice"), "{why}");
+    assert!(why.contains("duplicate key `a` in a map"), "{why}");
 }
 
 #[test]

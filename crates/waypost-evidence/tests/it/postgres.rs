@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use waypost::evidence::{Limits, Site, Verifier};
 use waypost::record::{Claim, Pack, Terms, Verdict};
-use waypost_evidence::{DB_ROW, Environment, PostgresProbe, verifier};
+use waypost_evidence::{DB_ROW, Environment, RowProbe, verifier};
 use waypost_testing::postgres::{LOCKED, PASSWORD, USER, cluster};
 
 use crate::{Case, FAILED, OK, UNKNOWN, assert_verdicts, checked, runtime, tls};
@@ -290,7 +290,7 @@ fn what_takes_too_long_or_is_too_much_is_not_known() {
 
 fn probe(variables: &[(&str, &str)]) -> Verifier {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    Verifier::new().with_probe(Arc::new(PostgresProbe::with_variables(variables)))
+    Verifier::new().with_probe(Arc::new(RowProbe::with_variables(variables)))
 }
 
 fn verdict(verifier: &Verifier, subject: &str) -> Claim {

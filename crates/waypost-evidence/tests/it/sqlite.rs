@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 use waypost::evidence::{Limits, Probe as _, Site};
 use waypost::record::{Claim, Pack, Terms, Verdict};
-use waypost_evidence::{DB_ROW, Environment, SqliteProbe, verifier};
+use waypost_evidence::{DB_ROW, Environment, RowProbe, verifier};
 
 use crate::{Case, FAILED, OK, UNKNOWN, assert_verdicts, runtime};
 
@@ -196,9 +196,10 @@ fn a_check_that_nobody_waits_for_asks_nothing() {
     let claim = Claim::new(DB_ROW, "a.db").expecting(json!({ "query": endless, "equals": 1 }));
     let site = Site::beneath(folder.path());
 
+    let probe = RowProbe::default();
     runtime().block_on(async {
         for wait_us in (0..40).map(|place| place * 50) {
-            let check = SqliteProbe.check(&claim, &site);
+            let check = probe.check(&claim, &site);
             let _ = tokio::time::timeout(Duration::from_micros(wait_us), check).await;
         }
     });

@@ -78,7 +78,7 @@ impl FileIdentities {
         // Does not block on a pipe in its place.
         let opened =
             fs::OpenOptions::new().write(true).custom_flags(open_flags()).open(&self.log.path).ok()?;
-        (system::identity_of(&opened) == Some(seen.identity())).then_some(opened)
+        (system::identity_of(&opened) == Some(seen.identity)).then_some(opened)
     }
 
     /// Checks that all recorded files still exist; a connection without writes may have no log.
@@ -93,7 +93,14 @@ impl FileIdentities {
 #[derive(Debug)]
 struct WatchedFile {
     path: PathBuf,
-    file: OnceCell<system::File>,
+    file: OnceCell<OpenedFile>,
+}
+
+/// A file as at its first use.
+#[derive(Debug)]
+struct OpenedFile {
+    handle: system::Handle,
+    identity: Identity,
 }
 
 impl WatchedFile {
@@ -102,17 +109,20 @@ impl WatchedFile {
     }
 
     /// Returns the file that had the name at the first call, if any.
-    fn file(&self) -> Option<&system::File> {
+    fn file(&self) -> Option<&OpenedFile> {
         match self.file.get() {
             Some(file) => Some(file),
-            None => system::File::find(&self.path).ok().map(|found| self.file.get_or_init(|| found)),
+            None => {
+                let (handle, identity) = system::open(&self.path).ok()?;
+                Some(self.file.get_or_init(|| OpenedFile { handle, identity }))
+            }
         }
     }
 
     fn exists(&self, names: bool) -> bool {
         let Some(file) = self.file() else { return false };
         // An equal identity implies that the file has a name.
-        if names { system::identity(&self.path) == Some(file.identity()) } else { file.has_name() }
+        if names { system::identity(&self.path) == Some(file.identity) } else { system::has_name(file) }
     }
 }
 
@@ -120,7 +130,7 @@ impl MissingFile<'_> {
     /// Returns the error that stops all writes.
     pub(crate) fn to_store_error(&self) -> StoreError {
         let why = "the file was removed or replaced while in use";
-        let source = match system::File::find(self.0) {
+        let source = match system::open(self.0) {
             // It could not be looked at.
             Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE)) => error,
             _ => io::Error::new(io::ErrorKind::NotFound, why),
@@ -136,34 +146,24 @@ mod system {
     use std::os::fd::OwnedFd;
     use std::path::Path;
 
-    use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, makedev, open, statx};
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, makedev, statx};
 
-    use super::Identity;
+    use super::{Identity, OpenedFile};
 
-    /// A file, held by a descriptor without read and write access.
+    /// A descriptor of a file without read and write access.
     ///
     /// Closing an ordinary descriptor would release SQLite's locks on the file in this process.
-    #[derive(Debug)]
-    pub(super) struct File {
-        held: OwnedFd,
-        identity: Identity,
+    pub(super) type Handle = OwnedFd;
+
+    pub(super) fn open(path: &Path) -> std::io::Result<(Handle, Identity)> {
+        let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let found = statx(&held, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
+        Ok((held, of(&found)))
     }
 
-    impl File {
-        pub(super) fn find(path: &Path) -> std::io::Result<Self> {
-            let held = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-            let found = statx(&held, "", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
-            Ok(Self { held, identity: of(&found) })
-        }
-
-        pub(super) fn identity(&self) -> Identity {
-            self.identity
-        }
-
-        pub(super) fn has_name(&self) -> bool {
-            let found = statx(&self.held, "", AtFlags::EMPTY_PATH, StatxFlags::NLINK);
-            found.is_ok_and(|found| found.stx_nlink > 0)
-        }
+    pub(super) fn has_name(file: &OpenedFile) -> bool {
+        let found = statx(&file.handle, "", AtFlags::EMPTY_PATH, StatxFlags::NLINK);
+        found.is_ok_and(|found| found.stx_nlink > 0)
     }
 
     pub(super) fn identity(path: &Path) -> Option<Identity> {
@@ -187,28 +187,17 @@ mod system {
     use std::os::unix::fs::MetadataExt as _;
     use std::path::{Path, PathBuf};
 
-    use super::Identity;
+    use super::{Identity, OpenedFile};
 
-    /// A file, known by its name.
-    #[derive(Debug)]
-    pub(super) struct File {
-        path: PathBuf,
-        identity: Identity,
+    /// The name of a file.
+    pub(super) type Handle = PathBuf;
+
+    pub(super) fn open(path: &Path) -> std::io::Result<(Handle, Identity)> {
+        Ok((path.to_owned(), identity(path).ok_or(std::io::ErrorKind::NotFound)?))
     }
 
-    impl File {
-        pub(super) fn find(path: &Path) -> std::io::Result<Self> {
-            let identity = identity(path).ok_or(std::io::ErrorKind::NotFound)?;
-            Ok(Self { path: path.to_owned(), identity })
-        }
-
-        pub(super) fn identity(&self) -> Identity {
-            self.identity
-        }
-
-        pub(super) fn has_name(&self) -> bool {
-            identity(&self.path) == Some(self.identity)
-        }
+    pub(super) fn has_name(file: &OpenedFile) -> bool {
+        identity(&file.handle) == Some(file.identity)
     }
 
     pub(super) fn identity(path: &Path) -> Option<Identity> {

@@ -33,7 +33,7 @@ use crate::tables::lease;
 use crate::tables::read::View;
 use crate::tables::tail_check::{self, Lost};
 use crate::write::append;
-use crate::write::commit::Writer;
+use crate::write::commit::{Writer, Writes};
 use crate::write::removal;
 use crate::write::trim;
 
@@ -164,7 +164,7 @@ impl SqliteStore {
         F: FnMut(&Connection, &Place) -> Result<T, Failure> + Send + 'static,
     {
         let (place, mut work) = (Arc::clone(&self.place), work);
-        self.writer()?.write(durability, move |connection| work(connection, &place)).await
+        self.writer()?.write(durability, Writes::Rows, move |connection| work(connection, &place)).await
     }
 
     fn with_reader<T>(&self, work: impl FnOnce(&Connection) -> Result<T, Failure>) -> Result<T, StoreError> {
@@ -240,7 +240,8 @@ impl SqliteStore {
     /// for lack of space or idle time, are reused later.
     async fn shrink(&self, shrink: Shrink) {
         let Ok(writer) = self.writer() else { return };
-        while let Ok(true) = writer.move_pages(move |connection| shrink::slice(connection, shrink)).await {}
+        let work = move |connection: &_| shrink::slice(connection, shrink);
+        while let Ok(true) = writer.write(Durability::Async, Writes::Pages, work).await {}
     }
 
     /// Records committed data outside the database, before its acknowledgement.
@@ -408,7 +409,7 @@ impl Store for SqliteStore {
         let (run, token, batch) = (lease.run().clone(), lease.token(), Arc::new(batch));
         let (place, job) = (Arc::clone(&self.place), Arc::clone(&batch));
         let append = move |connection: &_| append::append(connection, &place, &run, token, &job, &encoded);
-        let (answer, as_packed) = writer.append(durability, append).await?;
+        let (answer, as_packed) = writer.write(durability, Writes::Records, append).await?;
         if answer == Appended::Now {
             if as_packed {
                 update.keep(&self.place.delta_cache, &batch.records);
@@ -539,7 +540,7 @@ impl Store for SqliteStore {
         if let Some(writer) = &self.writer {
             for (run, HeldRun { token, .. }) in held {
                 let job = move |connection: &Connection| lease::abandon(connection, &run, token);
-                result = result.and(writer.write(Durability::Async, job).await);
+                result = result.and(writer.write(Durability::Async, Writes::Rows, job).await);
             }
             if self.trimmed.load(Ordering::Relaxed) {
                 self.shrink(Shrink::All).await;

@@ -37,7 +37,7 @@ struct Ended {
 }
 
 /// A stored summary, before its status is verified.
-struct StoredBody {
+struct StoredSummary {
     id: i64,
     leased: bool,
     summary: RunSummary,
@@ -51,8 +51,8 @@ impl View<'_> {
         let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
         let mut rows = statement.query([id])?;
         let row = rows.next()?.ok_or_else(|| StoreError::no_run(&self.place.name, run))?;
-        let kept = match StoredBody::read(row) {
-            Err(Failure::Sqlite(_)) => StoredBody::without(id, record.record()),
+        let kept = match StoredSummary::read(row) {
+            Err(Failure::Sqlite(_)) => StoredSummary::without(id, record.record()),
             kept => kept?,
         };
         Ok(RunEntry { record, summary: self.find_out(kept)? })
@@ -63,7 +63,7 @@ impl View<'_> {
         let mut statement = self.connection.prepare_cached(&format!("{SUMMARY} WHERE id = ?1"))?;
         let mut rows = statement.query([id])?;
         let Some(row) = rows.next()? else { return Ok(None) };
-        match StoredBody::read(row) {
+        match StoredSummary::read(row) {
             Ok(_) => Ok(None),
             Err(Failure::Sqlite(fault)) => Ok(Some(format!("table `runs`, row {id}: {fault}"))),
             Err(failure) => Err(failure),
@@ -158,7 +158,7 @@ impl View<'_> {
         let mut seen = HashSet::new();
         let mut last = 0;
         while let Some(row) = rows.next()? {
-            let kept = match StoredBody::read(row) {
+            let kept = match StoredSummary::read(row) {
                 // Other runs are unaffected.
                 Err(Failure::Sqlite(fault)) => {
                     let unreadable = unreadable(row, &fault);
@@ -237,8 +237,8 @@ impl View<'_> {
     }
 
     /// Checks with the kernel lock whether the holder is alive, if the lease was not released.
-    fn find_out(&self, kept: StoredBody) -> Result<RunSummary, Failure> {
-        let StoredBody { leased, mut summary, .. } = kept;
+    fn find_out(&self, kept: StoredSummary) -> Result<RunSummary, Failure> {
+        let StoredSummary { leased, mut summary, .. } = kept;
         if leased {
             summary.holder = lease::holder(self.place, &summary.run)?;
         }
@@ -282,7 +282,7 @@ pub(crate) fn labels_text(record: &RunRecord) -> String {
     serde_json::to_string(&record.labels).expect("a map of text is plain JSON")
 }
 
-impl StoredBody {
+impl StoredSummary {
     /// Returns a placeholder for an unreadable summary; the lock shows whether a worker holds the run.
     fn without(id: i64, record: &RunRecord) -> Self {
         let summary = Summary::of_status(RunStatus::Interrupted);

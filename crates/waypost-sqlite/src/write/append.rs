@@ -290,11 +290,15 @@ fn write(
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
         // The row of the run has the end of the main branch.
-        let own = (!path.is_main()).then(|| (chain.open, int(chain.newest), int(chain.bodies)));
+        let own = (!path.is_main()).then(|| BranchEnd {
+            open: chain.open,
+            newest: int(chain.newest),
+            bodies: int(chain.bodies),
+        });
         if chain.id.is_none() {
-            chain.id = Some(open_branch(connection, run, path, own)?);
+            chain.id = Some(open_branch(connection, run, path, own.as_ref())?);
             opened += 1;
-        } else if let Some((open, newest, bodies)) = own {
+        } else if let Some(BranchEnd { open, newest, bodies }) = own {
             connection
                 .prepare_cached(
                     "UPDATE branches SET open = ?2, newest = ?3, bodies = bodies + ?4 WHERE id = ?1",
@@ -352,18 +356,24 @@ fn take_in(connection: &Connection, run: i64, consumed: &[String]) -> Result<(),
     Ok(connection.pragma_update(None, "secure_delete", "FAST")?)
 }
 
-/// Opens a branch. `end` has its open flag, newest seq and bodies, unless the row of the run stores them.
+/// The end of a branch, as its row stores it.
+struct BranchEnd {
+    open: bool,
+    newest: i64,
+    bodies: i64,
+}
+
+/// Opens a branch. `end` is absent if the row of the run stores it.
 fn open_branch(
     connection: &Connection,
     run: i64,
     path: &BranchPath,
-    end: Option<(bool, i64, i64)>,
+    end: Option<&BranchEnd>,
 ) -> Result<i64, Failure> {
-    let (open, newest, bodies) =
-        end.map_or((None, None, None), |(open, newest, bodies)| (Some(open), Some(newest), Some(bodies)));
+    let (open, newest) = (end.map(|end| end.open), end.map(|end| end.newest));
     let id = connection
         .prepare_cached("INSERT INTO branches VALUES (NULL, ?1, ?2, ?3, ?4, ?5) RETURNING id")?
-        .query_row((run, path.as_str(), open, newest, bodies), |row| row.get(0))?;
+        .query_row((run, path.as_str(), open, newest, end.map(|end| end.bodies)), |row| row.get(0))?;
     if id > BRANCH_ID_MAX {
         return Err(SqliteError::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
     }

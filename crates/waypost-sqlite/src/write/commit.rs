@@ -159,41 +159,6 @@ impl Writer {
     pub(crate) async fn write<T, F>(
         self: &Arc<Self>,
         durability: Durability,
-        work: F,
-    ) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
-    {
-        self.queue(durability, Writes::Rows, work).await
-    }
-
-    /// As [`write`](Self::write), for appends, which keep the cached end of the run current.
-    pub(crate) async fn append<T, F>(
-        self: &Arc<Self>,
-        durability: Durability,
-        work: F,
-    ) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
-    {
-        self.queue(durability, Writes::Records, work).await
-    }
-
-    /// As [`write`](Self::write), without waiting for the disk, for work that moves pages and does not change
-    /// rows.
-    pub(crate) async fn move_pages<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
-    {
-        self.queue(Durability::Async, Writes::Pages, work).await
-    }
-
-    async fn queue<T, F>(
-        self: &Arc<Self>,
-        durability: Durability,
         writes: Writes,
         work: F,
     ) -> Result<T, StoreError>
@@ -419,12 +384,12 @@ fn execute(connection: &Connection, sql: &str) -> rusqlite::Result<()> {
 
 /// The kind of change of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Writes {
+pub(crate) enum Writes {
     /// Any rows.
     Rows,
-    /// Records of an existing run, and the rows of their summary.
+    /// Records of an existing run, and the rows of their summary. The job keeps the cached end of the run current.
     Records,
-    /// The positions of pages in the file.
+    /// The positions of pages in the file, and no rows: such a job does not wait for the disk.
     Pages,
 }
 

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::node::{self, Kind, Node};
+use super::params::ParamProblem;
 use super::problem::{FileError, Problems, SourceText};
 
 /// YAML file with the place of each value, under the limits of a workflow file.
@@ -48,19 +49,15 @@ impl Document {
         FileError::new(&self.source, Problems::from(problem))
     }
 
-    /// Returns an error about values in the root map: key, message and optional correction. `None` if none of
-    /// the keys exists.
+    /// Returns an error about params in the root map. `None` if none of them exists there.
     #[must_use]
-    pub fn wrong_values<'k>(
-        &self,
-        wrong: impl IntoIterator<Item = (&'k str, &'k str, Option<&'k str>)>,
-    ) -> Option<FileError> {
+    pub fn wrong_params(&self, wrong: &[ParamProblem]) -> Option<FileError> {
         let mut problems = Problems::default();
-        for (key, message, help) in wrong {
-            let Some(node) = self.root.get(key) else { continue };
+        for ParamProblem { name, message, hint } in wrong {
+            let Some(node) = self.root.get(name) else { continue };
             let problem = self.source.problem(&node.span, message);
-            problems.push(match help {
-                Some(help) => problem.help(help),
+            problems.push(match hint {
+                Some(hint) => problem.help(hint),
                 None => problem,
             });
         }

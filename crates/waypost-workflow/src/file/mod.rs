@@ -72,7 +72,7 @@ pub use self::secrets::read_secret;
 pub use self::settings::{Checkpoints, Durability, OnCheckpointFailure};
 pub use self::step::{STEP_ID_BYTES_MAX, is_step_id};
 pub use self::store::NamedStore;
-pub use self::units::{DURATION_MAX, UnitError, parse_duration, parse_size};
+pub use self::units::{DURATION_MAX, UnitError, parse_duration};
 pub use self::work::{Agent, AnswerKind, Approval, Work};
 pub use self::workflow::{
     Backoff, Body, Mode, OutputSource, Retry, RetryCause, Shell, Step, Tolerance, Workflow,

@@ -1,4 +1,4 @@
-//! Durations and sizes in text form: `500ms`, `1h30m`, `10 KiB`.
+//! Durations and counts in text form: `500ms`, `1h30m`, `200k`.
 
 use std::time::Duration;
 
@@ -12,23 +12,8 @@ pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Units of time, longest first: the required order in a combined duration.
 const TIME_UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-/// Units of size; one letter means the binary unit, as in `ls -h` and `dd`.
-const SIZE_UNITS: [(&str, u64); 12] = [
-    ("B", 1),
-    ("K", 1 << 10),
-    ("M", 1 << 20),
-    ("G", 1 << 30),
-    ("KiB", 1 << 10),
-    ("MiB", 1 << 20),
-    ("GiB", 1 << 30),
-    ("TiB", 1 << 40),
-    ("KB", 1_000),
-    ("MB", 1_000_000),
-    ("GB", 1_000_000_000),
-    ("TB", 1_000_000_000_000),
-];
 
-/// Error in a duration or a size, with the correction.
+/// Error in a duration or a count, with the correction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct UnitError {
@@ -82,39 +67,13 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
         rest = after[unit_len..].trim_start();
     }
     if total_ms > DURATION_MAX.as_millis() as f64 {
-        return fail(format!("`{}` is longer than ten years", shown(text)), "omit the key for no limit");
+        return fail(
+            format!("`{}` is longer than ten years", shown(text)),
+            "the longest duration is `3650d`",
+        );
     }
     // Nanoseconds keep a fraction of a millisecond; shorter times cannot be measured.
     Ok(Duration::from_nanos((total_ms * 1e6).round() as u64))
-}
-
-/// Reads a size in bytes: `2B`, `10 KiB`, `2M`, `1.5 GB`.
-///
-/// # Errors
-/// A number without a unit, an unknown unit, 2^63 bytes or more.
-pub fn parse_size(text: &str) -> Result<u64, UnitError> {
-    let help = "write a number and a unit: `2B`, `10 KiB`, `2M`, `1 GB`";
-    let text = text.trim();
-    let (number, unit) = split_number(text);
-    let unit = unit.trim_start();
-    let Ok(count) = number.parse::<f64>() else {
-        return fail(format!("`{}` is not a size", shown(text)), help);
-    };
-    if unit.is_empty() {
-        return fail(
-            format!("{} what?", shown(number)),
-            format!("a size needs a unit: `{}B`, `{0}K`, `{0}M`", shown(number)),
-        );
-    }
-    let Some((_, factor)) = SIZE_UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
-        return fail(format!("`{}` is not a unit of size", shown(unit)), help);
-    };
-    let bytes = (count * *factor as f64).round();
-    // 2^63: counts of bytes are signed 64-bit integers in every store.
-    if bytes >= 9_223_372_036_854_775_808.0 {
-        return fail(format!("`{}` is too large", shown(text)), help);
-    }
-    Ok(bytes as u64)
 }
 
 /// Reads a count: `50000`, `200k`, `2M`, `1.5M`.

@@ -19,7 +19,7 @@ use super::repeat::Repeat;
 use super::settings::Checkpoints;
 use super::work::{Agent, Work};
 use crate::expr::{Condition, ExprError, Scope, Template};
-use crate::output::{Capture, JsonPath, PathError};
+use crate::output::{Capture, JsonPath, PathError, value_in};
 use crate::suggest::{listed, nearest};
 
 /// Valid workflow: ids are unique, needs exist without a cycle, and expressions read existing names only.
@@ -593,7 +593,7 @@ impl OutputSource {
     /// The file is not text or not JSON, or has no value at the path.
     pub fn read(&self, bytes: &[u8]) -> Result<Value, PathError> {
         match &self.json {
-            Some(path) => path.find_in(bytes),
+            Some(path) => value_in(path, bytes),
             None => crate::output::file_text(bytes),
         }
     }

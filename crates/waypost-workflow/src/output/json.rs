@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
+use serde_json::Value;
+use waypost::unique_keys::UniqueKeys;
 
 use super::capture::json_problem;
 use crate::expr::{NumberError, exact_number, shown};
@@ -32,7 +32,7 @@ impl fmt::Display for JsonError {
 /// # Errors
 /// Not JSON, nested deeper than 128 levels, a duplicate key, or the first number that would change.
 pub(crate) fn parse_json(bytes: &[u8]) -> Result<Value, JsonError> {
-    let Exact(value) = serde_json::from_slice(bytes).map_err(|error| JsonError {
+    let UniqueKeys(value) = serde_json::from_slice(bytes).map_err(|error| JsonError {
         problem: json_problem(&error),
         line: error.line(),
         column: error.column(),
@@ -77,72 +77,4 @@ fn end_of_text(bytes: &[u8], start: usize) -> usize {
         at += if bytes[at] == b'\\' { 2 } else { 1 };
     }
     at + 1
-}
-
-/// Value without duplicate keys in its maps.
-struct Exact(Value);
-
-impl<'de> Deserialize<'de> for Exact {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ExactVisitor).map(Self)
-    }
-}
-
-struct ExactVisitor;
-
-impl<'de> Visitor<'de> for ExactVisitor {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, truth: bool) -> Result<Value, E> {
-        Ok(Value::Bool(truth))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
-        Ok(Value::Number(number.into()))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
-        Ok(Value::Number(number.into()))
-    }
-
-    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Value, E> {
-        Number::from_f64(number).map(Value::Number).ok_or_else(|| E::custom("the number is not finite"))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(Value::String(text.to_owned()))
-    }
-
-    fn visit_string<E>(self, text: String) -> Result<Value, E> {
-        Ok(Value::String(text))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let mut list = Vec::new();
-        while let Some(Exact(item)) = items.next_element()? {
-            list.push(item);
-        }
-        Ok(Value::Array(list))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let mut map = Map::new();
-        while let Some(key) = entries.next_key::<String>()? {
-            if map.contains_key(&key) {
-                let text = format!("duplicate key `{}` in a map", shown(&key));
-                return Err(serde::de::Error::custom(text));
-            }
-            let Exact(value) = entries.next_value()?;
-            map.insert(key, value);
-        }
-        Ok(Value::Object(map))
-    }
 }

@@ -14,4 +14,5 @@ pub use self::file::{
 };
 pub(crate) use self::json::parse_json;
 pub(crate) use self::path::file_text;
-pub use self::path::{JsonPath, PathError, PathSyntaxError};
+pub use self::path::{PathError, value_at, value_in};
+pub use waypost::json_path::JsonPath;

@@ -10,6 +10,7 @@ use crate::file::{OutputSource, Step, Tolerance, Work};
 use crate::log::CAPTURE_BYTES_MAX;
 use crate::output::Capture;
 
+use super::outputs::DeclaredFile;
 use super::{Surroundings, agent};
 
 /// Command with all expressions evaluated; runs without the state.
@@ -22,7 +23,7 @@ pub(super) struct Command {
     pub(super) env: BTreeMap<String, String>,
     pub(super) dir: PathBuf,
     pub(super) stdin: Option<String>,
-    pub(super) outputs: Vec<(String, PathBuf, OutputSource)>,
+    pub(super) outputs: Vec<DeclaredFile>,
     pub(super) capture: Option<Capture>,
     /// Whether standard output is parsed as the output of an agent.
     pub(super) is_agent: bool,
@@ -63,7 +64,8 @@ impl Command {
         };
         let dir = step.dir.as_ref().map(|dir| dir.render_word(&scope)).transpose()?;
         let output = |(name, source): &(String, OutputSource)| {
-            Ok((name.clone(), base.join(source.from.render(&scope)?), source.clone()))
+            let path = base.join(source.from.render(&scope)?);
+            Ok(DeclaredFile { name: name.clone(), path, source: source.clone() })
         };
         let shell = step.shell.command(around.has_bash);
         let (argv, prompt) = match agent {

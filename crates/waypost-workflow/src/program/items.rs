@@ -18,7 +18,7 @@ use waypost::{BranchPath, StepId};
 use crate::expr::{ExprError, Scope};
 use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, OnItemFailure, Step, default_key};
 use crate::mask::Mask;
-use crate::output::{JsonPath, PathError};
+use crate::output::{JsonPath, PathError, value_in};
 
 use super::command::Command;
 use super::outputs::read_items_file;
@@ -173,7 +173,7 @@ fn values_of(bytes: &[u8], json: Option<&JsonPath>, what: &str) -> Result<Vec<Va
         failure.error.insert(0, format!("cannot take items from {what}"));
         failure
     };
-    match path.find_in(bytes).map_err(unfit)? {
+    match value_in(path, bytes).map_err(unfit)? {
         Value::Array(values) => Ok(values),
         other => {
             let found = crate::expr::described(&other);

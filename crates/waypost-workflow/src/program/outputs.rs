@@ -31,6 +31,14 @@ const OUTPUT_SOURCE_BYTES_MAX: u64 = 16 << 20;
 /// Replacement for errors with a possible secret.
 const NOT_SHOWN: &str = "cannot read the outputs; the reason is hidden, because they contain a secret";
 
+/// A file that a step declares as an output.
+#[derive(Debug, Clone)]
+pub(super) struct DeclaredFile {
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+    pub(super) source: OutputSource,
+}
+
 /// Which outputs of a step are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OutputSources {
@@ -52,7 +60,7 @@ pub(super) struct OutputFiles {
     /// File `$WAYPOST_EVENTS`.
     pub(super) events: PathBuf,
     /// Files of declared outputs: output name, path and format.
-    pub(super) sources: Vec<(String, PathBuf, OutputSource)>,
+    pub(super) sources: Vec<DeclaredFile>,
     /// Captured standard output, if requested.
     pub(super) captured: Option<Captured>,
     /// Type of the `result` output made from standard output.
@@ -197,7 +205,7 @@ impl OutputFiles {
     }
 
     /// Makes a handover with the declared files only.
-    pub(super) fn of_files(sources: Vec<(String, PathBuf, OutputSource)>, mask: Mask) -> Self {
+    pub(super) fn of_files(sources: Vec<DeclaredFile>, mask: Mask) -> Self {
         let (output, summary, events) = (PathBuf::new(), PathBuf::new(), PathBuf::new());
         Self {
             output,
@@ -221,7 +229,7 @@ impl OutputFiles {
         mut outputs: Map<String, Value>,
         said: Option<Said>,
     ) -> Result<StepOutput, Failure> {
-        for (name, path, source) in &self.sources {
+        for DeclaredFile { name, path, source } in &self.sources {
             let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX, OFlags::empty())
                 .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;
             // Checked before parsing: a parsed number loses the original spelling.

@@ -34,7 +34,14 @@ type Comparison = fn(u64, u64) -> bool;
 /// An invalid expectation. It never holds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct InvalidExpectation(pub(super) String);
+pub struct InvalidExpectation(String);
+
+impl InvalidExpectation {
+    /// Creates the error with its reason.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
 
 /// Checks that an expectation of a size is valid: a number, a comparison, or a list of these.
 ///

@@ -22,7 +22,7 @@ use super::expect::{InvalidExpectation, size_fits};
 use super::pattern::is_pattern;
 use super::safe_open::{LastLink, OpenError, OpenedPath, regular};
 use super::walk::TreeListing;
-use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, Site};
+use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, ProbeKind, Site};
 
 /// Bytes per read: the memory of a check, whatever the size of the file.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -141,39 +141,15 @@ impl CachedDigest {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for ExistsProbe {
-    fn kind(&self) -> &str {
-        ARTIFACT_EXISTS
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(ARTIFACT_EXISTS, Cost::Asking).local()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Asking
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
-    }
-
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
-        None
-    }
-
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        let wanted = match FileExpectation::read(&claim.expect) {
-            Ok(wanted) => wanted,
-            Err(finding) => return finding,
-        };
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let wanted = FileExpectation::read(&claim.expect)?;
         let (subject, site) = (claim.subject.clone(), site.clone());
-        blocking(move |_| wanted.check(&site, &subject)).await
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("`artifact_exists` evidence needs an expectation, and cannot be pinned")
+        Ok(blocking(move |_| wanted.check(&site, &subject)).await)
     }
 }
 
@@ -202,7 +178,7 @@ impl FileExpectation {
                 // A null would be read as "any size".
                 ("size", _) if value.is_null() => return Err(Finding::failed("the claim has no size")),
                 ("size", _) => wanted.size = value.clone(),
-                ("mode", _) => wanted.modes = modes_of(value).map_err(|error| Finding::failed(error.0))?,
+                ("mode", _) => wanted.modes = modes_of(value)?,
                 (other, _) => {
                     return Err(Finding::unknown(format!("unsupported expectation `{other}`")));
                 }
@@ -249,9 +225,8 @@ impl FileExpectation {
         match (&self.size, kind) {
             (Value::Null, _) => Finding::ok(found),
             (size, "file") => match size_fits(size, bytes) {
-                Ok(true) => Finding::ok(found),
-                Ok(false) => Finding::differs(found),
-                Err(error) => Finding::failed(error.to_string()),
+                Ok(holds) => Finding::compared(holds, found),
+                Err(error) => error.into(),
             },
             _ => none(Finding::differs(found)),
         }
@@ -271,7 +246,7 @@ pub fn check_mode(expect: &Value) -> Result<(), InvalidExpectation> {
 }
 
 fn modes_of(expect: &Value) -> Result<Vec<u32>, InvalidExpectation> {
-    let wrong = || InvalidExpectation(format!("`{expect}` is not a mode, such as \"0644\""));
+    let wrong = || InvalidExpectation::new(format!("`{expect}` is not a mode, such as \"0644\""));
     let mode = |value: &Value| {
         let text = value.as_str().filter(|text| matches!(text.len(), 3 | 4)).ok_or_else(wrong)?;
         if !text.bytes().all(|byte| (b'0'..=b'7').contains(&byte)) {
@@ -295,22 +270,9 @@ fn kind_of(stat: &Stat) -> &'static str {
 }
 
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
 impl Probe for Sha256Probe {
-    fn kind(&self) -> &str {
-        FILE_SHA256
-    }
-
-    fn cost(&self) -> Cost {
-        Cost::Reading
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        true
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(FILE_SHA256, Cost::Reading).local()
     }
 
     fn glance(&self, claim: &Claim, site: &Site) -> Option<Finding> {
@@ -325,33 +287,25 @@ impl Probe for Sha256Probe {
         (is_file && Observation::of(&stat).stamp == *stamp).then(|| Finding::ok(expect))
     }
 
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding {
-        let expect = match digest_of(&claim.expect) {
-            Ok(digest) => digest,
-            Err(why) => return Finding::failed(why),
-        };
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
+        let expect = digest_of(&claim.expect).map_err(Finding::failed)?;
         if let Some(stamp) = claim.stamp.as_ref().filter(|_| claim.terms.fast)
             && self.look(claim, site).await.is_ok_and(|look| look.stamp == *stamp)
         {
-            return Finding::ok(expect);
+            return Ok(Finding::ok(expect));
         }
-        match self.hash(claim, site).await {
-            Ok(found) if found == expect => Finding::ok(found),
-            Ok(found) => Finding::differs(found),
-            // A missing file has no digest at all, so the negated claim fails, too.
-            Err(finding) => finding.either_way(),
-        }
+        // A missing file has no digest at all, so the negated claim fails, too.
+        let found = self.hash(claim, site).await.map_err(Finding::either_way)?;
+        Ok(Finding::compared(found == expect, found))
     }
 
-    async fn pin(&self, claim: &Claim, site: &Site) -> Finding {
+    async fn pin(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {
         if !claim.terms.fast {
-            return self.hash(claim, site).await.map_or_else(|finding| finding, Finding::ok);
+            return self.hash(claim, site).await.map(Finding::ok);
         }
-        match self.pin_with_times(claim, site).await {
-            Ok((digest, Some(stamp))) => Finding::ok(digest).stamped(stamp),
-            Ok((digest, None)) => Finding::ok(digest),
-            Err(finding) => finding,
-        }
+        let (digest, stamp) = self.pin_with_times(claim, site).await?;
+        let finding = Finding::ok(digest);
+        Ok(stamp.into_iter().fold(finding, Finding::stamped))
     }
 }
 

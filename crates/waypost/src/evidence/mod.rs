@@ -84,6 +84,7 @@ pub const COMMAND_EXIT: &str = "command_exit";
 /// - A check changes nothing, and runs nothing that the claim does not name.
 /// - A claim with a missing or unknown expectation is never `ok`: [`Finding::failed`] if it can never hold,
 ///   [`Finding::unknown`] if another version of the probe might know the expectation.
+/// - `Err` is a finding that ends a check early, by `?`. The verifier treats it as the same finding in `Ok`.
 /// - If the world differs from the expectation, the finding is [`Finding::differs`] or [`Finding::absent`],
 ///   in no other case. Only for these two findings the negated claim holds.
 /// - A probe reads [`Claim::terms`] only as far as a check needs: the [`Verifier`] applies them.
@@ -95,18 +96,8 @@ pub const COMMAND_EXIT: &str = "command_exit";
 /// - A call is a single attempt: the [`Verifier`] sets the time limit and retries.
 #[async_trait]
 pub trait Probe: Debug + Send + Sync {
-    /// Returns the recorded kind of the probe's claims, such as `file_sha256`.
-    fn kind(&self) -> &str;
-
-    /// Returns the cost of a check; cheap checks are made first.
-    fn cost(&self) -> Cost;
-
-    /// Returns whether the subjects end with the machine: a process, a port, a container.
-    fn is_live(&self) -> bool;
-
-    /// Returns whether the subject of a claim is local to a machine, as files and processes are. Such a claim
-    /// from another machine cannot be checked.
-    fn is_local(&self, claim: &Claim) -> bool;
+    /// Returns the properties that the claims of this probe share.
+    fn kind(&self) -> ProbeKind;
 
     /// Returns the result of a check without a read, if [terms](crate::record::Terms::fast) and
     /// [stamp](Claim::stamp) of the claim allow it and the stamp is unchanged. Returns `None` if a full check
@@ -118,13 +109,51 @@ pub trait Probe: Debug + Send + Sync {
     }
 
     /// Checks a claim against the present state of the world.
-    async fn check(&self, claim: &Claim, site: &Site) -> Finding;
+    async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding>;
 
-    /// Measures the future expectation of a claim, and returns the value in an `ok` finding.
+    /// Measures the future expectation of a claim, and returns the value in an `ok` finding. A kind without
+    /// pins keeps this default.
     ///
-    /// A kind without pins returns [`Finding::failed`]. A null value cannot be pinned: the claim is `failed`
-    /// then.
-    async fn pin(&self, claim: &Claim, site: &Site) -> Finding;
+    /// A null value cannot be pinned: the claim is `failed` then.
+    async fn pin(&self, _claim: &Claim, _site: &Site) -> Result<Finding, Finding> {
+        let kind = self.kind().name;
+        Err(Finding::failed(format!("`{kind}` evidence needs an expected value, and cannot be pinned")))
+    }
+}
+
+/// The properties that the claims of a [`Probe`] share.
+#[derive(Debug, Clone, Copy)]
+pub struct ProbeKind {
+    name: &'static str,
+    cost: Cost,
+    is_live: bool,
+    is_local: fn(&Claim) -> bool,
+}
+
+impl ProbeKind {
+    /// Creates a kind by its recorded name, such as `file_sha256`. Every machine can check its claims.
+    pub const fn new(name: &'static str, cost: Cost) -> Self {
+        Self { name, cost, is_live: false, is_local: |_| false }
+    }
+
+    /// Marks the subjects as local to a machine, as files and processes are. A claim from another machine
+    /// cannot be checked.
+    #[must_use]
+    pub const fn local(self) -> Self {
+        self.local_if(|_| true)
+    }
+
+    /// Marks the subjects of some claims as local to a machine.
+    #[must_use]
+    pub const fn local_if(self, is_local: fn(&Claim) -> bool) -> Self {
+        Self { is_local, ..self }
+    }
+
+    /// Marks the subjects as ending with the machine: a process, a port, a container.
+    #[must_use]
+    pub const fn live(self) -> Self {
+        Self { is_live: true, ..self }
+    }
 }
 
 /// The cost of a check. Checks are made in this order.
@@ -261,6 +290,12 @@ impl Finding {
         Self { is_of_world: true, ..Self::of(Verdict::Failed, found.into(), None) }
     }
 
+    /// Creates a finding with the value found: [`ok`](Self::ok) if the claim holds, else
+    /// [`differs`](Self::differs).
+    pub fn compared(holds: bool, found: impl Into<Value>) -> Self {
+        if holds { Self::ok(found) } else { Self::differs(found) }
+    }
+
     /// Creates a finding: the claim does not hold, as its subject does not exist.
     pub fn absent(why: impl Into<String>) -> Self {
         Self { is_of_world: true, ..Self::failed(why) }
@@ -328,5 +363,11 @@ impl Finding {
     /// Returns the reason of a failed or unknown verdict, if the value found does not show it.
     pub fn why(&self) -> Option<&str> {
         self.why.as_deref()
+    }
+}
+
+impl From<InvalidExpectation> for Finding {
+    fn from(error: InvalidExpectation) -> Self {
+        Self::failed(error.to_string())
     }
 }

@@ -202,16 +202,24 @@ impl Pack {
 
     /// Counts the verdicts.
     pub fn summary(&self) -> VerdictSummary {
-        let count = |verdict: Verdict| self.claims.iter().filter(|claim| claim.verdict == verdict).count();
-        let (total, ok) = (self.claims.len(), count(Verdict::Ok));
-        VerdictSummary {
+        let verdicts = self.claims.iter().map(|claim| claim.verdict);
+        VerdictSummary::of(verdicts, self.verdict() == Verdict::Ok)
+    }
+}
+
+impl VerdictSummary {
+    /// Counts verdicts.
+    pub fn of(verdicts: impl Iterator<Item = Verdict> + Clone, satisfied: bool) -> Self {
+        let count = |verdict: Verdict| verdicts.clone().filter(|one| *one == verdict).count();
+        let (total, ok) = (verdicts.clone().count(), count(Verdict::Ok));
+        Self {
             total,
             ok,
             failed: count(Verdict::Failed),
             unknown: count(Verdict::Unknown),
             skipped: count(Verdict::Skipped),
             rate: if total == 0 { 0.0 } else { ok as f64 / total as f64 },
-            satisfied: self.verdict() == Verdict::Ok,
+            satisfied,
         }
     }
 }

@@ -84,7 +84,7 @@ impl Verifier {
     /// Adds a probe, or replaces the probe of the same kind.
     #[must_use]
     pub fn with_probe(mut self, probe: Arc<dyn Probe>) -> Self {
-        self.probes.insert(probe.kind().to_owned(), probe);
+        self.probes.insert(probe.kind().name.to_owned(), probe);
         self
     }
 
@@ -176,10 +176,10 @@ impl Verifier {
     async fn pin_until(&self, pack: &Pack, site: &Site, deadline: Instant) -> Pack {
         let mut pinned = pack.clone();
         for claim in &mut pinned.claims {
-            let probe = self.probes.get(&claim.kind);
-            claim.live = probe.is_some_and(|probe| probe.is_live());
+            let kind = self.probes.get(&claim.kind).map(|probe| probe.kind());
+            claim.live = kind.is_some_and(|kind| kind.is_live);
             (claim.file, claim.stamp) = (None, None);
-            claim.host = probe.filter(|probe| probe.is_local(claim)).map(|_| site.host().to_owned());
+            claim.host = kind.filter(|kind| (kind.is_local)(claim)).map(|_| site.host().to_owned());
             clear(claim);
         }
         let local: Vec<usize> =
@@ -237,7 +237,7 @@ impl Verifier {
         deadline: Instant,
     ) -> Vec<(usize, Finding)> {
         let cost =
-            |place: &usize| self.probes.get(&claims[*place].0.kind).map_or(Cost::Recorded, |p| p.cost());
+            |place: &usize| self.probes.get(&claims[*place].0.kind).map_or(Cost::Recorded, |p| p.kind().cost);
         places.sort_by_key(cost);
         let glanced =
             if aim == Purpose::Check { self.glance(claims, &mut places, deadline).await } else { Vec::new() };
@@ -398,8 +398,9 @@ async fn ask(Question { probe, claim, aim, site }: Question<'_>) -> Finding {
     let asked = async {
         match aim {
             Purpose::Check => probe.check(claim, site).await,
-            Purpose::Pin => taken(probe.pin(claim, site).await),
+            Purpose::Pin => probe.pin(claim, site).await.map(taken),
         }
+        .unwrap_or_else(|finding| finding)
     };
     AssertUnwindSafe(asked).catch_unwind().await.unwrap_or_else(|_| panicked(claim))
 }

@@ -44,23 +44,7 @@ impl Engine {
         from: &CheckpointRef,
         id: &str,
     ) -> Forked<'a, S> {
-        let (session, durability, config) = (SessionSettings::default(), Durability::Sync, None);
-        let (id, from, labels) = (id.to_owned(), from.clone(), BTreeMap::new());
-        let (from, edit, on_change) = (Origin::Run(from), None, OnChange::Stop);
-        let evidence = OriginEvidence::Checked;
-        Forked {
-            engine: self,
-            graph,
-            from,
-            id,
-            session,
-            durability,
-            labels,
-            config,
-            edit,
-            on_change,
-            evidence,
-        }
+        Forked::of(self, graph, Origin::Run(from.clone()), id)
     }
 
     /// Makes a new run `id` from a checkpoint in a file, with the open branches of the checkpoint.
@@ -68,23 +52,7 @@ impl Engine {
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::Changed`] for a checkpoint of another graph.
     pub fn import<'a, S: State>(&'a self, graph: &'a Graph<S>, from: &Portable, id: &str) -> Forked<'a, S> {
-        let (session, durability, config) = (SessionSettings::default(), Durability::Sync, None);
-        let (id, labels, edit) = (id.to_owned(), BTreeMap::new(), None);
-        let (from, on_change) = (Origin::File(Box::new(from.clone())), OnChange::Stop);
-        let evidence = OriginEvidence::Checked;
-        Forked {
-            engine: self,
-            graph,
-            from,
-            id,
-            session,
-            durability,
-            labels,
-            config,
-            edit,
-            on_change,
-            evidence,
-        }
+        Forked::of(self, graph, Origin::File(Box::new(from.clone())), id)
     }
 
     /// Accepts the current evidence of a finished step, by decision of a person: see
@@ -128,6 +96,24 @@ pub struct Forked<'a, S> {
     edit: Option<Edit<S>>,
     on_change: OnChange,
     evidence: OriginEvidence,
+}
+
+impl<'a, S: State> Forked<'a, S> {
+    fn of(engine: &'a Engine, graph: &'a Graph<S>, from: Origin, id: &str) -> Self {
+        Self {
+            engine,
+            graph,
+            from,
+            id: id.to_owned(),
+            session: SessionSettings::default(),
+            durability: Durability::Sync,
+            labels: BTreeMap::new(),
+            config: None,
+            edit: None,
+            on_change: OnChange::Stop,
+            evidence: OriginEvidence::Checked,
+        }
+    }
 }
 
 /// The source of the first checkpoint.

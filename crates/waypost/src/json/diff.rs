@@ -15,10 +15,13 @@
 //! matched even after a common move, so that an insertion is a single difference. Between matches, elements
 //! with the same `id`, `key` or `name` are paired, others by index.
 //!
-//! The work is bounded. The matching in an array stops after [`EDITS_MAX`] insertions and removals, and in
-//! all arrays together after [`COMPARISONS_MAX`] comparisons; further arrays are compared index by index. The
-//! rest takes time proportional to the size of both states, times the nesting depth of arrays. The result
-//! borrows from the states and copies only paths.
+//! The work takes time nearly proportional to the size of both states, times the nesting depth of arrays:
+//! in arrays with many differences, heuristics end the search for the fewest differences. The result borrows
+//! from the states and copies only paths.
+//!
+//! # Source
+//! Matching in arrays: Myers, "An O(ND) Difference Algorithm and Its Variations" (1986), with the heuristics of
+//! git, from the crate `imara-diff`.
 
 use std::fmt;
 use std::io;
@@ -29,9 +32,6 @@ use serde_json::Value;
 use crate::json::path::{FieldPath, Segment};
 
 mod array;
-mod same;
-
-pub use array::{COMPARISONS_MAX, EDITS_MAX};
 
 /// Longest displayed text of a value; programs get full values.
 const VALUE_BYTES_SHOWN_MAX: usize = 160;
@@ -78,8 +78,7 @@ pub enum Change<'a> {
 ///
 /// The differences are in the order of the first state's members; added members come last.
 pub fn diff<'a>(before: &'a Value, after: &'a Value) -> Vec<Difference<'a>> {
-    let mut walk =
-        ValueDiff { path: FieldPath::default(), found: Vec::new(), comparisons_left: COMPARISONS_MAX };
+    let mut walk = ValueDiff { path: FieldPath::default(), found: Vec::new() };
     walk.compare(before, after);
     walk.found
 }
@@ -88,7 +87,6 @@ pub fn diff<'a>(before: &'a Value, after: &'a Value) -> Vec<Difference<'a>> {
 struct ValueDiff<'a> {
     path: FieldPath,
     found: Vec<Difference<'a>>,
-    comparisons_left: usize,
 }
 
 impl<'a> ValueDiff<'a> {

@@ -1,4 +1,6 @@
-//! JSON values of states: the paths that name a value, and the differences between two states.
+//! JSON values: the paths that name a value, the differences between two states, and a strict reader.
 
 pub mod diff;
+pub mod json_path;
 pub mod path;
+pub mod unique_keys;

@@ -11,7 +11,9 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use waypost::Digest;
-use waypost::evidence::{CLAIMS_MAX, Cost, Finding, InvalidPack, Limits, Probe, Sha256Probe, Site, Verifier};
+use waypost::evidence::{
+    CLAIMS_MAX, Cost, Finding, InvalidPack, Limits, Probe, ProbeKind, Sha256Probe, Site, Verifier,
+};
 use waypost::record::{Claim, Pack, Verdict};
 
 mod own;
@@ -455,23 +457,11 @@ impl Told {
 
 #[async_trait]
 impl Probe for Told {
-    fn kind(&self) -> &str {
-        self.kind
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(self.kind, self.cost).live()
     }
 
-    fn cost(&self) -> Cost {
-        self.cost
-    }
-
-    fn is_live(&self) -> bool {
-        true
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        false
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
         self.trace.lock().unwrap().push(claim.subject.clone());
         let now = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
@@ -481,13 +471,9 @@ impl Probe for Told {
         tokio::task::yield_now().await;
         self.running.fetch_sub(1, Ordering::SeqCst);
         if self.asked.fetch_add(1, Ordering::SeqCst) < self.unknown_first {
-            return Finding::unknown_yet("not up yet");
+            return Err(Finding::unknown_yet("not up yet"));
         }
-        Finding::ok(true)
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("it cannot be pinned")
+        Ok(Finding::ok(true))
     }
 }
 

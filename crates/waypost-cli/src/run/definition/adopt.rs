@@ -261,8 +261,12 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     if is_over && (rows.is_empty() || !is_touched && !is_chosen) {
         return Ok(own.with_note(words.after_the_end()));
     }
-    let is_kept = is_touched && decided.iter().flatten().all(|decided| *decided == Decided::Keep) && !is_open;
-    let note = words.adopting(is_touched, is_kept);
+    let is_kept = decided.iter().flatten().all(|decided| *decided == Decided::Keep) && !is_open;
+    let note = words.adopting(match (is_touched, is_kept) {
+        (false, _) => FinishedResults::Untouched,
+        (true, true) => FinishedResults::Kept,
+        (true, false) => FinishedResults::Rerun,
+    });
     let mut definition = shape.definition(Some(changed.text().to_owned()));
     definition.accepted = accepted(snapshot, (&own.shape, &shape), rows.iter().zip(&decided));
     let (mut kept, mut rerun, mut redo) = (BTreeSet::new(), Vec::new(), false);
@@ -389,6 +393,13 @@ struct Words<'a> {
     diff: String,
 }
 
+/// The effect of a changed file on finished results.
+enum FinishedResults {
+    Untouched,
+    Kept,
+    Rerun,
+}
+
 impl Words<'_> {
     fn differs(&self) -> &'static str {
         if self.choice.with.is_some() || self.choice.forks { "differs" } else { "changed" }
@@ -407,26 +418,29 @@ impl Words<'_> {
         )
     }
 
-    fn adopting(&self, is_touched: bool, is_kept: bool) -> String {
+    fn adopting(&self, results: FinishedResults) -> String {
         let Self { choice, file, run, diff } = self;
         let differs = self.differs();
-        if diff.is_empty() {
-            format!("{file} {differs}, without effect on any step; adopting the file.")
-        } else if is_touched && choice.restart {
-            format!("{file} {differs}; starting over with the new file:\n{diff}")
-        } else if is_touched && choice.looks {
-            format!(
+        match results {
+            _ if diff.is_empty() => {
+                format!("{file} {differs}, without effect on any step; adopting the file.")
+            }
+            FinishedResults::Untouched => {
+                format!("{file} {differs}, without effect on finished results; adopting the file:\n{diff}")
+            }
+            _ if choice.restart => format!("{file} {differs}; starting over with the new file:\n{diff}"),
+            _ if choice.looks => format!(
                 "{file} {differs}, with effect on finished results, so a resume asks first:\n\
                  {diff}\n\
                  The plan assumes `waypost resume {run} --rerun-changed`; `--keep-finished` keeps the \
                  results, `--keep-definition` ignores the file."
-            )
-        } else if is_kept {
-            format!("{file} {differs}; adopting the file, and keeping the results of:\n{diff}")
-        } else if is_touched {
-            format!("{file} {differs}; adopting the file, and rerunning the affected steps:\n{diff}")
-        } else {
-            format!("{file} {differs}, without effect on finished results; adopting the file:\n{diff}")
+            ),
+            FinishedResults::Kept => {
+                format!("{file} {differs}; adopting the file, and keeping the results of:\n{diff}")
+            }
+            FinishedResults::Rerun => {
+                format!("{file} {differs}; adopting the file, and rerunning the affected steps:\n{diff}")
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::Claim;
 
 use super::super::definition::{Kind, MAIN, Name, Parent, Step, StepPath, Steps, children};
@@ -280,31 +280,17 @@ impl<F> fmt::Debug for FileProbe<F> {
 
 #[async_trait]
 impl<F: Fn(&str) -> Option<i64> + Send + Sync> Probe for FileProbe<F> {
-    fn kind(&self) -> &str {
-        KIND
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new(KIND, Cost::Asking)
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Asking
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
+        let number = (self.0)(&claim.subject).ok_or_else(|| Finding::absent("the file is lost"))?;
+        Ok(Finding::compared(claim.expect.as_i64() == Some(number), number))
     }
 
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        false
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
-        match (self.0)(&claim.subject) {
-            Some(number) if claim.expect.as_i64() == Some(number) => Finding::ok(number),
-            Some(number) => Finding::differs(number),
-            None => Finding::absent("the file is lost"),
-        }
-    }
-
-    async fn pin(&self, claim: &Claim, _: &Site) -> Finding {
-        (self.0)(&claim.subject).map_or_else(|| Finding::failed("the file is lost"), Finding::ok)
+    async fn pin(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
+        let number = (self.0)(&claim.subject).ok_or_else(|| Finding::failed("the file is lost"))?;
+        Ok(Finding::ok(number))
     }
 }

@@ -4,15 +4,10 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ops::Range;
 
+use imara_diff::{Algorithm, Diff, InternedInput};
 use serde_json::Value;
 
-use super::same::find_same;
 use super::{Change, ValueDiff};
-
-/// Most insertions and removals per array: the trace of the search takes 8 MB.
-pub const EDITS_MAX: usize = 1_000;
-/// Most comparisons of elements, in all arrays together: a tenth of a second.
-pub const COMPARISONS_MAX: usize = 20_000_000;
 
 /// Members for the identity of list elements, if present in both.
 const IDENTITIES: [&str; 3] = ["id", "key", "name"];
@@ -22,17 +17,18 @@ impl<'a> ValueDiff<'a> {
         if before == after {
             return;
         }
-        let prints = |elements: &[Value]| elements.iter().map(print).collect::<Vec<_>>();
-        let (first, second) = (prints(before), prints(after));
-        let equal = |x: usize, y: usize| first[x] == second[y] && before[x] == after[y];
-        let Some(same) = find_same(before.len(), after.len(), &mut self.comparisons_left, equal) else {
-            return self.place_by_place(before, after, 0..before.len(), 0..after.len());
-        };
+        let mut prints = InternedInput::default();
+        prints.update_before(before.iter().map(print));
+        prints.update_after(after.iter().map(print));
         let (mut x, mut y) = (0, 0);
-        for (next_x, next_y) in same.into_iter().chain([(before.len(), after.len())]) {
-            self.gap(before, after, x..next_x, y..next_y);
-            (x, y) = (next_x + 1, next_y + 1);
+        for hunk in Diff::compute(Algorithm::Myers, &prints).hunks() {
+            let (first, second) = (in_places(hunk.before), in_places(hunk.after));
+            // Elements with equal hashes are compared, too: different values can have one hash.
+            self.place_by_place(before, after, x..first.start, y..second.start);
+            (x, y) = (first.end, second.end);
+            self.gap(before, after, first, second);
         }
+        self.place_by_place(before, after, x..before.len(), y..after.len());
     }
 
     /// Compares the elements between two matches.
@@ -75,6 +71,10 @@ impl<'a> ValueDiff<'a> {
             self.note(place, Change::Added { after: &after[place] });
         }
     }
+}
+
+fn in_places(range: Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
 }
 
 /// Returns whether two elements may be versions of one thing: not if their identities differ.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::id::RunId;
-use crate::store::folder::{create_temp, remove_leftovers};
+use crate::store::folder::remove_leftovers;
 use crate::store::{BatchId, Lease, StoreError};
 use crate::system::disk::Disk;
 use crate::system::lock::{Holder, LockError, RunLock};
@@ -279,7 +279,6 @@ impl Writer {
     /// `checkpoint.json` has the bytes; the damaged file goes to quarantine.
     fn place_again(&mut self, number: u64) -> Result<(), StoreError> {
         let (disk, history, path) = (self.disk.clone(), self.paths.history(), self.paths.commit(number));
-        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
         let is_sound = |text: &[u8]| CommitFile::open(&self.run, number, text).is_ok();
         let copy = self.paths.root.join(NEWEST_FILE);
         let read_copy = || match disk.read(&copy, FILE_BYTES_MAX) {
@@ -299,15 +298,7 @@ impl Writer {
         if is_damaged {
             self.move_replaced(number)?;
         }
-        let (temp, mut file) = create_temp(disk.as_ref(), &history).map_err(failed)?;
-        let placed = self
-            .fill(file.as_mut(), &temp, &text, true)
-            .and_then(|()| disk.rename(&temp, &path).map_err(failed));
-        if let Err(error) = placed {
-            let _ = disk.remove(&temp);
-            return Err(error);
-        }
-        disk.sync_dir(&history).map_err(|source| self.poison(&history, source))
+        self.replace_file(&history, &path, &text)
     }
 
     /// Reads the end of every branch. Returns the commits of the walk, and true if newest records are missing.
@@ -320,18 +311,8 @@ impl Writer {
 
     /// Makes the token of this lease and the due time of the run durable.
     pub(super) fn write_lease(&mut self, wake_at: Option<Timestamp>) -> Result<(), StoreError> {
-        let (disk, root, path) = (self.disk.clone(), self.paths.root.clone(), self.paths.lease());
-        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
         let text = LeaseFile { token: self.token, commit: self.number, wake_at }.seal();
-        let (temp, mut file) = create_temp(disk.as_ref(), &root).map_err(failed)?;
-        let placed = self
-            .fill(file.as_mut(), &temp, &text, true)
-            .and_then(|()| disk.rename(&temp, &path).map_err(failed));
-        if let Err(error) = placed {
-            let _ = disk.remove(&temp);
-            return Err(error);
-        }
-        disk.sync_dir(&root).map_err(|source| self.poison(&root, source))
+        self.replace_file(&self.paths.root.clone(), &self.paths.lease(), &text)
     }
 
     /// Adds the records missing from `events.jsonl` and `report.md` after a crash.

@@ -269,10 +269,7 @@ impl Writer {
         };
         let (file, flaw) = (name.to_owned(), damage.flaw.to_string());
         let note = NoteFile { file, flaw, records, counted: Some(counted) };
-        let (temp, mut file) = create_temp(disk.as_ref(), &folder).map_err(failed)?;
-        self.fill(file.as_mut(), &temp, &note.seal(), true)?;
-        disk.rename(&temp, &folder.join(format!("{target}{NOTE_SUFFIX}"))).map_err(failed)?;
-        disk.sync_dir(&folder).map_err(|source| self.poison(&folder, source))?;
+        self.replace_file(&folder, &folder.join(format!("{target}{NOTE_SUFFIX}")), &note.seal())?;
         disk.sync_dir(&root).map_err(|source| self.poison(&root, source))?;
         Ok(target)
     }

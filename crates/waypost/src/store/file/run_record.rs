@@ -7,7 +7,6 @@ use std::io;
 
 use crate::id::{BranchPath, RunId};
 use crate::record::{Flaw, SealedRun};
-use crate::store::folder::create_temp;
 use crate::store::{Damage, StoreError};
 use crate::system::disk::Disk;
 
@@ -103,15 +102,6 @@ impl Writer {
             self.copy_aside(name);
         }
         let (root, path) = (self.paths.root.clone(), self.paths.root.join(name));
-        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
-        let (temp, mut file) = create_temp(disk.as_ref(), &root).map_err(failed)?;
-        let placed = self
-            .fill(file.as_mut(), &temp, &text, true)
-            .and_then(|()| disk.rename(&temp, &path).map_err(failed));
-        if let Err(error) = placed {
-            let _ = disk.remove(&temp);
-            return Err(error);
-        }
-        disk.sync_dir(&root).map_err(|source| self.poison(&root, source))
+        self.replace_file(&root, &path, &text)
     }
 }

@@ -339,6 +339,21 @@ impl Writer {
         Ok(())
     }
 
+    /// Writes a file by a temporary file in its folder and a rename, and syncs both.
+    pub(super) fn replace_file(&mut self, folder: &Path, path: &Path, text: &[u8]) -> Result<(), StoreError> {
+        let disk = self.disk.clone();
+        let failed = |source| StoreError::of_write("write", path.display().to_string(), source);
+        let (temp, mut file) = create_temp(disk.as_ref(), folder).map_err(failed)?;
+        let placed = self
+            .fill(file.as_mut(), &temp, text, true)
+            .and_then(|()| disk.rename(&temp, path).map_err(failed));
+        if let Err(error) = placed {
+            let _ = disk.remove(&temp);
+            return Err(error);
+        }
+        disk.sync_dir(folder).map_err(|source| self.poison(folder, source))
+    }
+
     pub(super) fn fill(
         &mut self,
         file: &mut dyn DiskFile,

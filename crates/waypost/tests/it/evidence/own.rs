@@ -10,39 +10,27 @@ struct Wild;
 
 #[async_trait]
 impl Probe for Wild {
-    fn kind(&self) -> &str {
-        "wild"
-    }
-
-    fn cost(&self) -> Cost {
-        Cost::Asking
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        false
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new("wild", Cost::Asking)
     }
 
     fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
         panic!("as it was told to")
     }
 
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
         match &*claim.subject {
             "panic" => panic!("as it was told to"),
             "hang" => std::future::pending().await,
-            _ => Finding::ok(true),
+            _ => Ok(Finding::ok(true)),
         }
     }
 
-    async fn pin(&self, claim: &Claim, _: &Site) -> Finding {
+    async fn pin(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
         match &*claim.subject {
             "panic" => panic!("as it was told to"),
-            "null" => Finding::ok(Value::Null),
-            _ => Finding::ok(1),
+            "null" => Ok(Finding::ok(Value::Null)),
+            _ => Ok(Finding::ok(1)),
         }
     }
 }

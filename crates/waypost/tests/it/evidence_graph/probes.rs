@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use waypost::evidence::{Cost, Finding, Probe, Site};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::{Occasion, Terms};
 
 use super::*;
@@ -19,35 +19,19 @@ struct Table {
 
 #[async_trait]
 impl Probe for Table {
-    fn kind(&self) -> &str {
-        "row"
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new("row", Cost::Asking)
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Asking
-    }
-
-    fn is_live(&self) -> bool {
-        false
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        false
-    }
-
-    async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+    async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
         assert!(!self.panics.load(Ordering::Relaxed), "as it was told to");
         if self.hangs.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
         match self.has_row.load(Ordering::Relaxed) {
-            true => Finding::ok(claim.expect.clone()),
-            false => Finding::differs("no row"),
+            true => Ok(Finding::ok(claim.expect.clone())),
+            false => Ok(Finding::differs("no row")),
         }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("a row cannot be pinned")
     }
 }
 

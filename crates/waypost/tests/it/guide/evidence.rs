@@ -115,7 +115,7 @@ async fn a_kind_of_the_users_own_is_a_probe() {
     use std::sync::Mutex;
 
     use async_trait::async_trait;
-    use waypost::evidence::{Cost, Finding, Site};
+    use waypost::evidence::{Cost, Finding, ProbeKind, Site};
     use waypost::{Probe, Verifier};
 
     /// Looks up rows in a table: `table:key`.
@@ -124,31 +124,15 @@ async fn a_kind_of_the_users_own_is_a_probe() {
 
     #[async_trait]
     impl Probe for Rows {
-        fn kind(&self) -> &str {
-            "row"
+        fn kind(&self) -> ProbeKind {
+            ProbeKind::new("row", Cost::Asking)
         }
 
-        fn cost(&self) -> Cost {
-            Cost::Asking
-        }
-
-        fn is_live(&self) -> bool {
-            false
-        }
-
-        fn is_local(&self, _: &Claim) -> bool {
-            false
-        }
-
-        async fn check(&self, claim: &Claim, _: &Site) -> Finding {
+        async fn check(&self, claim: &Claim, _: &Site) -> Result<Finding, Finding> {
             match self.0.lock().unwrap().contains(&claim.subject) {
-                true => Finding::ok("it is there"),
-                false => Finding::differs("no such row"),
+                true => Ok(Finding::ok("it is there")),
+                false => Ok(Finding::differs("no such row")),
             }
-        }
-
-        async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-            Finding::failed("a row cannot be pinned")
         }
     }
 

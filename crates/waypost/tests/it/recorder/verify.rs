@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use async_trait::async_trait;
 use serde_json::json;
 use waypost::BranchPath;
-use waypost::evidence::{Cost, Finding, Probe, Site, Verifier};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site, Verifier};
 use waypost::memory::Part;
 use waypost::record::{Claim, Note, Pack, Verdict};
 use waypost::recorder::{Checkpoints, Commit, Error, Label, SEARCH_TRIES_MAX};
@@ -298,34 +298,18 @@ struct Slow(AtomicU32);
 
 #[async_trait]
 impl Probe for Slow {
-    fn kind(&self) -> &str {
-        "server"
+    fn kind(&self) -> ProbeKind {
+        ProbeKind::new("server", Cost::Waiting).live()
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Waiting
-    }
-
-    fn is_live(&self) -> bool {
-        true
-    }
-
-    fn is_local(&self, _: &Claim) -> bool {
-        false
-    }
-
-    async fn check(&self, _: &Claim, _: &Site) -> Finding {
+    async fn check(&self, _: &Claim, _: &Site) -> Result<Finding, Finding> {
         match self.0.fetch_sub(1, Ordering::SeqCst) {
             0 => {
                 self.0.store(0, Ordering::SeqCst);
-                Finding::ok(true)
+                Ok(Finding::ok(true))
             }
-            _ => Finding::unknown_yet("no response"),
+            _ => Err(Finding::unknown_yet("no response")),
         }
-    }
-
-    async fn pin(&self, _: &Claim, _: &Site) -> Finding {
-        Finding::failed("it cannot be pinned")
     }
 }
 
