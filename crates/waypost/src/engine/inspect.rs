@@ -321,22 +321,12 @@ pub(super) async fn accepted_on(
 ) -> Result<HashMap<u64, Pack>, StoreError> {
     let (key, value) = ACCEPTED_LABEL;
     let label = Some((key.to_owned(), value.to_owned()));
-    let mut scan = Scan { branch: Some(header.branch.clone()), label, ..Scan::of(&header.run) };
-    let mut accepted = HashMap::new();
-    loop {
-        let page = store.scan(&scan).await?;
-        for record in &page.records {
-            let found = record.header();
-            // Oldest first: the newest acceptance counts.
-            if let (Some(about), Some(pack)) = (found.about, &found.evidence) {
-                accepted.insert(about, pack.clone());
-            }
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(accepted),
-        }
-    }
+    let scan = Scan { branch: Some(header.branch.clone()), label, ..Scan::of(&header.run) };
+    // Oldest first: the newest acceptance counts.
+    let accepted = store.scan_where(scan, &|_| true).await?.into_iter();
+    Ok(accepted
+        .filter_map(|record| Some((record.header().about?, record.header().evidence.clone()?)))
+        .collect())
 }
 
 /// Reads the evidence in the start record of an interrupted step. A start within the record of an end has none:

@@ -582,18 +582,13 @@ async fn done_again(
     run: &RunId,
     resume: u64,
 ) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
-    let mut scan = Scan { phase: Some("restored"), ..Scan::of(run) };
     let mut done = BTreeMap::new();
-    loop {
-        let page = store.scan(&scan).await?;
-        for header in page.records.iter().map(Record::header).filter(|header| header.resume == resume) {
-            if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
-                done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
-            }
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(done),
+    let restored = Scan { phase: Some("restored"), ..Scan::of(run) };
+    let restored = store.scan_where(restored, &|record| record.header().resume == resume).await?;
+    for header in restored.iter().map(Record::header) {
+        if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
+            done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
         }
     }
+    Ok(done)
 }
