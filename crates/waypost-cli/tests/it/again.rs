@@ -432,3 +432,22 @@ fn a_signal_without_a_taker_is_forked_and_named_by_an_export() {
     assert!(named(&rig.waypost(&["export", "r@2", "taken.json"])), "taken since");
     assert!(!named(&rig.waypost(&["export", "r", "ended.json"])), "taken before");
 }
+
+// What happened: a fork from the start record of a step with an effect repeated the effect unasked.
+// Why: the step had ended since, and so was not cut.
+// What stops it now: a step that runs at the checkpoint is in doubt in the new run, whatever has happened since.
+#[test]
+fn a_fork_from_the_start_of_an_effect_asks_before_it_is_repeated() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: 'true'}\n  - {id: pay, idempotent: false, run: 'echo pay >> trace'}\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    let started = rig.waypost(&["events", "r"]);
+    let started = started.lines().find(|line| line.contains("step_started pay")).unwrap();
+    let seq = started.split_whitespace().find_map(|word| word.strip_prefix('@')).unwrap();
+
+    assert_eq!(code_of(&rig, &["fork", &format!("r@{seq}"), "--id", "s", "-q"]), Some(8), "{started}");
+    assert_eq!(lines(&rig), ["pay"]);
+    assert_eq!(code_of(&rig, &["resume", "s", "--treat-as", "done", "-q"]), Some(0));
+    assert_eq!(lines(&rig), ["pay"]);
+}

@@ -7,12 +7,12 @@ use serde_json::json;
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Broken;
-use crate::record::{Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdict};
+use crate::record::{ACCEPTED_LABEL, Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
 use super::chain::{Chain, Draft, unchanged_body};
-use super::inspect::{ACCEPTED_LABEL, Snapshot, accepted_on, position_of};
+use super::inspect::{Snapshot, accepted_on, position_of};
 use super::resume_point::survey;
 use super::trust::{Trust, judge};
 use super::{Engine, OnUnknown, Program, RunError};

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::fork_children::CARRIED_ITEMS;
 use super::scope::ScopeId;
+use super::source_scopes::CARRIED_ITEMS;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::plan::shape::{Children, FailureLimits};
 use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Record};

@@ -141,11 +141,6 @@ pub(super) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
     cut.map(|entry| &entry.step).filter(|step| shape.must_ask(position, step)).cloned().collect()
 }
 
-/// Returns why a step interrupted in another run is in doubt here.
-pub(super) fn cut_there(run: &RunId) -> String {
-    format!("the step was cut in the parent run {run}")
-}
-
 /// Returns the questions about the interrupted non-idempotent steps of a reopened branch.
 ///
 /// `before`: the graph at the start of the steps, if different.

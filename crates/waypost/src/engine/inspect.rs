@@ -5,24 +5,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, due, plan, steps_in_lost};
 use crate::record::{
-    Claim, Definition, FrontierEntry, Header, Occasion, Pack, Phase, Position, Record, Repeated, Reusable,
-    RunStatus, Settled, SettledAs, Status,
+    ACCEPTED_LABEL, Claim, Definition, FrontierEntry, Header, Occasion, Pack, Phase, Position, Record,
+    Repeated, Reusable, RunStatus, Settled, SettledAs, Status,
 };
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
+use super::begin::decode_state;
 use super::child_ends::{counting_ends, has_state};
 use super::failure::position_for_retry;
 use super::in_doubt::{DoubtScope, questions_at, recoverable_in};
 use super::resume_point::survey;
+use super::rollback::load_with_state;
 use super::trust::{forget_other_names, in_flux, state_of, verify};
 use super::{Engine, OnUnknown, Program, RunError};
-
-/// The label of records with accepted evidence.
-pub(super) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
 
 /// A run, read from its newest sound records.
 #[derive(Debug, Clone, PartialEq)]
@@ -321,22 +320,12 @@ pub(super) async fn accepted_on(
 ) -> Result<HashMap<u64, Pack>, StoreError> {
     let (key, value) = ACCEPTED_LABEL;
     let label = Some((key.to_owned(), value.to_owned()));
-    let mut scan = Scan { branch: Some(header.branch.clone()), label, ..Scan::of(&header.run) };
-    let mut accepted = HashMap::new();
-    loop {
-        let page = store.scan(&scan).await?;
-        for record in &page.records {
-            let found = record.header();
-            // Oldest first: the newest acceptance counts.
-            if let (Some(about), Some(pack)) = (found.about, &found.evidence) {
-                accepted.insert(about, pack.clone());
-            }
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(accepted),
-        }
-    }
+    let scan = Scan { branch: Some(header.branch.clone()), label, ..Scan::of(&header.run) };
+    // Oldest first: the newest acceptance counts.
+    let accepted = store.scan_where(scan, &|_| true).await?.into_iter();
+    Ok(accepted
+        .filter_map(|record| Some((record.header().about?, record.header().evidence.clone()?)))
+        .collect())
 }
 
 /// Reads the evidence in the start record of an interrupted step. A start within the record of an end has none:
@@ -519,6 +508,25 @@ impl Engine {
             stand_as_committed(&effective, &mut verdicts);
         }
         Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended, doubted })
+    }
+
+    /// Reads a checkpoint of the main branch with its state. Runs nothing and changes nothing.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: retention dropped the state. Others of the store, and of the program while
+    /// decoding.
+    pub async fn inspect_program<P: Program>(
+        &self,
+        program: &P,
+        at: &CheckpointRef,
+    ) -> Result<(Record, Position, P::State), RunError> {
+        if !at.branch.is_main() {
+            let why = "only states of the main branch can be read here".to_owned();
+            return Err(RunError::NoState { at: at.to_string(), why });
+        }
+        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
+        let state = decode_state(program, program.shape().level(), &record)?;
+        Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }
 }
 

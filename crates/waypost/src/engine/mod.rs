@@ -40,7 +40,6 @@ mod escalation;
 mod failure;
 mod fan_out;
 mod fork;
-mod fork_children;
 mod in_doubt;
 mod in_place;
 mod inspect;
@@ -68,6 +67,7 @@ mod scope;
 mod scopes;
 mod session;
 mod signals;
+mod source_scopes;
 mod taken;
 mod trace;
 mod trust;
@@ -81,15 +81,14 @@ pub use cancel::Cancel;
 pub use definition::{Compared, changed_within};
 pub use dry_run::DryRun;
 pub use fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
-pub use fork::{OriginEvidence, StartOptions};
 pub use inspect::Look;
 pub use inspect::Snapshot;
 use inspect::changed_at;
 pub use manual::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use options::{
     Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
-    OnLostCheckpoint, OnUnknown, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn, Then, TreatAs,
-    Validate, ValidateFn,
+    OnLostCheckpoint, OnUnknown, OriginEvidence, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn,
+    StartOptions, Then, TreatAs, Validate, ValidateFn,
 };
 pub use outcome::{Outcome, RunError, StepFailure, Waiting};
 pub(crate) use panics::{panic_message, unpanicked};

@@ -342,6 +342,47 @@ pub struct Adoption {
     pub within: BTreeSet<StepId>,
 }
 
+/// The options of a fork or an import.
+#[derive(Debug)]
+pub struct StartOptions<S> {
+    /// The options of the first session.
+    pub session: SessionOptions,
+    /// Edits the state before anything runs.
+    pub edit: Option<Edit<S>>,
+    /// The reaction to a program that differs from the program of the checkpoint.
+    pub on_change: OnChange,
+    /// Adopts the program's definition: changed steps rerun, with all downstream steps. Without it, the new run
+    /// keeps the unfinished steps of the checkpoint.
+    pub adoption: Option<Adoption>,
+    /// Whether the evidence of finished steps is checked.
+    pub evidence: OriginEvidence,
+    /// The step of the main branch to rerun, with all downstream steps.
+    pub from: Option<StepId>,
+}
+
+/// Whether a fork or an import checks the evidence of finished steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OriginEvidence {
+    /// Checks the evidence, and refuses to begin unless all of it holds.
+    #[default]
+    Checked,
+    /// Drops the evidence, by decision of a person: never checked.
+    Left,
+}
+
+impl<S> Default for StartOptions<S> {
+    fn default() -> Self {
+        Self {
+            session: SessionOptions::default(),
+            edit: None,
+            on_change: OnChange::Stop,
+            adoption: None,
+            evidence: OriginEvidence::Checked,
+            from: None,
+        }
+    }
+}
+
 /// Merges a map into another map, nested maps included. Other values are replaced.
 pub(super) fn merge(config: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {

@@ -1,5 +1,5 @@
-//! Messages to a running run: requests to the run itself, such as a stop, and the answers and signals of its
-//! waits.
+//! Messages to a run: requests to the run itself, such as a stop, and the answers and signals of its waits. The
+//! engine sends a message, and a session receives it.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,15 +7,119 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::record::{Phase, Reason, Status, Taken, TakenSignal, Wait, WaitKind};
-use crate::store::{Renewal, Signal, SignalKind, StoreError};
+use crate::id::{Digest, RunId};
+use crate::record::{
+    FrontierEntry, Phase, Reason, Record, RunStatus, Status, Taken, TakenSignal, Wait, WaitKind,
+};
+use crate::store::{Renewal, Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
 
+use super::inspect::{Snapshot, position_of};
 use super::manual::mark;
 use super::pending_wait::{PendingWait, WaitEnd};
 use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::taken::free_signals;
-use super::{Program, RunError};
+use super::{Engine, Program, RunError, Waiting};
+
+impl Engine {
+    /// Answers the wait `id` of a run. The running session, or the next resume, continues with the answer.
+    ///
+    /// # Errors
+    /// - [`RunError::NoSuchWait`]: the run has no such open wait; nothing changed.
+    /// - [`RunError::Answered`]: the wait already has an answer, and the answer stays.
+    pub async fn answer(&self, run: &str, id: &str, value: Value) -> Result<(), RunError> {
+        let run = RunId::new(run)?;
+        let (mut since, now) = (None, self.clock.now());
+        let mut waiting = Vec::new();
+        for head in &Snapshot::read(self.store.as_ref(), &run).await?.heads {
+            let position = position_of(&head.record)?;
+            let is_open = |wait: &Wait| wait.until.is_none_or(|until| now <= until);
+            let asks = |entry: &&FrontierEntry| {
+                entry.waits.iter().any(|wait| wait.id == id && !id.is_empty() && is_open(wait))
+            };
+            since = since.or(position.frontier.iter().find(asks).map(|entry| entry.since));
+            waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
+        }
+        let Some(since) = since else {
+            // The wait may have been answered since it was shown, or its deadline has passed.
+            return match self.was_answered(&run, id).await? {
+                true => Err(RunError::Answered { run, id: id.to_owned() }),
+                false => Err(RunError::NoSuchWait { run, id: id.to_owned(), waiting }),
+            };
+        };
+        if self.has_answer(&run, id).await? {
+            return Err(RunError::Answered { run, id: id.to_owned() });
+        }
+        // An answer per opening of the wait: if damage removed the record of an answer, the question is open
+        // again.
+        let known = format!("answer-{id}-{since}");
+        let kind = SignalKind::Answer { wait: id.to_owned(), value };
+        match self.store.signal(&run, &Signal { id: known, ..self.message(kind) }).await? {
+            Signalled::Now => Ok(()),
+            Signalled::Before => Err(RunError::Answered { run, id: id.to_owned() }),
+        }
+    }
+
+    /// Sends a named signal to a run. The first step that waits for the name consumes the signal, now or later.
+    ///
+    /// A signal that was taken after a checkpoint can be taken again after a rollback to that checkpoint, in a fork from
+    /// it, and by a rerun of the step.
+    ///
+    /// # Errors
+    /// - [`StoreError::NotFound`]: the run does not exist.
+    /// - [`RunError::Ended`]: the run has ended, so no step can consume the signal.
+    pub async fn signal(&self, run: &str, name: &str, value: Value) -> Result<(), RunError> {
+        let run = RunId::new(run)?;
+        let status = self.store.run(&run).await?.summary.status;
+        if !status.is_resumable() && status != RunStatus::Running {
+            return Err(RunError::Ended { run, signal: name.to_owned(), status });
+        }
+        let kind = SignalKind::Named { name: name.to_owned(), value };
+        let count = self.store.signals(&run).await?.len();
+        let now = self.clock.now().as_nanosecond().to_le_bytes();
+        let parts = [name.as_bytes(), &now, &count.to_le_bytes()[..], &std::process::id().to_le_bytes()];
+        let id = format!("signal-{}", &Digest::of_parts(parts).to_string()[..24]);
+        self.store.signal(&run, &Signal { id, ..self.message(kind) }).await?;
+        Ok(())
+    }
+
+    /// Lists the external waits of a run, branch by branch.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::read`].
+    pub async fn waiting(&self, run: &RunId) -> Result<Vec<Waiting>, RunError> {
+        let snapshot = Snapshot::read(self.store.as_ref(), run).await?;
+        let mut waiting = Vec::new();
+        for head in &snapshot.heads {
+            let position = position_of(&head.record)?;
+            waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
+        }
+        Ok(waiting)
+    }
+
+    fn message(&self, kind: SignalKind) -> Signal {
+        Signal { id: String::new(), kind, branch: None, sender: String::new(), created_at: self.clock.now() }
+    }
+
+    /// Returns whether the wait `id` has an unconsumed answer.
+    async fn has_answer(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
+        let answers = |kind: &SignalKind| matches!(kind, SignalKind::Answer { wait, .. } if wait == id);
+        Ok(self.store.signals(run).await?.iter().any(|pending| answers(&pending.kind)))
+    }
+
+    /// Returns whether the wait `id` was answered, consumed or not. A wait withdrawn by the cancel of its branch
+    /// was not.
+    async fn was_answered(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
+        if self.has_answer(run, id).await? {
+            return Ok(true);
+        }
+        let answers = |record: &Record| {
+            record.header().taken.as_ref().is_some_and(|taken| taken.wait == id && !id.is_empty())
+        };
+        let progress = Scan { phase: Some("progress"), ..Scan::of(run) };
+        Ok(!self.store.scan_where(progress, &answers).await?.is_empty())
+    }
+}
 
 impl<P: Program> Session<'_, P> {
     /// Renews the lease, and handles stop requests and answers.

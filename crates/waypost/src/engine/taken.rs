@@ -103,16 +103,8 @@ async fn free_at(
 
 /// Returns the records of a run that name a signal.
 async fn taken_signals(store: &dyn Store, run: &RunId) -> Result<Vec<Record>, StoreError> {
-    let mut scan = Scan { phase: Some("progress"), ..Scan::of(run) };
-    let mut found = Vec::new();
-    loop {
-        let page = store.scan(&scan).await?;
-        found.extend(page.records.into_iter().filter(|record| signal_of(record).is_some()));
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(found),
-        }
-    }
+    let progress = Scan { phase: Some("progress"), ..Scan::of(run) };
+    store.scan_where(progress, &|record| signal_of(record).is_some()).await
 }
 
 fn signal_of(record: &Record) -> Option<(&TakenSignal, &serde_json::Value)> {

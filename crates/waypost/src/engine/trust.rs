@@ -26,6 +26,7 @@ use super::begin::decode_state;
 use super::in_place::Declarers;
 use super::inspect::effective_of;
 use super::reruns::{Target, broken_by};
+use super::source_scopes::SourceScope;
 use super::{Engine, OnUnknown, Program, RunError, StepRef};
 
 /// A branch in force, with the record and the position to continue from.
@@ -178,7 +179,7 @@ pub(super) async fn joined_on(
     Ok(joined)
 }
 
-/// Returns the opening record of joined branches for a join copied from another run: the start record has the
+/// Returns the opening record of joined branches that were open at a fork: the start record of the join has the
 /// position with the fan-out.
 async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result<Option<u64>, StoreError> {
     let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
@@ -307,35 +308,27 @@ fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim
     }
 }
 
-/// A branch of another run that a fork copies.
-pub(super) struct CopiedBranch<'a> {
-    pub(super) name: BranchPath,
-    pub(super) position: &'a Position,
-    /// The records of the finished steps in force.
-    pub(super) settled: &'a [Record],
-}
-
-/// Judges the finished steps at a checkpoint of another run, and of the copied branches, by their records.
-/// Returns the failed or unchecked evidence. Nothing can rerun there: the inputs of the steps are unknown.
+/// Judges the finished steps of scopes of another run by their records. Returns the failed or unchecked evidence.
+/// Nothing can rerun there: the inputs of the steps are unknown.
 pub(super) async fn doubted(
     engine: &Engine,
     shape: &Shape,
     run: &RunRecord,
-    branches: &[CopiedBranch<'_>],
+    scopes: &[&SourceScope],
 ) -> Vec<Decision> {
-    let record = |branch: &BranchPath, seq: u64| {
-        let branch = branches.iter().find(|copied| copied.name == *branch)?;
-        branch.settled.iter().find(|record| record.header().seq == seq)
-    };
-    let effective = |CopiedBranch { name: branch, position, .. }: &CopiedBranch<'_>| {
+    let records = scopes.iter().flat_map(|scope| scope.settled.iter().map(|made| (scope.branch(), made)));
+    let records: HashMap<_, _> =
+        records.map(|(branch, made)| ((branch, made.header().seq), made.header())).collect();
+    let effective = |scope: &&SourceScope| {
+        let (branch, position) = (scope.branch(), &scope.position);
         let made = |(step, known): (&StepId, &Settled)| {
-            Some((step.clone(), record(branch, known.seq)?.header().evidence.clone()?))
+            Some((step.clone(), records.get(&(branch, known.seq))?.evidence.clone()?))
         };
         Effective {
             branch: branch.clone(),
             seq: 0,
             lost: 0,
-            position: Position { frontier: Vec::new(), ..(*position).clone() },
+            position: Position { frontier: Vec::new(), ..position.clone() },
             evidence: position.ledger.iter().filter_map(made).collect(),
             reusable: BTreeMap::new(),
             passes: BTreeMap::new(),
@@ -343,15 +336,15 @@ pub(super) async fn doubted(
             stopped_by: None,
         }
     };
-    let effective: Vec<Effective> = branches.iter().map(effective).collect();
+    let effective: Vec<Effective> = scopes.iter().map(effective).collect();
     let checks = checks(shape, &effective);
     let site = engine.site(run);
-    let with_code = |branch: &BranchPath, seq: Option<u64>| {
-        let ending = seq.and_then(|seq| record(branch, seq)).and_then(|record| ending_of(record.header()));
-        site.clone().with_exit_code(ending.and_then(|ending| ending.exit_code))
+    let with_code = |check: &Check| {
+        let made = check.seq.and_then(|seq| records.get(&(&check.branch, seq)));
+        let ending = made.and_then(|made| ending_of(made));
+        (check.claim.clone(), site.clone().with_exit_code(ending.and_then(|ending| ending.exit_code)))
     };
-    let claims = checks.iter().map(|check| (check.claim.clone(), with_code(&check.branch, check.seq)));
-    let claims: Vec<_> = claims.collect();
+    let claims: Vec<_> = checks.iter().map(with_code).collect();
     let checked = engine.verifier.verify_all(&claims).await;
     let verdicts = checks.into_iter().zip(checked);
     let verdicts: Verdicts =
@@ -585,18 +578,13 @@ async fn done_again(
     run: &RunId,
     resume: u64,
 ) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
-    let mut scan = Scan { phase: Some("restored"), ..Scan::of(run) };
     let mut done = BTreeMap::new();
-    loop {
-        let page = store.scan(&scan).await?;
-        for header in page.records.iter().map(Record::header).filter(|header| header.resume == resume) {
-            if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
-                done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
-            }
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(done),
+    let restored = Scan { phase: Some("restored"), ..Scan::of(run) };
+    let restored = store.scan_where(restored, &|record| record.header().resume == resume).await?;
+    for header in restored.iter().map(Record::header) {
+        if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
+            done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
         }
     }
+    Ok(done)
 }

@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use super::is_default;
 
+/// The label of records with accepted evidence.
+pub(crate) const ACCEPTED_LABEL: (&str, &str) = ("evidence", "accepted");
+
 /// Claims, and the rule over them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

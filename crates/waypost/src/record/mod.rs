@@ -32,6 +32,7 @@ mod usage;
 mod wait;
 
 pub use choice::{Choice, RerunRequest, SettleBy};
+pub(crate) use evidence::ACCEPTED_LABEL;
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,

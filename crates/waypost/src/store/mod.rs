@@ -418,6 +418,26 @@ pub trait StoreExt: Store {
         self.load(run, branch, record.header().seq).await
     }
 
+    /// Returns the sound records of a scan that satisfy `is_wanted`, of all pages, without bodies.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    async fn scan_where(
+        &self,
+        mut scan: Scan,
+        is_wanted: &(dyn for<'r> Fn(&'r Record) -> bool + Send + Sync),
+    ) -> Result<Vec<Record>, StoreError> {
+        let mut records = Vec::new();
+        loop {
+            let page = self.scan(&scan).await?;
+            records.extend(page.records.into_iter().filter(|record| is_wanted(record)));
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => return Ok(records),
+            }
+        }
+    }
+
     /// Returns the sound records of the [`effective_history`](Self::effective_history) of a branch from `seq`
     /// back.
     ///
@@ -491,16 +511,10 @@ pub trait StoreExt: Store {
                 last = next;
             }
             let (seq_min, seq_max) = (Some(first), Some(last));
-            let mut scan = Scan { branch: Some(branch.clone()), seq_min, seq_max, ..Scan::of(run) };
-            loop {
-                let page = self.scan(&scan).await?;
-                let records = page.records.into_iter().filter(|record| seqs.contains(&record.header().seq));
-                found.extend(records.map(|record| (record.header().seq, record)));
-                match page.next {
-                    Some(cursor) => scan.cursor = Some(cursor),
-                    None => break,
-                }
-            }
+            let scan = Scan { branch: Some(branch.clone()), seq_min, seq_max, ..Scan::of(run) };
+            let is_wanted = |record: &Record| seqs.contains(&record.header().seq);
+            let records = self.scan_where(scan, &is_wanted).await?.into_iter();
+            found.extend(records.map(|record| (record.header().seq, record)));
         }
         for seq in seqs.iter().filter(|seq| !found.contains_key(seq)).copied().collect::<Vec<_>>() {
             // The load returns the precise error.

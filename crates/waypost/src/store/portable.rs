@@ -67,7 +67,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, StepId};
-use crate::record::{Definition, Flaw, FrontierEntry, Header, Parent, Position, Record, SealedRun};
+use crate::record::{Definition, Flaw, FrontierEntry, Header, Parent, Position, Reason, Record, SealedRun};
 use crate::schema::{Migrations, SchemaError};
 use crate::store::{StoreError, check_blob_name};
 use crate::system::sealed::{
@@ -78,6 +78,7 @@ mod disk;
 mod export;
 
 pub use disk::{LoadError, SaveError, SaveMode};
+pub(crate) use export::{OnDamagedChild, history_of};
 
 /// The newest format of portable checkpoints, for reading and writing.
 pub const PORTABLE_FORMAT: u32 = 3;
@@ -183,9 +184,9 @@ impl Portable {
         &self.position
     }
 
-    /// Returns the headers referenced by the positions of the checkpoint and its open children, by branch and
-    /// seq. These are the effective records of finished steps, of definition and config, and the records of
-    /// unfinished steps since their status began, with memos.
+    /// Returns the headers referenced by the positions of the checkpoint and its children, by branch and seq.
+    /// These are the effective records of finished steps with acceptances of their evidence, of definition and
+    /// config, and the records of unfinished steps since their status began, with memos.
     pub fn history(&self) -> &[Record] {
         &self.history
     }
@@ -301,7 +302,7 @@ impl Portable {
         if let Some(foreign) = records.find(|record| record.header().run != self.run.record().run) {
             return malformed(format!("checkpoint {} belongs to another run", foreign.header().reference()));
         }
-        let mut open = BTreeMap::from([(&reference.branch, &self.checkpoint)]);
+        let mut heads = BTreeMap::from([(&reference.branch, &self.checkpoint)]);
         let mut branches = BTreeSet::new();
         for child in &self.children {
             let branch = &child.header().branch;
@@ -314,19 +315,19 @@ impl Portable {
                     child.header().reference()
                 ));
             }
-            if child.header().end.is_none() {
-                open.insert(branch, child);
-            }
+            heads.insert(branch, child);
         }
         let before = |record: &Record| {
-            let newest = open.get(&record.header().branch);
-            newest.is_some_and(|newest| record.header().seq < newest.header().seq)
+            let header = record.header();
+            let newest = heads.get(&header.branch);
+            newest.is_some_and(|newest| header.seq < newest.header().seq || header.reason == Reason::Accept)
         };
         let rising = self.history.windows(2).all(|pair| place_of(&pair[0]) < place_of(&pair[1]));
         if !rising || !self.history.iter().all(before) {
             return malformed(format!("the history does not lead to {reference}"));
         }
-        for newest in open.into_values() {
+        let open = self.children.iter().filter(|child| child.header().end.is_none());
+        for newest in open.chain([&self.checkpoint]) {
             self.check_references(newest)?;
         }
         match self.blobs.keys().find(|name| check_blob_name(name).is_err()) {

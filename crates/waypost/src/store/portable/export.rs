@@ -3,10 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
-use crate::record::{Fan, FrontierEntry, Phase, Position, Record};
+use crate::record::{ACCEPTED_LABEL, Fan, FrontierEntry, Phase, Position, Record};
 use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
+
+/// The treatment of a child branch with a damaged newest record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnDamagedChild {
+    /// The damage is an error.
+    Refuse,
+    /// The newest sound record counts; a child without a sound record is left out.
+    TakeOlder,
+}
 
 impl Portable {
     /// Reads a checkpoint and its dependencies from a store, and verifies every byte.
@@ -20,46 +29,55 @@ impl Portable {
     /// [`StoreError::Damaged`] names the damage.
     pub async fn of(store: &dyn Store, reference: &CheckpointRef) -> Result<Self, ExportError> {
         let CheckpointRef { run, branch, seq } = reference;
-        let entry = store.run(run).await?;
         let checkpoint = store.load(run, branch, *seq).await?;
         if checkpoint.body_bytes().is_none() {
             return Err(ExportError::Absent { reference: reference.clone() });
         }
         let position = position_of(&checkpoint)?;
-        let mut export = Export {
-            store,
-            reference,
-            bytes: 0,
-            history: Vec::new(),
-            children: Vec::new(),
-            blobs: BTreeMap::new(),
-        };
-        export.grow(size_of(&checkpoint) + entry.record.bytes().len())?;
-        match position.frontier.iter().find(|entry| entry.has_children()) {
-            None => export.history(&checkpoint, &position).await?,
-            Some(_) if newest_of(store, run, branch).await? == *seq => {
-                export.collect(&checkpoint).await?;
-                if newest_of(store, run, branch).await? != *seq {
-                    return Err(ExportError::Overtaken { reference: reference.clone() });
-                }
-            }
-            Some(entry) => {
-                let step = entry.step.to_string();
-                return Err(ExportError::Amid { reference: reference.clone(), step });
-            }
+        let opener = position.frontier.iter().find(|entry| entry.has_children());
+        let opener = opener.map(|entry| entry.step.to_string());
+        if let Some(step) = opener.clone()
+            && newest_of(store, run, branch).await? != *seq
+        {
+            return Err(ExportError::Amid { reference: reference.clone(), step });
         }
-        let begun_since = begun_since(store, reference).await?;
+        let portable = Self::at(store, checkpoint, position, OnDamagedChild::Refuse).await?;
+        if opener.is_some() && newest_of(store, run, branch).await? != *seq {
+            return Err(ExportError::Overtaken { reference: reference.clone() });
+        }
+        Ok(Self { begun_since: begun_since(store, reference).await?, ..portable })
+    }
+
+    /// Reads the dependencies of a checkpoint with this position, for an export or a fork. Does not read the
+    /// steps begun since.
+    ///
+    /// # Errors
+    /// Those of [`of`](Self::of), except for [`ExportError::Amid`] and [`ExportError::Overtaken`].
+    pub(crate) async fn at(
+        store: &dyn Store,
+        checkpoint: Record,
+        position: Position,
+        on_damaged_child: OnDamagedChild,
+    ) -> Result<Self, ExportError> {
+        let reference = checkpoint.header().reference();
+        let run = store.run(&reference.run).await?.record;
+        let (history, children, blobs) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let mut export = Export { store, reference, on_damaged_child, bytes: 0, history, children, blobs };
+        export.grow(size_of(&checkpoint) + run.bytes().len())?;
+        export.collect(&checkpoint, &position).await?;
         let Export { mut history, mut children, blobs, .. } = export;
         history.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
+        history.dedup_by(|a, b| place_of(a) == place_of(b));
         children.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
-        Ok(Self { run: entry.record, checkpoint, position, history, children, blobs, begun_since })
+        Ok(Self { run, checkpoint, position, history, children, blobs, begun_since: BTreeSet::new() })
     }
 }
 
 /// An export in progress.
 struct Export<'a> {
     store: &'a dyn Store,
-    reference: &'a CheckpointRef,
+    reference: CheckpointRef,
+    on_damaged_child: OnDamagedChild,
     bytes: usize,
     history: Vec<Record>,
     children: Vec<Record>,
@@ -77,37 +95,8 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Reads the headers that the position of `newest` refers to.
     async fn history(&mut self, newest: &Record, position: &Position) -> Result<(), ExportError> {
-        let CheckpointRef { run, branch, seq } = newest.header().reference();
-        let mut needed = referred_to(position);
-        let since: BTreeMap<_, _> =
-            position.frontier.iter().map(|entry| (&entry.step, entry.since)).collect();
-        let of_frontier = |record: &Record| {
-            let header = record.header();
-            let since = header.step.as_ref().and_then(|step| since.get(step));
-            since.is_some_and(|since| header.seq >= *since)
-        };
-        let mut history = self.store.history(&run, &branch, seq).await?;
-        let changes: BTreeSet<u64> = position.definition.into_iter().chain(position.config).collect();
-        let found: BTreeSet<u64> = history.iter().map(|record| record.header().seq).collect();
-        let mut repeated = BTreeSet::new();
-        let mut repeats = |record: &Record| {
-            let again = record.header().repeated.as_ref().map(|again| again.of);
-            again.is_some_and(|of| changes.contains(&of) && !found.contains(&of) && repeated.insert(of))
-        };
-        let of_newest = repeats(newest);
-        history.retain(|record| {
-            let at = record.header().seq;
-            let wanted = needed.remove(&at) || of_frontier(record);
-            (wanted || (!of_newest && repeats(record))) && at != seq
-        });
-        needed.remove(&seq);
-        needed.retain(|seq| !repeated.contains(seq));
-        // The walk skips damaged records; here they are required by seq, and fail the export.
-        for seq in needed {
-            history.push(self.store.load(&run, &branch, seq).await?.without_body());
-        }
+        let mut history = history_of(self.store, newest, position).await?;
         self.grow(history.iter().map(size_of).sum())?;
         self.history.append(&mut history);
         Ok(())
@@ -115,15 +104,10 @@ impl Export<'_> {
 
     /// Reads the child branches of `newest` and, recursively, of open children, with the headers of their
     /// positions.
-    async fn collect(&mut self, newest: &Record) -> Result<(), ExportError> {
-        let run = &self.reference.run;
+    async fn collect(&mut self, newest: &Record, position: &Position) -> Result<(), ExportError> {
         let mut children: BTreeMap<Option<BranchPath>, Vec<BranchPath>> = BTreeMap::new();
-        for branch in self.store.branches(run).await? {
-            children.entry(branch.parent()).or_default().push(branch);
-        }
-        let mut open = vec![newest.clone()];
-        while let Some(parent) = open.pop() {
-            let position = position_of(&parent)?;
+        let mut open = vec![(newest.clone(), position.clone())];
+        while let Some((parent, position)) = open.pop() {
             self.history(&parent, &position).await?;
             self.items(&position).await?;
             // Match by origin, not by name: the branches of a fork are named after the step before it, and a
@@ -132,25 +116,22 @@ impl Export<'_> {
             if origins.is_empty() {
                 continue;
             }
+            if children.is_empty() {
+                for branch in self.store.branches(&self.reference.run).await? {
+                    children.entry(branch.parent()).or_default().push(branch);
+                }
+            }
             let branch = Some(parent.header().branch.clone());
             for child in children.get(&branch).map_or(&[][..], Vec::as_slice) {
-                let found = self.newest_of(child).await;
-                if let Err(StoreError::Damaged { older: Some(older), .. }) = &found
-                    && !is_of(&self.store.load(run, child, *older).await?, &origins)?
-                {
-                    // A child abandoned by another fan-out is skipped, damaged or not.
-                    continue;
-                }
-                let record = found?;
-                if record.body_bytes().is_none() {
-                    return Err(ExportError::Absent { reference: record.header().reference() });
-                }
-                if !is_of(&record, &origins)? {
-                    continue;
-                }
+                let Some(record) = self.child(child, &origins).await? else { continue };
                 self.grow(size_of(&record))?;
-                if record.header().end.is_none() {
-                    open.push(record.clone());
+                let position = position_of(&record)?;
+                match record.header().end {
+                    None => open.push((record.clone(), position)),
+                    Some(_) => {
+                        let ended = Position { frontier: Vec::new(), ..position };
+                        self.history(&record, &ended).await?;
+                    }
                 }
                 self.children.push(record);
             }
@@ -158,10 +139,38 @@ impl Export<'_> {
         Ok(())
     }
 
-    async fn newest_of(&self, child: &BranchPath) -> Result<Record, StoreError> {
-        let run = &self.reference.run;
-        let newest = newest_of(self.store, run, child).await?;
-        self.store.load(run, child, newest).await
+    /// Reads the newest record of a child; `None` for a child of another fan-out.
+    async fn child(
+        &self,
+        child: &BranchPath,
+        origins: &BTreeSet<u64>,
+    ) -> Result<Option<Record>, ExportError> {
+        let (store, run) = (self.store, &self.reference.run);
+        let takes_older = self.on_damaged_child == OnDamagedChild::TakeOlder;
+        let mut found = match newest_of(store, run, child).await {
+            Ok(newest) => store.load(run, child, newest).await,
+            Err(error) => Err(error),
+        };
+        while let Err(StoreError::Damaged { older: Some(older), .. }) = &found {
+            let sound = store.load(run, child, *older).await;
+            if takes_older {
+                found = sound;
+            } else if is_of(&sound?, origins)? {
+                break;
+            } else {
+                // A child abandoned by another fan-out is skipped, damaged or not.
+                return Ok(None);
+            }
+        }
+        let record = match found {
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) if takes_older => return Ok(None),
+            found => found?,
+        };
+        if record.body_bytes().is_none() {
+            let reference = record.header().reference();
+            return if takes_older { Ok(None) } else { Err(ExportError::Absent { reference }) };
+        }
+        Ok(is_of(&record, origins)?.then_some(record))
     }
 
     /// Reads the frozen items of each fan-out.
@@ -187,28 +196,67 @@ impl Export<'_> {
     }
 }
 
+/// Reads the headers that the position of `newest` refers to, and the acceptances of their evidence.
+pub(crate) async fn history_of(
+    store: &dyn Store,
+    newest: &Record,
+    position: &Position,
+) -> Result<Vec<Record>, StoreError> {
+    let CheckpointRef { run, branch, seq } = newest.header().reference();
+    let mut needed = referred_to(position);
+    needed.remove(&seq);
+    let mut history = Vec::new();
+    if !needed.is_empty() || !position.frontier.is_empty() {
+        history = store.history(&run, &branch, seq).await?;
+    }
+    let since: BTreeMap<_, _> = position.frontier.iter().map(|entry| (&entry.step, entry.since)).collect();
+    let of_frontier = |record: &Record| {
+        let header = record.header();
+        let since = header.step.as_ref().and_then(|step| since.get(step));
+        since.is_some_and(|since| header.seq >= *since)
+    };
+    let changes: BTreeSet<u64> = position.definition.into_iter().chain(position.config).collect();
+    let found: BTreeSet<u64> = history.iter().map(|record| record.header().seq).collect();
+    let mut repeated = BTreeSet::new();
+    let mut repeats = |record: &Record| {
+        let again = record.header().repeated.as_ref().map(|again| again.of);
+        again.is_some_and(|of| changes.contains(&of) && !found.contains(&of) && repeated.insert(of))
+    };
+    let of_newest = repeats(newest);
+    history.retain(|record| {
+        let at = record.header().seq;
+        let wanted = needed.remove(&at) || of_frontier(record);
+        (wanted || (!of_newest && repeats(record))) && at != seq
+    });
+    needed.retain(|seq| !repeated.contains(seq));
+    // The walk skips damaged records; here they are required by seq, and fail the export.
+    for seq in needed {
+        history.push(store.load(&run, &branch, seq).await?.without_body());
+    }
+    if history.iter().chain([newest]).any(|record| record.header().evidence.is_some()) {
+        // An acceptance stays in force after a rollback.
+        let (key, value) = ACCEPTED_LABEL;
+        let label = Some((key.to_owned(), value.to_owned()));
+        let scan = Scan { branch: Some(branch), label, ..Scan::of(&run) };
+        history.extend(store.scan_where(scan, &|record| record.header().seq != seq).await?);
+    }
+    Ok(history)
+}
+
 /// Returns the steps of a branch that were started, opened children or ended after a checkpoint.
 async fn begun_since(store: &dyn Store, after: &CheckpointRef) -> Result<BTreeSet<StepId>, StoreError> {
-    let (branch, order) = (Some(after.branch.clone()), ScanOrder::NewestFirst);
-    let mut scan = Scan { branch, order, ..Scan::of(&after.run) };
+    let (branch, seq_min) = (Some(after.branch.clone()), Some(after.seq + 1));
+    let begins = |record: &Record| {
+        matches!(record.header().phase, Phase::Completed(_) | Phase::Failed(_) | Phase::Waiting(_))
+    };
+    let scan = Scan { branch, seq_min, ..Scan::of(&after.run) };
+    let is_wanted = |record: &Record| begins(record) || !record.header().started.is_empty();
     let mut begun = BTreeSet::new();
-    loop {
-        let page = store.scan(&scan).await?;
-        for record in page.records {
-            let header = record.header();
-            if header.seq <= after.seq {
-                return Ok(begun);
-            }
-            begun.extend(header.started.iter().map(|start| start.step.clone()));
-            let has_begun =
-                matches!(header.phase, Phase::Completed(_) | Phase::Failed(_) | Phase::Waiting(_));
-            begun.extend(header.step.clone().filter(|_| has_begun));
-        }
-        match page.next {
-            Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(begun),
-        }
+    for record in store.scan_where(scan, &is_wanted).await? {
+        begun.extend(record.header().started.iter().map(|start| start.step.clone()));
+        begun.extend(record.header().step.clone().filter(|_| begins(&record)));
     }
+    Ok(begun)
 }
 
 /// Returns the open fan-outs of a position, with the fan-outs of the work before hooks.
