@@ -476,3 +476,28 @@ fn a_retry_of_failures_runs_tolerated_steps_and_their_readers() {
     assert_eq!(resume(&rig, &["--retry-failed"]), Some(0), "no failure is left");
     assert_eq!(ran(&rig), "");
 }
+
+// The result of a step beyond a rerun one stayed that of the later execution: `a.txt` was 1 and `b.txt` was 2.
+#[test]
+fn a_rollback_runs_again_what_has_run_since() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; cat in > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: b, run: 'echo b >> trace; cp a.txt b.txt'}
+  - {id: c, run: echo c >> trace}
+",
+    );
+    rig.write("in", "1");
+    assert_eq!(run(&rig), Some(0));
+    rig.write("in", "2");
+    remove(&rig, "a.txt");
+    assert_eq!(resume(&rig, &["--until", "b"]), Some(0));
+    rig.write("in", "1");
+    ran(&rig);
+
+    assert_eq!(code_of(&rig, &["rollback", "r@4", "-q"]), Some(0));
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a b");
+    assert_eq!([rig.read("a.txt"), rig.read("b.txt")], ["1", "1"]);
+}

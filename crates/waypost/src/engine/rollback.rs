@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::shape::{Children, Shape, Step, Unfinished};
 use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind};
+use crate::store::portable::begun_since;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
@@ -12,6 +13,7 @@ use super::chain::Draft;
 use super::definition::Forget;
 use super::in_doubt::cut_in;
 use super::inspect::position_of;
+use super::invalidate::{Cut, Results, invalidate};
 use super::undo::{refuse_undone, undone_steps};
 use super::{Engine, ResumeFrom, RunError};
 
@@ -97,6 +99,11 @@ pub(super) async fn go_back(
         position.reusable.keys().filter(|step| position.has_result(step)).cloned().collect();
     results.iter().for_each(|step| position.drop_results(step));
     base.redone.extend(results.into_iter().map(Forget::Step));
+    if step.is_none() && !shape.is_routed() {
+        let target = CheckpointRef { run: run.clone(), branch: main.clone(), seq };
+        let since = begun_since(engine.store.as_ref(), &target).await?;
+        position = cut_since(shape, position, &since, epoch);
+    }
     let unfinished = Unfinished::of(shape, &position);
     let begins = |(place, step): &(usize, &Step)| {
         let entry = position.frontier.iter().find(|entry| entry.step == step.id);
@@ -124,6 +131,35 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Invalidates the finished steps of an older position that have begun again since: their files are of a later
+/// execution. Steps downstream are compared at their turn. A step with `idempotent: false` is asked about instead.
+pub(super) fn cut_since(
+    shape: &Shape,
+    position: Position,
+    since: &BTreeSet<StepId>,
+    epoch: u32,
+) -> Position {
+    let unfinished = Unfinished::of(shape, &position);
+    let steps = shape.steps().iter().enumerate();
+    let is_cut = |(place, step): &(usize, &Step)| {
+        since.contains(&step.id) && step.idempotent && !unfinished.has(*place) && position.did(&step.id)
+    };
+    let begun: Vec<usize> = steps.filter(is_cut).map(|(place, _)| place).collect();
+    let downstream = shape.downstream(&begun);
+    let cuts = begun.iter().filter(|place| !downstream.contains(place)).map(|place| {
+        let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(*place, &[]) };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[*place].id.clone()) };
+        Cut { place: *place, entry, is_named: false }
+    });
+    let cuts: Vec<Cut> = cuts.collect();
+    if cuts.is_empty() {
+        return position;
+    }
+    let mut position = invalidate(shape, &position, cuts, Results::Keep).position;
+    begun.iter().for_each(|place| position.drop_results(&shape.steps()[*place].id));
+    position
 }
 
 /// Puts steps in doubt that must not be repeated and have ended, or begun, since the position: neither a rollback nor a fork

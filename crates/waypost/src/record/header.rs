@@ -306,7 +306,7 @@ pub enum Phase {
 }
 
 /// The key of a step's wait for the branches opened after its work.
-pub const WAIT_HOOKS: &str = "after";
+pub const WAIT_HOOKS: &str = "hooks";
 
 impl Phase {
     /// Returns the failure of a failed phase.
