@@ -63,7 +63,8 @@ impl Engine {
             if !broken.is_empty() {
                 self.commit()?;
             } else if self.turns().is_empty() {
-                return Ok(());
+                // The last reused ends: a request of the next resume must find them in force.
+                return if self.changed.is_empty() { Ok(()) } else { self.commit() };
             }
             self.walk()?;
         }
