@@ -44,6 +44,31 @@ impl Level {
     }
 }
 
+/// The requests of a person between the rounds of a workflow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Requests {
+    /// No requests
+    None,
+    /// Reruns from a step of the main scope, and edits of its steps
+    Main,
+    /// Also reruns from a step of a child scope
+    Any,
+}
+
+impl Requests {
+    fn to_drive(self) -> drive::Requests {
+        match self {
+            Self::None => drive::Requests::None,
+            Self::Main => drive::Requests::Main,
+            Self::Any => drive::Requests::Any,
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
 /// A range of seeds, such as `0..100`.
 #[derive(Debug, Clone)]
 pub(crate) struct Seeds(Range<u64>);
@@ -71,6 +96,9 @@ pub(crate) struct ResumeProofOptions {
     /// Most crashes per round of a workflow, an even sample of its store calls
     #[arg(long, default_value_t = 12)]
     crashes: u64,
+    /// Requests of a person between the rounds, without `--command`
+    #[arg(long, default_value = "none")]
+    requests: Requests,
     /// Play each workflow this many times through the built command, with a `kill -9` in each round
     #[arg(long, value_name = "PLAYS", num_args = 0..=1, default_missing_value = "1")]
     command: Option<u64>,
@@ -88,7 +116,14 @@ impl ResumeProofOptions {
     /// Returns the seeds for `prove` without a subcommand.
     pub(super) fn of_proof(is_full: bool) -> Self {
         let seeds = Seeds(0..if is_full { FULL_SEEDS } else { SHORT_SEEDS });
-        Self { seeds, level: Vec::new(), crashes: if is_full { 4 } else { 2 }, command: None, defects: 10 }
+        Self {
+            seeds,
+            level: Vec::new(),
+            crashes: if is_full { 4 } else { 2 },
+            requests: Requests::None,
+            command: None,
+            defects: 10,
+        }
     }
 }
 
@@ -101,7 +136,7 @@ impl ResumeProofOptions {
         let (short, full) = COMMAND_SEEDS;
         let seeds = Seeds(0..if is_full { full } else { short });
         let level = vec![Level::Leaves, Level::Items, Level::Groups, Level::Passes];
-        Self { seeds, level, crashes: 0, command: Some(1), defects: 10 }
+        Self { seeds, level, crashes: 0, requests: Requests::None, command: Some(1), defects: 10 }
     }
 }
 
@@ -127,7 +162,12 @@ pub(super) fn run(options: &ResumeProofOptions) -> anyhow::Result<()> {
                     super::command::find(seed, *level, kills)?.map(|defect| format!("seed {seed}, {defect}"))
                 }
                 None => {
-                    let defect = runtime.block_on(drive::find(seed, level.to_drive(), options.crashes));
+                    let defect = runtime.block_on(drive::find(
+                        seed,
+                        level.to_drive(),
+                        options.requests.to_drive(),
+                        options.crashes,
+                    ));
                     defect.map(|defect| defect.to_string())
                 }
             };
@@ -147,7 +187,10 @@ pub(super) fn run(options: &ResumeProofOptions) -> anyhow::Result<()> {
 
 /// Returns the command that replays a single workflow.
 fn again(options: &ResumeProofOptions, level: Level, seed: u64) -> String {
-    let (level, next, crashes) = (level.name(), seed + 1, options.crashes);
+    let (level, next, crashes, requests) = (level.name(), seed + 1, options.crashes, options.requests.name());
     let command = options.command.map(|kills| format!(" --command {kills}")).unwrap_or_default();
-    format!("cargo xtask prove resume --level {level} --seeds {seed}..{next} --crashes {crashes}{command}")
+    format!(
+        "cargo xtask prove resume --level {level} --seeds {seed}..{next} --crashes {crashes} --requests \
+         {requests}{command}"
+    )
 }

@@ -15,3 +15,4 @@ pub use command::{CommandScript, CommandWorld, Effects, Event};
 pub(super) use outside::{FileProbe, KIND};
 pub use play::{Crash, Defect, Level, find};
 pub(super) use play::{Rounds, first_defect};
+pub use script::Requests;

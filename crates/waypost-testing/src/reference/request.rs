@@ -1,5 +1,7 @@
 //! Requests of a person, applied at the start of a resume.
 
+use std::fmt;
+
 use super::definition::{Name, StepPath, Steps};
 
 /// A request for a resume.
@@ -29,4 +31,20 @@ pub struct Adoption {
     pub rerun_changed: Vec<Name>,
     /// Changed steps whose results are accepted.
     pub keep_finished: Vec<Name>,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => write!(f, "no request"),
+            Self::Adopt(adoption) => {
+                let Adoption { rerun_changed, keep_finished, .. } = adoption;
+                write!(f, "--rerun-changed {rerun_changed:?} --keep-finished {keep_finished:?}")
+            }
+            Self::RetryFailed => write!(f, "--retry-failed"),
+            Self::From(path) => write!(f, "--from {path:?}"),
+            Self::Skip(path) => write!(f, "--skip {path:?}"),
+            Self::Rollback(commit) => write!(f, "rollback to commit {commit}"),
+        }
+    }
 }

@@ -188,6 +188,16 @@ impl State {
         self.good.remove(&path);
     }
 
+    /// Replaces the steps after an edit.
+    pub(super) fn adopt(&mut self, steps: Steps) {
+        self.steps = steps;
+    }
+
+    /// Records that a person requested a rerun of these steps.
+    pub(super) fn allow_reruns(&mut self, paths: &[StepPath]) {
+        self.good.retain(|path, _| !paths.contains(path));
+    }
+
     /// After a crash: forgets ends that are not in the store.
     pub(super) fn lose_ends(&mut self, recorded: impl Fn(&StepPath) -> usize) {
         let counts = &self.counts;

@@ -4,19 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use waypost::engine::{DryRun, OnDoubt, Outcome, ResumeOptions, RunError, SessionOptions, Settle, TreatAs};
+use waypost::engine::{
+    Adoption, DryRun, OnDoubt, Outcome, Program as _, ResumeFrom, ResumeOptions, RunError, SessionOptions,
+    Settle, TreatAs,
+};
 use waypost::evidence::Verifier;
 use waypost::memory::MemoryStore;
 use waypost::plan::Decision;
 use waypost::record::{Phase, RunStatus};
 use waypost::store::{Scan, Store as _, StoreError};
-use waypost::{Engine, RunId};
+use waypost::{BranchPath, Digest, Engine, RunId, StepId};
 
-use super::super::definition::StepPath;
+use super::super::definition::{MAIN, StepPath, Steps};
 use super::super::position::Content;
+use super::super::request::Request;
 use super::outside::{FileProbe, Outside};
 use super::program::{Driven, State, scope_of};
-use super::script::{Round, Script, size};
+use super::script::{Requests, Round, Script, size};
 use crate::faults::faulty::{Fault, FaultyStore};
 
 /// Most sessions per round; more is a defect.
@@ -75,11 +79,11 @@ impl fmt::Display for Defect {
 /// Plays the script of a seed, undisturbed and with crashes in each round, and returns the first defect.
 ///
 /// `crashes_max` limits the crash points per round to an even sample of calls.
-pub async fn find(seed: u64, level: Level, crashes_max: u64) -> Option<Defect> {
+pub async fn find(seed: u64, level: Level, requests: Requests, crashes_max: u64) -> Option<Defect> {
     if level == Level::Chains {
         return super::super::chains::drive::find(seed, crashes_max).await;
     }
-    let script = match Script::of(seed, level) {
+    let script = match Script::of(seed, level, requests) {
         Ok(script) => script,
         Err(halt) => {
             let found = vec![format!("the model has no rest: {halt:?}")];
@@ -152,13 +156,31 @@ struct Play<'a> {
     memory: Arc<MemoryStore>,
     outside: Outside,
     run: RunId,
+    /// The steps of the definition in force.
+    steps: Steps,
+    /// Per step, the definitions whose results a person kept.
+    accepted: BTreeMap<String, BTreeSet<Digest>>,
+    /// The request that is not in the store yet.
+    request: PendingRequest,
     /// Calls to the store so far.
     calls: u64,
 }
 
+/// A request as options of a resume.
+#[derive(Debug, Clone, Default)]
+struct PendingRequest {
+    from: Option<ResumeFrom>,
+    adopt: Option<Adoption>,
+}
+
 impl Rounds for Play<'_> {
     async fn play(&mut self, round: usize, crash: Option<Crash>) -> Vec<String> {
-        self.round(&self.script.rounds[round], crash).await
+        let round = &self.script.rounds[round];
+        let mut found = self.round(round, crash).await;
+        if !found.is_empty() && !matches!(round.request, Request::None) {
+            found.push(format!("the request was {}", round.request));
+        }
+        found
     }
 
     fn calls(&self) -> u64 {
@@ -172,6 +194,9 @@ impl<'a> Play<'a> {
             script,
             memory: Arc::new(MemoryStore::new()),
             outside: Outside::new(script.steps.clone()),
+            steps: script.steps.clone(),
+            accepted: BTreeMap::new(),
+            request: PendingRequest::default(),
             run: RunId::new("r").expect("the name of the run is an id"),
             calls: 0,
         }
@@ -184,6 +209,7 @@ impl<'a> Play<'a> {
             world.hidden.extend(round.hidden.clone());
             world.executed.len()
         };
+        self.take_request(round);
         let plan = if crash.is_none() { self.dry_run().await } else { Ok(None) };
         if let Err(why) = self.rest(crash).await {
             return vec![why];
@@ -208,10 +234,60 @@ impl<'a> Play<'a> {
         found
     }
 
+    /// Makes the request of a round pending.
+    fn take_request(&mut self, round: &Round) {
+        let mut world = self.outside.lock();
+        match &round.request {
+            Request::From(path) => {
+                let step = StepId::new(&path.step).expect("generated names are ids");
+                let branch = path.scope.strip_prefix(MAIN).unwrap_or_default().strip_prefix('/');
+                let branch = branch.map(|name| BranchPath::new(name).expect("generated scopes are branches"));
+                self.request.from = Some(match branch {
+                    Some(branch) => ResumeFrom::StepOn(branch, step),
+                    None => ResumeFrom::Step(step),
+                });
+                // A person named the step: it is not in doubt.
+                world.allow(path.clone());
+            }
+            Request::Adopt(adoption) => {
+                let before = Driven::new(self.steps.clone(), self.outside.clone());
+                let after = Driven::new(adoption.steps.clone(), self.outside.clone());
+                let old = before.shape().definition(None);
+                for print in &old.steps {
+                    let name = print.id.as_str();
+                    if adoption.keep_finished.iter().any(|step| **step == *name) {
+                        self.accepted.entry(name.to_owned()).or_default().insert(print.fingerprint);
+                    }
+                    if adoption.rerun_changed.iter().any(|step| **step == *name) {
+                        self.accepted.remove(name);
+                    }
+                }
+                let mut definition = after.shape().definition(None);
+                definition.accepted = self.accepted.clone();
+                let kept = adoption.keep_finished.iter().filter_map(|step| StepId::new(step).ok());
+                self.request.adopt = Some(Adoption {
+                    before: before.shape().clone(),
+                    definition,
+                    redo: true,
+                    kept: kept.collect(),
+                    rerun: Vec::new(),
+                    within: BTreeSet::new(),
+                });
+                self.steps = adoption.steps.clone();
+                world.adopt(self.steps.clone());
+            }
+            _ => return,
+        }
+        world.allow_reruns(&round.expected);
+    }
+
     /// Makes a dry run of the next resume; returns `None` before the run is created.
     async fn dry_run(&self) -> Result<Option<DryRun>, String> {
-        let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
-        match self.engine(self.memory.clone()).dry_run(&driven, &self.run, ResumeOptions::default).await {
+        let driven = Driven::new(self.steps.clone(), self.outside.clone());
+        let PendingRequest { from, adopt } = self.request.clone();
+        let options =
+            || ResumeOptions { from: from.clone(), adopt: adopt.clone(), ..ResumeOptions::default() };
+        match self.engine(self.memory.clone()).dry_run(&driven, &self.run, options).await {
             Err(RunError::Store(StoreError::NotFound { .. })) => Ok(None),
             dry_run => dry_run.map(Some).map_err(|error| error.to_string()),
         }
@@ -260,13 +336,18 @@ impl<'a> Play<'a> {
             if let Some(Crash { call, fault }) = crash.take() {
                 store.plan_call(call, fault);
             }
+            let records = self.records().await;
             let end = self.session(&store).await;
             self.calls += store.calls();
+            if end.is_none() {
+                self.memory = Arc::new(self.memory.reopen());
+                self.lose_ends().await;
+            }
+            if self.records().await > records {
+                self.request = PendingRequest::default();
+            }
             match end {
-                None => {
-                    self.memory = Arc::new(self.memory.reopen());
-                    self.lose_ends().await;
-                }
+                None => {}
                 Some(Ok(outcome)) => match outcome.status {
                     RunStatus::Completed => return Ok(()),
                     RunStatus::InDoubt => {}
@@ -292,7 +373,7 @@ impl<'a> Play<'a> {
 
     /// Creates the run without a finished step.
     async fn create(&self) -> Result<(), String> {
-        let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
+        let driven = Driven::new(self.steps.clone(), self.outside.clone());
         let engine = self.engine(self.memory.clone());
         let stop = waypost::engine::StopHandle::default();
         stop.stop(waypost::engine::StopLevel::Graceful, "the player");
@@ -312,7 +393,7 @@ impl<'a> Play<'a> {
 
     /// Resumes until the planned crash; returns the outcome if the session ends before.
     async fn session(&self, store: &Arc<FaultyStore>) -> Option<Result<Outcome<State>, RunError>> {
-        let driven = Driven::new(self.script.steps.clone(), self.outside.clone());
+        let driven = Driven::new(self.steps.clone(), self.outside.clone());
         let engine = self.engine(store.clone());
         let outside = self.outside.clone();
         let settle = move |state: &mut State, doubtful: &waypost::engine::Doubtful| {
@@ -321,12 +402,27 @@ impl<'a> Play<'a> {
         };
         let retries_all = self.outside.lock().retries_all;
         let on_doubt = if retries_all { OnDoubt::Retry } else { OnDoubt::Settle(Settle(Box::new(settle))) };
-        let options = ResumeOptions { on_doubt, ..ResumeOptions::default() };
+        let PendingRequest { from, adopt } = self.request.clone();
+        let options = ResumeOptions { from, adopt, on_doubt, ..ResumeOptions::default() };
         tokio::select! {
             biased;
             end = engine.resume_program(&driven, &self.run, options) => Some(end),
             () = store.died() => None,
         }
+    }
+
+    /// Returns the number of records of the run.
+    async fn records(&self) -> usize {
+        let mut scan = Scan::of(&self.run);
+        let mut count = 0;
+        while let Ok(page) = self.memory.scan(&scan).await {
+            count += page.records.len();
+            match page.next {
+                Some(cursor) => scan.cursor = Some(cursor),
+                None => break,
+            }
+        }
+        count
     }
 
     /// Reads from the store which executions have a durable end.

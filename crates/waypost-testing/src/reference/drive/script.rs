@@ -1,12 +1,13 @@
-//! Scripts: a workflow, the changes before each round, and the executions expected by the model.
+//! Scripts: a workflow, the changes and the request before each round, and the executions expected by the
+//! model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::definition::{Kind, Name, Step, StepPath, Steps, all, leaves};
+use super::super::definition::{Kind, MAIN, Name, Step, StepPath, Steps, all, leaves};
 use super::super::engine::{Engine, FailurePolicy, Halt};
 use super::super::generate::{chance, one_of, workflow};
-use super::super::request::Request;
+use super::super::request::{Adoption, Request};
 use super::super::rule::Rules;
 use super::play::Level;
 use crate::random::seed::Seeded;
@@ -18,6 +19,8 @@ pub(super) struct Round {
     pub lost: Vec<Name>,
     /// Changed hidden inputs.
     pub hidden: BTreeMap<Name, i64>,
+    /// The request of a person.
+    pub request: Request,
     /// The executions of the model, sorted.
     pub expected: Vec<StepPath>,
 }
@@ -31,15 +34,26 @@ pub(super) struct Script {
 
 const ROUNDS: u64 = 4;
 
+/// The requests of a person before the rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requests {
+    /// None.
+    None,
+    /// Reruns from a step of the main scope, and edits of its steps.
+    Main,
+    /// Also reruns from a step of a child scope.
+    Any,
+}
+
 impl Script {
     /// Returns the script of a seed.
     ///
     /// # Errors
     /// [`Halt`]: a defect of the model.
-    pub(super) fn of(seed: u64, level: Level) -> Result<Self, Halt> {
+    pub(super) fn of(seed: u64, level: Level, requests: Requests) -> Result<Self, Halt> {
         let mut random = Seeded::new(seed);
         let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
-        Self::of_steps(seed, random, steps)
+        Self::of_steps(seed, random, (steps, requests))
     }
 
     /// Returns the script of a seed for the built command, where a workflow file reads only outputs of
@@ -50,10 +64,10 @@ impl Script {
     pub(super) fn of_command(seed: u64, level: Level) -> Result<Self, Halt> {
         let mut random = Seeded::new(seed);
         let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
-        Self::of_steps(seed, random, for_command(&steps, false))
+        Self::of_steps(seed, random, (for_command(&steps, false), Requests::None))
     }
 
-    fn of_steps(seed: u64, mut random: Seeded, steps: Steps) -> Result<Self, Halt> {
+    fn of_steps(seed: u64, mut random: Seeded, (steps, requests): (Steps, Requests)) -> Result<Self, Halt> {
         let mut model =
             Engine::new(steps.clone(), FailurePolicy::KeepGoing, Rules::default(), Seeded::new(!seed));
         model.confirm_percent = 0;
@@ -63,10 +77,13 @@ impl Script {
             if number > 0 {
                 round = trouble(&mut random, &model, &steps);
             }
+            if number > 0 {
+                round.request = request(&mut random, &model, requests);
+            }
             model.world.files.retain(|file, _| !round.lost.contains(file));
             model.world.hidden.extend(round.hidden.clone());
             let before = model.world.executed.len();
-            model.resume(&Request::None)?;
+            model.resume(&round.request)?;
             round.expected = model.world.executed[before..].to_vec();
             round.expected.sort();
             rounds.push(round);
@@ -84,7 +101,55 @@ fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> Round {
             hidden.insert(leaf.id.clone(), one_of(random, &[0, 1, 2, 5]));
         }
     }
-    Round { lost, hidden, expected: Vec::new() }
+    Round { lost, hidden, ..Round::default() }
+}
+
+/// Returns the request of a person: nothing, a rerun from a step, or an edit of steps of the main scope, whose
+/// results are all kept or all dropped.
+fn request(random: &mut Seeded, model: &Engine, requests: Requests) -> Request {
+    // Without evidence, ends have no traces: the engine asks about an opener, and not about its children.
+    let has_evidence = all(&model.disk_definition.steps).iter().any(|step| step.file.is_some());
+    if requests == Requests::None || !has_evidence {
+        return Request::None;
+    }
+    match random.below(5) {
+        0 => rerun_from(random, model, requests),
+        1 => edit(random, model),
+        _ => Request::None,
+    }
+}
+
+fn rerun_from(random: &mut Seeded, model: &Engine, requests: Requests) -> Request {
+    let scopes = model
+        .positions
+        .iter()
+        .filter(|(scope, _)| model.in_force(scope) && (requests == Requests::Any || &***scope == MAIN));
+    let ended = scopes.flat_map(|(scope, position)| {
+        position.ledger.keys().map(|id| StepPath { scope: scope.clone(), step: id.clone() })
+    });
+    Request::From(one_of(random, &ended.collect::<Vec<_>>()))
+}
+
+fn edit(random: &mut Seeded, model: &Engine) -> Request {
+    let old = model.disk_definition.steps.clone();
+    let version = 1 + old.iter().map(|step| step.version).max().unwrap_or(0);
+    let mut changed = Vec::new();
+    let edited = |step: &Arc<Step>| {
+        if !step.is_leaf() || !chance(random, 50) {
+            return step.clone();
+        }
+        changed.push(step.id.clone());
+        Arc::new(Step { version, ..Step::clone(step) })
+    };
+    let steps: Steps = old.iter().map(edited).collect();
+    if changed.is_empty() {
+        return Request::None;
+    }
+    let (mut rerun_changed, mut keep_finished) = (Vec::new(), changed);
+    if chance(random, 40) {
+        std::mem::swap(&mut rerun_changed, &mut keep_finished);
+    }
+    Request::Adopt(Adoption { steps, rerun_changed, keep_finished })
 }
 
 /// Restricts the steps to a valid program: scopes do not share files, and only upstream steps are read.
