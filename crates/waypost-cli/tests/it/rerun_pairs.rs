@@ -500,4 +500,63 @@ fn a_rollback_runs_again_what_has_run_since() {
 
     assert_eq!(ran(&rig), "a b");
     assert_eq!([rig.read("a.txt"), rig.read("b.txt")], ["1", "1"]);
+
+#[test]
+fn a_failed_rerun_keeps_the_results_below_it() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; test -e ok; echo 1 > a.txt', evidence: [{sha256: a.txt}]}
+  - {id: b, run: echo b >> trace}
+",
+    );
+    rig.write("ok", "");
+    assert_eq!(run(&rig), Some(0));
+    remove(&rig, "a.txt");
+    remove(&rig, "ok");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(1));
+    assert_eq!(ran(&rig), "a");
+    rig.write("ok", "");
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a");
+}
+
+#[test]
+fn a_failure_counts_for_steps_beyond_its_readers() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, needs: [], run: 'echo a >> trace; test -e ok'}
+  - {id: b, needs: [a], if: always(), run: echo b >> trace}
+  - {id: c, needs: [b], if: always(), run: echo c >> trace}
+  - {id: z, needs: [], run: echo z > z.txt, evidence: [{sha256: z.txt}]}
+",
+    );
+    assert_eq!(run(&rig), Some(1));
+    assert_eq!(ran(&rig), "a b c");
+    rig.write("ok", "");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a b c");
+}
+
+#[test]
+fn an_added_item_below_lost_evidence_runs_alone() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{sha256: a.txt}]}
+  - id: f
+    foreach: {items: [x, y], as: i, steps: [{id: p, run: 'echo p$I >> trace', env: {I: '${{ i }}'}}]}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    remove(&rig, "a.txt");
+    edit(&rig, "items: [x, y]", "items: [x, y, z]");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+
+    assert_eq!(ran(&rig), "a pz");
 }
