@@ -500,6 +500,7 @@ fn a_rollback_runs_again_what_has_run_since() {
 
     assert_eq!(ran(&rig), "a b");
     assert_eq!([rig.read("a.txt"), rig.read("b.txt")], ["1", "1"]);
+}
 
 #[test]
 fn a_failed_rerun_keeps_the_results_below_it() {

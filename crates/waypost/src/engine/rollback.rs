@@ -135,12 +135,7 @@ pub(super) async fn go_back(
 
 /// Invalidates the finished steps of an older position that have begun again since: their files are of a later
 /// execution. Steps downstream are compared at their turn. A step with `idempotent: false` is asked about instead.
-pub(super) fn cut_since(
-    shape: &Shape,
-    position: Position,
-    since: &BTreeSet<StepId>,
-    epoch: u32,
-) -> Position {
+pub(super) fn cut_since(shape: &Shape, position: Position, since: &BTreeSet<StepId>, epoch: u32) -> Position {
     let unfinished = Unfinished::of(shape, &position);
     let steps = shape.steps().iter().enumerate();
     let is_cut = |(place, step): &(usize, &Step)| {

@@ -244,7 +244,10 @@ pub(crate) async fn history_of(
 }
 
 /// Returns the steps of a branch that were started, opened children or ended after a checkpoint.
-pub(crate) async fn begun_since(store: &dyn Store, after: &CheckpointRef) -> Result<BTreeSet<StepId>, StoreError> {
+pub(crate) async fn begun_since(
+    store: &dyn Store,
+    after: &CheckpointRef,
+) -> Result<BTreeSet<StepId>, StoreError> {
     let (branch, seq_min) = (Some(after.branch.clone()), Some(after.seq + 1));
     let begins = |record: &Record| {
         matches!(record.header().phase, Phase::Completed(_) | Phase::Failed(_) | Phase::Waiting(_))
