@@ -44,7 +44,7 @@ struct Rule {
 /// - `passes`: the iteration of a step has a single counter per loop, and a chain compares iterations.
 /// - `fencing`, `read-after`, `signals-first`, `enter-signal`, `open-signal`: rules of several workers; the plays
 ///   have a single worker.
-const RULES: [Rule; 23] = [
+const RULES: [Rule; 24] = [
     Rule {
         name: "a changed file upstream counts for a step that needs it",
         file: "engine/trace.rs",
