@@ -500,3 +500,68 @@ fn a_retry_of_failures_runs_tolerated_steps_and_their_readers() {
     assert_eq!(resume(&rig, &["--retry-failed"]), Some(0), "no failure is left");
     assert_eq!(ran(&rig), "");
 }
+
+/// The retry of a tolerated failure repeats no effect `b` unasked, and the answer of a person counts.
+#[track_caller]
+fn asks_about_the_effect(flow: &str) {
+    let rig = Rig::with(flow);
+    assert_eq!(run(&rig), Some(3));
+    rig.write("ok", "");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8), "{flow}");
+    assert_eq!(ran(&rig), "a", "{flow}");
+    assert_eq!(resume(&rig, &["--treat-as", "done"]), Some(0), "{flow}");
+    assert_eq!(ran(&rig), "", "{flow}");
+}
+
+const FAILS_ONCE: &str = "{id: a, run: 'echo a >> trace; test -e ok', continue_on_error: true}";
+const EFFECT: &str = "{id: b, idempotent: false, run: 'echo b >> trace'}";
+
+#[test]
+fn a_retried_failure_asks_about_a_finished_effect() {
+    asks_about_the_effect(&format!("steps:\n  - {FAILS_ONCE}\n  - {EFFECT}\n"));
+    asks_about_the_effect(&format!(
+        "steps:\n  - {FAILS_ONCE}\n  - {{id: b, needs: [a], idempotent: false, run: 'echo b >> trace'}}\n"
+    ));
+    asks_about_the_effect(&format!(
+        "steps:\n  - id: g\n    steps:\n      - {FAILS_ONCE}\n      - {EFFECT}\n"
+    ));
+    asks_about_the_effect(&format!(
+        "steps:\n  - id: f\n    foreach:\n      items: [x]\n      steps:\n        - {FAILS_ONCE}\n        - {EFFECT}\n"
+    ));
+}
+
+#[test]
+fn a_retried_failure_asks_about_effects_in_branches() {
+    asks_about_the_effect(&format!("steps:\n  - {FAILS_ONCE}\n  - id: g\n    steps:\n      - {EFFECT}\n"));
+    asks_about_the_effect(&format!(
+        "steps:\n  - {FAILS_ONCE}\n  - id: f\n    foreach:\n      items: [x]\n      steps:\n        - {EFFECT}\n"
+    ));
+}
+
+#[test]
+fn a_retried_failure_asks_about_earlier_passes() {
+    let rig = Rig::with(&format!(
+        "steps:\n  - {FAILS_ONCE}\n  - id: b\n    idempotent: false\n    repeat: {{until: iteration == 2, max: 2}}\n    \
+         run: 'echo b >> trace'\n"
+    ));
+    assert_eq!(run(&rig), Some(3));
+    rig.write("ok", "");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8));
+
+    assert_eq!(ran(&rig), "a");
+}
+
+#[test]
+fn a_failed_retry_of_a_tolerated_failure_repeats_no_effect() {
+    let rig = Rig::with(&format!("steps:\n  - {FAILS_ONCE}\n  - {EFFECT}\n"));
+    assert_eq!(run(&rig), Some(3));
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8));
+
+    assert_eq!(ran(&rig), "a");
+}

@@ -324,10 +324,9 @@ impl<'a, P: Program> Session<'a, P> {
         let epoch_max = if chain.next > 1 { epoch.max(1) } else { 0 };
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
-        let results = match self.reruns_whole(id, place) {
+        let results = match self.reruns_whole(id, place) || !self.keeps_traces {
             false => Results::Keep,
-            true if self.retries => Results::Retry,
-            true => Results::Drop,
+            true => Results::dropped(!self.retries),
         };
         let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
         let requests = &self.main().position.requests;
