@@ -448,7 +448,7 @@ impl Prepared {
             edit,
             on_doubt,
             choices,
-            by: (!args.all).then(choice::person),
+            by: (!args.all).then(environment::person),
             edit_branches,
             from: going.from,
             then: going.then,

@@ -368,7 +368,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns the digest of the input of a child, if ends have traces.
-    fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
+    pub(super) fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
         let trace = self.keeps_traces.then(|| trace_of(self.program, self.scopes.get(id), place));
         let input = trace.flatten().map(|trace| child_input(&trace, item));
         let work = self.scopes.get(id).entry(place).hooks.as_ref().and_then(|fan| fan.work_digests);

@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::run::current_evidence;
 use crate::run::definition::Chosen;
-use crate::run::environment;
+use crate::run::environment::person;
 
 /// Reads the choices from the options of `resume`. `failed_step`: the run with the failed steps for `--treat-as
 /// done`; `None` if `--treat-as` answers a question about a step in doubt.
@@ -70,11 +70,6 @@ pub(super) fn of(
     let by = person();
     let choice = |(step, settle)| (step, Choice { settle, by: by.clone(), at });
     Ok(settled.into_iter().map(choice).collect())
-}
-
-/// Returns the name of the user, for the causes on record.
-pub(super) fn person() -> String {
-    environment::user().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }
 
 /// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.
