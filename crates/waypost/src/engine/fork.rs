@@ -20,7 +20,9 @@ use super::in_doubt::{cut_in, cut_there};
 use super::inspect::{Snapshot, changed_at, position_of};
 use super::invalidate::Results;
 use super::reentry::{RequestedRerun, invalidate_named};
-use super::rollback::{ask_about_done, ask_about_effects, check_left, load_with_state};
+use super::rollback::{
+    ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, load_with_state,
+};
 use super::scope::{MAIN, Scope};
 use super::session::Session;
 use super::taken::free_signals_at;
@@ -173,10 +175,11 @@ impl Engine {
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let mut position = position_of(&checkpoint)?.back_at_work();
         let definition = self.definition_at(&from.run, &position).await?;
+        let before = position.frontier.clone();
+        let redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
         let mut settled = settled_on(self.store.as_ref(), checkpoint.header(), &position).await?;
         let shape = Some(program.shape()).filter(|_| start.evidence == OriginEvidence::Checked);
         let at = (checkpoint.header(), &mut position);
-        let before = at.1.frontier.clone();
         let edited = blinds(program, &start);
         let along = Along::of_store(self, at, edited, shape).await?;
         for entry in before.iter().filter(|_| !edited) {
@@ -191,7 +194,7 @@ impl Engine {
         let newest = position_of(&self.store.newest(&from.run, &from.branch).await?)?;
         ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
         let signals = free_signals_at(self.store.as_ref(), &from.run, from.seq, &position).await?;
-        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals };
+        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals, redone };
         self.start_from(program, origin, run, start).await
     }
 
@@ -263,8 +266,8 @@ impl Engine {
         ask_about_effects(before, &mut position, |_, step| {
             from.begun_since().contains(&step.id).then_some(None)
         });
-        let signals = Vec::new();
-        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals };
+        let (signals, redone) = (Vec::new(), Vec::new());
+        let origin = ForkSource { checkpoint, position, definition, settled, along, cut, signals, redone };
         self.start_from(program, origin, run, start).await
     }
 
@@ -275,10 +278,10 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let ForkSource { checkpoint, mut position, definition, settled, mut along, cut, signals } = origin;
+        let ForkSource { checkpoint, mut position, definition, settled, mut along, cut, signals, mut redone } =
+            origin;
         let header = checkpoint.header();
         let refused = |why| RunError::Changed { run: header.run.clone(), why };
-        let mut redone = Vec::new();
         if let Some(adoption) = &start.adoption {
             let ends = std::collections::BTreeMap::new();
             let adopting = super::definition::Adopting { adoption, ends: &ends, asks: true };
@@ -293,7 +296,7 @@ impl Engine {
                 return Err(refused(why));
             }
             position = carried.position;
-            redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
+            redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         }
         if let Some(step) = &start.from {
             let at = header.reference().to_string();
@@ -400,6 +403,22 @@ fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
     Err(RunError::NoState { at: at.to_string(), why })
 }
 
+/// Restarts the work of a checkpoint that has begun again since: finished steps, and openers whose ended branches have
+/// continued. Returns the results to remove from the state.
+async fn restart_begun(
+    engine: &Engine,
+    shape: &Shape,
+    (checkpoint, position): (&Record, &mut Position),
+) -> Result<Vec<Forget>, RunError> {
+    for entry in &mut position.frontier {
+        if has_continued(engine, shape, checkpoint.header(), entry).await? {
+            entry.drop_children();
+        }
+    }
+    let epoch = position.epoch + 1;
+    invalidate_begun(engine, shape, (checkpoint, position), epoch).await
+}
+
 /// The parts of the other run for a new run.
 struct ForkSource {
     checkpoint: Record,
@@ -413,6 +432,8 @@ struct ForkSource {
     cut: Vec<StepId>,
     /// The signals that no finished step has consumed.
     signals: Vec<Signal>,
+    /// The results to remove from the state.
+    redone: Vec<Forget>,
 }
 
 /// The options of a fork or an import.

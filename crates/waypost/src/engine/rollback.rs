@@ -12,6 +12,8 @@ use super::chain::Draft;
 use super::definition::Forget;
 use super::in_doubt::cut_in;
 use super::inspect::position_of;
+use super::invalidate::{Cut, Results, invalidate};
+use super::reruns::opener_of;
 use super::undo::{refuse_undone, undone_steps};
 use super::{Engine, ResumeFrom, RunError};
 
@@ -19,7 +21,6 @@ use super::{Engine, ResumeFrom, RunError};
 ///
 /// Unjoined branches of that record restart, and their later work is abandoned. With `goes_on`, the branches of a
 /// fan-out that is open in both records continue from their newest positions.
-/// stand.
 pub(super) async fn go_back(
     engine: &Engine,
     shape: &Shape,
@@ -65,7 +66,11 @@ pub(super) async fn go_back(
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
         let is_left = match is_named && opens_its_own(shape, &entry.step) {
             true => entry.has_children(),
-            false => is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?,
+            false => {
+                let has_other_ends =
+                    step.is_none() && has_continued(engine, shape, record.header(), entry).await?;
+                has_other_ends || is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?
+            }
         };
         if (is_left || !goes_on) && !is_named {
             check_left(shape, entry, &record)?;
@@ -90,6 +95,10 @@ pub(super) async fn go_back(
     if step.is_none() && !goes_on {
         let undone = undone_steps(engine, &run).await?;
         ask_about_done(shape, &mut position, &base.position, &undone);
+    }
+    if step.is_none() {
+        let repeats = invalidate_begun(engine, shape, (&record, &mut position), epoch).await?;
+        base.redone.extend(repeats);
     }
     position.chain = None;
     // Later steps may have overwritten the files of the old results.
@@ -124,6 +133,88 @@ pub(super) async fn go_back(
     let reason = if step.is_some() { Reason::Redo } else { Reason::Rollback };
     (base.record, base.position) = (record, position);
     Ok(Draft::new(Phase::Restored, reason, about, at))
+}
+
+/// Invalidates the steps that were finished at a record and have started again since: later starts have overwritten the files
+/// of the old results. Returns the results to remove from the state.
+pub(super) async fn invalidate_begun(
+    engine: &Engine,
+    shape: &Shape,
+    (record, position): (&Record, &mut Position),
+    epoch: u32,
+) -> Result<Vec<Forget>, RunError> {
+    if shape.is_routed() {
+        return Ok(Vec::new());
+    }
+    let unfinished = Unfinished::of(shape, position);
+    let begun = begun_since(engine, record.header()).await?;
+    let begun = begun.iter().filter_map(|step| shape.place(step.as_str()));
+    let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).collect();
+    let behind = shape.downstream(&begun);
+    let first: Vec<usize> = begun.into_iter().filter(|place| !behind.contains(place)).collect();
+    if first.is_empty() {
+        return Ok(Vec::new());
+    }
+    let cut = |place: usize| {
+        let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
+        Cut { place, entry, is_named: false }
+    };
+    let after = invalidate(shape, position, first.into_iter().map(cut).collect(), Results::Drop);
+    *position = after.position;
+    for step in undone_steps(engine, &record.header().run).await? {
+        position.ask_no_more(&step);
+    }
+    Ok(after.forgotten)
+}
+
+/// Returns the steps of the main branch that started, or opened branches, after a record of the main branch.
+pub(super) async fn begun_since(engine: &Engine, at: &Header) -> Result<BTreeSet<StepId>, RunError> {
+    let (branch, seq_min) = (Some(BranchPath::main()), Some(at.seq + 1));
+    let mut scan = Scan { branch, seq_min, ..Scan::of(&at.run) };
+    let mut begun = BTreeSet::new();
+    loop {
+        let page = engine.store.scan(&scan).await?;
+        for header in page.records.iter().map(Record::header) {
+            begun.extend(header.started.iter().map(|start| start.step.clone()));
+            let opens = header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
+            begun.extend(header.step.clone().filter(|_| opens));
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(begun),
+        }
+    }
+}
+
+/// Returns whether ended branches of a step have continued after a record of the main branch: a later session retried or
+/// reran these.
+pub(super) async fn has_continued(
+    engine: &Engine,
+    shape: &Shape,
+    at: &Header,
+    entry: &FrontierEntry,
+) -> Result<bool, RunError> {
+    if !joins(entry) {
+        return Ok(false);
+    }
+    let store = engine.store.as_ref();
+    for branch in store.branches(&at.run).await? {
+        let top = std::iter::successors(Some(branch.clone()), BranchPath::parent)
+            .find(|top| top.parent().is_some_and(|parent| parent.is_main()));
+        if top.and_then(|top| opener_of(shape, &top)).as_ref() != Some(&entry.step) {
+            continue;
+        }
+        // The token orders the sessions of a run.
+        let token = match store.newest(&at.run, &branch).await {
+            Err(StoreError::Damaged { .. }) => return Ok(true),
+            newest => newest?.header().token,
+        };
+        if token > at.token {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Puts steps in doubt that must not be repeated and have ended, or begun, since the position: neither a rollback nor a fork
