@@ -117,3 +117,36 @@ fn choices_about_other_steps_are_refused() {
     );
     assert_eq!(trace(&rig), "");
 }
+
+/// Returns a run that was killed in the step `a`.
+fn killed(flow: &str) -> Rig {
+    let rig = Rig::with(flow);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.contains('a'));
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("trace", "");
+    rig
+}
+
+#[test]
+fn a_decision_applies_together_with_a_changed_file() {
+    let flow = "steps:
+  - {id: a, idempotent: false, run: 'echo a >> trace; test -e ok || sleep 60'}
+  - {id: c, run: 'echo c >> trace'}
+";
+    let edits = [("steps:", "# changed\nsteps:"), ("echo c", "echo  c")];
+    for (treat_as, expect) in [("done", "c"), ("retry", "a, c")] {
+        for (old, new) in edits {
+            let rig = killed(flow);
+            rig.write("ok", "");
+            rig.write("flow.yaml", &flow.replace(old, new));
+
+            let dry = rig.call(&["resume", "r", "--treat-as", treat_as, "--dry-run", "-q"]);
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{treat_as}");
+            assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", treat_as, "-q"]), Some(0), "{treat_as}");
+
+            assert_eq!((dry.status.code(), trace(&rig).as_str()), (Some(0), expect), "{treat_as} {new}");
+        }
+    }
+}

@@ -356,7 +356,9 @@ async fn find_begin<P: Program>(
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
         }
         choice::answer(&options.choices, &mut resume_point.questions);
-        if !resume_point.questions.is_empty() {
+        // A decision about a step in doubt is applied together with a changed definition.
+        let is_decided = options.from.is_none() && !matches!(options.on_doubt, OnDoubt::Ask);
+        if !is_decided && !resume_point.questions.is_empty() {
             return Err(in_doubt(resume_point.questions));
         }
     }
