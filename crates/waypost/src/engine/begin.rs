@@ -493,7 +493,7 @@ fn asked<'a, S>(
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     // An edit of a state with separate outputs applies for every rerun step.
-    let by_hand = options.edit.is_some() && !keeps_apart || !options.edit_branches.is_empty();
+    let by_hand = !keeps_apart && (options.edit.is_some() || !options.edit_branches.is_empty());
     let recovers = matches!(options.on_doubt, OnDoubt::Ask);
     ResumeQuery {
         trust,
