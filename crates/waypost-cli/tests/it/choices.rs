@@ -118,6 +118,38 @@ fn choices_about_other_steps_are_refused() {
     assert_eq!(trace(&rig), "");
 }
 
+#[test]
+fn a_skipped_step_stays_skipped_after_an_equal_upstream_rerun() {
+    for store in STORES {
+        let rig = failed(store);
+        assert_eq!(code_of(&rig, &["resume", "r", "--skip", "b", "-q"]), Some(0), "{store}");
+        std::fs::remove_file(rig.path("a.txt")).unwrap();
+        rig.write("trace", "");
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), "a", "{store}");
+        let skipped = rig.waypost(&["show", "r", "--json"]);
+        assert!(skipped.contains("skipped"), "{skipped}");
+    }
+}
+
+#[test]
+fn a_skipped_step_runs_after_another_upstream_result() {
+    let rig = Rig::with(&FLOW.replace("echo 1 > a.txt", "cat in > a.txt"));
+    rig.write("in", "1");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["resume", "r", "--skip", "b", "-q"]), Some(0));
+    rig.write("in", "2");
+    std::fs::remove_file(rig.path("a.txt")).unwrap();
+    rig.write("trace", "");
+    rig.write("go", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert!(trace(&rig).starts_with("a, b"), "{}", trace(&rig));
+}
+
 /// Returns a run that was killed in the step `a`.
 fn killed(flow: &str) -> Rig {
     let rig = Rig::with(flow);

@@ -14,7 +14,7 @@ use crate::plan::shape::{Shape, Step};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED};
 use crate::record::{
-    Fan, Note, Occasion, Position, Record, Reusable, Settled, SkipCause, Verdict,
+    Fan, Note, Occasion, Position, Record, Reusable, Settled, SettledAs, SkipCause, Verdict,
 };
 use crate::store::{Store, StoreError, StoreExt as _};
 
@@ -117,9 +117,11 @@ impl<P: Program> Session<'_, P> {
         if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
             return Ok(Some(RerunCause::EvidenceFailed { claims: claims.clone() }));
         }
-        // A kept result never left the state.
+        // A kept result never left the state, and a skip has no result.
+        let has_no_part = settled.how == SettledAs::SkippedByHand;
         let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
         if !is_kept
+            && !has_no_part
             && self.restores_state(id, candidate.place)
             && !self.restore_state(id, candidate, &ended).await?
         {

@@ -201,12 +201,12 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
             let settled = Settled { fan: fan.of_pass(pass).map(Box::new), ..settled.clone() };
             if pass <= passes_kept {
                 position.ledger.insert(step.id.clone(), settled);
-            } else if settled.gave_result() {
+            } else if settled.is_reusable() {
                 let follows = pass < fan.pass || !is_finished;
                 keep(position, &step.id, pass, Reusable::ended(settled, follows));
             }
         }
-    } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.gave_result()) {
+    } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.is_reusable()) {
         keep(position, &step.id, 1, Reusable::ended(settled, false));
     } else if is_finished && last.is_none() && !step.idempotent {
         // Without traces, the ledger lacks the end of a completed step.
