@@ -150,6 +150,41 @@ fn a_skipped_step_runs_after_another_upstream_result() {
     assert!(trace(&rig).starts_with("a, b"), "{}", trace(&rig));
 }
 
+const READ: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo v=1 >> $WAYPOST_OUTPUT; false'}
+  - {id: b, run: 'echo b$V >> trace', env: {V: \"${{ steps.a.outputs.v }}\"}}
+";
+
+#[test]
+fn a_failed_step_without_a_read_output_is_not_done() {
+    let rig = Rig::with(READ);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("trace", "");
+
+    let refused = rig.call(&["resume", "r", "--treat-as", "done", "-q"]);
+
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(rig.told(&refused).contains("`--output a.v=VALUE` gives the output"), "{}", rig.told(&refused));
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "--output", "a.v=7", "-q"]), Some(0));
+    assert_eq!(trace(&rig), "b7");
+}
+
+#[test]
+fn a_failed_foreach_with_read_counts_is_not_done() {
+    let rig = Rig::with(
+        "steps:
+  - {id: each, foreach: {items: [x], steps: [{id: a, run: 'false'}]}}
+  - {id: c, run: 'echo c${{ steps.each.failed }} >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    let refused = rig.call(&["resume", "r", "--treat-as", "done", "-q"]);
+
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(rig.told(&refused).contains("`--skip each` skips the step"), "{}", rig.told(&refused));
+}
+
 /// Returns a run that was killed in the step `a`.
 fn killed(flow: &str) -> Rig {
     let rig = Rig::with(flow);
@@ -159,6 +194,18 @@ fn killed(flow: &str) -> Rig {
     running.end();
     rig.write("trace", "");
     rig
+}
+
+#[test]
+fn a_step_in_doubt_is_done_with_the_outputs_of_a_person() {
+    let rig = killed(
+        &READ.replace("run: 'echo a >> trace;", "idempotent: false, run: 'echo a >> trace; sleep 60;"),
+    );
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]), Some(2));
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "--output", "a.v=7", "-q"]), Some(0));
+
+    assert_eq!(trace(&rig), "b7");
 }
 
 #[test]
