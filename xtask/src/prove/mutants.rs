@@ -181,8 +181,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a rollback cuts the steps that have begun since its target",
         file: "engine/rollback.rs",
-        on: "position = cut_since(shape, position, &since, epoch);",
-        off: "let _ = (&since, epoch);",
+        on: "let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).collect();",
+        off: "let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).take(0).collect();",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_rollback_runs_again_what_has_run_since",

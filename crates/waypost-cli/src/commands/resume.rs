@@ -76,6 +76,7 @@ pub(crate) async fn resume_in(
     if prepared.decides_first {
         prepared.only_write(Arc::clone(&store), &args, None).await?;
         args.treat_as = None;
+        args.output.clear();
         prepared = Prepared::of(context, &store, &run, &args).await?;
     }
     let session = Session::begin(context, prepared.timeout)?;
@@ -314,7 +315,8 @@ impl Prepared {
                     decides_first = asked == Asked::BeforeEvidence;
                 }
                 let settles_failed = matches!(asked, Asked::Nothing | Asked::OnTheWay);
-                choices = choice::of(args, settles_failed.then_some(&snapshot), context.now())?;
+                let at = (&snapshot, &chosen.workflow);
+                choices = choice::of(args, at, settles_failed, context.now())?;
                 let is_told = args.treat_as.is_some() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {
                     return Err(nothing_to_decide(run));
@@ -448,7 +450,7 @@ impl Prepared {
             edit,
             on_doubt,
             choices,
-            by: (!args.all).then(choice::person),
+            by: (!args.all).then(environment::person),
             edit_branches,
             from: going.from,
             then: going.then,

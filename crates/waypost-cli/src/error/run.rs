@@ -62,9 +62,11 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::EvidenceLost { run, branch, step, .. } => {
             ("damaged", Exit::Damaged, Some(run_again(run, branch, step)))
         }
-        RunError::NotSettled { .. } => {
-            ("not_settled", Exit::Usage, hint("`--treat-as retry` reruns the step; `--restart` starts over"))
-        }
+        RunError::NotSettled { .. } => (
+            "not_settled",
+            Exit::Usage,
+            hint("`--output STEP.NAME=VALUE` gives an output; `--treat-as retry` reruns the step"),
+        ),
         RunError::Cancelled(run) => {
             ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts over")))
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{Engine, Look, ResumeOptions, Snapshot};
+use waypost::engine::{AcceptAs, Acceptance, Engine, Look, ResumeOptions, Snapshot};
 use waypost::plan::{Cause, Decision, Plan};
 use waypost::record::{Occasion, Record};
 use waypost::store::Store;
@@ -14,7 +14,7 @@ use waypost_workflow::program::WorkflowProgram;
 
 use crate::error::Error;
 use crate::run::definition::Chosen;
-use crate::run::environment::{BASH, Local};
+use crate::run::environment::{BASH, Local, person};
 use crate::store_location;
 
 /// Checks the evidence of a run; does nothing for a workflow without evidence.
@@ -104,11 +104,9 @@ pub(crate) async fn accept(
     (branch, step): (Option<&BranchPath>, &StepId),
 ) -> Result<usize, Error> {
     let (engine, program) = to_look(store, snapshot, chosen)?;
-    let run = &snapshot.entry.summary.run;
-    Ok(match branch {
-        Some(branch) => engine.accept_program_on(&program, run, (branch, step)).await?,
-        None => engine.accept_program(&program, run, step).await?,
-    })
+    let by = person();
+    let acceptance = Acceptance { branch, step, accept_as: AcceptAs::Pinned, by: Some(&by) };
+    Ok(engine.accept_program(&program, &snapshot.entry.summary.run, acceptance).await?)
 }
 
 /// Marks finished steps with failed evidence as done, if the plan asks about them and the person says so.
@@ -125,7 +123,9 @@ pub(crate) async fn believe(
     if !held.is_empty() {
         let (engine, program) = to_look(store, snapshot, chosen)?;
         for step in &held {
-            engine.believe_program(&program, &snapshot.entry.summary.run, step).await?;
+            let by = person();
+            let acceptance = Acceptance { branch: None, step, accept_as: AcceptAs::Done, by: Some(&by) };
+            engine.accept_program(&program, &snapshot.entry.summary.run, acceptance).await?;
         }
     }
     Ok(held)

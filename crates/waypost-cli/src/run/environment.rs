@@ -78,6 +78,11 @@ pub(crate) fn user() -> Option<String> {
     ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok())
 }
 
+/// Returns the name of the user, for the causes on record.
+pub(crate) fn person() -> String {
+    user().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+}
+
 /// The configured commands of agents, set once before any command runs.
 static AGENTS: OnceLock<Arc<Agents>> = OnceLock::new();
 

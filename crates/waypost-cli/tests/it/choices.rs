@@ -117,3 +117,115 @@ fn choices_about_other_steps_are_refused() {
     );
     assert_eq!(trace(&rig), "");
 }
+
+#[test]
+fn a_skipped_step_stays_skipped_after_an_equal_upstream_rerun() {
+    for store in STORES {
+        let rig = failed(store);
+        assert_eq!(code_of(&rig, &["resume", "r", "--skip", "b", "-q"]), Some(0), "{store}");
+        std::fs::remove_file(rig.path("a.txt")).unwrap();
+        rig.write("trace", "");
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), "a", "{store}");
+        let skipped = rig.waypost(&["show", "r", "--json"]);
+        assert!(skipped.contains("skipped"), "{skipped}");
+    }
+}
+
+#[test]
+fn a_skipped_step_runs_after_another_upstream_result() {
+    let rig = Rig::with(&FLOW.replace("echo 1 > a.txt", "cat in > a.txt"));
+    rig.write("in", "1");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["resume", "r", "--skip", "b", "-q"]), Some(0));
+    rig.write("in", "2");
+    std::fs::remove_file(rig.path("a.txt")).unwrap();
+    rig.write("trace", "");
+    rig.write("go", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert!(trace(&rig).starts_with("a, b"), "{}", trace(&rig));
+}
+
+const READ: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo v=1 >> $WAYPOST_OUTPUT; false'}
+  - {id: b, run: 'echo b$V >> trace', env: {V: \"${{ steps.a.outputs.v }}\"}}
+";
+
+#[test]
+fn a_failed_step_without_a_read_output_is_not_done() {
+    let rig = Rig::with(READ);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("trace", "");
+
+    let refused = rig.call(&["resume", "r", "--treat-as", "done", "-q"]);
+
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(rig.told(&refused).contains("`--output a.v=VALUE` gives the output"), "{}", rig.told(&refused));
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "--output", "a.v=7", "-q"]), Some(0));
+    assert_eq!(trace(&rig), "b7");
+}
+
+#[test]
+fn a_failed_foreach_with_read_counts_is_not_done() {
+    let rig = Rig::with(
+        "steps:
+  - {id: each, foreach: {items: [x], steps: [{id: a, run: 'false'}]}}
+  - {id: c, run: 'echo c${{ steps.each.failed }} >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    let refused = rig.call(&["resume", "r", "--treat-as", "done", "-q"]);
+
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(rig.told(&refused).contains("`--skip each` skips the step"), "{}", rig.told(&refused));
+}
+
+/// Returns a run that was killed in the step `a`.
+fn killed(flow: &str) -> Rig {
+    let rig = Rig::with(flow);
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.contains('a'));
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("trace", "");
+    rig
+}
+
+#[test]
+fn a_step_in_doubt_is_done_with_the_outputs_of_a_person() {
+    let rig = killed(
+        &READ.replace("run: 'echo a >> trace;", "idempotent: false, run: 'echo a >> trace; sleep 60;"),
+    );
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "-q"]), Some(2));
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "done", "--output", "a.v=7", "-q"]), Some(0));
+
+    assert_eq!(trace(&rig), "b7");
+}
+
+#[test]
+fn a_decision_applies_together_with_a_changed_file() {
+    let flow = "steps:
+  - {id: a, idempotent: false, run: 'echo a >> trace; test -e ok || sleep 60'}
+  - {id: c, run: 'echo c >> trace'}
+";
+    let edits = [("steps:", "# changed\nsteps:"), ("echo c", "echo  c")];
+    for (treat_as, expect) in [("done", "c"), ("retry", "a, c")] {
+        for (old, new) in edits {
+            let rig = killed(flow);
+            rig.write("ok", "");
+            rig.write("flow.yaml", &flow.replace(old, new));
+
+            let dry = rig.call(&["resume", "r", "--treat-as", treat_as, "--dry-run", "-q"]);
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{treat_as}");
+            assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", treat_as, "-q"]), Some(0), "{treat_as}");
+
+            assert_eq!((dry.status.code(), trace(&rig).as_str()), (Some(0), expect), "{treat_as} {new}");
+        }
+    }
+}

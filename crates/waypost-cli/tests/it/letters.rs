@@ -316,3 +316,28 @@ fn another_item_is_read_by_all_that_had_read_the_one_before() {
     let shown = rig.json(&["show", "r", "--json"]);
     assert_eq!(shown["status"], "completed");
 }
+
+#[test]
+fn a_retried_item_reruns_its_earlier_step_with_failed_evidence() {
+    for retry in [&["dead-letters", "retry", "r", "-q"][..], &["resume", "r", "--retry-failed", "-q"]] {
+        let rig = Rig::with(
+            "steps:
+  - id: each
+    foreach:
+      items: [y]
+      max_failures: 1
+      steps:
+        - {id: a, run: 'echo a >> trace; echo 1 > f', evidence: [{sha256: f}]}
+        - {id: b, run: 'echo b >> trace; test -e ok'}
+",
+        );
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+        std::fs::remove_file(rig.path("f")).unwrap();
+        rig.write("ok", "");
+        rig.write("trace", "");
+
+        assert_eq!(code(&rig, retry), Some(0), "{retry:?}");
+
+        assert_eq!(rig.read("trace"), "a\nb\n", "{retry:?}");
+    }
+}

@@ -180,3 +180,18 @@ fn passes_that_ran_out_are_tolerated_as_failures_are() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
     assert_eq!(rig.read("trace"), "p\np\nz\n");
 }
+
+#[test]
+fn a_tolerated_failure_of_an_earlier_pass_counts() {
+    let flow = "steps:
+  - id: a
+    repeat: {until: iteration == 2, max: 4}
+    continue_on_error: true
+    run: 'test ${{ iteration }} != 1'
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
+    }
+}

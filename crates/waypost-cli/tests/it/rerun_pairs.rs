@@ -561,3 +561,159 @@ fn an_added_item_below_lost_evidence_runs_alone() {
 
     assert_eq!(ran(&rig), "a pz");
 }
+
+/// The retry of a tolerated failure repeats no effect `b` unasked, and the answer of a person counts.
+#[track_caller]
+fn asks_about_the_effect(flow: &str) {
+    let rig = Rig::with(flow);
+    assert_eq!(run(&rig), Some(3));
+    rig.write("ok", "");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8), "{flow}");
+    assert_eq!(ran(&rig), "a", "{flow}");
+    assert_eq!(resume(&rig, &["--treat-as", "done"]), Some(0), "{flow}");
+    assert_eq!(ran(&rig), "", "{flow}");
+}
+
+const FAILS_ONCE: &str = "{id: a, run: 'echo a >> trace; test -e ok', continue_on_error: true}";
+const EFFECT: &str = "{id: b, idempotent: false, run: 'echo b >> trace'}";
+
+#[test]
+fn a_retried_failure_asks_about_a_finished_effect() {
+    asks_about_the_effect(&format!("steps:\n  - {FAILS_ONCE}\n  - {EFFECT}\n"));
+    asks_about_the_effect(&format!(
+        "steps:\n  - {FAILS_ONCE}\n  - {{id: b, needs: [a], idempotent: false, run: 'echo b >> trace'}}\n"
+    ));
+    asks_about_the_effect(&format!(
+        "steps:\n  - id: g\n    steps:\n      - {FAILS_ONCE}\n      - {EFFECT}\n"
+    ));
+    asks_about_the_effect(&format!(
+        "steps:\n  - id: f\n    foreach:\n      items: [x]\n      steps:\n        - {FAILS_ONCE}\n        - {EFFECT}\n"
+    ));
+}
+
+#[test]
+fn a_retried_failure_asks_about_effects_in_branches() {
+    asks_about_the_effect(&format!("steps:\n  - {FAILS_ONCE}\n  - id: g\n    steps:\n      - {EFFECT}\n"));
+    asks_about_the_effect(&format!(
+        "steps:\n  - {FAILS_ONCE}\n  - id: f\n    foreach:\n      items: [x]\n      steps:\n        - {EFFECT}\n"
+    ));
+}
+
+#[test]
+fn a_retried_failure_asks_about_earlier_passes() {
+    let rig = Rig::with(&format!(
+        "steps:\n  - {FAILS_ONCE}\n  - id: b\n    idempotent: false\n    repeat: {{until: iteration == 2, max: 2}}\n    \
+         run: 'echo b >> trace'\n"
+    ));
+    assert_eq!(run(&rig), Some(3));
+    rig.write("ok", "");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8));
+
+    assert_eq!(ran(&rig), "a");
+}
+
+#[test]
+fn a_failed_retry_of_a_tolerated_failure_repeats_no_effect() {
+    let rig = Rig::with(&format!("steps:\n  - {FAILS_ONCE}\n  - {EFFECT}\n"));
+    assert_eq!(run(&rig), Some(3));
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8));
+
+    assert_eq!(ran(&rig), "a");
+}
+
+/// Lets step `p` write another value than before the acceptance.
+fn accept_another_value(rig: &Rig, step: &str) {
+    rig.write("p.txt", "2\n");
+    assert_eq!(code_of(rig, &["evidence", "accept", "r", step]), Some(0));
+}
+
+const PINNED: &str = "{id: p, run: 'echo p >> trace; echo 1 > p.txt', evidence: [{sha256: p.txt}]}";
+const READER: &str = "{id: d, run: 'echo d >> trace; cat p.txt > d.txt; test -e ok'}";
+
+#[test]
+fn a_reader_of_an_accepted_file_reruns_for_another_file() {
+    let rig = Rig::with(&format!("steps:\n  - {PINNED}\n  - {READER}\n"));
+    assert_eq!(run(&rig), Some(1));
+    accept_another_value(&rig, "p");
+    rig.write("ok", "");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(rig.read("d.txt"), "2\n");
+    remove(&rig, "p.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("d.txt").as_str()), ("p d", "1\n"));
+}
+
+#[test]
+fn a_rerun_with_the_accepted_file_reuses_its_reader() {
+    let rig = Rig::with(&format!("steps:\n  - {}\n  - {READER}\n", PINNED.replace("echo 1 >", "cat in >")));
+    rig.write("in", "1\n");
+    assert_eq!(run(&rig), Some(1));
+    accept_another_value(&rig, "p");
+    rig.write("ok", "");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    rig.write("in", "2\n");
+    remove(&rig, "p.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("d.txt").as_str()), ("p", "2\n"));
+}
+
+#[test]
+fn an_accepted_file_of_an_item_reaches_later_steps() {
+    let rig = Rig::with(&format!(
+        "steps:\n  - id: f\n    foreach:\n      items: [x]\n      steps:\n        - {PINNED}\n  - {READER}\n"
+    ));
+    rig.write("ok", "");
+    assert_eq!(run(&rig), Some(0));
+    accept_another_value(&rig, "f:x/p");
+    assert_eq!(resume(&rig, &["--from", "d"]), Some(0));
+    assert_eq!(rig.read("d.txt"), "2\n");
+    remove(&rig, "p.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("d.txt").as_str()), ("p d", "1\n"));
+}
+
+#[test]
+fn an_accepted_file_reaches_open_items() {
+    let rig = Rig::with(&format!(
+        "steps:\n  - {PINNED}\n  - id: f\n    foreach:\n      items: [x]\n      steps:\n        - {READER}\n"
+    ));
+    assert_eq!(run(&rig), Some(1));
+    accept_another_value(&rig, "p");
+    rig.write("ok", "");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(rig.read("d.txt"), "2\n");
+    remove(&rig, "p.txt");
+    ran(&rig);
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!((ran(&rig).as_str(), rig.read("d.txt").as_str()), ("p d", "1\n"));
+}
+
+#[test]
+fn an_acceptance_names_the_person() {
+    let rig = Rig::with(&format!("steps:\n  - {PINNED}\n"));
+    assert_eq!(run(&rig), Some(0));
+
+    accept_another_value(&rig, "p");
+
+    let why = rig.waypost(&["why", "r", "p", "--json"]);
+    assert!(why.contains(r#""text": "accepted by "#), "{why}");
+    let events = rig.waypost(&["events", "r", "--json"]);
+    assert!(events.contains(r#""event":"step_settled","how":"accepted""#), "{events}");
+}

@@ -355,3 +355,86 @@ fn other_params_repeat_nothing_that_is_finished_amid_branches() {
         }
     }
 }
+
+const ITEMS: &str = "steps:
+  - id: each
+    foreach:
+      items: [x, y]
+      as: item
+      max_parallel: 1
+      steps: [{id: a, run: 'echo ${{ item }} >> trace; test ${{ item }} != y || test -e ok', undo: 'echo undo ${{ item }} >> trace'}]
+  - {id: c, run: 'echo c${{ steps.each.failed }} >> trace'}
+";
+
+/// Returns a run with a failed item and a later resume; the checkpoint `f` is in between.
+fn retried_after_a_checkpoint(flow: &str, end: i32, retry: &[&str]) -> Rig {
+    let rig = Rig::with(flow);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(end));
+    assert_eq!(code(&rig, &["checkpoint", "r", "--label", "f"]), Some(0));
+    rig.write("ok", "");
+    assert_eq!(code(&rig, retry), Some(0));
+    rig.write("trace", "");
+    rig
+}
+
+fn traced(rig: &Rig) -> String {
+    rig.read("trace").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_rollback_before_the_retry_of_an_item_reruns_the_items() {
+    let rig = retried_after_a_checkpoint(ITEMS, 1, &["resume", "r", "-q"]);
+    std::fs::remove_file(rig.path("ok")).unwrap();
+
+    assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0));
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1), "item y fails again");
+    assert_eq!(traced(&rig), "x y");
+}
+
+#[test]
+fn a_rollback_before_the_retry_of_a_dead_letter_reruns_the_items() {
+    let flow = ITEMS.replace("max_parallel: 1", "max_parallel: 1\n      max_failures: 1");
+    let rig = retried_after_a_checkpoint(&flow, 3, &["dead-letters", "retry", "r", "-q"]);
+
+    assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0));
+
+    let letters = rig.waypost(&["dead-letters", "list", "r"]);
+    assert!(letters.contains("no item failed"), "{letters}");
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(traced(&rig), "x y c0");
+}
+
+#[test]
+fn a_fork_before_the_retry_of_an_item_reruns_the_items() {
+    let rig = retried_after_a_checkpoint(ITEMS, 1, &["resume", "r", "-q"]);
+
+    assert_eq!(code(&rig, &["fork", "r@f", "--id", "k", "-q"]), Some(0));
+
+    assert_eq!(traced(&rig), "x y c0");
+}
+
+#[test]
+fn a_rollback_undoes_the_retried_item() {
+    let rig = retried_after_a_checkpoint(ITEMS, 1, &["resume", "r", "-q"]);
+
+    assert_eq!(code(&rig, &["rollback", "r@f", "--undo-steps"]), Some(0));
+
+    assert_eq!(traced(&rig), "undo y undo x");
+}
+
+#[test]
+fn a_rollback_reruns_a_finished_step_that_has_rerun_since() {
+    let flow = "steps:\n  - {id: a, run: 'echo a >> trace'}\n  - {id: b, idempotent: false, run: 'echo b >> trace'}\n";
+    let rig = Rig::with(flow);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code(&rig, &["checkpoint", "r", "--label", "f"]), Some(0));
+    assert_eq!(code(&rig, &["resume", "r", "--from", "a", "-q"]), Some(8));
+    assert_eq!(code(&rig, &["resume", "r", "--treat-as", "retry", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0));
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(8), "step b is asked about");
+    assert_eq!(traced(&rig), "a");
+}

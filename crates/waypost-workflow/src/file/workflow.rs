@@ -325,6 +325,29 @@ impl Workflow {
         }))
     }
 
+    /// Returns the readers of results of a step other than the given outputs, each with the name of a missing output; `None`
+    /// for another result, such as the standard output.
+    pub fn readers_of_missing<'s>(
+        &'s self,
+        id: &'s str,
+        is_given: impl Fn(&str) -> bool + 's,
+    ) -> impl Iterator<Item = (&'s Step, Option<String>)> {
+        self.readers_of(id).filter_map(move |step| {
+            let mut missing = step.references().filter_map(|reference| match reference.path.as_slice() {
+                [root, of, what, rest @ ..] if root == "steps" && of == id => match (what.as_str(), rest) {
+                    ("outputs", [name, ..]) if is_given(name) => None,
+                    ("outputs", [name, ..]) => Some(Some(name.clone())),
+                    ("outputs" | "stdout" | "items" | "items_file" | "total" | "succeeded" | "failed", _) => {
+                        Some(None)
+                    }
+                    _ => None,
+                },
+                _ => None,
+            });
+            missing.next().map(|missing| (step, missing))
+        })
+    }
+
     /// Returns the readers of the outputs at `path`, which begins with a step id, or of anything below.
     pub(crate) fn readers_at(&self, path: &[String]) -> impl Iterator<Item = &Step> {
         self.all_steps().filter(move |step| {

@@ -7,7 +7,8 @@ use serde_json::json;
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Broken;
-use crate::record::{ACCEPTED_LABEL, Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdict};
+use crate::projection::events::STEP_SETTLED;
+use crate::record::{ACCEPTED_LABEL, Claim, Ending, Note, Occasion, Pack, Phase, Reason, Record, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
@@ -22,19 +23,24 @@ const ACCEPTED_KEY: &str = "evidence accepted";
 
 /// The decision of a person about evidence that does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AcceptAs {
+pub enum AcceptAs {
     /// The current files are right: pin the current values.
     Pinned,
-    /// The step counts as done in spite of its evidence.
+    /// The step counts as done in spite of its evidence. Resumes no longer check the claims that are not `ok` now.
     Done,
 }
 
-/// A step to accept: on a single branch, or on all branches in force.
-#[derive(Clone, Copy)]
-struct Acceptance<'a> {
-    branch: Option<&'a BranchPath>,
-    step: &'a StepId,
-    accept_as: AcceptAs,
+/// A finished step to accept, by decision of a person.
+#[derive(Debug, Clone, Copy)]
+pub struct Acceptance<'a> {
+    /// A single branch; `None` for all branches in force.
+    pub branch: Option<&'a BranchPath>,
+    /// The step.
+    pub step: &'a StepId,
+    /// The decision.
+    pub accept_as: AcceptAs,
+    /// The person.
+    pub by: Option<&'a str>,
 }
 
 impl Engine {
@@ -44,55 +50,11 @@ impl Engine {
     ///
     /// # Errors
     /// - [`RunError::NotAccepted`]: a claim without a pin does not hold, or a claim could not be checked. Nothing
-    ///   changed.
+    ///   changed. Not with [`AcceptAs::Done`].
     /// - [`RunError::InvalidStep`]: the program has no such step.
     /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease. With
     ///   [`StoreError::Damaged`]: resume the run first.
     pub async fn accept_program<P: Program>(
-        &self,
-        program: &P,
-        run: &RunId,
-        step: &StepId,
-    ) -> Result<usize, RunError> {
-        self.accept_with_lease(program, run, Acceptance { branch: None, step, accept_as: AcceptAs::Pinned })
-            .await
-    }
-
-    /// As [`accept_program`](Self::accept_program), on a single branch: for example, a step of an item.
-    ///
-    /// # Errors
-    /// As of [`accept_program`](Self::accept_program).
-    pub async fn accept_program_on<P: Program>(
-        &self,
-        program: &P,
-        run: &RunId,
-        (branch, step): (&BranchPath, &StepId),
-    ) -> Result<usize, RunError> {
-        self.accept_with_lease(
-            program,
-            run,
-            Acceptance { branch: Some(branch), step, accept_as: AcceptAs::Pinned },
-        )
-        .await
-    }
-
-    /// Accepts a finished step as done by decision of a person, although its evidence does not hold or cannot be
-    /// checked. Resumes no longer check the claims that are not `ok` now. Apart from that, as
-    /// [`accept_program`](Self::accept_program). Returns the number of accepted packs.
-    ///
-    /// # Errors
-    /// As for [`accept_program`](Self::accept_program), except for claims that do not hold.
-    pub async fn believe_program<P: Program>(
-        &self,
-        program: &P,
-        run: &RunId,
-        step: &StepId,
-    ) -> Result<usize, RunError> {
-        self.accept_with_lease(program, run, Acceptance { branch: None, step, accept_as: AcceptAs::Done })
-            .await
-    }
-
-    async fn accept_with_lease<P: Program>(
         &self,
         program: &P,
         run: &RunId,
@@ -118,8 +80,9 @@ impl Engine {
         &self,
         program: &P,
         lease: &Lease,
-        Acceptance { branch, step, accept_as }: Acceptance<'_>,
+        acceptance: Acceptance<'_>,
     ) -> Result<usize, RunError> {
+        let Acceptance { branch, step, accept_as, .. } = acceptance;
         let snapshot = Snapshot::main(self.store.as_ref(), lease.run()).await?;
         if let Some(damage) = snapshot.damaged().next() {
             let older = Some(snapshot.newest().header().seq);
@@ -145,7 +108,7 @@ impl Engine {
         }
         let mut records = Vec::new();
         for (branch, packs) in &packs {
-            self.accepted_on(lease, (branch, step), packs, &mut records).await?;
+            self.accepted_on(lease, (branch, acceptance), packs, &mut records).await?;
         }
         let id = BatchId { token: lease.token(), count: 1 };
         let batch =
@@ -195,7 +158,7 @@ impl Engine {
     async fn accepted_on(
         &self,
         lease: &Lease,
-        (branch, step): (&BranchPath, &StepId),
+        (branch, Acceptance { step, accept_as, by, .. }): (&BranchPath, Acceptance<'_>),
         packs: &[(u64, Pack)],
         records: &mut Vec<Record>,
     ) -> Result<(), RunError> {
@@ -213,6 +176,9 @@ impl Engine {
             let mut draft = Draft::new(phase, Reason::Accept, Some(step.clone()), at);
             draft.about = Some(made.header().seq);
             draft.report.evidence = Some(pack.clone());
+            let how = if accept_as == AcceptAs::Pinned { "accepted" } else { "done" };
+            let data = json!({ "step": step, "how": how, "cause": { "code": "settled", "by": by } });
+            draft.report.notes.push(Note::Event { name: STEP_SETTLED.to_owned(), data });
             let (key, value) = ACCEPTED_LABEL;
             draft.labels.insert(key.to_owned(), value.to_owned());
             drafts.push(draft);

@@ -13,6 +13,7 @@ use crate::record::{
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 use crate::system::lock::Holder;
 
+use super::accepted_pins::AcceptedPacks;
 use super::chain::{Chain, Draft, unchanged_body};
 use super::child_heads::pass_missing;
 use super::choice;
@@ -167,6 +168,7 @@ async fn go_on<'a, P: Program>(
     let mut session = Session::new(engine, program, main, options.session)?;
     session.config = Arc::new(config);
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
+    session.accepted_packs = std::mem::take(&mut begin.accepted_packs);
     session.on_unknown = options.on_unknown;
     session.by_person = options.by.is_some();
     session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
@@ -229,6 +231,8 @@ struct SessionStart {
     drafts: Vec<Draft>,
     /// True if this session is the first of the resume to take up the open steps of the main branch.
     reopens: bool,
+    /// The accepted packs of the run, if ends have traces.
+    accepted_packs: AcceptedPacks,
 }
 
 /// Returns whether a resume adopts another definition than the definition in force.
@@ -355,7 +359,9 @@ async fn find_begin<P: Program>(
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
         }
         choice::answer(&options.choices, &mut resume_point.questions);
-        if !resume_point.questions.is_empty() {
+        // A decision about a step in doubt is applied together with a changed definition.
+        let is_decided = options.from.is_none() && !matches!(options.on_doubt, OnDoubt::Ask);
+        if !is_decided && !resume_point.questions.is_empty() {
             return Err(in_doubt(resume_point.questions));
         }
     }
@@ -370,7 +376,13 @@ async fn find_begin<P: Program>(
         choice::choose((lease.run(), program.shape()), &options.choices, &mut base.position)?;
         last_or_by_hand(&mut drafts);
     }
-    Ok(Some(SessionStart { resume_point, drafts, reopens: reopens && options.then == Then::GoOn }))
+    let keeps_traces = !program.shape().is_routed() && program.shape().has_evidence();
+    let accepted_packs = match keeps_traces {
+        true => AcceptedPacks::read(engine.store.as_ref(), lease.run()).await?,
+        false => AcceptedPacks::default(),
+    };
+    let reopens = reopens && options.then == Then::GoOn;
+    Ok(Some(SessionStart { resume_point, drafts, reopens, accepted_packs }))
 }
 
 /// Moves the main branch to the target of a transition.
@@ -404,7 +416,7 @@ async fn main_line<'a, P: Program>(
     begin: &mut SessionStart,
     options: &mut ResumeOptions<P::State>,
 ) -> Result<(Scope<'a, P::State>, Map<String, Value>), RunError> {
-    let SessionStart { resume_point, drafts, reopens } = begin;
+    let SessionStart { resume_point, drafts, reopens, accepted_packs } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
@@ -418,7 +430,7 @@ async fn main_line<'a, P: Program>(
     let mut main = Scope::new(chain, program.shape(), std::mem::take(&mut base.position), state);
     let site = engine.site(base.snapshot.entry.record.record());
     if !program.shape().is_routed() && program.shape().has_evidence() {
-        read_digests(engine.store.as_ref(), program, &mut main).await?;
+        read_digests(engine.store.as_ref(), program, &mut main, accepted_packs).await?;
     }
     let (branch, asked) = (main.branch().clone(), &mut resume_point.settled);
     let shape = program.shape();
@@ -484,7 +496,7 @@ fn asked<'a, S>(
     let trust = Trust::Checked(options.on_unknown);
     let retries = matches!(options.on_doubt, OnDoubt::Retry);
     // An edit of a state with separate outputs applies for every rerun step.
-    let by_hand = options.edit.is_some() && !keeps_apart || !options.edit_branches.is_empty();
+    let by_hand = !keeps_apart && (options.edit.is_some() || !options.edit_branches.is_empty());
     let recovers = matches!(options.on_doubt, OnDoubt::Ask);
     ResumeQuery {
         trust,

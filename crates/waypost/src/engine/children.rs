@@ -324,10 +324,9 @@ impl<'a, P: Program> Session<'a, P> {
         let epoch_max = if chain.next > 1 { epoch.max(1) } else { 0 };
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
-        let results = match self.reruns_whole(id, place) {
+        let results = match self.reruns_whole(id, place) || !self.keeps_traces {
             false => Results::Keep,
-            true if self.retries => Results::Retry,
-            true => Results::Drop,
+            true => Results::dropped(!self.retries),
         };
         let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
         let requests = &self.main().position.requests;
@@ -369,7 +368,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns the digest of the input of a child, if ends have traces.
-    fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
+    pub(super) fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
         let trace = self.keeps_traces.then(|| trace_of(self.program, self.scopes.get(id), place));
         let input = trace.flatten().map(|trace| child_input(&trace, item));
         let work = self.scopes.get(id).entry(place).hooks.as_ref().and_then(|fan| fan.work_digests);

@@ -89,6 +89,8 @@ impl<P: Program> Session<'_, P> {
         let matters = keeps_traces
             || report.evidence.is_some()
             || joins
+            // A rerun opens these branches again.
+            || !scope.shape.is_routed() && scope.entry(place).fan.is_some()
             || scope.shape.steps()[place].children.as_ref().is_some_and(|children| children.passes)
             || !ending.outputs.is_empty()
             || ending.outputs_bytes.is_some();

@@ -12,7 +12,7 @@ use crate::plan::change::{self, CarriedOver, Carry, StepChange};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::{RerunCause, STEP_SETTLED};
 use crate::record::{
-    Definition, Fan, FrontierEntry, Note, Phase, Position, Record, Reusable, Settled, SettledAs,
+    Definition, Fan, FrontierEntry, Note, Phase, Position, Record, Reusable, Settled, SettledAs, SkipCause,
 };
 use crate::store::{Lease, Store, StoreError, StoreExt as _};
 
@@ -87,6 +87,7 @@ async fn ends_of(engine: &Engine, base: &Base) -> Result<BTreeMap<StepId, Settle
         let how = match &header.phase {
             Phase::Completed(_) => SettledAs::Completed,
             Phase::Failed(failure) if failure.tolerated => SettledAs::Tolerated,
+            Phase::Skipped(SkipCause::ByHand(_)) => SettledAs::SkippedByHand,
             Phase::Skipped(_) => SettledAs::Skipped,
             _ => continue,
         };

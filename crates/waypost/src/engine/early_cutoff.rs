@@ -13,9 +13,12 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED};
-use crate::record::{Fan, Note, Occasion, Position, Record, Reusable, Settled, SkipCause, Verdict};
+use crate::record::{
+    Fan, Note, Occasion, Position, Record, Reusable, Settled, SettledAs, SkipCause, Verdict,
+};
 use crate::store::{Store, StoreError, StoreExt as _};
 
+use super::accepted_pins::AcceptedPacks;
 use super::begin::decode_state;
 use super::child_ends::has_state;
 use super::failure::upstream;
@@ -35,7 +38,7 @@ impl<P: Program> Session<'_, P> {
             return Ok(());
         }
         let (store, program) = (Arc::clone(&self.engine.store), self.program);
-        read_digests(store.as_ref(), program, self.scopes.get_mut(id)).await
+        read_digests(store.as_ref(), program, self.scopes.get_mut(id), &self.accepted_packs).await
     }
 
     /// Settles ready steps with their reusable results, and drops results that cannot be reused.
@@ -113,15 +116,18 @@ impl<P: Program> Session<'_, P> {
         if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
             return Ok(Some(RerunCause::EvidenceFailed { claims: claims.clone() }));
         }
-        // A kept result never left the state.
+        // A kept result never left the state, and a skip has no result.
+        let has_no_part = settled.how == SettledAs::SkippedByHand;
         let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
         if !is_kept
+            && !has_no_part
             && self.restores_state(id, candidate.place)
             && !self.restore_state(id, candidate, &ended).await?
         {
             return Ok(Some(RerunCause::UpstreamChanged { step: None }));
         }
-        self.settle_with_result(id, candidate, header.digests);
+        let digests = self.accepted_packs.digests_of(self.scopes.get(id), candidate.place, header);
+        self.settle_with_result(id, candidate, digests);
         Ok(None)
     }
 
@@ -196,6 +202,7 @@ pub(super) async fn read_digests<P: Program>(
     store: &dyn Store,
     program: &P,
     scope: &mut Scope<'_, P::State>,
+    accepted: &AcceptedPacks,
 ) -> Result<(), RunError> {
     let mut wanted: BTreeSet<StepId> = BTreeSet::new();
     for entry in &scope.position.frontier {
@@ -208,20 +215,26 @@ pub(super) async fn read_digests<P: Program>(
     if scope.position.frontier.is_empty() {
         wanted.extend(sinks_and_openers(scope.shape).map(|step| step.id.clone()));
     }
+    if !accepted.is_empty() {
+        // An accepted pin counts for all downstream ends.
+        wanted.extend(scope.position.ledger.keys().cloned());
+    }
     wanted.retain(|step| !scope.digests.contains_key(step));
     let settled = wanted.into_iter().filter_map(|step| {
         let seq = scope.position.ledger.get(&step)?.seq;
-        (seq < scope.chain.next).then_some((seq, step))
+        (seq < scope.chain.next).then_some((step, seq))
     });
-    let settled: BTreeMap<u64, StepId> = settled.collect();
+    let settled: BTreeMap<StepId, u64> = settled.collect();
     if settled.is_empty() {
         return Ok(());
     }
-    let seqs = settled.keys().copied().collect();
+    let seqs = settled.values().copied().collect();
     let ends = store.records(&scope.chain.run, scope.branch(), &seqs).await?;
-    for (seq, step) in settled {
-        let digests = ends.get(&seq).and_then(|end| end.header().digests);
-        scope.digests.extend(digests.map(|digests| (step, digests)));
+    for place in scope.shape.order() {
+        let step = scope.step_id(place);
+        let end = settled.get(step).and_then(|seq| ends.get(seq));
+        let digests = end.and_then(|end| accepted.digests_of(scope, place, end.header()));
+        scope.digests.extend(digests.map(|digests| (step.clone(), digests)));
     }
     Ok(())
 }

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::plan::shape::Shape;
 use crate::projection::events::SIGNAL_KEY;
-use crate::record::{FORMAT, Parent, Phase, Position, Reason, RunRecord, SealedRun, Taken, TakenSignal, Try};
+use crate::record::{
+    FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Taken, TakenSignal, Try,
+};
 use crate::store::portable::{ExportError, OnDamagedChild, Portable, history_of};
 use crate::store::{Signal, SignalKind, StoreError, StoreExt as _};
 
@@ -19,7 +22,8 @@ use super::invalidate::Results;
 use super::reentry::{RequestedRerun, invalidate_named};
 use super::resume_point::survey;
 use super::rollback::{
-    ask_about_done, ask_about_effects, check_left, is_left_behind, joins, load_with_state,
+    ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_left_behind, joins,
+    load_with_state,
 };
 use super::scope::MAIN;
 use super::session::Session;
@@ -61,6 +65,7 @@ impl Engine {
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let newest = position_of(&store.newest(&from.run, &from.branch).await?)?;
         let mut position = position_of(&checkpoint)?.back_at_work();
+        let redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
         let edited = blinds(program, &start);
         for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
             if is_left_behind(self, &from.run, (entry, None), &newest, !edited).await? {
@@ -84,7 +89,8 @@ impl Engine {
         if start.evidence == OriginEvidence::Checked {
             self.read_joined(program, &mut scopes).await?;
         }
-        self.start_from(program, (scopes, signals), run, start).await
+        let origin = ForkOrigin { scopes, signals, redone };
+        self.start_from(program, origin, run, start).await
     }
 
     /// Reads the joined scopes with evidence that are in force at a checkpoint.
@@ -144,21 +150,24 @@ impl Engine {
         ask_about_effects(before, &mut position, |_, step| {
             from.begun_since().contains(&step.id).then_some(None)
         });
-        self.start_from(program, (SourceScopes::of(from, position)?, Vec::new()), run, start).await
+        let scopes = SourceScopes::of(from, position)?;
+        let origin = ForkOrigin { scopes, signals: Vec::new(), redone: Vec::new() };
+        self.start_from(program, origin, run, start).await
     }
 
     async fn start_from<P: Program>(
         &self,
         program: &P,
-        (mut scopes, signals): (SourceScopes, Vec<Signal>),
+        origin: ForkOrigin,
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
+        let ForkOrigin { mut scopes, signals, mut redone } = origin;
         let checkpoint = scopes.main.record.clone();
         let header = checkpoint.header();
         let before = start.adoption.as_ref().map(|adoption| &adoption.before);
         let mut cut = scopes.main.cut(program.shape(), before);
-        let redone = reposition(program, &mut scopes, &start, &cut)?;
+        redone.extend(reposition(program, &mut scopes, &start, &cut)?);
         cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state)?;
@@ -210,6 +219,31 @@ fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
     }
     let why = "a run can be forked from its main branch only".to_owned();
     Err(RunError::NoState { at: at.to_string(), why })
+}
+
+/// Restarts the work of a checkpoint that has begun again since: finished steps, and openers whose ended branches have
+/// continued. Returns the results to remove from the state.
+async fn restart_begun(
+    engine: &Engine,
+    shape: &Shape,
+    (checkpoint, position): (&Record, &mut Position),
+) -> Result<Vec<Forget>, RunError> {
+    for entry in &mut position.frontier {
+        if has_continued(engine, shape, checkpoint.header(), entry).await? {
+            entry.drop_children();
+        }
+    }
+    let epoch = position.epoch + 1;
+    invalidate_begun(engine, shape, (checkpoint, position), epoch).await
+}
+
+/// The parts of the other run for a new run.
+struct ForkOrigin {
+    scopes: SourceScopes,
+    /// The signals that no finished step has consumed.
+    signals: Vec<Signal>,
+    /// The results to remove from the state.
+    redone: Vec<Forget>,
 }
 
 /// Applies the adopted definition and the step to rerun to the position of the main branch. Returns the parts to

@@ -201,21 +201,27 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
             let settled = Settled { fan: fan.of_pass(pass).map(Box::new), ..settled.clone() };
             if pass <= passes_kept {
                 position.ledger.insert(step.id.clone(), settled);
-            } else if settled.gave_result() {
+            } else if settled.is_reusable() {
                 let follows = pass < fan.pass || !is_finished;
                 keep(position, &step.id, pass, Reusable::ended(settled, follows));
             }
         }
-    } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.gave_result()) {
+    } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.is_reusable()) {
         keep(position, &step.id, 1, Reusable::ended(settled, false));
+    } else if is_finished && last.is_none() && !step.idempotent {
+        // Without traces, the ledger lacks the end of a completed step.
+        position.ask_about(&step.id, None);
     }
     let Some(entry) = entry else { return };
-    if entry.is_unsettled() && !entry.has_children() && !step.idempotent {
+    let has_own_effect = !step.idempotent && !entry.has_children();
+    if has_own_effect && entry.is_unsettled() {
         position.ask_about(&step.id, Some(entry));
     } else if is_worth_keeping(step, &entry) {
         let pass = pass_in(shape, place, &entry.at.iteration);
         let before = last.filter(|_| pass == 1 && step.is_later_pass(&entry));
         keep(position, &step.id, pass, Reusable::Begun { entry: Box::new(entry), before });
+    } else if has_own_effect && step.is_later_pass(&entry) {
+        position.ask_about(&step.id, Some(entry));
     }
 }
 

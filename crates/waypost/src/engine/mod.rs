@@ -22,6 +22,7 @@ use crate::system::clock::{Clock, SystemClock};
 use crate::system::lock::Holder;
 
 mod accept;
+mod accepted_pins;
 mod attempt;
 mod begin;
 mod cancel;
@@ -74,6 +75,7 @@ mod trust;
 mod turn;
 mod undo;
 
+pub use accept::{AcceptAs, Acceptance};
 pub use attempt::{
     Attempt, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
 };

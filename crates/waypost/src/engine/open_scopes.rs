@@ -469,6 +469,16 @@ pub(super) async fn go_on<P: Program>(
         }
     };
     let seq = basis.unwrap_or(base.header().seq);
+    if !session.accepted_packs.is_empty() {
+        // An accepted pin upstream of the opener is the input of later starts.
+        let above = session.scopes.get(opener.scope);
+        let fan = above.fans.iter().find(|fan| fan.place == opener.place);
+        let source = &fan.expect("an opener with a child has a fan-out").source;
+        let mut reader = source.reader(session.engine.store.clone(), opener.index).await?;
+        let item = reader.next().await?;
+        let input = item.and_then(|item| session.input_of_child(opener.scope, opener.place, &item));
+        position.input = input.or(position.input);
+    }
     let above = session.scopes.get(opener.scope);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;

@@ -94,7 +94,7 @@ impl<P: Program> Session<'_, P> {
             return;
         };
         if let Some(fan) = &settled.fan {
-            let before = fan.passes.last().map_or(0, |pass| pass.settled.failures);
+            let before = fan.passes.last().map_or(0, |pass| pass.settled.failures_passed());
             settled.failures =
                 settled.failures.saturating_sub(before) + scope.failures_before(candidate.place);
         }

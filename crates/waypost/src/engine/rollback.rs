@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Children, Shape, Step, Unfinished};
 use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind};
-use crate::store::portable::begun_since;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
@@ -14,6 +13,7 @@ use super::definition::Forget;
 use super::in_doubt::cut_in;
 use super::inspect::position_of;
 use super::invalidate::{Cut, Results, invalidate};
+use super::reruns::opener_of;
 use super::undo::{refuse_undone, undone_steps};
 use super::{Engine, ResumeFrom, RunError};
 
@@ -21,7 +21,6 @@ use super::{Engine, ResumeFrom, RunError};
 ///
 /// Unjoined branches of that record restart, and their later work is abandoned. With `goes_on`, the branches of a
 /// fan-out that is open in both records continue from their newest positions.
-/// stand.
 pub(super) async fn go_back(
     engine: &Engine,
     shape: &Shape,
@@ -67,7 +66,11 @@ pub(super) async fn go_back(
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
         let is_left = match is_named && opens_its_own(shape, &entry.step) {
             true => entry.has_children(),
-            false => is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?,
+            false => {
+                let has_other_ends =
+                    step.is_none() && has_continued(engine, shape, record.header(), entry).await?;
+                has_other_ends || is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?
+            }
         };
         if (is_left || !goes_on) && !is_named {
             check_left(shape, entry, &record)?;
@@ -93,17 +96,16 @@ pub(super) async fn go_back(
         let undone = undone_steps(engine, &run).await?;
         ask_about_done(shape, &mut position, &base.position, &undone);
     }
+    if step.is_none() {
+        let repeats = invalidate_begun(engine, shape, (&record, &mut position), epoch).await?;
+        base.redone.extend(repeats);
+    }
     position.chain = None;
     // Later steps may have overwritten the files of the old results.
     let results: Vec<StepId> =
         position.reusable.keys().filter(|step| position.has_result(step)).cloned().collect();
     results.iter().for_each(|step| position.drop_results(step));
     base.redone.extend(results.into_iter().map(Forget::Step));
-    if step.is_none() && !shape.is_routed() {
-        let target = CheckpointRef { run: run.clone(), branch: main.clone(), seq };
-        let since = begun_since(engine.store.as_ref(), &target).await?;
-        position = cut_since(shape, position, &since, epoch);
-    }
     let unfinished = Unfinished::of(shape, &position);
     let begins = |(place, step): &(usize, &Step)| {
         let entry = position.frontier.iter().find(|entry| entry.step == step.id);
@@ -133,28 +135,81 @@ pub(super) async fn go_back(
     Ok(Draft::new(Phase::Restored, reason, about, at))
 }
 
-/// Invalidates the finished steps of an older position that have begun again since: their files are of a later
-/// execution. Steps downstream are compared at their turn. A step with `idempotent: false` is asked about instead.
-pub(super) fn cut_since(shape: &Shape, position: Position, since: &BTreeSet<StepId>, epoch: u32) -> Position {
-    let unfinished = Unfinished::of(shape, &position);
-    let steps = shape.steps().iter().enumerate();
-    let is_cut = |(place, step): &(usize, &Step)| {
-        since.contains(&step.id) && step.idempotent && !unfinished.has(*place) && position.did(&step.id)
-    };
-    let begun: Vec<usize> = steps.filter(is_cut).map(|(place, _)| place).collect();
-    let downstream = shape.downstream(&begun);
-    let cuts = begun.iter().filter(|place| !downstream.contains(place)).map(|place| {
-        let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(*place, &[]) };
-        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[*place].id.clone()) };
-        Cut { place: *place, entry, is_named: false }
-    });
-    let cuts: Vec<Cut> = cuts.collect();
-    if cuts.is_empty() {
-        return position;
+/// Invalidates the steps that were finished at a record and have started again since: later starts have overwritten the files
+/// of the old results. Returns the results to remove from the state.
+pub(super) async fn invalidate_begun(
+    engine: &Engine,
+    shape: &Shape,
+    (record, position): (&Record, &mut Position),
+    epoch: u32,
+) -> Result<Vec<Forget>, RunError> {
+    if shape.is_routed() {
+        return Ok(Vec::new());
     }
-    let mut position = invalidate(shape, &position, cuts, Results::Keep).position;
-    begun.iter().for_each(|place| position.drop_results(&shape.steps()[*place].id));
-    position
+    let unfinished = Unfinished::of(shape, position);
+    let begun = begun_since(engine, record.header()).await?;
+    let begun = begun.iter().filter_map(|step| shape.place(step.as_str()));
+    let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).collect();
+    let behind = shape.downstream(&begun);
+    let first: Vec<usize> = begun.into_iter().filter(|place| !behind.contains(place)).collect();
+    if first.is_empty() {
+        return Ok(Vec::new());
+    }
+    let cut = |place: usize| {
+        let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
+        Cut { place, entry, is_named: false }
+    };
+    let after = invalidate(shape, position, first.into_iter().map(cut).collect(), Results::Drop);
+    *position = after.position;
+    for step in undone_steps(engine, &record.header().run).await? {
+        position.ask_no_more(&step);
+    }
+    Ok(after.forgotten)
+}
+
+/// Returns the steps of the main branch that started, or opened branches, after a record of the main branch.
+pub(super) async fn begun_since(engine: &Engine, at: &Header) -> Result<BTreeSet<StepId>, RunError> {
+    let scan = Scan { branch: Some(BranchPath::main()), seq_min: Some(at.seq + 1), ..Scan::of(&at.run) };
+    let opens = |header: &Header| header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
+    let begins = |record: &Record| !record.header().started.is_empty() || opens(record.header());
+    let mut begun = BTreeSet::new();
+    for record in engine.store.scan_where(scan, &begins).await? {
+        let header = record.header();
+        begun.extend(header.started.iter().map(|start| start.step.clone()));
+        begun.extend(header.step.clone().filter(|_| opens(header)));
+    }
+    Ok(begun)
+}
+
+/// Returns whether ended branches of a step have continued after a record of the main branch: a later session retried or
+/// reran these.
+pub(super) async fn has_continued(
+    engine: &Engine,
+    shape: &Shape,
+    at: &Header,
+    entry: &FrontierEntry,
+) -> Result<bool, RunError> {
+    if !joins(entry) {
+        return Ok(false);
+    }
+    let store = engine.store.as_ref();
+    for branch in store.branches(&at.run).await? {
+        let top = std::iter::successors(Some(branch.clone()), BranchPath::parent)
+            .find(|top| top.parent().is_some_and(|parent| parent.is_main()));
+        if top.and_then(|top| opener_of(shape, &top)).as_ref() != Some(&entry.step) {
+            continue;
+        }
+        // The token orders the sessions of a run.
+        let token = match store.newest(&at.run, &branch).await {
+            Err(StoreError::Damaged { .. }) => return Ok(true),
+            newest => newest?.header().token,
+        };
+        if token > at.token {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Puts steps in doubt that must not be repeated and have ended, or begun, since the position: neither a rollback nor a fork

@@ -13,7 +13,7 @@ use crate::store::Progress;
 use super::failure::upstream;
 use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
-use super::trace::{failed_digests, scope_digests, skipped_digests};
+use super::trace::{failed_digests, scope_digests, skipped_digests, trace_of};
 use super::{Admission, Program, Settlement};
 
 /// The key of a hold before a step. A hold after step `a` has the key `after a`.
@@ -144,12 +144,18 @@ impl<'a, P: Program> Session<'a, P> {
                     SkipCause::UpstreamFailed(_) => {
                         (SettledAs::PassedOver, failed_digests(scope.branch(), &step, seq))
                     }
+                    SkipCause::ByHand(_) => (SettledAs::SkippedByHand, skipped_digests(scope, place)),
                     _ => (SettledAs::Skipped, skipped_digests(scope, place)),
                 };
                 let traced = keeps_traces.then_some(traced);
+                let trace = match how {
+                    SettledAs::SkippedByHand if keeps_traces => trace_of(program, scope, place),
+                    _ => None,
+                };
                 scope.settle(place, Some(Settled::new(how, seq)), follow);
                 scope.digests.extend(traced.map(|digests| (step.clone(), digests)));
-                scope.draft(Phase::Skipped(cause), reason, step, at).digests = traced;
+                let draft = scope.draft(Phase::Skipped(cause), reason, step, at);
+                (draft.trace, draft.digests) = (trace, traced);
                 self.mark_dirty(id);
             }
             Err(failure) => self.fail(id, place, failure, super::StepReport::default()),

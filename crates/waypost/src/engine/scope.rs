@@ -379,7 +379,7 @@ impl<'a, S> Scope<'a, S> {
         fan.map_or(0, |fan| fan.failures) + self.failures_before(place)
     }
 
-    /// Returns the number of failed children in the passes before the current pass.
+    /// Returns the number of failed children and tolerated failures in the passes before the current pass.
     pub(super) fn failures_before(&self, place: usize) -> u64 {
         let entry = self.entry(place);
         let is_later_pass = entry.at.iteration.last().is_some_and(|pass| *pass > 1);
@@ -388,7 +388,7 @@ impl<'a, S> Scope<'a, S> {
             Some(fan) => fan.passes.last().map(|pass| &pass.settled),
             None => self.position.ledger.get(self.step_id(place)).filter(|_| is_later_pass),
         };
-        before.map_or(0, |settled| settled.failures)
+        before.map_or(0, Settled::failures_passed)
     }
 
     /// Returns the unfinished steps; computed on the first call, then kept up to date.

@@ -25,6 +25,7 @@ use crate::store::{Damage, Lease, Signal, StoreError};
 use crate::system::clock::SteadyClock;
 use crate::system::lock::Holder;
 
+use super::accepted_pins::AcceptedPacks;
 use super::attempt::Memos;
 use super::failure::{failed_upstream, upstream};
 use super::fan_out::{Joined, JoinedDigests, unread};
@@ -132,6 +133,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) pending_claims: PendingClaims,
     /// Accepted older fingerprints by step path: the results count as made by the definition in force.
     pub(super) accepted: BTreeMap<String, BTreeSet<Digest>>,
+    /// The accepted packs of the run, if ends have traces.
+    pub(super) accepted_packs: AcceptedPacks,
     /// True if ends have traces: the graph has `needs` and evidence.
     pub(super) keeps_traces: bool,
     /// True if ends have digests of the whole state: the graph has routes and evidence.
@@ -242,6 +245,7 @@ impl<'a, P: Program> Session<'a, P> {
             is_pausing: false,
             pending_claims: PendingClaims::default(),
             accepted: BTreeMap::new(),
+            accepted_packs: AcceptedPacks::default(),
             keeps_traces,
             keeps_chain,
             on_unknown: OnUnknown::default(),

@@ -147,13 +147,14 @@ pub(super) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> En
 }
 
 /// Returns the pins of a step: each claim with the expected value and the machine.
-fn claims_of(made: &EndResult<'_>) -> Vec<String> {
+pub(super) fn claims_of(made: &EndResult<'_>) -> Vec<String> {
     let claims = made.evidence.into_iter().flat_map(|pack| &pack.claims);
     let pin = |claim: &Claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]);
     claims.map(|claim| pin(claim).to_string()).collect()
 }
 
-fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> Digest {
+/// Returns the digest of the pins of a step, its children and its needs.
+pub(super) fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> Digest {
     let claims = claims_of(made);
     let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
     let above: Vec<Digest> = needs.filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();

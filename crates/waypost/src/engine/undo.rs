@@ -31,7 +31,9 @@ use super::begin::decode_state;
 use super::chain::{Chain, Draft, unchanged_body};
 use super::child_ends::record_in_fan_out;
 use super::inspect::{Snapshot, position_of};
-use super::rollback::{check_left, is_copied, is_left_behind, load_with_state, with_state};
+use super::rollback::{
+    begun_since, check_left, has_continued, is_copied, is_left_behind, load_with_state, with_state,
+};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
 mod history;
@@ -207,9 +209,21 @@ impl<'a, P: Program> Undoer<'a, P> {
         self.effects_of(&self.newest, (to, None), &mut effects).await?;
         if to > 0 {
             let target = load_with_state(self.engine, run, &main, to).await?;
-            for entry in &position_of(&target)?.frontier {
+            let position = position_of(&target)?;
+            for step in begun_since(self.engine, target.header()).await? {
+                let Some(settled) = position.ledger.get(&step) else { continue };
+                if let Some(fan) = &settled.fan {
+                    // All branches run again.
+                    let fan = FanOutRef { branch: &main, step: &step, since: fan.since, pass: &[] };
+                    self.effects_of_fan(fan, &mut effects).await?;
+                }
+            }
+            for entry in &position.frontier {
                 let Some(fan) = entry.open_fan() else { continue };
-                if is_left_behind(self.engine, run, (entry, None), &self.position, false).await? {
+                let (engine, shape) = (self.engine, self.shape());
+                if has_continued(engine, shape, target.header(), entry).await?
+                    || is_left_behind(engine, run, (entry, None), &self.position, false).await?
+                {
                     // These branches restart from there.
                     check_left(self.shape(), entry, &target)?;
                     let fan = FanOutRef {

@@ -10,7 +10,8 @@ use super::Graph;
 use super::level::State;
 use super::run::{SessionSettings, held_edit, known, record_of, session_settings};
 use crate::engine::{
-    Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError, StartOptions, StopHandle,
+    AcceptAs, Acceptance, Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError,
+    StartOptions, StopHandle,
 };
 use crate::id::{CheckpointRef, RunId, StepId};
 use crate::record::{Durability, Position, Record, RunRecord};
@@ -63,7 +64,8 @@ impl Engine {
     pub async fn accept<S: State>(&self, graph: &Graph<S>, run: &str, step: &str) -> Result<usize, RunError> {
         let run = RunId::new(run)?;
         let step = StepId::new(step).map_err(|_| RunError::UnknownStep(step.to_owned()))?;
-        self.accept_program(&graph.erased(), &run, &step).await
+        let acceptance = Acceptance { branch: None, step: &step, accept_as: AcceptAs::Pinned, by: None };
+        self.accept_program(&graph.erased(), &run, acceptance).await
     }
 
     /// Reads a checkpoint of the main branch with its state. Runs nothing and changes nothing.

@@ -162,9 +162,10 @@ pub enum EventKind {
         /// The record of the end, or of the entry that continues.
         of: String,
     },
-    /// A person settled a step: it was skipped, or counts as done, without an execution.
+    /// A person settled a step without an execution: the step was skipped, counts as done, or its evidence was
+    /// accepted.
     StepSettled {
-        /// `skipped` or `done`.
+        /// `skipped`, `done`, `kept` or `accepted`.
         how: String,
         /// The `code` `settled`, the person (`by`), and the time (`at`).
         cause: Value,

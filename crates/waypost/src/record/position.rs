@@ -194,8 +194,7 @@ impl Position {
     /// Returns how many failures the run passed in this scope: failed children that were joined, and
     /// tolerated failures.
     pub fn failures_passed(&self) -> u64 {
-        let of_end = |settled: &Settled| settled.failures + u64::from(settled.how == SettledAs::Tolerated);
-        self.ledger.values().map(of_end).sum()
+        self.ledger.values().map(Settled::failures_passed).sum()
     }
 
     /// Returns how many children ended as failed and were joined.
@@ -322,7 +321,7 @@ pub struct Settled {
     pub how: SettledAs,
     /// The record of the end.
     pub seq: u64,
-    /// Children that ended as failed, in this pass and earlier passes.
+    /// Children that ended as failed, in this pass and earlier passes, and tolerated failures in earlier passes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u64,
     /// The fan-out joined by the end, in a graph with `needs`: its branches can be entered again without the state of
@@ -339,6 +338,8 @@ pub enum SettledAs {
     Completed,
     /// The step was skipped.
     Skipped,
+    /// The step was skipped, by decision of a person.
+    SkippedByHand,
     /// The step failed, and the failure was tolerated.
     Tolerated,
     /// The step failed, and the retries are used up.
@@ -363,6 +364,17 @@ impl Settled {
         matches!(self.how, SettledAs::Completed | SettledAs::Tolerated)
     }
 
+    /// Returns whether this end counts again if the step receives the same input. A condition decides again about a
+    /// skip, and a skip by a person stays.
+    pub(crate) fn is_reusable(&self) -> bool {
+        self.gave_result() || self.how == SettledAs::SkippedByHand
+    }
+
+    /// Returns how many failures this end passed: failed children, and a tolerated failure.
+    pub(crate) fn failures_passed(&self) -> u64 {
+        self.failures + u64::from(self.how == SettledAs::Tolerated)
+    }
+
     /// Returns whether this end fails the run: the step failed, or was passed over after a failure.
     pub fn is_unsuccessful(&self) -> bool {
         matches!(self.how, SettledAs::Failed | SettledAs::PassedOver)
@@ -370,7 +382,8 @@ impl Settled {
 
     /// Returns whether the step had an effect: not skipped, and without an empty fan-out.
     pub(crate) fn did(&self) -> bool {
-        self.how != SettledAs::Skipped && self.fan.as_ref().is_none_or(|fan| fan.total > 0)
+        !matches!(self.how, SettledAs::Skipped | SettledAs::SkippedByHand)
+            && self.fan.as_ref().is_none_or(|fan| fan.total > 0)
     }
 }
 
@@ -581,7 +594,7 @@ impl Fan {
         let PassEnd { since, settled } = self.passes.get(index)?;
         let since = *since;
         let passes = self.passes[..index].to_vec();
-        let before = passes.last().map_or(0, |pass| pass.settled.failures);
+        let before = passes.last().map_or(0, |pass| pass.settled.failures_passed());
         let failures = settled.failures.saturating_sub(before);
         Some(Self { opened: 1, since, failures, pass, passes, ..Self::new(None, 1) })
     }

@@ -10,27 +10,31 @@ use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Choice, FrontierEntry, Occasion, SettleBy};
 use waypost::store::Store;
 use waypost::{RunId, StepId};
+use waypost_workflow::file::Workflow;
 
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::context::Context;
 use crate::error::Error;
 use crate::run::current_evidence;
 use crate::run::definition::Chosen;
-use crate::run::environment;
+use crate::run::environment::person;
 
-/// Reads the choices from the options of `resume`. `failed_step`: the run with the failed steps for `--treat-as
-/// done`; `None` if `--treat-as` answers a question about a step in doubt.
+/// Reads the choices from the options of `resume`. `settles_failed`: `--treat-as done` settles failed steps, since no
+/// step is in doubt.
 ///
 /// # Errors
-/// [`Error::Usage`]: a step is in an item or another scope, or an output is for a step not settled as done.
+/// [`Error::Usage`]: a step is in an item or another scope, an output is for a step not settled as done, or a later
+/// step reads outputs that are not given.
 pub(super) fn of(
     args: &ResumeArgs,
-    failed: Option<&Snapshot>,
+    (snapshot, workflow): (&Snapshot, &Workflow),
+    settles_failed: bool,
     at: Timestamp,
 ) -> Result<BTreeMap<StepId, Choice>, Error> {
     let mut settled: BTreeMap<StepId, SettleBy> = BTreeMap::new();
-    if let Some(snapshot) = failed.filter(|_| args.treat_as == Some(TreatAs::Done)) {
-        let position = snapshot.newest().position().unwrap_or_default();
+    let position = snapshot.newest().position().unwrap_or_default();
+    let settles = args.treat_as == Some(TreatAs::Done);
+    if settles && settles_failed {
         let failed = position.failed.iter().filter(|entry| entry.exited.is_none());
         let is_scope = |entry: &&FrontierEntry| entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
         if let Some(entry) = failed.clone().find(is_scope) {
@@ -41,18 +45,30 @@ pub(super) fn of(
         }
         settled.extend(failed.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
     }
+    let is_in_doubt = |step: &StepId| {
+        let is_cut = |entry: &FrontierEntry| entry.step == *step && entry.is_unsettled();
+        settles && (position.open_entries().any(is_cut) || position.asks_about(step))
+    };
     for (path, value) in &args.output {
         let named = path.split_once('.').and_then(|(step, name)| Some((StepId::new(step).ok()?, name)));
-        let outputs = named.as_ref().and_then(|(step, name)| match settled.get_mut(step)? {
-            SettleBy::Done(outputs) => Some((outputs, *name)),
-            SettleBy::Skip => None,
-        });
-        let Some((outputs, name)) = outputs else {
-            let message =
-                format!("`--output {path}` does not name a failed step settled by `--treat-as done`");
-            return Err(Error::usage(message, "give STEP.NAME=VALUE, with the id of a failed step"));
+        let named = named.filter(|(step, _)| settled.contains_key(step) || is_in_doubt(step));
+        let Some((step, name)) = named else {
+            let message = format!(
+                "`--output {path}` does not name a failed step, or a step in doubt, settled by `--treat-as done`"
+            );
+            return Err(Error::usage(
+                message,
+                "give STEP.NAME=VALUE, with the id of a failed step or a step in doubt",
+            ));
         };
-        outputs.insert(name.to_owned(), Value::from(value.as_str()));
+        if let SettleBy::Done(outputs) = settled.entry(step).or_insert_with(|| SettleBy::Done(Map::new())) {
+            outputs.insert(name.to_owned(), Value::from(value.as_str()));
+        }
+    }
+    for (step, settle) in &settled {
+        if let SettleBy::Done(outputs) = settle {
+            refuse_missing(workflow, &snapshot.entry.summary.run, step, outputs)?;
+        }
     }
     for step in &args.skip {
         if step.contains('/') {
@@ -72,9 +88,25 @@ pub(super) fn of(
     Ok(settled.into_iter().map(choice).collect())
 }
 
-/// Returns the name of the user, for the causes on record.
-pub(super) fn person() -> String {
-    environment::user().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+/// Refuses to settle a step as done if a later step reads a result that is not given.
+fn refuse_missing(
+    workflow: &Workflow,
+    run: &RunId,
+    step: &StepId,
+    outputs: &Map<String, Value>,
+) -> Result<(), Error> {
+    let is_given = |name: &str| outputs.contains_key(name);
+    let missing: Vec<_> = workflow.readers_of_missing(step.as_str(), is_given).collect();
+    let Some((_, first)) = missing.first() else { return Ok(()) };
+    let readers: Vec<String> = missing.iter().map(|(reader, _)| format!("`{}`", reader.id)).collect();
+    let readers = readers.join(", ");
+    let message =
+        format!("cannot settle step `{step}` of run {run} as done: outputs that {readers} reads are missing");
+    let hint = match first {
+        Some(name) => format!("`--output {step}.{name}=VALUE` gives the output"),
+        None => format!("`--skip {step}` skips the step"),
+    };
+    Err(Error::usage(message, hint))
 }
 
 /// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.

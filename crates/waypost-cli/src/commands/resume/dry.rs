@@ -39,9 +39,9 @@ pub(super) async fn dry_run(
         args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
     }
     let snapshot = Snapshot::read(store, run).await?;
-    let mut prepared =
-        Prepared::of(context, shared, run, &ResumeArgs { treat_as: None, ..args.clone() }).await?;
-    prepared.choices = choice::of(&args, Some(&snapshot), context.now())?;
+    let undecided = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
+    let mut prepared = Prepared::of(context, shared, run, &undecided).await?;
+    prepared.choices = choice::of(&args, (&snapshot, &prepared.chosen.workflow), true, context.now())?;
     let look = current_evidence::look(shared, &snapshot, &prepared.chosen, Occasion::Resume).await?;
     let mut plan = prepared.chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &prepared.chosen.shape);

@@ -245,9 +245,8 @@ impl KeptOutputs {
     fn of(settled: Option<SettledAs>, state: Option<&Value>) -> Self {
         let told = |name: &str| state.and_then(|state| state.get(name));
         let status = match (settled, told("status").and_then(Value::as_str)) {
-            (Some(SettledAs::Skipped | SettledAs::PassedOver), _) | (None, Some("skipped")) => {
-                StepStatus::Skipped
-            }
+            (Some(SettledAs::Skipped | SettledAs::SkippedByHand | SettledAs::PassedOver), _)
+            | (None, Some("skipped")) => StepStatus::Skipped,
             (Some(SettledAs::Tolerated | SettledAs::Failed), _) | (None, Some("failed")) => {
                 StepStatus::Failed
             }

@@ -74,7 +74,10 @@ impl<P: Program> Session<'_, P> {
                 });
             }
         }
-        let before = match self.keeps_traces && seq > 0 {
+        let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
+        // Without traces, no result is reused, and effects are asked about.
+        let asks = !scope.shape.is_routed() && children.shape.is_careful();
+        let before = match (self.keeps_traces || asks) && seq > 0 {
             true => position_before(self.engine.store.as_ref(), &chain, seq).await?,
             false => None,
         };
