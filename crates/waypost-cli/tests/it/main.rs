@@ -41,6 +41,7 @@ mod hooks;
 mod hooks_within;
 mod importing;
 mod invariants;
+mod item_lists;
 mod killed;
 mod letters;
 mod limits;

@@ -10,7 +10,7 @@ use crate::store::{Head, Page, Store, StoreError};
 
 use super::rollback::epoch_in_pass;
 
-use super::begin::{by_hand, decode_state};
+use super::begin::decode_state;
 use super::chain::Chain;
 use super::child_heads::NewestOf;
 use super::fan_out::{
@@ -22,6 +22,7 @@ use super::invalidate::{Results, reenter};
 use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
+use super::reruns::Reopened;
 use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
@@ -132,21 +133,18 @@ impl<'a, P: Program> Session<'a, P> {
             false => (0, Vec::new()),
         };
         let passes = if pass > 1 { passes } else { Vec::new() };
-        let relisted = scope.entry_mut(place).relisted.take();
-        let since = relisted.unwrap_or_default();
+        let relisted = std::mem::take(&mut scope.entry_mut(place).relisted);
         let keeps_digests = self.keeps_traces && are_hooks;
         let work_digests = keeps_digests.then(|| work_digests(report.evidence.as_ref(), joined));
-        let fan = Fan { work_digests, pass, passes, since, ..Fan::new(items, total) };
+        let is_relisted = !relisted.is_empty();
+        let fan = Fan { work_digests, pass, passes, relisted, ..Fan::new(items, total) };
         let entry = scope.entry_mut(place);
         *(if are_hooks { &mut entry.hooks } else { &mut entry.fan }) = Some(fan);
         let draft = scope.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.report, draft.children) = (report, joined.map(|joined| joined.root));
-        let revisited = is_again || are_hooks || relisted.is_some() || scope.position.may_have_children();
+        let revisited = is_again || are_hooks || is_relisted || scope.position.may_have_children();
         scope.fans.retain(|fan| fan.place != place);
-        let is_relisted = relisted.is_some();
-        let mut fan = FanOut::new(place, source, total, revisited);
-        fan.is_relisted = is_relisted;
-        scope.fans.push(fan);
+        scope.fans.push(FanOut::new(place, source, total, revisited));
         self.mark_dirty(id);
         Ok(Ok(()))
     }
@@ -264,14 +262,14 @@ impl<'a, P: Program> Session<'a, P> {
                     }
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
-                    let has_ended = head.record.header().end.is_some();
-                    let child =
-                        open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
-                    if let Some(child) = child.filter(|_| has_ended) {
-                        // The retried item has not ended: its old end is out of force.
-                        self.scopes.get_mut(child).drafts.push(by_hand());
-                        self.mark_dirty(child);
-                    }
+                    open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
+                }
+                Earlier::Relisted(head, position) => {
+                    self.scopes.get_mut(id).fan_mut(place).opened += 1;
+                    let lease = self.lease().clone();
+                    let opener = Opener { scope: id, place, index: item.index };
+                    let moved = Reopened::in_next_fan_out(&head.record, *position);
+                    open_scopes::go_on(self, &lease, opener, *head, (Some(moved), Edits::none())).await?;
                 }
                 Earlier::None(begin) => self.open_child(id, place, &item, state, *begin),
             }
@@ -491,6 +489,8 @@ enum Earlier {
     Ended,
     /// The child belongs to this fan-out and is open.
     Open(Box<Head>),
+    /// The child belongs to a fan-out with another list and the same input; with its position. Only without traces.
+    Relisted(Box<Head>, Box<Position>),
     /// No record in force.
     None(Box<ChildStart>),
 }

@@ -13,6 +13,7 @@ use crate::plan::shape::Shape;
 use crate::projection::events::EVIDENCE_FAILED;
 use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Settled, Try};
 
+use super::begin::by_hand;
 use super::chain::Draft;
 use super::definition::Forget;
 use super::requested::Requested;
@@ -29,6 +30,15 @@ pub(super) struct Reopened {
     pub(super) basis: Option<u64>,
     /// The parts to remove from the state.
     pub(super) forgotten: Vec<Forget>,
+}
+
+impl Reopened {
+    /// Continues a child at its position in the next fan-out of its opener, after its newest record.
+    pub(super) fn in_next_fan_out(record: &Record, position: Position) -> Self {
+        let position = Position { origin: Some(0), ..position };
+        let record = record.clone();
+        Self { record, position, drafts: vec![by_hand()], basis: None, forgotten: Vec::new() }
+    }
 }
 
 /// A step to rerun first, with the cause.

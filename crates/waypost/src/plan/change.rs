@@ -212,7 +212,7 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
     let mut finished = vec![false; after.steps().len()];
     let (mut redone, mut asked, mut reusable) = (Vec::new(), Vec::new(), Vec::new());
-    let mut relisted: HashMap<StepId, u64> = HashMap::new();
+    let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
@@ -223,7 +223,8 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             !is_kept && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step));
         let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined(&step.id));
         if let Some(fan) = fan.filter(|_| is_other_list && open.is_none()) {
-            relisted.insert(step.id.clone(), fan.since);
+            let fan_outs = fan.relisted.iter().copied().chain([fan.since]);
+            relisted.insert(step.id.clone(), fan_outs.collect());
             continue;
         }
         // The passes of a changed step with `repeat` count: it continues with the next pass.
@@ -291,8 +292,8 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             (entry.status, entry.since) = (Status::Ready, 0);
             entry.waits.clear();
         }
-        if let Some(since) = relisted.get(step) {
-            entry = FrontierEntry { relisted: Some(*since), ..begin() };
+        if let Some(fan_outs) = relisted.get(step) {
+            entry = FrontierEntry { relisted: fan_outs.clone(), ..begin() };
         }
         if is_anew(&entry.step) {
             entry.at.epoch = epoch;
