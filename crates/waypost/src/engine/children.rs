@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use crate::id::{BranchPath, Digest};
 use crate::plan::shape::{Children, Shape};
 use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Status, Wait};
@@ -18,7 +20,7 @@ use super::fan_out::{
 };
 use super::in_doubt::questions_at;
 use super::inspect::position_of;
-use super::invalidate::{Results, reenter};
+use super::invalidate::{Invalidated, Results, reenter};
 use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
@@ -204,8 +206,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         if !missing.is_empty() {
             for (item, begin) in missing {
-                let scope = self.scopes.get(id);
-                match self.program.child(scope.step_ref(place), &scope.state, &item) {
+                match self.state_of_child(id, place, &begin.in_place_of(&item)) {
                     Ok(state) => {
                         let fan = self.scopes.get_mut(id).fan_mut(place);
                         (fan.opened, fan.ended) = (fan.opened - 1, fan.ended - 1);
@@ -239,8 +240,7 @@ impl<'a, P: Program> Session<'a, P> {
         for _ in 0..page {
             let missing = || StoreError::Invalid("an item list is shorter than its count".to_owned());
             let item = reader.next().await?.ok_or_else(missing)?;
-            let scope = self.scopes.get(id);
-            match self.program.child(scope.step_ref(place), &scope.state, &item) {
+            match self.state_of_child(id, place, &item) {
                 Ok(state) => children.push((item, state)),
                 Err(failure) => {
                     self.not_opened(id, place, failure);
@@ -264,18 +264,33 @@ impl<'a, P: Program> Session<'a, P> {
                     let opener = Opener { scope: id, place, index: item.index };
                     open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
                 }
-                Earlier::Relisted(head, position) => {
+                Earlier::Relisted(head, after) => {
                     self.scopes.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
-                    let moved = Reopened::in_next_fan_out(&head.record, *position);
+                    let moved = Reopened::in_next_fan_out(&head.record, *after);
                     open_scopes::go_on(self, &lease, opener, *head, (Some(moved), Edits::none())).await?;
+                }
+                Earlier::None(begin) if begin.replaced.is_some() => {
+                    match self.state_of_child(id, place, &begin.in_place_of(&item)) {
+                        Ok(state) => self.open_child(id, place, &item, state, *begin),
+                        Err(failure) => {
+                            self.not_opened(id, place, failure);
+                            return Ok(());
+                        }
+                    }
                 }
                 Earlier::None(begin) => self.open_child(id, place, &item, state, *begin),
             }
         }
         self.record_page(id, place, reader);
         Ok(())
+    }
+
+    /// Returns the first state of a child.
+    fn state_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Result<P::State, Failure> {
+        let scope = self.scopes.get(id);
+        self.program.child(scope.step_ref(place), &scope.state, item)
     }
 
     /// Fails a step with children that cannot be opened.
@@ -302,7 +317,7 @@ impl<'a, P: Program> Session<'a, P> {
         state: P::State,
         begin: ChildStart,
     ) {
-        let ChildStart { chain, epoch, before } = begin;
+        let ChildStart { chain, epoch, before, replaced } = begin;
         let scope = self.scopes.get(id);
         let around = scope.entry(place).at.iteration.clone();
         let parallel_max = children_of(scope, place).parallel_max;
@@ -344,6 +359,7 @@ impl<'a, P: Program> Session<'a, P> {
             epoch_max,
             input,
             rerun_whole,
+            item: replaced,
             entered_again: is_reentered,
             ..entered
         };
@@ -490,14 +506,14 @@ enum Earlier {
     /// The child belongs to this fan-out and is open.
     Open(Box<Head>),
     /// The child belongs to a fan-out with another list and the same input; with its position. Only without traces.
-    Relisted(Box<Head>, Box<Position>),
+    Relisted(Box<Head>, Box<Invalidated>),
     /// No record in force.
     None(Box<ChildStart>),
 }
 
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
-        Self::None(Box::new(ChildStart { chain, epoch, before: None }))
+        Self::None(Box::new(ChildStart { chain, epoch, before: None, replaced: None }))
     }
 }
 
@@ -509,6 +525,15 @@ pub(super) struct ChildStart {
     pub(super) epoch: u32,
     /// The position in an earlier opening: its results are reusable.
     pub(super) before: Option<Position>,
+    /// The value that a person gave instead of the item.
+    pub(super) replaced: Option<Value>,
+}
+
+impl ChildStart {
+    /// Returns the item, with the value that a person gave.
+    fn in_place_of(&self, item: &Item) -> Item {
+        Item { value: self.replaced.clone().unwrap_or_else(|| item.value.clone()), ..item.clone() }
+    }
 }
 
 /// Returns whether an open child has children of its own or a step in doubt: only the start of a session loads the children

@@ -270,7 +270,7 @@ impl Along {
             let entry = scope.entry_mut(place);
             let frozen = fan.items.map(|items| FrozenItems { blob: carried_name(&items), ..items });
             let opened = fan.opened as usize;
-            let fan = Fan { items: frozen, since: 0, ..fan };
+            let fan = Fan { items: frozen, since: 0, relisted: Vec::new(), ..fan };
             *(if are_hooks { &mut entry.hooks } else { &mut entry.fan }) = Some(fan);
             let mut missing = Vec::new();
             for item in items.iter().take(opened) {
@@ -539,7 +539,7 @@ fn restart_branch<P: Program>(
         RunError::NoState { at, why: format!("cannot reopen the branch: {}", failure.error.join(": ")) }
     })?;
     let (chain, epoch) = (Chain::child(&scope.chain, name), scope.entry(place).at.epoch);
-    let begin = ChildStart { chain, epoch, before: None };
+    let begin = ChildStart { chain, epoch, before: None, replaced: None };
     session.scopes.get_mut(id).fan_mut(place).opened -= 1;
     session.open_child(id, place, item, state, begin);
     Ok(())

@@ -16,6 +16,7 @@ use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record
 use super::begin::by_hand;
 use super::chain::Draft;
 use super::definition::Forget;
+use super::invalidate::Invalidated;
 use super::requested::Requested;
 use super::trust::{BranchInForce, Branches, Judged};
 
@@ -34,10 +35,10 @@ pub(super) struct Reopened {
 
 impl Reopened {
     /// Continues a child at its position in the next fan-out of its opener, after its newest record.
-    pub(super) fn in_next_fan_out(record: &Record, position: Position) -> Self {
-        let position = Position { origin: Some(0), ..position };
-        let record = record.clone();
-        Self { record, position, drafts: vec![by_hand()], basis: None, forgotten: Vec::new() }
+    pub(super) fn in_next_fan_out(record: &Record, after: Invalidated) -> Self {
+        let position = Position { origin: Some(0), ..after.position };
+        let (record, forgotten) = (record.clone(), after.forgotten);
+        Self { record, position, drafts: vec![by_hand()], basis: None, forgotten }
     }
 }
 

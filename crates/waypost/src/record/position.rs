@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::choice::{Choice, RerunRequest};
 use super::header::Try;
@@ -68,6 +69,9 @@ pub struct Position {
     /// On a child branch whose ends have traces: the digest of the input from the opener.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
+    /// On the branch of an item: the value that a person gave instead of the item.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub item: Option<Value>,
     /// On the main branch: requested reruns in scopes that are not entered yet.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub requests: BTreeSet<RerunRequest>,

@@ -1,14 +1,16 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
 use crate::plan::steps_in_lost;
-use crate::record::{FrontierEntry, Position, Record};
+use crate::record::{FrontierEntry, Position, Record, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::chain::Chain;
 use super::super::failure::position_for_retry;
 use super::super::fan_out::Item;
 use super::super::inspect::position_of;
+use super::super::invalidate::Results;
 use super::super::open_scopes::is_fresh;
+use super::super::requested::invalidate_requested;
 use super::super::scheduler::children_of;
 use super::super::scope::ScopeId;
 use super::super::session::Session;
@@ -71,23 +73,31 @@ impl<P: Program> Session<'_, P> {
                     return Ok(if end.is_some() { Earlier::Ended } else { Earlier::Open(Box::new(head())) });
                 }
                 Some(origin) if is_open && relisted.contains(&origin) => {
+                    let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
+                    let iteration = self.scopes.get(id).entry(place).at.iteration.clone();
+                    let at = Try { attempt: 0, epoch, iteration };
+                    let asked = (&self.main().position.requests, &chain.branch);
+                    let results = Results::dropped(!self.retries);
+                    let after = invalidate_requested(self.program.shape(), asked, position, &at, results);
                     let head = Head { record, next: chain.next, damaged: found.damaged };
-                    return Ok(Earlier::Relisted(Box::new(head), Box::new(position)));
+                    return Ok(Earlier::Relisted(Box::new(head), Box::new(after)));
                 }
                 _ => {}
             }
         }
-        let before = match self.keeps_traces && seq > 0 {
+        let before = match seq > 0 {
             true => position_before(self.engine.store.as_ref(), &chain, seq).await?,
             false => None,
         };
+        let replaced = before.as_ref().and_then(|position| position.item.clone());
+        let before = before.filter(|_| self.keeps_traces);
         if chain.next > 1 {
             chain.prev = found.records.first().map(Record::digest);
             chain.basis = Some(0);
             chain.repair = chain.next != seq + 1;
         }
         let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before })))
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, replaced })))
     }
 
     /// Returns whether a person requested a rerun of a step with all its children.
@@ -130,6 +140,7 @@ impl<P: Program> Session<'_, P> {
         for step in in_lost.into_iter().map(|place| &shape.steps()[place]).filter(|step| !step.idempotent) {
             before.ask_about(&step.id, None);
         }
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before: Some(before) })))
+        let replaced = before.item.clone();
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before: Some(before), replaced })))
     }
 }
