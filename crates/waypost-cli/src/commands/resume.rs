@@ -463,13 +463,14 @@ impl Prepared {
 
 /// Returns the edit of a branch with a replacement item, if given; readers of the old item rerun.
 fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowState> {
+    let value = item.clone();
     let edit = move |state: &mut WorkflowState| {
-        if let Some(item) = item {
-            state.set_item(item);
+        if let Some(value) = value {
+            state.set_item(value);
         }
         Ok(())
     };
-    EditBranch { edit: Box::new(edit), again }
+    EditBranch { edit: Box::new(edit), item, again }
 }
 
 /// Refuses to resume a run over its budget, before anything is written.

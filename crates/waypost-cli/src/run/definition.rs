@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
+use serde_json::Value;
 use waypost::change::{Carry, carry_over, explain};
 use waypost::engine::{Adoption, Compared, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
@@ -15,7 +16,7 @@ use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Statu
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{ReadError, Workflow};
+use waypost_workflow::file::{ItemSource, ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
@@ -118,7 +119,7 @@ impl Chosen {
         let by = |shape: &Shape, effective: &[Effective]| {
             verdicts.cloned().unwrap_or_else(|| believed(shape, effective))
         };
-        let Some(Adoption { before, within, kept, .. }) = &self.adoption else {
+        let Some(Adoption { before, within, entered, kept, .. }) = &self.adoption else {
             let effective = at_once(snapshot.effective(store, &self.shape).await?);
             let verdicts = by(&self.shape, &effective);
             return Ok(of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective));
@@ -129,14 +130,16 @@ impl Chosen {
         for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
             let (position, definition, ends) = (&branch.position, &snapshot.definition, &BTreeMap::new());
             let after = &self.shape;
-            let carried =
-                carry_over(&Carry { before, position, definition, after, within, kept, ends, asks: true });
+            let (asks, kept) = (true, kept);
+            let inputs = Carry { before, position, definition, after, within, entered, kept, ends, asks };
+            let carried = carry_over(&inputs);
             (branch.position, redone) = (carried.position, carried.redone);
         }
         // Branches opened by a restarted step are discarded.
         effective.retain(|branch| {
             let opener = opener_on_main(&branch.branch);
             redone.iter().all(|(step, _)| opener.as_ref() != Some(step))
+                && !opener.is_some_and(|step| entered.contains(&step) && self.drops(&branch.branch))
         });
         let verdicts = by(&self.shape, &effective);
         let mut plan = of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective);
@@ -156,6 +159,23 @@ impl Chosen {
             }
         }
         Ok(plan)
+    }
+
+    /// Returns whether the list of items in the file does not have the item of a branch, or below whose item the branch is.
+    fn drops(&self, branch: &BranchPath) -> bool {
+        let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        let Some((step, key)) = around.find(|above| above.depth() == 1).and_then(|item| item.opened_by())
+        else {
+            return false;
+        };
+        let foreach = self.workflow.step(step.as_str()).and_then(|step| step.work.foreach());
+        match foreach.map(|foreach| &foreach.items) {
+            Some(ItemSource::Listed(items)) => {
+                let text = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
+                !items.iter().any(|item| text(item) == key)
+            }
+            _ => false,
+        }
     }
 
     fn with_note(mut self, note: String) -> Self {

@@ -42,6 +42,7 @@ mod hooks_within;
 mod importing;
 mod in_place;
 mod invariants;
+mod item_lists;
 mod killed;
 mod letters;
 mod limits;

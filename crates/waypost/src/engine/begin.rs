@@ -30,7 +30,7 @@ use super::manual;
 use super::open_scopes;
 use super::options::merge;
 use super::reentry::{RequestedRerun, from_step};
-use super::requested::Requested;
+use super::requested::{self, Requested};
 use super::reruns::Reopened;
 use super::restart::{refuse_from, restarted};
 use super::resume::{Reopening, reopen, was_killed};
@@ -341,7 +341,8 @@ async fn find_begin<P: Program>(
         base.notes = definition::causes_of(adoption, &carried, options.by.as_deref());
         base.position = carried.position;
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
-        base.redone.extend(carried.relisted.into_iter().map(Forget::Join));
+        requested::defer_below(&carried.entered, &adoption.rerun, program.shape(), &mut base.position);
+        base.redone.extend(carried.entered.into_iter().map(Forget::Join));
     }
     if adopts && options.adopt.is_none() && options.from.is_none() {
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;

@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use crate::id::{BranchPath, Digest};
 use crate::plan::shape::{Children, Shape};
 use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Status, Wait};
@@ -10,7 +12,7 @@ use crate::store::{Head, Page, Store, StoreError};
 
 use super::rollback::epoch_in_pass;
 
-use super::begin::{by_hand, decode_state};
+use super::begin::decode_state;
 use super::chain::Chain;
 use super::child_heads::NewestOf;
 use super::fan_out::{
@@ -18,10 +20,11 @@ use super::fan_out::{
 };
 use super::in_doubt::questions_at;
 use super::inspect::position_of;
-use super::invalidate::{Results, reenter};
+use super::invalidate::{Invalidated, Results, reenter};
 use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
+use super::reruns::Reopened;
 use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
@@ -132,21 +135,18 @@ impl<'a, P: Program> Session<'a, P> {
             false => (0, Vec::new()),
         };
         let passes = if pass > 1 { passes } else { Vec::new() };
-        let relisted = scope.entry_mut(place).relisted.take();
-        let since = relisted.unwrap_or_default();
+        let relisted = std::mem::take(&mut scope.entry_mut(place).relisted);
         let keeps_digests = self.keeps_traces && are_hooks;
         let work_digests = keeps_digests.then(|| work_digests(report.evidence.as_ref(), joined));
-        let fan = Fan { work_digests, pass, passes, since, ..Fan::new(items, total) };
+        let is_relisted = !relisted.is_empty();
+        let fan = Fan { work_digests, pass, passes, relisted, ..Fan::new(items, total) };
         let entry = scope.entry_mut(place);
         *(if are_hooks { &mut entry.hooks } else { &mut entry.fan }) = Some(fan);
         let draft = scope.draft(Phase::Waiting(vec![wait]), Reason::Fork, step, at);
         (draft.report, draft.children) = (report, joined.map(|joined| joined.root));
-        let revisited = is_again || are_hooks || relisted.is_some() || scope.position.may_have_children();
+        let revisited = is_again || are_hooks || is_relisted || scope.position.may_have_children();
         scope.fans.retain(|fan| fan.place != place);
-        let is_relisted = relisted.is_some();
-        let mut fan = FanOut::new(place, source, total, revisited);
-        fan.is_relisted = is_relisted;
-        scope.fans.push(fan);
+        scope.fans.push(FanOut::new(place, source, total, revisited));
         self.mark_dirty(id);
         Ok(Ok(()))
     }
@@ -206,8 +206,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         if !missing.is_empty() {
             for (item, begin) in missing {
-                let scope = self.scopes.get(id);
-                match self.program.child(scope.step_ref(place), &scope.state, &item) {
+                match self.state_of_child(id, place, &begin.in_place_of(&item)) {
                     Ok(state) => {
                         let fan = self.scopes.get_mut(id).fan_mut(place);
                         (fan.opened, fan.ended) = (fan.opened - 1, fan.ended - 1);
@@ -241,8 +240,7 @@ impl<'a, P: Program> Session<'a, P> {
         for _ in 0..page {
             let missing = || StoreError::Invalid("an item list is shorter than its count".to_owned());
             let item = reader.next().await?.ok_or_else(missing)?;
-            let scope = self.scopes.get(id);
-            match self.program.child(scope.step_ref(place), &scope.state, &item) {
+            match self.state_of_child(id, place, &item) {
                 Ok(state) => children.push((item, state)),
                 Err(failure) => {
                     self.not_opened(id, place, failure);
@@ -264,13 +262,22 @@ impl<'a, P: Program> Session<'a, P> {
                     }
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
-                    let has_ended = head.record.header().end.is_some();
-                    let child =
-                        open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
-                    if let Some(child) = child.filter(|_| has_ended) {
-                        // The retried item has not ended: its old end is out of force.
-                        self.scopes.get_mut(child).drafts.push(by_hand());
-                        self.mark_dirty(child);
+                    open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
+                }
+                Earlier::Relisted(head, after) => {
+                    self.scopes.get_mut(id).fan_mut(place).opened += 1;
+                    let lease = self.lease().clone();
+                    let opener = Opener { scope: id, place, index: item.index };
+                    let moved = Reopened::in_next_fan_out(&head.record, *after);
+                    open_scopes::go_on(self, &lease, opener, *head, (Some(moved), Edits::none())).await?;
+                }
+                Earlier::None(begin) if begin.replaced.is_some() => {
+                    match self.state_of_child(id, place, &begin.in_place_of(&item)) {
+                        Ok(state) => self.open_child(id, place, &item, state, *begin),
+                        Err(failure) => {
+                            self.not_opened(id, place, failure);
+                            return Ok(());
+                        }
                     }
                 }
                 Earlier::None(begin) => self.open_child(id, place, &item, state, *begin),
@@ -278,6 +285,12 @@ impl<'a, P: Program> Session<'a, P> {
         }
         self.record_page(id, place, reader);
         Ok(())
+    }
+
+    /// Returns the first state of a child.
+    fn state_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Result<P::State, Failure> {
+        let scope = self.scopes.get(id);
+        self.program.child(scope.step_ref(place), &scope.state, item)
     }
 
     /// Fails a step with children that cannot be opened.
@@ -304,7 +317,7 @@ impl<'a, P: Program> Session<'a, P> {
         state: P::State,
         begin: ChildStart,
     ) {
-        let ChildStart { chain, epoch, before } = begin;
+        let ChildStart { chain, epoch, before, replaced } = begin;
         let scope = self.scopes.get(id);
         let around = scope.entry(place).at.iteration.clone();
         let parallel_max = children_of(scope, place).parallel_max;
@@ -345,6 +358,7 @@ impl<'a, P: Program> Session<'a, P> {
             epoch_max,
             input,
             rerun_whole,
+            item: replaced,
             entered_again: is_reentered,
             ..entered
         };
@@ -490,13 +504,15 @@ enum Earlier {
     Ended,
     /// The child belongs to this fan-out and is open.
     Open(Box<Head>),
+    /// The child belongs to a fan-out with another list and the same input; with its position. Only without traces.
+    Relisted(Box<Head>, Box<Invalidated>),
     /// No record in force.
     None(Box<ChildStart>),
 }
 
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
-        Self::None(Box::new(ChildStart { chain, epoch, before: None }))
+        Self::None(Box::new(ChildStart { chain, epoch, before: None, replaced: None }))
     }
 }
 
@@ -508,6 +524,15 @@ pub(super) struct ChildStart {
     pub(super) epoch: u32,
     /// The position in an earlier opening: its results are reusable.
     pub(super) before: Option<Position>,
+    /// The value that a person gave instead of the item.
+    pub(super) replaced: Option<Value>,
+}
+
+impl ChildStart {
+    /// Returns the item, with the value that a person gave.
+    fn in_place_of(&self, item: &Item) -> Item {
+        Item { value: self.replaced.clone().unwrap_or_else(|| item.value.clone()), ..item.clone() }
+    }
 }
 
 /// Returns whether an open child has children of its own or a step in doubt: only the start of a session loads the children

@@ -86,12 +86,14 @@ impl<P: Program> Session<'_, P> {
         self.reusable_verdicts = ReusableVerdicts::default();
         let scope = self.scopes.get_mut(id);
         let joins = scope.shape.steps()[place].opens_evidence();
+        // A changed list of items or a rerun inside enters the joined children again.
+        let is_routed = scope.shape.is_routed();
+        let children = scope.shape.steps()[place].children.as_ref();
+        let has_fan = children.is_some_and(|children| children.passes || !is_routed);
         let matters = keeps_traces
             || report.evidence.is_some()
             || joins
-            // A rerun opens these branches again.
-            || !scope.shape.is_routed() && scope.entry(place).fan.is_some()
-            || scope.shape.steps()[place].children.as_ref().is_some_and(|children| children.passes)
+            || has_fan
             || !ending.outputs.is_empty()
             || ending.outputs_bytes.is_some();
         let about = scope.entry(place).fan.as_ref().filter(|_| joins).map(|fan| fan.since);

@@ -38,7 +38,7 @@ pub(super) fn carried(
     shape: &Shape,
     adopting: &Adopting<'_>,
 ) -> Result<CarriedOver, String> {
-    let Adopting { adoption: Adoption { before, within, kept, redo, .. }, ends, asks } = *adopting;
+    let Adopting { adoption: Adoption { before, within, entered, kept, redo, .. }, ends, asks } = *adopting;
     let changes = change::changes(before, position, definition, (shape, within));
     let touching = changes.iter().filter(|change| change.touches_finished && !redo);
     let steps: Vec<_> = touching
@@ -48,15 +48,15 @@ pub(super) fn carried(
     if !steps.is_empty() {
         return Err(format!("finished steps changed: {}", steps.join(", ")));
     }
-    for step in kept.iter().filter(|step| !within.contains(*step)) {
+    for step in kept {
         let added = before.step(step.as_str()).zip(shape.step(step.as_str()));
-        if let Some(added) = added.and_then(|(before, step)| added_within(before, step)) {
+        if let Some(added) = added.and_then(|(old, new)| added_within(old, new, within.contains(step))) {
             return Err(format!(
                 "step `{added}` is new inside `{step}`, which has a kept result: rerun `{step}`"
             ));
         }
     }
-    let inputs = Carry { before, position, definition, after: shape, within, kept, ends, asks };
+    let inputs = Carry { before, position, definition, after: shape, within, entered, kept, ends, asks };
     Ok(change::carry_over(&inputs))
 }
 
@@ -316,8 +316,8 @@ pub struct Compared<'a> {
     pub after: &'a Shape,
 }
 
-/// Returns the openers of the main branch with changes only in inner steps, each with the changed finished steps of the
-/// branches.
+/// Returns the openers of the main branch with changed or added inner steps, each with the changed finished steps of the
+/// branches, and the added steps of finished branches. The list of items may have changed, too.
 ///
 /// Reads the newest record of each branch of these openers.
 ///
@@ -334,7 +334,8 @@ pub async fn changed_within(
     let joined = position.ledger.iter().filter_map(|(step, end)| Some((step, end.fan.as_deref()?)));
     for (step, fan) in open_fans.chain(joined) {
         let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
-        if old.fingerprint == new.fingerprint || !is_frame_same(old, new) || found.contains_key(step) {
+        let is_changed = old.fingerprint != new.fingerprint && !change::has_same_steps(old, new);
+        if !is_changed || !is_same_but_list(old, new) || found.contains_key(step) {
             continue;
         }
         if let Some(changed) = changed_below(store, run, &compared, (step, fan)).await? {
@@ -344,10 +345,16 @@ pub async fn changed_within(
     Ok(found)
 }
 
-/// Returns whether two openers differ at most in the definitions of inner steps, with the same inner steps.
+/// Returns whether two openers differ at most in their inner steps, with the same list of items: [`is_same_but_list`].
 fn is_frame_same(old: &Step, new: &Step) -> bool {
+    old.list == new.list && is_same_but_list(old, new)
+}
+
+/// Returns whether two openers differ at most in the list of items, in the definitions of inner steps and by added inner
+/// steps.
+fn is_same_but_list(old: &Step, new: &Step) -> bool {
     let children = old.children.as_ref().zip(new.children.as_ref());
-    let is_same = old.frame.is_some() && (old.frame, old.list) == (new.frame, new.list);
+    let is_same = old.frame.is_some() && old.frame == new.frame;
     let same_hooks = old.hooks.is_some() == new.hooks.is_some();
     is_same
         && same_hooks
@@ -423,17 +430,20 @@ fn new_steps(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<usize>
     (!added.is_empty()).then_some(added)
 }
 
-/// Returns a step that a graph adds within an opener, at any depth.
-fn added_within(old: &Step, new: &Step) -> Option<StepId> {
+/// Returns a step that a graph adds within an opener, at any depth. `may_follow`: except for a step after all known steps.
+fn added_within(old: &Step, new: &Step, may_follow: bool) -> Option<StepId> {
     let (old, new) = old.children.as_ref().zip(new.children.as_ref())?;
-    new.shape.steps().iter().find_map(|step| match old.shape.step(step.id.as_str()) {
+    let is_known = |place: &usize| old.shape.place(new.shape.steps()[*place].id.as_str()).is_some();
+    let mut steps = new.shape.steps().iter().enumerate();
+    steps.find_map(|(place, step)| match old.shape.step(step.id.as_str()) {
+        None if may_follow && !new.shape.downstream(&[place]).iter().any(is_known) => None,
         None => Some(step.id.clone()),
-        Some(before) => added_within(before, step),
+        Some(before) => added_within(before, step, may_follow),
     })
 }
 
-/// Returns the changed finished steps of the branches of an opener; `None` if a branch has to run added steps, or is not
-/// readable.
+/// Returns the changed finished steps and the added steps of the finished branches of an opener; `None` if a branch is not
+/// readable, or if finished passes have added steps.
 async fn changed_below(
     store: &dyn Store,
     run: &RunId,
@@ -441,8 +451,10 @@ async fn changed_below(
     (step, fan): (&StepId, &Fan),
 ) -> Result<Option<Vec<(BranchPath, StepId)>>, RunError> {
     let Compared { before, after, .. } = *compared;
-    let mut found = Vec::new();
-    for branch in store.branches(run).await? {
+    let (mut found, mut current) = (Vec::new(), BTreeSet::new());
+    let mut branches: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
+    branches.sort_by_key(BranchPath::depth);
+    for branch in branches {
         let outermost = std::iter::successors(Some(branch.clone()), BranchPath::parent)
             .find(|around| around.depth() == 1);
         let Some((name, key)) = outermost.and_then(|outermost| outermost.opened_by()) else { continue };
@@ -460,25 +472,35 @@ async fn changed_below(
         let pass = key.parse().ok().filter(|_| fan.pass > 0);
         let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
         let is_current = fan.is_some_and(|fan| position.origin == Some(fan.since));
-        if branch.depth() == 1 && !is_current {
+        let is_in_force = match branch.parent().filter(|parent| !parent.is_main()) {
+            Some(parent) => current.contains(&parent),
+            None => is_current,
+        };
+        if !is_in_force {
             continue;
         }
+        current.insert(branch.clone());
         let Some(changed) = changed_on(old, new, &position) else { return Ok(None) };
+        // A step with several passes is entered again as a whole.
+        let is_added = |step: &StepId| old.place(step.as_str()).is_none();
+        if before.place(step.as_str()).is_some_and(|place| before.share_loop(place, place))
+            && changed.iter().any(is_added)
+        {
+            return Ok(None);
+        }
         found.extend(changed.into_iter().map(|step| (branch.clone(), step)));
     }
     Ok(Some(found))
 }
 
-/// Returns the changed finished steps of a branch; `None` if the branch has to run added steps or an opener changed.
+/// Returns the changed finished steps of a branch, and its added steps if the branch has ended or downstream steps are
+/// finished; `None` if an opener changed.
 fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<StepId>> {
     let unfinished = Unfinished::of(old, position);
     let has_ended = position.frontier.is_empty() && position.failed.is_empty();
-    if has_ended && new_steps(old, new, position).is_some()
-        || add_new_steps((old, new), &mut position.clone(), &[]).is_err()
-    {
-        return None;
-    }
-    let mut changed = Vec::new();
+    let is_too_late = has_ended || add_new_steps((old, new), &mut position.clone(), &[]).is_err();
+    let added = new_steps(old, new, position).filter(|_| is_too_late).unwrap_or_default();
+    let mut changed: Vec<StepId> = added.into_iter().map(|place| new.steps()[place].id.clone()).collect();
     for (place, step) in old.steps().iter().enumerate() {
         let other = new.step(step.id.as_str())?;
         if step.fingerprint == other.fingerprint || is_frame_same(step, other) {

@@ -73,8 +73,6 @@ pub(super) struct FanOut {
     alike: (u32, String),
     /// True if children may have records from an earlier pass or from before a rerun.
     pub(super) revisited: bool,
-    /// True if the item list changed: existing children stay, and failed children are retried.
-    pub(super) is_relisted: bool,
     pub(super) queue: VecDeque<Queued>,
     pub(super) reader: Option<ItemReader>,
     /// The next seq of each branch that existed before, once read.
@@ -117,7 +115,6 @@ impl FanOut {
             failed_here: 0,
             alike: (0, String::new()),
             revisited,
-            is_relisted: false,
             queue: VecDeque::new(),
             reader: None,
             next_seqs: None,

@@ -260,6 +260,6 @@ fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
         || step.is_later_pass(entry)
         || entry.memos > 0
         || entry.status == Status::Waiting
-        || (entry.status == Status::Ready && entry.at.attempt > 0);
+        || entry.at.attempt > 0;
     entry.input.is_some() && has_begun
 }

@@ -322,6 +322,9 @@ impl<S> Edits<S> {
             return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
         }
         for edit in self.0.into_values().flatten() {
+            if edit.item.is_some() {
+                scope.position.item.clone_from(&edit.item);
+            }
             edit.apply(&mut scope.state).map_err(|why| {
                 let (run, branch) = (run.clone(), branch.clone());
                 RunError::NotEdited { run, branch, why }

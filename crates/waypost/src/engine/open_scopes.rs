@@ -243,7 +243,8 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
         }
         (_, None) => return Err(unlike()),
     };
-    let is_again = entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
+    let is_relisted = fan.is_some_and(|fan| !fan.relisted.is_empty());
+    let is_again = is_relisted || entry.at.epoch > 0 || entry.at.iteration.iter().any(|pass| *pass > 1);
     let total = fan.map_or(0, |fan| fan.total);
     Ok(FanOut::new(place, source, total, is_again || scope.position.may_have_children()))
 }

@@ -274,6 +274,8 @@ impl<S> Debug for Edit<S> {
 pub struct EditBranch<S> {
     /// The edit.
     pub edit: EditBranchFn<S>,
+    /// The value that the edit puts in the place of the branch's item, also after a later rerun of the opener.
+    pub item: Option<Value>,
     /// Steps that read the edited values: finished steps among these rerun, with all downstream steps. Only for a
     /// state with separate outputs ([`Program::keeps_apart`](super::Program::keeps_apart)).
     pub again: Vec<StepId>,
@@ -335,11 +337,13 @@ pub struct Adoption {
     pub redo: bool,
     /// Finished steps with results to keep: changed steps, and steps downstream of added steps.
     pub kept: BTreeSet<StepId>,
-    /// Changed finished steps of child branches to rerun, with all steps downstream.
+    /// Changed finished steps and new steps of child branches to rerun, with all steps downstream.
     pub rerun: Vec<(BranchPath, StepId)>,
     /// Openers with branches to keep, although steps of the branches changed:
     /// [`changed_within`](super::changed_within()).
     pub within: BTreeSet<StepId>,
+    /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
+    pub entered: BTreeSet<StepId>,
 }
 
 /// The options of a fork or an import.

@@ -5,12 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, StepId};
-use crate::plan::shape::Shape;
+use crate::plan::shape::{Shape, Unfinished};
 use crate::projection::events::RerunCause;
-use crate::record::{Position, RerunRequest};
+use crate::record::{FrontierEntry, Position, RerunRequest, Try};
 
 use super::ResumeFrom;
-use super::invalidate::{Results, exclude};
+use super::invalidate::{Cut, Invalidated, Results, exclude, invalidate};
 use super::reruns::{Reopened, Target, opener_of};
 
 /// The requested reruns, and the paths to the named branches.
@@ -151,6 +151,48 @@ fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<St
     let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
     opener_of(shape, &next)
+}
+
+/// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.
+pub(super) fn defer_below(
+    openers: &[StepId],
+    changed: &[(BranchPath, StepId)],
+    shape: &Shape,
+    main: &mut Position,
+) {
+    let requests =
+        changed.iter().map(|(branch, step)| RerunRequest { branch: branch.clone(), step: step.clone() });
+    let is_below = |request: &RerunRequest| {
+        below_on(shape, &BranchPath::main(), request).is_some_and(|opener| openers.contains(&opener))
+    };
+    main.requests.extend(requests.filter(is_below));
+}
+
+/// Applies the deferred requests to a scope that continues: invalidates the requested steps and all downstream steps.
+///
+/// `at`: the epoch and the outer iteration of the reruns.
+pub(super) fn invalidate_requested(
+    root: &Shape,
+    (requests, branch): (&BTreeSet<RerunRequest>, &BranchPath),
+    position: Position,
+    at: &Try,
+    results: Results,
+) -> Invalidated {
+    let unchanged = |position| Invalidated { position, forgotten: Vec::new() };
+    let Some(shape) = root.of_branch(branch) else { return unchanged(position) };
+    let unfinished = Unfinished::of(shape, &position);
+    let steps = requests.iter().filter_map(|request| below_on(root, branch, request));
+    let places = steps.filter_map(|step| shape.place(step.as_str()));
+    let places: BTreeSet<usize> = places.filter(|place| !unfinished.has(*place)).collect();
+    let places: Vec<usize> = places.into_iter().collect();
+    let behind = shape.downstream(&places);
+    let cut = |place: usize| {
+        let at = Try { iteration: shape.first_iteration(place, &at.iteration), ..at.clone() };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
+        Cut { place, entry, is_named: false }
+    };
+    let cuts: Vec<Cut> = places.into_iter().filter(|place| !behind.contains(place)).map(cut).collect();
+    if cuts.is_empty() { unchanged(position) } else { invalidate(shape, &position, cuts, results) }
 }
 
 /// Applies the deferred requests to an entered scope: excludes the requested steps and all downstream steps from

@@ -13,8 +13,10 @@ use crate::plan::shape::Shape;
 use crate::projection::events::EVIDENCE_FAILED;
 use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Settled, Try};
 
+use super::begin::by_hand;
 use super::chain::Draft;
 use super::definition::Forget;
+use super::invalidate::Invalidated;
 use super::requested::Requested;
 use super::trust::{BranchInForce, Branches, Judged};
 
@@ -29,6 +31,15 @@ pub(super) struct Reopened {
     pub(super) basis: Option<u64>,
     /// The parts to remove from the state.
     pub(super) forgotten: Vec<Forget>,
+}
+
+impl Reopened {
+    /// Continues a child at its position in the next fan-out of its opener, after its newest record.
+    pub(super) fn in_next_fan_out(record: &Record, after: Invalidated) -> Self {
+        let position = Position { origin: Some(0), ..after.position };
+        let (record, forgotten) = (record.clone(), after.forgotten);
+        Self { record, position, drafts: vec![by_hand()], basis: None, forgotten }
+    }
 }
 
 /// A step to rerun first, with the cause.

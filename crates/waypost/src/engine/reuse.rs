@@ -173,7 +173,7 @@ impl<P: Program> Session<'_, P> {
         *entry = begun;
         // A message for the wait may have come.
         self.may_have_message |= entry.status == Status::Waiting;
-        if entry.status == Status::Started {
+        if matches!(entry.status, Status::Started | Status::Failed) {
             (entry.status, entry.failures, entry.wake_at, entry.since) = (Status::Ready, 0, None, 0);
         }
         let is_reused = has_fan || entry.status == Status::Waiting;

@@ -151,7 +151,7 @@ fn position_in_new_run(position: &Position) -> Position {
     for entry in &mut position.frontier {
         let carried = |fan: Fan| {
             let items = fan.items.map(|at| FrozenItems { blob: name_of(at.digest), ..at });
-            Fan { items, since: 0, ..fan }
+            Fan { items, since: 0, relisted: Vec::new(), ..fan }
         };
         let hooks = entry.hooks.take().filter(|_| entry.status != Status::Failed).map(carried);
         let fan = entry.fan.take().map(carried);

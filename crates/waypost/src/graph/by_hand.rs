@@ -72,7 +72,8 @@ impl<S: State> Resume<'_, S> {
             edit(state);
             Ok(())
         };
-        self.edits.push((branch.to_owned(), EditBranch { edit: Box::new(edit), again: Vec::new() }));
+        self.edits
+            .push((branch.to_owned(), EditBranch { edit: Box::new(edit), item: None, again: Vec::new() }));
         self
     }
 }

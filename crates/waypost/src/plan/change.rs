@@ -37,7 +37,7 @@ pub enum ChangeKind {
     Altered,
     /// Only nested steps changed, none of them finished: the branches continue from their positions.
     Within,
-    /// Only the list of items changed: items on both lists keep the results.
+    /// The list of items changed, and perhaps nested steps: items on both lists keep the results of the other steps.
     Relisted,
     /// The routes changed: to other steps, or to the end. The rest of the definition may have changed, too.
     Rerouted {
@@ -109,6 +109,15 @@ pub fn changes(
                 touches_finished: false,
                 half_done: false,
             }),
+            Some(print)
+                if print.fingerprint != step.fingerprint
+                    && before.step(step.id.as_str()).is_some_and(|old| {
+                        has_other_list(old, step) && (has_same_steps(old, step) || within.contains(&step.id))
+                    }) =>
+            {
+                let (kind, touches_finished) = (ChangeKind::Relisted, finished(&step.id));
+                changes.push(StepChange { step: step.id.clone(), kind, touches_finished, half_done: false });
+            }
             Some(print) if print.fingerprint != step.fingerprint && within.contains(&step.id) => {
                 let kind = ChangeKind::Within;
                 changes.push(StepChange {
@@ -117,13 +126,6 @@ pub fn changes(
                     touches_finished: false,
                     half_done: false,
                 });
-            }
-            Some(print)
-                if print.fingerprint != step.fingerprint
-                    && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step)) =>
-            {
-                let (kind, touches_finished) = (ChangeKind::Relisted, finished(&step.id));
-                changes.push(StepChange { step: step.id.clone(), kind, touches_finished, half_done: false });
             }
             Some(print) if print.fingerprint != step.fingerprint => {
                 let (before, now) = (print.leads_to.clone(), step.leads_to());
@@ -149,14 +151,19 @@ pub fn changes(
     changes
 }
 
-/// Returns whether two openers differ only in their lists of items.
-fn is_relisted(old: &Step, new: &Step) -> bool {
+/// Returns whether two openers have different lists of items; their inner steps may differ, too.
+fn has_other_list(old: &Step, new: &Step) -> bool {
+    let is_same = old.frame.is_some() && old.frame == new.frame && old.hooks.is_some() == new.hooks.is_some();
+    is_same && old.list.is_some() && new.list.is_some() && old.list != new.list
+}
+
+/// Returns whether two openers have the same inner steps.
+pub(crate) fn has_same_steps(old: &Step, new: &Step) -> bool {
     let prints = |step: &Step| {
         let steps = step.children.iter().flat_map(|children| children.shape.steps());
         steps.map(|step| (step.id.clone(), step.fingerprint)).collect::<Vec<_>>()
     };
-    let is_same = old.frame.is_some() && old.frame == new.frame && old.hooks.is_some() == new.hooks.is_some();
-    is_same && old.list.is_some() && new.list.is_some() && old.list != new.list && prints(old) == prints(new)
+    prints(old) == prints(new)
 }
 
 /// Returns whether a step has open branches of a shared definition.
@@ -174,8 +181,8 @@ pub struct CarriedOver {
     /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the
     /// changed step, or the newly unfinished upstream step.
     pub redone: Vec<(StepId, StepId)>,
-    /// Openers with branches and a changed list of items.
-    pub relisted: Vec<StepId>,
+    /// Openers whose branches are entered again.
+    pub entered: Vec<StepId>,
 }
 
 /// The input of [`carry_over`]: a position, and the graphs before and after.
@@ -191,6 +198,8 @@ pub struct Carry<'a> {
     pub after: &'a Shape,
     /// Openers whose branches stay, although nested steps changed.
     pub within: &'a BTreeSet<StepId>,
+    /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
+    pub entered: &'a BTreeSet<StepId>,
     /// Finished steps with results to keep: changed steps, and steps downstream of unfinished steps.
     pub kept: &'a BTreeSet<StepId>,
     /// The newest ends of finished steps outside the ledger.
@@ -206,24 +215,23 @@ pub struct Carry<'a> {
 /// is a deliberate rerun: steps begin in a new epoch, with new keys and with attempts counted from 1. A kept
 /// step stays finished. Downstream of an unfinished step, a kept result is reusable with any input.
 pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
-    let Carry { before, position, definition, after, within, kept, ends, asks } = *inputs;
+    let Carry { before, position, definition, after, within, entered, kept, ends, asks } = *inputs;
     let unfinished = Unfinished::of(before, position);
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
     let mut finished = vec![false; after.steps().len()];
     let (mut redone, mut asked, mut reusable) = (Vec::new(), Vec::new(), Vec::new());
-    let mut relisted: HashMap<StepId, u64> = HashMap::new();
+    let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
         let known = position.frontier.iter().find(|entry| entry.step == step.id);
         let open = after.needs(place).iter().find(|need| !finished[**need]);
         let is_kept = kept.contains(&step.id);
-        let is_other_list =
-            !is_kept && before.step(step.id.as_str()).is_some_and(|old| is_relisted(old, step));
         let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined(&step.id));
-        if let Some(fan) = fan.filter(|_| is_other_list && open.is_none()) {
-            relisted.insert(step.id.clone(), fan.since);
+        if let Some(fan) = fan.filter(|_| entered.contains(&step.id) && open.is_none()) {
+            let fan_outs = fan.relisted.iter().copied().chain([fan.since]);
+            relisted.insert(step.id.clone(), fan_outs.collect());
             continue;
         }
         // The passes of a changed step with `repeat` count: it continues with the next pass.
@@ -239,8 +247,9 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
         // compared.
         let need = open.map(|need| &after.steps()[*need].id).filter(|_| is_same && was_finished);
         let above = need.and_then(|need| reusable.iter().find(|(step, _)| step == need));
-        let is_kept =
-            is_kept || above.is_some_and(|(_, result)| matches!(result, Reusable::Ended { kept: true, .. }));
+        let is_kept = is_kept
+            || above.is_some_and(|(_, result)| matches!(result, Reusable::Ended { kept: true, .. }))
+            || need.is_some_and(|need| relisted.contains_key(need) && kept.contains(need));
         let is_compared = above.is_some() || need.is_some_and(|need| relisted.contains_key(need));
         let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
         let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.gave_result());
@@ -291,8 +300,8 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             (entry.status, entry.since) = (Status::Ready, 0);
             entry.waits.clear();
         }
-        if let Some(since) = relisted.get(step) {
-            entry = FrontierEntry { relisted: Some(*since), ..begin() };
+        if let Some(fan_outs) = relisted.get(step) {
+            entry = FrontierEntry { relisted: fan_outs.clone(), ..begin() };
         }
         if is_anew(&entry.step) {
             entry.at.epoch = epoch;
@@ -330,8 +339,7 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             position.rerun_whole.insert(step.clone());
         }
     }
-    let relisted = relisted.into_keys().collect();
-    CarriedOver { position, redone, relisted }
+    CarriedOver { position, redone, entered: relisted.into_keys().collect() }
 }
 
 /// Sets action and cause of rerun steps in a plan for a carried-over position.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::choice::{Choice, RerunRequest};
 use super::header::Try;
@@ -68,6 +69,9 @@ pub struct Position {
     /// On a child branch whose ends have traces: the digest of the input from the opener.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
+    /// On the branch of an item: the value that a person gave instead of the item.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub item: Option<Value>,
     /// On the main branch: requested reruns in scopes that are not entered yet.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub requests: BTreeSet<RerunRequest>,
@@ -424,10 +428,10 @@ pub struct FrontierEntry {
     /// The step was held before its first attempt, and a resume released it: it is not held there again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub passed: bool,
-    /// The item list of an opener changed: items opened by the fan-out of this record stay, and the new items
-    /// open.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub relisted: Option<u64>,
+    /// The list of items changed: the records of the earlier fan-outs with the same input. Their children continue
+    /// in the next fan-out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relisted: Vec<u64>,
     /// The exit code of an ended attempt with an unknown effect: its evidence did not confirm the effect, or
     /// the check was not done. Kept for non-idempotent steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -458,7 +462,7 @@ impl FrontierEntry {
             waits: Vec::new(),
             memos: 0,
             passed: false,
-            relisted: None,
+            relisted: Vec::new(),
             exited: None,
             fan: None,
             hooks: None,
@@ -564,6 +568,9 @@ pub struct Fan {
     pub opened: u64,
     /// The record that began the fan-out; its children name it as their origin.
     pub since: u64,
+    /// The records of earlier fan-outs with the same input and another list of items.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relisted: Vec<u64>,
     /// The number of failed children, set after all have ended.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u64,
@@ -582,7 +589,8 @@ impl Fan {
     /// Creates a fan-out without opened children. The record that carries the fan-out fills in `since`.
     pub fn new(items: Option<FrozenItems>, total: u64) -> Self {
         let (pass, passes) = (0, Vec::new());
-        Self { items, total, opened: 0, since: 0, failures: 0, pass, passes, work_digests: None }
+        let relisted = Vec::new();
+        Self { items, total, opened: 0, since: 0, relisted, failures: 0, pass, passes, work_digests: None }
     }
 
     /// Returns the fan-out of this pass or an earlier one, by number.

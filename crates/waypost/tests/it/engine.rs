@@ -293,6 +293,7 @@ async fn a_restart_can_adopt_another_graph() {
         kept: Default::default(),
         rerun: Vec::new(),
         within: Default::default(),
+        entered: Default::default(),
     };
 
     let options = ResumeOptions {

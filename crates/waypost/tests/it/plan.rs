@@ -147,7 +147,7 @@ fn entry_of(text: &str) -> FrontierEntry {
         waits: after("asks").map(wait).into_iter().collect(),
         memos: 0,
         passed: false,
-        relisted: None,
+        relisted: Vec::new(),
         exited: None,
         fan: None,
         hooks: None,

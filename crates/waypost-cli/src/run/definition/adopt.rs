@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::format::text::relative_to_here;
 use crate::format::time;
 use crate::output::shown as shown_text;
+use crate::run::dead_letters;
 use crate::run::environment;
 
 /// Most items that a change of a list names.
@@ -107,12 +108,29 @@ impl FinishedChoice {
 /// A changed step, and the results at stake.
 struct Row {
     change: StepChange,
-    /// The changed finished steps of the branches of an opener, if only steps within the opener differ.
+    /// The changed finished steps of the branches of an opener, and the added steps of finished branches.
     within: Vec<(BranchPath, StepId)>,
     at_stake: Option<String>,
 }
 
 impl Row {
+    /// Names the changed and added steps of the branches.
+    fn inner_steps(&self) -> String {
+        let steps: BTreeSet<&StepId> = self.within.iter().map(|(_, step)| step).collect();
+        steps.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns whether the branches are entered again, after a decision: the file lists other items, or finished branches
+    /// have new steps. A kept result of joined branches excludes another list.
+    fn enters(&self, before: &Shape, decided: Option<Decided>) -> bool {
+        if self.change.kind == ChangeKind::Relisted {
+            return !(self.change.touches_finished && decided == Some(Decided::Keep));
+        }
+        self.within.iter().any(|(branch, step)| {
+            before.of_branch(branch).is_some_and(|shape| shape.place(step.as_str()).is_none())
+        })
+    }
+
     fn is_at_stake(&self) -> bool {
         self.change.touches_finished || !self.within.is_empty()
     }
@@ -133,12 +151,17 @@ impl Row {
             ChangeKind::Within if self.within.is_empty() => {
                 format!("has another definition in unfinished steps{file}")
             }
-            ChangeKind::Within => {
-                let steps: BTreeSet<&StepId> = self.within.iter().map(|(_, step)| step).collect();
-                let steps: Vec<String> = steps.into_iter().map(ToString::to_string).collect();
-                format!("has another definition in {}{file}", steps.join(", "))
+            ChangeKind::Within => format!("has another definition in {}{file}", self.inner_steps()),
+            ChangeKind::Relisted if self.within.is_empty() => {
+                format!("has another list of items{}", edit.other_items(id))
             }
-            ChangeKind::Relisted => format!("has another list of items{}", edit.other_items(id)),
+            ChangeKind::Relisted => {
+                let inner = self.inner_steps();
+                format!(
+                    "has another definition in {inner}, and another list of items{}",
+                    edit.other_items(id)
+                )
+            }
             ChangeKind::Rerouted { .. } => "has another route".to_owned(),
             ChangeKind::Reordered(before) => format!("now follows step {before}, which is not finished"),
         }
@@ -269,15 +292,21 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     });
     let mut definition = shape.definition(Some(changed.text().to_owned()));
     definition.accepted = accepted(snapshot, (&own.shape, &shape), rows.iter().zip(&decided));
-    let (mut kept, mut rerun, mut redo) = (BTreeSet::new(), Vec::new(), false);
+    let (mut kept, mut entered) = (BTreeSet::new(), BTreeSet::new());
+    let (mut rerun, mut redo) = (Vec::new(), false);
     for (row, decided) in rows.iter().zip(&decided) {
-        match decided {
-            Some(Decided::Keep) => drop(kept.insert(row.change.step.clone())),
-            _ if row.change.touches_finished => redo = true,
-            _ => rerun.extend(row.within.iter().cloned()),
+        if row.enters(&own.shape, *decided) {
+            entered.insert(row.change.step.clone());
+        }
+        if *decided == Some(Decided::Keep) {
+            kept.insert(row.change.step.clone());
+        } else {
+            redo |= row.change.touches_finished;
+            rerun.extend(row.within.iter().cloned());
         }
     }
-    let adoption = Some(Adoption { before: own.shape, definition, redo, kept, rerun, within: names });
+    let adoption = Adoption { before: own.shape, definition, redo, kept, rerun, within: names, entered };
+    let adoption = Some(adoption);
     Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
 }
 
@@ -288,7 +317,8 @@ fn decide(choice: &Choice, row: &Row) -> Option<Decided> {
     }
     let chosen = choice.finished.about(row.change.step.as_str());
     // A retry of failed items keeps the results of the others.
-    let of_retry = (choice.retries && row.change.kind == ChangeKind::Within).then_some(Decided::Keep);
+    let is_inside = matches!(row.change.kind, ChangeKind::Within | ChangeKind::Relisted);
+    let of_retry = (choice.retries && is_inside && !row.change.touches_finished).then_some(Decided::Keep);
     let of_file = choice.with.is_some().then_some(Decided::Rerun);
     chosen.or(of_retry).or(of_file)
 }
@@ -349,6 +379,9 @@ async fn at_stake(
     let (mut finished, mut total, mut took) = (0, 0, Duration::ZERO);
     for branch in store.branches(run).await?.into_iter().filter(opens) {
         let newest = store.newest(run, &branch).await?;
+        if !dead_letters::counts(store, run, &newest).await? {
+            continue;
+        }
         total += 1;
         if newest.header().end == Some(End::Completed) {
             finished += 1;

@@ -272,6 +272,7 @@ impl<'a> Play<'a> {
                     kept: kept.collect(),
                     rerun: Vec::new(),
                     within: BTreeSet::new(),
+                    entered: BTreeSet::new(),
                 });
                 self.steps = adoption.steps.clone();
                 world.adopt(self.steps.clone());

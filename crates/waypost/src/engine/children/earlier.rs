@@ -1,12 +1,16 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
 use crate::plan::steps_in_lost;
-use crate::record::{End, FrontierEntry, Position, Record};
+use crate::record::{FrontierEntry, Position, Record, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::chain::Chain;
+use super::super::failure::position_for_retry;
 use super::super::fan_out::Item;
 use super::super::inspect::position_of;
+use super::super::invalidate::Results;
+use super::super::open_scopes::is_fresh;
+use super::super::requested::invalidate_requested;
 use super::super::scheduler::children_of;
 use super::super::scope::ScopeId;
 use super::super::session::Session;
@@ -31,7 +35,6 @@ impl<P: Program> Session<'_, P> {
         if !fan.revisited {
             return Ok(Earlier::none(chain, epoch));
         }
-        let is_relisted = fan.is_relisted;
         let scan = Scan {
             branch: Some(chain.branch.clone()),
             order: ScanOrder::NewestFirst,
@@ -47,8 +50,10 @@ impl<P: Program> Session<'_, P> {
             // Only the store knows which records were quarantined.
             chain.next = chain.next.max(self.next_seq(id, place, &chain.branch).await?);
         }
-        let since = self.scopes.get(id).entry(place).open_fan().map_or(0, |fan| fan.since);
-        if seq > 0 && since > 0 {
+        let fan = self.scopes.get(id).entry(place).open_fan();
+        let since = fan.map_or(0, |fan| fan.since);
+        let relisted = fan.filter(|_| !self.keeps_traces).map_or_else(Vec::new, |fan| fan.relisted.clone());
+        if seq > 0 && (since > 0 || !relisted.is_empty()) {
             let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
                 // The next sound record below continues, as in `heads`.
                 Err(StoreError::Damaged { older, .. }) => {
@@ -56,38 +61,43 @@ impl<P: Program> Session<'_, P> {
                 }
                 record => record?,
             };
-            let position = if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None };
-            let is_ours = position.as_ref().is_some_and(|position| position.origin == Some(since));
-            let is_retried = is_relisted && end != Some(End::Completed);
-            // An unfinished item with open children is entered again.
-            let has_open_work = is_retried
-                && position.is_some_and(|position| position.open_entries().any(FrontierEntry::has_children));
-            if is_ours && !has_open_work {
-                return Ok(match end {
-                    Some(_) if !is_retried => Earlier::Ended,
-                    Some(_) => {
-                        Earlier::Open(Box::new(Head { record, next: chain.next, damaged: found.damaged }))
-                    }
-                    None => {
-                        Earlier::Open(Box::new(Head { record, next: chain.next, damaged: found.damaged }))
-                    }
-                });
+            let shape = &children_of(self.scopes.get(id), place).shape;
+            let position = match record.body_bytes() {
+                Some(_) => position_for_retry(shape, &record)?.0,
+                None => Position::default(),
+            };
+            let is_open = !is_fresh(&position) && !position.open_entries().any(FrontierEntry::has_children);
+            match position.origin {
+                Some(origin) if since > 0 && origin == since => {
+                    let head = || Head { record, next: chain.next, damaged: found.damaged };
+                    return Ok(if end.is_some() { Earlier::Ended } else { Earlier::Open(Box::new(head())) });
+                }
+                Some(origin) if is_open && relisted.contains(&origin) => {
+                    let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
+                    let iteration = self.scopes.get(id).entry(place).at.iteration.clone();
+                    let at = Try { attempt: 0, epoch, iteration };
+                    let asked = (&self.main().position.requests, &chain.branch);
+                    let results = Results::dropped(!self.retries);
+                    let after = invalidate_requested(self.program.shape(), asked, position, &at, results);
+                    let head = Head { record, next: chain.next, damaged: found.damaged };
+                    return Ok(Earlier::Relisted(Box::new(head), Box::new(after)));
+                }
+                _ => {}
             }
         }
-        let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
-        // Without traces, no result is reused, and effects are asked about.
-        let asks = !scope.shape.is_routed() && children.shape.is_careful();
-        let before = match (self.keeps_traces || asks) && seq > 0 {
+        let before = match seq > 0 {
             true => position_before(self.engine.store.as_ref(), &chain, seq).await?,
             false => None,
         };
+        let replaced = before.as_ref().and_then(|position| position.item.clone());
+        let before = before.filter(|_| self.keeps_traces);
         if chain.next > 1 {
             chain.prev = found.records.first().map(Record::digest);
             chain.basis = Some(0);
             chain.repair = chain.next != seq + 1;
         }
         let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before })))
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, replaced })))
     }
 
     /// Returns whether a person requested a rerun of a step with all its children.
@@ -130,6 +140,7 @@ impl<P: Program> Session<'_, P> {
         for step in in_lost.into_iter().map(|place| &shape.steps()[place]).filter(|step| !step.idempotent) {
             before.ask_about(&step.id, None);
         }
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before: Some(before) })))
+        let replaced = before.item.clone();
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before: Some(before), replaced })))
     }
 }

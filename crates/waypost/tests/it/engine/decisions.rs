@@ -77,6 +77,7 @@ async fn a_changed_graph_is_refused_unless_adopted() {
         kept: Default::default(),
         rerun: Vec::new(),
         within: Default::default(),
+        entered: Default::default(),
     };
 
     let refused = rig.resume(&longer).await.unwrap_err();
@@ -108,6 +109,7 @@ async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
         kept: Default::default(),
         rerun: Vec::new(),
         within: Default::default(),
+        entered: Default::default(),
     };
 
     let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
@@ -164,6 +166,7 @@ async fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
         kept: Default::default(),
         rerun: Vec::new(),
         within: Default::default(),
+        entered: Default::default(),
     };
 
     let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
