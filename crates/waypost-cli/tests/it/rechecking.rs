@@ -401,9 +401,9 @@ steps:
     }
 }
 
-// Bug: after branches were reopened and abandoned by a rollback, the branches in force were no longer verified.
+// Bug: after branches were reopened and abandoned by a rollback, a lost file of a branch was not noticed.
 #[test]
-fn branches_that_were_left_behind_hide_none_that_count() {
+fn a_rollback_behind_a_rerun_runs_all_of_it_again() {
     let openers = [
         "{id: w, workflow: child.yaml}",
         "{id: w, foreach: {items: [u], steps: [{id: b, run: 'echo b >> trace; echo b > b', evidence: [{sha256: b}]}]}}",
@@ -433,11 +433,9 @@ steps:
             assert_eq!(code_of(&rig, &["rollback", &stood, "--redo", "-q"]), Some(0));
             remove(&rig, "b");
 
-            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(4), "{store}: {opener}");
-            assert_eq!(code_of(&rig, &["rollback", &stood, "-q"]), Some(4), "{store}: {opener}");
-            assert_eq!(code_of(&rig, &["fork", &stood, "--id", "f", "-q"]), Some(4), "{store}: {opener}");
-            let did = resumed(&rig, 0);
-            assert!(did.starts_with('b'), "{store}: {opener}: {did}");
+            // All steps have begun since the checkpoint, and rerun: no evidence is in force until then.
+            assert_eq!(code_of(&rig, &["verify", "r", "-q"]), Some(0), "{store}: {opener}");
+            assert_eq!(resumed(&rig, 0), "a b y z", "{store}: {opener}");
             rests(&rig);
         }
     }

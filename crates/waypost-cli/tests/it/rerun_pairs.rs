@@ -495,10 +495,10 @@ fn a_rollback_runs_again_what_has_run_since() {
     rig.write("in", "1");
     ran(&rig);
 
-    assert_eq!(code_of(&rig, &["rollback", "r@4", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@4", "--redo", "-q"]), Some(0));
     assert_eq!(resume(&rig, &[]), Some(0));
 
-    assert_eq!(ran(&rig), "a b");
+    assert_eq!(ran(&rig), "a b c");
     assert_eq!([rig.read("a.txt"), rig.read("b.txt")], ["1", "1"]);
 }
 

@@ -41,9 +41,8 @@ struct Declarer {
 pub(super) struct Declarers {
     all: Vec<Declarer>,
     places: BTreeMap<(BranchPath, StepId), usize>,
-    /// The declarers by the name of a file or folder, and the declarers of patterns.
+    /// The declarers by the name of a file, folder or pattern.
     by_name: BTreeMap<String, BTreeSet<usize>>,
-    patterns: BTreeSet<usize>,
 }
 
 impl Declarers {
@@ -54,9 +53,6 @@ impl Declarers {
             return;
         }
         let at = self.place_of(&check.branch, &check.step);
-        if key.is_pattern() {
-            self.patterns.insert(at);
-        }
         for name in [key.name().to_owned(), resolved(&check.claim.subject)] {
             self.by_name.entry(name).or_default().insert(at);
         }
@@ -80,15 +76,10 @@ impl Declarers {
         })
     }
 
-    /// Returns the declarers of a file, or of a folder or pattern with the file.
-    fn of_file(&self, file: &str) -> BTreeSet<usize> {
-        let folders = file.match_indices('/').map(|(at, _)| &file[..at]);
-        let named = folders.chain([file]).filter_map(|name| self.by_name.get(name)).flatten();
-        let beneath = format!("{file}/");
-        let below = self.by_name.range(beneath.clone()..);
-        let below =
-            below.take_while(|(name, _)| name.starts_with(&beneath)).flat_map(|(_, declarers)| declarers);
-        named.chain(below).chain(&self.patterns).copied().collect()
+    /// Returns the declarers of a file, folder or pattern. A claim about a folder with the file does not count: a new file
+    /// in the folder is no edit of its other files.
+    fn of_file(&self, file: &str) -> impl Iterator<Item = usize> {
+        self.by_name.get(file).into_iter().flatten().copied()
     }
 }
 
@@ -97,12 +88,12 @@ impl Declarer {
         (&self.branch, &self.step)
     }
 
-    /// Returns the claims about a file, or about a folder or pattern with the file.
+    /// Returns the claims about a file, folder or pattern.
     fn claims_about<'a>(&'a self, file: &'a str) -> impl Iterator<Item = &'a Check> {
-        let key = ClaimKey::of_path(file);
-        self.claims.iter().filter(move |check| {
-            ClaimKey::of(&check.claim).gives_way_to(&key) || resolved(&check.claim.subject) == file
-        })
+        let is_about = move |check: &&Check| {
+            ClaimKey::of(&check.claim).name() == file || resolved(&check.claim.subject) == file
+        };
+        self.claims.iter().filter(is_about)
     }
 }
 

@@ -202,7 +202,8 @@ pub(super) async fn has_continued(
         }
         // The token orders the sessions of a run.
         let token = match store.newest(&at.run, &branch).await {
-            Err(StoreError::Damaged { .. }) => return Ok(true),
+            // The branch is taken at its newest sound record.
+            Err(StoreError::Damaged { .. }) => continue,
             newest => newest?.header().token,
         };
         if token > at.token {

@@ -148,10 +148,8 @@ impl<'a, P: Program> Session<'a, P> {
                     _ => (SettledAs::Skipped, skipped_digests(scope, place)),
                 };
                 let traced = keeps_traces.then_some(traced);
-                let trace = match how {
-                    SettledAs::SkippedByHand if keeps_traces => trace_of(program, scope, place),
-                    _ => None,
-                };
+                let has_trace = keeps_traces && how == SettledAs::SkippedByHand;
+                let trace = has_trace.then(|| trace_of(program, scope, place)).flatten();
                 scope.settle(place, Some(Settled::new(how, seq)), follow);
                 scope.digests.extend(traced.map(|digests| (step.clone(), digests)));
                 let draft = scope.draft(Phase::Skipped(cause), reason, step, at);

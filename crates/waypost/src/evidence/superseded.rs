@@ -64,16 +64,6 @@ impl ClaimKey {
         Self { name, by }
     }
 
-    /// Returns the key of all claims about a path or about paths below.
-    pub(crate) fn of_path(path: &str) -> Self {
-        Self { name: path.to_owned(), by: SubjectKind::Bytes }
-    }
-
-    /// Returns whether the key names files by a pattern.
-    pub(crate) fn is_pattern(&self) -> bool {
-        is_pattern(&self.name)
-    }
-
     /// Returns the normalized path, or the subject.
     pub(crate) fn name(&self) -> &str {
         &self.name

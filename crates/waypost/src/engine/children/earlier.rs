@@ -90,7 +90,10 @@ impl<P: Program> Session<'_, P> {
             false => None,
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());
-        let before = before.filter(|_| self.keeps_traces);
+        // Without traces, no result is reused, and effects are asked about.
+        let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
+        let asks = !scope.shape.is_routed() && children.shape.is_careful();
+        let before = before.filter(|_| self.keeps_traces || asks);
         if chain.next > 1 {
             chain.prev = found.records.first().map(Record::digest);
             chain.basis = Some(0);
