@@ -69,8 +69,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "results downstream of an invalid one stay reusable",
         file: "engine/invalidate.rs",
-        on: "keep(position, &step.id, 1, Reusable::ended(settled, fan, false));",
-        off: "let _ = (settled, fan);",
+        on: "keep(position, &step.id, 1, Reusable::ended(settled, false));",
+        off: "let _ = settled;",
         detector: Play("leaves"),
     },
     Rule {
