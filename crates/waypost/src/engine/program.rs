@@ -331,7 +331,7 @@ pub struct OnFailure {
     /// True to tolerate the failure once the retry budget is used up.
     pub tolerate: bool,
     /// The hooks to open once the retry budget is used up, for a step with
-    /// [hooks](crate::plan::shape::Children::afterwards). The join of the hooks fails with the same failure.
+    /// [hooks](crate::plan::shape::Step::hooks). The join of the hooks fails with the same failure.
     pub opens: Vec<Item>,
 }
 
