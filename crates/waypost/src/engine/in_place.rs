@@ -162,7 +162,7 @@ impl<P: Program> Session<'_, P> {
         step.subjects.iter().chain(&named).map(|subject| resolved(subject)).collect()
     }
 
-    /// Returns the nearest base of a step with a failed claim about one of these files, and its own bases that are gone.
+    /// Returns the bases of a step with a failed claim about one of these files, nearest first, up to a sound base.
     async fn gone_bases(
         &mut self,
         id: ScopeId,

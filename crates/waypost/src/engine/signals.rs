@@ -41,7 +41,7 @@ impl Engine {
             waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
         }
         let Some(since) = since else {
-            // The wait may have been answered since it was shown, or its deadline has passed.
+            // Another answer came first, or the deadline of the wait has passed.
             return match self.was_answered(&run, id).await? {
                 true => Err(RunError::Answered { run, id: id.to_owned() }),
                 false => Err(RunError::NoSuchWait { run, id: id.to_owned(), waiting }),
@@ -62,8 +62,8 @@ impl Engine {
 
     /// Sends a named signal to a run. The first step that waits for the name consumes the signal, now or later.
     ///
-    /// A signal that was taken after a checkpoint can be taken again after a rollback to that checkpoint, in a fork from
-    /// it, and by a rerun of the step.
+    /// A signal taken after a checkpoint is free again after a rollback to the checkpoint, in a fork from the
+    /// checkpoint, and for a rerun of the step.
     ///
     /// # Errors
     /// - [`StoreError::NotFound`]: the run does not exist.
