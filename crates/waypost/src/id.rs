@@ -316,6 +316,12 @@ impl BranchPath {
         }
     }
 
+    /// Returns the pass of this branch, from 1; `None` for the main branch and for the branch of an item.
+    pub fn pass_number(&self) -> Option<u32> {
+        let last = self.0.rsplit('/').next()?;
+        if last.contains(':') { None } else { last.split_once('~')?.1.parse().ok() }
+    }
+
     /// Returns a name that is safe in a folder: `main`, or a hash, since keys may be longer than a file name.
     pub fn file_name(&self) -> String {
         if self.is_main() {

@@ -1,6 +1,6 @@
 //! Opens children page by page, and starts these as capacity permits.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -337,7 +337,8 @@ impl<'a, P: Program> Session<'a, P> {
         let epoch_max = if chain.next > 1 { epoch.max(1) } else { 0 };
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
-        let results = match self.reruns_whole(id, place) || !self.keeps_traces {
+        let reruns_whole = self.reruns_whole(id, place, &chain.branch);
+        let results = match reruns_whole || !self.keeps_traces {
             false => Results::Keep,
             true => Results::dropped(!self.retries),
         };
@@ -347,17 +348,16 @@ impl<'a, P: Program> Session<'a, P> {
             let asks = Results::dropped(!self.retries);
             requested::apply(self.program.shape(), requests, &chain.branch, &mut entered, asks);
         }
-        let rerun_whole = match self.reruns_whole(id, place) {
-            true => shape.steps().iter().filter(|step| step.opens()).map(|step| step.id.clone()).collect(),
-            false => BTreeSet::new(),
-        };
+        if reruns_whole {
+            let openers = shape.steps().iter().filter(|step| step.opens());
+            entered.rerun_whole.extend(openers.map(|step| step.id.clone()));
+        }
         let origin = Some(0);
         let position = Position {
             frontier,
             origin,
             epoch_max,
             input,
-            rerun_whole,
             item: replaced,
             entered_again: is_reentered,
             ..entered

@@ -31,6 +31,16 @@ pub(super) struct Cut {
     pub(super) is_named: bool,
 }
 
+/// The step of a scope on the path to a requested step.
+#[derive(Debug)]
+pub(super) struct StepOnPath {
+    pub(super) step: StepId,
+    /// True for the requested step itself; false for an opener above.
+    pub(super) is_named: bool,
+    /// The passes of an opener before the pass on the path: their results stay reusable.
+    pub(super) passes_kept: u32,
+}
+
 /// Whether results out of force may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Results {
@@ -78,22 +88,28 @@ pub(super) fn invalidate(
     }
     for Cut { place, entry, is_named } in cuts {
         let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
+        let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
         if results == Results::Keep {
-            let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
             set_aside(&mut after.position, (shape, place), is_finished, passes_before);
             // The invalid end itself is not reused.
             if let Some(results) = after.position.reusable.get_mut(&step.id) {
                 results.remove(&(passes_before + 1));
             }
         } else {
+            let before =
+                after.position.ledger.get(&step.id).and_then(|last| end_of_pass(last, passes_before));
             let is_decided = is_named || entry.fan.is_some();
             after.drop_end(step, is_finished, if is_decided { Results::Retry } else { results });
             after.exclude_reuse(step);
+            after.position.ledger.extend(before.map(|before| (step.id.clone(), before)));
         }
         let position = &mut after.position;
         position.reusable.retain(|_, results| !results.is_empty());
         if entry.fan.is_some() {
-            position.rerun_whole.remove(&step.id);
+            // Later passes follow the requested rerun.
+            if !shape.share_loop(place, place) {
+                position.rerun_whole.remove(&step.id);
+            }
             let joins = |forget: &mut Forget| match forget {
                 Forget::Step(id) if *id == step.id => *forget = Forget::Join(id.clone()),
                 _ => {}
@@ -112,7 +128,7 @@ pub(super) fn invalidate(
 impl Invalidated {
     /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
     fn exclude_reuse(&mut self, step: &Step) {
-        self.position.drop_results(&step.id);
+        self.position.drop_results(&step.id, 0);
         if step.opens() {
             self.position.rerun_whole.insert(step.id.clone());
         }
@@ -140,24 +156,27 @@ impl Invalidated {
 pub(super) fn exclude(
     shape: &Shape,
     position: &mut Position,
-    step: &StepId,
+    requested: &StepOnPath,
     results: Results,
 ) -> Vec<Forget> {
-    let Some(place) = shape.place(step.as_str()) else { return Vec::new() };
+    let Some(place) = shape.place(requested.step.as_str()) else { return Vec::new() };
     let mut forgotten = Vec::new();
     for at in shape.downstream(&[place]).into_iter().chain([place]) {
         let step = &shape.steps()[at];
+        let passes_kept = if at == place { requested.passes_kept } else { 0 };
         if !position.has_result(&step.id) {
             continue;
         }
         if at != place && results == Results::Drop && step.must_ask_again(true, None) {
             position.ask_about(&step.id, None);
         }
-        position.drop_results(&step.id);
-        if at != place && step.opens() {
+        position.drop_results(&step.id, passes_kept);
+        if (at != place || requested.is_named) && step.opens() {
             position.rerun_whole.insert(step.id.clone());
         }
-        forgotten.push(Forget::Step(step.id.clone()));
+        if !position.has_result(&step.id) {
+            forgotten.push(Forget::Step(step.id.clone()));
+        }
     }
     forgotten
 }
@@ -183,10 +202,17 @@ pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> 
                 Some(Reusable::Begun { entry, .. }) => after.ask_about(&step, Some(*entry)),
                 _ => {}
             }
-            after.drop_results(&step);
+            after.drop_results(&step, 0);
         }
     }
     after
+}
+
+/// Returns the end of an earlier pass of a step, from the last end.
+fn end_of_pass(last: &Settled, pass: u32) -> Option<Settled> {
+    let fan = last.fan.as_ref()?;
+    let before = fan.passes.get(pass.checked_sub(1)? as usize)?;
+    Some(Settled { fan: fan.of_pass(pass).map(Box::new), ..before.settled.clone() })
 }
 
 /// Makes the ends and the begun work of a step reusable, except for the first passes to keep.

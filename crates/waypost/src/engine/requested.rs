@@ -10,7 +10,7 @@ use crate::projection::events::RerunCause;
 use crate::record::{FrontierEntry, Position, RerunRequest, Try};
 
 use super::ResumeFrom;
-use super::invalidate::{Cut, Invalidated, Results, exclude, invalidate};
+use super::invalidate::{Cut, Invalidated, Results, StepOnPath, exclude, invalidate};
 use super::reruns::{Reopened, Target, opener_of};
 
 /// The requested reruns, and the paths to the named branches.
@@ -106,10 +106,10 @@ impl Requested {
             path.reverse();
             for on in path {
                 let below = below_on(shape, &on, &request);
-                let Some((own, step)) = shape.of_branch(&on).zip(below) else { break };
-                let moved = moves.get_mut(&on).filter(|moved| moved.position.has_result(&step));
+                let Some((own, below)) = shape.of_branch(&on).zip(below) else { break };
+                let moved = moves.get_mut(&on).filter(|moved| moved.position.has_result(&below.step));
                 let Some(moved) = moved else { continue };
-                moved.forgotten.extend(exclude(own, &mut moved.position, &step, results));
+                moved.forgotten.extend(exclude(own, &mut moved.position, &below, results));
                 if let Some(main) = moves.get_mut(&BranchPath::main()) {
                     main.position.requests.insert(request);
                 }
@@ -144,13 +144,14 @@ impl Requested {
 
 /// Returns the step of a scope on the path to a requested step: the opener of the next scope, or the requested
 /// step. `None` if the scope is not on the path.
-fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepId> {
+fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepOnPath> {
     if *on == request.branch {
-        return Some(request.step.clone());
+        return Some(StepOnPath { step: request.step.clone(), is_named: true, passes_kept: 0 });
     }
     let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
-    opener_of(shape, &next)
+    let passes_kept = next.pass_number().map_or(0, |pass| pass.saturating_sub(1));
+    Some(StepOnPath { step: opener_of(shape, &next)?, is_named: false, passes_kept })
 }
 
 /// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.
@@ -163,7 +164,7 @@ pub(super) fn defer_below(
     let requests =
         changed.iter().map(|(branch, step)| RerunRequest { branch: branch.clone(), step: step.clone() });
     let is_below = |request: &RerunRequest| {
-        below_on(shape, &BranchPath::main(), request).is_some_and(|opener| openers.contains(&opener))
+        below_on(shape, &BranchPath::main(), request).is_some_and(|below| openers.contains(&below.step))
     };
     main.requests.extend(requests.filter(is_below));
 }
@@ -182,7 +183,7 @@ pub(super) fn invalidate_requested(
     let Some(shape) = root.of_branch(branch) else { return unchanged(position) };
     let unfinished = Unfinished::of(shape, &position);
     let steps = requests.iter().filter_map(|request| below_on(root, branch, request));
-    let places = steps.filter_map(|step| shape.place(step.as_str()));
+    let places = steps.filter_map(|below| shape.place(below.step.as_str()));
     let places: BTreeSet<usize> = places.filter(|place| !unfinished.has(*place)).collect();
     let places: Vec<usize> = places.into_iter().collect();
     let behind = shape.downstream(&places);
@@ -206,8 +207,8 @@ pub(super) fn apply(
 ) {
     let Some(shape) = root.of_branch(branch) else { return };
     for request in requests {
-        if let Some(step) = below_on(root, branch, request) {
-            exclude(shape, position, &step, results);
+        if let Some(below) = below_on(root, branch, request) {
+            exclude(shape, position, &below, results);
         }
     }
 }

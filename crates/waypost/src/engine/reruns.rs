@@ -163,7 +163,7 @@ impl Selection<'_> {
                 _ if waits && !is_passed => waiting.push(child.clone()),
                 Some(settled) => {
                     let seq = pass_end(&known.position, &step, child).unwrap_or(settled).seq;
-                    let is_requested = self.requested.ways_on(branch).any(|on_path| *on_path == step);
+                    let is_requested = self.requested.is_on_the_way(child);
                     let target = Target { seq, step, claims: None, is_requested };
                     joined.push((target, child.clone()));
                 }
@@ -183,10 +183,15 @@ impl Selection<'_> {
             first_passes[&target.step] == pass_of(&known.position, &target.step, child)
         };
         joined.retain(|(target, child)| is_routed || is_first(target, child));
-        // For a single step, the children come first.
+        // For a single step: a request of a person, then the children, then the evidence of the step itself.
         let mut chosen: BTreeMap<u64, Target> = BTreeMap::new();
-        for target in joined.iter().map(|(target, _)| target.clone()).chain(own) {
-            chosen.entry(target.seq).or_insert(target);
+        let (requested, failed): (Vec<Target>, Vec<Target>) = own.partition(|target| target.is_requested);
+        // A requested rerun of an opener covers all its passes.
+        joined.retain(|(join, _)| requested.iter().all(|target| target.step != join.step));
+        let joins = joined.iter().map(|(target, _)| target.clone());
+        for target in requested.into_iter().chain(joins).chain(failed) {
+            let is_requested = target.is_requested;
+            chosen.entry(target.seq).or_insert(target).is_requested |= is_requested;
         }
         let behind = self.behind(branch, chosen.values().map(|target| &target.step));
         let is_behind = |step: &StepId| {

@@ -104,7 +104,7 @@ pub(super) async fn go_back(
     // Later steps may have overwritten the files of the old results.
     let results: Vec<StepId> =
         position.reusable.keys().filter(|step| position.has_result(step)).cloned().collect();
-    results.iter().for_each(|step| position.drop_results(step));
+    results.iter().for_each(|step| position.drop_results(step, 0));
     base.redone.extend(results.into_iter().map(Forget::Step));
     let unfinished = Unfinished::of(shape, &position);
     let begins = |(place, step): &(usize, &Step)| {

@@ -326,6 +326,10 @@ impl<'a, S> Scope<'a, S> {
         self.position.ask_no_more(&id);
         if follow != super::Follow::To(place) {
             self.position.rerun_whole.remove(&id);
+            if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
+                let root = self.shape;
+                self.position.requests.retain(|request| !is_below(root, &request.branch, &id));
+            }
             if !settled
                 .as_ref()
                 .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver))
@@ -335,10 +339,6 @@ impl<'a, S> Scope<'a, S> {
             }
         }
         self.fans.retain(|fan| fan.place != place);
-        if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
-            let root = self.shape;
-            self.position.requests.retain(|request| !is_below(root, &request.branch, &id));
-        }
         match settled {
             Some(mut settled) => {
                 if settled.fan.is_none() && settled.gave_result() {

@@ -217,7 +217,10 @@ impl Program for Driven {
     }
 
     fn forget_join(&self, step_ref: StepRef<'_>, state: &mut State) {
+        let id = step_ref.step.id.as_str();
+        let before = state.passes.get(id).map(|passes| passes.saturating_sub(1));
         self.forget(step_ref, state);
+        state.passes.extend(before.map(|passes| (id.to_owned(), passes)));
     }
 
     fn redact(&self, _: &mut Claim) {}

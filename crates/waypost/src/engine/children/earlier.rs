@@ -1,5 +1,6 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
+use crate::id::BranchPath;
 use crate::plan::steps_in_lost;
 use crate::record::{FrontierEntry, Position, Record, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
@@ -103,10 +104,12 @@ impl<P: Program> Session<'_, P> {
         Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, replaced })))
     }
 
-    /// Returns whether a person requested a rerun of a step with all its children.
-    pub(super) fn reruns_whole(&self, id: ScopeId, place: usize) -> bool {
+    /// Returns whether a person requested a rerun of a step with all its children, or of a step in an earlier pass.
+    pub(super) fn reruns_whole(&self, id: ScopeId, place: usize, child: &BranchPath) -> bool {
         let scope = self.scopes.get(id);
+        let mut requests = self.main().position.requests.iter();
         scope.position.rerun_whole.contains(scope.step_id(place))
+            || requests.any(|request| is_later_pass(child, &request.branch))
     }
 
     /// Enters a child again whose newest record is damaged: sound results are reusable, and steps with `idempotent:
@@ -146,4 +149,15 @@ impl<P: Program> Session<'_, P> {
         let replaced = before.item.clone();
         Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before: Some(before), replaced })))
     }
+}
+
+/// Returns whether a child is a later pass than the pass that contains a requested branch.
+fn is_later_pass(child: &BranchPath, requested: &BranchPath) -> bool {
+    let Some(((step, _), pass)) = child.opened_by().zip(child.pass_number()) else { return false };
+    let mut around = std::iter::successors(Some(requested.clone()), BranchPath::parent);
+    around.any(|around| {
+        let is_same_step = around.opened_by().is_some_and(|(opener, _)| opener == step);
+        let is_earlier = around.pass_number().is_some_and(|earlier| earlier < pass);
+        is_same_step && is_earlier && around.parent() == child.parent()
+    })
 }
