@@ -106,7 +106,7 @@ pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
 }
 
 /// Returns `STEP`, `BRANCH` or `BRANCH/STEP` in the words of the run: with encoded keys, and with the first id of each
-/// step that the workflow file names otherwise, by `renamed_from`.
+/// step with another id in the workflow file, by `renamed_from`.
 ///
 /// # Errors
 /// The text is ambiguous; the message lists the candidates.

@@ -24,11 +24,11 @@ use super::fan_out::{
 };
 use super::in_doubt::questions_at;
 use super::inspect::position_of;
-use super::invalidate::{Invalidated, Results, invalidated, reenter, to_rerun};
+use super::invalidate::{Invalidated, Results, invalidated, reenter};
 use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
-use super::reruns::Reopened;
+use super::reruns::{Reopened, to_rerun};
 use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;

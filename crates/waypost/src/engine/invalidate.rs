@@ -242,15 +242,6 @@ pub(super) fn invalidated(step: &StepId, cause: &RerunCause) -> Note {
     Note::Event { name: STEP_INVALIDATED.to_owned(), data: json!({ "step": step, "cause": cause }) }
 }
 
-/// Returns the finished steps of a scope that must run again: not finished now, and without a reusable result.
-pub(super) fn to_rerun<'s>(shape: &'s Shape, before: &Position, after: &Position) -> Vec<&'s StepId> {
-    let (was_open, is_open) = (Unfinished::of(shape, before), Unfinished::of(shape, after));
-    let is_lost = |(place, step): &(usize, &Step)| {
-        !was_open.has(*place) && is_open.has(*place) && !after.has_result(&step.id)
-    };
-    shape.steps().iter().enumerate().filter(is_lost).map(|(_, step)| &step.id).collect()
-}
-
 fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
     let Position { frontier, failed, .. } = position;
     [frontier, failed].into_iter().find_map(|entries| {

@@ -20,10 +20,10 @@ use super::failure::position_for_retry;
 use super::in_doubt::recoverable;
 use super::in_place::Declarers;
 use super::inspect::position_of;
-use super::invalidate::{Results, invalidated, to_rerun};
+use super::invalidate::{Results, invalidated};
 use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
-use super::reruns::{Reopened, Target, Targets, opener_of, targets};
+use super::reruns::{Reopened, Target, Targets, opener_of, targets, to_rerun};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use super::trust::conflicts;
 use super::trust::{
