@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{Engine, Snapshot};
-use waypost::record::{Record, RunStatus};
+use waypost::record::{Header, Record, RunStatus};
 use waypost::store::Store;
 use waypost_workflow::program::WorkflowState;
 
@@ -47,7 +47,15 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
         1 => Some("1 failed item was skipped by `on_item_failure`".to_owned()),
         count => Some(format!("{count} failed items were skipped by `on_item_failure`")),
     };
-    let own: Vec<String> = dropped.into_iter().chain(skipped).collect();
+    let fails = |header: &Header| header.phase.failure().is_some_and(|failure| !failure.retried);
+    let mut heads = snapshot.heads.iter().map(|head| head.record.header());
+    let stopped = heads.any(|header| fails(header) && dead_letters::stops(&workflow, &header.branch));
+    let stopped = stopped.then(|| {
+        format!(
+            "a failed item stopped its step by `on_item_failure`; `waypost resume {run}` retries the item"
+        )
+    });
+    let own: Vec<String> = dropped.into_iter().chain(skipped).chain(stopped).collect();
     if !own.is_empty() {
         return Ok(own.join(", and "));
     }
@@ -61,12 +69,16 @@ fn main_of(snapshot: &Snapshot) -> Option<&Record> {
     heads.find(|record| record.header().branch.is_main())
 }
 
-/// Returns how many items failed in earlier passes of a loop, if any; these cannot be retried.
+/// Returns how many items or steps failed in earlier passes of a loop, if any; these cannot be retried.
 fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
     match main_of(snapshot)?.position().ok()?.failed_children() {
         0 => None,
-        1 => Some("1 item failed in an earlier iteration of a loop, and cannot be retried".to_owned()),
-        count => Some(format!("{count} items failed in earlier iterations of a loop, and cannot be retried")),
+        1 => Some(
+            "1 failure in an earlier iteration of a loop was tolerated, and cannot be retried".to_owned(),
+        ),
+        count => Some(format!(
+            "{count} failures in earlier iterations of a loop were tolerated, and cannot be retried"
+        )),
     }
 }
 

@@ -1,16 +1,19 @@
 //! The executions of a step, from the records of its branch: runs, reuses and skips, with causes.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 use waypost::StepId;
 use waypost::plan::Cause;
-use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause};
+use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Try};
 
 use crate::view::{CauseView, ExecutionView};
 
 /// Facts about the step so far.
 #[derive(Debug, Default)]
 struct Seen {
-    has_run: bool,
+    /// The passes with an execution.
+    passes: BTreeSet<Vec<u32>>,
     /// A start has no end yet.
     is_open: bool,
     has_failed: bool,
@@ -46,10 +49,8 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                 }
                 "step_settled" if data["step"] == step.as_str() => {
                     let by = data["cause"]["by"].as_str().map(ToOwned::to_owned);
-                    let how = data["how"].as_str().unwrap_or_default();
-                    let text = format!("{how} by {}", by.as_deref().unwrap_or("a person"));
-                    let cause = CauseView { text, ..named("settled", None) };
-                    let action = if how == "skipped" { "skip" } else { "reuse" };
+                    let cause = CauseView { text: settled(data), ..named("settled", None) };
+                    let action = if data["how"] == "skipped" { "skip" } else { "reuse" };
                     found.push(ExecutionView { by, ..view(action, cause) });
                 }
                 _ => {}
@@ -66,34 +67,55 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
             }
             _ => {}
         }
-        // A join is not an execution of its own.
-        let is_join = header.reason == Reason::Join;
-        if !is_join && header.started.iter().any(|start| start.step == *step) {
+        if let Some(at) = execution(header, step, seen.is_open) {
             let by = seen.by.take();
-            let (action, cause) = seen.start();
+            let (action, cause) = seen.start(at);
             found.push(ExecutionView { by, ..view(action, cause) });
         }
     }
     found
 }
 
+/// Returns the begin of an execution in a record: a start, or the opening of a group. A join executes nothing.
+fn execution<'h>(header: &'h Header, step: &StepId, is_open: bool) -> Option<&'h Try> {
+    let is_own = header.step.as_ref() == Some(step);
+    if is_own && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
+        return None;
+    }
+    let opens = is_own && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
+    let start = header.started.iter().find(|start| start.step == *step).map(|start| &start.at);
+    start.or_else(|| (opens && !is_open).then_some(&header.at))
+}
+
 impl Seen {
     /// Processes a start; returns the action and the cause.
-    fn start(&mut self) -> (&'static str, CauseView) {
+    fn start(&mut self, at: &Try) -> (&'static str, CauseView) {
         let told = self.cause.take();
-        let decided = match told {
-            Some(cause) => ("rerun", cause),
-            None if self.is_open => ("rerun", named("cut", None)),
-            None if self.has_failed => ("retry", named("retry", None)),
-            None if self.has_run => ("rerun", named("requested", None)),
-            None => ("run", named("first", None)),
+        let (is_later, is_new) = (!self.passes.is_empty(), self.passes.insert(at.iteration.clone()));
+        let pass = at.iteration.last().filter(|_| is_later);
+        let decided = match (told, pass) {
+            (Some(cause), _) => ("rerun", cause),
+            (None, _) if self.is_open => ("rerun", named("cut", None)),
+            (None, _) if self.has_failed => ("retry", named("retry", None)),
+            (None, Some(pass)) if is_new => {
+                let text = format!("first execution in iteration {pass}");
+                ("run", CauseView { text, ..named("first", None) })
+            }
+            (None, _) if is_later => ("rerun", named("requested", None)),
+            (None, _) => ("run", named("first", None)),
         };
-        (self.has_run, self.is_open, self.has_failed) = (true, true, false);
+        (self.is_open, self.has_failed) = (true, false);
         decided
     }
 }
 
-fn events(header: &Header) -> impl Iterator<Item = (&str, &Value)> {
+/// Returns how a person settled a step, and the person.
+pub(super) fn settled(data: &Value) -> String {
+    let by = data["cause"]["by"].as_str().unwrap_or("a person");
+    format!("{} by {by}", data["how"].as_str().unwrap_or_default())
+}
+
+pub(super) fn events(header: &Header) -> impl Iterator<Item = (&str, &Value)> {
     header.notes.iter().filter_map(|note| match note {
         Note::Event { name, data } => Some((name.as_str(), data)),
         _ => None,
@@ -144,7 +166,7 @@ fn named(code: &'static str, step: Option<String>) -> CauseView {
         ("first", _) => "first execution".to_owned(),
         ("cut", _) => "the previous attempt was cut: its end is not recorded".to_owned(),
         ("retry", _) => "the previous attempt failed".to_owned(),
-        ("requested", _) => "requested by a person or by a loop of the graph".to_owned(),
+        ("requested", _) => "requested by a person".to_owned(),
         ("definition_changed", _) => "the definition of the step changed".to_owned(),
         ("condition_false", Some(step)) => format!("`{step}` upstream is skipped"),
         ("upstream_failed", Some(step)) => format!("`{step}` upstream failed"),

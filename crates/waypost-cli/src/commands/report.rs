@@ -164,7 +164,7 @@ impl RunHistory {
         let ended = StepEnd {
             key: section.key.clone(),
             text: section.text,
-            outcome: outcome.unwrap_or("waiting"),
+            outcome: outcome.unwrap_or(if section.key.accepted { "accepted" } else { "waiting" }),
             at: header.created_at,
             exit_code: ending.and_then(|ending| ending.exit_code),
             error: header.phase.failure().and_then(|failure| failure.error.first().cloned()),

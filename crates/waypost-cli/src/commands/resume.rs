@@ -53,7 +53,8 @@ pub(crate) async fn resume_in(
     }
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let mut args = args;
-    encode(store.as_ref(), &run, &mut args.from).await?;
+    let steps = args.from.iter_mut().chain(&mut args.skip).chain(&mut args.until);
+    encode(store.as_ref(), &run, steps).await?;
     refuse_unknown_branch(store.as_ref(), &run, args.from.as_deref()).await?;
     if args.only {
         let from = args.from.as_deref().map(StepRef::parse);

@@ -441,6 +441,10 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     text.push('\n');
     text.push_str(&step_table(output, &view.steps));
     text.push('\n');
+    for (step, settled) in view.steps.iter().filter_map(|step| Some((step, step.settled.as_ref()?))) {
+        let on = if step.branch == "main" { String::new() } else { format!(" on {}", step.branch) };
+        let _ = writeln!(text, "Step {}{on}: {}", step.id, shown(settled));
+    }
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
         let _ = write!(text, "\n{}", failure(context, &view.run, step));
     }
@@ -577,6 +581,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
         fact("exit", step.exit_code.map(|code| code.to_string()));
         fact("started", step.started_at.map(time::utc));
         fact("ended", step.ended_at.map(time::utc));
+        fact("settled", step.settled.clone());
         fact("command", step.command.clone());
         for (name, value) in &step.outputs {
             fact(

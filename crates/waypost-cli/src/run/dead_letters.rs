@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use waypost::record::{End, Failure, FailureKind, FrontierEntry, Header, Phase, Reason, Record};
+use waypost::record::{End, Failure, FailureKind, FrontierEntry, Header, Phase, Reason, Record, SettledAs};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
@@ -66,6 +66,29 @@ pub(crate) async fn dropped(store: &dyn Store, run: &RunId, workflow: &Workflow)
 pub(crate) async fn skipped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "failed", &has_failed).await?;
     count(store, run, ended, &|each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
+}
+
+/// Returns whether a failure on a branch stops a step with items, by the workflow's policy.
+pub(crate) fn stops(workflow: &Workflow, branch: &BranchPath) -> bool {
+    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.any(|branch| {
+        branch.opened_by().is_some_and(|(each, _)| policy(workflow, &each) == Some(OnItemFailure::Stop))
+    })
+}
+
+/// Returns whether `resume --retry-failed` retries a failure of a completed run: a dead letter, or a tolerated failure
+/// of a step.
+pub(crate) async fn can_retry(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<bool, Error> {
+    if !letters(store, run, workflow).await?.is_empty() {
+        return Ok(true);
+    }
+    for branch in store.branches(run).await? {
+        let position = store.newest(run, &branch).await?.position().unwrap_or_default();
+        if position.ledger.values().any(|settled| settled.how == SettledAs::Tolerated) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Counts the branches that are items in effect, for the steps accepted by `is_meant`.

@@ -371,6 +371,23 @@ pub(crate) async fn of_fork(
     adopt(about, own, changed).await
 }
 
+/// Returns the id in the run of a step with another id in the workflow file, by `renamed_from`.
+pub(crate) fn first_id(store: &dyn Store, snapshot: &Snapshot, id: &str) -> Option<String> {
+    let own = Chosen::in_force(store, snapshot).ok()?.workflow;
+    if own.step(id).is_some() {
+        return None;
+    }
+    let named = |workflow: &Workflow| {
+        let step = workflow.all_steps().find(|step| step.name.as_deref() == Some(id))?;
+        own.step(&step.id).map(|step| step.id.clone())
+    };
+    named(&own).or_else(|| {
+        let path = path_in_force(snapshot.entry.record.record(), &snapshot.definition)?;
+        let changed = Workflow::read(&store_location::from_home(store.home(), path)).ok()?;
+        named(&changed.with_first_ids(&own).ok()?)
+    })
+}
+
 /// Keeps the run's ids for steps renamed in the file.
 fn with_first_ids(changed: Workflow, own: &Chosen) -> Result<Workflow, Error> {
     changed.with_first_ids(&own.workflow).map_err(|error| Error::File(Box::new(error)))

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use waypost::engine::labelled;
+use waypost::engine::{Snapshot, labelled};
 use waypost::record::{Record, RunStatus};
 use waypost::store::{Damage, PAGE_ITEMS_MAX, RunQuery, RunSummary, Scan, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -10,6 +10,7 @@ use waypost::{BranchPath, RunId, StepId};
 use crate::error::Error;
 use crate::error::log_with_record;
 use crate::output::shown;
+use crate::run::definition::first_id;
 use crate::store_location;
 use waypost::id::CheckpointRef;
 
@@ -104,12 +105,27 @@ pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
     BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
 }
 
+/// Returns `STEP`, `BRANCH` or `BRANCH/STEP` in the words of the run: with encoded keys, and with the first id of each
+/// step with another id in the workflow file, by `renamed_from`.
+///
+/// # Errors
+/// The text is ambiguous; the message lists the candidates.
+pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Result<String, Error> {
+    let text = with_encoded_key(store, run, text).await?;
+    let Ok(snapshot) = Snapshot::read(store, run).await else { return Ok(text) };
+    let with_first_id = |part: &str| {
+        let (id, key) = part.split_at(part.find([':', '~']).unwrap_or(part.len()));
+        format!("{}{key}", first_id(store, &snapshot, id).as_deref().unwrap_or(id))
+    };
+    Ok(text.split('/').map(with_first_id).collect::<Vec<_>>().join("/"))
+}
+
 /// Encodes `BRANCH` or `BRANCH/STEP` with an unencoded key, or with slashes, as a branch path: `f:src/a.rs/s`
 /// and `f/src/a.rs/s` become `f:src%2Fa.rs/s`, if the run has this branch. Other text is returned unchanged.
 ///
 /// # Errors
 /// The text is ambiguous; the message lists the candidates.
-pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Result<String, Error> {
+async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<String, Error> {
     let has = |branches: &BTreeSet<BranchPath>, text: &str| {
         StepRef::parse(text).branch.is_some_and(|branch| branches.contains(&branch))
     };
@@ -146,9 +162,13 @@ pub(crate) fn plain(branch: &BranchPath) -> Option<String> {
     Some(above.map_or_else(|| format!("{step}:{key}"), |above| format!("{above}/{step}:{key}")))
 }
 
-/// Applies [`encoded`] to a given value.
-pub(crate) async fn encode(store: &dyn Store, run: &RunId, given: &mut Option<String>) -> Result<(), Error> {
-    if let Some(text) = given {
+/// Applies [`encoded`] to given values.
+pub(crate) async fn encode(
+    store: &dyn Store,
+    run: &RunId,
+    given: impl IntoIterator<Item = &mut String>,
+) -> Result<(), Error> {
+    for text in given {
         *text = encoded(store, run, text).await?;
     }
     Ok(())

@@ -267,7 +267,7 @@ impl<'a> Session<'a> {
         });
         let failed = found.as_ref().map(|(at, failure)| (at, *failure));
         if outcome.idle {
-            self.idle(program.workflow(), outcome, told)?;
+            self.idle(engine.store().as_ref(), program.workflow(), outcome, told).await?;
         } else if !output.json {
             if outcome.status == RunStatus::Failed {
                 self.tell_failures(engine.store().as_ref(), program, outcome, told).await?;
@@ -346,8 +346,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn idle(
+    async fn idle(
         &self,
+        store: &dyn Store,
         workflow: &Workflow,
         outcome: &Outcome<WorkflowState>,
         told: &SessionReport,
@@ -357,9 +358,14 @@ impl<'a> Session<'a> {
         }
         let why = match outcome.status {
             RunStatus::Waiting => "no answer, signal or time has arrived",
-            RunStatus::CompletedWithFailures => {
-                "the run is completed with tolerated failures: `--retry-failed` retries dead letters, \
+            RunStatus::CompletedWithFailures
+                if dead_letters::can_retry(store, &told.run, workflow).await? =>
+            {
+                "the run is completed with tolerated failures: `--retry-failed` retries the failures, \
                  `--from STEP` reruns a step"
+            }
+            RunStatus::CompletedWithFailures => {
+                "the run is completed with tolerated failures that cannot be retried: `--from STEP` reruns a step"
             }
             RunStatus::Completed => "the run is completed",
             _ => "the step of --until and all steps upstream are finished",

@@ -149,6 +149,9 @@ pub(crate) struct StepView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) items: Option<ItemsView>,
     pub(crate) evidence: Vec<ClaimView>,
+    /// How a person settled the step since its last start, and the person.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) settled: Option<String>,
     pub(crate) usage: Option<Usage>,
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) ended_at: Option<Timestamp>,

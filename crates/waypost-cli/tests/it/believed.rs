@@ -150,6 +150,18 @@ fn evidence_is_accepted_as_it_is_found() {
         assert_eq!(rig.call(&["verify", "r", "-q"]).status.code(), Some(0), "{store}");
         assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
         assert_eq!((rig.read("trace"), rig.read("out")), ("a\nb\n".to_owned(), "two\n".to_owned()));
+        let settled = rig.json(&["show", "r", "--json"])["steps"][0]["settled"].clone();
+        let settled = settled.as_str().unwrap();
+        assert!(settled.starts_with("accepted by "), "{settled}");
+        assert!(rig.waypost(&["show", "r"]).contains(&format!("Step a: {settled}")), "{store}");
+        let person = settled.trim_start_matches("accepted by ");
+        let report = rig.waypost(&["report", "r"]);
+        assert!(
+            report.contains("## `a`: completed") && report.contains("## `a`: evidence accepted"),
+            "{report}"
+        );
+        assert!(report.contains(&format!("accepted by `{person}`")), "{report}");
+        assert!(rig.waypost(&["report", "r", "--html"]).contains(settled), "{store}");
         let again = rig.told(&rig.call(&["evidence", "accept", "r", "a"]));
         assert!(again.contains("Nothing to accept"), "{again}");
         std::fs::remove_file(rig.path("said")).expect("it was written");

@@ -82,7 +82,7 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(3));
 
     let (steps, said) = would(&rig, &["--retry-failed"]);
-    assert_eq!(steps, ["f rerun", "g rerun", "k rerun"]);
+    assert_eq!(steps, ["f rerun", "g rerun", "k retry"]);
     assert!(said.contains("Item y would be retried, on f:y, from step k."), "{said}");
 
     let (steps, said) = would(&rig, &["--from", "f:x/k"]);
@@ -209,4 +209,90 @@ fn a_dry_resume_knows_what_a_person_settles() {
     let said = rig.waypost(&["resume", "r", "--dry-run", "--skip", "b"]);
     assert!(!said.contains("nothing, because"), "{said}");
     assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "b"]), Some(0));
+}
+
+/// Returns the decisions of a plan as `BRANCH/STEP ACTION CODE`.
+fn decisions(rig: &Rig, args: &[&str]) -> Vec<String> {
+    let plan = rig.json(&[args, &["--json"]].concat());
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let told = |one: &serde_json::Value| {
+        let branch = text(&one["scope"]);
+        let branch = if branch == "main" { String::new() } else { format!("{branch}/") };
+        format!("{branch}{} {} {}", text(&one["step"]), text(&one["action"]), text(&one["cause"]["code"]))
+    };
+    plan["decisions"].as_array().unwrap().iter().map(told).collect()
+}
+
+// Bug: the plan of a resume with another list of items lacked the steps of the added items. Cause: a dry run did not
+// list the items. Fix: items that are known without the work of the step are opened in the dry run.
+#[test]
+fn a_plan_has_the_steps_of_added_items() {
+    let flow = |items: &str| {
+        format!(
+            "steps:\n  - id: each\n    foreach: {{items: {items}, as: i, max_parallel: 1, steps: [{{id: a, run: 'echo $I >> trace; test $I != y', env: {{I: '${{{{ i }}}}'}}}}, {{id: b, run: 'true'}}]}}\n"
+        )
+    };
+    let rig = Rig::with(&flow("[x, y]"));
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("flow.yaml", &flow("[x, w]"));
+    rig.write("trace", "");
+
+    let plan = decisions(&rig, &["plan", "r"]);
+
+    assert_eq!(plan, ["each run first", "each:w/a run first", "each:w/b run first"]);
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "w\n");
+    rig.write("flow.yaml", &flow("{file: list}"));
+    rig.write("list", "x\nw\nv\n");
+    let plan = decisions(&rig, &["resume", "r", "--rerun-changed", "--dry-run"]);
+    assert_eq!(plan, ["each run first", "each:v/a run first", "each:v/b run first"], "a file of items");
+}
+
+// Bug: the plan of a loop ended after the first pass with a rerun, and the steps of later passes were `reuse`. Cause: a
+// dry run ended the loop at an unknown result. Fix: the loop continues if `until` does not read the result.
+#[test]
+fn a_plan_reuses_no_pass_after_an_unknown_one() {
+    for (until, later) in [("iteration == 2", "rerun"), ("steps.b.outputs.n == '2'", "recheck")] {
+        let flow = |word: &str| {
+            format!(
+                "steps:
+  - id: g
+    repeat: {{until: \"{until}\", max: 5}}
+    steps:
+      - {{id: a, run: 'true'}}
+      - {{id: b, run: '{word} n=$P >> $WAYPOST_OUTPUT; test $P != 2 || test -e ok', env: {{P: '${{{{ iteration }}}}'}}}}
+"
+            )
+        };
+        let rig = Rig::with(&flow("echo"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{until}");
+        rig.write("ok", "");
+        rig.write("flow.yaml", &flow("builtin echo"));
+
+        let plan = decisions(&rig, &["resume", "r", "--rerun-changed", "--dry-run"]);
+
+        assert!(plan.contains(&"g~1/b rerun definition_changed".to_owned()), "{plan:?}");
+        assert!(plan.contains(&format!("g~2/a {later} upstream_changed")), "{plan:?}");
+        assert!(plan.contains(&"g~2/b retry retry".to_owned()), "{plan:?}");
+    }
+}
+
+// Bug: a dry run with `--skip` or `--treat-as done` of an opener listed the steps below, or a retry. Cause: only leaf
+// steps were taken as settled. Fix: branches below a skipped or settled opener are left out.
+#[test]
+fn a_dry_resume_lists_no_step_below_a_settled_one() {
+    let rig = Rig::with(
+        "steps:
+  - {id: g, steps: [{id: a, run: 'false'}, {id: b, run: 'true'}]}
+  - {id: d, run: 'true'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let skipped = decisions(&rig, &["resume", "r", "--dry-run", "--skip", "g"]);
+    assert_eq!(skipped, ["g skip settled", "d run first"]);
+
+    rig.write("flow.yaml", "steps:\n  - {id: f, foreach: {items: [x], steps: [{id: k, run: 'false'}]}}\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "s", "-q"]), Some(1));
+    assert_eq!(decisions(&rig, &["plan", "s"]), ["f retry retry", "f:x/k retry retry"]);
+    assert_eq!(decisions(&rig, &["resume", "s", "--dry-run", "--treat-as", "done"]), ["f reuse settled"]);
 }

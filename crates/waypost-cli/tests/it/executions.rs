@@ -102,3 +102,72 @@ fn an_execution_by_choice_has_the_cause_and_the_person() {
     assert_eq!(why("e:x/k"), ["run first", "rerun requested by"]);
     assert_eq!(why("e"), ["run first"], "a join executes nothing");
 }
+
+// Bug: `why` listed no execution of a group or of a step after a join. Cause: each start in the record of a join was left
+// out. Fix: only the start of the join itself is left out, and a group begins with the opening of its branch.
+#[test]
+fn why_lists_executions_of_groups_and_after_joins() {
+    let rig = Rig::with(
+        "steps:
+  - {id: p, run: 'cat k > p.txt', evidence: [{sha256: p.txt}]}
+  - {id: g, steps: [{id: a, run: 'true'}]}
+  - {id: f, foreach: {items: [x], steps: [{id: i, run: 'test -e ok'}]}}
+  - {id: d, run: 'true'}
+",
+    );
+    rig.write("k", "1");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(executions(&rig, "f"), ["run first"], "a join executes nothing");
+    assert_eq!(executions(&rig, "f:x/i"), ["run first", "retry retry"]);
+    assert_eq!(executions(&rig, "d"), ["skip upstream_failed", "run first"]);
+    rig.write("k", "2");
+    std::fs::remove_file(rig.path("p.txt")).unwrap();
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(executions(&rig, "g"), ["run first", "rerun upstream_changed"]);
+    assert_eq!(executions(&rig, "g~1/a"), ["run first", "rerun upstream_changed"]);
+    assert_eq!(executions(&rig, "f"), ["run first", "rerun upstream_changed"]);
+    assert_eq!(executions(&rig, "d"), ["skip upstream_failed", "run first", "rerun upstream_changed"]);
+}
+
+#[test]
+fn why_lists_each_pass_of_a_loop() {
+    let rig = Rig::with("steps:\n  - {id: a, repeat: {until: iteration == 3, max: 3}, run: 'true'}\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(executions(&rig, "a"), ["run first", "run first", "run first"]);
+
+    assert!(rig.waypost(&["why", "r", "a"]).contains("run at r@3: first execution in iteration 3"));
+}
+
+// Bug: the reruns downstream of `--from` had no event, and `why` did not know the cause. Cause: only the named step had a
+// note. Fix: each finished step that must run again has a note.
+#[test]
+fn reruns_downstream_of_a_requested_one_have_a_cause() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: f, foreach: {items: [x], steps: [{id: k, run: 'true'}, {id: m, run: 'true'}]}}
+  - {id: g, steps: [{id: i, run: 'true'}]}
+  - {id: b, run: 'true'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "f:x/k", "-q"]), Some(0));
+
+    assert_eq!(executions(&rig, "f:x/k"), ["run first", "rerun requested"]);
+    assert_eq!(executions(&rig, "f:x/m"), ["run first", "rerun requested"]);
+    assert_eq!(executions(&rig, "g~1/i"), ["run first", "rerun upstream_changed"]);
+    assert_eq!(executions(&rig, "b"), ["run first", "rerun upstream_changed"]);
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "a", "-q"]), Some(0));
+    assert_eq!(executions(&rig, "a"), ["run first", "rerun requested"]);
+    assert_eq!(executions(&rig, "b"), ["run first", "rerun upstream_changed", "rerun requested"]);
+    let why = rig.json(&["why", "r", "b", "--json"]);
+    assert_eq!(why["executions"][2]["by"], rig.json(&["why", "r", "a", "--json"])["executions"][1]["by"]);
+    assert!(rig.waypost(&["why", "r", "f:x/k"]).contains("upstream changed: `f`"));
+    assert_eq!(rig.waypost(&["events", "r"]).matches("step_invalidated b").count(), 2);
+}

@@ -87,6 +87,17 @@ fn a_run_without_dead_letters_says_what_became_of_failed_items() {
     let list = rig.waypost(&["dead-letters", "list", "r"]);
     let skipped = "Run r has no dead letters: 2 failed items were skipped by `on_item_failure`.";
     assert!(list.contains(skipped), "{list}");
+    for more in [&[][..], &["--retry-failed"]] {
+        let idle = rig.waypost(&[&["resume", "r"], more].concat());
+        assert!(idle.contains("failures that cannot be retried: `--from STEP` reruns a step"), "{idle}");
+    }
+    assert_eq!(code(&rig, &["resume", "r", "--from", "e", "-q"]), Some(3));
+
+    rig.write("flow.yaml", &flow("on_item_failure: stop, ").replace("failure_rate: 1, ", ""));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "u", "-q"]), Some(1));
+    let list = rig.waypost(&["dead-letters", "list", "u"]);
+    assert!(list.contains("a failed item stopped its step") && list.contains("`waypost resume u`"), "{list}");
+    assert_eq!(code(&rig, &["resume", "u", "-q"]), Some(1));
 
     rig.write("flow.yaml", &flow(""));
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s", "-q"]), Some(3));
@@ -145,7 +156,7 @@ fn items_of_an_earlier_pass_are_told_of() {
     let told = rig.waypost(&["dead-letters", "list", "r"]);
 
     assert!(
-        told.contains("1 item failed in an earlier iteration of a loop, and cannot be retried"),
+        told.contains("1 failure in an earlier iteration of a loop was tolerated, and cannot be retried"),
         "{told}"
     );
 }

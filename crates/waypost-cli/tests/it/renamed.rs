@@ -45,3 +45,35 @@ fn renamed_steps_keep_their_results_and_readers_stay_the_same() {
         assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(9), "{store}");
     }
 }
+
+// Bug: `why`, `show --step`, `logs`, `--from` and `--skip` refused the new id of a renamed step. Cause: only the id in the
+// records was known. Fix: the new id is replaced by the id in the run.
+#[test]
+fn commands_take_the_new_id_of_a_renamed_step() {
+    for is_adopted in [false, true] {
+        let rig = Rig::with(BEFORE);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("flow.yaml", AFTER);
+        rig.write("go", "");
+        if is_adopted {
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+        }
+        let calls: [&[&str]; 6] = [
+            &["why", "r", "fetch"],
+            &["why", "r", "items:x/k"],
+            &["show", "r", "--step", "fetch"],
+            &["logs", "r", "fetch"],
+            &["resume", "r", "--from", "fetch", "--dry-run"],
+            &["resume", "r", "--from", "items:x/k"],
+        ];
+        for call in calls {
+            assert_eq!(code_of(&rig, call), Some(0), "{call:?}, adopted: {is_adopted}");
+        }
+        assert_eq!(rig.json(&["why", "r", "fetch", "--json"])["step"], "get");
+        assert_eq!(code_of(&rig, &["why", "r", "nobody"]), Some(5));
+    }
+    let rig = Rig::with(BEFORE);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("flow.yaml", &AFTER.replace("id: use,", "id: last, renamed_from: use,"));
+    assert_eq!(code_of(&rig, &["resume", "r", "--skip", "last", "-q"]), Some(0));
+}

@@ -214,7 +214,7 @@ impl Workflow {
     }
 
     /// Returns all steps, with nested steps and hooks, in the order of the file.
-    pub(crate) fn all_steps(&self) -> impl Iterator<Item = &Step> {
+    pub fn all_steps(&self) -> impl Iterator<Item = &Step> {
         self.body.all().chain(self.on_failure.iter().flat_map(Body::all))
     }
 

@@ -85,12 +85,14 @@ impl Listing {
         Ok(Self { source, select })
     }
 
-    /// Returns the items, if no command or file is needed and the items are valid.
+    /// Returns the items, if no command is needed and the items are valid.
     pub(super) fn known(self, mask: &Mask) -> Option<Vec<Item>> {
-        match self.source {
-            Source::Values(values) => self.select.items(Arc::unwrap_or_clone(values), mask).ok(),
-            Source::Command(..) | Source::File(..) => None,
-        }
+        let found = match self.source {
+            Source::Values(values) => Found::Values(values),
+            Source::File(file, json) => Found::File(file, json),
+            Source::Command(..) => return None,
+        };
+        self.select.items(found.values(mask).ok()?, mask).ok()
     }
 }
 

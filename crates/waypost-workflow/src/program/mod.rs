@@ -54,7 +54,7 @@ mod waiting;
 use scratch::ScratchFolder;
 
 use budget::BudgetUse;
-use faults::{expression, failure, no_children};
+use faults::{expression, failure, no_known_children};
 use job::Doing;
 use service::Services;
 use state::Outer;
@@ -305,8 +305,12 @@ impl Program for WorkflowProgram {
         serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
     }
 
-    fn open(&self, step_ref: StepRef<'_>, _: &WorkflowState) -> Result<Vec<Item>, Failure> {
-        Err(no_children(step_ref))
+    fn open(&self, step_ref: StepRef<'_>, state: &WorkflowState) -> Result<Vec<Item>, Failure> {
+        let (step, unknown) = (self.step(step_ref), || no_known_children(step_ref));
+        let foreach = self.foreach(step_ref).ok_or_else(unknown)?;
+        let scope = self.scope_of(step, state);
+        let listing = items::Listing::render(step, foreach, &scope, self.around(step_ref))?;
+        listing.known(&self.mask).ok_or_else(unknown)
     }
 
     fn child(

@@ -5,9 +5,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::id::{BranchPath, Digest};
+use crate::id::{BranchPath, Digest, StepId};
 use crate::plan::shape::{Children, Shape};
-use crate::record::{Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Status, Wait};
+use crate::projection::events::RerunCause;
+use crate::record::{
+    Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, RerunRequest, Status,
+    Wait,
+};
 use crate::store::{Head, Page, Store, StoreError};
 
 use super::rollback::epoch_in_pass;
@@ -20,11 +24,11 @@ use super::fan_out::{
 };
 use super::in_doubt::questions_at;
 use super::inspect::position_of;
-use super::invalidate::{Invalidated, Results, reenter};
+use super::invalidate::{Invalidated, Results, invalidated, reenter};
 use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
-use super::reruns::Reopened;
+use super::reruns::{Reopened, to_rerun};
 use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
@@ -268,7 +272,8 @@ impl<'a, P: Program> Session<'a, P> {
                     self.scopes.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
-                    let moved = Reopened::in_next_fan_out(&head.record, *after);
+                    let mut moved = Reopened::in_next_fan_out(&head.record, *after);
+                    self.note_reruns(id, place, &head.record, &mut moved)?;
                     open_scopes::go_on(self, &lease, opener, *head, (Some(moved), Edits::none())).await?;
                 }
                 Earlier::None(begin) if begin.replaced.is_some() => {
@@ -317,7 +322,7 @@ impl<'a, P: Program> Session<'a, P> {
         state: P::State,
         begin: ChildStart,
     ) {
-        let ChildStart { chain, epoch, before, replaced } = begin;
+        let ChildStart { chain, epoch, before, finished, replaced } = begin;
         let scope = self.scopes.get(id);
         let around = scope.entry(place).at.iteration.clone();
         let parallel_max = children_of(scope, place).parallel_max;
@@ -337,21 +342,7 @@ impl<'a, P: Program> Session<'a, P> {
         let epoch_max = if chain.next > 1 { epoch.max(1) } else { 0 };
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
-        let reruns_whole = self.reruns_whole(id, place, &chain.branch);
-        let results = match reruns_whole || !self.keeps_traces {
-            false => Results::Keep,
-            true => Results::dropped(!self.retries),
-        };
-        let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
-        let requests = &self.main().position.requests;
-        if is_reentered && !requests.is_empty() {
-            let asks = Results::dropped(!self.retries);
-            requested::apply(self.program.shape(), requests, &chain.branch, &mut entered, asks);
-        }
-        if reruns_whole {
-            let openers = shape.steps().iter().filter(|step| step.opens());
-            entered.rerun_whole.extend(openers.map(|step| step.id.clone()));
-        }
+        let entered = self.reentered(id, place, &chain.branch, before);
         let origin = Some(0);
         let position = Position {
             frontier,
@@ -362,7 +353,10 @@ impl<'a, P: Program> Session<'a, P> {
             entered_again: is_reentered,
             ..entered
         };
+        let again = finished.iter().filter(|step| !position.has_result(step));
+        let notes = self.invalidated_in(self.scopes.get(id).step_id(place), &chain.branch, again);
         let mut child = Scope::new(chain, shape, position, state);
+        child.notes = notes;
         child.opener = Some(Opener { scope: id, place, index: item.index });
         child.around = around;
         child.draft(Phase::Started, Reason::Fork, step, at);
@@ -379,6 +373,64 @@ impl<'a, P: Program> Session<'a, P> {
         } else {
             self.touched.insert(child);
         }
+    }
+
+    /// Returns the position of a child that is entered again; an empty one for a new child.
+    fn reentered(
+        &self,
+        id: ScopeId,
+        place: usize,
+        branch: &BranchPath,
+        before: Option<Position>,
+    ) -> Position {
+        let shape = &children_of(self.scopes.get(id), place).shape;
+        let asks = Results::dropped(!self.retries);
+        let reruns_whole = self.reruns_whole(id, place, branch);
+        let results = if self.keeps_traces && !reruns_whole { Results::Keep } else { asks };
+        let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
+        requested::apply(self.program.shape(), &self.main().position.requests, branch, &mut entered, asks);
+        if reruns_whole {
+            let openers = shape.steps().iter().filter(|step| step.opens());
+            entered.rerun_whole.extend(openers.map(|step| step.id.clone()));
+        }
+        entered
+    }
+
+    /// Notes the finished steps of a continued child that run again.
+    fn note_reruns(
+        &self,
+        id: ScopeId,
+        place: usize,
+        record: &Record,
+        moved: &mut Reopened,
+    ) -> Result<(), RunError> {
+        let scope = self.scopes.get(id);
+        let (shape, before) = (&children_of(scope, place).shape, position_of(record)?);
+        let again = to_rerun(shape, &before, &moved.position);
+        let notes = self.invalidated_in(scope.step_id(place), &record.header().branch, again);
+        if let Some(draft) = moved.drafts.first_mut() {
+            draft.report.notes.extend(notes);
+        }
+        Ok(())
+    }
+
+    /// Returns the notes about finished steps of a child that run again: the step has another definition, or the opener runs
+    /// again.
+    fn invalidated_in<'s>(
+        &self,
+        opener: &StepId,
+        branch: &BranchPath,
+        steps: impl IntoIterator<Item = &'s StepId>,
+    ) -> Vec<Note> {
+        let requests = &self.main().position.requests;
+        let cause = |step: &StepId| {
+            let request = RerunRequest { branch: branch.clone(), step: step.clone() };
+            match requests.contains(&request) {
+                true => RerunCause::DefinitionChanged,
+                false => RerunCause::UpstreamChanged { step: Some(opener.clone()) },
+            }
+        };
+        steps.into_iter().map(|step| invalidated(step, &cause(step))).collect()
     }
 
     /// Returns the digest of the input of a child, if ends have traces.
@@ -512,7 +564,8 @@ enum Earlier {
 
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
-        Self::None(Box::new(ChildStart { chain, epoch, before: None, replaced: None }))
+        let (before, finished, replaced) = (None, Vec::new(), None);
+        Self::None(Box::new(ChildStart { chain, epoch, before, finished, replaced }))
     }
 }
 
@@ -524,6 +577,8 @@ pub(super) struct ChildStart {
     pub(super) epoch: u32,
     /// The position in an earlier opening: its results are reusable.
     pub(super) before: Option<Position>,
+    /// The steps that had finished in this pass, in an earlier opening.
+    pub(super) finished: Vec<StepId>,
     /// The value that a person gave instead of the item.
     pub(super) replaced: Option<Value>,
 }

@@ -16,7 +16,7 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::Unfinished;
 use crate::plan::{Action, Cause, Decision, Plan};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
-use crate::record::{Note, Phase, Position, Record, RunStatus, SkipCause, Status};
+use crate::record::{Note, Phase, Position, Reason, Record, RunStatus, SkipCause, Status, Try};
 use crate::system::clock::Clock;
 
 use super::inspect::position_of;
@@ -37,6 +37,8 @@ const AHEAD_YEARS: i64 = 100;
 pub struct DryRun {
     started: Keyed<Input>,
     rejoined: Keyed<StepId>,
+    /// The first start of each step.
+    tries: Keyed<Try>,
     reran: Keyed<RerunCause>,
     /// The steps with a reusable result on record, compared in turn.
     reusable: BTreeSet<(BranchPath, StepId)>,
@@ -132,6 +134,11 @@ impl DryRun {
         if let (Phase::Skipped(cause), Some(step)) = (&header.phase, &header.step) {
             self.skipped.insert((branch.clone(), step.clone()), cause.clone());
         }
+        for start in &header.started {
+            self.tries.entry((branch.clone(), start.step.clone())).or_insert_with(|| start.at.clone());
+        }
+        let compares = header.definition.is_none() && header.reason != Reason::Redo;
+        let opener = branch.opened_by().map(|(opener, _)| opener);
         for note in &header.notes {
             let Note::Event { name, data } = note else { continue };
             let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
@@ -141,7 +148,11 @@ impl DryRun {
             }
             let cause = serde_json::from_value(data["cause"].clone()).ok();
             if let (STEP_INVALIDATED, Some(step), Some(cause)) = (name.as_str(), step, cause) {
-                if matches!(cause, RerunCause::UpstreamChanged { .. }) && header.definition.is_none() {
+                // Below an opener that reruns as a whole, nothing is compared.
+                if let RerunCause::UpstreamChanged { step: upstream } = &cause
+                    && compares
+                    && (opener.is_none() || *upstream != opener)
+                {
                     self.reusable.insert((branch.clone(), step.clone()));
                 }
                 self.reran.insert((branch.clone(), step), cause);
@@ -176,6 +187,7 @@ impl DryRun {
     pub fn correct<P: Program>(&self, program: &P, plan: &mut Plan) {
         let asked: BTreeSet<(&BranchPath, &StepId)> =
             self.questions.iter().map(|asked| (&asked.branch, &asked.step)).collect();
+        plan.decisions.retain(|decision| !self.is_left_out(&decision.branch));
         for decision in &mut plan.decisions {
             let key = (decision.branch.clone(), decision.step.clone());
             let is_kept = matches!(decision.action, Action::Ask | Action::Wait);
@@ -200,13 +212,19 @@ impl DryRun {
         };
         let more = self.started.iter().filter(|(key, _)| !is_planned(key)).map(|(key, input)| {
             let (action, cause) = match input {
-                Input::InForce => (Action::Run, self.cause_of(key, &key.1)),
-                Input::Unknown(step) => self.compared(key, step),
+                Input::InForce => self.begun(key, Cause::Ready),
+                Input::Unknown(step) => self.compared(key, step, false),
             };
             Decision { branch: key.0.clone(), step: key.1.clone(), action, cause }
         });
         let more: Vec<Decision> = more.collect();
         plan.decisions.extend(more);
+    }
+
+    /// Returns whether a step around a branch is skipped or settled, so that the branch does not continue.
+    fn is_left_out(&self, branch: &BranchPath) -> bool {
+        let is_ended = |opener| self.skipped.contains_key(&opener) || self.settled.contains_key(&opener);
+        !self.positions.contains_key(branch) && openers(branch).any(is_ended)
     }
 
     /// Returns the decision about a step if the plan differs.
@@ -217,11 +235,12 @@ impl DryRun {
         planned: &Decision,
     ) -> Option<(Action, Cause)> {
         let is_run = matches!(planned.action, Action::Run | Action::Retry | Action::Restart);
+        let was_done = planned.action != Action::Skip;
         if let Some(input) = self.started.get(key) {
             return match input {
-                Input::Unknown(step) if !is_run => Some(self.compared(key, step)),
+                Input::Unknown(step) if !is_run => Some(self.compared(key, step, was_done)),
                 Input::Unknown(step) if matches!(planned.cause, Cause::EvidenceFailed(_)) => None,
-                Input::InForce if !is_run => Some((Action::Run, self.cause_of(key, &planned.step))),
+                Input::InForce if !is_run => Some(self.begun(key, Cause::Requested)),
                 _ => None,
             };
         }
@@ -239,30 +258,56 @@ impl DryRun {
         }
         // A step without a start: its end is in force, or its turn did not come.
         let shape = program.shape().of_branch(&key.0)?;
-        let position = self.positions.get(&key.0)?;
+        let Some(position) = self.positions.get(&key.0) else {
+            let upstream = openers(&key.0).find_map(|opener| self.rejoined.get(&opener));
+            let upstream = upstream.filter(|_| planned.action == Action::Reuse);
+            return upstream.map(|step| (Action::Recheck, Cause::UpstreamChanged(step.clone())));
+        };
         let place = shape.place(key.1.as_str())?;
         let is_leaf = shape.steps()[place].children.is_none();
         let is_finished = !Unfinished::of(shape, position).has(place)
             && position.frontier.iter().all(|entry| entry.step != key.1 || entry.status == Status::Ready);
         let seq = position.ledger.get(&key.1).map(|settled| settled.seq);
         let by = self.settled.get(key).cloned();
-        (is_leaf && is_finished && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
-            .then_some((Action::Reuse, by.map_or(Cause::Finished(seq), Cause::Settled)))
+        ((is_leaf || by.is_some())
+            && is_finished
+            && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
+        .then_some((Action::Reuse, by.map_or(Cause::Finished(seq), Cause::Settled)))
     }
 
     /// Returns the decision about a step with an unknown input. Without a result to compare, the step runs in any case.
-    fn compared(&self, key: &(BranchPath, StepId), upstream: &StepId) -> (Action, Cause) {
-        let action = if self.reusable.contains(key) { Action::Recheck } else { Action::Run };
-        (action, Cause::UpstreamChanged(upstream.clone()))
-    }
-
-    fn cause_of(&self, key: &(BranchPath, StepId), step: &StepId) -> Cause {
-        match self.reran.get(key) {
-            Some(RerunCause::EvidenceFailed { claims }) => Cause::EvidenceFailed(claims.clone()),
-            Some(RerunCause::UpstreamChanged { step: Some(step) }) => Cause::UpstreamChanged(step.clone()),
-            Some(RerunCause::UpstreamChanged { step: None }) => Cause::UpstreamChanged(step.clone()),
-            Some(RerunCause::DefinitionChanged) => Cause::Redefined,
-            Some(RerunCause::Requested { .. }) | None => Cause::Requested,
+    fn compared(&self, key: &(BranchPath, StepId), upstream: &StepId, was_done: bool) -> (Action, Cause) {
+        let upstream = upstream.clone();
+        match (self.reusable.contains(key), was_done || self.reran.contains_key(key)) {
+            (true, _) => (Action::Recheck, Cause::UpstreamChanged(upstream)),
+            (false, true) => (Action::Run, Cause::UpstreamChanged(upstream)),
+            (false, false) => (Action::Run, Cause::After(vec![upstream])),
         }
     }
+
+    /// Returns the decision about a started step. `otherwise`: the cause of a first attempt without a recorded cause.
+    fn begun(&self, key: &(BranchPath, StepId), otherwise: Cause) -> (Action, Cause) {
+        let cause = match self.reran.get(key) {
+            Some(RerunCause::EvidenceFailed { claims }) => Cause::EvidenceFailed(claims.clone()),
+            Some(RerunCause::UpstreamChanged { step }) => {
+                Cause::UpstreamChanged(step.as_ref().unwrap_or(&key.1).clone())
+            }
+            Some(RerunCause::DefinitionChanged) => Cause::Redefined,
+            Some(RerunCause::Requested { .. }) => Cause::Requested,
+            None => match self.tries.get(key).filter(|at| at.attempt > 1) {
+                Some(at) => {
+                    let failed = Try { attempt: at.attempt - 1, ..at.clone() };
+                    return (Action::Retry, Cause::Failed(failed));
+                }
+                None => otherwise,
+            },
+        };
+        (Action::Run, cause)
+    }
+}
+
+/// Lists the openers of a branch and of the branches around it.
+fn openers(branch: &BranchPath) -> impl Iterator<Item = (BranchPath, StepId)> {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.filter_map(|branch| Some((branch.parent()?, branch.opened_by()?.0)))
 }

@@ -71,10 +71,11 @@ pub trait Program: Send + Sync {
     ) -> Result<Admission, Failure>;
 
     /// Returns the children of a step, in order, with their items. Called once; the items are recorded. Not
-    /// called if the shape names the children, or if the step finds these by its work.
+    /// called if the shape names the children. If the step finds the children by its work, only a dry run
+    /// calls this function.
     ///
     /// # Errors
-    /// A failure of the step.
+    /// A failure of the step; in a dry run, the items are unknown without the work.
     fn open(&self, step_ref: StepRef<'_>, state: &Self::State) -> Result<Vec<Item>, Failure>;
 
     /// Returns the initial state of a child, from the state of its parent.

@@ -14,7 +14,7 @@ use super::chain::Draft;
 use super::definition::Forget;
 use super::inspect::position_of;
 use super::invalidate::{Cut, Invalidated, Results, downstream, invalidate, invalidated};
-use super::reruns::{Reopened, Target, redo_draft};
+use super::reruns::{Reopened, Target, redo_draft, to_rerun};
 use super::rewind::starts;
 use super::rollback::{aim, load_with_state, next_epoch, with_state};
 use super::trace::pass_in;
@@ -311,10 +311,13 @@ pub(super) async fn from_step(
     let at = format!("run {}", base.record.header().run);
     let after = invalidate_named(shape, &base.position, requested, epoch, &at)?;
     base.redone.extend(after.forgotten);
-    base.position = after.position;
+    let before = std::mem::replace(&mut base.position, after.position);
     let entry = base.position.frontier.iter().find(|entry| entry.step == *step);
     let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
-    draft.report.notes.push(invalidated(step, &RerunCause::Requested { by: by.map(ToOwned::to_owned) }));
+    let cause = RerunCause::Requested { by: by.map(ToOwned::to_owned) };
+    let behind = to_rerun(shape, &before, &base.position).into_iter().filter(|other| *other != step);
+    let steps = std::iter::once(step).chain(behind);
+    draft.report.notes.extend(steps.map(|step| invalidated(step, &cause)));
     Ok(draft)
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::Broken;
-use crate::plan::shape::Shape;
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::EVIDENCE_FAILED;
 use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Settled, Try};
 
@@ -40,6 +40,15 @@ impl Reopened {
         let (record, forgotten) = (record.clone(), after.forgotten);
         Self { record, position, drafts: vec![by_hand()], basis: None, forgotten }
     }
+}
+
+/// Returns the finished steps of a scope that must run again: not finished now, and without a reusable result.
+pub(super) fn to_rerun<'s>(shape: &'s Shape, before: &Position, after: &Position) -> Vec<&'s StepId> {
+    let (was_open, is_open) = (Unfinished::of(shape, before), Unfinished::of(shape, after));
+    let is_lost = |(place, step): &(usize, &Step)| {
+        !was_open.has(*place) && is_open.has(*place) && !after.has_result(&step.id)
+    };
+    shape.steps().iter().enumerate().filter(is_lost).map(|(_, step)| &step.id).collect()
 }
 
 /// A step to rerun first, with the cause.

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::plan::{Broken, Decision, LeftOut};
+use crate::projection::events::RerunCause;
 use crate::record::{End, FrontierEntry, Position, Record, Settled, Status};
 use crate::store::{StoreError, StoreExt as _};
 
@@ -22,7 +23,7 @@ use super::inspect::position_of;
 use super::invalidate::{Results, invalidated};
 use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
-use super::reruns::{Reopened, Target, Targets, opener_of, targets};
+use super::reruns::{Reopened, Target, Targets, opener_of, targets, to_rerun};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use super::trust::conflicts;
 use super::trust::{
@@ -258,8 +259,17 @@ impl<'a> BranchLoader<'a> {
             let opening = Invalidation { engine, root: program.shape(), judged, results, named };
             let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
-                let causes = asked.requested.causes_on(&branch);
-                draft.report.notes.extend(causes.map(|(step, cause)| invalidated(step, &cause)));
+                let causes: Vec<_> = asked.requested.causes_on(&branch).collect();
+                let is_named = |step: &&StepId| causes.iter().any(|(named, _)| named == step);
+                let behind = match causes.first() {
+                    Some((_, cause)) => cause.clone(),
+                    None => RerunCause::UpstreamChanged { step: Some(target.step.clone()) },
+                };
+                let others = to_rerun(own, &known.position, &moved.position);
+                let others = others.into_iter().filter(|step| !is_named(step) && **step != target.step);
+                let causes = causes.iter().map(|(step, cause)| (*step, cause));
+                let notes = causes.chain(others.map(|step| (step, &behind)));
+                draft.report.notes.extend(notes.map(|(step, cause)| invalidated(step, cause)));
             }
             return Ok(Some((branch, moved)));
         }

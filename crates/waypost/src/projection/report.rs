@@ -11,8 +11,10 @@ use serde_json::Value;
 
 use crate::id::{BranchPath, StepId};
 use crate::record::{
-    Ending, Failure, Header, Note, Pack, Phase, Record, RunRecord, RunStatus, SkipCause, Verdict,
+    Ending, Failure, Header, Note, Pack, Phase, Reason, Record, RunRecord, RunStatus, SkipCause, Verdict,
 };
+
+use super::events::STEP_SETTLED;
 
 /// The key of a section: branch, step and iteration. Attempts and reruns share a section.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,6 +25,8 @@ pub struct SectionKey {
     pub step: StepId,
     /// Passes of the loops around the step.
     pub iteration: Vec<u32>,
+    /// The section is about evidence that a person accepted, and not about an outcome.
+    pub accepted: bool,
 }
 
 /// The section of a step.
@@ -43,7 +47,8 @@ impl SectionKey {
     /// Returns the marker line of the section, without its line end.
     pub fn marker(&self) -> String {
         let iteration: String = self.iteration.iter().map(|count| format!(" {count}")).collect();
-        format!("{MARKER}{} {}{iteration} -->", self.branch, self.step)
+        let accepted = if self.accepted { " accepted" } else { "" };
+        format!("{MARKER}{} {}{iteration}{accepted} -->", self.branch, self.step)
     }
 }
 
@@ -74,16 +79,16 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
 /// Returns the key of the section added by a record; `None` if the record has no outcome of a step.
 pub fn section_key(record: &Record) -> Option<SectionKey> {
     let header = record.header();
-    status_of(&header.phase)?;
-    let step = header.step.clone()?;
-    Some(SectionKey { branch: header.branch.clone(), step, iteration: header.at.iteration.clone() })
+    let accepted = status_of(header)? == ACCEPTED;
+    let (branch, step) = (header.branch.clone(), header.step.clone()?);
+    Some(SectionKey { branch, step, iteration: header.at.iteration.clone(), accepted })
 }
 
 /// Returns the section added by a record; `None` if the record has no outcome of a step.
 pub fn section(record: &Record) -> Option<Section> {
     let header = record.header();
     let key = section_key(record)?;
-    let status = status_of(&header.phase)?;
+    let status = status_of(header)?;
     let mut text = format!("{}\n## {}: {status}\n\n", key.marker(), title(&key));
     let facts = facts(header).into_iter().map(|(name, value)| [name.to_owned(), value]);
     table(&mut text, ["", ""], facts);
@@ -156,8 +161,11 @@ fn title(key: &SectionKey) -> String {
     format!("{}{place}", code(&format!("{branch}{}", key.step)))
 }
 
-fn status_of(phase: &Phase) -> Option<&'static str> {
-    Some(match phase {
+/// The status in the section of an acceptance.
+const ACCEPTED: &str = "evidence accepted";
+
+fn status_of(header: &Header) -> Option<&'static str> {
+    Some(match &header.phase {
         Phase::Completed(_) => "completed",
         Phase::Failed(failure) if failure.retried => "failed, will retry",
         Phase::Failed(failure) if failure.tolerated => "failed, tolerated",
@@ -165,6 +173,7 @@ fn status_of(phase: &Phase) -> Option<&'static str> {
         Phase::Skipped(_) => "skipped",
         Phase::Waiting(_) => "waiting",
         Phase::Interrupted { in_progress: true, .. } => "interrupted",
+        Phase::Progress { .. } if header.reason == Reason::Accept => ACCEPTED,
         Phase::Interrupted { in_progress: false, .. }
         | Phase::Started
         | Phase::Progress { .. }
@@ -220,12 +229,23 @@ fn facts(header: &Header) -> Vec<(&'static str, String)> {
         Phase::Interrupted { by, .. } => facts.push(("by", inline(by))),
         _ => {}
     }
+    facts.extend(settled(header).map(|(how, by)| ("settled", format!("{} by {}", inline(how), code(by)))));
     if let Some(usage) = &header.usage {
         let model = usage.model.as_ref().map(|model| format!(", {}", inline(model))).unwrap_or_default();
         let (read, wrote, cost) = (usage.tokens_in, usage.tokens_out, usage.cost);
         facts.push(("usage", format!("{read} tokens in, {wrote} out, cost {cost}{model}")));
     }
     facts
+}
+
+/// Returns how a person settled the step of a record without an execution, and the person.
+fn settled(header: &Header) -> Option<(&str, &str)> {
+    let step = header.step.as_ref()?;
+    let data = header.notes.iter().find_map(|note| match note {
+        Note::Event { name, data } if name == STEP_SETTLED && data["step"] == step.as_str() => Some(data),
+        _ => None,
+    })?;
+    Some((data["how"].as_str()?, data["cause"]["by"].as_str().unwrap_or("a person")))
 }
 
 fn outputs(text: &mut String, ending: &Ending) {

@@ -122,6 +122,7 @@ impl Page<'_> {
             ("started", step.started_at.map(time::utc).unwrap_or_default()),
             ("ended", step.ended_at.map(time::utc).unwrap_or_default()),
             ("command", step.command.clone().unwrap_or_default()),
+            ("settled", step.settled.clone().unwrap_or_default()),
             ("items", step.items.map(|items| items.told()).unwrap_or_default()),
             ("usage", step.usage.as_ref().map(usage).unwrap_or_default()),
         ];

@@ -15,6 +15,7 @@ use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
 
+use super::super::executions::{events, settled};
 use crate::error::Error;
 use crate::run::hooks;
 use crate::view::{ClaimView, FailureView, ItemsView, StepStatus, StepView};
@@ -137,6 +138,7 @@ impl Branch {
                 end: if is_finished { end.filter(is_its_end) } else { end },
                 kept: is_finished.then(|| KeptOutputs::of(settled.map(|settled| settled.how), state)),
                 usage: told.usage.get(id).cloned(),
+                settled: told.settled.get(id).cloned(),
                 start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
                 state,
                 live,
@@ -176,6 +178,8 @@ struct StepRecords<'a> {
     standing: HashMap<&'a str, Option<Status>>,
     /// The usage of all attempts.
     usage: HashMap<&'a str, Usage>,
+    /// The last decision of a person since the last start, with the person.
+    settled: HashMap<&'a str, String>,
 }
 
 impl<'a> StepRecords<'a> {
@@ -183,6 +187,12 @@ impl<'a> StepRecords<'a> {
     fn by(history: &'a [Record]) -> Self {
         let mut told = Self::default();
         for header in history.iter().map(Record::header) {
+            for (name, data) in events(header) {
+                let step = data["step"].as_str().filter(|step| !told.starts.contains_key(step));
+                if let Some(step) = step.filter(|_| name == "step_settled") {
+                    told.settled.entry(step).or_insert_with(|| settled(data));
+                }
+            }
             // Starts in a record come after its end.
             for start in &header.started {
                 if header.reason == Reason::Join && !told.starts.contains_key(start.step.as_str()) {
@@ -269,6 +279,8 @@ struct StepFacts<'a> {
     kept: Option<KeptOutputs>,
     /// The usage of all attempts.
     usage: Option<Usage>,
+    /// How a person settled the step, and the person.
+    settled: Option<String>,
     start: Option<(&'a Start, Timestamp)>,
     /// The step's entry in the state.
     state: Option<&'a Value>,
@@ -325,6 +337,7 @@ impl StepFacts<'_> {
             items: self.items(),
             outputs: if kept.is_some() { self.outputs_kept() } else { self.outputs(ending) },
             evidence: ClaimView::of_pack(self.end.and_then(|header| header.evidence.as_ref())),
+            settled: self.settled.clone(),
             usage: self.usage.clone(),
             started_at: self.start.map(|(_, at)| at),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),

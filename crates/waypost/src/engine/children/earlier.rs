@@ -1,6 +1,7 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, StepId};
+use crate::plan::shape::Unfinished;
 use crate::plan::steps_in_lost;
 use crate::record::{FrontierEntry, Position, Record, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
@@ -91,6 +92,7 @@ impl<P: Program> Session<'_, P> {
             false => None,
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());
+        let finished = self.finished_in_pass(id, place, found.records.first(), before.as_ref());
         // Without traces, no result is reused, and effects are asked about.
         let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
         let asks = !scope.shape.is_routed() && children.shape.is_careful();
@@ -101,7 +103,25 @@ impl<P: Program> Session<'_, P> {
             chain.repair = chain.next != seq + 1;
         }
         let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, replaced })))
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
+    }
+
+    /// Returns the finished steps of a child that was opened before in the same pass.
+    fn finished_in_pass(
+        &self,
+        id: ScopeId,
+        place: usize,
+        newest: Option<&Record>,
+        before: Option<&Position>,
+    ) -> Vec<StepId> {
+        let scope = self.scopes.get(id);
+        let around = &scope.entry(place).at.iteration;
+        let newest = newest.filter(|record| record.header().at.iteration.starts_with(around));
+        let Some((_, before)) = newest.zip(before) else { return Vec::new() };
+        let shape = &children_of(scope, place).shape;
+        let unfinished = Unfinished::of(shape, before);
+        let steps = shape.steps().iter().enumerate().filter(|(place, _)| !unfinished.has(*place));
+        steps.map(|(_, step)| step.id.clone()).collect()
     }
 
     /// Returns whether a person requested a rerun of a step with all its children, or of a step in an earlier pass.
@@ -147,7 +167,8 @@ impl<P: Program> Session<'_, P> {
             before.ask_about(&step.id, None);
         }
         let replaced = before.item.clone();
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before: Some(before), replaced })))
+        let (before, finished) = (Some(before), Vec::new());
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
     }
 }
 

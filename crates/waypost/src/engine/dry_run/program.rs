@@ -32,6 +32,9 @@ pub(super) struct DryProgram<'a, P> {
     seen: Mutex<Seen>,
 }
 
+/// The limit of a list of items in a dry run: beyond, a plan has only the step with the list.
+const ITEMS_MAX: usize = 1_000;
+
 /// By branch and step.
 pub(super) type Keyed<T> = BTreeMap<(BranchPath, StepId), T>;
 
@@ -49,6 +52,8 @@ struct Seen {
 pub(super) enum DryJob<J> {
     /// Nothing: the result is unknown.
     Unknown,
+    /// The known items of the step.
+    Open(Vec<Item>),
     /// The join of children with known results.
     Join(J),
 }
@@ -94,6 +99,28 @@ impl<'a, P: Program> DryProgram<'a, P> {
         }
         let needs = shape.needs(step_ref.place).iter().map(|need| shape.steps()[*need].id.clone());
         needs.chain(self.inner.reads(step_ref)).collect()
+    }
+
+    /// Returns the items of a step with a fully known input, if listed without its work.
+    fn items_of(&self, step_ref: StepRef<'_>, state: &P::State) -> Option<Vec<Item>> {
+        step_ref.step.children.as_ref().filter(|children| children.by_work)?;
+        self.inner.open(step_ref, state).ok().filter(|items| items.len() <= ITEMS_MAX)
+    }
+
+    /// Settles a step with an unknown result if the next pass does not depend on the result.
+    fn next_pass(&self, step_ref: StepRef<'_>, state: &mut P::State) -> Option<Follow> {
+        let shape = self.inner.shape().of_branch(step_ref.branch)?;
+        let is_known = |step: &StepId| {
+            *step != step_ref.step.id
+                && shape.place(step.as_str()).is_some()
+                && !self.is_unknown(step_ref.branch, step)
+        };
+        let repeats = !shape.is_routed() && step_ref.step.routes.contains(&step_ref.step.id);
+        if !repeats || !self.inner.reads(step_ref).iter().all(is_known) {
+            return None;
+        }
+        let outputs = KnownOutputs::Given(&serde_json::Map::new());
+        self.inner.settle_as_done(step_ref, state, outputs).ok().map(|(follow, _)| follow)
     }
 
     /// Returns an unknown step upstream of an opener of a branch.
@@ -234,9 +261,16 @@ impl<P: Program> Program for DryProgram<'_, P> {
             return self.inner.prepare(step_ref, state, joined).map(DryJob::Join);
         }
         let key = (step_ref.branch.clone(), step_ref.step.id.clone());
+        let listed = match input {
+            Input::InForce if joined.is_none() => self.items_of(step_ref, state),
+            _ => None,
+        };
         let mut seen = self.seen();
         if joined.is_none() {
             seen.started.entry(key.clone()).or_insert(input);
+        }
+        if let Some(items) = listed {
+            return Ok(DryJob::Open(items));
         }
         seen.rejoined.extend(below.map(|step| (key.clone(), step)));
         seen.unknown.insert(key);
@@ -244,9 +278,14 @@ impl<P: Program> Program for DryProgram<'_, P> {
     }
 
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output> {
-        let DryJob::Join(job) = job else {
-            let (ending, report) = (Ending::default(), StepReport::default());
-            return Performed::Completed { output: DryOutput::Unknown, ending, report };
+        let report = StepReport::default();
+        let job = match job {
+            DryJob::Join(job) => job,
+            DryJob::Open(items) => return Performed::Opened { items, report },
+            DryJob::Unknown => {
+                let ending = Ending::default();
+                return Performed::Completed { output: DryOutput::Unknown, ending, report };
+            }
         };
         match self.inner.perform(job, attempt).await {
             Performed::Completed { output, ending, report } => {
@@ -305,6 +344,9 @@ impl<P: Program> Program for DryProgram<'_, P> {
                 Settlement::Completed(output, ending)
             }
             Settlement::Completed(DryOutput::Unknown, _) => {
+                if let Some(follow) = self.next_pass(step_ref, state) {
+                    return Ok(follow);
+                }
                 let was_done = self.inner.gave(step_ref, state).is_some();
                 if was_done
                     && let Ok((follow, _)) = self.inner.settle_as_done(step_ref, state, KnownOutputs::InState)
