@@ -118,6 +118,18 @@ impl Invalidated {
         }
     }
 
+    /// Excludes the reuse of a step out of force. A step with `idempotent: false` is in doubt if it was done or has begun:
+    /// `entry` is its last frontier entry.
+    pub(super) fn exclude(&mut self, step: &Step, (was_done, entry): (bool, Option<&FrontierEntry>)) {
+        self.exclude_reuse(step);
+        if step.must_ask_again(was_done, entry) {
+            let started = entry.filter(|entry| step.has_begun(entry));
+            self.position.ask_about(&step.id, started.cloned());
+        } else {
+            self.forgotten.push(Forget::Step(step.id.clone()));
+        }
+    }
+
     /// Drops the end and the unfinished work of a step. With [`Results::Drop`], a step with `idempotent: false` is in
     /// doubt, and the result stays in the state, since a person may keep the result.
     pub(super) fn drop_end(&mut self, step: &Step, is_finished: bool, results: Results) {
