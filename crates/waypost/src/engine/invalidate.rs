@@ -111,22 +111,10 @@ pub(super) fn invalidate(
 
 impl Invalidated {
     /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
-    fn exclude_reuse(&mut self, step: &Step) {
+    pub(super) fn exclude_reuse(&mut self, step: &Step) {
         self.position.drop_results(&step.id);
         if step.opens() {
             self.position.rerun_whole.insert(step.id.clone());
-        }
-    }
-
-    /// Excludes the reuse of a step out of force. A step with `idempotent: false` is in doubt if it was done or has begun:
-    /// `entry` is its last frontier entry.
-    pub(super) fn exclude(&mut self, step: &Step, (was_done, entry): (bool, Option<&FrontierEntry>)) {
-        self.exclude_reuse(step);
-        if step.must_ask_again(was_done, entry) {
-            let started = entry.filter(|entry| step.has_begun(entry));
-            self.position.ask_about(&step.id, started.cloned());
-        } else {
-            self.forgotten.push(Forget::Step(step.id.clone()));
         }
     }
 

@@ -177,7 +177,13 @@ pub(super) async fn invalidate_begun(
         let step = &shape.steps()[*place];
         let entry = position.open_entries().find(|entry| entry.step == step.id);
         if begun.contains(place) || entry.is_some() {
-            after.exclude(step, (begun.contains(place) && position.did(&step.id), entry));
+            after.exclude_reuse(step);
+            if step.must_ask_again(begun.contains(place) && position.did(&step.id), entry) {
+                let started = entry.filter(|entry| step.has_begun(entry));
+                after.position.ask_about(&step.id, started.cloned());
+            } else {
+                after.forgotten.push(Forget::Step(step.id.clone()));
+            }
         }
     }
     *position = after.position;
