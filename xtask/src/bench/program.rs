@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use waypost::engine::{
     Admission, Attempt, BeginError, Engine, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Recovered, SessionOptions, Settlement, StateError, StepRef, StepReport, Upstream,
+    Recovered, SessionOptions, Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, RunStatus,
@@ -218,6 +218,8 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
 
     /// Steps have no own part in the state.
     fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
+
+    fn apply_unjoined(&self, _: StepRef<'_>, _: &mut Self::State, _: Unjoined<'_, Self::State>) {}
 
     fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
 

@@ -40,7 +40,7 @@ struct Rule {
 /// - `start`: a step with a result out of force cannot start; reuse or a loss of the result removes the result
 ///   before the start (`Scope::next_ready` skips the step until then).
 /// - `cut-kept`: an end with failed evidence is dropped, and its step runs; nothing is left to compare.
-/// - `kept-then`: a rollback drops the results out of force, so the steps run or a person is asked.
+/// - `kept-then`: without the results out of force at the target of a rollback, steps run again or a person is asked.
 /// - `passes`: the iteration of a step has a single counter per loop, and a chain compares iterations.
 /// - `fencing`, `read-after`, `signals-first`, `enter-signal`, `open-signal`: rules of several workers; the plays
 ///   have a single worker.

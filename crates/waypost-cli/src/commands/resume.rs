@@ -329,7 +329,7 @@ impl Prepared {
                     let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
                     let definition = (&chosen.workflow, &chosen.shape);
                     let work = BegunWork::of(store.as_ref(), definition, &snapshot).await?;
-                    params = setting.apply(&work, &plan)?;
+                    params = setting.apply(&work.retrying(args.retry_failed), &plan)?;
                 }
                 chosen
             }

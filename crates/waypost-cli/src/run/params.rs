@@ -3,15 +3,15 @@
 //! The run record has the initial params. `resume --set` changes them for the remaining steps; the state of
 //! every later checkpoint has the new values, and they are read there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 use waypost::BranchPath;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Plan};
-use waypost::record::{FrontierEntry, Record};
+use waypost::record::{End, FrontierEntry, Position, Record, SettledAs};
 use waypost::shape::{Shape, Unfinished};
-use waypost::store::{Store, StoreExt as _};
+use waypost::store::{Store, StoreError, StoreExt as _};
 use waypost_workflow::file::{Body, GivenParams, Step, Workflow};
 
 use crate::error::Error;
@@ -70,22 +70,25 @@ impl Setting<'_> {
         let Some(params) = self.over(workflow, now.clone())? else { return Ok(None) };
         let run = &snapshot.entry.summary.run;
         let again = self.from.map(|from| behind(workflow, from)).unwrap_or_default();
-        let finished = finished(workflow, plan);
+        let position = snapshot.newest().position().unwrap_or_default();
+        let mut finished = finished(workflow, plan);
+        let retried = workflow.steps().iter().filter(|step| work.is_retried(&position, step));
+        retried.for_each(|step| {
+            finished.remove(step.id.as_str());
+        });
         for (name, value) in &params {
             if now.get(name).unwrap_or(&Value::Null) == value {
                 continue;
             }
-            let reads = |step: &&Step| match finished.contains(step.id.as_str()) {
-                true => step.uses_param(name),
-                false => work.has_read(step, name),
+            let reader = |step: &Step| match finished.contains(step.id.as_str()) {
+                true => step.uses_param(name).then(|| step.id.clone()),
+                false => work.reader_within(&BranchPath::main(), step, name),
             };
-            let mut read = workflow.steps().iter().filter(|step| !again.contains(&step.id)).filter(reads);
-            if let Some(first) = read.next() {
+            let kept = workflow.steps().iter().filter(|step| !again.contains(&step.id));
+            let mut readers = kept.filter_map(|step| Some((step, reader(step)?)));
+            if let Some((first, reader)) = readers.next() {
                 return Err(Error::usage(
-                    format!(
-                        "cannot change param `{name}`: step {} has read it, and does not rerun",
-                        first.id
-                    ),
+                    format!("cannot change param `{name}`: step {reader} has read it, and does not rerun"),
                     format!(
                         "`waypost resume {run} --from {} --set …` reruns the step and all steps \
                          downstream; `--restart --set …` starts over",
@@ -94,7 +97,7 @@ impl Setting<'_> {
                 ));
             }
         }
-        if snapshot.ended.is_some() && again.is_empty() {
+        if snapshot.ended.is_some() && again.is_empty() && !work.retries {
             return Err(Error::usage(
                 format!("cannot change params of run {run}: it has ended, and no step would read them"),
                 format!("`waypost resume {run} --from STEP --set …` reruns a step and all steps downstream"),
@@ -142,7 +145,7 @@ impl Begin<'_> {
         let changed = now.iter().filter(|(name, value)| before.get(*name).unwrap_or(&Value::Null) != *value);
         let mut read = changed.filter_map(|(param, _)| {
             let reads = |step: &&Step| match (is_begun(step), self.work) {
-                (true, Some(work)) => work.has_read(step, param),
+                (true, Some(work)) => work.reader_within(&BranchPath::main(), step, param).is_some(),
                 (is_begun, _) => (is_begun || !to_come.contains(&step.id)) && step.uses_param(param),
             };
             let step = self.workflow.steps().iter().find(reads)?;
@@ -152,12 +155,15 @@ impl Begin<'_> {
     }
 }
 
-/// The branches that the unfinished steps of a run have opened.
+/// The newest records of a run, for the steps that have read a param.
 pub(crate) struct BegunWork<'a> {
     pub(crate) workflow: &'a Workflow,
     shape: &'a Shape,
     pub(crate) snapshot: &'a Snapshot,
-    branches: BTreeSet<BranchPath>,
+    /// The newest record of each branch, unless damaged.
+    newest: BTreeMap<BranchPath, Option<Record>>,
+    /// True if tolerated failures are retried.
+    retries: bool,
 }
 
 impl<'a> BegunWork<'a> {
@@ -167,43 +173,83 @@ impl<'a> BegunWork<'a> {
         (workflow, shape): (&'a Workflow, &'a Shape),
         snapshot: &'a Snapshot,
     ) -> Result<Self, Error> {
-        let branches = store.branches(&snapshot.entry.summary.run).await?;
-        Ok(Self { workflow, shape, snapshot, branches })
-    }
-
-    /// Returns whether an unfinished step with branches, or a finished step on a branch, has read a param.
-    fn has_read(&self, step: &Step, param: &str) -> bool {
-        let position = self.snapshot.newest().position().unwrap_or_default().with_failures_open();
-        let is_it = |entry: &&FrontierEntry| entry.step.as_str() == step.id && entry.has_children();
-        if !position.frontier.iter().any(|entry| is_it(&entry)) {
-            return false;
+        let run = &snapshot.entry.summary.run;
+        let mut newest = BTreeMap::new();
+        for branch in store.branches(run).await? {
+            let record = match store.newest(run, &branch).await {
+                Err(StoreError::Damaged { .. }) => None,
+                record => Some(record?),
+            };
+            newest.insert(branch, record);
         }
-        let place = self.shape.place(&step.id);
-        let opens = |branch: &&BranchPath| {
-            let name = branch.opened_by().filter(|_| branch.parent().is_some_and(|above| above.is_main()));
-            name.and_then(|(name, _)| self.shape.children_named(&name)).map(|(place, _)| place) == place
-        };
-        step.reads_param(param)
-            || self.branches.iter().filter(opens).any(|branch| self.has_read_on(branch, step, param))
+        newest.insert(BranchPath::main(), Some(snapshot.newest().clone()));
+        Ok(Self { workflow, shape, snapshot, newest, retries: false })
     }
 
-    /// Returns whether a finished step on a branch of `opener` has read a param. All steps of an ended branch
-    /// are finished.
-    fn has_read_on(&self, branch: &BranchPath, opener: &Step, param: &str) -> bool {
+    /// Sets whether tolerated failures are retried.
+    pub(crate) fn retrying(self, retries: bool) -> Self {
+        Self { retries, ..self }
+    }
+
+    /// Returns the graph and the position of a branch, with the steps that a retry opens.
+    fn at(&self, branch: &BranchPath) -> Option<(&'a Shape, Position)> {
+        let record = self.newest.get(branch)?.as_ref()?;
+        let position = record.position().ok()?;
+        let is_retried = matches!(record.header().end, None | Some(End::Failed));
+        let position = if is_retried { position.with_failures_open() } else { position };
+        Some((self.shape.of_branch(branch)?, position))
+    }
+
+    /// Returns whether a step ended with failures that are retried.
+    fn is_retried(&self, position: &Position, step: &Step) -> bool {
+        let mut ends = position.ledger.iter().filter(|(id, _)| id.as_str() == step.id);
+        self.retries && ends.any(|(_, end)| end.how == SettledAs::Tolerated || end.failures > 0)
+    }
+
+    /// Returns the path of a step that has read a param and does not rerun: an unfinished or retried step with branches, or
+    /// a finished step on a branch.
+    fn reader_within(&self, branch: &BranchPath, step: &Step, param: &str) -> Option<String> {
+        let (shape, position) = self.at(branch)?;
+        let is_it = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.has_children();
+        let is_retried = step.work.body().is_some() && self.is_retried(&position, step);
+        if !is_retried && !position.frontier.iter().any(is_it) {
+            return None;
+        }
+        if step.reads_param(param) {
+            return Some(path_of(branch, step));
+        }
+        if step.work.child().is_some() {
+            // An included file has params of its own.
+            return None;
+        }
+        let place = shape.place(&step.id);
+        let is_child = |child: &&BranchPath| {
+            let name = child.opened_by().filter(|_| child.parent().as_ref() == Some(branch));
+            name.and_then(|(name, _)| shape.children_named(&name)).map(|(place, _)| place) == place
+        };
+        self.newest.keys().filter(is_child).find_map(|child| self.reader_on(child, step, param))
+    }
+
+    /// Returns the path of a step on a branch of `opener` that has read a param and does not rerun.
+    fn reader_on(&self, branch: &BranchPath, opener: &Step, param: &str) -> Option<String> {
         let steps = opener.work.body().into_iter().flat_map(Body::steps);
         let mut readers = steps.filter(|step| step.uses_param(param));
-        let head = self.snapshot.heads.iter().find(|head| head.record.header().branch == *branch);
-        let Some((head, shape)) = head.zip(self.shape.of_branch(branch)) else {
-            return readers.next().is_some();
+        let Some((shape, position)) = self.at(branch) else {
+            return readers.next().map(|step| path_of(branch, step));
         };
-        let position = head.record.position().unwrap_or_default().with_failures_open();
         let unfinished = Unfinished::of(shape, &position);
-        readers.any(|step| {
-            let is_begun = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.has_children();
+        readers.find_map(|step| {
             let is_finished = shape.place(&step.id).is_some_and(|place| !unfinished.has(place));
-            is_finished || position.frontier.iter().any(is_begun)
+            match is_finished && !self.is_retried(&position, step) {
+                true => Some(path_of(branch, step)),
+                false => self.reader_within(branch, step, param),
+            }
         })
     }
+}
+
+fn path_of(branch: &BranchPath, step: &Step) -> String {
+    if branch.is_main() { step.id.clone() } else { format!("{branch}/{}", step.id) }
 }
 
 /// Returns the top-level steps that rerun with `from`: the given step, and all downstream steps.

@@ -195,3 +195,63 @@ fn the_condition_of_a_failed_step_is_decided_again() {
     assert_eq!(rig.read("trace"), "a\nb\n", "{again}");
     assert!(again.starts_with("exit 0"), "{again}");
 }
+
+// `always()` steps failed at run time: inner steps of a failed group and the counts of a failed `foreach` had no value.
+// Cause: the results of branches were read only by a join. Fix: a failure of the opener takes the results in.
+#[test]
+fn a_cleanup_reads_the_results_inside_a_failed_group() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - id: g
+    steps:
+      - {id: a, run: 'echo a >> trace'}
+      - {id: b, run: 'echo b >> trace; test -e ok'}
+      - {id: c, run: 'echo c >> trace'}
+  - {id: tidy, if: always(), run: 'echo tidy $A $B $C >> trace', env: {A: '${{ steps.a.status }}', B: '${{ steps.b.status }}', C: '${{ steps.c.status }}'}}
+";
+
+    let (first, said) = run(&rig, flow, &[]);
+    let shown = rig.json(&["show", "r", "--json"]);
+    rig.write("ok", "");
+    let again = code_of(&rig, &["resume", "r", "-q"]);
+
+    assert_eq!((first, again), (Some(1), Some(0)), "{said}");
+    assert_eq!(shown["failed_step"], "b", "{said}");
+    let (failed, retried) =
+        ("a\nb\ntidy completed failed skipped\n", "b\nc\ntidy completed completed completed\n");
+    assert_eq!(rig.read("trace"), [failed, retried].concat());
+}
+
+#[test]
+fn a_cleanup_reads_the_counts_of_a_failed_foreach() {
+    let cases = [("", "3 2 1"), ("max_failures: 0, ", "3 0 1"), ("on_item_failure: stop, ", "3 0 1")];
+    for (key, counts) in cases {
+        let rig = Rig::new();
+        let flow = "steps:
+  - id: each
+    foreach: {KEYitems: [x, y, z], as: i, max_parallel: 1, steps: [{id: k, run: 'test -e ok || test $I != x', env: {I: '${{ i }}'}}]}
+  - {id: tidy, if: always(), run: 'echo $T $S $F >> trace', env: {T: '${{ steps.each.total }}', S: '${{ steps.each.succeeded }}', F: '${{ steps.each.failed }}'}}
+";
+
+        let (first, said) = run(&rig, &flow.replace("KEY", key), &[]);
+        rig.write("ok", "");
+        let again = code_of(&rig, &["resume", "r", "-q"]);
+
+        assert_eq!((first, again), (Some(1), Some(0)), "{key} {said}");
+        assert_eq!(rig.read("trace"), format!("{counts}\n3 3 0\n"), "{key}");
+    }
+}
+
+// `.stdout` of a failed step was lost before the state took the step in.
+#[test]
+fn a_cleanup_reads_the_printed_text_of_a_failed_step() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - {id: a, run: 'echo why; false'}
+  - {id: tidy, if: always(), run: 'echo $S >> trace', env: {S: '${{ steps.a.stdout }}'}}
+";
+
+    let (code, said) = run(&rig, flow, &[]);
+
+    assert_eq!((code, rig.read("trace").as_str()), (Some(1), "why\n"), "{said}");
+}

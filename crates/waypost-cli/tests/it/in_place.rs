@@ -151,3 +151,33 @@ fn a_changed_edit_in_an_item_begins_with_its_base() {
         assert_eq!(words(&rig, "f"), "1 two", "{words_of_flow}");
     }
 }
+
+// A base whose evidence could not be checked counted as sound, and the edit ran on an unknown file.
+#[test]
+fn an_edit_stops_at_a_base_that_cannot_be_checked() {
+    // The rerun of `p` makes the file too large for `contains`, which reads at most 64 MiB.
+    let rig = Rig::with(
+        "steps:
+  - {id: s1, needs: [], run: 'echo s1 >> trace; echo 1 > f', evidence: [{file: f, contains: '1'}]}
+  - {id: p, needs: [s1], run: 'cat in > p.txt; test ! -e large || truncate -s 65M f', evidence: [{sha256: p.txt}]}
+  - {id: s2, needs: [s1, p], run: 'echo s2 >> trace; echo 2 >> f', evidence: [{file: f, contains: '2'}]}
+",
+    );
+    rig.write("in", "1");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("in", "2");
+    rig.write("large", "");
+    std::fs::remove_file(rig.path("p.txt")).unwrap();
+    words(&rig, "trace");
+
+    let output = rig.call(&["resume", "r"]);
+
+    let said = rig.told(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("step `s1`: evidence could not be checked: artifact_exists f"), "{said}");
+    assert_eq!(words(&rig, "trace"), "", "{said}");
+    std::fs::remove_file(rig.path("large")).unwrap();
+    std::fs::remove_file(rig.path("f")).unwrap();
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!((words(&rig, "trace"), words(&rig, "f")), ("s1 s2".to_owned(), "1 2".to_owned()));
+}

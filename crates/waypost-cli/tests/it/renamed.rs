@@ -77,3 +77,48 @@ fn commands_take_the_new_id_of_a_renamed_step() {
     rig.write("flow.yaml", &AFTER.replace("id: use,", "id: last, renamed_from: use,"));
     assert_eq!(code_of(&rig, &["resume", "r", "--skip", "last", "-q"]), Some(0));
 }
+
+const INCLUDED: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo v=1 >> $WAYPOST_OUTPUT'}
+  - {id: b, run: 'echo b >> trace; test -e go'}
+";
+
+/// Runs a file that includes `part.yaml` until step `b` fails, and renames a step of `part.yaml`.
+fn renamed_in_included(id: &str, to: &str) -> Rig {
+    let rig = Rig::with(
+        "steps:
+  - {id: part, workflow: part.yaml}
+  - {id: use, run: 'echo use $V >> trace', env: {V: '${{ steps.part.outputs.a.v }}'}}
+",
+    );
+    rig.write("part.yaml", INCLUDED);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(trace(&rig), "a, b");
+    rig.write("trace", "");
+    rig.write("go", "");
+    rig.write(
+        "part.yaml",
+        &INCLUDED.replace(&format!("id: {id},"), &format!("id: {to}, renamed_from: {id},")),
+    );
+    let flow = rig.read("flow.yaml");
+    rig.write("flow.yaml", &flow.replace(&format!("outputs.{id}."), &format!("outputs.{to}.")));
+    rig
+}
+
+// A renamed step of an included file counted as a removed and an added step. Cause: only the ids of the main file were
+// replaced. Fix: the first ids of each file replace the new ones, also in expressions of the including file.
+#[test]
+fn renamed_steps_of_an_included_file_keep_their_results() {
+    for choice in [None, Some("--keep-finished"), Some("--rerun-changed")] {
+        for (id, to) in [("a", "a2"), ("b", "b2")] {
+            let rig = renamed_in_included(id, to);
+            let args = [&["resume", "r", "-q"][..], choice.as_slice()].concat();
+
+            assert_eq!(code_of(&rig, &args), Some(0), "{id} {choice:?}");
+
+            assert_eq!(trace(&rig), "b, use 1", "{id} {choice:?}");
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+            assert_eq!(trace(&rig), "b, use 1", "{id}: the second resume has nothing to do");
+        }
+    }
+}

@@ -111,7 +111,8 @@ steps:
     rig.write("go", "");
 
     let refused = rig.waypost(&["resume", "r", "--set", "n=new"]);
-    assert!(refused.contains("cannot change param `n`: step each has read it"), "{refused}");
+    assert!(refused.contains("cannot change param `n`: step each:1/one has read it"), "{refused}");
+    assert!(refused.contains("`waypost resume r --from each --set …` reruns"), "{refused}");
     let ended = rig.waypost(&["resume", "r", "--retry-failed", "--set", "last=new"]);
 
     assert!(ended.starts_with("exit 0\n"), "{ended}");
@@ -209,4 +210,53 @@ fn a_step_of_an_item_that_has_not_run_has_read_nothing() {
     let refused = rig.waypost(&["resume", "r", "--set", "n=newer"]);
     assert!(refused.starts_with("exit 2\n"), "{refused}");
     assert!(refused.contains("cannot change param `n`: step each has read it"), "{refused}");
+}
+
+// `--retry-failed --set` was refused for a param that only retried steps had read. Cause: an ended item counted as
+// finished, also a failed one. Fix: the ends of the items decide.
+#[test]
+fn a_param_that_only_failed_steps_have_read_is_set_for_their_retry() {
+    let leaf = "
+  - {id: a, run: 'echo a$N >> out; test $N = 2', env: {N: '${{ params.n }}'}, continue_on_error: true}
+";
+    let items = "
+  - id: a
+    foreach: {items: [x], LIMITsteps: [{id: s, run: 'echo a$N >> out; test $N = 2', env: {N: '${{ params.n }}'}}]}
+";
+    let group = "
+  - {id: a, steps: [{id: s, run: 'echo a$N >> out; test $N = 2', env: {N: '${{ params.n }}'}, continue_on_error: true}]}
+";
+    let limited = items.replace("LIMIT", "max_failures: 1, ");
+    let failed = items.replace("LIMIT", "");
+    for (steps, end) in [(leaf, 3), (&limited, 3), (&failed, 1), (group, 3)] {
+        let head = "params: {n: {type: integer, default: 1}}\nsteps:";
+        let rig = Rig::with(&format!("{head}{steps}  - {{id: b, run: 'echo b >> out'}}\n"));
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(end), "{steps}");
+        rig.write("out", "");
+
+        let ended = rig.waypost(&["resume", "r", "--retry-failed", "--set", "n=2", "-q"]);
+
+        assert!(ended.starts_with("exit 0\n"), "{steps}{ended}");
+        assert!(rig.read("out").starts_with("a2\n"), "{steps}{}", rig.read("out"));
+    }
+}
+
+#[test]
+fn a_param_that_a_finished_item_has_read_stays_in_a_retry() {
+    let rig = Rig::with(
+        "params: {n: {type: integer, default: 1}}
+steps:
+  - id: a
+    foreach: {items: [x, y], max_failures: 1, steps: [{id: s, run: 'test $I = x', env: {I: '${{ item }}', N: '${{ params.n }}'}}]}
+",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+
+    let refused = rig.waypost(&["resume", "r", "--retry-failed", "--set", "n=2"]);
+
+    assert!(refused.starts_with("exit 2\n"), "{refused}");
+    assert!(
+        refused.contains("cannot change param `n`: step a:x/s has read it, and does not rerun"),
+        "{refused}"
+    );
 }

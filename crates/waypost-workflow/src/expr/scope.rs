@@ -180,8 +180,8 @@ fn step_value(view: &StepView) -> Raw {
     if view.stdout.is_some() || skipped {
         shelf.insert("stdout".to_owned(), Raw::from(view.stdout.as_deref()));
     }
-    if skipped {
-        // For a `foreach`; for other steps the file check rejects these names.
+    if skipped || view.status == "failed" {
+        // For a `foreach` without an outcome; for other steps the file check rejects these names.
         shelf.extend(OF_ITEMS.map(|name| (name.to_owned(), Raw::from(()))));
     }
     if let Some(ItemsView { total, succeeded, failed, items, file }) = &view.items {

@@ -72,6 +72,12 @@ impl Child {
         &self.folder
     }
 
+    /// Returns the name of the file: the path from the folder of the main file.
+    pub(super) fn name(&self) -> String {
+        let file = Path::new(&self.file).file_name().unwrap_or_default();
+        self.folder.join(file).to_string_lossy().into_owned()
+    }
+
     /// Returns the included workflow.
     #[must_use]
     pub fn workflow(&self) -> &Workflow {
@@ -156,6 +162,11 @@ impl Family {
         let (own, copies) = separated(text);
         self.copies.extend(copies.into_iter().map(|(name, text)| (name, text.into())));
         own
+    }
+
+    /// Keeps the text of an included file.
+    pub(super) fn copy(&mut self, name: &str, text: String) {
+        self.copies.insert(name.to_owned(), text.into());
     }
 
     /// Appends the texts of the included files to the main file's text.

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
-use super::child::separated;
+use super::child::{Family, separated};
 use super::node::{self, Kind, Node};
 use super::problem::{FileError, Problems, SourceText};
 use super::workflow::Workflow;
@@ -16,12 +17,22 @@ use super::workflow::Workflow;
 /// Keys with an expression as the whole value.
 const EXPRESSIONS: [&str; 5] = ["if", "until", "filter", "sort_by", "distinct"];
 
+/// The name of the main file among the files of a workflow.
+const MAIN: &str = "";
+
 /// First ids by new ids.
-type Renames<'a> = BTreeMap<&'a str, &'a str>;
+type FirstIds<'a> = BTreeMap<&'a str, &'a str>;
+
+/// The renamed steps that a file can name.
+struct Renames<'a> {
+    own: &'a FirstIds<'a>,
+    /// The renamed steps of included files, by the first id of the including step.
+    included: BTreeMap<&'a str, &'a FirstIds<'a>>,
+}
 
 impl Workflow {
-    /// Returns the workflow with the first ids of renamed steps: the ids in the workflow of the run,
-    /// `before`.
+    /// Returns the workflow with the first ids of renamed steps, also in included files: the ids in the workflow of the
+    /// run, `before`.
     ///
     /// A step without `renamed_from`, or with an old id that `before` does not have, keeps the id of the
     /// file.
@@ -29,36 +40,91 @@ impl Workflow {
     /// # Errors
     /// The file with the first ids is not valid.
     pub fn with_first_ids(self, before: &Self) -> Result<Self, FileError> {
+        let (files, before) = (self.files(), before.files());
+        let first_ids: BTreeMap<&str, FirstIds<'_>> = files
+            .iter()
+            .filter_map(|(name, file)| Some((name.as_str(), file.first_ids(before.get(name)?))))
+            .filter(|(_, first_ids)| !first_ids.is_empty())
+            .collect();
+        if first_ids.is_empty() {
+            return Ok(self);
+        }
+        let none = FirstIds::new();
+        let of = |name: &str| first_ids.get(name).unwrap_or(&none);
+        let edited = |name: &str, text: &str| {
+            let own = of(name);
+            let included = files.get(name).into_iter().flat_map(|file| file.of_file()).filter_map(|step| {
+                let id = step.id.as_str();
+                Some((own.get(id).copied().unwrap_or(id), of(&step.work.child()?.name())))
+            });
+            Renames { own, included: included.collect() }.edited(text, &self.path)
+        };
+        let (main, copies) = separated(&self.text);
+        let mut family = Family::default();
+        for (name, text) in copies {
+            family.copy(&name, edited(&name, text)?);
+        }
+        let text = family.together(&edited(MAIN, main)?.into());
+        Self::parse(&text, &self.path)
+    }
+
+    /// Returns the file and all included files, by name.
+    fn files(&self) -> BTreeMap<String, &Self> {
+        let mut files = BTreeMap::from([(MAIN.to_owned(), self)]);
+        let mut open = vec![self];
+        while let Some(file) = open.pop() {
+            for child in file.of_file().filter_map(|step| step.work.child()) {
+                if files.insert(child.name(), child.workflow()).is_none() {
+                    open.push(child.workflow());
+                }
+            }
+        }
+        files
+    }
+
+    /// Returns the first ids of the renamed steps of this file, without included files.
+    fn first_ids<'a>(&'a self, before: &'a Self) -> FirstIds<'a> {
         let known = |id: &str| before.body.of_file().find(|step| step.id == id);
         let shown = |id: &str| before.body.of_file().find(|step| step.name.as_deref() == Some(id));
         let renamed = self.body.of_file().filter(|step| known(&step.id).is_none());
         let first = |old: &String| known(old).or_else(|| shown(old)).map(|first| first.id.as_str());
-        let renames: Renames<'_> = renamed
-            .filter_map(|step| Some((step.id.as_str(), first(step.renamed_from.as_ref()?)?)))
-            .collect();
-        if renames.is_empty() {
-            return Ok(self);
-        }
-        let (own, _) = separated(&self.text);
-        let source = SourceText::new(self.path.clone(), Arc::from(own));
+        renamed.filter_map(|step| Some((step.id.as_str(), first(step.renamed_from.as_ref()?)?))).collect()
+    }
+}
+
+impl Renames<'_> {
+    /// Returns the text of a file with the first ids.
+    fn edited(&self, text: &str, path: &Path) -> Result<String, FileError> {
+        let source = SourceText::new(path.to_owned(), Arc::from(text));
         let (root, _) =
             node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
         let mut edits = BTreeMap::new();
-        collect(&root, own, &renames, &mut edits);
-        for range in templates(own) {
-            edits.entry(range.start).or_insert_with(|| (range.clone(), in_expression(&own[range], &renames)));
+        collect(&root, text, self, &mut edits);
+        for range in templates(text) {
+            edits.entry(range.start).or_insert_with(|| (range.clone(), in_expression(&text[range], self)));
         }
-        let mut text = String::with_capacity(self.text.len());
+        let mut edited = String::with_capacity(text.len());
         let mut at = 0;
         for (range, new) in edits.into_values().filter(|(range, _)| !range.is_empty()) {
             if range.start >= at {
-                text.push_str(&self.text[at..range.start]);
-                text.push_str(&new);
+                edited.push_str(&text[at..range.start]);
+                edited.push_str(&new);
                 at = range.end;
             }
         }
-        text.push_str(&self.text[at..]);
-        Self::parse(&text, &self.path)
+        Ok(edited + &text[at..])
+    }
+
+    /// Returns the first id of a word after some text of an expression: `steps.ID`, `steps['ID']`, `skipped(ID)`, and
+    /// `steps.ID.outputs.WORD` of an included file.
+    fn first_id(&self, before: &str, word: &str) -> Option<&str> {
+        let before = before.trim_end_matches(['\'', '"']).trim_end();
+        if ["steps.", "steps[", "skipped("].iter().any(|opening| before.ends_with(opening)) {
+            return self.own.get(word).copied();
+        }
+        let outputs = before.strip_suffix("outputs.").or_else(|| before.strip_suffix("outputs["))?;
+        let of_step = |(step, _): &(&&str, _)| outputs.ends_with(&format!("steps.{step}."));
+        self.included.iter().find(of_step)?.1.get(word).copied()
     }
 }
 
@@ -76,7 +142,7 @@ fn collect(
     if let Some(entries) = node.entries() {
         let is_flow = text[..node.span.end].get(node.span.start..).is_some_and(|text| text.starts_with('{'));
         for (key, value) in entries {
-            let first = |node: &Node| renames.get(node.key_text()).map(|first| (*first).to_owned());
+            let first = |node: &Node| renames.own.get(node.key_text()).map(|first| (*first).to_owned());
             match key.key_text() {
                 "id" if node.get("renamed_from").is_some() => {
                     let Some(first) = first(value) else { continue };
@@ -115,20 +181,16 @@ fn templates(text: &str) -> impl Iterator<Item = Range<usize>> {
     starts.filter_map(|start| Some(start..start + text[start..].find("}}")? + 2))
 }
 
-/// Returns an expression with the first ids in `steps.ID`, `steps['ID']` and `skipped(ID)`.
+/// Returns an expression with the first ids.
 fn in_expression(text: &str, renames: &Renames<'_>) -> String {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
-    let names_step = |before: &str| {
-        let before = before.trim_end_matches(['\'', '"']).trim_end();
-        ["steps.", "steps[", "skipped("].iter().any(|opening| before.ends_with(opening))
-    };
     let mut new = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(start) = rest.find(is_part) {
         new.push_str(&rest[..start]);
         let word = rest[start..].split(|letter| !is_part(letter)).next().unwrap_or_default();
-        let first = renames.get(word).filter(|_| names_step(&new));
-        new.push_str(first.unwrap_or(&word));
+        let first = renames.first_id(&new, word).unwrap_or(word);
+        new.push_str(first);
         rest = &rest[start + word.len()..];
     }
     new + rest

@@ -310,7 +310,7 @@ impl Workflow {
     }
 
     /// Returns all steps of this file, without included files.
-    fn of_file(&self) -> impl Iterator<Item = &Step> {
+    pub(super) fn of_file(&self) -> impl Iterator<Item = &Step> {
         self.body.of_file().chain(self.on_failure.iter().flat_map(Body::of_file))
     }
 

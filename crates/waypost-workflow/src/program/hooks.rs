@@ -111,7 +111,8 @@ pub(super) fn state_of(step: &Step, item: &Item, folder: Option<&Path>) -> Workf
             state.set_hook(None);
         }
         Some(Err(Failure { ending, below, .. })) => {
-            state.settle(&step.id, StepState::failed(ending, step.keeps_stdout), folder);
+            let failed = state.failed_by(step, ending);
+            state.settle(&step.id, failed, folder);
             state.set_hook(Some(below.map_or(step.id.clone(), |below| below.step.to_string())));
         }
         None => {

@@ -405,14 +405,19 @@ impl Joining {
                 lines.push(&outcome).map_err(|error| not_written(&lines.path, error))?;
             }
         }
-        self.check_limits(open, items.total)?;
         items.items = inline.map(|(kept, _)| kept);
         if let Some(lines) = file {
             let path = lines.path.clone();
             lines.finish().map_err(|error| not_written(&path, error))?;
             items.file = path.file_name().map(|name| name.to_string_lossy().into_owned());
         }
-        Ok(items)
+        match self.check_limits(open, items.total) {
+            Ok(()) => Ok(items),
+            Err(mut failure) => {
+                failure.ending.stdout = serde_json::to_string(&items).ok();
+                Err(failure)
+            }
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Recovered, Settlement, StateError, StepRef, Upstream,
+    Program, Recovered, Settlement, StateError, StepRef, Unjoined, Upstream,
 };
 use waypost::record::{Claim, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
@@ -387,8 +387,24 @@ impl Program for WorkflowProgram {
         child.attach(outer);
     }
 
+    fn apply_unjoined(
+        &self,
+        step_ref: StepRef<'_>,
+        state: &mut WorkflowState,
+        children: Unjoined<'_, WorkflowState>,
+    ) {
+        let Unjoined { total, succeeded, failed, states } = children;
+        let step = self.step(step_ref);
+        if self.foreach(step_ref).is_some() {
+            let counts = StepItems { total, succeeded, failed, ..StepItems::default() };
+            state.fail(&step.id, StepState::failed_items(counts), None);
+        }
+        let results = states.into_iter().flat_map(WorkflowState::results).collect();
+        repeat::fail(step, state, &results);
+    }
+
     fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut WorkflowState) {
-        state.forget_failure(&self.step(step_ref).id);
+        repeat::forget_failure(self.step(step_ref), state);
     }
 
     fn admit(
@@ -531,7 +547,7 @@ impl Program for WorkflowProgram {
     ) -> Result<Follow, Failure> {
         let id = self.step(step_ref).id.as_str();
         if let Settlement::Failed(Failure { ending, .. }) = settled {
-            let failed = StepState::failed(ending.clone(), self.step(step_ref).keeps_stdout);
+            let failed = state.failed_by(self.step(step_ref), ending.clone());
             state.refuse_growth(id, &failed)?;
             state.fail(id, failed, self.folder().as_deref());
             return Ok(Follow::Needs);
@@ -545,7 +561,7 @@ impl Program for WorkflowProgram {
                 StepState::completed(output, ending.exit_code)
             }
             Settlement::Tolerated(Failure { ending, .. }) | Settlement::Failed(Failure { ending, .. }) => {
-                StepState::failed(ending.clone(), self.step(step_ref).keeps_stdout)
+                state.failed_by(self.step(step_ref), ending.clone())
             }
             Settlement::Skipped => StepState::skipped(),
         };

@@ -134,6 +134,25 @@ pub(super) fn forget(step: &Step, state: &mut WorkflowState) {
     }
 }
 
+/// Adds the results of the steps of a failed group to the state. A step without a result was skipped.
+pub(super) fn fail(step: &Step, state: &mut WorkflowState, results: &BTreeMap<String, StepState>) {
+    let Work::Group(body) = &step.work else { return };
+    for inner in body.steps() {
+        let result = results.get(&inner.id).cloned().unwrap_or_else(StepState::skipped);
+        if state.refuse_growth(&inner.id, &result).is_ok() {
+            state.fail(&inner.id, result, None);
+        }
+    }
+}
+
+/// Removes the failure of a step from the state, and the results of the steps of a failed group.
+pub(super) fn forget_failure(step: &Step, state: &mut WorkflowState) {
+    state.forget_failure(&step.id);
+    if let Work::Group(body) = &step.work {
+        body.steps().iter().for_each(|inner| state.forget_failure(&inner.id));
+    }
+}
+
 /// Restores the result of a step, and of the steps of a group, from the earlier state `then`.
 pub(super) fn restore(step: &Step, state: &mut WorkflowState, then: &WorkflowState) {
     state.restore(&step.id, then);

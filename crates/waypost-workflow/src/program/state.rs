@@ -11,7 +11,7 @@ use waypost::RunId;
 use waypost::record::{Ending, Failure, FailureKind, Phase, STATE_BYTES_MAX};
 
 use crate::expr::{ItemsView, Scope, StepView};
-use crate::file::ITEM_INDEX;
+use crate::file::{ITEM_INDEX, Step};
 
 use super::service::Service;
 
@@ -29,7 +29,7 @@ pub struct WorkflowState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hook: Option<OfHook>,
     steps: BTreeMap<String, StepState>,
-    /// Failed steps until a retry; `steps` keeps their results of earlier passes.
+    /// Failed steps and the steps of failed groups, until a retry; `steps` keeps their results of earlier passes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     failed: BTreeMap<String, StepState>,
     /// Scope of the parent branch; not serialised, because the parent has it.
@@ -144,13 +144,9 @@ impl StepState {
         }
     }
 
-    /// Makes the result of a failed step. `keeps_stdout`: expressions read the standard output, which may be
-    /// empty.
-    pub(super) fn failed(ending: Ending, keeps_stdout: bool) -> Self {
-        let Ending { exit_code, outputs, stdout, log, .. } = ending;
-        let outputs = outputs.into_iter().collect();
-        let stdout = stdout.or_else(|| (keeps_stdout && log.is_none()).then(String::new));
-        Self { status: Some(Settled::Failed), exit_code, outputs, stdout, items: None, passes: 0 }
+    /// Makes the result of a step with `foreach` that failed.
+    pub(super) fn failed_items(items: StepItems) -> Self {
+        Self { status: Some(Settled::Failed), items: Some(items), ..Self::default() }
     }
 
     /// Sets the number of passes.
@@ -335,6 +331,27 @@ impl WorkflowState {
         }
         self.bytes = OnceLock::new();
         self.failed.insert(id.to_owned(), failed);
+    }
+
+    /// Makes the result of a failed step. Of a `foreach`, the result has the outcomes of the items.
+    pub(super) fn failed_by(&self, step: &Step, ending: Ending) -> StepState {
+        let Ending { exit_code, outputs, stdout, log, .. } = ending;
+        let outputs = outputs.into_iter().collect();
+        let failed = StepState { status: Some(Settled::Failed), exit_code, outputs, ..StepState::default() };
+        if step.work.foreach().is_some() {
+            let joined = stdout.and_then(|items| serde_json::from_str(&items).ok());
+            let counted = || self.failed.get(&step.id)?.items.clone();
+            return StepState { items: joined.or_else(counted), ..failed };
+        }
+        // Expressions read the standard output, which may be empty.
+        let stdout = stdout.or_else(|| (step.keeps_stdout && log.is_none()).then(String::new));
+        StepState { stdout, ..failed }
+    }
+
+    /// Returns the results of all ended steps, with failed steps.
+    pub(super) fn results(&self) -> BTreeMap<String, StepState> {
+        let all = self.steps.iter().chain(&self.failed);
+        all.map(|(id, step)| (id.clone(), step.clone())).collect()
     }
 
     /// Restores the result of a step from the earlier state `then`.

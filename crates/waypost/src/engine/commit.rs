@@ -21,7 +21,7 @@ const DRAFTS_PENDING_MAX: usize = 1_000;
 /// The trim interval in batches: rare enough to be cheap, frequent enough to bound the disk usage.
 const TRIM_BATCHES: u64 = 16;
 
-impl<P: Program> Session<'_, P> {
+impl<'a, P: Program> Session<'a, P> {
     pub(super) fn summary(&self, status: Option<RunStatus>) -> Summary {
         let frontier = &self.main().position.frontier;
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
@@ -268,7 +268,7 @@ impl<P: Program> Session<'_, P> {
             }
         }
         parents.into_iter().for_each(|(id, place)| self.queue_unloaded(id, place));
-        gone.into_iter().for_each(|id| self.forget(id));
+        gone.into_iter().for_each(|id| drop(self.forget(id)));
         for kept in self.kept.drain(..) {
             // The receiver may have been dropped; its step restarts with the stored result.
             let _ = kept.send(());
@@ -290,8 +290,8 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Removes an ended or unstarted branch from memory. The branch has no running attempt and no open child.
-    pub(super) fn forget(&mut self, id: ScopeId) {
-        let Some(scope) = self.scopes.remove(id) else { return };
+    pub(super) fn forget(&mut self, id: ScopeId) -> Option<Scope<'a, P::State>> {
+        let scope = self.scopes.remove(id)?;
         self.doubtful -= usize::from(scope.is_doubtful);
         if let Some(due) = scope.timer {
             self.timers.remove(&(due, id));
@@ -299,6 +299,7 @@ impl<P: Program> Session<'_, P> {
         self.touched.remove(&id);
         self.launching.remove(&id);
         self.waiting_to_start.remove(&id);
+        Some(scope)
     }
 
     pub(super) fn not_written(

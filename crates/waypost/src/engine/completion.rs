@@ -313,8 +313,12 @@ impl<P: Program> Session<'_, P> {
             entry.failures = failures;
             entry.since = 0;
             ends_all = true;
+            if !scope.shape.is_routed() {
+                // A program error leaves the state unchanged.
+                let _ = apply(program, scope, place, Settlement::Failed(&failure));
+            }
         }
-        // If the program tolerates the failure, the state already has the outputs.
+        // The state already has the outputs.
         inline_outputs(&mut failure.ending);
         scope.drafts.push(super::chain::Draft::new(
             Phase::Failed(failure.clone()),
@@ -332,13 +336,11 @@ impl<P: Program> Session<'_, P> {
     /// Ends a step as failed. In a graph with `needs`, independent steps continue. In a graph with routes, the
     /// failure ends the branch or the run.
     fn end_step(&mut self, id: ScopeId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
-        let (program, keeps_traces) = (self.program, self.keeps_traces);
+        let keeps_traces = self.keeps_traces;
         let scope = self.scopes.get_mut(id);
         if scope.shape.is_routed() {
             return self.end_by_failure(id, place, failure);
         }
-        // A program error leaves the state unchanged.
-        let _ = apply(program, scope, place, Settlement::Failed(&failure));
         let fails_fast = self.options.fail_fast || scope.shape.fails_fast();
         scope.end_as_failed(place);
         if keeps_traces {

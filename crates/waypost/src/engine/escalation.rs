@@ -17,7 +17,7 @@ use super::completion::{Failing, report_before_hooks};
 use super::scheduler::collects;
 use super::scope::{Caught, ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
-use super::{Program, StepFailure, StepReport, StopLevel};
+use super::{Program, StepFailure, StepRef, StepReport, StopLevel, Unjoined};
 
 /// A branch about to end as failed.
 #[derive(Debug)]
@@ -186,7 +186,7 @@ impl<P: Program> Session<'_, P> {
             let opened = opened.filter(|scope| scope.opener.is_some_and(|opener| opener.scope == id));
             causes.extend(opened.flat_map(|scope| scope.failures.clone()));
         }
-        below.into_iter().for_each(|id| self.forget(id));
+        self.take_in_unjoined(id, place, below);
         let scope = self.scopes.get_mut(id);
         let at = scope.caught.iter().position(|caught| caught.place == place);
         let Caught { failure, items, report, .. } =
@@ -202,6 +202,23 @@ impl<P: Program> Session<'_, P> {
             let failure = Some(failure);
             scope.found.push(ListedChildren { place, items, report, are_hooks: true, failure, joined: None });
         }
+    }
+
+    /// Removes the branches of a failed opener from memory, and adds their results to the state of the opener's branch.
+    fn take_in_unjoined(&mut self, id: ScopeId, place: usize, below: Vec<ScopeId>) {
+        let removed: Vec<Scope<'_, P::State>> = below.into_iter().filter_map(|id| self.forget(id)).collect();
+        let scope = self.scopes.get_mut(id);
+        let Some(fan) = scope.fans.iter().find(|fan| fan.place == place) else { return };
+        let children = removed.iter().filter(|child| child.opener.is_some_and(|opener| opener.scope == id));
+        let failed_now = children.clone().filter(|child| child.end.is_none() && !child.failures.is_empty());
+        let failed = fan.failed + failed_now.count() as u64;
+        let succeeded = fan.ended.saturating_sub(fan.failed);
+        let states = children.map(|child| &child.state).collect();
+        let children = Unjoined { total: fan.total, succeeded, failed, states };
+        let Scope { chain, shape, state, .. } = scope;
+        let step_ref =
+            StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+        self.program.apply_unjoined(step_ref, state, children);
     }
 
     /// Returns whether deferred failures wait only for the write of branches at rest.

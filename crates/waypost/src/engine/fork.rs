@@ -234,7 +234,7 @@ async fn restart_begun(
         }
     }
     let epoch = position.epoch + 1;
-    invalidate_begun(engine, shape, (checkpoint, position), epoch).await
+    invalidate_begun(engine, shape, (checkpoint, position), (epoch, Results::Drop)).await
 }
 
 /// The parts of the other run for a new run.

@@ -14,14 +14,14 @@ use jiff::Timestamp;
 use crate::evidence::resolved;
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::Shape;
-use crate::plan::{Broken, Check, ClaimKey};
-use crate::record::{FrontierEntry, Status, Verdict};
+use crate::plan::{Action, Broken, Cause, Check, ClaimKey, Decision};
+use crate::record::{FrontierEntry, Occasion, Status, Verdict};
 
 use super::failure::upstream;
 use super::reruns::opener_of;
 use super::scope::ScopeId;
 use super::session::Session;
-use super::trust::verify;
+use super::trust::{say_why, verify};
 use super::{Admission, Program, RunError};
 
 /// An end with claims about files, or a step about to write files.
@@ -163,6 +163,9 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Returns the bases of a step with a failed claim about one of these files, nearest first, up to a sound base.
+    ///
+    /// # Errors
+    /// [`RunError::InDoubt`]: the claims of a base cannot be checked.
     async fn gone_bases(
         &mut self,
         id: ScopeId,
@@ -173,14 +176,23 @@ impl<P: Program> Session<'_, P> {
         let (mut branch, mut step) = (scope.branch().clone(), scope.step_id(place).clone());
         let mut gone: Vec<Broken> = Vec::new();
         let run = self.engine.store.run(&scope.chain.run).await?;
-        while let Some((mut base, checks)) = self.base_of((&branch, &step), files) {
+        while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files) {
             let run = run.record.record();
-            let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
-            let fails = |check: &&Check| {
-                let key = (check.branch.clone(), check.step.clone(), check.index);
-                verdicts.get(&key) == Some(&Verdict::Failed)
+            checks.retain(|check| check.claim.counts() && check.claim.is_due(Occasion::Resume));
+            let (verdicts, found) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
+            let titles = |wanted: Verdict| {
+                let key = |check: &Check| (check.branch.clone(), check.step.clone(), check.index);
+                let found = checks.iter().filter(|check| verdicts.get(&key(check)) == Some(&wanted));
+                found.map(|check| check.claim.title()).collect::<Vec<_>>()
             };
-            base.claims = checks.iter().filter(fails).map(|check| check.claim.title().to_owned()).collect();
+            base.claims = titles(Verdict::Failed);
+            let unknown = titles(Verdict::Unknown);
+            if base.claims.is_empty() && !unknown.is_empty() {
+                let (branch, step, cause) = (base.branch, base.step, Cause::EvidenceUnknown(unknown));
+                let mut question = Decision { branch, step, action: Action::Ask, cause };
+                say_why(&mut question, &found);
+                return Err(RunError::InDoubt { run: run.run.clone(), questions: vec![question] });
+            }
             if base.claims.is_empty() {
                 break;
             }
@@ -213,8 +225,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Returns whether an end is in force now.
     fn is_in_force(&self, end: &Declarer) -> bool {
-        let loaded = self.scopes.iter().find(|(_, scope)| *scope.branch() == end.branch);
-        loaded.map_or(end.in_force, |(_, scope)| {
+        self.scopes.of_branch(&end.branch).map_or(end.in_force, |scope| {
             let settled = scope.position.ledger.get(&end.step).map(|settled| settled.seq);
             settled.is_some() && end.claims.iter().all(|check| check.seq == settled)
         })

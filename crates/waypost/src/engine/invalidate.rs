@@ -31,16 +31,6 @@ pub(super) struct Cut {
     pub(super) is_named: bool,
 }
 
-/// The step of a scope on the path to a requested step.
-#[derive(Debug)]
-pub(super) struct StepOnPath {
-    pub(super) step: StepId,
-    /// True for the requested step itself; false for an opener above.
-    pub(super) is_named: bool,
-    /// The passes of an opener before the pass on the path: their results stay reusable.
-    pub(super) passes_kept: u32,
-}
-
 /// Whether results out of force may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Results {
@@ -127,7 +117,7 @@ pub(super) fn invalidate(
 
 impl Invalidated {
     /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
-    fn exclude_reuse(&mut self, step: &Step) {
+    pub(super) fn exclude_reuse(&mut self, step: &Step) {
         self.position.drop_results(&step.id, 0);
         if step.opens() {
             self.position.rerun_whole.insert(step.id.clone());
@@ -149,36 +139,6 @@ impl Invalidated {
         position.ask_no_more(id);
         self.forgotten.push(Forget::Step(id.clone()));
     }
-}
-
-/// Excludes the reuse of a step and of all downstream steps, whose results are out of force; returns the results to remove
-/// from the state. With [`Results::Drop`], a downstream step with `idempotent: false` is in doubt.
-pub(super) fn exclude(
-    shape: &Shape,
-    position: &mut Position,
-    requested: &StepOnPath,
-    results: Results,
-) -> Vec<Forget> {
-    let Some(place) = shape.place(requested.step.as_str()) else { return Vec::new() };
-    let mut forgotten = Vec::new();
-    for at in shape.downstream(&[place]).into_iter().chain([place]) {
-        let step = &shape.steps()[at];
-        let passes_kept = if at == place { requested.passes_kept } else { 0 };
-        if !position.has_result(&step.id) {
-            continue;
-        }
-        if at != place && results == Results::Drop && step.must_ask_again(true, None) {
-            position.ask_about(&step.id, None);
-        }
-        position.drop_results(&step.id, passes_kept);
-        if (at != place || requested.is_named) && step.opens() {
-            position.rerun_whole.insert(step.id.clone());
-        }
-        if !position.has_result(&step.id) {
-            forgotten.push(Forget::Step(step.id.clone()));
-        }
-    }
-    forgotten
 }
 
 /// Returns the position of a re-entered child scope: all results are reusable, none is current.

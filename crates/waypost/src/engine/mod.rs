@@ -96,7 +96,7 @@ pub use outcome::{Outcome, RunError, StepFailure, Waiting};
 pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
     Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Recovered,
-    Settlement, StateError, StepRef, StepReport, Upstream,
+    Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
 pub use reuse::step_path;
 pub use signals::{Stop, StopHandle, StopLevel};

@@ -90,6 +90,14 @@ pub trait Program: Send + Sync {
     /// Removes the results of a finished step from the state before a rerun. The step finds everything else in the state.
     fn forget(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
+    /// Takes in the children of a step that fails without a join. The failure of the step is applied next.
+    fn apply_unjoined(
+        &self,
+        step_ref: StepRef<'_>,
+        state: &mut Self::State,
+        children: Unjoined<'_, Self::State>,
+    );
+
     /// Removes the failure of a step from the state before a retry.
     fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
@@ -202,6 +210,19 @@ pub trait Program: Send + Sync {
 
     /// Ends all leftovers of the steps, before the lease is released.
     async fn end(&self);
+}
+
+/// The children of a step that fails without a join.
+#[derive(Debug)]
+pub struct Unjoined<'a, S> {
+    /// The number of children.
+    pub total: u64,
+    /// The number of completed children.
+    pub succeeded: u64,
+    /// The number of failed children.
+    pub failed: u64,
+    /// The states of the children that have not ended on their own.
+    pub states: Vec<&'a S>,
 }
 
 /// The known outputs of a step for a settlement as done.

@@ -10,7 +10,8 @@ use crate::projection::events::RerunCause;
 use crate::record::{FrontierEntry, Position, RerunRequest, Try};
 
 use super::ResumeFrom;
-use super::invalidate::{Cut, Invalidated, Results, StepOnPath, exclude, invalidate};
+use super::definition::Forget;
+use super::invalidate::{Cut, Invalidated, Results, invalidate};
 use super::reruns::{Reopened, Target, opener_of};
 
 /// The requested reruns, and the paths to the named branches.
@@ -140,6 +141,41 @@ impl Requested {
     pub(super) fn ways_on(&self, branch: &BranchPath) -> impl Iterator<Item = &StepId> {
         self.ways.get(branch).into_iter().flatten()
     }
+}
+
+/// The step of a scope on the path to a requested step.
+#[derive(Debug)]
+struct StepOnPath {
+    step: StepId,
+    /// True for the requested step itself; false for an opener above.
+    is_named: bool,
+    /// The passes of an opener before the pass on the path: their results stay reusable.
+    passes_kept: u32,
+}
+
+/// Excludes the reuse of a step and of all downstream steps, whose results are out of force; returns the results to remove
+/// from the state. With [`Results::Drop`], a downstream step with `idempotent: false` is in doubt.
+fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, results: Results) -> Vec<Forget> {
+    let Some(place) = shape.place(requested.step.as_str()) else { return Vec::new() };
+    let mut forgotten = Vec::new();
+    for at in shape.downstream(&[place]).into_iter().chain([place]) {
+        let step = &shape.steps()[at];
+        let passes_kept = if at == place { requested.passes_kept } else { 0 };
+        if !position.has_result(&step.id) {
+            continue;
+        }
+        if at != place && results == Results::Drop && step.must_ask_again(true, None) {
+            position.ask_about(&step.id, None);
+        }
+        position.drop_results(&step.id, passes_kept);
+        if (at != place || requested.is_named) && step.opens() {
+            position.rerun_whole.insert(step.id.clone());
+        }
+        if !position.has_result(&step.id) {
+            forgotten.push(Forget::Step(step.id.clone()));
+        }
+    }
+    forgotten
 }
 
 /// Returns the step of a scope on the path to a requested step: the opener of the next scope, or the requested

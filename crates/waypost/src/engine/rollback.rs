@@ -1,10 +1,13 @@
 //! Rollback of the main branch: to an older checkpoint, to a step, or to the end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Children, Shape, Step, Unfinished};
-use crate::record::{FrontierEntry, Header, Phase, Position, Reason, Record, Status, Try, Wait, WaitKind};
+use crate::record::{
+    FrontierEntry, Header, Phase, Position, Reason, Record, Reusable, Status, Try, Wait, WaitKind,
+};
+use crate::store::portable::begun_since;
 use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::Base;
@@ -97,13 +100,20 @@ pub(super) async fn go_back(
         ask_about_done(shape, &mut position, &base.position, &undone);
     }
     if step.is_none() {
-        let repeats = invalidate_begun(engine, shape, (&record, &mut position), epoch).await?;
+        let repeats =
+            invalidate_begun(engine, shape, (&record, &mut position), (epoch, Results::Keep)).await?;
         base.redone.extend(repeats);
     }
     position.chain = None;
-    // Later steps may have overwritten the files of the old results.
-    let results: Vec<StepId> =
-        position.reusable.keys().filter(|step| position.has_result(step)).cloned().collect();
+    // A later start has overwritten the files of the old result, and open branches have continued.
+    let begun = begun_since(engine.store.as_ref(), &record.header().reference()).await?;
+    let is_end = |result: &Reusable| !matches!(result, Reusable::Begun { .. });
+    let is_kept = |(id, results): (&StepId, &BTreeMap<u32, Reusable>)| {
+        step.is_none() && !shape.is_routed() && !begun.contains(id) && results.values().all(is_end)
+    };
+    let results =
+        position.reusable.iter().filter(|result| position.has_result(result.0) && !is_kept(*result));
+    let results: Vec<StepId> = results.map(|(step, _)| step.clone()).collect();
     results.iter().for_each(|step| position.drop_results(step, 0));
     base.redone.extend(results.into_iter().map(Forget::Step));
     let unfinished = Unfinished::of(shape, &position);
@@ -135,51 +145,52 @@ pub(super) async fn go_back(
     Ok(Draft::new(Phase::Restored, reason, about, at))
 }
 
-/// Invalidates the steps that were finished at a record and have started again since: later starts have overwritten the files
+/// Invalidates the steps that were finished at a record and have begun again since: later starts have overwritten the files
 /// of the old results. Returns the results to remove from the state.
+///
+/// `results`: of the other steps downstream.
 pub(super) async fn invalidate_begun(
     engine: &Engine,
     shape: &Shape,
     (record, position): (&Record, &mut Position),
-    epoch: u32,
+    (epoch, results): (u32, Results),
 ) -> Result<Vec<Forget>, RunError> {
     if shape.is_routed() {
         return Ok(Vec::new());
     }
     let unfinished = Unfinished::of(shape, position);
-    let begun = begun_since(engine, record.header()).await?;
+    let begun = begun_since(engine.store.as_ref(), &record.header().reference()).await?;
     let begun = begun.iter().filter_map(|step| shape.place(step.as_str()));
     let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).collect();
     let behind = shape.downstream(&begun);
-    let first: Vec<usize> = begun.into_iter().filter(|place| !behind.contains(place)).collect();
+    let first: Vec<usize> = begun.iter().filter(|place| !behind.contains(place)).copied().collect();
     if first.is_empty() {
         return Ok(Vec::new());
     }
-    let cut = |place: usize| {
-        let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
-        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
-        Cut { place, entry, is_named: false }
+    let cut = |place: &usize| {
+        let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(*place, &[]) };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[*place].id.clone()) };
+        Cut { place: *place, entry, is_named: false }
     };
-    let after = invalidate(shape, position, first.into_iter().map(cut).collect(), Results::Drop);
+    let mut after = invalidate(shape, position, first.iter().map(cut).collect(), results);
+    for place in behind.iter().chain(&first) {
+        let step = &shape.steps()[*place];
+        let entry = position.open_entries().find(|entry| entry.step == step.id);
+        if begun.contains(place) || entry.is_some() {
+            after.exclude_reuse(step);
+            if step.must_ask_again(begun.contains(place) && position.did(&step.id), entry) {
+                let started = entry.filter(|entry| step.has_begun(entry));
+                after.position.ask_about(&step.id, started.cloned());
+            } else {
+                after.forgotten.push(Forget::Step(step.id.clone()));
+            }
+        }
+    }
     *position = after.position;
     for step in undone_steps(engine, &record.header().run).await? {
         position.ask_no_more(&step);
     }
     Ok(after.forgotten)
-}
-
-/// Returns the steps of the main branch that started, or opened branches, after a record of the main branch.
-pub(super) async fn begun_since(engine: &Engine, at: &Header) -> Result<BTreeSet<StepId>, RunError> {
-    let scan = Scan { branch: Some(BranchPath::main()), seq_min: Some(at.seq + 1), ..Scan::of(&at.run) };
-    let opens = |header: &Header| header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
-    let begins = |record: &Record| !record.header().started.is_empty() || opens(record.header());
-    let mut begun = BTreeSet::new();
-    for record in engine.store.scan_where(scan, &begins).await? {
-        let header = record.header();
-        begun.extend(header.started.iter().map(|start| start.step.clone()));
-        begun.extend(header.step.clone().filter(|_| opens(header)));
-    }
-    Ok(begun)
 }
 
 /// Returns whether ended branches of a step have continued after a record of the main branch: a later session retried or

@@ -1,20 +1,24 @@
 //! The in-memory branches of a session, by number.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
-use super::scope::{Scope, ScopeId};
+use crate::id::BranchPath;
+
+use super::scope::{MAIN, Scope, ScopeId};
 
 /// The branches in memory. The main branch always exists.
 pub(super) struct Scopes<'a, S> {
     kept: Vec<Option<Scope<'a, S>>>,
     /// Free numbers, the lowest first, so that branches opened in order are written in order.
     free: BinaryHeap<Reverse<ScopeId>>,
+    by_branch: HashMap<BranchPath, ScopeId>,
 }
 
 impl<'a, S> Scopes<'a, S> {
     pub(super) fn new(main: Scope<'a, S>) -> Self {
-        Self { kept: vec![Some(main)], free: BinaryHeap::new() }
+        let by_branch = HashMap::from([(main.branch().clone(), MAIN)]);
+        Self { kept: vec![Some(main)], free: BinaryHeap::new(), by_branch }
     }
 
     pub(super) fn get(&self, id: ScopeId) -> &Scope<'a, S> {
@@ -33,8 +37,13 @@ impl<'a, S> Scopes<'a, S> {
         self.kept.get_mut(id)?.as_mut()
     }
 
+    pub(super) fn of_branch(&self, branch: &BranchPath) -> Option<&Scope<'a, S>> {
+        self.by_branch.get(branch).map(|id| self.get(*id))
+    }
+
     pub(super) fn add(&mut self, scope: Scope<'a, S>) -> ScopeId {
-        match self.free.pop() {
+        let branch = scope.branch().clone();
+        let id = match self.free.pop() {
             Some(Reverse(id)) => {
                 self.kept[id] = Some(scope);
                 id
@@ -43,13 +52,16 @@ impl<'a, S> Scopes<'a, S> {
                 self.kept.push(Some(scope));
                 self.kept.len() - 1
             }
-        }
+        };
+        self.by_branch.insert(branch, id);
+        id
     }
 
     pub(super) fn remove(&mut self, id: ScopeId) -> Option<Scope<'a, S>> {
         let scope = self.kept.get_mut(id)?.take();
-        if scope.is_some() {
+        if let Some(scope) = &scope {
             self.free.push(Reverse(id));
+            self.by_branch.remove(scope.branch());
         }
         scope
     }

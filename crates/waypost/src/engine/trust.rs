@@ -295,7 +295,7 @@ fn evidence_lost(known: &BranchInForce, error: StoreError) -> RunError {
 }
 
 /// Adds the error of an unchecked claim to a question.
-fn say_why(question: &mut Decision, found: &HashMap<(BranchPath, u64), Vec<Claim>>) {
+pub(super) fn say_why(question: &mut Decision, found: &FoundClaims) {
     let Cause::EvidenceUnknown(names) = &mut question.cause else { return };
     let ours = found.iter().filter(|((branch, _), _)| *branch == question.branch);
     let unknown = |claim: &&Claim| claim.verdict == Verdict::Unknown;

@@ -22,6 +22,7 @@ use std::convert::Infallible;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, RunStatus, Try};
+use crate::store::portable::begun_since;
 use crate::store::{
     Batch, BatchId, Lease, Renewal, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _, Summary,
 };
@@ -31,9 +32,7 @@ use super::begin::decode_state;
 use super::chain::{Chain, Draft, unchanged_body};
 use super::child_ends::record_in_fan_out;
 use super::inspect::{Snapshot, position_of};
-use super::rollback::{
-    begun_since, check_left, has_continued, is_copied, is_left_behind, load_with_state, with_state,
-};
+use super::rollback::{check_left, has_continued, is_copied, is_left_behind, load_with_state, with_state};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
 mod history;
@@ -210,7 +209,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         if to > 0 {
             let target = load_with_state(self.engine, run, &main, to).await?;
             let position = position_of(&target)?;
-            for step in begun_since(self.engine, target.header()).await? {
+            for step in begun_since(self.engine.store.as_ref(), &target.header().reference()).await? {
                 let Some(settled) = position.ledger.get(&step) else { continue };
                 if let Some(fan) = &settled.fan {
                     // All branches run again.

@@ -40,7 +40,7 @@ use serde_json::Value;
 
 use crate::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
-    RunError, Settlement, StateError, StepRef, Upstream, unpanicked,
+    RunError, Settlement, StateError, StepRef, Unjoined, Upstream, unpanicked,
 };
 use crate::id::StepId;
 use crate::json::path::FieldPath;
@@ -263,6 +263,8 @@ impl Program for Erased {
 
     /// The state is one value, of which no part belongs to a step: a step that runs again is given the state of then.
     fn forget(&self, _: StepRef<'_>, _: &mut Held) {}
+
+    fn apply_unjoined(&self, _: StepRef<'_>, _: &mut Held, _: Unjoined<'_, Held>) {}
 
     fn forget_failure(&self, _: StepRef<'_>, _: &mut Held) {}
 

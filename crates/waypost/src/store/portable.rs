@@ -78,7 +78,7 @@ mod disk;
 mod export;
 
 pub use disk::{LoadError, SaveError, SaveMode};
-pub(crate) use export::{OnDamagedChild, history_of};
+pub(crate) use export::{OnDamagedChild, begun_since, history_of};
 
 /// The newest format of portable checkpoints, for reading and writing.
 pub const PORTABLE_FORMAT: u32 = 3;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Outcome, Performed, Program,
     Recovered, ResumeOptions, RunError, SessionOptions, Settlement, StateError, StepRef, StepReport,
-    Upstream,
+    Unjoined, Upstream,
 };
 use waypost::record::{Claim, End, Ending, Failure, FailureKind, Flaw, Phase, RunStatus, Try};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
@@ -175,6 +175,8 @@ impl Program for Hooked {
 
     /// A step that runs again overwrites its own value.
     fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
+
+    fn apply_unjoined(&self, _: StepRef<'_>, _: &mut Self::State, _: Unjoined<'_, Self::State>) {}
 
     fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
 

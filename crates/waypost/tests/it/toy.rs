@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, CancelCause, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
-    Recovered, Settlement, StateError, StepRef, StepReport, Upstream,
+    Recovered, Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
 use waypost::record::{
     Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
@@ -264,6 +264,8 @@ impl Program for Toy {
 
     /// A step that runs again overwrites its own value.
     fn forget(&self, _: StepRef<'_>, _: &mut Self::State) {}
+
+    fn apply_unjoined(&self, _: StepRef<'_>, _: &mut Self::State, _: Unjoined<'_, Self::State>) {}
 
     fn forget_failure(&self, _: StepRef<'_>, _: &mut Self::State) {}
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
-    Settlement, StateError, StepRef, StepReport, Upstream,
+    Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
 use waypost::record::{Claim, Ending, FORMAT, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
@@ -203,6 +203,8 @@ impl Program for Driven {
         state.passes.remove(step_ref.step.id.as_str());
         state.joined.remove(step_ref.step.id.as_str());
     }
+
+    fn apply_unjoined(&self, _: StepRef<'_>, _: &mut State, _: Unjoined<'_, State>) {}
 
     fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut State) {
         self.forget(step_ref, state);

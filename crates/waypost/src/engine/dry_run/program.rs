@@ -13,7 +13,7 @@ use crate::store::Lease;
 
 use super::super::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
-    Program, Recovered, Settlement, StateError, StepRef, StepReport, Upstream,
+    Program, Recovered, Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
 
 /// The known part of the input of a step at the start.
@@ -211,6 +211,10 @@ impl<P: Program> Program for DryProgram<'_, P> {
 
     fn forget(&self, step_ref: StepRef<'_>, state: &mut P::State) {
         self.inner.forget(step_ref, state);
+    }
+
+    fn apply_unjoined(&self, step_ref: StepRef<'_>, state: &mut P::State, children: Unjoined<'_, P::State>) {
+        self.inner.apply_unjoined(step_ref, state, children);
     }
 
     fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut P::State) {
