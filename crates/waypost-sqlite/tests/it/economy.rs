@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use waypost::record::{Durability, Reason, Record};
 use waypost::store::{Lease, Page, Scan, Store, StoreError, TrimMode, Trimmed};
 use waypost::{BranchPath, RunId};
-use waypost_testing::contract::{Place, StoreFixture, block_on};
+use waypost_testing::contract::{DamageTarget, StoreFixture, block_on};
 use waypost_testing::memory::MemoryFixture;
 use waypost_testing::picture::scan_all;
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
@@ -270,7 +270,7 @@ impl Pair {
         }
         let id = run_of.id.clone();
         self.reopen().await;
-        let place = Place::Header(path.clone(), seq);
+        let place = DamageTarget::Header(path.clone(), seq);
         self.model.damage(&id, &place).await;
         self.sqlite.damage(&id, &place).await;
         self.take_up().await;

@@ -6,7 +6,7 @@ use waypost::record::{Reason, Record, RunStatus};
 use waypost::store::{Appended, Batch, Lease, SignalKind, Store, StoreError};
 
 use super::support::{create, main, other, refused, stale, step};
-use super::{Place, StoreFixture};
+use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, picture};
 use crate::records::{Links, branch, run_id, signal, summary_mut, time};
 
@@ -130,7 +130,7 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
 
     // The newest record is damaged and quarantined, which leaves a gap.
     fixture.reopen().await;
-    fixture.damage(&run, &Place::Header(main(), third.header().seq)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), third.header().seq)).await;
     let store = fixture.store();
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     links.under(&lease);

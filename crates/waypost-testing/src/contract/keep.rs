@@ -9,7 +9,7 @@ use waypost::store::{
 use waypost::{BranchPath, RunId};
 
 use super::support::{create, create_with, files, main, other, refused, stale, step};
-use super::{Place, StoreFixture};
+use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, list, of_scan, picture, scan_all};
 use crate::records::{Links, branch, evidence, failed, run_id, run_record, sealed, signal};
 
@@ -44,8 +44,8 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     let slept = stale(&lease);
     drop((lease, store));
     fixture.reopen().await;
-    fixture.damage(&run, &Place::Header(main(), 3)).await;
-    fixture.damage(&run, &Place::Header(item.clone(), 3)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 3)).await;
+    fixture.damage(&run, &DamageTarget::Header(item.clone(), 3)).await;
 
     let store = fixture.store();
     let (of_main, of_item) =
@@ -82,7 +82,7 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     store.append(&[&lease], batch).await.unwrap();
     drop((lease, store));
     fixture.reopen().await;
-    fixture.damage(&run, &Place::Header(main(), 4)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 4)).await;
     let store = fixture.store();
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     let head = heads(&*store, &run, 10).await.unwrap().remove(0);
@@ -151,8 +151,8 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     fixture.reopen().await;
 
     // A `keep` of 0 acts as 2; damaged records do not count.
-    fixture.damage(&run, &Place::Header(main(), 10)).await;
-    fixture.damage(&run, &Place::Header(main(), 9)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 10)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 9)).await;
     let store = fixture.store();
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     store.trim(&lease, 0, TrimMode::Apply).await.unwrap();

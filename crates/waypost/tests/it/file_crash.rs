@@ -14,7 +14,7 @@ use waypost::file::FileStore;
 use waypost::record::{Reason, Record};
 use waypost::store::{Damage, Lease, Page, Scan, Store, StoreError, StoreExt as _, TrimMode};
 use waypost_testing::damage::{OneIn, Outcome, damage_disk};
-use waypost_testing::disk::{Fault, Refusal, Sampling, SimDisk, first_loss};
+use waypost_testing::disk::{DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::picture::scan_all;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
@@ -363,7 +363,7 @@ fn whatever_call_fails_nothing_is_lost_and_nothing_is_acknowledged_that_is_not_d
         story
     };
     program(&whole);
-    let faults = Refusal::ALL.map(Fault::Refuse).into_iter().chain([Fault::ShortWrite(1)]);
+    let faults = Refusal::ALL.map(DiskFault::Refuse).into_iter().chain([DiskFault::ShortWrite(1)]);
     let mut failures = 0;
     for fault in faults {
         for call in 0..whole.call_count() {

@@ -23,7 +23,7 @@ use waypost::record::{
 use waypost::schema::{Migrations, SchemaError};
 use waypost::store::{Lease, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest};
-use waypost_testing::disk::{Fault, Refusal, Sampling, SimDisk, first_loss};
+use waypost_testing::disk::{DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed, step_id};
 
 mod fans;

@@ -111,7 +111,7 @@ impl fmt::Display for Refusal {
 
 /// A planned fault of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum DiskFault {
     /// The call fails. A failed sync drops its pending changes; any other failed call changes nothing.
     Refuse(Refusal),
     /// A write accepts only this number of bytes, at least 1. Other calls ignore the fault.

@@ -16,7 +16,7 @@ use waypost::store::Lease;
 use waypost::{BranchPath, Digest, RunId, StepId};
 
 use super::super::definition::{Definition, Kind, MAIN, Name, Step, StepPath, Steps, children};
-use super::outside::{Given, KIND, Outside};
+use super::shared_world::{Given, KIND, SharedWorld};
 
 /// Parallel steps: two are enough for every relevant order of ends.
 const PARALLEL_MAX: usize = 2;
@@ -61,13 +61,13 @@ pub(super) struct Job {
 pub(super) struct Driven {
     shape: Shape,
     definition: Definition,
-    outside: Outside,
+    world: SharedWorld,
 }
 
 impl Driven {
-    pub(super) fn new(steps: Steps, outside: Outside) -> Self {
+    pub(super) fn new(steps: Steps, world: SharedWorld) -> Self {
         let shape = shape_of(&steps, &mut 0);
-        Self { shape, definition: Definition::new(steps), outside }
+        Self { shape, definition: Definition::new(steps), world }
     }
 
     /// Returns the record of a run.
@@ -280,7 +280,7 @@ impl Program for Driven {
                 Err(failure) => return Performed::Failed { failure, report: StepReport::default() },
             },
             None => {
-                let output = self.outside.lock().execute(&given);
+                let output = self.world.lock().execute(&given);
                 let file = given.step.file_in(&given.path.scope);
                 let pack = file.map(|file| Pack::all([Claim::new(KIND, &*file).pinning()]));
                 let evidence = match &pack {

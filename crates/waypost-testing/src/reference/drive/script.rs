@@ -14,7 +14,7 @@ use crate::random::seed::Seeded;
 
 /// The changes before a round, and the expected executions.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Round {
+pub(super) struct ScriptRound {
     /// Lost files.
     pub lost: Vec<Name>,
     /// Changed hidden inputs.
@@ -29,7 +29,7 @@ pub(super) struct Round {
 #[derive(Debug, Clone)]
 pub(super) struct Script {
     pub steps: Steps,
-    pub rounds: Vec<Round>,
+    pub rounds: Vec<ScriptRound>,
 }
 
 const ROUNDS: u64 = 4;
@@ -73,7 +73,7 @@ impl Script {
         model.confirm_percent = 0;
         let mut rounds = Vec::new();
         for number in 0..2 + random.below(ROUNDS - 1) {
-            let mut round = Round::default();
+            let mut round = ScriptRound::default();
             if number > 0 {
                 round = trouble(&mut random, &model, &steps);
             }
@@ -92,7 +92,7 @@ impl Script {
     }
 }
 
-fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> Round {
+fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> ScriptRound {
     let files = model.world.files.keys();
     let lost = files.filter(|_| chance(random, 25)).cloned().collect();
     let mut hidden = BTreeMap::new();
@@ -101,7 +101,7 @@ fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> Round {
             hidden.insert(leaf.id.clone(), one_of(random, &[0, 1, 2, 5]));
         }
     }
-    Round { lost, hidden, ..Round::default() }
+    ScriptRound { lost, hidden, ..ScriptRound::default() }
 }
 
 /// Returns the request of a person: nothing, a rerun from a step, or an edit of steps of the main scope, whose

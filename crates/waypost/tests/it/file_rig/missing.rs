@@ -8,7 +8,7 @@ use waypost::disk::Disk as _;
 use waypost::file::FileStore;
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Batch, Damage, Head, Page, Scan, Scanned, Store, StoreError};
-use waypost_testing::disk::{Action, DiskCall, Fault, Refusal, Sampling, SimDisk, first_loss};
+use waypost_testing::disk::{Action, DiskCall, DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::picture::scan_all;
 use waypost_testing::records::{Links, branch, holder, run_record, sealed};
 
@@ -373,7 +373,7 @@ fn a_commit_that_only_the_cache_has_is_not_missed_after_a_power_cut() {
     let calls = whole.calls();
     let named = calls.iter().rposition(|call| is_named(&call)).unwrap();
     let synced = calls[named..].iter().position(|call| call.action == Action::SyncDir).unwrap() + named;
-    start.fail(u64::try_from(synced).unwrap(), Fault::Refuse(Refusal::Broken));
+    start.fail(u64::try_from(synced).unwrap(), DiskFault::Refuse(Refusal::Broken));
     let mut told = told.clone();
     assert!(goes_on(Arc::new(start.clone()), &mut told).is_err());
     start.heal();
