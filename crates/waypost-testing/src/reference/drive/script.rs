@@ -53,7 +53,7 @@ impl Script {
     pub(super) fn of(seed: u64, level: Level, requests: Requests) -> Result<Self, Halt> {
         let mut random = Seeded::new(seed);
         let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
-        Self::of_steps(seed, random, (steps, requests))
+        Self::of_steps(seed, random, steps, requests)
     }
 
     /// Returns the script of a seed for the built command, where a workflow file reads only outputs of
@@ -64,10 +64,11 @@ impl Script {
     pub(super) fn of_command(seed: u64, level: Level) -> Result<Self, Halt> {
         let mut random = Seeded::new(seed);
         let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
-        Self::of_steps(seed, random, (for_command(&steps, false), Requests::None))
+        let steps = for_command(&steps, false);
+        Self::of_steps(seed, random, steps, Requests::None)
     }
 
-    fn of_steps(seed: u64, mut random: Seeded, (steps, requests): (Steps, Requests)) -> Result<Self, Halt> {
+    fn of_steps(seed: u64, mut random: Seeded, steps: Steps, requests: Requests) -> Result<Self, Halt> {
         let mut model =
             Engine::new(steps.clone(), FailurePolicy::KeepGoing, Rules::default(), Seeded::new(!seed));
         model.confirm_percent = 0;
