@@ -35,10 +35,6 @@ fn flow(words: &str) -> String {
     text
 }
 
-fn resume(rig: &Rig, args: &[&str]) -> Option<i32> {
-    code_of(rig, &[&["resume", "r", "-q"], args].concat())
-}
-
 /// Returns the words of a file, and empties the trace.
 fn words(rig: &Rig, name: &str) -> String {
     let words = rig.read(name).split_whitespace().collect::<Vec<_>>().join(" ");

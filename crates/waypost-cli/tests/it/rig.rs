@@ -222,6 +222,27 @@ pub(crate) fn code_of(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
+/// Runs the workflow as run `r`.
+pub(crate) fn run(rig: &Rig) -> Option<i32> {
+    code_of(rig, &["run", "flow.yaml", "--id", "r", "-q"])
+}
+
+/// Resumes run `r`.
+pub(crate) fn resume(rig: &Rig, args: &[&str]) -> Option<i32> {
+    code_of(rig, &[&["resume", "r", "-q"], args].concat())
+}
+
+/// Returns the words of the trace since the last call.
+pub(crate) fn ran(rig: &Rig) -> String {
+    let words = rig.read("trace").split_whitespace().collect::<Vec<_>>().join(" ");
+    rig.write("trace", "");
+    words
+}
+
+pub(crate) fn remove(rig: &Rig, name: &str) {
+    fs::remove_file(rig.path(name)).unwrap();
+}
+
 /// Waits until a condition is true, with a time limit far above the usual time.
 pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
     let begin = Instant::now();
