@@ -61,6 +61,7 @@ const CHECKS: &[Check] = &[
     rust::banned_names,
     rust::bare_allows,
     rust::unexplained_ignores,
+    rust::long_test_names,
     manifests::workspace_lints,
     manifests::workspace_dependencies,
     manifests::reasons,

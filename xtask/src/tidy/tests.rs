@@ -91,6 +91,19 @@ fn lints_and_tests_are_not_silenced_without_a_reason() {
 }
 
 #[test]
+fn test_names_have_at_most_sixty_characters() {
+    let text = format!(
+        "#[test]\nfn {ok}() {{}}\n#[tokio::test(start_paused = true)]\nasync fn {long}() {{}}\nfn {long}() {{}}\n",
+        ok = "a".repeat(60),
+        long = "b".repeat(61),
+    );
+
+    let found = findings_of(&[("a/tests/it/x.rs", &text)]);
+
+    assert_eq!(found, ["a/tests/it/x.rs:4: the name of a test has 61 characters, the limit is 60"]);
+}
+
+#[test]
 fn manifests_take_lints_and_versions_from_the_workspace() {
     let good = "[lints]\nworkspace = true\n[dependencies]\na.workspace = true\nb = { workspace = true, features = [] }\n";
     let bad = "[dependencies]\na = \"1\"\n";

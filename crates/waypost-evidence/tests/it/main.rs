@@ -292,7 +292,7 @@ fn checked(verifier: &Verifier, claim: Claim) -> Claim {
 }
 
 #[test]
-fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_reversed() {
+fn each_claim_has_a_verdict_and_only_facts_are_negated() {
     let folder = tempfile::tempdir().unwrap();
     world(folder.path());
     programs::world(folder.path());

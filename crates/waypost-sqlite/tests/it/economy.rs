@@ -394,7 +394,7 @@ async fn a_store_opened_again_goes_on_with_deltas() {
 }
 
 #[tokio::test]
-async fn a_damaged_frame_is_the_damage_of_what_needs_it_and_of_nothing_else() {
+async fn a_damaged_frame_damages_only_its_dependents() {
     let site = Site::new();
     let (writing, written) = growing(&site, 60).await;
     let run = writing.lease.run().clone();

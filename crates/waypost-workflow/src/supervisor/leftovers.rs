@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn who_becomes_one_program_after_the_other_is_found_at_any_moment() {
+    fn a_process_that_execs_repeatedly_is_found_at_any_moment() {
         // What happened: rarely, a process of a step survived the kill of its supervisor. Why: during exec
         // the process had no environment, and therefore no mark. What stops it now: a process in exec is read
         // again.

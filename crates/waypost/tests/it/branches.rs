@@ -29,7 +29,7 @@ fn nested(stage: &Stage, inner: impl Fn(Fork<Notes>) -> Fork<Notes>) -> Graph<No
 // Bug: a branch that ended with a failed descendant was removed together with it and then looked up: a panic
 // during an acknowledged commit. Running work below was silently dropped.
 #[tokio::test]
-async fn a_failure_in_a_fork_of_a_collecting_fork_ends_only_its_branch() {
+async fn a_failure_in_a_nested_collecting_fork_ends_its_branch() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = nested(&stage, |fork| fork);
@@ -347,7 +347,7 @@ async fn a_branch_that_panics_or_takes_too_long_fails_as_any_other() {
 
 // Bug: answers to several waiting branches started all of these at once, beyond the parallel limit.
 #[tokio::test]
-async fn branches_that_were_answered_go_on_no_more_at_once_than_allowed() {
+async fn answered_branches_resume_within_the_parallel_limit() {
     let mut world = World::memory();
     let stage = Stage::default();
     let (active, highest) = (Arc::new(std::sync::atomic::AtomicUsize::new(0)), Arc::default());
@@ -413,7 +413,7 @@ async fn a_loop_of_steps_that_never_wait_sees_a_request_to_stop() {
 }
 
 #[tokio::test]
-async fn a_graph_with_other_branches_is_refused_in_the_middle_of_a_fork() {
+async fn a_graph_with_other_branches_is_refused_during_a_fork() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.fork();

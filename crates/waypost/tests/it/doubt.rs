@@ -29,7 +29,7 @@ fn nested(stage: &Stage) -> Graph<Notes> {
 // A child branch two forks deep: the question names the branch, nothing runs, and a resume from the newest
 // checkpoint decides on a rerun.
 #[tokio::test]
-async fn a_cut_in_a_branch_of_a_branch_asks_a_person_before_anything_runs() {
+async fn a_careful_cut_in_a_nested_branch_asks_before_any_step() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = nested(&stage);
@@ -79,7 +79,7 @@ async fn a_person_says_that_a_cut_step_of_a_branch_runs_again() {
 }
 
 #[tokio::test]
-async fn a_person_says_that_a_cut_step_took_effect_and_what_came_of_it() {
+async fn a_person_confirms_a_cut_step_with_its_outputs() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = pays(&stage, stage.steps(Graph::builder("pay"), &["plan", "after"]), "pay");
@@ -231,7 +231,7 @@ async fn a_crash_at_any_write_of_settling_branches_is_survived() {
 // rerun a join, all its branches restarted. Cause: the new entry of the step lost its iteration and its branches.
 // Fix: both are kept.
 #[tokio::test]
-async fn what_a_person_says_runs_again_keeps_its_pass_and_its_branches() {
+async fn a_rerun_by_a_person_keeps_its_pass_and_branches() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = stage.steps(Graph::builder("loop"), &["pay"]).not_idempotent();

@@ -68,7 +68,7 @@ fn failure(retried: bool) -> Failure {
 }
 
 #[test]
-fn a_line_has_the_members_that_the_command_promises_in_their_order() {
+fn an_event_line_has_its_members_in_the_promised_order() {
     let mut links = Links::of(&run_id("r-1"));
     links.record(&BranchPath::main());
     let mut header = links.header(&BranchPath::main());

@@ -158,7 +158,7 @@ async fn a_step_is_committed_with_its_evidence_and_pins() {
 }
 
 #[tokio::test]
-async fn a_step_whose_evidence_does_not_hold_has_failed_and_says_what_was_expected_and_found() {
+async fn failed_evidence_fails_the_step_with_expected_and_found() {
     let desk = Desk::new();
     let wanted = waypost::Digest::of(b"something else");
     let graph = Graph::<Work>::builder("line")

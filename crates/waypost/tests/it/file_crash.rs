@@ -194,7 +194,7 @@ fn survive(start: &SimDisk, program: impl Fn(&SimDisk) -> Story) {
 }
 
 #[test]
-fn acknowledged_is_durable_whenever_the_power_fails_at_create_and_save() {
+fn acknowledged_is_durable_after_power_cuts_at_create_save() {
     survive(&SimDisk::with_folder(DIR), |disk| save(disk, 2));
 }
 
@@ -266,7 +266,7 @@ fn a_crash_during_recovery_from_a_crash_loses_nothing() {
 }
 
 #[test]
-fn acknowledged_is_durable_whenever_the_power_fails_at_quarantine() {
+fn acknowledged_is_durable_after_power_cuts_at_quarantine() {
     let (disk, story, _) = damaged();
     let survey = first_loss(
         &disk,
@@ -346,7 +346,7 @@ fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result
 }
 
 #[test]
-fn whatever_call_fails_nothing_is_lost_and_nothing_is_acknowledged_that_is_not_durable() {
+fn a_failed_call_loses_nothing_and_acknowledges_nothing() {
     let whole = SimDisk::with_folder(DIR);
     let program = |disk: &SimDisk| {
         let mut story = save(disk, 3);

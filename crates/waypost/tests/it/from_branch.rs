@@ -24,7 +24,7 @@ async fn completed(world: &World, stage: &Stage) -> Graph<Notes> {
 }
 
 #[tokio::test]
-async fn only_what_comes_of_it_runs_again_also_when_nothing_else_comes_of_it() {
+async fn only_downstream_steps_rerun_although_nothing_else_does() {
     for world in World::each() {
         let stage = Stage::default();
         let graph = completed(&world, &stage).await;

@@ -63,7 +63,7 @@ async fn a_newer_run_record_is_refused_and_not_written_over() {
 // Cause: a run with any error can be deleted, and a newer format counted as an error. Fix: `delete` checks the
 // format first; a damaged run can still be deleted.
 #[tokio::test]
-async fn a_run_with_a_newer_checkpoint_is_not_deleted_and_a_damaged_one_is() {
+async fn a_run_with_newer_records_is_kept_and_a_damaged_one_goes() {
     for is_newer in [true, false] {
         let disk = SimDisk::with_folder("store");
         let run = run_id("r");

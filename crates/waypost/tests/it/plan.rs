@@ -325,7 +325,7 @@ fn a_step_that_lost_records_may_have_started_is_in_doubt() {
 }
 
 #[test]
-fn lost_records_may_have_opened_branches_and_taken_a_loop_around() {
+fn lost_records_may_have_opened_branches_or_taken_a_loop() {
     let asks = |shape: &str, position: &str| {
         plan_of(shape, position, "").lines().filter(|line| line.starts_with("ask ")).count()
     };
@@ -435,7 +435,7 @@ fn a_subject_that_a_cut_step_is_rewriting_is_not_judged() {
 }
 
 #[test]
-fn failed_evidence_runs_the_step_again_and_rechecks_what_follows() {
+fn failed_evidence_reruns_the_step_and_rechecks_downstream() {
     expect!(
         plan_of("a: ~f\nb: a\nc: b\nx", "main@5 | | a=2 b=3 c=4", "main a f ok failed"),
         "run a: evidence no longer holds: file_sha256 f

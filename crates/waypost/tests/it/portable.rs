@@ -283,7 +283,7 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
 // although the run itself could resume. Cause: the export required the header by its number. Fix: the record
 // behind the damage repeats the definition, and the export uses that record.
 #[tokio::test]
-async fn a_definition_whose_record_is_damaged_is_exported_from_the_one_behind_it() {
+async fn a_definition_with_a_damaged_record_exports_the_last_one() {
     let store = MemoryStore::new();
     let mut story = Story::new(store.clone());
     let changed = || Position { definition: Some(2), config: Some(2), ..Position::default() };

@@ -196,7 +196,7 @@ async fn a_fork_amid_the_step_that_took_a_signal_has_it() {
 }
 
 #[tokio::test]
-async fn branches_opened_again_after_a_rollback_take_their_signals_again() {
+async fn branches_reopened_by_a_rollback_consume_signals_again() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = stage.steps(Graph::builder("fork"), &["plan", "b"]).step("a", takes(&stage));

@@ -158,7 +158,7 @@ async fn items_after_a_rollback_into_their_fan_out_are_all_there() {
 // After a redo of a fan-out, all records of a branch in that redo are damaged. The remaining records of that
 // branch are from the first fan-out, with its state. They do not count, and the branch opens again.
 #[tokio::test]
-async fn what_is_left_of_an_earlier_fan_out_is_not_taken_for_the_present_one() {
+async fn leftovers_of_an_earlier_fan_out_are_not_taken_as_current() {
     for part in [Part::Header, Part::Body] {
         let mut world = World::memory();
         let stage = Stage::default();
@@ -185,7 +185,7 @@ async fn what_is_left_of_an_earlier_fan_out_is_not_taken_for_the_present_one() {
 
 // A fork from the middle of a fan-out: the source run keeps its branches, and the fork has copies.
 #[tokio::test]
-async fn a_fork_in_time_amid_a_fan_out_has_its_own_copies_of_the_branches() {
+async fn a_fork_during_a_fan_out_has_its_own_branches() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();

@@ -5,7 +5,7 @@ use super::*;
 // Bug: damage removed the end of a branch after its siblings had been joined. The join still started, and read an
 // unfinished branch.
 #[tokio::test]
-async fn a_branch_whose_end_is_damaged_goes_on_before_its_join_starts_again() {
+async fn a_branch_with_a_damaged_end_resumes_before_its_join() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.fork();
@@ -47,7 +47,7 @@ async fn a_branch_whose_newest_record_is_damaged_falls_back_alone() {
 // Bug: the record of the main branch that opened the fork was damaged. The step before it ran again, and its
 // branches were opened as new ones, which the store always refused.
 #[tokio::test]
-async fn damage_to_the_record_that_opened_a_fork_leaves_a_run_that_goes_on() {
+async fn a_damaged_opening_of_a_fork_leaves_a_resumable_run() {
     for seqs in [&[2][..], &[3], &[2, 3]] {
         let mut world = World::memory();
         let stage = Stage::default();
@@ -96,7 +96,7 @@ async fn damage_to_the_record_of_a_page_redoes_no_finished_item() {
 }
 
 #[tokio::test]
-async fn a_branch_of_which_nothing_is_sound_stops_the_run_until_somebody_goes_back() {
+async fn a_branch_without_sound_records_needs_a_rollback() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.fork();
@@ -114,7 +114,7 @@ async fn a_branch_of_which_nothing_is_sound_stops_the_run_until_somebody_goes_ba
 }
 
 #[tokio::test]
-async fn frozen_items_that_are_missing_or_altered_are_never_another_list() {
+async fn missing_or_altered_frozen_items_are_never_another_list() {
     for altered in [None, Some("n2"), Some("n")] {
         let mut world = World::folder();
         let stage = Stage::default();
@@ -148,7 +148,7 @@ fn find_items(folder: &std::path::Path) -> Option<std::path::PathBuf> {
 }
 
 #[tokio::test]
-async fn an_item_that_cannot_be_read_back_fails_before_any_of_its_page_begins() {
+async fn an_undecodable_item_fails_before_its_page_starts() {
     let world = World::memory();
     let stage = Stage::default();
     let work = stage.clone();

@@ -67,7 +67,7 @@ fn by_branch(lines: Vec<String>) -> BTreeMap<String, Vec<String>> {
 /// The session dies right before the second page is on disk, and right after. The newest record of the main
 /// branch has the number of open branches. So each branch opens once, and the join starts after all are open.
 #[tokio::test]
-async fn children_are_opened_page_by_page_and_a_crash_between_two_pages_loses_none() {
+async fn a_crash_between_pages_of_children_loses_no_child() {
     for fault in [Fault::DieBefore, Fault::DieAfter] {
         let mut world = World::memory();
         let stage = Stage::default();
