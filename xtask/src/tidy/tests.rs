@@ -104,6 +104,24 @@ fn test_names_have_at_most_sixty_characters() {
 }
 
 #[test]
+fn snapshots_without_a_test_are_found() {
+    let text =
+        "#[test]\nfn a_claim() { check(\"plain\"); check(&format!(\"wrong_{name}\")); case(\"no_key\") }\n";
+    let folder = "crates/a/tests/it/snapshots";
+    let snapshot = |name: &str| format!("{folder}/{name}.snap");
+    let names = ["plain", "wrong_no_key", "it__x__a_claim-2", "plain_old", "wrong_key", "it__x__a_cl"];
+    let paths = names.map(snapshot);
+    let mut files: Vec<(&str, &str)> = paths.iter().map(|path| (path.as_str(), "")).collect();
+    files.extend([("crates/a/tests/it/x.rs", text), ("crates/b/tests/it/y.rs", "check(\"plain_old\")")]);
+
+    let found = findings_of(&files);
+
+    let expect = ["plain_old", "wrong_key", "it__x__a_cl"]
+        .map(|name| format!("{folder}/{name}.snap: no test names this snapshot: delete the file"));
+    assert_eq!(found, expect);
+}
+
+#[test]
 fn manifests_take_lints_and_versions_from_the_workspace() {
     let good = "[lints]\nworkspace = true\n[dependencies]\na.workspace = true\nb = { workspace = true, features = [] }\n";
     let bad = "[dependencies]\na = \"1\"\n";
