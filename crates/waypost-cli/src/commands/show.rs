@@ -473,7 +473,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
 /// Formats a claim with its verdict; a failed one with expectation and finding.
 fn claim_told(claim: &ClaimView) -> String {
     let title = claim.name.clone().unwrap_or_else(|| format!("{} {}", claim.kind, claim.subject));
-    let mut text = format!("{} {title}", super::verify::verdict_word(claim.verdict));
+    let mut text = format!("{} {title}", claim.verdict.name());
     if claim.verdict == Verdict::Ok || claim.verdict == Verdict::Skipped {
         return text;
     }

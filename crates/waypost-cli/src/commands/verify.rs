@@ -495,16 +495,6 @@ fn verified(at: CheckpointRef, error: Option<String>, header: Option<&Header>) -
     }
 }
 
-/// Returns the word for a verdict.
-pub(super) fn verdict_word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Ok => "ok",
-        Verdict::Failed => "failed",
-        Verdict::Unknown => "unknown",
-        Verdict::Skipped => "skipped",
-    }
-}
-
 /// Returns the failed claims, and the count of claims that hold.
 fn told_of_evidence(output: &Output, view: &VerifiedRunView) -> String {
     let checked = view.checkpoints.iter().filter(|found| !found.checked.is_empty());
