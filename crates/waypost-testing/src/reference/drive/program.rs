@@ -10,7 +10,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
     Settlement, StateError, StepRef, StepReport, Upstream,
 };
-use waypost::record::{Claim, Ending, FORMAT, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
 use waypost::store::Lease;
 use waypost::{BranchPath, Digest, RunId, StepId};
@@ -72,25 +72,8 @@ impl Driven {
 
     /// Returns the record of a run.
     pub(super) fn record(&self, run: &RunId) -> RunRecord {
-        RunRecord {
-            v: FORMAT,
-            run: run.clone(),
-            workflow: "reference".to_owned(),
-            definition: self.shape.definition(None),
-            path: None,
-            base: None,
-            params: serde_json::Map::new(),
-            env: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            settings: serde_json::Map::new(),
-            config: serde_json::Map::new(),
-            durability: waypost::record::Durability::Sync,
-            retention: None,
-            parent: None,
-            tool: "reference".to_owned(),
-            actor: String::new(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        }
+        let record = RunRecord::new(run.clone(), "reference", jiff::Timestamp::UNIX_EPOCH);
+        RunRecord { definition: self.shape.definition(None), ..record }
     }
 
     fn step(&self, step_ref: StepRef<'_>, state: &State) -> Arc<Step> {
