@@ -8,7 +8,7 @@ use waypost::store::{
 };
 use waypost::{BranchPath, RunId};
 
-use super::support::{create, create_with, files, main, other, refused, stale, step};
+use super::support::{create, create_with, create_with_steps, files, main, other, refused, stale, step};
 use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, list, of_scan, picture, scan_all};
 use crate::records::{Links, branch, evidence, failed, run_id, run_record, sealed, signal};
@@ -103,10 +103,7 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=9 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 9).await;
     for _ in 1..=4 {
         let record = links.record(&branch("each:a"));
         let batch = links.batch(vec![record]);

@@ -4,7 +4,7 @@ use serde_json::json;
 use waypost::record::{End, RunStatus};
 use waypost::store::{Head, RunQuery, StoreError, StoreExt};
 
-use super::support::{create, create_with, files, main, other, refused, stale, step};
+use super::support::{create, create_with, create_with_steps, files, main, other, refused, stale};
 use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, list, newest_first, of_scan, picture, scan_all};
 use crate::records::{Links, branch, run_id, run_record, sealed, summary_mut};
@@ -76,10 +76,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=5 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 5).await;
     let item = branch("each:a");
     let first_of_item = links.record(&item);
     let batch = links.batch(vec![first_of_item]);
@@ -229,10 +226,7 @@ pub async fn load_names_the_older_sound_one(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=5 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 5).await;
     drop((lease, store));
     fixture.reopen().await;
 
@@ -266,10 +260,7 @@ pub async fn reading_needs_no_lease(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=4 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 4).await;
     store.blobs().append(&lease, "logs/work.1.log", b"a line\n").await.unwrap();
     let held = picture(&*store, &run).await;
     assert!(held.contains("running"), "it was read while another had the lease");
