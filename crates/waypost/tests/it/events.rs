@@ -1,7 +1,7 @@
 //! Events: the content of a record, line by line.
 
 use insta::assert_snapshot;
-use serde_json::{Value, json};
+use serde_json::json;
 use waypost::events::{Cursor, Event, of};
 use waypost::record::{
     Claim, Definition, End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Printed, Reason, Record,
@@ -144,22 +144,7 @@ fn a_step_fails_for_good_and_the_run_with_it() {
 
 #[test]
 fn evidence_is_counted() {
-    let claim = |verdict: Verdict| Claim {
-        kind: "file_sha256".to_owned(),
-        subject: "out.json".to_owned(),
-        name: None,
-        expect: Value::Null,
-        pinned: false,
-        live: false,
-        host: None,
-        file: None,
-        stamp: None,
-        terms: Default::default(),
-        verdict,
-        found: Value::Null,
-        error: None,
-        checked_at: None,
-    };
+    let claim = |verdict: Verdict| Claim { verdict, ..Claim::new("file_sha256", "out.json") };
     assert_snapshot!(events_of("main", |header| {
         of_step(header, "fetch", 1, Phase::Completed(Ending::default()));
         let claims = [Verdict::Ok, Verdict::Ok, Verdict::Failed, Verdict::Unknown].map(claim).into();

@@ -13,6 +13,8 @@ use waypost::record::{Claim, FailureKind, Pack, Phase, Reason, Record, RunStatus
 use waypost::store::{Scan, Store as _};
 use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 
+use crate::faulty::{Fault, FaultyStore};
+
 mod accept;
 mod again;
 mod branches;
@@ -119,6 +121,15 @@ impl Desk {
 
     async fn resume(&self, graph: &Graph<Work>) -> Outcome<Work> {
         self.engine().resume(graph, "r").await.unwrap()
+    }
+
+    /// Resumes with a fault at the `nth` write; returns whether the process died.
+    async fn dies_in_resume(&self, graph: &Graph<Work>, nth: u64, fault: Fault) -> bool {
+        let store = FaultyStore::around(self.store.clone());
+        store.plan(nth, 1, fault);
+        let dying = Engine::new(store.clone()).with_base(self.path());
+        let resume = dying.resume(graph, "r").into_future();
+        tokio::time::timeout(std::time::Duration::from_secs(3600), resume).await.is_err()
     }
 
     async fn records(&self) -> Vec<Record> {

@@ -123,9 +123,7 @@ async fn branches_under_way_go_on_from_the_newest_checkpoint() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         let seq = seq_of(&world, "waiting merge").await;
         stage.said();
 

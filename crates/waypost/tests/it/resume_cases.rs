@@ -46,14 +46,10 @@ async fn each_resume_is_checkpointed_as_a_run_is() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.line();
-        stage
-            .crash(&mut world, "a", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a").await;
         for at in ["a", "b", "b", "c", "c"] {
             stage.said();
-            stage
-                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
-                .await;
+            stage.crash_resume(&mut world, &graph, at).await;
             let said = stage.said();
             assert!(said.len() <= 2 && said.last().unwrap() == at, "{said:?}");
         }
@@ -219,9 +215,7 @@ async fn the_end_is_a_step_to_resume_from() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         stage.said();
 
         let ended = world.engine.resume(&graph, "r").from_step(END).await.unwrap();
@@ -295,9 +289,7 @@ async fn of_two_resumes_one_is_refused_and_names_the_holder() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.line();
-        stage
-            .crash(&mut world, "b", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "b").await;
         stage.said();
 
         let (one, other) = tokio::join!(
@@ -325,9 +317,7 @@ async fn the_step_limit_goes_on_counting_through_crashes() {
             world.engine.run(&graph, "r", Notes::default()).step_limit(4).into_future().await
         };
         stage.crash(&mut world, "a", run).await;
-        stage
-            .crash(&mut world, "a", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "a").await;
 
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 

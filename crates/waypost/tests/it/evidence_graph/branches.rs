@@ -293,8 +293,6 @@ async fn a_step_before_an_open_fork_reruns_and_branches_resume() {
 
 #[tokio::test(start_paused = true)]
 async fn a_crash_at_any_write_of_doing_branches_again_is_survived() {
-    use crate::faulty::{Fault, FaultyStore};
-
     for fault in [Fault::DieBefore, Fault::DieAfter] {
         for nth in 1.. {
             let desk = Desk::new();
@@ -304,12 +302,7 @@ async fn a_crash_at_any_write_of_doing_branches_again_is_survived() {
             desk.remove("a.txt");
             desk.remove("b.txt");
 
-            let store = FaultyStore::around(desk.store.clone());
-            store.plan(nth, 1, fault);
-            let dying = Engine::new(store.clone()).with_base(desk.path());
-            let resume = dying.resume(&graph, "r").into_future();
-            let died = tokio::time::timeout(std::time::Duration::from_secs(3600), resume).await.is_err();
-            if !died {
+            if !desk.dies_in_resume(&graph, nth, fault).await {
                 assert!(nth > 3, "only {nth} writes");
                 break;
             }

@@ -113,9 +113,7 @@ async fn no_items_are_joined_at_once_in_every_store() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = squares(&stage, 0);
-        stage
-            .crash(&mut world, "join", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "join").await;
 
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
