@@ -190,7 +190,7 @@ impl Program for Hooked {
         false
     }
 
-    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
+    fn output_of(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 

@@ -261,7 +261,7 @@ impl Program for Toy {
         false
     }
 
-    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
+    fn output_of(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 

@@ -232,7 +232,7 @@ impl Program for Driven {
         true
     }
 
-    fn gave(&self, step_ref: StepRef<'_>, state: &State) -> Option<Value> {
+    fn output_of(&self, step_ref: StepRef<'_>, state: &State) -> Option<Value> {
         let id = step_ref.step.id.as_str();
         state.outputs.get(id).map(|output| json!([output, state.joined.get(id)]))
     }
