@@ -200,7 +200,7 @@ fn with_added(
         {
             return Err(format!("step `{step}` has open branches, and follows a new step"));
         }
-        let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.gave_result());
+        let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.has_result());
         let known = position.ledger.remove(step);
         if let Some(end) = end {
             let fan = known.and_then(|known| known.fan);

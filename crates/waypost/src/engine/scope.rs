@@ -341,7 +341,7 @@ impl<'a, S> Scope<'a, S> {
         }
         match settled {
             Some(mut settled) => {
-                if settled.fan.is_none() && settled.gave_result() {
+                if settled.fan.is_none() && settled.has_result() {
                     settled.fan = joined.map(Box::new);
                 }
                 self.position.ledger.insert(id, settled);

@@ -252,7 +252,7 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             || need.is_some_and(|need| relisted.contains_key(need) && kept.contains(need));
         let is_compared = above.is_some() || need.is_some_and(|need| relisted.contains_key(need));
         let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
-        let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.gave_result());
+        let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.has_result());
         if let Some(end) = end {
             let fan = position.joined(&step.id).cloned().map(Box::new);
             let end = Settled { fan, ..end.clone() };
