@@ -134,7 +134,7 @@ impl<P: Program> Session<'_, P> {
             match answer {
                 Renewal::Held(signals) => {
                     for signal in signals {
-                        self.hear_signal(signal);
+                        self.accept_signal(signal);
                     }
                 }
                 Renewal::Lost => {
@@ -151,7 +151,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    fn hear_signal(&mut self, signal: Signal) {
+    fn accept_signal(&mut self, signal: Signal) {
         if self.consumed.contains(&signal.id) {
             return;
         }

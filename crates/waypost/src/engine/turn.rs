@@ -20,7 +20,7 @@ use tokio::time::MissedTickBehavior;
 use crate::record::{Phase, Reason, RunStatus, Status, WaitKind};
 
 use super::attempt::{EXITED_KEY, RUNNING_KEY};
-use super::request::{Asked, REQUESTS_MAX, Request};
+use super::request::{REQUESTS_MAX, Request, RequestKind};
 use super::scheduler::children_of;
 use super::scope::{MAIN, RunningStep, ScopeId};
 use super::session::{EndedAttempt, Session};
@@ -48,7 +48,7 @@ impl<P: Program> Session<'_, P> {
                 // First, because steps that end at once could starve the renewal.
                 _ = renewal.tick() => self.renew().await?,
                 Some(ended) = self.jobs.next(), if !self.jobs.is_empty() => self.apply_ends(ended),
-                Some(request) = self.requests.recv() => self.hear_all(request),
+                Some(request) = self.requests.recv() => self.apply_requests(request),
                 _ = &mut stopped, if !stopping => {
                     stopping = true;
                     self.touched.insert(MAIN);
@@ -124,20 +124,20 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Applies a request of a running step, and all other pending requests, for a shared commit.
-    fn hear_all(&mut self, first: Request) {
-        self.hear(first);
+    fn apply_requests(&mut self, first: Request) {
+        self.apply_request(first);
         for _ in 0..REQUESTS_MAX {
             let Ok(request) = self.requests.try_recv() else { return };
-            self.hear(request);
+            self.apply_request(request);
         }
     }
 
-    fn hear(&mut self, request: Request) {
+    fn apply_request(&mut self, request: Request) {
         let Request { scope: id, job, what } = request;
         let Some(scope) = self.scopes.find(id) else { return };
         let Some(running) = scope.running_steps.iter_mut().find(|running| running.job == job) else { return };
         match what {
-            Asked::Keep { key, value, report, kept } => {
+            RequestKind::Memo { key, value, report, kept } => {
                 let place = running.place;
                 let entry = scope.entry_mut(place);
                 entry.memos += 1;
@@ -149,14 +149,14 @@ impl<P: Program> Session<'_, P> {
                 self.kept.push(kept);
                 self.mark_dirty(id);
             }
-            Asked::Tell { value, report } => {
+            RequestKind::Progress { value, report } => {
                 let place = running.place;
                 let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
                 scope.draft_of(place, phase, Reason::Interval).report = report;
                 self.mark_dirty(id);
             }
-            Asked::Listen(pending) => self.listen(id, job, pending),
-            Asked::Suspend(waits) => {
+            RequestKind::Wait(pending) => self.listen(id, job, pending),
+            RequestKind::Suspend(waits) => {
                 running.waits = waits;
                 running.abort.abort();
             }
