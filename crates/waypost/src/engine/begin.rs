@@ -207,7 +207,8 @@ async fn go_on<'a, P: Program>(
     }
     let edits = manual::Edits::of(options.edit_branches);
     let questions =
-        open_scopes::take_up(&mut session, lease, begin.resume_point, &options.on_doubt, edits).await?;
+        open_scopes::load_open_scopes(&mut session, lease, begin.resume_point, &options.on_doubt, edits)
+            .await?;
     // The choice of a checkpoint already decides the questions.
     let is_decided = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Step(_)));
     if !is_decided && !questions.is_empty() {

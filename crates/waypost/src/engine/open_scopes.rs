@@ -38,7 +38,7 @@ use super::{Engine, OnDoubt, Program, RunError};
 /// # Errors
 /// - [`RunError::NotSettled`]: `on_doubt` refuses a step.
 /// - [`RunError::NotEdited`]: a branch cannot be edited as requested in `edits`.
-pub(super) async fn take_up<P: Program>(
+pub(super) async fn load_open_scopes<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     resume_point: ResumePoint,
@@ -61,7 +61,7 @@ pub(super) async fn take_up<P: Program>(
         let heads = session.engine.store.heads(lease.run(), &page).await?;
         for head in heads.heads {
             if !head.record.header().branch.is_main() {
-                take_up_one(session, lease, &mut found, head).await?;
+                load_open_scope(session, lease, &mut found, head).await?;
             }
         }
         match heads.next {
@@ -249,7 +249,7 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
     Ok(FanOut::new(place, source, total, is_again || scope.position.may_have_children()))
 }
 
-async fn take_up_one<P: Program>(
+async fn load_open_scope<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     found: &mut LoadedScopes<'_, P::State>,
@@ -360,7 +360,7 @@ async fn reopen_ended<P: Program>(
             found.reopened.remove(&branch);
             continue;
         }
-        take_up_one(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
+        load_open_scope(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
         if found.reopened.contains(&branch)
             && let Some(id) = found.scopes.get(&branch).copied()
         {
