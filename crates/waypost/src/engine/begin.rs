@@ -135,12 +135,12 @@ pub(super) async fn prepare_resume<'a, P: Program>(
         return Err(RunError::Cancelled(lease.run().clone()));
     }
     let base = find_base(snapshot)?;
-    go_on(engine, program, lease, base, options, carried).await
+    make_session(engine, program, lease, base, options, carried).await
 }
 
 /// Makes the session of a resume, from the current position or from the rollback target. Returns the outcome if
 /// all steps are done and their evidence holds.
-async fn go_on<'a, P: Program>(
+async fn make_session<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
     lease: &Lease,

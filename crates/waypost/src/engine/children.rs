@@ -262,14 +262,15 @@ impl<'a, P: Program> Session<'a, P> {
                     }
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
-                    open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
+                    open_scopes::resume_child(self, &lease, opener, *head, (None, Edits::none())).await?;
                 }
                 Earlier::Relisted(head, after) => {
                     self.scopes.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
                     let moved = Reopened::in_next_fan_out(&head.record, *after);
-                    open_scopes::go_on(self, &lease, opener, *head, (Some(moved), Edits::none())).await?;
+                    open_scopes::resume_child(self, &lease, opener, *head, (Some(moved), Edits::none()))
+                        .await?;
                 }
                 Earlier::None(begin) if begin.replaced.is_some() => {
                     match self.state_of_child(id, place, &begin.in_place_of(&item)) {

@@ -284,7 +284,7 @@ async fn load_open_scope<P: Program>(
     session.scopes.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { scope: parent, place, index };
     let changed = (found.resume_point.moves.remove(&branch), found.edits.take(&branch));
-    let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
+    let Some(id) = resume_child(session, lease, opener, head, changed).await? else { return Ok(()) };
     session.read_digests(id).await?;
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
     let scope = session.scopes.get_mut(id);
@@ -438,7 +438,7 @@ async fn do_again<P: Program>(
 /// no line.
 ///
 /// The caller loads the fan-outs of the child.
-pub(super) async fn go_on<P: Program>(
+pub(super) async fn resume_child<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     opener: Opener,

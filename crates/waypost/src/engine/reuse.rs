@@ -157,7 +157,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Continues an unfinished step with open children or a wait, if the input equals the input at the start.
-    pub(super) fn go_on_with(
+    pub(super) fn continue_step(
         &mut self,
         id: ScopeId,
         place: usize,
