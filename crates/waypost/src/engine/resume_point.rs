@@ -234,8 +234,8 @@ impl<'a> BranchLoader<'a> {
         (record, position): (&Record, &Position),
     ) -> Result<(Branches, BTreeMap<BranchPath, Reopened>), RunError> {
         let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
-        self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
-        self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
+        self.add_branch_in_force((record.clone(), position.clone()), &mut branches, &mut moves).await?;
+        self.add_children(&record.header().run, &mut branches, &mut moves).await?;
         Ok((branches, moves))
     }
 
@@ -272,7 +272,7 @@ impl<'a> BranchLoader<'a> {
         Ok(Some((branch, moved)))
     }
 
-    async fn meet_children(
+    async fn add_children(
         &mut self,
         run: &RunId,
         branches: &mut Branches,
@@ -320,7 +320,7 @@ impl<'a> BranchLoader<'a> {
                 }
                 // The branch cannot resume without a state, but its evidence is still checked.
                 let position = Position { origin: Some(origin), ..Position::default() };
-                self.meet((in_force, position), branches, moves).await?;
+                self.add_branch_in_force((in_force, position), branches, moves).await?;
                 continue;
             }
             let position = match self.shape.of_branch(&name) {
@@ -341,7 +341,7 @@ impl<'a> BranchLoader<'a> {
                     Rejoined { record: in_force.clone(), position: position.clone(), reused: Vec::new() };
                 self.left_behind.insert(name, rejoined.into_move(own, record.header(), &newest));
             }
-            self.meet((in_force, position), branches, moves).await?;
+            self.add_branch_in_force((in_force, position), branches, moves).await?;
         }
         Ok(())
     }
@@ -371,7 +371,7 @@ impl<'a> BranchLoader<'a> {
     }
 
     /// Adds a branch, after a rejoin if possible.
-    async fn meet(
+    async fn add_branch_in_force(
         &self,
         (record, position): (Record, Position),
         branches: &mut Branches,
