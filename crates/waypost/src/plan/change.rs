@@ -86,7 +86,7 @@ pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
 /// Compares the definition of a run with another graph.
 ///
 /// `before` is the graph of the run's own definition, `position` the run's position; `within` as for
-/// [`carry_over`].
+/// [`transfer_position`].
 pub fn changes(
     before: &Shape,
     position: &Position,
@@ -175,7 +175,7 @@ fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
 
 /// A position carried over to another graph.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CarriedOver {
+pub struct TransferredPosition {
     /// The new position.
     pub position: Position,
     /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the
@@ -185,9 +185,9 @@ pub struct CarriedOver {
     pub entered: Vec<StepId>,
 }
 
-/// The input of [`carry_over`]: a position, and the graphs before and after.
+/// The input of [`transfer_position`]: a position, and the graphs before and after.
 #[derive(Debug, Clone, Copy)]
-pub struct Carry<'a> {
+pub struct PositionTransfer<'a> {
     /// The graph of the definition so far.
     pub before: &'a Shape,
     /// The position in the graph before.
@@ -214,8 +214,8 @@ pub struct Carry<'a> {
 /// A changed finished step becomes unfinished, and each finished step downstream of an unfinished step. This
 /// is a deliberate rerun: steps begin in a new epoch, with new keys and with attempts counted from 1. A kept
 /// step stays finished. Downstream of an unfinished step, a kept result is reusable with any input.
-pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
-    let Carry { before, position, definition, after, within, entered, kept, ends, asks } = *inputs;
+pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
+    let PositionTransfer { before, position, definition, after, within, entered, kept, ends, asks } = *inputs;
     let unfinished = Unfinished::of(before, position);
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
@@ -339,7 +339,7 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             position.rerun_whole.insert(step.clone());
         }
     }
-    CarriedOver { position, redone, entered: relisted.into_keys().collect() }
+    TransferredPosition { position, redone, entered: relisted.into_keys().collect() }
 }
 
 /// Sets action and cause of rerun steps in a plan for a carried-over position.
