@@ -155,7 +155,7 @@ async fn make_session<'a, P: Program>(
         validated(&base, &outcome.state, &mut options)?;
         return Ok(Prepared::Idle(Box::new(outcome)));
     };
-    let chain = chain_behind(&base, lease, newest_seq);
+    let chain = chain_after(&base, lease, newest_seq);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
     if options.from.is_some() {
         pass_missing(engine, lease).await?;
@@ -528,7 +528,7 @@ pub(super) fn by_hand() -> Draft {
 }
 
 /// Returns the end of the main branch's chain for the records of a base.
-fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
+fn chain_after(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
     let continued = base.basis.unwrap_or(base.record.header().seq);
     Chain {
         run: lease.run().clone(),

@@ -415,8 +415,8 @@ async fn do_again<P: Program>(
     let unfinished = Unfinished::of(scope.shape, &scope.position);
     let places = steps.iter().filter_map(|step| scope.shape.place(step.as_str()));
     let places: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
-    let behind = scope.shape.downstream(&places);
-    let first: Vec<usize> = places.into_iter().filter(|place| !behind.contains(place)).collect();
+    let downstream = scope.shape.downstream(&places);
+    let first: Vec<usize> = places.into_iter().filter(|place| !downstream.contains(place)).collect();
     if first.is_empty() {
         return Ok(());
     }

@@ -150,8 +150,8 @@ pub(super) async fn invalidate_begun(
     let begun = begun_since(engine, record.header()).await?;
     let begun = begun.iter().filter_map(|step| shape.place(step.as_str()));
     let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).collect();
-    let behind = shape.downstream(&begun);
-    let first: Vec<usize> = begun.into_iter().filter(|place| !behind.contains(place)).collect();
+    let downstream = shape.downstream(&begun);
+    let first: Vec<usize> = begun.into_iter().filter(|place| !downstream.contains(place)).collect();
     if first.is_empty() {
         return Ok(Vec::new());
     }

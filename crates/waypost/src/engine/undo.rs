@@ -120,7 +120,7 @@ impl Engine {
         if let Some(begun) = undoer.position.undoing.filter(|begun| *begun < to) {
             return Err(RunError::Undoing { run: lease.run().clone(), to: begun });
         }
-        let effects = undoer.effects_behind(to).await?;
+        let effects = undoer.effects_after(to).await?;
         let before = Before::of(undo_records(self, lease.run()).await?);
         let due: Vec<Effect> =
             effects.into_iter().filter(|effect| !before.done.contains(&effect.key())).collect();
@@ -203,7 +203,7 @@ impl<'a, P: Program> Undoer<'a, P> {
     }
 
     /// Lists the steps that finished after a record of the main branch, newest first, without duplicates.
-    async fn effects_behind(&self, to: u64) -> Result<Vec<Effect>, RunError> {
+    async fn effects_after(&self, to: u64) -> Result<Vec<Effect>, RunError> {
         let (run, main) = (self.lease.run(), BranchPath::main());
         let mut effects = Vec::new();
         self.effects_of(&self.newest, (to, None), &mut effects).await?;
@@ -518,7 +518,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         let header = self.newest.header();
         let at = CheckpointRef { seq: header.seq + 1, ..header.reference() };
         let body = unchanged_body(&self.newest, &self.position)?;
-        let chain = Chain { token: self.lease.token(), ..Chain::behind(&self.newest) };
+        let chain = Chain { token: self.lease.token(), ..Chain::after(&self.newest) };
         let mut records = Vec::new();
         let run = || self.lease.run().clone();
         chain
