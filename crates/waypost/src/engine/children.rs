@@ -94,12 +94,12 @@ impl<'a, P: Program> Session<'a, P> {
         let step = &self.scopes.get(id).shape.steps()[place];
         let children = if are_hooks { step.hooks.as_ref() } else { step.children.as_ref() };
         let children = children.expect("only a step with children fans out");
-        let room = match &items {
-            Ok(Source::Items(list)) => self.take_room(id, &children.name, list).await?,
-            Ok(Source::Named(list)) => self.take_room(id, &children.name, list).await?,
+        let capacity = match &items {
+            Ok(Source::Items(list)) => self.check_capacity(id, &children.name, list).await?,
+            Ok(Source::Named(list)) => self.check_capacity(id, &children.name, list).await?,
             Err(_) => Ok(()),
         };
-        let items = match items.and_then(|items| room.map(|()| items)) {
+        let items = match items.and_then(|items| capacity.map(|()| items)) {
             Ok(items) => items,
             Err(failure) => return Ok(Err(failure)),
         };
