@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::rig::{FLOW, Rig, code_of, wait_until};
+use crate::rig::{FLOW, Rig, code_of, expect, wait_until};
 
 /// Makes a folder with run `r-1`, failed at step three, in a store at this address.
 fn failed(url: &str) -> Rig {
@@ -10,16 +10,6 @@ fn failed(url: &str) -> Rig {
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
     rig.write("ok", "");
     rig
-}
-
-/// Runs the program; checks its exit code and its output on stderr or stdout.
-fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
-    let output = rig.call(args);
-    let told = rig.told(&output);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
-    for words in said {
-        assert!(told.contains(words), "{args:?} does not say `{words}`: {told}");
-    }
 }
 
 const READERS: [&[&str]; 3] = [&["show", "r-1"], &["plan", "r-1"], &["list"]];
