@@ -124,7 +124,7 @@ struct Beginning {
 
 async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -> Result<Exit, Error> {
     let Beginning { workflow, params, id, base, args } = beginning;
-    tell_of_others(context, store.as_ref(), &args.file, &params).await?;
+    report_others(context, store.as_ref(), &args.file, &params).await?;
     let local = Local::look()?;
     let run = match &id {
         Some(id) => id.clone(),
@@ -450,7 +450,7 @@ fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String
 }
 
 /// Warns of live runs of the same file, with shared files; names a run with the same params, for a resume.
-async fn tell_of_others(
+async fn report_others(
     context: &Context,
     store: &dyn Store,
     file: &Path,
