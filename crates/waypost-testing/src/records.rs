@@ -121,11 +121,11 @@ impl Links {
 
     /// Continues under another lease.
     pub fn under(&mut self, lease: &Lease) {
-        self.go_on_under(lease.token());
+        self.set_token(lease.token());
     }
 
     /// Continues under the lease with this token.
-    pub fn go_on_under(&mut self, token: u64) {
+    pub fn set_token(&mut self, token: u64) {
         (self.token, self.batches) = (token, 0);
     }
 
@@ -145,16 +145,16 @@ impl Links {
     }
 
     /// Continues a branch after record `seq` with this digest, as after damage.
-    pub fn go_on_behind(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
+    pub fn continue_after(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
         self.tips.insert(branch.clone(), (seq, digest));
     }
 
     /// Continues after a batch that was created elsewhere.
-    pub fn go_on_after(&mut self, batch: &Batch) {
+    pub fn continue_after_batch(&mut self, batch: &Batch) {
         (self.token, self.batches) = (batch.id.token, batch.id.count);
         for record in &batch.records {
             let header = record.header();
-            self.go_on_behind(&header.branch, header.seq, Some(record.digest()));
+            self.continue_after(&header.branch, header.seq, Some(record.digest()));
         }
     }
 

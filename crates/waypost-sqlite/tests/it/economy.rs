@@ -435,7 +435,7 @@ async fn a_damaged_frame_damages_only_its_dependents() {
     }
     let mut links = Links::of(&run);
     links.under(&lease);
-    links.go_on_behind(&BranchPath::main(), 60, Some(head.record.digest()));
+    links.continue_after(&BranchPath::main(), 60, Some(head.record.digest()));
     let mut header = links.header(&BranchPath::main());
     (header.reason, header.basis) = (Reason::Repair, Some(seq - 1));
     let state: Value = serde_json::from_slice(head.record.state_bytes().unwrap()).unwrap();

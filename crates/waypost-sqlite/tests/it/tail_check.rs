@@ -112,7 +112,7 @@ async fn after_a_loss_only_a_repair_with_a_new_number_is_taken() {
 
     let mut links = waypost_testing::records::Links::of(&run);
     links.under(&lease);
-    links.go_on_behind(&BranchPath::main(), 6, Some(head.record.digest()));
+    links.continue_after(&BranchPath::main(), 6, Some(head.record.digest()));
     let mut header = links.header(&BranchPath::main());
     (header.basis, header.reason) = (Some(5), Reason::Repair);
     let record = links.seal(header, &serde_json::json!({ "n": 7 }));

@@ -137,7 +137,7 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
     let head = heads(&*store, &run, 10).await.unwrap().remove(0);
     assert_eq!((head.record.header().seq, head.next), (2, 4));
     store.quarantine(&lease, &head.damaged[0]).await.unwrap();
-    links.go_on_behind(&main(), 2, Some(second.digest()));
+    links.continue_after(&main(), 2, Some(second.digest()));
     repairs(&*store, &lease, &links, &second, &third).await;
 }
 
@@ -171,7 +171,7 @@ async fn repairs(store: &dyn Store, lease: &Lease, links: &Links, second: &Recor
 
     // After the repair, the chain continues as usual.
     let mut links = links.clone();
-    links.go_on_behind(&main(), 4, Some(repaired.digest()));
+    links.continue_after(&main(), 4, Some(repaired.digest()));
     let mut batch = links.step();
     batch.id.count = 2;
     assert_eq!(store.append(&[lease], batch).await.unwrap(), Appended::Now);

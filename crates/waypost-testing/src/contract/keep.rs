@@ -74,7 +74,7 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
 
     // The run continues, and a later record is quarantined too.
     links.under(&lease);
-    links.go_on_behind(&main(), 3, store.load(&run, &main(), 2).await.ok().map(|record| record.digest()));
+    links.continue_after(&main(), 3, store.load(&run, &main(), 2).await.ok().map(|record| record.digest()));
     let mut header = links.header(&main());
     (header.reason, header.basis) = (Reason::Repair, Some(2));
     let repaired = links.seal(header, &json!({ "mark": "mark-of-main-4" }));

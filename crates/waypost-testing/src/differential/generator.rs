@@ -67,7 +67,7 @@ impl Known {
                 self.alone.insert(place);
             }
         }
-        self.links.go_on_after(batch);
+        self.links.continue_after_batch(batch);
         self.applied.push(batch.clone());
         if batch.release {
             self.lose();
@@ -192,7 +192,7 @@ impl Generator {
         let known = self.runs.get(&run)?;
         let mut links = known.links.clone();
         if let Who::Stale(token) = who {
-            links.go_on_under(token);
+            links.set_token(token);
             let mut late = self.random.batch(&mut links, &[branch("main")]);
             // An unused batch id.
             late.id.count = u64::from(u32::MAX);
@@ -368,7 +368,7 @@ impl Generator {
                 let known = self.runs.get_mut(run).expect("only what was made can be acquired");
                 known.lost.extend(known.orphaned.take());
                 known.held = answer.token;
-                known.links.go_on_under(answer.token.expect("a lease has a token"));
+                known.links.set_token(answer.token.expect("a lease has a token"));
             }
             Operation::Append(run, _, batch) => self.known(run).applied(batch),
             Operation::Release(run, ..) => self.known(run).lose(),

@@ -267,7 +267,7 @@ impl SimDisk {
         let set =
             state.faults.iter().filter(|(calls, _)| calls.contains(&number)).find_map(
                 |(_, fault)| match fault {
-                    DiskFault::Refuse(refusal) => refusal.can_meet(action).then_some(*fault),
+                    DiskFault::Refuse(refusal) => refusal.applies_to(action).then_some(*fault),
                     DiskFault::ShortWrite(_) => matches!(action, Action::Write).then_some(*fault),
                 },
             );

@@ -15,7 +15,7 @@ use waypost_testing::records::{Links, branch, run_id, step_id};
 fn events_of(path: &str, change: impl FnOnce(&mut Header)) -> String {
     let path = branch(path);
     let mut links = Links::of(&run_id("r-1"));
-    links.go_on_behind(&path, 4, Some(Digest::of(b"4")));
+    links.continue_after(&path, 4, Some(Digest::of(b"4")));
     let mut header = links.header(&path);
     header.phase = Phase::Started;
     (header.step, header.at) = (None, Try::default());

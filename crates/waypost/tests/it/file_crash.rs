@@ -156,7 +156,7 @@ fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String>
         now(store.newest(&run, &BranchPath::main())).map_err(|error| format!("newest: {error:?}"))?;
     let mut links = Links::of(&run);
     links.under(&lease);
-    links.go_on_behind(&BranchPath::main(), newest.header().seq, Some(newest.digest()));
+    links.continue_after(&BranchPath::main(), newest.header().seq, Some(newest.digest()));
     let batch = links.step();
     let record = batch.records[0].clone();
     now(store.append(&[&lease], batch)).map_err(|error| format!("append: {error:?}"))?;
@@ -330,7 +330,7 @@ fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result
     let main = BranchPath::main();
     let mut links = Links::of(&run_id("r-1"));
     links.under(lease);
-    links.go_on_behind(&main, next - 1, Some(basis.digest()));
+    links.continue_after(&main, next - 1, Some(basis.digest()));
     let mut header = links.header(&main);
     (header.reason, header.basis) = (Reason::Repair, Some(basis.header().seq));
     let record = links.seal(header, &json!("repaired"));

@@ -76,7 +76,7 @@ impl<S: Store> Story<S> {
 
     async fn append(&mut self, record: Record) -> Record {
         let header = record.header();
-        self.links.go_on_behind(&header.branch, header.seq, Some(record.digest()));
+        self.links.continue_after(&header.branch, header.seq, Some(record.digest()));
         let batch = self.links.batch(vec![record.clone()]);
         match &self.lease {
             Some(lease) => drop(self.store.append(&[lease], batch).await.unwrap()),

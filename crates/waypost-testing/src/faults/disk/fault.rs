@@ -81,7 +81,7 @@ impl Refusal {
     /// Returns whether an action can return this error on a real system. A fault planned for another action
     /// is ignored.
     #[must_use]
-    pub const fn can_meet(self, action: Action) -> bool {
+    pub const fn applies_to(self, action: Action) -> bool {
         match self {
             Self::Broken => true,
             Self::Full | Self::OverQuota => action.needs_space(),
