@@ -69,7 +69,7 @@ pub(super) async fn go_back(
             false => {
                 let has_other_ends =
                     step.is_none() && has_continued(engine, shape, record.header(), entry).await?;
-                has_other_ends || is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?
+                has_other_ends || is_abandoned(engine, &run, (entry, step), &base.position, goes_on).await?
             }
         };
         if (is_left || !goes_on) && !is_named {
@@ -270,7 +270,7 @@ pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> R
 
 /// Returns whether the branches of an older frontier entry on the main branch are abandoned, and restart. `step`:
 /// the target step of the rollback, if named. `newest`: the newest position.
-pub(super) async fn is_left_behind(
+pub(super) async fn is_abandoned(
     engine: &Engine,
     run: &RunId,
     (entry, step): (&FrontierEntry, Option<&StepId>),

@@ -32,7 +32,7 @@ use super::chain::{Chain, Draft, unchanged_body};
 use super::child_ends::record_in_fan_out;
 use super::inspect::{Snapshot, position_of};
 use super::rollback::{
-    begun_since, check_left, has_continued, is_copied, is_left_behind, load_with_state, with_state,
+    begun_since, check_left, has_continued, is_abandoned, is_copied, load_with_state, with_state,
 };
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
@@ -222,7 +222,7 @@ impl<'a, P: Program> Undoer<'a, P> {
                 let Some(fan) = entry.open_fan() else { continue };
                 let (engine, shape) = (self.engine, self.shape());
                 if has_continued(engine, shape, target.header(), entry).await?
-                    || is_left_behind(engine, run, (entry, None), &self.position, false).await?
+                    || is_abandoned(engine, run, (entry, None), &self.position, false).await?
                 {
                     // These branches restart from there.
                     check_left(self.shape(), entry, &target)?;
