@@ -208,7 +208,7 @@ pub struct PositionTransfer<'a> {
     pub asks: bool,
 }
 
-/// Carries a position over to another graph: a finished step stays finished if all upstream steps are
+/// Transfers a position to another graph: a finished step stays finished if all upstream steps are
 /// finished.
 ///
 /// A changed finished step becomes unfinished, and each finished step downstream of an unfinished step. This
