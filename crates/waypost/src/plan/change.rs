@@ -173,7 +173,7 @@ fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
     entries.any(FrontierEntry::has_children) && before.step(id.as_str()).is_some_and(is_whole)
 }
 
-/// A position carried over to another graph.
+/// A position transferred to another graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransferredPosition {
     /// The new position.
@@ -342,7 +342,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     TransferredPosition { position, redone, entered: relisted.into_keys().collect() }
 }
 
-/// Sets action and cause of rerun steps in a plan for a carried-over position.
+/// Sets action and cause of rerun steps in a plan for a transferred position.
 pub fn explain(plan: &mut Plan, redone: &[(StepId, StepId)]) {
     for decision in plan.decisions.iter_mut().filter(|decision| decision.branch.is_main()) {
         let Some((step, reason)) = redone.iter().find(|(step, _)| *step == decision.step) else { continue };
