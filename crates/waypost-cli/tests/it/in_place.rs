@@ -1,7 +1,7 @@
 //! Edits in place: several steps claim one file, and each edits the result of the step before. At the turn of a step, the
 //! step whose result it edits reruns first if that result is gone.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, resume};
 
 /// The steps `s1`, `s2`, `s3` append their numbers to the file `f`; `s1` begins the file.
 fn step(number: u32, indent: &str) -> String {
