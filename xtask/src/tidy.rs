@@ -11,6 +11,7 @@ mod pure_core;
 mod report;
 mod rooms;
 mod rust;
+mod snapshots;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -61,6 +62,8 @@ const CHECKS: &[Check] = &[
     rust::banned_names,
     rust::bare_allows,
     rust::unexplained_ignores,
+    rust::long_test_names,
+    snapshots::unreferenced,
     manifests::workspace_lints,
     manifests::workspace_dependencies,
     manifests::reasons,

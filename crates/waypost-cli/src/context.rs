@@ -35,7 +35,7 @@ pub(crate) struct Context {
 }
 
 /// Returns whether a command reports progress: in JSON, an object per line, whatever the outcome.
-fn tells_meanwhile(command: &Command) -> bool {
+fn reports_progress(command: &Command) -> bool {
     matches!(
         command,
         Command::Run(_)
@@ -53,7 +53,7 @@ impl Context {
         let unset = std::env::var_os("WAYPOST_STORE").is_some_and(|value| value.is_empty());
         let store = cli.global.store.clone().filter(|store| !(unset && store.is_empty()));
         Self {
-            output: Output::new(&cli.global, tells_meanwhile(&cli.command)),
+            output: Output::new(&cli.global, reports_progress(&cli.command)),
             store,
             store_origin: Origin::Default,
             near: OnceLock::new(),
@@ -84,7 +84,7 @@ impl Context {
             config => config?,
         };
         config.complete(cli, matches);
-        self.output = Output::new(&cli.global, tells_meanwhile(&cli.command));
+        self.output = Output::new(&cli.global, reports_progress(&cli.command));
         environment::prefer_parallel(config.max_parallel().map(|found| found.value));
         environment::use_agents(config.agent_commands());
         let found = config.store()?;

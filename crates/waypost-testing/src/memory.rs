@@ -8,7 +8,7 @@ use waypost::memory::{MemoryStore, Part};
 use waypost::store::Store;
 use waypost::{BranchPath, RunId};
 
-use crate::contract::{Place, StoreFixture};
+use crate::contract::{DamageTarget, StoreFixture};
 
 /// A memory store that tests can crash and damage.
 #[derive(Debug)]
@@ -36,11 +36,11 @@ impl StoreFixture for MemoryFixture {
         self.0 = Arc::new(self.0.reopen());
     }
 
-    async fn damage(&mut self, run: &RunId, place: &Place) {
+    async fn damage(&mut self, run: &RunId, place: &DamageTarget) {
         match place {
-            Place::Run => self.0.damage(run, &BranchPath::main(), 0, Part::Run),
-            Place::Header(branch, seq) => self.0.damage(run, branch, *seq, Part::Header),
-            Place::Body(branch, seq) => self.0.damage(run, branch, *seq, Part::Body),
+            DamageTarget::Run => self.0.damage(run, &BranchPath::main(), 0, Part::Run),
+            DamageTarget::Header(branch, seq) => self.0.damage(run, branch, *seq, Part::Header),
+            DamageTarget::Body(branch, seq) => self.0.damage(run, branch, *seq, Part::Body),
         }
     }
 

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use waypost::lock::Holder;
 use waypost::record::{
-    Body, Claim, Definition, Durability, Ending, FORMAT, Failure, FailureKind, Header, Pack, Phase, Position,
-    Reason, Record, RunRecord, RunStatus, SealedRun, Try, Verdict,
+    Body, Claim, Ending, FORMAT, Failure, FailureKind, Header, Pack, Phase, Position, Reason, Record,
+    RunRecord, RunStatus, SealedRun, Try, Verdict,
 };
 use waypost::store::{Batch, BatchId, FIRST_TOKEN, Lease, Progress, Signal, SignalKind, Summary};
 use waypost::{BranchPath, Digest, RunId, StepId};
@@ -57,23 +57,10 @@ pub fn holder(what: &str) -> Holder {
 /// Returns the record of a small run.
 pub fn run_record(run: &RunId) -> RunRecord {
     RunRecord {
-        v: FORMAT,
-        run: run.clone(),
-        workflow: "nightly".to_owned(),
-        definition: Definition { text: None, path: None, steps: Vec::new(), accepted: BTreeMap::new() },
         path: Some("waypost.yaml".to_owned()),
-        base: None,
-        params: serde_json::Map::new(),
-        env: BTreeMap::new(),
         labels: BTreeMap::from([("team".to_owned(), "sales".to_owned())]),
-        settings: serde_json::Map::new(),
-        config: serde_json::Map::new(),
-        durability: Durability::Sync,
-        retention: None,
-        parent: None,
         tool: "test".to_owned(),
-        actor: String::new(),
-        created_at: time(0),
+        ..RunRecord::new(run.clone(), "nightly", time(0))
     }
 }
 
@@ -134,11 +121,11 @@ impl Links {
 
     /// Continues under another lease.
     pub fn under(&mut self, lease: &Lease) {
-        self.go_on_under(lease.token());
+        self.set_token(lease.token());
     }
 
     /// Continues under the lease with this token.
-    pub fn go_on_under(&mut self, token: u64) {
+    pub fn set_token(&mut self, token: u64) {
         (self.token, self.batches) = (token, 0);
     }
 
@@ -158,16 +145,16 @@ impl Links {
     }
 
     /// Continues a branch after record `seq` with this digest, as after damage.
-    pub fn go_on_behind(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
+    pub fn continue_after(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
         self.tips.insert(branch.clone(), (seq, digest));
     }
 
     /// Continues after a batch that was created elsewhere.
-    pub fn go_on_after(&mut self, batch: &Batch) {
+    pub fn continue_after_batch(&mut self, batch: &Batch) {
         (self.token, self.batches) = (batch.id.token, batch.id.count);
         for record in &batch.records {
             let header = record.header();
-            self.go_on_behind(&header.branch, header.seq, Some(record.digest()));
+            self.continue_after(&header.branch, header.seq, Some(record.digest()));
         }
     }
 
@@ -277,21 +264,6 @@ pub fn failed(kind: FailureKind) -> Phase {
 
 /// Returns evidence with a single claim and this verdict.
 pub fn evidence(verdict: Verdict) -> Pack {
-    let claim = Claim {
-        kind: "artifact_exists".to_owned(),
-        subject: "result.txt".to_owned(),
-        name: None,
-        expect: Value::Null,
-        pinned: false,
-        live: false,
-        host: None,
-        file: None,
-        stamp: None,
-        terms: Default::default(),
-        verdict,
-        found: Value::Null,
-        error: None,
-        checked_at: None,
-    };
+    let claim = Claim { verdict, ..Claim::new("artifact_exists", "result.txt") };
     Pack { at_least: None, claims: vec![claim] }
 }

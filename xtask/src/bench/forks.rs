@@ -181,7 +181,7 @@ async fn add_one(mut state: ForkState, _: Context) -> Result<ForkState, StepErro
 ///
 /// # Errors
 /// If the run does not complete.
-pub(super) fn tell_memory(work: Work, store: Arc<dyn Store>, count: u32) -> anyhow::Result<()> {
+pub(super) fn print_memory(work: Work, store: Arc<dyn Store>, count: u32) -> anyhow::Result<()> {
     let graph = graph(work, count)?;
     runtime()?.block_on(run(&graph, store, count))?;
     output::say(peak_bytes().context("this system does not tell")?.to_string());

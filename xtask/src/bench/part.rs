@@ -70,9 +70,9 @@ pub(crate) fn run(options: &PartOptions) -> anyhow::Result<()> {
         Part::Steps => steps(options)?,
         Part::History => history(options)?,
         Part::Resume => resume(options)?,
-        Part::Fork => forks::tell_memory(Work::Fork, store(options)?, options.count)?,
-        Part::Items => forks::tell_memory(Work::Items, store(options)?, options.count)?,
-        Part::Passes => forks::tell_memory(Work::Passes, store(options)?, options.count)?,
+        Part::Fork => forks::print_memory(Work::Fork, store(options)?, options.count)?,
+        Part::Items => forks::print_memory(Work::Items, store(options)?, options.count)?,
+        Part::Passes => forks::print_memory(Work::Passes, store(options)?, options.count)?,
     }
     Ok(())
 }

@@ -235,7 +235,7 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         false
     }
 
-    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
+    fn output_of(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 

@@ -207,7 +207,7 @@ const RULES: [Rule; 24] = [
         off: "let writers = if seq.is_some() && false {",
         detector: Test {
             package: "waypost",
-            name: "evidence_graph::in_flux::what_a_cut_step_might_have_written_is_looked_at_once_it_has_ended",
+            name: "evidence_graph::in_flux::subjects_of_a_cut_step_are_verified_after_its_end",
         },
     },
     // Model: skipped-claim.
@@ -218,7 +218,7 @@ const RULES: [Rule; 24] = [
         off: "let is_due = false && left.iter().any(",
         detector: Test {
             package: "waypost",
-            name: "evidence_graph::in_flux::what_a_cut_step_might_have_written_is_looked_at_once_it_has_ended",
+            name: "evidence_graph::in_flux::subjects_of_a_cut_step_are_verified_after_its_end",
         },
     },
     // Model: trim-head.

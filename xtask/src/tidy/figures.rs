@@ -156,10 +156,9 @@ pub(super) fn above_limits(tree: &Tree) -> Vec<Finding> {
     let figures = Figures::of(tree);
     let mut findings = Vec::new();
     for (area, count) in figures.prose.iter().filter(|(_, count)| count.words >= limits::WORDS_MIN) {
-        let limit = limits::prose(area);
         let rates = [
-            ("pronouns", count.pronouns_rate(), limit.pronouns),
-            ("banned words", count.banned_rate(), limit.banned),
+            ("pronouns", count.pronouns_rate(), limits::PROSE.pronouns),
+            ("banned words", count.banned_rate(), limits::PROSE.banned),
         ];
         for (kind, rate, limit) in rates {
             if rate > f64::from(limit) {
@@ -171,7 +170,7 @@ pub(super) fn above_limits(tree: &Tree) -> Vec<Finding> {
         }
     }
     for ((area, kind), places) in &figures.places {
-        let limit = limits::shape(area, *kind);
+        let limit = limits::shape(*kind);
         if places.len() > limit {
             let message =
                 format!("{} {kind}, the limit is {limit}: see `cargo xtask tidy --report`", places.len());

@@ -36,15 +36,14 @@ pub(super) fn of(tree: &Tree, worst: usize) -> String {
 fn prose(text: &mut String, figures: &Figures) {
     _ = writeln!(text, "{:32} {:>7} {:>16} {:>16}", "per 1,000 words", "words", "pronouns", "banned");
     for (area, count) in &figures.prose {
-        let limit = limits::prose(area);
         _ = writeln!(
             text,
             "{area:32} {:7} {:7.1} (of {:3}) {:7.1} (of {:3})",
             count.words,
             count.pronouns_rate(),
-            limit.pronouns,
+            limits::PROSE.pronouns,
             count.banned_rate(),
-            limit.banned
+            limits::PROSE.banned
         );
     }
 }
@@ -59,7 +58,7 @@ fn shape(text: &mut String, figures: &Figures) {
     for area in areas {
         _ = write!(text, "\n{area:24}");
         for kind in Kind::ALL {
-            let cell = format!("{} (of {})", figures.count(area, kind), limits::shape(area, kind));
+            let cell = format!("{} (of {})", figures.count(area, kind), limits::shape(kind));
             _ = write!(text, " {cell:>20}");
         }
     }

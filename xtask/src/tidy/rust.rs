@@ -6,6 +6,9 @@ use super::tree::Tree;
 /// Words without meaning in a type name.
 const BANNED_WORDS: &[&str] = &["Manager", "Handler", "Helper", "Helpers", "Util", "Utils", "Data", "Info"];
 
+/// Longest name of a test, in characters.
+const TEST_NAME_MAX: usize = 60;
+
 /// Keywords that declare a type or trait.
 const DECLARATIONS: &[&str] = &["struct", "enum", "trait", "type", "union"];
 
@@ -48,6 +51,27 @@ pub(super) fn unexplained_ignores(tree: &Tree) -> Vec<Finding> {
         let explained = line.starts_with("#[ignore = \"needs ");
         (!explained).then(|| "say what the test needs: `#[ignore = \"needs ...\"]`".to_owned())
     })
+}
+
+/// The name of a test is a claim of at most [`TEST_NAME_MAX`] characters.
+pub(super) fn long_test_names(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.with_extension(&["rs"]) {
+        let mut is_test = false;
+        for (number, line) in file.lines() {
+            let line = line.trim_start();
+            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+            let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+            let Some((name, _)) = function.and_then(|rest| rest.split_once('(')) else { continue };
+            if is_test && name.len() > TEST_NAME_MAX {
+                let message =
+                    format!("the name of a test has {} characters, the limit is {TEST_NAME_MAX}", name.len());
+                findings.push(Finding::new(&file.path, number, message));
+            }
+            is_test = false;
+        }
+    }
+    findings
 }
 
 /// Returns findings in Rust lines that start with any of `starts`.

@@ -91,6 +91,37 @@ fn lints_and_tests_are_not_silenced_without_a_reason() {
 }
 
 #[test]
+fn test_names_have_at_most_sixty_characters() {
+    let text = format!(
+        "#[test]\nfn {ok}() {{}}\n#[tokio::test(start_paused = true)]\nasync fn {long}() {{}}\nfn {long}() {{}}\n",
+        ok = "a".repeat(60),
+        long = "b".repeat(61),
+    );
+
+    let found = findings_of(&[("a/tests/it/x.rs", &text)]);
+
+    assert_eq!(found, ["a/tests/it/x.rs:4: the name of a test has 61 characters, the limit is 60"]);
+}
+
+#[test]
+fn snapshots_without_a_test_are_found() {
+    let text =
+        "#[test]\nfn a_claim() { check(\"plain\"); check(&format!(\"wrong_{name}\")); case(\"no_key\") }\n";
+    let folder = "crates/a/tests/it/snapshots";
+    let snapshot = |name: &str| format!("{folder}/{name}.snap");
+    let names = ["plain", "wrong_no_key", "it__x__a_claim-2", "plain_old", "wrong_key", "it__x__a_cl"];
+    let paths = names.map(snapshot);
+    let mut files: Vec<(&str, &str)> = paths.iter().map(|path| (path.as_str(), "")).collect();
+    files.extend([("crates/a/tests/it/x.rs", text), ("crates/b/tests/it/y.rs", "check(\"plain_old\")")]);
+
+    let found = findings_of(&files);
+
+    let expect = ["plain_old", "wrong_key", "it__x__a_cl"]
+        .map(|name| format!("{folder}/{name}.snap: no test names this snapshot: delete the file"));
+    assert_eq!(found, expect);
+}
+
+#[test]
 fn manifests_take_lints_and_versions_from_the_workspace() {
     let good = "[lints]\nworkspace = true\n[dependencies]\na.workspace = true\nb = { workspace = true, features = [] }\n";
     let bad = "[dependencies]\na = \"1\"\n";

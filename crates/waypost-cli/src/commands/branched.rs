@@ -69,10 +69,10 @@ impl Params {
 }
 
 /// Warns of pending answers of a run: the new run does not inherit them.
-pub(super) async fn tell_of_pending(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
+pub(super) async fn report_pending(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
     let mut given = pending(store, run).await?;
     given.retain(|one| matches!(one.kind, SignalKind::Answer { .. }));
-    tell_of_given(context, run, &given);
+    report_given(context, run, &given);
     Ok(())
 }
 
@@ -83,7 +83,7 @@ pub(super) async fn pending(store: &dyn Store, run: &RunId) -> Result<Vec<Signal
 }
 
 /// Warns that the new run does not inherit these answers and signals.
-pub(super) fn tell_of_given(context: &Context, run: &RunId, given: &[Signal]) {
+pub(super) fn report_given(context: &Context, run: &RunId, given: &[Signal]) {
     let named = |one: &Signal| match &one.kind {
         SignalKind::Answer { wait, value } => Some(format!("answer {value} to `{wait}`")),
         SignalKind::Named { name, .. } => Some(format!("signal `{name}`")),

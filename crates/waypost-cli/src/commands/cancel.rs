@@ -49,7 +49,7 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     let mut undone = None;
     if args.undo_steps {
         store.release(lease, None).await?;
-        undone = Some(super::undo::undo_behind(context, &store, &run, 0).await?);
+        undone = Some(super::undo::undo_after(context, &store, &run, 0).await?);
         lease = stopped_lease(context, &store, &run, args.wait).await?.0;
     }
     let engine = Engine::new(Arc::clone(&store));

@@ -313,7 +313,7 @@ async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
             None => break,
         }
     }
-    listed.iter_mut().for_each(|run| keepalive::tell_of_commands(store, run));
+    listed.iter_mut().for_each(|run| keepalive::report_commands(store, run));
     let runs = Runs { listed, unreadable };
     readable(store, &runs, checkup).await;
     Some(runs)

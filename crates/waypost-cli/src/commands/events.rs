@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
                 let is_told =
                     |damage: &&Damage| page.records.iter().any(|record| record.header().seq == damage.seq);
                 let gaps = page.damaged.iter().filter(|damage| !is_told(damage));
-                gaps.for_each(|damage| self.tell_of_gap(context, damage));
+                gaps.for_each(|damage| self.report_gap(context, damage));
                 for record in page.records {
                     let place = self.place_of(&record);
                     self.seen = self.seen.max(place.0);
@@ -192,7 +192,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Warns once of a checkpoint without printable events.
-    fn tell_of_gap(&mut self, context: &Context, damage: &Damage) {
+    fn report_gap(&mut self, context: &Context, damage: &Damage) {
         let at = crate::run::reference::damaged_reference(self.run, damage);
         let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
         let text = format!(

@@ -8,7 +8,7 @@ use waypost::engine::{Engine, RunError};
 use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
 use waypost::store::{Signal, SignalKind, Store, StoreError};
 
-use super::branched::tell_of_pending;
+use super::branched::report_pending;
 use super::travel::{checkpoint, on_main};
 use super::{Context, attest};
 use crate::atomic_file;
@@ -29,8 +29,8 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
         return attest::attest(context, &store, &reference, &args).await;
     }
     let portable = Portable::of(store.as_ref(), &reference).await.map_err(not_exported)?;
-    tell_of_pending(context, store.as_ref(), &reference.run).await?;
-    tell_of_signals(context, &store, &reference).await?;
+    report_pending(context, store.as_ref(), &reference.run).await?;
+    report_signals(context, &store, &reference).await?;
     let mode = if args.replace { SaveMode::Replace } else { SaveMode::New };
     portable.save(&args.file, mode).map_err(not_saved)?;
     let bytes = args.file.metadata().map_or(0, |file| file.len());
@@ -50,7 +50,7 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
 }
 
 /// Warns of the signals that the checkpoint leaves to later steps: the file has none.
-async fn tell_of_signals(
+async fn report_signals(
     context: &Context,
     store: &Arc<dyn Store>,
     reference: &CheckpointRef,

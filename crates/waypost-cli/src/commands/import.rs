@@ -16,7 +16,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::archive::{Archived, checkpoint_in};
-use super::branched::{Params, id_of, tell_of_given};
+use super::branched::{Params, id_of, report_given};
 use super::travel::on_main;
 use crate::cli::ImportCheckpointArgs;
 use crate::error::Error;
@@ -65,7 +65,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         return Err(Error::NotTrusted { file, steps });
     }
     let frozen = portable.run().record().clone();
-    tell_of_given(context, &frozen.run, &given);
+    report_given(context, &frozen.run, &given);
     let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
     let begin = Begin { workflow: &workflow, at: portable.checkpoint(), from: None, work: None };
     if let Some(ReadParam { step, param }) = params.read_before(&begin) {

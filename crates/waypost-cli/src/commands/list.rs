@@ -52,7 +52,7 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     }
     context.output.answer(&table(context, &runs))?;
     if next.is_some() {
-        tell_of_more(context, runs.len());
+        report_more(context, runs.len());
     }
     Ok(Exit::Done)
 }
@@ -95,12 +95,12 @@ async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Err
     }
     context.output.answer(&table(context, &runs))?;
     if more {
-        tell_of_more(context, runs.len());
+        report_more(context, runs.len());
     }
     Ok(exit)
 }
 
-fn tell_of_more(context: &Context, count: usize) {
+fn report_more(context: &Context, count: usize) {
     context.output.note(&format!("There are older runs; these are the newest {count}: use --limit."));
 }
 

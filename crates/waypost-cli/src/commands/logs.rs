@@ -53,13 +53,13 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         let printed = printer.print(&tries).await?;
         if context.output.json {
             if !working {
-                printer.tell_of_lost(&tries).await?;
+                printer.report_lost(&tries).await?;
                 return Ok(Exit::Done);
             }
         } else if !printer.grows {
-            let lost = tell_of_lost(context, store.as_ref(), &run, &tries).await?;
+            let lost = report_lost(context, store.as_ref(), &run, &tries).await?;
             if !lost && !printed && printer.last.is_none() {
-                tell_of_nothing(context, store.as_ref(), &run, args.step.as_deref()).await?;
+                report_nothing(context, store.as_ref(), &run, args.step.as_deref()).await?;
             }
             return Ok(Exit::Done);
         }
@@ -73,7 +73,7 @@ fn is_one_step(named: Option<&str>) -> bool {
 }
 
 /// Prints that the step, or all steps, printed nothing.
-async fn tell_of_nothing(
+async fn report_nothing(
     context: &Context,
     store: &dyn Store,
     run: &RunId,
@@ -149,7 +149,7 @@ async fn no_tries(
 }
 
 /// Warns of missing logs of steps that printed text; returns whether there are any.
-async fn tell_of_lost(
+async fn report_lost(
     context: &Context,
     store: &dyn Store,
     run: &RunId,
@@ -329,7 +329,7 @@ impl Printer<'_> {
     }
 
     /// Reports missing logs in the same form.
-    async fn tell_of_lost(&self, tries: &[Attempt]) -> Result<(), Error> {
+    async fn report_lost(&self, tries: &[Attempt]) -> Result<(), Error> {
         for attempt in tries.iter().filter(|attempt| attempt.printed > 0) {
             if self.store.blobs().read(self.run, &attempt.blob(), 0).await?.is_empty() {
                 self.piece(attempt, 0, &[], true)?;

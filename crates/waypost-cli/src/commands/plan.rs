@@ -33,7 +33,7 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     let (store, run) = context.find(args.run.as_deref()).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let (plan, stops) = planned(context, &store, &snapshot).await?;
-    tell_of_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
+    report_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
     print(context, Some(run.as_str()), &plan, stops)?;
     Ok(Exit::Done)
 }
@@ -77,7 +77,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     };
     let newest = newest.header();
     let history = store.effective_history(&run, &decision.branch, newest.seq).await?;
-    tell_of_gaps(context, &history);
+    report_gaps(context, &history);
     let about = |record: &&Record| {
         let header = record.header();
         header.step.as_ref() == Some(&decision.step)
@@ -222,7 +222,7 @@ fn opened_by_work(snapshot: &Snapshot, branch: &BranchPath) -> bool {
 }
 
 /// Warns of damage that may be the reason for a finished step without a record.
-async fn tell_of_unnamed(
+async fn report_unnamed(
     context: &Context,
     store: &dyn Store,
     snapshot: &Snapshot,
@@ -233,15 +233,15 @@ async fn tell_of_unnamed(
     let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended).map(Record::header);
     for head in heads.filter(|head| branches.contains(&head.branch)) {
         let history = store.effective_history(&head.run, &head.branch, head.seq).await?;
-        tell_of_gaps(context, &history);
+        report_gaps(context, &history);
     }
     Ok(())
 }
 
 /// Warns of the damage in a history of the main branch; of other branches, [`planned`] does.
-fn tell_of_gaps(context: &Context, history: &History) {
+fn report_gaps(context: &Context, history: &History) {
     let of_main = history.damaged.iter().filter(|damage| damage.branch.is_main());
-    of_main.for_each(|damage| super::show::tell_of_gap(context, damage));
+    of_main.for_each(|damage| super::show::report_gap(context, damage));
 }
 
 fn sentence(decision: &Decision) -> String {
@@ -308,7 +308,7 @@ pub(super) async fn planned(
             .warn(&format!("checkpoint {at} is damaged; a resume continues from the checkpoint before"));
     }
     for damage in run_status::damaged_items(store, snapshot).await? {
-        super::show::tell_of_gap(context, &damage);
+        super::show::report_gap(context, &damage);
     }
     let stops = stops(store, snapshot, &chosen.workflow).await?;
     stops.iter().for_each(|stop| context.output.warn(stop));

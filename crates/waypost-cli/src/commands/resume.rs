@@ -168,7 +168,7 @@ async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs)
         }
     }
     for run in &doubtful {
-        tell_of_doubt(context, run, args)?;
+        report_doubt(context, run, args)?;
     }
     Ok(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst })
 }
@@ -180,7 +180,7 @@ async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
 }
 
 /// Prints that a run in doubt is not resumed, and that a person must decide.
-fn tell_of_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
+fn report_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
     if context.output.json && !args.dry_run {
         let run = Some((run.as_str(), RunStatus::InDoubt));
         return Ok(context.output.line(&Nothing::of(run, "a step is in doubt, and needs a decision"))?);
@@ -343,7 +343,7 @@ impl Prepared {
         let mut local = Local::look()?;
         local.has_bash =
             frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
-        tell_of_environment(context, &frozen, &chosen.workflow, &local);
+        report_environment(context, &frozen, &chosen.workflow, &local);
         let timeout = chosen.workflow.timeout();
         if args.restart {
             params = setting.over(&chosen.workflow, frozen.params.clone())?;
@@ -512,7 +512,7 @@ fn begun_anew(branch: &BranchPath) -> Error {
 }
 
 /// Warns of declared variables with other values than at the creation of the run.
-fn tell_of_environment(context: &Context, frozen: &RunRecord, workflow: &Workflow, local: &Local) {
+fn report_environment(context: &Context, frozen: &RunRecord, workflow: &Workflow, local: &Local) {
     let now = declared_env(workflow, &local.environment);
     let differs = |(name, digest): (&String, &Option<_>)| {
         let before = frozen.env.get(name)?;

@@ -8,7 +8,7 @@ use waypost::RunId;
 use waypost::engine::{RunError, SessionOptions, Snapshot};
 use waypost::folder::REPORT;
 use waypost::plan::{Effective, Verdicts, plan};
-use waypost::record::{FORMAT, FrontierEntry, Position, RunRecord, RunStatus};
+use waypost::record::{FrontierEntry, Position, RunRecord, RunStatus};
 use waypost::store::{RunQuery, RunSummary, Store, StoreError};
 use waypost_workflow::file::{Document, GivenParams, ParamsError, ReadError, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
@@ -124,7 +124,7 @@ struct Beginning {
 
 async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -> Result<Exit, Error> {
     let Beginning { workflow, params, id, base, args } = beginning;
-    tell_of_others(context, store.as_ref(), &args.file, &params).await?;
+    report_others(context, store.as_ref(), &args.file, &params).await?;
     let local = Local::look()?;
     let run = match &id {
         Some(id) => id.clone(),
@@ -413,23 +413,17 @@ fn record(
     let mut labels = workflow.labels().clone();
     labels.extend(args.labels.iter().cloned());
     Ok(RunRecord {
-        v: FORMAT,
-        run: run.clone(),
-        workflow: workflow.name().to_owned(),
         definition: shape.definition(Some(workflow.text().to_owned())),
         path: kept(store, &args.file)?,
         base: kept(store, base)?,
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
         labels,
-        config: Map::new(),
         settings: environment::settings(json!({ environment::BASH: local.has_bash })),
         durability: environment::durability(workflow),
         retention: workflow.checkpoints().retention,
-        parent: None,
-        tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
         actor: local.actor(),
-        created_at: context.now(),
+        ..RunRecord::new(run.clone(), workflow.name(), context.now())
     })
 }
 
@@ -456,7 +450,7 @@ fn elsewhere(context: &Context, store: &dyn Store, file: &Path) -> Option<String
 }
 
 /// Warns of live runs of the same file, with shared files; names a run with the same params, for a resume.
-async fn tell_of_others(
+async fn report_others(
     context: &Context,
     store: &dyn Store,
     file: &Path,

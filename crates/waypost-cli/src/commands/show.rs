@@ -80,7 +80,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         context.output.warn(&context.with_store(&text));
     }
     for damage in shown.damaged_before() {
-        tell_of_gap(context, damage);
+        report_gap(context, damage);
     }
     if shown.at.is_some() && shown.branches.iter().any(Branch::is_without_state) {
         context.output.note(
@@ -104,7 +104,7 @@ pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, 
 }
 
 /// Warns of a checkpoint missing from the shown history.
-pub(super) fn tell_of_gap(context: &Context, damage: &Damage) {
+pub(super) fn report_gap(context: &Context, damage: &Damage) {
     let at = crate::run::reference::damaged_reference(&damage.run, damage);
     let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
     let text = format!(
@@ -475,9 +475,9 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
 }
 
 /// Formats a claim with its verdict; a failed one with expectation and finding.
-fn claim_told(claim: &ClaimView) -> String {
+fn claim_text(claim: &ClaimView) -> String {
     let title = claim.name.clone().unwrap_or_else(|| format!("{} {}", claim.kind, claim.subject));
-    let mut text = format!("{} {title}", super::verify::verdict_word(claim.verdict));
+    let mut text = format!("{} {title}", claim.verdict.name());
     if claim.verdict == Verdict::Ok || claim.verdict == Verdict::Skipped {
         return text;
     }
@@ -593,7 +593,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
             );
         }
         for claim in &step.evidence {
-            fact("evidence", Some(claim_told(claim)));
+            fact("evidence", Some(claim_text(claim)));
         }
         fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
         text.push_str(&failure(context, &view.run, step));

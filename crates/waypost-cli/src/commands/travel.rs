@@ -14,7 +14,7 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
-use super::branched::{Params, id_of, tell_of_pending};
+use super::branched::{Params, id_of, report_pending};
 use super::checkpoints::has_lost_state;
 use super::resume::Prepared;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
@@ -57,7 +57,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     refuse_without_state(&target)?;
     refuse_unverified(&store, &target, args.redo).await?;
     let undone = match args.undo_steps {
-        true => Some(super::undo::undo_behind(context, &store, &run, seq).await?),
+        true => Some(super::undo::undo_after(context, &store, &run, seq).await?),
         false => None,
     };
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
@@ -246,7 +246,7 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     }
     let Chosen { workflow, shape, adoption, .. } = chosen;
     let params = Params::resolve(&workflow, &begin, &frozen, &args.params)?;
-    tell_of_pending(context, store.as_ref(), &from.run).await?;
+    report_pending(context, store.as_ref(), &from.run).await?;
     let step = args.from.as_deref().map(|step| first_step(&workflow, step)).transpose()?;
     let work = BegunWork::of(store.as_ref(), (&workflow, &shape), &snapshot).await?;
     let named = step.as_ref().map(StepId::as_str);

@@ -32,7 +32,7 @@ pub(crate) fn unfinished(snapshot: &Snapshot) -> Option<String> {
 
 /// Runs the undo commands of the steps finished after record `to` of the main branch, newest first, and
 /// prints each.
-pub(super) async fn undo_behind(
+pub(super) async fn undo_after(
     context: &Context,
     store: &Arc<dyn Store>,
     run: &RunId,

@@ -495,18 +495,8 @@ fn verified(at: CheckpointRef, error: Option<String>, header: Option<&Header>) -
     }
 }
 
-/// Returns the word for a verdict.
-pub(super) fn verdict_word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Ok => "ok",
-        Verdict::Failed => "failed",
-        Verdict::Unknown => "unknown",
-        Verdict::Skipped => "skipped",
-    }
-}
-
 /// Returns the failed claims, and the count of claims that hold.
-fn told_of_evidence(output: &Output, view: &VerifiedRunView) -> String {
+fn evidence_text(output: &Output, view: &VerifiedRunView) -> String {
     let checked = view.checkpoints.iter().filter(|found| !found.checked.is_empty());
     let mut text = String::new();
     let mut holds = 0;
@@ -536,7 +526,7 @@ fn told(output: &Output, view: &VerifiedRunView) -> String {
     if view.sound {
         let checkpoints = if total == 1 { "checkpoint" } else { "checkpoints" };
         let sound = format!("{}: {} ({total} {checkpoints} intact)", view.run, output.paint.green("sound"));
-        return sound + &told_of_evidence(output, view);
+        return sound + &evidence_text(output, view);
     }
     let mut text = format!("{}: {}\n", view.run, output.paint.red("DAMAGED"));
     for error in &view.errors {

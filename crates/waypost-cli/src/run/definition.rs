@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use serde_json::Value;
-use waypost::change::{Carry, carry_over, explain};
+use waypost::change::{PositionTransfer, explain, transfer_position};
 use waypost::engine::{Adoption, Compared, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
@@ -131,8 +131,9 @@ impl Chosen {
             let (position, definition, ends) = (&branch.position, &snapshot.definition, &BTreeMap::new());
             let after = &self.shape;
             let (asks, kept) = (true, kept);
-            let inputs = Carry { before, position, definition, after, within, entered, kept, ends, asks };
-            let carried = carry_over(&inputs);
+            let inputs =
+                PositionTransfer { before, position, definition, after, within, entered, kept, ends, asks };
+            let carried = transfer_position(&inputs);
             (branch.position, redone) = (carried.position, carried.redone);
         }
         // Branches opened by a restarted step are discarded.

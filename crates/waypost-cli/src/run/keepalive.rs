@@ -51,7 +51,7 @@ pub(crate) fn keepalive_holder(store: &dyn Store, run: &RunId) -> Option<Holder>
 }
 
 /// Makes the summary of a run of a script say that a command of it is under way.
-pub(crate) fn tell_of_commands(store: &dyn Store, summary: &mut RunSummary) {
+pub(crate) fn report_commands(store: &dyn Store, summary: &mut RunSummary) {
     if summary.workflow == SCRIPT_WORKFLOW && summary.holder.is_none() && summary.status.is_resumable() {
         summary.holder = keepalive_holder(store, &summary.run);
         if summary.holder.is_some() {

@@ -67,7 +67,7 @@ pub(crate) enum Corrected {
 ///
 /// A run that is under way is left as it is: its holder knows better.
 pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Corrected, Error> {
-    keepalive::tell_of_commands(store, summary);
+    keepalive::report_commands(store, summary);
     if summary.holder.is_some() || summary.status == RunStatus::Running {
         return Ok(Corrected::Right);
     }
@@ -124,7 +124,7 @@ async fn has_damage(store: &dyn Store, run: &RunId, mut found: Heads) -> Result<
 
 /// Does the same to what was read of a run.
 pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
-    keepalive::tell_of_commands(store, &mut snapshot.entry.summary);
+    keepalive::report_commands(store, &mut snapshot.entry.summary);
     let summary = &snapshot.entry.summary;
     let is_right = snapshot.damaged().next().is_none() && !snapshot.is_overstated();
     if is_right || summary.holder.is_some() || summary.status == RunStatus::Running {

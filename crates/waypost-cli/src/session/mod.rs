@@ -270,7 +270,7 @@ impl<'a> Session<'a> {
             self.idle(engine.store().as_ref(), program.workflow(), outcome, told).await?;
         } else if !output.json {
             if outcome.status == RunStatus::Failed {
-                self.tell_failures(engine.store().as_ref(), program, outcome, told).await?;
+                self.report_failures(engine.store().as_ref(), program, outcome, told).await?;
             }
             let mut text = sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at));
             if outcome.status == RunStatus::CompletedWithFailures {
@@ -279,7 +279,7 @@ impl<'a> Session<'a> {
             output.answer(&text)?;
         }
         if output.actions {
-            self.tell_job(program.workflow(), outcome, told, failed);
+            self.report_job(program.workflow(), outcome, told, failed);
         }
         if let Some(error) = self.progress.unheard() {
             return Err(error.into());
@@ -288,7 +288,7 @@ impl<'a> Session<'a> {
     }
 
     /// Prints every failure of a failed run.
-    async fn tell_failures(
+    async fn report_failures(
         &self,
         store: &dyn Store,
         program: &WorkflowProgram,
@@ -318,7 +318,7 @@ impl<'a> Session<'a> {
     }
 
     /// Writes annotations and the summary for a GitHub Actions job.
-    fn tell_job(
+    fn report_job(
         &self,
         workflow: &Workflow,
         outcome: &Outcome<WorkflowState>,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use waypost::record::{FrontierEntry, Wait, WaitKind};
 use waypost::store::{Signal, SignalKind};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{AnswerKind, Child, Step, Work, Workflow};
+use waypost_workflow::file::{AnswerKind, ChildWorkflow, Step, Work, Workflow};
 
 /// An open wait.
 #[derive(Debug, Serialize)]
@@ -90,7 +90,7 @@ pub(crate) fn step_of<'w>(workflow: &'w Workflow, branch: &BranchPath, id: &str)
     let openers = around.iter().filter_map(BranchPath::opened_by);
     let within = openers.fold(workflow, |within, (opener, _)| {
         let opener = within.step(opener.as_str());
-        opener.and_then(|opener| opener.work.child()).map_or(within, Child::workflow)
+        opener.and_then(|opener| opener.work.child()).map_or(within, ChildWorkflow::workflow)
     });
     within.step(id)
 }

@@ -120,7 +120,7 @@ fn who_goes_back_beside_it_is_asked_all_the_same() {
 }
 
 #[test]
-fn an_answer_that_nobody_took_in_does_not_come_along_and_that_is_said() {
+fn an_answer_not_consumed_is_not_forked_and_this_is_reported() {
     let rig = Rig::with("steps:\n  - {id: ask, approve: go on?}\n  - {id: c, run: 'true'}\n");
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
     assert_eq!(code_of(&rig, &["answer", "r", "yes"]), Some(0));
@@ -192,7 +192,7 @@ fn what_does_not_need_a_step_is_not_done_again_with_it() {
 // Bug: the question wrongly reported an interrupted step, and "done" was refused for lack of outputs. Fix: the
 // question names the cause, and the earlier outputs are kept until the answer.
 #[test]
-fn a_step_that_must_not_be_repeated_is_asked_about_when_what_it_needs_was_done_again() {
+fn a_careful_step_is_in_doubt_after_a_rerun_of_its_needs() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         for (answer, expect) in [("done", &["y42"][..]), ("retry", &["z", "y42"])] {
             let rig = Rig::with(
@@ -437,7 +437,7 @@ fn a_signal_without_a_taker_is_forked_and_named_by_an_export() {
 // Why: the step had ended since, and so was not cut.
 // What stops it now: a step that runs at the checkpoint is in doubt in the new run, whatever has happened since.
 #[test]
-fn a_fork_from_the_start_of_an_effect_asks_before_it_is_repeated() {
+fn a_fork_from_the_start_of_an_effect_asks_before_a_repeat() {
     let rig = Rig::with(
         "steps:\n  - {id: a, run: 'true'}\n  - {id: pay, idempotent: false, run: 'echo pay >> trace'}\n",
     );

@@ -209,7 +209,7 @@ fn a_damaged_archive_is_not_imported() {
 }
 
 #[test]
-fn what_a_kill_left_goes_with_the_next_archive_and_nothing_of_others_does() {
+fn leftovers_of_a_killed_archive_go_with_the_next_archive() {
     let rig = failed();
     let mut ended = Command::new("true").spawn().unwrap();
     let dead = ended.id();

@@ -31,7 +31,7 @@ fn entries(rig: &Rig, name: &str) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn an_archive_holds_all_of_a_run_and_another_run_goes_on_with_it() {
+fn an_archive_is_complete_and_another_run_resumes_from_it() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(FLOW).at(store);
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
@@ -77,7 +77,7 @@ fn an_archive_holds_all_of_a_run_and_another_run_goes_on_with_it() {
 }
 
 #[test]
-fn what_cannot_be_archived_as_a_whole_is_refused_and_nothing_is_written() {
+fn a_partial_archive_is_refused_and_writes_nothing() {
     let rig = Rig::with("steps: [{id: a, run: 'echo a >> trace; sleep 1000'}]\n").at("file:kept");
     let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
     rig.wait_for("trace", |text| !text.is_empty());

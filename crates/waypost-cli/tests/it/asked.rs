@@ -50,7 +50,7 @@ pub(crate) fn rig_of(flow: &str, store: &str) -> Rig {
 // Cause: only finished steps were asked about. Fix: a started step is parked and asked about; "done" restores its
 // position.
 #[test]
-fn what_has_begun_behind_a_step_that_is_done_again_is_asked_about() {
+fn a_careful_start_downstream_of_a_rerun_is_in_doubt() {
     for store in STORES {
         for flow in flows() {
             for answer in ["done", "retry"] {
@@ -204,7 +204,7 @@ fn who_looks_before_is_told_what_is_asked_about() {
 // `idempotent: false`. Cause: only the main branch was asked about, with the current graph. Fix: every branch is
 // asked about, with the graph at the start of the step too.
 #[test]
-fn what_was_cut_within_an_item_is_asked_about_whatever_else_changes() {
+fn a_careful_step_cut_in_an_item_is_in_doubt_after_any_edit() {
     let slow = "run: 'echo pay >> trace; test -e go || sleep 1000'";
     for store in STORES {
         for opener in [

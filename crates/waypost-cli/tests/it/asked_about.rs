@@ -13,7 +13,7 @@ const PASSES: &str = "steps:
 // Bug: after a failure in a later pass, finished passes were silently repeated, or the remaining passes were
 // dropped. Cause: a failed step counted as a step without effects. Fix: its passes count.
 #[test]
-fn passes_that_were_done_are_asked_about_and_the_others_are_done() {
+fn finished_careful_passes_are_in_doubt_and_others_rerun() {
     for store in STORES {
         for by in ["evidence", "from", "with"] {
             for (answer, expect) in [("done", &["g2", "g3", "z"][..]), ("retry", &["g1", "g2", "g3", "z"])] {
@@ -151,7 +151,7 @@ fn a_decision_is_taken_although_something_else_does_not_hold() {
 // Cause: only the steps of the new file were asked about. Fix: abandoned steps of the old file are asked about
 // too.
 #[test]
-fn a_step_that_was_cut_is_asked_about_although_the_file_does_not_have_it_any_more() {
+fn a_careful_cut_step_is_in_doubt_after_its_removal() {
     const CUT: &str = "{id: p, idempotent: false, run: 'echo p >> trace; test -e go || kill -9 $PPID'}";
     let on_item = format!(
         "steps:\n  - id: e\n    foreach: {{items: [1], steps: [{CUT}]}}\n  - {{id: z, run: echo z >> trace}}\n"

@@ -146,7 +146,7 @@ steps:
 }
 
 #[test]
-fn a_secret_that_is_found_is_kept_by_no_store_be_it_a_text_or_a_number() {
+fn no_store_keeps_a_secret_as_text_or_as_number() {
     for store in STORES {
         let rig = Rig::new().at(store);
         rig.write(

@@ -21,7 +21,7 @@ fn a_workflow_file_that_is_wrong() {
 }
 
 #[test]
-fn each_problem_of_files_is_told_to_programs_with_its_place_and_line() {
+fn json_has_each_problem_of_a_file_with_place_and_line() {
     let rig =
         Rig::with("version: 1\nsteps:\n  - { id: a, rum: echo }\n  - { id: b, workflow: below.yaml }\n");
     rig.write("below.yaml", "version: 1\nsteps:\n  - id: c\n    timeout: 5\n    run: echo\n");
@@ -187,7 +187,7 @@ fn a_step_that_prints_much_and_anything() {
 }
 
 #[test]
-fn a_step_that_fails_with_control_characters_does_not_move_the_cursor() {
+fn control_characters_of_a_failure_do_not_move_the_cursor() {
     let rig = Rig::with("version: 1\nsteps:\n  - id: bad\n    run: printf 'a\\033[2Jb\\rc\\n' >&2; exit 1\n");
     check("control_characters", &rig.waypost(&["run", "flow.yaml", "--id", "r-1"]));
 }

@@ -41,7 +41,7 @@ fn items_are_looked_at_again_after_one_was_done_again() {
 // Bug: non-idempotent steps of items and groups were repeated when the evidence of their opener or of a sibling
 // failed. Cause: all branches restarted. Fix: a person is asked.
 #[test]
-fn what_must_not_be_repeated_is_not_for_the_evidence_of_what_is_around_it() {
+fn a_careful_step_is_not_rerun_for_evidence_of_its_opener() {
     let items = "steps: [{id: s, evidence: [{file: out}], foreach: {items: [1], as: i, steps: [{id: pay, idempotent: false, run: 'echo pay >> trace; touch out'}]}}]";
     let group = "steps:
   - id: s

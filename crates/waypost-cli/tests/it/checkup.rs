@@ -147,7 +147,7 @@ fn who_holds_a_run_is_told_and_what_nobody_watches() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_and_a_store_that_cannot_be_written_are_warned_of() {
+fn warnings_for_a_clock_set_back_and_an_unwritable_store() {
     let rig = Rig::failed();
     rusqlite::Connection::open(rig.path(".waypost/waypost.db"))
         .unwrap()

@@ -122,7 +122,7 @@ fn a_change_of_another_file_is_one_of_the_step_that_runs_it() {
 }
 
 #[test]
-fn another_file_is_run_again_for_each_item_and_in_each_pass_and_within_another() {
+fn an_edited_file_reruns_in_items_passes_and_nested_files() {
     let rig = Rig::with(
         r#"
 secrets: []

@@ -34,7 +34,7 @@ fn settled(rig: &Rig, step: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_failed_step_counts_as_done_with_the_outputs_that_a_person_gives() {
+fn a_failed_step_is_treated_as_done_with_given_outputs() {
     for store in STORES {
         let rig = failed(store);
 

@@ -3,21 +3,11 @@
 use std::fs;
 use std::process::Command;
 
-use crate::rig::{Rig, wait_until};
+use crate::rig::{Rig, expect, wait_until};
 
 const STORE: &str = "sqlite:kept/waypost.db";
 const FLOW: &str = "steps:\n  - {id: a, run: echo a >> t}\n  - {id: b, run: echo b >> t}\n";
 const ENDLESS: &str = "steps:\n  - {id: a, run: echo a >> t}\n  - {id: b, run: echo b >> t; sleep 99}\n";
-
-/// Runs the program; checks its exit code and its output.
-fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
-    let output = rig.call(args);
-    let told = rig.told(&output);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
-    for words in said {
-        assert!(told.contains(words), "{args:?} does not say `{words}`: {told}");
-    }
-}
 
 fn change(rig: &Rig, sql: &str) {
     let database = rusqlite::Connection::open(rig.path("kept/waypost.db")).unwrap();

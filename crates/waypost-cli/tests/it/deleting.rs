@@ -167,7 +167,7 @@ fn a_deletion_that_was_killed_is_ended_by_the_next_writer() {
 }
 
 #[test]
-fn a_run_of_the_same_name_begins_after_a_deletion_that_was_killed() {
+fn a_run_id_is_free_after_a_killed_deletion() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(FLOW).at(store);
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(1));

@@ -95,7 +95,7 @@ fn a_store_that_a_step_removes_is_missed_at_the_next_commit() {
 // know of the other; they wrote the same places of the log, and the one that ended last removed what the other had
 // written. What stops it now: the one whose shared memory is gone writes no more and leaves the log as it is (file_identity.rs).
 #[test]
-fn nothing_is_lost_when_two_runs_do_not_share_their_memory_any_more() {
+fn two_runs_that_stop_sharing_memory_lose_nothing() {
     // The affected run ends its step before the other run, or after, or is killed.
     for (goes_on, killed) in [("at once", false), ("after", false), ("after", true)] {
         let rig = Rig::with(
@@ -215,7 +215,7 @@ fn something_else_in_the_place_of_one_lock_hides_no_other_run() {
 
 // A resume with a folder in place of a run's record. Expected: the error names the folder, and nothing changes.
 #[test]
-fn a_folder_in_place_of_a_run_record_is_named_and_nothing_is_lost() {
+fn a_folder_in_place_of_a_run_record_is_named() {
     let rig = Rig::with("steps:\n  - run: echo one\n  - run: test -e ok\n").at("file:kept");
     expect(&rig, &["run", "flow.yaml", "--id", "r"], 1, &[]);
     let record = rig.path("kept/runs/r/run.json");
@@ -240,7 +240,7 @@ fn a_folder_in_place_of_a_run_record_is_named_and_nothing_is_lost() {
 // Cause: the path was left out of the record, and a missing path means the store's own folder. Fix: refused
 // before anything runs.
 #[test]
-fn a_folder_that_cannot_be_written_down_is_refused_before_anything_runs() {
+fn an_unrecordable_folder_is_refused_before_any_step() {
     use std::os::unix::ffi::OsStrExt as _;
 
     let rig = Rig::with("steps: [{id: a, run: touch ran}]\n");

@@ -36,7 +36,7 @@ fn a_wrong_value_in_a_params_file_is_shown_where_it_stands() {
 // Bug: two items from a param with the same key were found only after the steps before them. Cause: items are
 // made at the start of their step. Fix: items made from params alone are checked before the run.
 #[test]
-fn two_items_of_one_key_that_params_give_are_refused_before_anything_runs() {
+fn equal_keys_of_items_from_params_are_refused_early() {
     let flow = |more: &str, with: &str| {
         format!(
             "params: {{ regions: {{ type: json }} }}\nsteps:\n  - {{ id: first, run: 'touch begun' }}\n  - id: each\n    {more}\n    foreach:\n      items: ${{{{ params.regions }}}}\n      {with}\n      steps: [{{ id: w, run: 'true' }}]\n"

@@ -63,7 +63,7 @@ fn a_step_whose_evidence_does_not_hold_has_failed() {
 }
 
 #[test]
-fn a_resume_after_kill_does_again_what_is_not_as_it_was_left_and_no_more() {
+fn a_resume_after_kill_reruns_only_changed_results() {
     for store in STORES {
         let rig = Rig::with(CHAIN).at(store);
         let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
@@ -139,7 +139,7 @@ steps:
 }
 
 #[test]
-fn items_groups_and_other_files_are_believed_by_their_evidence_too() {
+fn items_groups_and_files_are_trusted_by_their_evidence() {
     let flow = r#"
 checkpoints: { retention: 100 }
 steps:
@@ -219,7 +219,7 @@ fn looking_tells_what_a_resume_would_go_by() {
 }
 
 #[test]
-fn what_cannot_be_checked_stops_a_resume_before_anything_is_done() {
+fn unknown_evidence_stops_a_resume_before_any_step() {
     let flow = "steps:\n  - {id: a, run: echo x > a.txt, evidence: [ { sha256: a.txt, timeout: 200ms } ]}\n  - {id: b, run: echo b >> trace; test -e go}\n";
     for store in STORES {
         let rig = Rig::with(flow).at(store);
@@ -290,7 +290,7 @@ steps:
 }
 
 #[test]
-fn a_service_is_believed_when_its_evidence_holds_and_started_again_alone() {
+fn a_service_is_reused_by_evidence_and_restarts_alone() {
     let flow = r#"
 steps:
   - id: api

@@ -156,7 +156,7 @@ fn the_release_asks_before_it_publishes_and_can_go_back() {
 }
 
 #[test]
-fn the_tables_have_every_file_once_whatever_was_killed_and_the_broken_one_when_it_is_mended() {
+fn tables_have_each_file_once_after_kills_and_repair() {
     let rig = Rig::new();
     copy(&repository().join("examples/etl"), &rig.path("."));
     let mut command = vec!["run", "--id", "etl", "-q"];

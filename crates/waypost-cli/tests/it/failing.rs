@@ -13,7 +13,7 @@ fn failure(rig: &Rig, file: &str) -> String {
 // Cause: only top-level steps were looked up, and the branch was dropped. Fix: the outcome names the branch, and
 // the step is looked up along it.
 #[test]
-fn the_step_that_failed_is_told_with_its_item_or_branch_and_its_place() {
+fn a_failed_step_is_reported_with_item_branch_and_line() {
     let rig = Rig::new();
     std::fs::create_dir(rig.path("jobs")).unwrap();
     let each = |name: &str, steps: &str| {

@@ -389,7 +389,7 @@ fn strictly() -> String {
 // kept results of the old file. Cause: the step had not ended, and only finished steps were compared. Fix:
 // finished steps of items are compared too, item by item.
 #[test]
-fn a_changed_step_of_items_runs_again_in_finished_items_if_a_person_says_so() {
+fn a_changed_item_step_reruns_in_finished_items_on_request() {
     for store in STORES {
         for (choice, wanted) in [
             ("--rerun-changed", ["2 of 2", "other a", "other b", "work b"].as_slice()),
@@ -568,7 +568,7 @@ steps:
 // counted at the join, and the step failed before its join. Fix: such a step joins again, and counts the failed
 // items.
 #[test]
-fn items_that_failed_beyond_the_limit_are_not_forgotten_by_a_resume() {
+fn a_resume_remembers_failed_items_above_the_limit() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(
             "steps:
@@ -659,7 +659,7 @@ fn equal_keys_of_two_steps_are_told_apart() {
 // the failed branch was cancelled with its siblings, and not found. Fix: among the cancelled branches, the branch
 // with its own failure is found.
 #[test]
-fn an_item_whose_branches_were_stopped_for_one_that_failed_is_tried_again() {
+fn an_item_with_cancelled_branches_is_retried() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(
             "steps:

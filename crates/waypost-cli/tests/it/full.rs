@@ -49,7 +49,7 @@ fn runs_are_deleted_from_a_full_disk() {
 }
 
 #[test]
-fn where_there_is_no_room_even_then_it_is_said_what_can_be_removed_by_hand() {
+fn a_full_disk_is_reported_with_files_to_remove_by_hand() {
     let printed = on_a_small_disk(
         "steps: [{id: a, run: seq 10}]\n",
         r#"

@@ -1,23 +1,11 @@
 //! Hooks of steps that open branches: items, groups, and child workflows.
 
-use crate::rig::Rig;
+use crate::rig::{Rig, code_of, resume, run};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
 const OF_RUN: &str = r#"on_failure: [{run: 'echo "run: $S" >> trace', env: {S: "${{ run.failed_step }}"}}]
 "#;
-
-fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
-    rig.call(args).status.code()
-}
-
-fn run(rig: &Rig) -> Option<i32> {
-    code(rig, &["run", "flow.yaml", "--id", "r", "-q"])
-}
-
-fn resume(rig: &Rig) -> Option<i32> {
-    code(rig, &["resume", "r", "-q"])
-}
 
 fn flow(steps: &str) -> String {
     format!("{OF_RUN}steps:\n{steps}")
@@ -46,17 +34,17 @@ fn items_that_fail_together_have_the_hook_of_the_run_done_once() {
         assert_eq!(failed, ["each: work failed", "run: work"], "{store}");
         let show = rig.json(&["show", "r", "--json"]);
         assert_eq!((&show["failed_step"], &show["status"]), (&"work".into(), &"failed".into()), "{show}");
-        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
         // The branches continue; if they fail again, the hooks run again.
         std::fs::remove_file(rig.path("trace")).unwrap();
-        assert_eq!(resume(&rig), Some(1), "{store}");
+        assert_eq!(resume(&rig, &[]), Some(1), "{store}");
         let again = rig.read("trace").lines().filter(|line| !line.ends_with("done")).count();
         assert_eq!(again, 2, "{store}: {}", rig.read("trace"));
         rig.write("ok", "");
-        assert_eq!(resume(&rig), Some(0), "{store}");
+        assert_eq!(resume(&rig, &[]), Some(0), "{store}");
         assert!(rig.read("trace").ends_with("end\n"));
         assert_eq!(rig.read("trace").matches("a done").count(), 1, "{store}");
-        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
     }
 }
 
@@ -75,15 +63,15 @@ fn a_step_over_items_that_fails_itself_has_hooks() {
         assert_eq!(rig.read("trace"), "a\nb\neach\nrun: each\n", "{store}");
         rig.write("ok", "");
         // The two failures over the limit are retried, and the other items run.
-        assert_eq!(resume(&rig), Some(0), "{store}");
+        assert_eq!(resume(&rig, &[]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), "a\nb\neach\nrun: each\na\nb\nc\nd\n", "{store}");
-        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
 
         let rig = Rig::with(&flow(unlisted)).at(store);
         assert_eq!(run(&rig), Some(1), "{store}");
         assert_eq!(rig.read("trace"), "list\nrun: each\n", "{store}");
         rig.write("list", "a\n");
-        assert_eq!(resume(&rig), Some(0), "{store}");
+        assert_eq!(resume(&rig, &[]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), "list\nrun: each\nlist\n", "{store}");
     }
 }
@@ -106,9 +94,9 @@ fn a_group_whose_passes_run_out_has_hooks_and_one_that_ends_too() {
         assert_eq!(rig.read("trace"), "try\ntry\nbad again\nrun: again\n", "{store}");
         std::fs::remove_file(rig.path("trace")).unwrap();
         rig.write("ok", "");
-        assert_eq!(code(&rig, &["resume", "r", "--restart", "-q"]), Some(0), "{store}");
+        assert_eq!(code_of(&rig, &["resume", "r", "--restart", "-q"]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), "try\ngood yes\nalone\nalone\nalone is done\n", "{store}");
-        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
     }
 }
 
@@ -129,15 +117,15 @@ fn a_crash_amid_the_hooks_of_items_costs_the_hook_that_was_cut() {
         running.end();
         std::fs::remove_file(rig.path("hold")).unwrap();
 
-        assert_eq!(resume(&rig), Some(1), "{store}");
+        assert_eq!(resume(&rig, &[]), Some(1), "{store}");
 
         let once = "a\nb\nfirst\nsecond\nsecond\nrun: work\n";
         assert_eq!(rig.read("trace"), once, "{store}");
         assert_eq!(rig.json(&["show", "r", "--json"])["failed_step"], "work", "{store}");
         rig.write("ok", "");
-        assert_eq!(resume(&rig), Some(0), "{store}");
+        assert_eq!(resume(&rig, &[]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), format!("{once}b\nc\n"), "{store}");
-        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
     }
 }
 
@@ -156,7 +144,7 @@ fn hooks_come_from_the_inside_out() {
     ));
     assert_eq!(run(&rig), Some(1));
     assert_eq!(rig.read("trace"), "deep\ninner deep\nouter deep\nrun: deep\n");
-    assert_eq!(resume(&rig), Some(1));
+    assert_eq!(resume(&rig, &[]), Some(1));
     assert_eq!(rig.read("trace").matches("run: deep").count(), 2);
 }
 
@@ -192,7 +180,7 @@ fn items_that_fail_and_fail_no_run_have_their_group_tell_it() {
         let retried = rig.call(&["dead-letters", "retry", "r"]);
         assert_eq!(retried.status.code(), Some(0), "{store}: {}", rig.told(&retried));
         assert_eq!(rig.read("trace"), "b\neach has 0\nend\n", "{store}");
-        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+        assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
     }
 }
 
@@ -220,10 +208,10 @@ fn what_begins_amid_hooks_of_items_does_them_anew() {
             let begun = rig.call(&args);
             assert_eq!(begun.status.code(), Some(0), "{store}: {begin:?}: {}", rig.told(&begun));
             assert_eq!(rig.read("trace"), "hook\nend\n", "{store}: {begin:?}");
-            assert_eq!(code(&rig, &["verify", begin[0]]), Some(0));
+            assert_eq!(code_of(&rig, &["verify", begin[0]]), Some(0));
         }
         std::fs::remove_file(rig.path("trace")).unwrap();
-        assert_eq!(code(&rig, &["resume", "r", "--from", "each", "-q"]), Some(0), "{store}");
+        assert_eq!(code_of(&rig, &["resume", "r", "--from", "each", "-q"]), Some(0), "{store}");
         assert_eq!(rig.read("trace"), "a\nb\nhook\nend\n", "{store}");
     }
 }

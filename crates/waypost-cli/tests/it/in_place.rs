@@ -1,7 +1,7 @@
 //! Edits in place: several steps claim one file, and each edits the result of the step before. At the turn of a step, the
 //! step whose result it edits reruns first if that result is gone.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, resume};
 
 /// The steps `s1`, `s2`, `s3` append their numbers to the file `f`; `s1` begins the file.
 fn step(number: u32, indent: &str) -> String {
@@ -33,10 +33,6 @@ fn flow(words: &str) -> String {
         numbers.for_each(|number| text.push_str(&step(number, indent)));
     }
     text
-}
-
-fn resume(rig: &Rig, args: &[&str]) -> Option<i32> {
-    code_of(rig, &[&["resume", "r", "-q"], args].concat())
 }
 
 /// Returns the words of a file, and empties the trace.

@@ -1,6 +1,7 @@
 //! An edited list of items: the items of the list in force count, and the evidence of their steps is looked at.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, ran, remove, resume, run};
+use End::{Failed, Joined};
 
 /// Step `a` fails on `y` until the file `ok` exists; step `c` copies the files of all items.
 fn flow(items: &str, evidence: &str) -> String {
@@ -20,34 +21,32 @@ fn flow(items: &str, evidence: &str) -> String {
     )
 }
 
+/// Evidence of a step in flow style.
+const EXIT: &str = "evidence: [{exit: 0}], ";
+
 const PINNED: &str = "evidence: [{sha256: 'a${{ item }}'}]";
 
-fn run(rig: &Rig) -> Option<i32> {
-    code_of(rig, &["run", "flow.yaml", "--id", "r", "-q"])
+/// The end of the first session.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum End {
+    /// All items are joined.
+    Joined,
+    /// Item `y` has failed.
+    Failed,
 }
 
-fn resume(rig: &Rig, args: &[&str]) -> Option<i32> {
-    code_of(rig, &[&["resume", "r", "-q"], args].concat())
+/// Makes a run over `x` and `y`.
+fn over_x_and_y(evidence: &str, end: End) -> Rig {
+    ended(&flow("x, y", evidence), end)
 }
 
-/// Returns the words of the trace since the last call.
-fn ran(rig: &Rig) -> String {
-    let words = rig.read("trace").split_whitespace().collect::<Vec<_>>().join(" ");
-    rig.write("trace", "");
-    words
-}
-
-fn remove(rig: &Rig, name: &str) {
-    std::fs::remove_file(rig.path(name)).unwrap();
-}
-
-/// Makes a run over `x` and `y`; without `is_joined`, item `y` has failed.
-fn over_x_and_y(evidence: &str, is_joined: bool) -> Rig {
-    let rig = Rig::with(&flow("x, y", evidence));
-    if is_joined {
+/// Makes a run that ends as given; later sessions of the run do not fail.
+fn ended(flow: &str, end: End) -> Rig {
+    let rig = Rig::with(flow);
+    if end == Joined {
         rig.write("ok", "");
     }
-    assert_eq!(run(&rig), Some(if is_joined { 0 } else { 1 }));
+    assert_eq!(run(&rig), Some(if end == Joined { 0 } else { 1 }));
     rig.write("ok", "");
     ran(&rig);
     rig
@@ -57,17 +56,17 @@ fn over_x_and_y(evidence: &str, is_joined: bool) -> Rig {
 // child counted by the record of its fan-out, and an edited list kept that record. Fix: an edited list is another fan-out.
 #[test]
 fn a_dropped_item_is_out_of_force_with_its_evidence() {
-    for is_joined in [true, false] {
+    for end in [Joined, Failed] {
         for is_lost_before in [true, false] {
-            let rig = over_x_and_y(PINNED, is_joined);
+            let rig = over_x_and_y(PINNED, end);
             rig.write("flow.yaml", &flow("y", PINNED));
             if is_lost_before {
                 remove(&rig, "ax");
             }
-            let choice: &[&str] = if is_joined { &["--rerun-changed"] } else { &[] };
+            let choice: &[&str] = if end == Joined { &["--rerun-changed"] } else { &[] };
 
             assert_eq!(resume(&rig, choice), Some(0));
-            assert_eq!(ran(&rig), if is_joined { "c" } else { "ay c" });
+            assert_eq!(ran(&rig), if end == Joined { "c" } else { "ay c" });
             if !is_lost_before {
                 remove(&rig, "ax");
             }
@@ -84,15 +83,15 @@ fn a_dropped_item_is_out_of_force_with_its_evidence() {
 // entered again, and each result is reused if its evidence holds.
 #[test]
 fn evidence_of_items_is_looked_at_with_an_edit_of_the_list() {
-    for is_joined in [true, false] {
-        let rig = over_x_and_y(PINNED, is_joined);
+    for end in [Joined, Failed] {
+        let rig = over_x_and_y(PINNED, end);
         rig.write("flow.yaml", &flow("x, y, w", PINNED));
         remove(&rig, "ax");
-        let choice: &[&str] = if is_joined { &["--rerun-changed"] } else { &[] };
+        let choice: &[&str] = if end == Joined { &["--rerun-changed"] } else { &[] };
 
         assert_eq!(resume(&rig, choice), Some(0));
 
-        assert_eq!(ran(&rig), if is_joined { "ax aw c" } else { "ax ay aw c" });
+        assert_eq!(ran(&rig), if end == Joined { "ax aw c" } else { "ax ay aw c" });
         assert_eq!(rig.read("c.txt"), "w\nx\ny\n");
         assert_eq!((resume(&rig, &[]), ran(&rig).as_str()), (Some(0), ""));
     }
@@ -101,7 +100,7 @@ fn evidence_of_items_is_looked_at_with_an_edit_of_the_list() {
 #[test]
 fn an_item_that_comes_back_to_the_list_keeps_its_result() {
     for evidence in ["", PINNED] {
-        let rig = over_x_and_y(evidence, true);
+        let rig = over_x_and_y(evidence, Joined);
         for (items, wanted) in [("y", "c"), ("x, y", "c"), ("x, y, w", "aw c")] {
             rig.write("flow.yaml", &flow(items, evidence));
 
@@ -160,8 +159,7 @@ fn a_decision_about_failed_items_outlasts_lost_evidence() {
 }
 
 /// Steps `a` and `b` of each item; step `a` fails on `y` until the file `ok` exists.
-fn two_steps(items: &str, more: &str, claims: bool) -> String {
-    let evidence = if claims { "evidence: [{exit: 0}], " } else { "" };
+fn two_steps(items: &str, more: &str, evidence: &str) -> String {
     let env = "env: {I: '${{ item }}'}";
     format!(
         "steps:
@@ -177,16 +175,9 @@ fn two_steps(items: &str, more: &str, claims: bool) -> String {
     )
 }
 
-/// Makes a run over `x` and `y` of two steps; without `is_joined`, step `a` of item `y` has failed.
-fn of_two_steps(claims: bool, is_joined: bool) -> Rig {
-    let rig = Rig::with(&two_steps("x, y", "", claims));
-    if is_joined {
-        rig.write("ok", "");
-    }
-    assert_eq!(run(&rig), Some(if is_joined { 0 } else { 1 }));
-    rig.write("ok", "");
-    ran(&rig);
-    rig
+/// Makes a run over `x` and `y` of two steps.
+fn of_two_steps(evidence: &str, end: End) -> Rig {
+    ended(&two_steps("x, y", "", evidence), end)
 }
 
 // Bug: after an edit of the list and of an inner step together, `--keep-finished` ran no added item and kept a dropped one,
@@ -194,20 +185,20 @@ fn of_two_steps(claims: bool, is_joined: bool) -> Rig {
 // whole step. Fix: the list is adopted item by item, and the inner steps step by step.
 #[test]
 fn a_list_and_an_inner_step_are_edited_together() {
-    for claims in [false, true] {
-        for (items, is_joined, choice, wanted) in [
-            ("x, y, w", false, "--keep-finished", "ay Ny aw Nw c"),
-            ("x, y, w", false, "--rerun-changed", "Nx ay Ny aw Nw c"),
-            ("x, w", false, "--keep-finished", "aw Nw c"),
-            ("x, w", false, "--rerun-changed", "Nx aw Nw c"),
-            ("x, y, w", true, "--keep-finished", ""),
-            ("x, y, w", true, "--rerun-changed", "Nx Ny aw Nw c"),
-            ("x", true, "--rerun-changed", "Nx c"),
+    for evidence in ["", EXIT] {
+        for (items, end, choice, wanted) in [
+            ("x, y, w", Failed, "--keep-finished", "ay Ny aw Nw c"),
+            ("x, y, w", Failed, "--rerun-changed", "Nx ay Ny aw Nw c"),
+            ("x, w", Failed, "--keep-finished", "aw Nw c"),
+            ("x, w", Failed, "--rerun-changed", "Nx aw Nw c"),
+            ("x, y, w", Joined, "--keep-finished", ""),
+            ("x, y, w", Joined, "--rerun-changed", "Nx Ny aw Nw c"),
+            ("x", Joined, "--rerun-changed", "Nx c"),
         ] {
-            let rig = of_two_steps(claims, is_joined);
-            let edited = two_steps(items, "", claims).replace("echo b$I", "echo N$I");
+            let rig = of_two_steps(evidence, end);
+            let edited = two_steps(items, "", evidence).replace("echo b$I", "echo N$I");
             rig.write("flow.yaml", &edited);
-            let case = format!("{claims} {items} {is_joined} {choice}");
+            let case = format!("{evidence} {items} {end:?} {choice}");
             assert_eq!(resume(&rig, &[]), Some(9), "{case}");
             let table = rig.told(&rig.call(&["resume", "r"]));
             assert!(table.contains("has another definition in b, and another list of items: it "), "{table}");
@@ -222,32 +213,32 @@ fn a_list_and_an_inner_step_are_edited_together() {
 
 #[test]
 fn an_edit_of_a_list_and_an_unfinished_step_needs_no_choice() {
-    for claims in [false, true] {
-        let rig = Rig::with(&two_steps("y", "", claims));
+    for evidence in ["", EXIT] {
+        let rig = Rig::with(&two_steps("y", "", evidence));
         assert_eq!(run(&rig), Some(1));
         rig.write("ok", "");
         ran(&rig);
-        rig.write("flow.yaml", &two_steps("y, w", "", claims).replace("echo b$I", "echo N$I"));
+        rig.write("flow.yaml", &two_steps("y, w", "", evidence).replace("echo b$I", "echo N$I"));
 
         assert_eq!(resume(&rig, &[]), Some(0));
 
-        assert_eq!(ran(&rig), "ay Ny aw Nw c", "{claims}");
+        assert_eq!(ran(&rig), "ay Ny aw Nw c", "{evidence}");
     }
 }
 
 #[test]
 fn an_added_inner_step_runs_alone_on_finished_items() {
     let added = "\n        - {id: d, env: {I: '${{ item }}'}, run: 'echo d$I >> trace'}";
-    for claims in [false, true] {
-        for (items, is_joined, choice, wanted) in [
-            ("x, y", false, "--keep-finished", "dx ay by dy c"),
-            ("x, y", true, "--keep-finished", "dx dy"),
-            ("x, y", true, "--rerun-changed", "dx dy c"),
-            ("x, y, w", true, "--rerun-changed", "dx dy aw bw dw c"),
+    for evidence in ["", EXIT] {
+        for (items, end, choice, wanted) in [
+            ("x, y", Failed, "--keep-finished", "dx ay by dy c"),
+            ("x, y", Joined, "--keep-finished", "dx dy"),
+            ("x, y", Joined, "--rerun-changed", "dx dy c"),
+            ("x, y, w", Joined, "--rerun-changed", "dx dy aw bw dw c"),
         ] {
-            let rig = of_two_steps(claims, is_joined);
-            rig.write("flow.yaml", &two_steps(items, added, claims));
-            let case = format!("{claims} {items} {is_joined} {choice}");
+            let rig = of_two_steps(evidence, end);
+            rig.write("flow.yaml", &two_steps(items, added, evidence));
+            let case = format!("{evidence} {items} {end:?} {choice}");
             assert_eq!(resume(&rig, &[]), Some(9), "{case}");
 
             assert_eq!(resume(&rig, &[choice]), Some(0), "{case}");
@@ -271,7 +262,7 @@ fn an_added_step_runs_alone_in_a_finished_group() {
         )
     };
     let added = "      - {id: d, run: 'echo d >> trace'}\n";
-    for evidence in ["", "evidence: [{exit: 0}], "] {
+    for evidence in ["", EXIT] {
         for (repeat, wanted) in [("", "d c"), ("    repeat: {until: iteration == 2, max: 3}\n", "a d a d c")]
         {
             let rig = Rig::with(&flow(repeat, evidence, ""));
@@ -288,9 +279,9 @@ fn an_added_step_runs_alone_in_a_finished_group() {
 
 #[test]
 fn an_inner_step_added_before_finished_steps_reruns_these_only() {
-    for claims in [false, true] {
-        let rig = of_two_steps(claims, true);
-        let flow = two_steps("x, y", "", claims);
+    for evidence in ["", EXIT] {
+        let rig = of_two_steps(evidence, Joined);
+        let flow = two_steps("x, y", "", evidence);
         let added = "        - {id: d, env: {I: '${{ item }}'}, run: 'echo d$I >> trace'}\n        - {id: b,";
         rig.write("flow.yaml", &flow.replace("        - {id: b,", added));
         let refused = rig.call(&["resume", "r", "--keep-finished"]);
@@ -298,7 +289,7 @@ fn an_inner_step_added_before_finished_steps_reruns_these_only() {
 
         assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
 
-        assert_eq!(ran(&rig), "dx bx dy by c", "{claims}");
+        assert_eq!(ran(&rig), "dx bx dy by c", "{evidence}");
     }
 }
 
@@ -306,8 +297,8 @@ fn an_inner_step_added_before_finished_steps_reruns_these_only() {
 // from the list. Fix: the branch keeps the value that a person gave.
 #[test]
 fn a_replaced_item_outlasts_a_rerun_upstream() {
-    for claims in [false, true] {
-        let flow = two_steps("x, y", "", claims)
+    for evidence in ["", EXIT] {
+        let flow = two_steps("x, y", "", evidence)
             .replace("max_parallel: 1", "max_parallel: 1\n      max_failures: 1");
         let upstream = "steps:\n  - {id: p, run: 'echo p >> trace; date +%N'}\n";
         let rig = Rig::with(&flow.replacen("steps:\n", upstream, 1));
@@ -317,6 +308,6 @@ fn a_replaced_item_outlasts_a_rerun_upstream() {
 
         assert_eq!(resume(&rig, &["--from", "p"]), Some(0));
 
-        assert_eq!(ran(&rig), "p ax bx aw bw c", "{claims}");
+        assert_eq!(ran(&rig), "p ax bx aw bw c", "{evidence}");
     }
 }

@@ -21,7 +21,7 @@ fn below(pid: i32, name: &str) -> Vec<i32> {
 // processes of the step lived on. Cause: supervisor and reaper each end the processes that the other leaves, and
 // the command ended none. Fix: the command ends all processes with the mark of the run before it reports the cut.
 #[test]
-fn nothing_is_left_when_supervisor_and_reaper_are_killed_together() {
+fn kill_of_supervisor_and_reaper_leaves_no_process() {
     for _ in 0..3 {
         let flow = "steps:\n  - id: a\n    run: |\n      (setsid sleep 1000 & echo $! >> pids)\n      echo $$ >> pids\n      sleep 1000\n";
         let rig = Rig::with(flow);

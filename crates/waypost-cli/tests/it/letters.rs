@@ -203,7 +203,7 @@ fn only_is_refused_beside_retry_failed() {
 // Bug: `resume --with FILE --retry-failed`, with a change that restarts the `foreach`, was refused with an
 // internal error about a branch state. Fix: the message explains the conflict and the next step.
 #[test]
-fn retry_failed_is_refused_where_what_changed_begins_the_items_anew() {
+fn retry_failed_is_refused_if_an_edit_restarts_the_items() {
     let each = "  - {id: e, foreach: {items: [a, b], as: i, max_failures: 0, max_parallel: 1, steps: [{id: p, run: 'echo p$I >> trace; test $I = a -o -e ok', env: {I: '${{ i }}'}}]}}\n";
     for store in STORES {
         let rig = Rig::with(&format!("steps:\n  - {{id: one, run: 'true'}}\n{each}")).at(store);
@@ -279,7 +279,7 @@ fn why_says_that_an_item_was_left_behind() {
 // Bug: after a fix of an item's command in the file, a retry of the dead letter silently ran the old command.
 // Fix: a message names the command that uses the changed file.
 #[test]
-fn a_file_that_changed_since_is_told_of_when_dead_letters_are_tried_again() {
+fn a_retry_of_dead_letters_reports_a_changed_file() {
     let flow = "steps:\n  - id: e\n    foreach: {failure_rate: 1, items: [a, b], as: item, steps: [{id: work, run: 'echo \"$I\" >> trace; [ \"$I\" != b ]', env: {I: \"${{ item }}\"}}]}\n";
     let rig = Rig::with(flow);
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));

@@ -15,7 +15,7 @@ steps:
 "#;
 
 #[test]
-fn a_run_that_passes_its_budget_stops_and_goes_on_with_a_higher_one() {
+fn a_run_above_its_budget_stops_and_resumes_with_more() {
     let rig = Rig::with(PAID);
 
     check("budget_passed", &rig.waypost(&["run", "flow.yaml", "--id", "r"]));
@@ -226,7 +226,7 @@ fn no_more_steps_start_than_there_are_descriptors_for() {
 }
 
 #[test]
-fn the_soft_limit_of_descriptors_is_raised_and_steps_keep_theirs() {
+fn the_soft_descriptor_limit_is_raised_but_not_for_steps() {
     let rig = Rig::with(MANY);
 
     let ended = limited(&rig, "-Sn 100", "run flow.yaml --id r -q");
@@ -269,7 +269,7 @@ fn a_lack_of_descriptors_interrupts_the_run_and_fails_no_item() {
 }
 
 #[test]
-fn a_value_too_large_for_a_process_fails_once_and_names_another_way() {
+fn a_value_too_large_for_a_process_fails_once_with_a_hint() {
     let rig = Rig::with(
         "steps:
   - {id: a, run: 'echo a >> tries; head -c 200000 /dev/zero | tr \"\\0\" x', capture: text}

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::rig::{FLOW, Rig, code_of, wait_until};
+use crate::rig::{FLOW, Rig, code_of, expect, wait_until};
 
 /// Makes a folder with run `r-1`, failed at step three, in a store at this address.
 fn failed(url: &str) -> Rig {
@@ -10,16 +10,6 @@ fn failed(url: &str) -> Rig {
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r-1", "-q"]).status.code(), Some(1));
     rig.write("ok", "");
     rig
-}
-
-/// Runs the program; checks its exit code and its output on stderr or stdout.
-fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
-    let output = rig.call(args);
-    let told = rig.told(&output);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
-    for words in said {
-        assert!(told.contains(words), "{args:?} does not say `{words}`: {told}");
-    }
 }
 
 const READERS: [&[&str]; 3] = [&["show", "r-1"], &["plan", "r-1"], &["list"]];
@@ -73,7 +63,7 @@ fn items_that_are_gone_or_altered_are_damage_to_verify() {
 // What happened: the run fell back by a step though `checkpoint.json` had the newest checkpoint sound. Why: it was asked
 // only where the newest file was gone. What stops it now: it stands in for a damaged one too (file/tail_check.rs).
 #[test]
-fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
+fn a_damaged_newest_file_is_reported_and_repaired() {
     let rig = failed("file:kept");
     let newest = rig.path("kept/runs/r-1/history/checkpoint_0000000004.json");
     let sound = fs::read(&newest).unwrap();
@@ -89,7 +79,7 @@ fn the_newest_file_damaged_is_told_and_healed_where_its_copy_is_another_file() {
 }
 
 #[test]
-fn a_history_taken_away_leaves_the_newest_checkpoint_to_go_on_from() {
+fn a_removed_history_leaves_the_newest_checkpoint() {
     // Bug: `plan` predicted the work, but each resume failed to write a file. Cause: the history folder was never
     // recreated. Fix: the next writer recreates the folder (file/lease.rs).
     let rig = failed("file:kept");
@@ -410,7 +400,7 @@ fn a_database_that_is_none_is_damage() {
 }
 
 #[test]
-fn a_run_whose_newest_record_is_damaged_is_interrupted_whatever_was_last_written() {
+fn a_run_with_a_damaged_newest_record_is_interrupted() {
     // Bug: `list` and `show` printed `completed` for an unfinished run. Cause: the summary in the store was
     // written by the damaged record. Fix: the newest sound record decides (standing.rs).
     for url in ["sqlite:kept/waypost.db", "file:kept"] {

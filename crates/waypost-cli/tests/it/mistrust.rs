@@ -41,7 +41,7 @@ fn an_empty_pack_is_no_evidence() {
 }
 
 #[test]
-fn no_more_may_be_demanded_than_there_is_and_some_of_some_is_not_none() {
+fn at_least_is_above_zero_and_at_most_the_claims() {
     let two = "of: [{file: a.txt}, {file: b.txt}]";
     assert_eq!(run_with(&format!("{{at_least: 3, {two}}}"), "true").1, Some(78));
     assert_eq!(run_with(&format!("{{at_least: 1, {two}}}"), "true").1, Some(4), "none of them is there");
@@ -104,7 +104,7 @@ fn a_flag_of_then_is_not_believed_where_the_file_is_gone() {
 }
 
 #[test]
-fn a_file_that_a_later_step_rewrote_does_not_count_against_the_earlier_one() {
+fn a_file_rewritten_downstream_does_not_break_its_first_step() {
     for store in STORES {
         let rig = Rig::with(REWRITES).at(store);
         assert_eq!(code_of(&rig, &RUN), Some(0));

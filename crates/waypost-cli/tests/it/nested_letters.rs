@@ -142,7 +142,7 @@ steps:
 }
 
 #[test]
-fn an_inner_item_is_changed_and_of_a_group_or_another_file_goes_on_alone() {
+fn an_edit_resumes_one_inner_item_of_a_group_or_file() {
     for store in STORES {
         let rig = Rig::with(
             "steps:
@@ -175,7 +175,7 @@ fn an_inner_item_is_changed_and_of_a_group_or_another_file_goes_on_alone() {
 // and the inner item could not be retried alone. Cause: a failed branch stayed at its position. Fix: the branch
 // goes back to the join of the inner item.
 #[test]
-fn an_item_that_failed_after_an_inner_one_is_tried_again_with_it() {
+fn an_item_that_failed_after_an_inner_item_retries_with_it() {
     for store in STORES {
         for (retried, letters) in [(&["retry", "r"][..], json!([])), (&["retry", "r", "k2"], json!([]))] {
             let rig = Rig::with(

@@ -148,7 +148,7 @@ fn newer_is_refused() {
 // wrongly resumable. Cause: its newest checkpoint has a summary, and the rest was not checked. Fix: a run with an
 // unreadable record is listed as unreadable only (standing.rs).
 #[test]
-fn a_run_whose_record_is_damaged_is_not_listed_as_if_it_were_sound() {
+fn a_run_with_a_damaged_record_is_not_listed_as_sound() {
     for url in STORES {
         let rig = three(url);
         if url == "file:kept" {

@@ -88,7 +88,7 @@ fn what_was_printed_and_is_damaged_is_not_given() {
 }
 
 #[test]
-fn any_exit_code_is_given_again_and_a_failure_is_done_again_if_that_is_wanted() {
+fn exit_codes_are_reported_and_failures_rerun_on_request() {
     let rig = Rig::new();
 
     assert!(once(&rig, "a", "echo x >> trace; exit 3").starts_with("exit 3\n"));

@@ -333,7 +333,7 @@ const ITEMS: &str = "steps:
 ";
 
 #[test]
-fn items_of_the_pass_before_are_looked_at_until_the_next_comes_to_them() {
+fn items_of_the_last_pass_are_verified_until_the_next_pass() {
     for store in STORES {
         let rig = Rig::with(ITEMS).at(store);
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
@@ -349,7 +349,7 @@ fn items_of_the_pass_before_are_looked_at_until_the_next_comes_to_them() {
 // Bug: a restarted pass was abandoned by a rollback; a broken item of the pass in force counted as an item of the
 // abandoned pass, and the group was joined without the item, forever.
 #[test]
-fn an_item_is_done_again_whose_branch_has_begun_another_pass_since() {
+fn an_item_reruns_although_its_branch_began_another_pass() {
     for store in STORES {
         let rig = Rig::with(ITEMS).at(store);
         rig.write("ok", "");
@@ -386,7 +386,7 @@ fn passes_begin_with_the_first_behind_a_rollback_amid_a_redo() {
 }
 
 #[test]
-fn items_that_come_out_well_when_they_are_done_again_have_not_failed() {
+fn items_that_succeed_after_a_rerun_are_not_failed() {
     let flow = "steps:
   - id: f
     foreach: {failure_rate: 1, items: [u, v], max_parallel: 1, steps: [{id: i, run: 'echo ${{ item }} >> trace; test ! -e fail-${{ item }}; touch own'}]}

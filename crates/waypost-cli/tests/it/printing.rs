@@ -12,7 +12,7 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
 // default. Cause: printed output was kept only for completed steps. Fix: the output of the last attempt is kept,
 // whatever its end.
 #[test]
-fn what_a_tolerated_step_printed_is_read_by_later_steps_and_the_next_pass() {
+fn output_of_a_tolerated_step_is_read_downstream() {
     let flow = r#"
 steps:
   - {id: test, run: 'echo "try $WAYPOST_ATTEMPT"; echo aside >&2; exit 3', continue_on_error: true, retry: {max: 1, delay: 1ms}}
@@ -77,7 +77,7 @@ steps:
 // Bug: an output with a NUL was accepted, and the step with that value in a variable failed with a system error.
 // Cause: values were not checked before the start of a process. Fix: the error names the expression and a remedy.
 #[test]
-fn a_value_with_a_nul_is_refused_where_a_process_would_be_given_it() {
+fn a_value_with_a_nul_is_refused_for_a_process() {
     for (key, with) in [
         ("env: {X: '${{ steps.a.outputs.result }}'}", "env"),
         ("dir: '${{ steps.a.outputs.result }}'", "dir"),

@@ -101,7 +101,7 @@ fn a_command_ends_with_who_waits_for_it() {
 }
 
 #[test]
-fn a_service_whose_process_is_gone_is_started_again_and_nothing_else() {
+fn a_service_without_its_process_restarts_alone() {
     let flow = r#"
 steps:
   - id: up
@@ -162,7 +162,7 @@ steps:
 }
 
 #[test]
-fn files_folders_and_what_lies_elsewhere_are_believed_and_looked_at_again() {
+fn files_folders_and_absolute_paths_are_verified_again() {
     let elsewhere = tempfile::tempdir().unwrap();
     let flow = r#"
 allow_paths: [ELSE]

@@ -133,7 +133,7 @@ commands:
 }
 
 #[test]
-fn what_is_too_much_for_a_workflow_is_refused_and_no_file_is_left() {
+fn an_oversized_workflow_is_refused_and_leaves_no_file() {
     let rig = Rig::new();
     let many = |count: usize| (0..count).map(|_| "    - shell: a\n").collect::<String>();
     rig.write("many.yml", &format!("name: many\ncommands:\n{}", many(10_001)));

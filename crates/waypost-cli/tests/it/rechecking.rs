@@ -65,7 +65,7 @@ fn what_comes_first_is_done_again_first_whichever_was_done_last() {
 }
 
 #[test]
-fn a_broken_step_above_an_opener_is_done_again_before_its_branches() {
+fn a_broken_step_above_an_opener_reruns_before_its_branches() {
     for opener in [
         "foreach: {items: [x], steps: [{id: i, run: 'echo i >> trace; cp a i', evidence: [{sha256: i}]}]}",
         "repeat: {max: 1, until: 'true'}\n    steps: [{id: i, run: 'echo i >> trace; cp a i', evidence: [{sha256: i}]}]",
@@ -116,7 +116,7 @@ fn nothing_runs_after_a_step_that_is_not_believed() {
 // Bug: a rerun early step wrote a file that a later step had rewritten, and the early claim counted as the
 // newest: the later step was reused, and its file was lost.
 #[test]
-fn what_a_later_step_made_of_a_file_is_asked_for_when_an_early_one_is_done_again() {
+fn an_early_rerun_asks_about_files_of_a_later_step() {
     for later in [
         "- {id: d, run: 'echo d >> trace; echo D > s', evidence: [{sha256: s}]}",
         "- {id: d, run: 'echo d >> trace; echo D > s', evidence: [{file: s, contains: D}]}",
@@ -142,7 +142,7 @@ fn what_a_later_step_made_of_a_file_is_asked_for_when_an_early_one_is_done_again
 
 // Bug: a `foreach` step joined again without a new end, and lost its own claims for good.
 #[test]
-fn a_step_over_items_keeps_its_own_evidence_when_one_of_them_is_done_again() {
+fn a_fan_out_keeps_its_evidence_if_one_item_reruns() {
     let flow = "steps:
   - id: f
     foreach: {items: [x], steps: [{id: i, run: 'echo i >> trace; echo i > i; echo own > own', evidence: [{sha256: i}]}]}
@@ -185,7 +185,7 @@ fn a_service_is_started_again_only_for_what_comes_after_it() {
 }
 
 #[test]
-fn what_cannot_be_checked_stops_with_4_whatever_else_does_not_hold() {
+fn unknown_evidence_exits_with_4_whatever_else_is_broken() {
     let flow = "steps:
   - {id: a, run: 'echo a >> trace; echo a > a', evidence: [{sha256: a}]}
   - {id: b, run: 'echo b >> trace', evidence: [{command: 'test ! -e unknown || exit 126', timeout: 1s}]}
@@ -203,7 +203,7 @@ fn what_cannot_be_checked_stops_with_4_whatever_else_does_not_hold() {
 }
 
 #[test]
-fn a_plan_knows_what_may_be_used_again_after_a_step_that_failed_as_it_was_done_again() {
+fn a_plan_knows_reusable_results_behind_a_failed_rerun() {
     let flow = "steps:
   - {id: a, run: 'echo a >> trace; test ! -e no; echo a > a', evidence: [{sha256: a}]}
   - {id: b, run: 'echo b >> trace; cp a b', evidence: [{sha256: b}]}
@@ -248,7 +248,7 @@ fn a_rollback_looks_at_what_its_plan_looks_at() {
 }
 
 #[test]
-fn what_comes_after_passes_that_began_anew_is_used_again_if_they_give_the_same() {
+fn steps_after_restarted_passes_are_reused_for_equal_results() {
     let flow = "steps:
   - id: r
     repeat: {until: iteration >= 3, max: 3}
@@ -270,7 +270,7 @@ fn what_comes_after_passes_that_began_anew_is_used_again_if_they_give_the_same()
 
 // Bug: all steps downstream of a restarted group, items or hooks ran again, although all results were equal.
 #[test]
-fn what_comes_after_branches_that_were_opened_anew_is_used_again_if_they_leave_the_same() {
+fn steps_after_reopened_branches_are_reused_for_equal_ends() {
     let behind = "- {id: z, run: 'echo z >> trace'}
   - {id: x, run: 'echo x >> trace; echo x > x', evidence: [{sha256: x}]}";
     let cases = [
@@ -359,7 +359,7 @@ fn a_step_is_done_again_before_what_comes_after_its_work() {
 
 // Bug: after a changed result of an item, all downstream steps ran again with each rerun of another item.
 #[test]
-fn an_item_that_came_out_otherwise_once_counts_no_more_when_another_is_done_again() {
+fn a_changed_item_result_no_longer_counts_after_a_rerun() {
     let flow = "steps:
   - id: f
     foreach: {items: [u, v], max_parallel: 1, steps: [{id: i, run: 'echo ${{ item }} >> trace; cat with 2>/dev/null > ${{ item }} || true', evidence: [{sha256: '${{ item }}'}]}]}
@@ -474,7 +474,7 @@ fn the_evidence_of_a_hook_is_not_looked_at_after_its_step() {
 // Bug: items were about to join again when an upstream step had to rerun and was interrupted: then all items
 // restarted, out of order, and twice.
 #[test]
-fn what_was_about_to_be_joined_again_still_is_after_what_comes_before_it_was_done_again() {
+fn a_pending_join_stays_pending_after_an_upstream_rerun() {
     for retention in [6, 100] {
         let flow = format!(
             "checkpoints: {{retention: {retention}}}

@@ -23,7 +23,7 @@ steps:
 "#;
 
 #[test]
-fn a_group_is_done_until_it_holds_and_a_crash_costs_the_step_that_was_cut() {
+fn a_group_repeats_until_true_and_a_crash_costs_one_step() {
     for store in STORES {
         let rig = Rig::with(IMPROVE).at(store);
         let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
@@ -126,7 +126,7 @@ steps:
 // old count. Its first passes were skipped, or no pass was left. Cause: the passes are in the state, which is
 // from after the step. Fix: a redo removes the passes of the step from the state.
 #[test]
-fn passes_are_counted_anew_where_another_file_has_a_finished_step_done_again() {
+fn passes_restart_if_a_file_reruns_a_finished_step() {
     for store in STORES {
         let flow = |word: &str| {
             format!(

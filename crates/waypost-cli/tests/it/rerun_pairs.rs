@@ -1,26 +1,6 @@
 //! Pairs of features that meet in the decision what a resume runs again: the result is that of a clean run.
 
-use crate::rig::{Rig, code_of};
-
-/// Runs the workflow as run `r`.
-fn run(rig: &Rig) -> Option<i32> {
-    code_of(rig, &["run", "flow.yaml", "--id", "r", "-q"])
-}
-
-fn resume(rig: &Rig, args: &[&str]) -> Option<i32> {
-    code_of(rig, &[&["resume", "r", "-q"], args].concat())
-}
-
-/// Returns the words of the trace since the last call.
-fn ran(rig: &Rig) -> String {
-    let words = rig.read("trace").split_whitespace().collect::<Vec<_>>().join(" ");
-    rig.write("trace", "");
-    words
-}
-
-fn remove(rig: &Rig, name: &str) {
-    std::fs::remove_file(rig.path(name)).unwrap();
-}
+use crate::rig::{Rig, code_of, ran, remove, resume, run};
 
 /// Starts run `r`, and kills it in the hook `h`.
 fn killed_in_hook(rig: &Rig) {

@@ -391,7 +391,7 @@ fn a_variable_that_every_step_sets_itself_is_not_told() {
 // nothing to do. Cause: the file of an ended run was not compared. Fix: the file is always compared; a change of
 // a finished step needs a choice, other changes are reported.
 #[test]
-fn a_change_after_the_end_is_told_and_what_is_finished_needs_a_choice() {
+fn a_later_change_is_reported_and_finished_work_needs_choice() {
     let one = "  - {id: a, run: echo a >> trace}\n  - {id: b, run: echo b >> trace}\n";
     let flow = |steps: &str| format!("version: 1\nsteps:\n{steps}");
     let rig = Rig::with(&flow(one));
@@ -542,7 +542,7 @@ fn a_step_of_an_item_runs_again_with_what_comes_of_it() {
 }
 
 #[test]
-fn a_step_of_an_item_within_a_group_within_an_item_runs_again_after_a_kill_too() {
+fn a_step_in_nested_items_and_groups_reruns_after_a_kill() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(
             r#"steps:

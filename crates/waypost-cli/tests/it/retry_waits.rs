@@ -76,7 +76,7 @@ fn a_resume_of_all_keeps_the_delay_and_the_budget() {
 }
 
 #[test]
-fn a_signal_is_an_exit_code_whether_the_shell_reports_it_or_dies() {
+fn a_signal_is_an_exit_code_from_the_shell_and_from_a_kill() {
     // With one command, bash is replaced by the command, and dies of the signal.
     for run in ["sh kill.sh", "sh kill.sh; exit $?"] {
         for when in ["exit 137", "signal"] {

@@ -222,6 +222,37 @@ pub(crate) fn code_of(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
+/// Runs the program; checks its exit code and its output on stderr or stdout.
+pub(crate) fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) {
+    let output = rig.call(args);
+    let told = rig.told(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
+    for words in said {
+        assert!(told.contains(words), "{args:?} does not say `{words}`: {told}");
+    }
+}
+
+/// Runs the workflow as run `r`.
+pub(crate) fn run(rig: &Rig) -> Option<i32> {
+    code_of(rig, &["run", "flow.yaml", "--id", "r", "-q"])
+}
+
+/// Resumes run `r`.
+pub(crate) fn resume(rig: &Rig, args: &[&str]) -> Option<i32> {
+    code_of(rig, &[&["resume", "r", "-q"], args].concat())
+}
+
+/// Returns the words of the trace since the last call.
+pub(crate) fn ran(rig: &Rig) -> String {
+    let words = rig.read("trace").split_whitespace().collect::<Vec<_>>().join(" ");
+    rig.write("trace", "");
+    words
+}
+
+pub(crate) fn remove(rig: &Rig, name: &str) {
+    fs::remove_file(rig.path(name)).unwrap();
+}
+
 /// Waits until a condition is true, with a time limit far above the usual time.
 pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
     let begin = Instant::now();

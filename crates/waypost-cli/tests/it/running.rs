@@ -107,7 +107,7 @@ fn a_dry_run_does_nothing() {
 }
 
 #[test]
-fn a_failed_run_in_memory_names_no_line_that_could_go_on_with_it() {
+fn a_failed_run_in_memory_has_no_resume_hint() {
     // Bug: the last line was `waypost resume r-1 --store memory:`, an impossible command. Cause: the line was
     // made for every store address. Fix: no such line for a store that ends with its process.
     let rig = Rig::with(FLOW).at("memory:");
@@ -189,7 +189,7 @@ fn a_run_that_takes_too_long_exits_with_124() {
 }
 
 #[test]
-fn the_environment_chooses_the_store_and_the_flag_goes_before_it() {
+fn the_environment_selects_the_store_and_the_flag_wins() {
     let rig = Rig::with(FLOW);
     rig.command(&["run", "flow.yaml", "--id", "r-env", "--until", "one"])
         .env("WAYPOST_STORE", "sqlite:env.db")
@@ -445,7 +445,7 @@ fn a_step_that_said_something_may_run_into_its_timeout() {
 // Bug: a full disk during the creation of `.waypost` left an empty `.gitignore` for good; a store at another
 // address had none. Fix: an empty file is written again, and every store in such a folder writes the file.
 #[test]
-fn git_ignores_the_store_also_where_that_is_named_or_a_disk_was_full() {
+fn git_ignores_a_named_store_and_a_store_of_a_full_disk() {
     for (store, folder, lines) in [
         (&[][..], ".waypost", "*\n!config.yaml\n"),
         (&["--store", "sqlite:.waypost/waypost.db"], ".waypost", "*\n!config.yaml\n"),

@@ -26,7 +26,7 @@ fn pids(rig: &Rig) -> Vec<String> {
 }
 
 #[test]
-fn a_service_lives_beside_later_steps_and_no_longer_than_its_run() {
+fn a_service_lives_during_later_steps_and_ends_with_its_run() {
     for store in STORES {
         let rig = Rig::with(FLOW).at(store);
 
@@ -69,7 +69,7 @@ fn a_resume_starts_it_again_for_what_is_left() {
 }
 
 #[test]
-fn one_that_ends_is_started_again_and_one_that_cannot_serve_fails() {
+fn an_ended_service_restarts_and_one_that_cannot_serve_fails() {
     let flow = "steps:\n  - {id: api, service: 'echo x >> pids; sleep 0.5'}\n  - {id: a, run: 'sleep 0.5'}\n  - {id: b, run: 'true'}\n";
     let rig = Rig::with(flow);
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));

@@ -47,7 +47,7 @@ fn steps_that_are_still_to_come_read_other_params() {
 }
 
 #[test]
-fn what_a_finished_step_has_read_changes_only_if_it_is_done_again() {
+fn inputs_of_a_finished_step_count_only_after_a_rerun() {
     let rig = failed();
     let set = |args: &[&str]| call(&rig, &[&["resume", "r"], args].concat());
 

@@ -92,7 +92,7 @@ fn a_resume_is_stopped_while_it_looks_at_evidence() {
 // WORKFLOW 5 lists 8 and the signal's own code. Fix: 8 is right, because a resume needs a decision first;
 // docs/workflow-file.md and the table in `--help` say so.
 #[test]
-fn a_signal_that_leaves_a_step_in_doubt_ends_with_the_code_of_doubt() {
+fn a_signal_with_a_step_in_doubt_exits_with_the_doubt_code() {
     for url in ["sqlite:kept/waypost.db", "file:kept"] {
         for (signal, name) in [(libc::SIGINT, "SIGINT"), (libc::SIGTERM, "SIGTERM"), (libc::SIGHUP, "SIGHUP")]
         {

@@ -51,7 +51,7 @@ fn the_root_of_the_git_repository_has_the_store() {
 }
 
 #[test]
-fn a_repository_in_the_home_folder_does_not_count_and_the_search_ends_there() {
+fn a_repository_in_the_home_folder_ends_the_search() {
     let rig = rig();
     fs::create_dir(rig.path("below/.git")).unwrap();
     fs::create_dir(rig.path(".waypost")).unwrap();
@@ -78,7 +78,7 @@ fn without_a_store_upward_the_newest_one_below_is_used() {
 // Bug: a run of a file elsewhere could not be named from its start folder. Fix: the user's list records the
 // folder that used each store.
 #[test]
-fn the_store_of_a_run_that_was_started_from_this_folder_is_found() {
+fn the_store_of_a_run_started_in_this_folder_is_found() {
     let rig = rig();
     fs::create_dir(rig.path("here")).unwrap();
     let at = ("nowhere", "here");

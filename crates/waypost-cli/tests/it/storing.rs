@@ -67,7 +67,7 @@ fn commands_without_a_file_go_by_waypost_yaml() {
 }
 
 #[test]
-fn a_store_counts_after_the_environment_and_before_configurations() {
+fn a_known_store_ranks_after_environment_before_config() {
     let rig = Rig::new();
     fs::create_dir(rig.path(".waypost")).unwrap();
     rig.write(".waypost/config.yaml", "store: file:project\n");

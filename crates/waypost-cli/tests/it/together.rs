@@ -38,7 +38,7 @@ steps:
 
 // Bug: one item failed, the others were stopped inside a non-idempotent step, and the run was in doubt.
 #[test]
-fn what_must_not_be_repeated_comes_to_its_end_when_another_item_fails() {
+fn a_careful_step_ends_although_another_item_fails() {
     let rig = Rig::with(
         "steps:
   - id: e
@@ -88,7 +88,7 @@ fn the_time_of_a_run_counts_also_where_all_are_resumed() {
 // Bug: waypost was stopped by Ctrl-Z while a step ended. After the wake-up it handled the expired timeout first
 // and ran the step again. Fix: ended steps are read before the timeout is applied.
 #[test]
-fn a_step_that_ends_while_waypost_is_stopped_has_not_run_out_of_time() {
+fn a_step_that_ends_during_a_stop_has_no_timeout() {
     let rig = Rig::with(
         "steps:\n  - {id: a, timeout: 2s, retry: 1, run: 'echo a >> trace; sleep 0.7; echo end >> trace'}\n",
     );

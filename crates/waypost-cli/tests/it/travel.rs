@@ -175,7 +175,7 @@ fn a_checkpoint_is_exported_whole_and_never_over_another_file() {
 // Bug: open items in a fork or an import lacked the values of their parents, including `item`, and failed or used
 // defaults. Cause: a copied branch did not get the values of its parent. Fix: it does, like a resumed branch.
 #[test]
-fn items_that_come_along_into_another_run_know_what_is_around_them() {
+fn items_of_a_forked_run_know_their_enclosing_state() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(
             r#"params: {who: {type: string, default: me}}
@@ -219,7 +219,7 @@ steps:
 // epoch was computed from the position, and an ended run has none. Fix: the new epoch is above the highest epoch
 // ever used.
 #[test]
-fn a_step_that_runs_again_by_another_file_after_a_restart_has_a_key_of_its_own() {
+fn a_restarted_step_of_another_file_has_a_new_key() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let flow = |word: &str| {
             format!("steps:\n  - {{id: b, run: 'echo {word} $WAYPOST_IDEMPOTENCY_KEY >> keys'}}\n")
@@ -287,7 +287,7 @@ fn to_go_back_where_a_run_stands_writes_nothing() {
 
 // A rollback trusts no missing files: the pins of steps in force at the target are verified.
 #[test]
-fn nobody_goes_back_to_what_does_not_hold_unless_it_is_done_again() {
+fn a_rollback_to_broken_evidence_needs_a_rerun() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(
             "steps:
@@ -393,7 +393,7 @@ fn a_rollback_before_the_retry_of_an_item_reruns_the_items() {
 }
 
 #[test]
-fn a_rollback_before_the_retry_of_a_dead_letter_reruns_the_items() {
+fn a_rollback_before_the_retry_of_a_dead_letter_reruns_items() {
     let flow = ITEMS.replace("max_parallel: 1", "max_parallel: 1\n      max_failures: 1");
     let rig = retried_after_a_checkpoint(&flow, 3, &["dead-letters", "retry", "r", "-q"]);
 

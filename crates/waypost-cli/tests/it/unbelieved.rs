@@ -122,7 +122,7 @@ fn a_stop_waits_for_no_evidence_that_is_still_to_come() {
 }
 
 #[test]
-fn who_goes_back_or_forks_from_before_it_is_asked_when_its_turn_comes() {
+fn a_rollback_or_fork_before_a_careful_step_asks_at_its_turn() {
     for back_to in ["r@1", "r@2", "r@3"] {
         let (rig, _) = {
             let rig = Rig::with(

@@ -27,7 +27,7 @@ fn ran(store: &str) -> Rig {
 }
 
 #[test]
-fn what_finished_last_is_undone_first_and_the_run_goes_on_from_there() {
+fn undo_runs_newest_first_and_the_run_resumes_from_there() {
     for store in STORES {
         let rig = ran(store);
         let told = rig.json(&["rollback", "r@2", "--undo-steps", "--json"]);
@@ -155,7 +155,7 @@ fn a_failed_run_goes_back_behind_what_it_undoes() {
 }
 
 #[test]
-fn only_steps_that_do_something_themselves_say_how_they_are_undone() {
+fn only_steps_with_work_of_their_own_have_undo() {
     for step in [
         "foreach: {items: [1], steps: [{id: b, run: 'true'}]}",
         "sleep: 1s",
@@ -262,7 +262,7 @@ fn a_stop_ends_it_before_the_next_undo() {
 }
 
 #[test]
-fn nobody_goes_back_to_where_something_undone_counts_as_finished() {
+fn a_rollback_to_an_undone_finished_step_is_refused() {
     let rig = ran(STORES[0]);
     assert_eq!(code_of(&rig, &["rollback", "r@2", "--undo-steps", "-q"]), Some(0));
     for args in [["rollback", "r@6", "-q"].as_slice(), &["fork", "r@6", "-q"]] {
@@ -323,7 +323,7 @@ steps:
 }
 
 #[test]
-fn a_pass_whose_state_is_gone_is_not_undone_with_that_of_another() {
+fn a_pass_without_its_state_is_not_undone_with_another() {
     let flow = "checkpoints: {retention: 2}
 steps:
   - id: own

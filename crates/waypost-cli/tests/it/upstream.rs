@@ -22,7 +22,7 @@ fn resumed_to_a_sound_end(rig: &Rig) {
 // Bug: `c` copied a file of `a`; the step `b` in between had an unchanged result, and the old copy was reused.
 // Fix: upstream changes count for all downstream steps.
 #[test]
-fn another_file_is_not_hidden_by_a_step_between_that_gives_the_same() {
+fn a_changed_file_counts_behind_a_step_with_equal_output() {
     let rig = ran("steps:
   - {id: a, run: 'date +%s%N > f', evidence: [{sha256: f}]}
   - {id: b, run: 'echo const > bb', evidence: [{sha256: bb}]}
@@ -48,7 +48,7 @@ fn where_all_comes_out_as_before_nothing_more_is_done() {
 // Bug: a rerun item left another file, and steps downstream of all items were reused. Fix: a join that runs again
 // counts as changed.
 #[test]
-fn another_file_of_an_item_counts_for_what_comes_after_all_items() {
+fn a_changed_file_of_an_item_counts_after_all_items() {
     for opens in [
         "foreach: {items: [x], steps: [{id: mk, run: 'date +%s%N > f', evidence: [{sha256: f}]}]}",
         "repeat: {max: 1, until: 'true'}
@@ -75,7 +75,7 @@ fn another_file_of_an_item_counts_for_what_comes_after_all_items() {
 // Bug: a step filled a database that the previous step had created and pinned; a resume recreated an empty
 // database. Fix: claims of any kind about a file are bound to the file (plan/bound.rs).
 #[test]
-fn a_file_that_a_later_step_claims_otherwise_is_not_the_earlier_ones_any_more() {
+fn a_later_claim_about_a_file_supersedes_the_earlier_one() {
     let rig = Rig::with("steps:
   - {id: create, run: 'echo create >> trace; cp empty.db rows.db', evidence: [{sha256: rows.db}]}
   - {id: load, idempotent: false, run: 'echo load >> trace; cp full.db rows.db', evidence: [{sqlite: rows.db, table: t, where: {a: 1}}]}
@@ -217,7 +217,7 @@ fn passes_over_another_file_begin_with_the_first() {
 
 // Bug: a step once declared done was asked about again after each rerun of its upstream step.
 #[test]
-fn what_a_person_took_as_done_is_compared_with_what_it_was_taken_as_done_over() {
+fn a_result_treated_as_done_is_compared_with_its_inputs() {
     let rig = ran("steps:
   - {id: a, run: 'cat with > a || true', evidence: [{sha256: a}]}
   - {id: z, idempotent: false, run: 'echo z >> trace'}
@@ -238,7 +238,7 @@ fn what_a_person_took_as_done_is_compared_with_what_it_was_taken_as_done_over() 
 // Bug: a repeated step had been rerun over a replaced file, and its downstream step had failed; then the file was
 // lost again, and the passes continued with the third, over files of the first two.
 #[test]
-fn passes_over_a_file_that_is_another_once_more_begin_with_the_first() {
+fn passes_over_a_file_changed_twice_restart_at_the_first() {
     for retention in [2, 100] {
         let rig = ran(&format!("checkpoints: {{retention: {retention}}}
 steps:

@@ -333,7 +333,7 @@ fn the_events_of_a_run_tell_signals_from_answers() {
 }
 
 #[test]
-fn who_stays_for_a_run_that_waits_is_stopped_and_no_run_is_deleted_under_it() {
+fn a_waiting_run_is_stopped_and_not_deleted_under_its_worker() {
     for (store, waits) in [("sqlite:kept/waypost.db", "sleep: 60s"), ("file:kept", "wait: go")] {
         let rig =
             Rig::with(&format!("steps:\n  - {{id: a, {waits}}}\n  - run: echo done >> trace\n")).at(store);

@@ -158,7 +158,7 @@ fn every_engine_that_is_there_is_asked() {
 }
 
 #[test]
-fn an_engine_that_is_named_or_speaks_no_http_says_nothing_of_a_container() {
+fn an_engine_without_http_gives_unknown_for_containers() {
     let folder = tempfile::tempdir().unwrap();
     let (docker, podman) = (folder.path().join("docker.sock"), folder.path().join("podman.sock"));
     let variables = [("DOCKER_HOST", &docker), ("CONTAINER_HOST", &podman)];

@@ -246,7 +246,7 @@ fn the_opposite_of_what_was_not_looked_at_does_not_hold() {
 }
 
 #[test]
-fn a_certificate_counts_only_if_this_machine_trusts_who_signed_it() {
+fn a_certificate_of_an_untrusted_signer_is_refused() {
     const CHILD: &str = "WAYPOST_TEST_TLS_PORT";
     let url = |port: &str, host: &str| format!("https://{host}:{port}/");
     if let Ok(port) = std::env::var(CHILD) {
@@ -260,7 +260,7 @@ fn a_certificate_counts_only_if_this_machine_trusts_who_signed_it() {
     let port = server.port.to_string();
 
     let untrusted = checked(&impatient(), Claim::new(API_RESPONSE, url(&port, "localhost")));
-    tls::trusting("http::a_certificate_counts_only_if_this_machine_trusts_who_signed_it", (CHILD, &port));
+    tls::trusting("http::a_certificate_of_an_untrusted_signer_is_refused", (CHILD, &port));
 
     assert_eq!(untrusted.verdict, Verdict::Unknown, "{untrusted:?}");
 }

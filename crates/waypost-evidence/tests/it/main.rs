@@ -292,7 +292,7 @@ fn checked(verifier: &Verifier, claim: Claim) -> Claim {
 }
 
 #[test]
-fn each_claim_comes_to_its_verdict_and_only_what_the_world_is_like_can_be_reversed() {
+fn each_claim_has_a_verdict_and_only_facts_are_negated() {
     let folder = tempfile::tempdir().unwrap();
     world(folder.path());
     programs::world(folder.path());
@@ -345,11 +345,17 @@ fn the_opposite_of_what_can_never_hold_does_not_hold() {
         not(FILE_SHA256, "gone/*.txt", json!("0".repeat(64))),
     ]);
 
-    let checked =
-        runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
+    let checked = verified(&pack, folder.path());
 
-    let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Failed; 23], "{checked:?}");
+    assert_eq!(verdicts_of(&checked), [Verdict::Failed; 23], "{checked:?}");
+}
+
+fn verified(pack: &Pack, folder: &Path) -> Pack {
+    runtime().block_on(verifier(Environment::inherited()).verify(pack, &Site::beneath(folder)))
+}
+
+fn verdicts_of(pack: &Pack) -> Vec<Verdict> {
+    pack.claims.iter().map(|claim| claim.verdict).collect()
 }
 
 #[test]
@@ -370,11 +376,9 @@ fn the_opposite_of_being_there_holds_where_nothing_is() {
         not(FILE_SHA256, "a.txt", json!("0".repeat(64))),
     ]);
 
-    let checked =
-        runtime().block_on(verifier(Environment::inherited()).verify(&pack, &Site::beneath(folder.path())));
+    let checked = verified(&pack, folder.path());
 
-    let verdicts: Vec<Verdict> = checked.claims.iter().map(|claim| claim.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Ok; 7], "{checked:?}");
+    assert_eq!(verdicts_of(&checked), [Verdict::Ok; 7], "{checked:?}");
 }
 
 #[test]

@@ -375,7 +375,7 @@ fn rows_that_a_policy_hides_are_not_said_to_be_missing() {
 }
 
 #[test]
-fn tls_is_spoken_where_it_is_required_with_a_server_that_is_trusted() {
+fn required_tls_needs_a_trusted_server() {
     const CHILD: &str = "WAYPOST_TEST_PG_PORT";
     let subject = |host: &str, port: &str, mode: &str| {
         format!("postgres:host={host} port={port} user=waypost sslmode={mode}")
@@ -398,10 +398,7 @@ fn tls_is_spoken_where_it_is_required_with_a_server_that_is_trusted() {
     let untrusted = safe(format!("{} dbname=postgres", subject("localhost", &port, "require")), true);
     let socket = cluster().folder().to_str().unwrap();
     let impossible = safe(format!("{} dbname=postgres", subject(socket, &port, "require")), true);
-    tls::trusting(
-        "postgres::tls_is_spoken_where_it_is_required_with_a_server_that_is_trusted",
-        (CHILD, &port),
-    );
+    tls::trusting("postgres::required_tls_needs_a_trusted_server", (CHILD, &port));
 
     assert_eq!(here.verdict, Verdict::Ok, "it does not leave this machine: {here:?}");
     assert_eq!(untrusted.verdict, Verdict::Unknown, "{untrusted:?}");

@@ -157,7 +157,7 @@ fn what_may_be_hidden_is_not_taken_to_be_gone() {
 }
 
 #[test]
-fn a_process_that_began_after_its_pid_file_was_written_is_another_one() {
+fn a_process_younger_than_its_pid_file_is_another_process() {
     let folder = tempfile::tempdir().unwrap();
     let proc = proc(folder.path(), "");
     fs::write(folder.path().join("w.pid"), "7").unwrap();

@@ -126,7 +126,7 @@ fn is_gone(pid: &str) -> bool {
 }
 
 #[test]
-fn a_program_is_told_what_is_claimed_and_what_it_answers_is_found() {
+fn a_program_gets_the_claim_and_its_answer_is_found() {
     let folder = tempfile::tempdir().unwrap();
     script(folder.path(), "echoes", "cat");
     let mut claim = Claim::new(EXEC, "./echoes");
@@ -165,7 +165,7 @@ fn nothing_that_a_command_started_outlives_it() {
 }
 
 #[test]
-fn a_command_that_takes_too_long_is_killed_with_all_that_it_started() {
+fn a_command_after_its_timeout_is_killed_with_its_children() {
     let folder = tempfile::tempdir().unwrap();
     let code = "trap '' TERM; sleep 600 & echo $! > child; echo $$ > self; wait";
     let terms = Terms { timeout_ms: Some(500), ..Terms::default() };
@@ -214,7 +214,7 @@ fn what_left_its_group_with_the_output_is_not_waited_for() {
 }
 
 #[test]
-fn secrets_are_given_only_by_name_and_are_masked_before_a_text_is_clipped() {
+fn secrets_are_passed_by_name_and_masked_before_clipping() {
     let folder = tempfile::tempdir().unwrap();
     let variables = [("PATH", "/usr/bin:/bin"), ("TOKEN", "open-sesame"), ("PLAIN", "p")];
     let environment = Environment::of(variables.map(|(name, value)| (name.into(), value.into())))

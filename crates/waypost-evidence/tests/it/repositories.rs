@@ -129,7 +129,7 @@ fn the_commit_is_pinned() {
 }
 
 #[test]
-fn git_writes_nothing_runs_nothing_and_takes_no_word_from_the_caller() {
+fn git_writes_nothing_and_ignores_the_caller_environment() {
     let folder = tempfile::tempdir().unwrap();
     world(folder.path());
     let repository = folder.path().join("r");

@@ -122,7 +122,7 @@ impl Import<'_> {
         let is_agent = text.starts_with('/');
         let (work, comments) = self.commented(|import| match is_agent {
             true => {
-                import.tell_of_agents(node);
+                import.report_agents(node);
                 Work::Agent(import.pasted(node, "on_failure", text))
             }
             false => Work::Run(import.command(node, "on_failure", text, &[])),

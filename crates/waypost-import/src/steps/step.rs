@@ -199,7 +199,7 @@ impl Import<'_> {
         }
         let work = match key {
             "claude" => {
-                self.tell_of_agents(node);
+                self.report_agents(node);
                 let place = fields.node.get(key).unwrap_or(node);
                 Work::Agent(self.pasted(place, key, text))
             }
@@ -290,7 +290,7 @@ impl Import<'_> {
     }
 
     /// Adds the note about the permissions of agents, once.
-    pub(crate) fn tell_of_agents(&mut self, node: &Node) {
+    pub(crate) fn report_agents(&mut self, node: &Node) {
         if std::mem::replace(&mut self.has_agent, true) {
             return;
         }

@@ -138,7 +138,7 @@ impl Import<'_> {
         let mut map = Map::default();
         map.text("id", self.ids.take(&format!("{}-check", done.id), 0));
         if key == "claude" {
-            self.tell_of_agents(node);
+            self.report_agents(node);
             map.text("agent", "claude");
             map.text("prompt", self.pasted(node, key, text));
         } else {

@@ -89,7 +89,7 @@ env: {NAME: x}
 }
 
 #[test]
-fn variables_come_to_commands_in_variables_and_into_prompts_as_they_are() {
+fn commands_get_variables_and_prompts_get_their_values() {
     let cases = [
         (
             "what was captured",

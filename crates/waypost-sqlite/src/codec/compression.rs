@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_state_with_a_small_change_costs_little_whatever_its_size() {
+    fn a_small_change_of_a_large_state_is_a_small_delta() {
         let compressor = Compressor::default();
         for bytes in [1_000, 300_000, 1_000_000, 4_000_000] {
             let before = noise(bytes, 7);

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_ends_by_its_deltas_by_what_is_moved_and_by_its_length() {
+    fn a_chain_ends_by_deltas_moved_bytes_and_length() {
         let full = CachedChain::of_full(1_000, 1_000);
         assert!(!full.with(4_000, 0).is_due(1_000) && full.with(4_001, 0).is_due(1_000));
         assert!(!full.with(9_000, 0).is_due(10_000), "it has grown, and so would a full frame");

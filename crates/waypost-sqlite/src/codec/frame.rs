@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_would_give_too_much_is_refused_before_it_is_unpacked() {
+    fn an_oversized_frame_is_refused_before_decompression() {
         let compressor = Compressor::default();
         let mut bytes = vec![0; CHECK_BYTES];
         put(&mut bytes, 0);

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_that_fails_changes_nothing_and_overwrites_no_back_up() {
+    fn a_failed_upgrade_changes_nothing_and_keeps_the_backup() {
         let (_folder, place, options, mut connection) = site();
         let broken = [
             Migration { to: VERSION + 1, sql: "CREATE TABLE more (x) STRICT" },

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_and_every_length_tells_the_truth_or_nothing() {
+    fn each_changed_bit_and_length_is_truth_or_nothing() {
         let test = TestRun::new();
         test.journal.record(&[record("main", 1)]);
         test.journal.record(&[record("each:b", 31)]);

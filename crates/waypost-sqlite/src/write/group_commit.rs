@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_are_no_crowd_and_a_crowd_is_over_once_commits_are_lonely() {
+    fn a_group_commit_ends_once_commits_are_single() {
         let group_commit = GroupCommit::default();
         group_commit.record_jobs(GROUP_JOBS_MIN - 1);
         assert!(!is_there(&group_commit));

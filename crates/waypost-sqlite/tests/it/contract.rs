@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use waypost::store::Store;
 use waypost::{BranchPath, RunId};
 use waypost_sqlite::SqliteStore;
-use waypost_testing::contract::{Place, StoreFixture};
+use waypost_testing::contract::{DamageTarget, StoreFixture};
 use waypost_testing::{store_contract, store_differential};
 
 use crate::support::Site;
@@ -70,16 +70,16 @@ impl StoreFixture for Sqlite {
         self.store = Some(self.site.open());
     }
 
-    async fn damage(&mut self, run: &RunId, place: &Place) {
+    async fn damage(&mut self, run: &RunId, place: &DamageTarget) {
         match place {
-            Place::Run => {
+            DamageTarget::Run => {
                 let row = format!("run = (SELECT id FROM runs WHERE name = '{run}')");
                 for table in ["frozen", "frozen_copies"] {
                     self.flip(table, "record", &row);
                 }
             }
-            Place::Header(branch, seq) => self.flip("records", "header", &record(run, branch, *seq)),
-            Place::Body(branch, seq) => self.flip("records", "body", &record(run, branch, *seq)),
+            DamageTarget::Header(branch, seq) => self.flip("records", "header", &record(run, branch, *seq)),
+            DamageTarget::Body(branch, seq) => self.flip("records", "body", &record(run, branch, *seq)),
         }
     }
 

@@ -223,7 +223,7 @@ fn many_may_make_the_store_at_once() {
 }
 
 #[tokio::test]
-async fn a_run_whose_row_is_gone_and_whose_name_is_in_the_index_is_listed_as_damaged() {
+async fn a_run_without_its_row_but_in_the_index_is_damaged() {
     // What happened: with the page of `runs` overwritten, a list said that there are no runs. Why: they were counted in
     // the index, whose page was sound. What stops it now: a list that reads all rows asks the folders for each.
     let site = Site::new();

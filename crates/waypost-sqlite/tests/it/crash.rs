@@ -74,7 +74,7 @@ async fn acknowledged_is_there_after_a_kill() {
 }
 
 #[tokio::test]
-async fn a_killed_run_goes_on_under_a_new_lease_and_its_events_are_whole() {
+async fn a_killed_run_resumes_under_a_new_lease_with_all_events() {
     let site = Site::new();
     killed_after(&site, 5);
     let store = site.open();

@@ -93,15 +93,28 @@ impl Outcomes {
     }
 }
 
+/// A small run, the bytes of its database, and a folder for a changed copy.
+struct Original {
+    written: Vec<Record>,
+    bytes: Vec<u8>,
+    copy: Site,
+}
+
+impl Original {
+    async fn new() -> Self {
+        let site = Site::new();
+        let written = small(&site).await;
+        let copy = Site::new();
+        fs::create_dir(copy.home()).unwrap();
+        Self { written, bytes: fs::read(site.file()).unwrap(), copy }
+    }
+}
+
 #[tokio::test]
 async fn no_changed_bit_leads_to_a_wrong_value() {
     // Every page is hit in many places; a prime so that the bit and the column move.
     let stride = share(257);
-    let site = Site::new();
-    let written = small(&site).await;
-    let bytes = fs::read(site.file()).unwrap();
-    let copy = Site::new();
-    fs::create_dir(copy.home()).unwrap();
+    let Original { written, bytes, copy } = Original::new().await;
 
     let mut outcomes = Outcomes::default();
     for place in (0..bytes.len()).step_by(stride) {
@@ -119,11 +132,7 @@ async fn no_changed_bit_leads_to_a_wrong_value() {
 async fn no_bit_of_where_a_row_begins_leads_to_a_wrong_value() {
     /// Length of the cell, key, lengths of the columns, and what of them stands before the digest.
     const BEGIN: usize = 24;
-    let site = Site::new();
-    let written = small(&site).await;
-    let bytes = fs::read(site.file()).unwrap();
-    let copy = Site::new();
-    fs::create_dir(copy.home()).unwrap();
+    let Original { written, bytes, copy } = Original::new().await;
 
     let mut outcomes = Outcomes::default();
     for record in &written {
@@ -142,11 +151,7 @@ async fn no_bit_of_where_a_row_begins_leads_to_a_wrong_value() {
 #[tokio::test]
 async fn no_truncation_leads_to_a_wrong_value() {
     let stride = share(1021);
-    let site = Site::new();
-    let written = small(&site).await;
-    let bytes = fs::read(site.file()).unwrap();
-    let copy = Site::new();
-    fs::create_dir(copy.home()).unwrap();
+    let Original { written, bytes, copy } = Original::new().await;
 
     let mut outcomes = Outcomes::default();
     for length in (0..bytes.len()).step_by(stride) {

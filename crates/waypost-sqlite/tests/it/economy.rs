@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use waypost::record::{Durability, Reason, Record};
 use waypost::store::{Lease, Page, Scan, Store, StoreError, TrimMode, Trimmed};
 use waypost::{BranchPath, RunId};
-use waypost_testing::contract::{Place, StoreFixture, block_on};
+use waypost_testing::contract::{DamageTarget, StoreFixture, block_on};
 use waypost_testing::memory::MemoryFixture;
 use waypost_testing::picture::scan_all;
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
@@ -270,7 +270,7 @@ impl Pair {
         }
         let id = run_of.id.clone();
         self.reopen().await;
-        let place = Place::Header(path.clone(), seq);
+        let place = DamageTarget::Header(path.clone(), seq);
         self.model.damage(&id, &place).await;
         self.sqlite.damage(&id, &place).await;
         self.take_up().await;
@@ -394,7 +394,7 @@ async fn a_store_opened_again_goes_on_with_deltas() {
 }
 
 #[tokio::test]
-async fn a_damaged_frame_is_the_damage_of_what_needs_it_and_of_nothing_else() {
+async fn a_damaged_frame_damages_only_its_dependents() {
     let site = Site::new();
     let (writing, written) = growing(&site, 60).await;
     let run = writing.lease.run().clone();
@@ -435,7 +435,7 @@ async fn a_damaged_frame_is_the_damage_of_what_needs_it_and_of_nothing_else() {
     }
     let mut links = Links::of(&run);
     links.under(&lease);
-    links.go_on_behind(&BranchPath::main(), 60, Some(head.record.digest()));
+    links.continue_after(&BranchPath::main(), 60, Some(head.record.digest()));
     let mut header = links.header(&BranchPath::main());
     (header.reason, header.basis) = (Reason::Repair, Some(seq - 1));
     let state: Value = serde_json::from_slice(head.record.state_bytes().unwrap()).unwrap();

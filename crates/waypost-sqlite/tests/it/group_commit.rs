@@ -132,7 +132,7 @@ async fn a_dropped_append_leaves_nobody_waiting() {
     assert_eq!(answer.unwrap(), Appended::Now);
     // The dropped one may or may not be done; asked again with the same id, it is answered.
     let mut links = first[0].links.clone();
-    links.go_on_behind(&waypost::BranchPath::main(), 2, None);
+    links.continue_after(&waypost::BranchPath::main(), 2, None);
     let known = store.load(first[0].lease.run(), &waypost::BranchPath::main(), 2).await;
     assert!(known.is_ok(), "the dropped one was queued, so it was carried out: {known:?}");
 }
@@ -307,7 +307,7 @@ async fn what_follows_a_repair_before_the_newest_is_a_repair() {
     for damage in &head.damaged {
         store.quarantine(&writing.lease, damage).await.unwrap();
     }
-    writing.links.go_on_behind(&main, 3, third);
+    writing.links.continue_after(&main, 3, third);
     let mut header = writing.links.header(&main);
     (header.seq, header.reason, header.basis) = (4, Reason::Repair, Some(3));
     let repair = writing.links.seal(header, &serde_json::json!(0));
@@ -315,7 +315,7 @@ async fn what_follows_a_repair_before_the_newest_is_a_repair() {
     let batch = writing.links.batch(vec![repair]);
     assert_eq!(Store::append(&*store, &[&writing.lease], batch).await.unwrap(), Appended::Now);
 
-    writing.links.go_on_behind(&main, 5, Some(digest));
+    writing.links.continue_after(&main, 5, Some(digest));
     let answer = writing.step().await;
 
     assert!(matches!(answer, Err(StoreError::Conflict { .. })), "{answer:?}");

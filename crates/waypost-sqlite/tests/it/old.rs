@@ -9,7 +9,7 @@ use waypost_sqlite::{SqliteOptions, SqliteStore};
 use crate::support::{Site, Writing};
 
 #[tokio::test]
-async fn a_database_of_before_the_first_release_is_refused_in_one_sentence() {
+async fn a_database_before_the_first_release_is_refused() {
     let site = Site::new();
     drop(Writing::begin(&site.open(), "r-1", Durability::Sync).await);
     for version in 0..5 {

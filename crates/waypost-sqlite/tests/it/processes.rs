@@ -86,7 +86,7 @@ async fn a_new_run_does_not_inherit_the_files_of_one_that_is_gone() {
 }
 
 #[tokio::test]
-async fn a_run_that_does_not_wait_for_the_disk_is_read_by_others_at_once() {
+async fn a_run_without_sync_is_read_by_others_at_once() {
     let site = Site::new();
     let store = site.open();
     let reader = site.open_read_only();

@@ -67,7 +67,7 @@ async fn a_section_does_not_wait_for_the_next_commit() {
 }
 
 #[tokio::test]
-async fn what_a_kill_kept_from_the_report_is_added_when_the_run_is_taken_up() {
+async fn a_report_cut_by_a_kill_is_completed_by_the_next_session() {
     let site = Site::new();
     let report = site.home().join("runs/r-1/report.md");
     drop(written(&site).await);

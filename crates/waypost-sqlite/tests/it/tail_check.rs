@@ -112,7 +112,7 @@ async fn after_a_loss_only_a_repair_with_a_new_number_is_taken() {
 
     let mut links = waypost_testing::records::Links::of(&run);
     links.under(&lease);
-    links.go_on_behind(&BranchPath::main(), 6, Some(head.record.digest()));
+    links.continue_after(&BranchPath::main(), 6, Some(head.record.digest()));
     let mut header = links.header(&BranchPath::main());
     (header.basis, header.reason) = (Some(5), Reason::Repair);
     let record = links.seal(header, &serde_json::json!({ "n": 7 }));
@@ -166,7 +166,7 @@ async fn an_older_copy_of_the_database_is_not_taken_for_the_run() {
 }
 
 #[tokio::test]
-async fn a_run_that_the_database_does_not_know_is_lost_and_not_begun_anew() {
+async fn a_run_unknown_to_the_database_is_lost_and_not_new() {
     let site = killed(Durability::Sync).await;
     fs::remove_file(log_of(&site)).unwrap();
     fs::remove_file(site.file()).unwrap();
@@ -261,7 +261,7 @@ fn a_run_that_is_being_made_is_not_said_to_be_lost() {
 // What happened: a loss that only the file of the last moments told of was forgotten by a lease that was taken and given
 // back. What stops it now: that file stays until something was written behind it (ack_journal.rs).
 #[tokio::test]
-async fn what_only_the_last_moments_tell_of_is_not_forgotten_by_who_looks() {
+async fn readers_keep_records_known_only_from_the_tail() {
     let site = killed(Durability::Sync).await;
     let path = site.home().join("runs/r-1/events.jsonl");
     let lines = fs::read_to_string(&path).unwrap();

@@ -6,7 +6,7 @@ use waypost::record::{Reason, Record, RunStatus};
 use waypost::store::{Appended, Batch, Lease, SignalKind, Store, StoreError};
 
 use super::support::{create, main, other, refused, stale, step};
-use super::{Place, StoreFixture};
+use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, picture};
 use crate::records::{Links, branch, run_id, signal, summary_mut, time};
 
@@ -130,14 +130,14 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
 
     // The newest record is damaged and quarantined, which leaves a gap.
     fixture.reopen().await;
-    fixture.damage(&run, &Place::Header(main(), third.header().seq)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), third.header().seq)).await;
     let store = fixture.store();
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     links.under(&lease);
     let head = heads(&*store, &run, 10).await.unwrap().remove(0);
     assert_eq!((head.record.header().seq, head.next), (2, 4));
     store.quarantine(&lease, &head.damaged[0]).await.unwrap();
-    links.go_on_behind(&main(), 2, Some(second.digest()));
+    links.continue_after(&main(), 2, Some(second.digest()));
     repairs(&*store, &lease, &links, &second, &third).await;
 }
 
@@ -171,7 +171,7 @@ async fn repairs(store: &dyn Store, lease: &Lease, links: &Links, second: &Recor
 
     // After the repair, the chain continues as usual.
     let mut links = links.clone();
-    links.go_on_behind(&main(), 4, Some(repaired.digest()));
+    links.continue_after(&main(), 4, Some(repaired.digest()));
     let mut batch = links.step();
     batch.id.count = 2;
     assert_eq!(store.append(&[lease], batch).await.unwrap(), Appended::Now);

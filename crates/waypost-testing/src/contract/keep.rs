@@ -8,8 +8,8 @@ use waypost::store::{
 };
 use waypost::{BranchPath, RunId};
 
-use super::support::{create, create_with, files, main, other, refused, stale, step};
-use super::{Place, StoreFixture};
+use super::support::{create, create_with, create_with_steps, files, main, other, refused, stale, step};
+use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, list, of_scan, picture, scan_all};
 use crate::records::{Links, branch, evidence, failed, run_id, run_record, sealed, signal};
 
@@ -44,8 +44,8 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     let slept = stale(&lease);
     drop((lease, store));
     fixture.reopen().await;
-    fixture.damage(&run, &Place::Header(main(), 3)).await;
-    fixture.damage(&run, &Place::Header(item.clone(), 3)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 3)).await;
+    fixture.damage(&run, &DamageTarget::Header(item.clone(), 3)).await;
 
     let store = fixture.store();
     let (of_main, of_item) =
@@ -74,7 +74,7 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
 
     // The run continues, and a later record is quarantined too.
     links.under(&lease);
-    links.go_on_behind(&main(), 3, store.load(&run, &main(), 2).await.ok().map(|record| record.digest()));
+    links.continue_after(&main(), 3, store.load(&run, &main(), 2).await.ok().map(|record| record.digest()));
     let mut header = links.header(&main());
     (header.reason, header.basis) = (Reason::Repair, Some(2));
     let repaired = links.seal(header, &json!({ "mark": "mark-of-main-4" }));
@@ -82,7 +82,7 @@ pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     store.append(&[&lease], batch).await.unwrap();
     drop((lease, store));
     fixture.reopen().await;
-    fixture.damage(&run, &Place::Header(main(), 4)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 4)).await;
     let store = fixture.store();
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     let head = heads(&*store, &run, 10).await.unwrap().remove(0);
@@ -103,10 +103,7 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=9 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 9).await;
     for _ in 1..=4 {
         let record = links.record(&branch("each:a"));
         let batch = links.batch(vec![record]);
@@ -151,8 +148,8 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     fixture.reopen().await;
 
     // A `keep` of 0 acts as 2; damaged records do not count.
-    fixture.damage(&run, &Place::Header(main(), 10)).await;
-    fixture.damage(&run, &Place::Header(main(), 9)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 10)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 9)).await;
     let store = fixture.store();
     let lease = store.acquire(&run, &main(), &other()).await.unwrap();
     store.trim(&lease, 0, TrimMode::Apply).await.unwrap();

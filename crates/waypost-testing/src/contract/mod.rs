@@ -57,7 +57,7 @@ pub trait StoreFixture: Send {
 
     /// Flips at least one bit of the stored bytes at `place` while the run has no lease. A store with a cache
     /// must be opened again, so that the cache does not hide the damage.
-    async fn damage(&mut self, run: &RunId, place: &Place);
+    async fn damage(&mut self, run: &RunId, place: &DamageTarget);
 
     /// Returns the quarantined items of a run, as stored bytes.
     async fn quarantined(&mut self, run: &RunId) -> Vec<Vec<u8>>;
@@ -68,7 +68,7 @@ pub trait StoreFixture: Send {
 
 /// A place to damage.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum DamageTarget {
     /// The frozen record of the run.
     Run,
     /// The header of a record that was alone in its batch.

@@ -4,8 +4,8 @@ use serde_json::json;
 use waypost::record::{End, RunStatus};
 use waypost::store::{Head, RunQuery, StoreError, StoreExt};
 
-use super::support::{create, create_with, files, main, other, refused, stale, step};
-use super::{Place, StoreFixture};
+use super::support::{create, create_with, create_with_steps, files, main, other, refused, stale};
+use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, list, newest_first, of_scan, picture, scan_all};
 use crate::records::{Links, branch, run_id, run_record, sealed, summary_mut};
 
@@ -76,10 +76,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=5 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 5).await;
     let item = branch("each:a");
     let first_of_item = links.record(&item);
     let batch = links.batch(vec![first_of_item]);
@@ -90,7 +87,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let damaged_of = |head: &Head| head.damaged.iter().map(|damage| damage.seq).collect::<Vec<_>>();
     // First a broken header, then a broken body below it.
     for (place, seq, damaged) in
-        [(Place::Header(main(), 5), 4, vec![5]), (Place::Body(main(), 4), 3, vec![5, 4])]
+        [(DamageTarget::Header(main(), 5), 4, vec![5]), (DamageTarget::Body(main(), 4), 3, vec![5, 4])]
     {
         fixture.damage(&run, &place).await;
         let store = fixture.store();
@@ -113,7 +110,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     assert_eq!((places(&found).remove(0), damaged_of(&found[0])), (at("main", 3, 6), vec![]));
 
     // A branch without a sound record is an error; the store does not restart it.
-    fixture.damage(&run, &Place::Body(item.clone(), 1)).await;
+    fixture.damage(&run, &DamageTarget::Body(item.clone(), 1)).await;
     let store = fixture.store();
     match heads(&*store, &run, 10).await {
         Err(StoreError::Damaged { damage, older: None }) => {
@@ -147,7 +144,7 @@ pub async fn run_returns_exact_bytes(mut fixture: impl StoreFixture) {
     fixture.reopen().await;
     assert_eq!(fixture.store().run(&run).await.unwrap().record, frozen);
 
-    fixture.damage(&run, &Place::Run).await;
+    fixture.damage(&run, &DamageTarget::Run).await;
     let store = fixture.store();
     refused!(
         store.run(&run).await,
@@ -229,19 +226,19 @@ pub async fn load_names_the_older_sound_one(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=5 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 5).await;
     drop((lease, store));
     fixture.reopen().await;
 
     let expect = |seq: u64, older: Option<u64>| (seq, older);
     for (place, damaged) in [
-        (Place::Body(main(), 4), vec![expect(4, Some(3))]),
-        (Place::Header(main(), 3), vec![expect(4, Some(2)), expect(3, Some(2))]),
-        (Place::Header(main(), 1), vec![expect(4, Some(2)), expect(3, Some(2)), expect(1, None)]),
-        (Place::Body(main(), 2), vec![expect(4, None), expect(3, None), expect(2, None), expect(1, None)]),
+        (DamageTarget::Body(main(), 4), vec![expect(4, Some(3))]),
+        (DamageTarget::Header(main(), 3), vec![expect(4, Some(2)), expect(3, Some(2))]),
+        (DamageTarget::Header(main(), 1), vec![expect(4, Some(2)), expect(3, Some(2)), expect(1, None)]),
+        (
+            DamageTarget::Body(main(), 2),
+            vec![expect(4, None), expect(3, None), expect(2, None), expect(1, None)],
+        ),
     ] {
         fixture.damage(&run, &place).await;
         let store = fixture.store();
@@ -263,10 +260,7 @@ pub async fn reading_needs_no_lease(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
-    let lease = create(&*store, &mut links).await;
-    for _ in 2..=4 {
-        step(&*store, &lease, &mut links).await;
-    }
+    let lease = create_with_steps(&*store, &mut links, 4).await;
     store.blobs().append(&lease, "logs/work.1.log", b"a line\n").await.unwrap();
     let held = picture(&*store, &run).await;
     assert!(held.contains("running"), "it was read while another had the lease");
@@ -278,7 +272,7 @@ pub async fn reading_needs_no_lease(mut fixture: impl StoreFixture) {
     drop((lease, store));
     fixture.reopen().await;
     // Readers only report damage.
-    fixture.damage(&run, &Place::Header(main(), 2)).await;
+    fixture.damage(&run, &DamageTarget::Header(main(), 2)).await;
 
     let store = fixture.store();
     // The first use of an opened store may do maintenance.

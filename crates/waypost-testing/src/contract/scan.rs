@@ -9,7 +9,7 @@ use waypost::record::{Phase, RunStatus, SkipCause};
 use waypost::store::{Batch, RunQuery, Scan, ScanOrder, Store, StoreError};
 
 use super::support::{create_with, main, other, refused};
-use super::{Place, StoreFixture};
+use super::{DamageTarget, StoreFixture};
 use crate::picture::{list, newest_first, of_scan, scan_all};
 use crate::records::{Links, branch, run_id, run_record, sealed, step_id, summary_mut, time};
 
@@ -119,7 +119,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
 
 /// Damaged headers in the range are listed rather than returned, whatever the filter.
 async fn damaged_headers(fixture: &mut impl StoreFixture, run: &waypost::RunId) {
-    for place in [Place::Header(main(), 4), Place::Header(branch("each:a"), 3)] {
+    for place in [DamageTarget::Header(main(), 4), DamageTarget::Header(branch("each:a"), 3)] {
         fixture.damage(run, &place).await;
     }
     let store = fixture.store();

@@ -37,6 +37,15 @@ pub(super) async fn create(store: &dyn Store, links: &mut Links) -> Lease {
     create_with(store, links.run(), first).await
 }
 
+/// Creates a run with records up to seq `newest` on its main branch.
+pub(super) async fn create_with_steps(store: &dyn Store, links: &mut Links, newest: u64) -> Lease {
+    let lease = create(store, links).await;
+    for _ in 2..=newest {
+        step(store, &lease, links).await;
+    }
+    lease
+}
+
 /// Creates a run with this first batch.
 pub(super) async fn create_with(store: &dyn Store, run: &RunId, first: Batch) -> Lease {
     store.create(&sealed(run_record(run)), first, &holder("first")).await.unwrap()

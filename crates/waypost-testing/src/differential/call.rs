@@ -11,7 +11,7 @@ use waypost::store::{
 };
 use waypost::{BranchPath, RunId};
 
-use crate::contract::{Place, StoreFixture};
+use crate::contract::{DamageTarget, StoreFixture};
 use crate::picture::{heads, kind, list, of_scan, of_summary, picture, scan_all};
 use crate::records::holder;
 
@@ -26,7 +26,7 @@ pub(super) enum Who {
 
 /// A call to a store, or an external event.
 #[derive(Debug, Clone)]
-pub(super) enum Call {
+pub(super) enum Operation {
     Create(Box<SealedRun>, Batch),
     Acquire(RunId),
     Append(RunId, Who, Batch),
@@ -89,17 +89,17 @@ impl Side {
         self.fixture.reopen().await;
     }
 
-    pub(super) async fn perform(&mut self, call: &Call) -> Answer {
+    pub(super) async fn perform(&mut self, call: &Operation) -> Answer {
         match call {
-            Call::Crash => self.crash().await,
-            Call::Close => {
+            Operation::Crash => self.crash().await,
+            Operation::Close => {
                 let closed = self.fixture.store().close().await;
                 self.crash().await;
                 return told(closed, |()| "closed".to_owned());
             }
-            Call::Damage(run, branch, seq) => {
+            Operation::Damage(run, branch, seq) => {
                 self.crash().await;
-                self.fixture.damage(run, &Place::Header(branch.clone(), *seq)).await;
+                self.fixture.damage(run, &DamageTarget::Header(branch.clone(), *seq)).await;
             }
             call => {
                 let store = self.fixture.store();
@@ -109,17 +109,17 @@ impl Side {
         Answer { text: "done".to_owned(), done: true, token: None }
     }
 
-    async fn ask(&mut self, store: Arc<dyn Store>, call: &Call) -> Answer {
+    async fn ask(&mut self, store: Arc<dyn Store>, call: &Operation) -> Answer {
         match call {
-            Call::Create(run, batch) => {
+            Operation::Create(run, batch) => {
                 let answer = store.create(run, batch.clone(), &holder("the first")).await;
                 self.took(answer, batch.release)
             }
-            Call::Acquire(run) => {
+            Operation::Acquire(run) => {
                 let answer = store.acquire(run, &BranchPath::main(), &holder("another")).await;
                 self.took(answer, false)
             }
-            Call::Append(run, who, batch) => {
+            Operation::Append(run, who, batch) => {
                 let answer = store.append(&[&self.lease(run, *who)], batch.clone()).await;
                 if batch.release && answer.as_ref().is_ok_and(|answer| *answer == Appended::Now) {
                     self.leases.remove(run);
@@ -127,34 +127,34 @@ impl Side {
                 let done = matches!(answer, Ok(Appended::Now));
                 Answer { done, ..told(answer, |answer| format!("{answer:?}")) }
             }
-            Call::Release(run, who, wake_at) => {
+            Operation::Release(run, who, wake_at) => {
                 let lease = self.lease(run, *who);
                 if *who == Who::Holder {
                     self.leases.remove(run);
                 }
                 told(store.release(lease, *wake_at).await, |()| "released".to_owned())
             }
-            Call::Renew(shown) => {
+            Operation::Renew(shown) => {
                 let leases: Vec<_> = shown.iter().map(|(run, who)| self.lease(run, *who)).collect();
                 let leases: Vec<_> = leases.iter().collect();
                 told(store.renew(&leases).await, |answers| {
                     format!("{:?}", answers.iter().map(asked).collect::<Vec<_>>())
                 })
             }
-            Call::Signal(run, signal) => {
+            Operation::Signal(run, signal) => {
                 told(store.signal(run, signal).await, |answer| format!("{answer:?}"))
             }
-            Call::Quarantine(run, who, branch, seq) => {
+            Operation::Quarantine(run, who, branch, seq) => {
                 let lease = self.lease(run, *who);
                 let damage = damage_at(&*store, run, branch, *seq).await;
                 told(store.quarantine(&lease, &damage).await, |()| "moved aside".to_owned())
             }
-            Call::Trim(run, who, keep, mode) => {
+            Operation::Trim(run, who, keep, mode) => {
                 let answer = store.trim(&self.lease(run, *who), *keep, *mode).await;
                 told(answer, |trimmed| format!("{} checkpoints", trimmed.checkpoints))
             }
-            Call::Delete(run) => told(store.delete(run).await, |()| "deleted".to_owned()),
-            Call::BlobAppend(run, who, name, bytes) => {
+            Operation::Delete(run) => told(store.delete(run).await, |()| "deleted".to_owned()),
+            Operation::BlobAppend(run, who, name, bytes) => {
                 let answer = store.blobs().append(&self.lease(run, *who), name, bytes).await;
                 told(answer, |()| "kept".to_owned())
             }
@@ -173,32 +173,36 @@ impl Side {
     }
 }
 
-async fn read(store: &dyn Store, call: &Call) -> Answer {
+async fn read(store: &dyn Store, call: &Operation) -> Answer {
     match call {
-        Call::Heads(run, limit) => told(heads(store, run, *limit).await, |heads| {
+        Operation::Heads(run, limit) => told(heads(store, run, *limit).await, |heads| {
             let head = |head: &waypost::store::Head| {
                 format!("{} next {}", head.record.header().reference(), head.next)
             };
             format!("{:?}", heads.iter().map(head).collect::<Vec<_>>())
         }),
-        Call::Load(run, branch, seq) => told(store.load(run, branch, *seq).await, |record| of_bytes(&record)),
-        Call::Scan(scan) => told(scan_all(store, scan.clone()).await, |mut found| {
+        Operation::Load(run, branch, seq) => {
+            told(store.load(run, branch, *seq).await, |record| of_bytes(&record))
+        }
+        Operation::Scan(scan) => told(scan_all(store, scan.clone()).await, |mut found| {
             // An index may bypass damage.
             if scan.external.is_some() || scan.about.is_some() {
                 found.damaged.clear();
             }
             of_scan(&found)
         }),
-        Call::Runs(query, damaged) => told(list(store, query).await, |runs| {
+        Operation::Runs(query, damaged) => told(list(store, query).await, |runs| {
             let drawn = runs.iter().map(|run| match damaged.contains(&run.run) {
                 true => format!("damaged run {}", run.run),
                 false => of_summary(run),
             });
             drawn.collect::<Vec<_>>().join("\n")
         }),
-        Call::BlobRead(run, name, offset) => told(store.blobs().read(run, name, *offset).await, |bytes| {
-            format!("{} bytes {}", bytes.len(), waypost::Digest::of(&bytes))
-        }),
+        Operation::BlobRead(run, name, offset) => {
+            told(store.blobs().read(run, name, *offset).await, |bytes| {
+                format!("{} bytes {}", bytes.len(), waypost::Digest::of(&bytes))
+            })
+        }
         other => unreachable!("{other} is not a read"),
     }
 }
@@ -233,7 +237,7 @@ async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64
     Damage { run: run.clone(), branch: branch.clone(), seq, place: "nowhere".to_owned(), flaw }
 }
 
-impl Call {
+impl Operation {
     /// Returns the name of the kind of call.
     pub(super) fn name(&self) -> &'static str {
         match self {
@@ -259,7 +263,7 @@ impl Call {
     }
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Create(run, batch) => write!(f, "create {} with {}", run.record().run, of_batch(batch)),

@@ -15,10 +15,10 @@ use crate::contract::StoreFixture;
 use crate::memory::MemoryFixture;
 
 mod call;
-mod script;
+mod generator;
 
-use call::{Call, Side};
-use script::Script;
+use call::{Operation, Side};
+use generator::Generator;
 
 /// Calls per sequence: enough for several crashes and repairs, and short enough to read.
 const CALLS: usize = 150;
@@ -40,23 +40,23 @@ macro_rules! store_differential {
     ($name:ident, $fixture:expr) => {
         #[test]
         fn $name() {
-            let place = $crate::differential::Place {
+            let name = $crate::differential::TestName {
                 package: env!("CARGO_PKG_NAME"),
                 test: concat!(module_path!(), "::", stringify!($name)),
             };
             $crate::contract::block_on(async {
                 for seed in $crate::differential::seeds() {
-                    $crate::differential::compare(&place, seed, $fixture).await;
+                    $crate::differential::compare(&name, seed, $fixture).await;
                 }
             });
         }
     };
 }
 
-/// Location of a test, for the command that repeats it.
+/// Package and name of a test, for the command that repeats it.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct TestName {
     pub package: &'static str,
     pub test: &'static str,
 }
@@ -81,11 +81,11 @@ pub fn seeds() -> std::ops::Range<u64> {
 ///
 /// # Panics
 /// At the first difference, with the command that repeats the test.
-pub async fn compare(place: &Place, seed: u64, subject: impl StoreFixture + 'static) {
+pub async fn compare(name: &TestName, seed: u64, subject: impl StoreFixture + 'static) {
     if let Err(difference) = find_difference(seed, CALLS, subject).await {
         // Test names do not contain the crate name.
-        let test = place.test.split_once("::").map_or(place.test, |(_, test)| test);
-        let command = format!("{SEED_VARIABLE}={seed} cargo test -p {} {test}", place.package);
+        let test = name.test.split_once("::").map_or(name.test, |(_, test)| test);
+        let command = format!("{SEED_VARIABLE}={seed} cargo test -p {} {test}", name.package);
         panic!("seed {seed}, repeated by: {command}\n{difference}");
     }
 }
@@ -103,11 +103,11 @@ pub async fn find_difference(
     subject: impl StoreFixture + 'static,
 ) -> Result<Tally, String> {
     let mut sides = [Side::new(Box::new(MemoryFixture::fresh())), Side::new(Box::new(subject))];
-    let mut script = Script::new(seed);
+    let mut generator = Generator::new(seed);
     let mut log = String::new();
     let mut tally = Tally::new();
     for step in 0..calls {
-        let call = script.next();
+        let call = generator.next();
         let _ = writeln!(log, "{step:4}  {call}");
         let [model, subject] = &mut sides;
         let expect = model.perform(&call).await;
@@ -120,10 +120,11 @@ pub async fn find_difference(
         }
         let _ = writeln!(log, "      -> {}", expect.text.lines().next().unwrap_or_default());
         tally.entry(call.name()).or_default()[usize::from(!expect.done)] += 1;
-        script.learn(&call, &expect);
+        generator.learn(&call, &expect);
         // Changes persist, so an occasional full comparison finds the same differences for less time.
-        let look = step % PICTURE_CALLS == 0 || matches!(call, Call::Crash | Call::Close | Call::Damage(..));
-        let touched = if look { script.touched(&call) } else { Vec::new() };
+        let look = step % PICTURE_CALLS == 0
+            || matches!(call, Operation::Crash | Operation::Close | Operation::Damage(..));
+        let touched = if look { generator.touched(&call) } else { Vec::new() };
         for (run, damaged) in touched {
             let expect = model.picture(&run, damaged).await;
             let actual = subject.picture(&run, damaged).await;

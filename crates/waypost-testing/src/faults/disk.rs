@@ -52,11 +52,11 @@ use rustix::io::Errno;
 use waypost::disk::{Disk, DiskFile, Entry, Kind, Metadata};
 
 pub use crash::{CrashStates, EXHAUSTIVE_MAX, Sampling};
-pub use fault::{Action, Fault, Refusal};
+pub use fault::{Action, DiskFault, Refusal};
 pub use survey::{Loss, Survey, first_loss};
 
 use crash::Logged;
-use tree::{Change, Content, Node, ROOT, Tree};
+use tree::{Change, Inode, Node, ROOT, Tree};
 
 /// A call to the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +84,7 @@ struct DiskState {
     next_node: Node,
     calls: Vec<DiskCall>,
     dies_at: Option<u64>,
-    faults: Vec<(std::ops::RangeInclusive<u64>, Fault)>,
+    faults: Vec<(std::ops::RangeInclusive<u64>, DiskFault)>,
     /// The power cut from which this disk resulted, if any.
     origin: Option<crash::Origin>,
 }
@@ -147,12 +147,12 @@ impl SimDisk {
     }
 
     /// Plans a fault for call number `call`. A call that cannot have the fault is unaffected.
-    pub fn fail(&self, call: u64, fault: Fault) {
+    pub fn fail(&self, call: u64, fault: DiskFault) {
         self.state().faults.push((call..=call, fault));
     }
 
     /// Plans a fault for all calls from number `call` on that can have the fault.
-    pub fn fail_from(&self, call: u64, fault: Fault) {
+    pub fn fail_from(&self, call: u64, fault: DiskFault) {
         self.state().faults.push((call..=u64::MAX, fault));
     }
 
@@ -219,8 +219,8 @@ impl SimDisk {
         let mut rest = vec![(PathBuf::new(), ROOT)];
         while let Some((path, node)) = rest.pop() {
             match state.cache.content(node) {
-                Some(Content::File(bytes)) => files.push((path, bytes.to_vec())),
-                Some(Content::Folder(names)) => {
+                Some(Inode::File(bytes)) => files.push((path, bytes.to_vec())),
+                Some(Inode::Folder(names)) => {
                     rest.extend(names.iter().map(|(name, node)| (path.join(name), *node)));
                 }
                 None => {}
@@ -253,7 +253,11 @@ impl SimDisk {
 
     /// Counts a call and checks for a power cut or a planned fault. Returns the fault if the call itself must
     /// apply part of it.
-    fn enter(&self, action: Action, path: &Path) -> io::Result<(MutexGuard<'_, DiskState>, Option<Fault>)> {
+    fn enter(
+        &self,
+        action: Action,
+        path: &Path,
+    ) -> io::Result<(MutexGuard<'_, DiskState>, Option<DiskFault>)> {
         let mut state = self.state();
         let number = state.calls.len() as u64;
         if state.dies_at.is_some_and(|call| number >= call) {
@@ -263,13 +267,13 @@ impl SimDisk {
         let set =
             state.faults.iter().filter(|(calls, _)| calls.contains(&number)).find_map(
                 |(_, fault)| match fault {
-                    Fault::Refuse(refusal) => refusal.can_meet(action).then_some(*fault),
-                    Fault::ShortWrite(_) => matches!(action, Action::Write).then_some(*fault),
+                    DiskFault::Refuse(refusal) => refusal.applies_to(action).then_some(*fault),
+                    DiskFault::ShortWrite(_) => matches!(action, Action::Write).then_some(*fault),
                 },
             );
         match set {
             // The sync itself applies the effect of a failed sync.
-            Some(Fault::Refuse(refusal)) if !matches!(action, Action::Sync | Action::SyncDir) => {
+            Some(DiskFault::Refuse(refusal)) if !matches!(action, Action::Sync | Action::SyncDir) => {
                 Err(refusal.error())
             }
             other => Ok((state, other)),
@@ -291,8 +295,8 @@ impl DiskState {
     }
 
     /// Makes the changes that wait for a node durable, or drops them if the sync fails.
-    fn sync(&mut self, node: Node, fault: Option<Fault>) -> io::Result<()> {
-        if let Some(Fault::Refuse(refusal)) = fault {
+    fn sync(&mut self, node: Node, fault: Option<DiskFault>) -> io::Result<()> {
+        if let Some(DiskFault::Refuse(refusal)) = fault {
             self.log.iter_mut().for_each(|logged| logged.drop_from_cache(node));
             return Err(refusal.error());
         }

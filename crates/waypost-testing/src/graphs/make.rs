@@ -25,7 +25,7 @@ pub(super) struct Notes {
 
 /// External effects, by branch, step and iteration.
 #[derive(Debug, Default)]
-pub(super) struct Outside {
+pub(super) struct ExternalEffects {
     /// Number of executions.
     pub(super) ran: Mutex<BTreeMap<String, u32>>,
     /// Idempotency keys of the effects.
@@ -36,7 +36,7 @@ pub(super) struct Outside {
     pub(super) is_mended: AtomicBool,
 }
 
-impl Outside {
+impl ExternalEffects {
     /// Counts an execution of a step and returns the new count.
     fn runs(&self, context: &Context) -> u32 {
         let mut ran = self.ran.lock().unwrap();
@@ -66,7 +66,7 @@ fn name_of(context: &Context) -> String {
 /// A graph, the log of its effects, and its holds.
 pub(super) struct Made {
     pub(super) graph: Graph<Notes>,
-    pub(super) outside: Arc<Outside>,
+    pub(super) external: Arc<ExternalEffects>,
     pub(super) before: Vec<String>,
     pub(super) after: Vec<String>,
 }
@@ -74,8 +74,8 @@ pub(super) struct Made {
 impl Made {
     /// Makes the graph of a seed. The graph is deterministic; the effects log is new.
     pub(super) fn of(seed: u64) -> Self {
-        let outside = Arc::<Outside>::default();
-        let mut maker = Maker { random: Seeded::new(seed), outside: outside.clone(), made: 0 };
+        let external = Arc::<ExternalEffects>::default();
+        let mut maker = Maker { random: Seeded::new(seed), external: external.clone(), made: 0 };
         let (builder, piece) = maker.piece(Graph::builder("random"), DEPTH, FailingStep::Mended);
         let graph = builder.edge(&piece.last, END).start(&piece.first).build().unwrap();
         let names: Vec<_> = graph.shape().steps().iter().map(|step| step.id.to_string()).collect();
@@ -84,7 +84,7 @@ impl Made {
             names.get(chosen).cloned().into_iter().collect()
         };
         let (before, after) = (hold(), hold());
-        Self { graph, outside, before, after }
+        Self { graph, external, before, after }
     }
 }
 
@@ -124,7 +124,7 @@ enum Does {
 
 struct Maker {
     random: Seeded,
-    outside: Arc<Outside>,
+    external: Arc<ExternalEffects>,
     made: u32,
 }
 
@@ -145,11 +145,11 @@ impl Maker {
             (8, FailingStep::Collected) => Does::Die,
             _ => Does::Note,
         };
-        let (name, outside) = (self.name(), self.outside.clone());
+        let (name, external) = (self.name(), self.external.clone());
         let builder = builder.step(&name, move |state: Notes, context: Context| {
-            let outside = outside.clone();
+            let external = external.clone();
             async move {
-                let noted = work(does, &outside, &context).await?;
+                let noted = work(does, &external, &context).await?;
                 Ok::<_, StepError>(Notes { done: [state.done, vec![noted]].concat() })
             }
         });
@@ -193,13 +193,13 @@ impl Maker {
             builder = with;
             starts.push(piece.first);
         }
-        let (join, outside) = (self.name(), self.outside.clone());
+        let (join, external) = (self.name(), self.external.clone());
         let fork = builder.fork(&before.last, starts).max_parallel(1 + self.random.below(3) as usize);
         let fork = if collects { fork.collect() } else { fork };
         let builder =
             fork.join(&join, move |mut state: Notes, branches: Branches<Notes>, context: Context| {
-                outside.runs(&context);
-                outside.has_effect(&context);
+                external.runs(&context);
+                external.has_effect(&context);
                 let at = state.done.len();
                 for branch in branches {
                     let told = branch.result.map(|ended| ended.done[at..].join("+"));
@@ -259,12 +259,12 @@ impl Maker {
     fn each(&mut self, builder: Builder<Notes>, failing: FailingStep) -> (Builder<Notes>, Piece) {
         let (name, count) = (self.name(), self.random.below(5) as u32);
         let collects = failing != FailingStep::Mended || self.random.below(2) == 0;
-        let (outside, joined) = (self.outside.clone(), self.outside.clone());
+        let (external, joined) = (self.external.clone(), self.external.clone());
         let work = move |n: u32, context: Context| {
-            outside.runs(&context);
-            let fails = n == 3 && (collects || !outside.is_mended());
+            external.runs(&context);
+            let fails = n == 3 && (collects || !external.is_mended());
             if !fails {
-                outside.has_effect(&context);
+                external.has_effect(&context);
             }
             async move { if fails { Err(io::Error::other("three")) } else { Ok(n) } }
         };
@@ -289,12 +289,12 @@ impl Maker {
 }
 
 /// Performs the work of a step and returns its note.
-async fn work(does: Does, outside: &Outside, context: &Context) -> Result<String, StepError> {
-    let times = outside.runs(context);
+async fn work(does: Does, external: &ExternalEffects, context: &Context) -> Result<String, StepError> {
+    let times = external.runs(context);
     let mut noted = context.step().to_string();
     match does {
         Does::FailOnce if times == 1 => return Err(io::Error::other("once more").into()),
-        Does::Break if !outside.is_mended() => return Err(StepError::fatal("broken until it is mended")),
+        Does::Break if !external.is_mended() => return Err(StepError::fatal("broken until it is mended")),
         Does::Die => return Err(StepError::fatal("broken for good")),
         Does::Keep => {
             let kept: String = context.once("kept", async { Ok::<_, StepError>("o".to_owned()) }).await?;
@@ -305,11 +305,11 @@ async fn work(does: Does, outside: &Outside, context: &Context) -> Result<String
             noted += &answer;
         }
         Does::Pay => {
-            outside.pays(context);
+            external.pays(context);
             return Ok(noted);
         }
         Does::Note | Does::FailOnce | Does::Break => {}
     }
-    outside.has_effect(context);
+    external.has_effect(context);
     Ok(noted)
 }

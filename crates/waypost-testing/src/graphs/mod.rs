@@ -32,7 +32,7 @@ const LONG: u64 = 100;
 
 /// A kind of store for the graphs.
 #[derive(Debug, Clone, Copy)]
-pub struct Kind {
+pub struct StoreKind {
     /// Creates an empty store.
     pub fresh: fn() -> Box<dyn StoreFixture>,
     /// Whether a single record of a batch can be damaged.
@@ -46,7 +46,7 @@ pub struct Kind {
 ///
 /// # Panics
 /// If a crash changes the end or the effects of a run.
-pub async fn every_crash_ends_the_same(kinds: &[Kind], graphs: u64, again: &str) {
+pub async fn every_crash_ends_the_same(kinds: &[StoreKind], graphs: u64, again: &str) {
     let graphs = setting("WAYPOST_GRAPHS").unwrap_or(graphs);
     let first = setting("WAYPOST_SEED").unwrap_or(1);
     let calls_max = if graphs < LONG { CALLS_MAX } else { CALLS_MAX_OF_LONG };

@@ -12,9 +12,9 @@ use waypost::record::{Phase, RunStatus};
 use waypost::store::{Page, Scan, Store as _};
 use waypost::{BranchPath, Engine, RunId};
 
-use super::Kind;
+use super::StoreKind;
 use super::make::{Made, Notes};
-use crate::contract::{Place, StoreFixture};
+use crate::contract::{DamageTarget, StoreFixture};
 use crate::faults::faulty::{Fault, FaultyStore};
 use crate::random::seed::Seeded;
 
@@ -83,7 +83,7 @@ fn run_id() -> RunId {
 
 /// Works on a run until its end. Answers every question, mends failures, and decides to repeat steps in
 /// doubt.
-pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) -> Played {
+pub(super) async fn play(kind: StoreKind, made: &Made, mut disturbance: Disturbance) -> Played {
     let mut site = PlaySite::new((kind.fresh)());
     let (mut calls, mut decided, mut from) = (0, BTreeMap::<String, u32>::new(), None);
     for _ in 0..SESSIONS_MAX {
@@ -97,7 +97,7 @@ pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) 
         site.reopen().await;
         if disturbance.damage.is_none() {
             for (name, times) in &before {
-                let ran = made.outside.ran.lock().unwrap().get(name).copied().unwrap_or(0);
+                let ran = made.external.ran.lock().unwrap().get(name).copied().unwrap_or(0);
                 assert_eq!(ran, *times, "{name} was finished and ran again");
             }
         }
@@ -130,7 +130,7 @@ pub(super) async fn play(kind: Kind, made: &Made, mut disturbance: Disturbance) 
                     return told(made, outcome, calls, decided);
                 }
                 if outcome.failed.is_some() {
-                    made.outside.is_mended.store(true, Ordering::SeqCst);
+                    made.external.is_mended.store(true, Ordering::SeqCst);
                 }
                 for waiting in &outcome.waiting {
                     if waiting.wait.question.is_some() {
@@ -171,8 +171,8 @@ fn told(made: &Made, outcome: Outcome<Notes>, calls: u64, decided: BTreeMap<Stri
         status: outcome.status,
         state: outcome.state,
         calls,
-        effects: made.outside.effects.lock().unwrap().iter().map(count).collect(),
-        paid: made.outside.paid.lock().unwrap().clone(),
+        effects: made.external.effects.lock().unwrap().iter().map(count).collect(),
+        paid: made.external.paid.lock().unwrap().clone(),
         decided,
     }
 }
@@ -187,7 +187,7 @@ async fn finished(site: &PlaySite, made: &Made) -> BTreeMap<String, u32> {
             let header = record.header();
             if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
                 let name = format!("{}/{step}{:?}", header.branch, header.at.iteration);
-                let times = made.outside.ran.lock().unwrap().get(&name).copied().unwrap_or(0);
+                let times = made.external.ran.lock().unwrap().get(&name).copied().unwrap_or(0);
                 finished.insert(name, times);
             }
         }
@@ -214,7 +214,11 @@ async fn damage(site: &mut PlaySite, random: &mut Seeded) {
     }
     if !found.is_empty() {
         let (branch, seq) = found.swap_remove(random.below(found.len() as u64) as usize);
-        let place = if random.below(2) == 0 { Place::Header(branch, seq) } else { Place::Body(branch, seq) };
+        let place = if random.below(2) == 0 {
+            DamageTarget::Header(branch, seq)
+        } else {
+            DamageTarget::Body(branch, seq)
+        };
         site.fixture.damage(&run_id(), &place).await;
     }
 }

@@ -191,7 +191,7 @@ pub fn adoption(random: &mut Seeded, engine: &mut Engine) -> Adoption {
     let steps = with_new_step(random, engine, steps);
     rerun.retain(|id| !removed.contains(id));
     keep.retain(|id| !removed.contains(id));
-    without_gone_needs(
+    without_removed_needs(
         steps,
         version,
         Adoption { steps: Steps::from([]), rerun_changed: rerun, keep_finished: keep },
@@ -221,7 +221,7 @@ fn with_new_step(random: &mut Seeded, engine: &mut Engine, steps: Steps) -> Step
 }
 
 /// Removes needs on removed steps. Changed needs change the definition.
-fn without_gone_needs(steps: Steps, version: u32, mut adoption: Adoption) -> Adoption {
+fn without_removed_needs(steps: Steps, version: u32, mut adoption: Adoption) -> Adoption {
     let ids: BTreeSet<Name> = all(&steps).iter().map(|step| step.id.clone()).collect();
     adoption.steps = edit(&steps, &mut |mut step| {
         if step.upstream().all(|id| ids.contains(id)) {

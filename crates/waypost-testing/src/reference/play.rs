@@ -1,7 +1,5 @@
 //! Plays of random workflows: rounds of trouble, each resumed until rest, with crashes at any commit.
 
-use std::collections::BTreeSet;
-
 use super::check::{check, check_plan};
 use super::definition::{MAIN, StepPath};
 use super::engine::{FailurePolicy, Halt};
@@ -252,9 +250,4 @@ impl Play<'_> {
         let executed = &self.engine.world.executed[before..];
         Ok(executed.iter().map(|path| format!("{path:?} ran in a second resume")).collect())
     }
-}
-
-/// Returns the set of all features.
-pub fn all_features() -> Features {
-    BTreeSet::from(Feature::ALL)
 }

@@ -33,7 +33,7 @@ fn random_calls_are_carried_out_and_refused_often_enough() {
 }
 
 #[test]
-fn a_random_history_is_taken_by_a_store_and_repeated_by_its_seed() {
+fn a_random_history_is_accepted_and_repeated_by_its_seed() {
     let run = run_id("r-1");
     let batches = history(7, &run, 40);
     assert_eq!(history(7, &run, 40), batches);

@@ -4,16 +4,16 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use waypost::disk::{Disk, write_whole};
-use waypost_testing::disk::{Action, Fault, Refusal, SimDisk};
+use waypost_testing::disk::{Action, DiskFault, Refusal, SimDisk};
 
 #[test]
 fn short_writes_and_interruptions_are_written_through() {
     let disk = SimDisk::with_folder("store");
     let mut file = disk.create_new(Path::new("store/a")).unwrap();
     let next = disk.call_count();
-    disk.fail(next, Fault::ShortWrite(3));
-    disk.fail(next + 1, Fault::Refuse(Refusal::Interrupted));
-    disk.fail(next + 2, Fault::ShortWrite(0));
+    disk.fail(next, DiskFault::ShortWrite(3));
+    disk.fail(next + 1, DiskFault::Refuse(Refusal::Interrupted));
+    disk.fail(next + 2, DiskFault::ShortWrite(0));
 
     write_whole(file.as_mut(), b"0123456789").unwrap();
 
@@ -26,7 +26,7 @@ fn a_full_disk_takes_nothing_but_still_reads_and_removes() {
     let disk = SimDisk::with_folder("store");
     let mut file = disk.create_new(Path::new("store/a")).unwrap();
     write_whole(file.as_mut(), b"x").unwrap();
-    disk.fail_from(disk.call_count(), Fault::Refuse(Refusal::Full));
+    disk.fail_from(disk.call_count(), DiskFault::Refuse(Refusal::Full));
 
     assert_eq!(write_whole(file.as_mut(), b"y").unwrap_err().kind(), ErrorKind::StorageFull);
     assert_eq!(file.sync().unwrap_err().kind(), ErrorKind::StorageFull);
@@ -44,7 +44,7 @@ fn a_read_only_disk_changes_nothing() {
     disk.create_new(Path::new("store/a")).unwrap();
     disk.settle();
     let (before, calls) = (disk.files(), disk.call_count());
-    disk.fail_from(calls, Fault::Refuse(Refusal::ReadOnly));
+    disk.fail_from(calls, DiskFault::Refuse(Refusal::ReadOnly));
 
     let (a, b) = (Path::new("store/a"), Path::new("store/b"));
     let refused = [
@@ -69,7 +69,7 @@ fn a_read_only_disk_changes_nothing() {
 fn every_error_has_the_number_that_a_kernel_gives() {
     let numbers = Refusal::ALL.map(|refusal| {
         let disk = SimDisk::new();
-        disk.fail_from(0, Fault::Refuse(refusal));
+        disk.fail_from(0, DiskFault::Refuse(refusal));
         disk.create_new(Path::new("a")).unwrap_err().raw_os_error().unwrap()
     });
 

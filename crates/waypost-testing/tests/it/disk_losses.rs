@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use waypost::disk::{Disk, write_whole};
-use waypost_testing::disk::{Fault, Loss, Refusal, Sampling, SimDisk, Survey, first_loss};
+use waypost_testing::disk::{DiskFault, Loss, Refusal, Sampling, SimDisk, Survey, first_loss};
 
 /// Which precaution a program leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ fn an_acknowledgement_before_the_sync_is_caught() {
 fn a_failed_sync_tried_again_is_caught() {
     let start = start();
     let sync_of_the_first = start.call_count() + 3;
-    start.fail(sync_of_the_first, Fault::Refuse(Refusal::Broken));
+    start.fail(sync_of_the_first, DiskFault::Refuse(Refusal::Broken));
 
     let loss = search(&start, Mistake::SyncTriedAgain).unwrap_err();
 

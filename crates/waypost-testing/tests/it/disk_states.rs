@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use waypost::disk::{Disk, Kind, write_whole};
-use waypost_testing::disk::{EXHAUSTIVE_MAX, Fault, Refusal, Sampling, SimDisk};
+use waypost_testing::disk::{DiskFault, EXHAUSTIVE_MAX, Refusal, Sampling, SimDisk};
 
 /// A durable file `store/a` with those bytes.
 fn disk_with(bytes: &[u8]) -> SimDisk {
@@ -243,7 +243,7 @@ fn a_failed_sync_saves_nothing_and_neither_does_the_next_one() {
     let disk = disk_with(b"1");
     let mut file = disk.open_append(Path::new("store/a")).unwrap();
     write_whole(file.as_mut(), b"2").unwrap();
-    disk.fail(disk.call_count(), Fault::Refuse(Refusal::Broken));
+    disk.fail(disk.call_count(), DiskFault::Refuse(Refusal::Broken));
 
     assert!(file.sync().is_err());
     assert!(file.sync().is_ok(), "the kernel has forgotten what it could not write");

@@ -15,7 +15,7 @@ use waypost::store::{
     Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 use waypost::{BranchPath, RunId};
-use waypost_testing::contract::{self, Place, StoreFixture, block_on};
+use waypost_testing::contract::{self, DamageTarget, StoreFixture, block_on};
 use waypost_testing::differential::find_difference;
 use waypost_testing::memory::MemoryFixture;
 
@@ -197,7 +197,7 @@ impl StoreFixture for PlantedFixture {
         self.memory.reopen().await;
     }
 
-    async fn damage(&mut self, run: &RunId, place: &Place) {
+    async fn damage(&mut self, run: &RunId, place: &DamageTarget) {
         self.memory.damage(run, place).await;
     }
 

@@ -37,7 +37,7 @@ const CHILDREN_BYTES_MAX: usize = 4 * FILE_BYTES_MAX;
 
 /// Included file of a step.
 #[derive(Debug, Clone)]
-pub struct Child {
+pub struct ChildWorkflow {
     /// Path as written in the step.
     pub(super) file: String,
     /// Working folder of the included steps, relative to the folder of the run's file.
@@ -59,7 +59,7 @@ pub(super) enum Given {
 /// Param as written in the file.
 pub(super) type GivenDraft<'n> = (String, Given, &'n Node);
 
-impl Child {
+impl ChildWorkflow {
     /// Returns the path as written in the step.
     #[must_use]
     pub fn file(&self) -> &str {
@@ -229,7 +229,7 @@ fn parent(name: &str) -> &Path {
 }
 
 /// Reads the included file of a step.
-pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<Child> {
+pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<ChildWorkflow> {
     let file = checker.filled_text(node, "workflow")?;
     let family = &checker.family;
     let name = family.name_of(&file);
@@ -276,7 +276,7 @@ pub(super) fn child(checker: &mut Checker<'_>, node: &Node) -> Option<Child> {
         checker.wrong(node, message, help);
         return None;
     }
-    Some(Child { file, folder: parent(&name).to_owned(), workflow, params: Vec::new() })
+    Some(ChildWorkflow { file, folder: parent(&name).to_owned(), workflow, params: Vec::new() })
 }
 
 /// Parses an included file. Its errors are shown after the problem at the including step.
@@ -356,7 +356,7 @@ pub(super) fn params<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Option<Ve
 }
 
 /// Checks the given params against the declared params, as far as known before the run.
-pub(super) fn fit(checker: &mut Checker<'_>, node: &Node, child: &Child, given: &[GivenDraft<'_>]) {
+pub(super) fn fit(checker: &mut Checker<'_>, node: &Node, child: &ChildWorkflow, given: &[GivenDraft<'_>]) {
     let declared = || child.workflow.params().iter().map(|param| param.name.as_str());
     for (name, value, place) in given {
         let Some(param) = child.workflow.params().iter().find(|param| param.name == *name) else {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::child::{Child, Given};
+use super::child::{ChildWorkflow, Given};
 use super::foreach::{Distinct, Foreach, ItemSource};
 use super::step::Draft;
 use super::work::{Approval, Work};
@@ -153,7 +153,7 @@ fn list_of(foreach: &Foreach) -> Value {
 
 /// Returns the definition of an included file and its params. Without its path, so that the file may be
 /// moved.
-fn meaning_of_file(child: &Child, whole: bool) -> Value {
+fn meaning_of_file(child: &ChildWorkflow, whole: bool) -> Value {
     let given = |given: &Given| match given {
         Given::Plain(value) => json!({ "value": value }),
         Given::Filled(template) => json!({ "text": template.as_str() }),

@@ -54,7 +54,7 @@ use waypost::disk::check_regular;
 pub use self::about::About;
 pub use self::body::STEPS_MAX;
 pub use self::budget::Budget;
-pub use self::child::{Child, separated};
+pub use self::child::{ChildWorkflow, separated};
 pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
 pub(crate) use self::evidence::variables_in;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::body::BodyDraft;
 use super::checker::Checker;
-use super::child::{Child, Given};
+use super::child::{ChildWorkflow, Given};
 use super::evidence::variables_in;
 use super::foreach::{Distinct, EachDraft, ITEM_INDEX};
 use super::node::Node;
@@ -293,7 +293,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
     fn part_of_file(
         &mut self,
         draft: &Draft<'_>,
-        child: &Child,
+        child: &ChildWorkflow,
         (what, name): (Option<&str>, Option<&str>),
         place: &At<'_>,
     ) {

@@ -1,6 +1,6 @@
 //! Names read by the expressions of a step.
 
-use super::Child;
+use super::ChildWorkflow;
 use super::foreach::Distinct;
 use super::workflow::{Body, Step};
 use crate::expr::{Condition, Formula, Reference, Template};
@@ -24,7 +24,7 @@ impl Step {
         let sorts = sorts.chain(distinct.into_iter().flat_map(Formula::references));
         let own = self.condition.iter().flat_map(Condition::references);
         let ends = self.repeat.iter().flat_map(|repeat| repeat.until.references());
-        let given = self.work.child().into_iter().flat_map(Child::templates);
+        let given = self.work.child().into_iter().flat_map(ChildWorkflow::templates);
         let claimed = self.evidence.iter().flat_map(|evidence| evidence.templates());
         let templates = templates.chain(given).chain(claimed);
         templates.flat_map(Template::references).chain(own).chain(ends).chain(sorts).chain(keeps).chain(names)

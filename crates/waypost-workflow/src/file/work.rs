@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::checker::Checker;
-use super::child::{self, Child};
+use super::child::{self, ChildWorkflow};
 use super::fields::{Fields, KeySet};
 use super::foreach::{Foreach, ItemSource};
 use super::node::{Kind, Node};
@@ -53,7 +53,7 @@ pub enum Work {
     /// Runs these steps.
     Group(Box<Body>),
     /// Runs another file.
-    Workflow(Box<Child>),
+    Workflow(Box<ChildWorkflow>),
 }
 
 impl Work {
@@ -83,7 +83,7 @@ impl Work {
 
     /// Returns the included file, if any.
     #[must_use]
-    pub fn child(&self) -> Option<&Child> {
+    pub fn child(&self) -> Option<&ChildWorkflow> {
         match self {
             Self::Workflow(child) => Some(child),
             _ => None,

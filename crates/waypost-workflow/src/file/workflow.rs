@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::budget::Budget;
-use super::child::Child;
+use super::child::ChildWorkflow;
 use super::evidence::Evidence;
 use super::hooks::Hook;
 use super::params::Param;
@@ -306,7 +306,7 @@ impl Workflow {
 
     /// Returns the included files of the steps.
     fn children(&self) -> impl Iterator<Item = &Self> {
-        self.of_file().filter_map(|step| step.work.child()).map(Child::workflow)
+        self.of_file().filter_map(|step| step.work.child()).map(ChildWorkflow::workflow)
     }
 
     /// Returns all steps of this file, without included files.

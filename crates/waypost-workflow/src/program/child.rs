@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use waypost::engine::{Joined, Performed, StepRef, StepReport};
 use waypost::record::{Ending, Failure, FailureKind};
 
-use crate::file::Child;
+use crate::file::ChildWorkflow;
 
 use super::state::{StepOutput, WorkflowState};
 use super::{WorkflowProgram, expression, repeat};
@@ -15,7 +15,7 @@ impl WorkflowProgram {
         &self,
         step_ref: StepRef<'_>,
         state: &WorkflowState,
-        file: &Child,
+        file: &ChildWorkflow,
     ) -> Result<WorkflowState, Failure> {
         let step = self.step(step_ref);
         let scope = self.scope_of(step, state);

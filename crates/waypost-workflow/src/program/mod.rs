@@ -357,8 +357,8 @@ impl Program for WorkflowProgram {
         true
     }
 
-    fn gave(&self, step_ref: StepRef<'_>, state: &WorkflowState) -> Option<Value> {
-        repeat::gave(self.step(step_ref), state)
+    fn output_of(&self, step_ref: StepRef<'_>, state: &WorkflowState) -> Option<Value> {
+        repeat::output_of(self.step(step_ref), state)
     }
 
     fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId> {

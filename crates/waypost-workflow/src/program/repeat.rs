@@ -172,10 +172,10 @@ pub(super) fn skip(step: &Step, state: &mut WorkflowState) {
 }
 
 /// Returns the result of a step in the state, with the results of the steps of a group.
-pub(super) fn gave(step: &Step, state: &WorkflowState) -> Option<Value> {
+pub(super) fn output_of(step: &Step, state: &WorkflowState) -> Option<Value> {
     let own = serde_json::to_value(state.step(&step.id)?).ok()?;
     let Work::Group(body) = &step.work else { return Some(own) };
-    let inner = body.steps().iter().map(|inner| gave(inner, state).unwrap_or(Value::Null));
+    let inner = body.steps().iter().map(|inner| output_of(inner, state).unwrap_or(Value::Null));
     Some(std::iter::once(own).chain(inner).collect())
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, timeout_at};
 
-use super::engine::{Reaper, Shared};
+use super::engine::{ReaperLink, Shared};
 use super::wire::Event;
 use super::{Exit, SupervisorError};
 
@@ -34,7 +34,7 @@ pub struct Child {
     pub stderr: Option<pipe::Receiver>,
     shared: Arc<Shared>,
     /// `None` once the reaper is lost or returned.
-    reaper: Option<Reaper>,
+    reaper: Option<ReaperLink>,
     pid: u32,
     exit: Option<Exit>,
     /// Whether all processes of the step are dead.
@@ -44,7 +44,7 @@ pub struct Child {
 impl Child {
     pub(super) fn new(
         shared: Arc<Shared>,
-        reaper: Reaper,
+        reaper: ReaperLink,
         pid: u32,
         (stdout, stderr): (pipe::Receiver, Option<pipe::Receiver>),
     ) -> Self {

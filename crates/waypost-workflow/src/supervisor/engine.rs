@@ -62,14 +62,14 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 struct Reapers {
     /// Reapers without a step.
-    idle: Vec<Reaper>,
+    idle: Vec<ReaperLink>,
     /// Reapers of steps that ended but left background processes.
-    background: Vec<Reaper>,
+    background: Vec<ReaperLink>,
 }
 
 /// Connection of the engine to one reaper.
 #[derive(Debug)]
-pub(super) struct Reaper {
+pub(super) struct ReaperLink {
     id: u32,
     link: Link,
 }
@@ -217,7 +217,7 @@ impl Shared {
         &self,
         order: &[u8],
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<Reaper, SupervisorError> {
+    ) -> Result<ReaperLink, SupervisorError> {
         // After a failed send the idle reaper was killed. The step was not started, so another reaper may
         // start it.
         while let Some(reaper) = self.take_idle() {
@@ -233,7 +233,7 @@ impl Shared {
         }
     }
 
-    fn take_idle(&self) -> Option<Reaper> {
+    fn take_idle(&self) -> Option<ReaperLink> {
         let mut reapers = self.reapers();
         if let Some(reaper) = reapers.idle.pop() {
             return Some(reaper);
@@ -255,19 +255,19 @@ impl Shared {
         reapers.idle.pop()
     }
 
-    async fn new_reaper(&self) -> Result<Reaper, SupervisorError> {
+    async fn new_reaper(&self) -> Result<ReaperLink, SupervisorError> {
         let (ours, theirs) = channel::pair().map_err(SupervisorError::Channel)?;
         let link = Link::new(ours).map_err(SupervisorError::Channel)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let message = Control::Reaper { id }.encode();
         self.control.send(&message, &[theirs.as_fd()]).await.map_err(|_| SupervisorError::Ended)?;
-        Ok(Reaper { id, link })
+        Ok(ReaperLink { id, link })
     }
 
     /// Receives the next event of a step.
     ///
     /// If the reaper is lost, returns only after all processes of the step are dead. Cancel safe.
-    pub(super) async fn receive(&self, reaper: &Reaper) -> Result<Event, SupervisorError> {
+    pub(super) async fn receive(&self, reaper: &ReaperLink) -> Result<Event, SupervisorError> {
         match reaper.link.receive().await.map(|message| Event::decode(message.bytes())) {
             Some(Ok(Event::Abandoned)) => Err(SupervisorError::Ended),
             Some(Ok(event)) => Ok(event),
@@ -276,7 +276,7 @@ impl Shared {
     }
 
     /// Receives the answer to a start order; kills a reaper that does not answer in time.
-    async fn receive_answer(&self, reaper: &Reaper) -> Result<Event, SupervisorError> {
+    async fn receive_answer(&self, reaper: &ReaperLink) -> Result<Event, SupervisorError> {
         if let Ok(event) = tokio::time::timeout(START_MAX, self.receive(reaper)).await {
             return event;
         }
@@ -286,7 +286,7 @@ impl Shared {
 
     /// Kills an unreachable reaper, if alive, and waits until its processes are dead. Returns the error for
     /// the caller.
-    async fn lost(&self, reaper: &Reaper) -> SupervisorError {
+    async fn lost(&self, reaper: &ReaperLink) -> SupervisorError {
         let asked = async {
             // A channel can fail while both processes are alive; the reaper would then never end.
             self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await?;
@@ -341,7 +341,7 @@ impl Shared {
         self.control.try_receive().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    pub(super) async fn send_cancel(&self, reaper: &Reaper, grace: Duration) {
+    pub(super) async fn send_cancel(&self, reaper: &ReaperLink, grace: Duration) {
         let grace_ms = grace.as_micros().div_ceil(1000).try_into().unwrap_or(u64::MAX);
         // If the reaper is gone, the next receive reports the loss and waits for the cleanup. A living but
         // unreachable reaper is killed, because the step would continue.
@@ -351,7 +351,7 @@ impl Shared {
     }
 
     /// Kills an unresponsive reaper, with all processes below.
-    pub(super) async fn kill_reaper(&self, reaper: &Reaper) {
+    pub(super) async fn kill_reaper(&self, reaper: &ReaperLink) {
         // If the supervisor is gone, a receive from the reaper reports the loss. A living but unreachable
         // supervisor ends the run.
         if self.control.send(&Control::Kill { id: reaper.id }.encode(), &[]).await.is_err() {
@@ -361,7 +361,7 @@ impl Shared {
     }
 
     /// Keeps a reaper whose step has ended without background processes.
-    pub(super) fn put_back(&self, reaper: Reaper) {
+    pub(super) fn put_back(&self, reaper: ReaperLink) {
         let mut reapers = self.reapers();
         if reapers.idle.len() < IDLE_REAPERS_MAX {
             reapers.idle.push(reaper);
@@ -369,7 +369,7 @@ impl Shared {
     }
 
     /// Keeps a reaper with the background processes of an ended step alive.
-    pub(super) fn put_aside(&self, reaper: Reaper) {
+    pub(super) fn put_aside(&self, reaper: ReaperLink) {
         self.reapers().background.push(reaper);
     }
 

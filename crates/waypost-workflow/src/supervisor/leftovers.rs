@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use super::tree;
+use super::{LeftoversError, tree};
 
 /// Time without change until killed processes count as stuck in the kernel; a person must act then.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
@@ -18,20 +18,6 @@ const STUCK_AFTER: Duration = Duration::from_secs(10);
 /// interval.
 const LOADING_MAX: Duration = Duration::from_secs(1);
 const LOADING_PAUSE: Duration = Duration::from_millis(1);
-
-/// Why leftovers could not be ended.
-#[derive(Debug, thiserror::Error)]
-pub enum LeftoversError {
-    /// Some processes do not die. Do not start the run's steps again while these live.
-    #[error("processes {pids:?} of the run do not end after SIGKILL")]
-    Stuck {
-        /// Process ids.
-        pids: Vec<u32>,
-    },
-    /// The list of processes cannot be read.
-    #[error("cannot list the processes of this machine")]
-    List(#[source] io::Error),
-}
 
 /// Returns the living processes with all `markers` in the environment, and all descendants.
 ///
@@ -193,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn who_becomes_one_program_after_the_other_is_found_at_any_moment() {
+    fn a_process_that_execs_repeatedly_is_found_at_any_moment() {
         // What happened: rarely, a process of a step survived the kill of its supervisor. Why: during exec
         // the process had no environment, and therefore no mark. What stops it now: a process in exec is read
         // again.

@@ -57,12 +57,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use self::{
     child::Child,
     engine::Supervisor,
-    leftovers::{LeftoversError, kill_leftovers, leftovers},
+    leftovers::{kill_leftovers, leftovers},
     serve::main,
 };
 
 #[cfg(not(target_os = "linux"))]
-pub use self::portable::{Child, LeftoversError, Supervisor, kill_leftovers, leftovers, main};
+pub use self::portable::{
+    GroupChild as Child, GroupSupervisor as Supervisor, kill_leftovers, leftovers, main,
+};
 
 /// Name of a supervisor process. Without "waypost": `pkill waypost` must end engines only, so that
 /// supervisors can clean up.
@@ -292,4 +294,18 @@ pub enum SpawnError {
     /// The supervisor cannot serve.
     #[error(transparent)]
     Supervisor(#[from] SupervisorError),
+}
+
+/// Why leftovers could not be ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LeftoversError {
+    /// Some processes do not die. Do not start the run's steps again while these live.
+    #[error("processes {pids:?} of the run do not end after SIGKILL")]
+    Stuck {
+        /// Process ids.
+        pids: Vec<u32>,
+    },
+    /// The list of processes cannot be read.
+    #[error("cannot list the processes of this machine")]
+    List(#[source] io::Error),
 }

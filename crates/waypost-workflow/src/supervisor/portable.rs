@@ -16,7 +16,9 @@ use rustix::process::{Pid, Signal};
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
-use super::{Exit, Output, SpawnError, Stdin, StepProcess, SupervisorError, SupervisorProgram};
+use super::{
+    Exit, LeftoversError, Output, SpawnError, Stdin, StepProcess, SupervisorError, SupervisorProgram,
+};
 
 /// Serves as the supervisor of one run: does nothing here.
 #[must_use]
@@ -26,7 +28,7 @@ pub fn main() -> ExitCode {
 
 /// Owner of the steps of one run. Dropping it kills all groups.
 #[derive(Debug)]
-pub struct Supervisor {
+pub struct GroupSupervisor {
     groups: Arc<Groups>,
 }
 
@@ -38,7 +40,7 @@ struct Groups {
     _lock: Option<OwnedFd>,
 }
 
-impl Supervisor {
+impl GroupSupervisor {
     /// Keeps `lock` and returns; the program is not run.
     ///
     /// # Errors
@@ -51,7 +53,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// See [`SpawnError`]; no process of the step is left.
-    pub async fn spawn(&self, process: StepProcess) -> Result<Child, SpawnError> {
+    pub async fn spawn(&self, process: StepProcess) -> Result<GroupChild, SpawnError> {
         let StepProcess { argv, env, dir, stdin, output } = process;
         let [name, args @ ..] = argv.as_slice() else { return Err(SpawnError::NoCommand) };
         if !dir.is_dir() {
@@ -92,7 +94,7 @@ impl Supervisor {
         let stdout = pipe::Receiver::from_owned_fd(stdout.into()).map_err(system)?;
         let stderr =
             stderr.map(|stderr| pipe::Receiver::from_owned_fd(stderr.into())).transpose().map_err(system)?;
-        Ok(Child { stdout: Some(stdout), stderr, groups: Arc::clone(&self.groups), group, exit })
+        Ok(GroupChild { stdout: Some(stdout), stderr, groups: Arc::clone(&self.groups), group, exit })
     }
 
     /// Never resolves: there is no supervisor process.
@@ -134,9 +136,9 @@ impl Drop for Groups {
     }
 }
 
-/// Running step. Dropping a child before [`Child::wait`] has returned kills the group.
+/// Running step. Dropping a child before [`GroupChild::wait`] has returned kills the group.
 #[derive(Debug)]
-pub struct Child {
+pub struct GroupChild {
     /// Standard output of the step; also standard error if merged.
     pub stdout: Option<pipe::Receiver>,
     /// Standard error, unless merged.
@@ -146,7 +148,7 @@ pub struct Child {
     exit: watch::Receiver<Option<ExitStatus>>,
 }
 
-impl Child {
+impl GroupChild {
     /// Returns the process id of the main process, also the id of the group.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -170,7 +172,7 @@ impl Child {
     /// Ends the step: TERM to its group, KILL after `grace` or once the main process has ended.
     ///
     /// # Errors
-    /// As [`Child::wait`].
+    /// As [`GroupChild::wait`].
     pub async fn cancel(&mut self, grace: Duration) -> Result<Exit, SupervisorError> {
         signal(self.group, Signal::TERM);
         signal(self.group, Signal::CONT);
@@ -182,7 +184,7 @@ impl Child {
     /// Kills the step's group.
     ///
     /// # Errors
-    /// As [`Child::wait`].
+    /// As [`GroupChild::wait`].
     pub async fn kill(&mut self) -> Result<Exit, SupervisorError> {
         signal(self.group, Signal::KILL);
         let exit = self.wait().await;
@@ -191,7 +193,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for GroupChild {
     fn drop(&mut self) {
         if self.exit.borrow().is_none() {
             signal(self.group, Signal::KILL);
@@ -217,10 +219,6 @@ fn stdin_of(stdin: Stdin) -> io::Result<Stdio> {
         }
     }
 }
-
-/// Why leftovers could not be ended.
-#[derive(Debug, thiserror::Error)]
-pub enum LeftoversError {}
 
 /// Returns nothing: this system does not show the environment of processes.
 ///

@@ -1,4 +1,4 @@
-//! Supervisor process: forks reapers, keeps the run's lock, and ensures that no process outlives the engine.
+//! SupervisorProcess process: forks reapers, keeps the run's lock, and ensures that no process outlives the engine.
 //!
 //! ```text
 //!   engine ===== control ===== supervisor          holds the lock, and the write end of `alive`
@@ -78,7 +78,7 @@ fn serve() -> io::Result<()> {
     // The name is for display only.
     let _ = std::fs::write("/proc/self/comm", super::SUPERVISOR_NAME);
     let (alive_read, alive_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let mut supervisor = Supervisor {
+    let mut supervisor = SupervisorProcess {
         control,
         child_ends: ChildEnds::new()?,
         alive_read,
@@ -100,7 +100,7 @@ fn serve() -> io::Result<()> {
     Ok(())
 }
 
-struct Supervisor {
+struct SupervisorProcess {
     control: OwnedFd,
     child_ends: ChildEnds,
     /// Inherited by reapers, to detect the end of this process.
@@ -116,7 +116,7 @@ struct Supervisor {
     reaper_stack: Vec<u8>,
 }
 
-impl Supervisor {
+impl SupervisorProcess {
     /// Serves until the engine is gone.
     fn serve_engine(&mut self) {
         loop {

@@ -32,7 +32,7 @@ fn an_api_that_cannot_be_asked_or_judged_is_refused() {
 }
 
 #[test]
-fn an_api_that_an_expression_leads_to_is_looked_at_when_it_is_known() {
+fn an_api_from_an_expression_is_probed_once_known() {
     wrong(
         "http_good",
         &[

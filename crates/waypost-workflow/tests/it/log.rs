@@ -70,7 +70,7 @@ async fn a_log_within_its_limits_is_kept_whole_at_every_length() {
 }
 
 #[tokio::test]
-async fn beyond_its_limits_a_log_has_its_two_ends_and_says_what_is_missing() {
+async fn a_log_above_its_limits_keeps_both_ends_and_reports_a_gap() {
     let bytes: Vec<u8> = (0..5_000_u32).map(|index| (index % 251) as u8).collect();
     for length in [161, 162, 500, 5_000] {
         for step in [1, 7, 64, 10_000] {
@@ -154,7 +154,7 @@ async fn recorded(
 }
 
 #[tokio::test]
-async fn both_streams_go_to_one_log_masked_and_stdout_is_captured_as_it_is() {
+async fn streams_share_one_masked_log_and_stdout_is_captured_raw() {
     let supervisor = rig::start(None).await;
     let text = "printf 'a: swordfish\\n'; printf 'b: sword' >&2; printf 'fish\\n' >&2; exit 5";
 
@@ -195,7 +195,7 @@ async fn a_capture_beyond_its_limit_says_so() {
 }
 
 #[tokio::test]
-async fn a_background_that_keeps_the_streams_open_does_not_hold_up_the_end() {
+async fn a_background_process_with_open_streams_delays_no_end() {
     let supervisor = rig::start(None).await;
     let mark = new_mark();
     let text = "(trap '' PIPE; while sleep 0.001; do echo noise || exit; done) & head -c 60000 /dev/zero; echo; echo done";

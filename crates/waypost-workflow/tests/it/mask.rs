@@ -142,7 +142,7 @@ fn control_characters_are_masked_as_shells_and_json_write_them() {
 }
 
 #[test]
-fn a_secret_that_is_no_text_is_masked_raw_and_after_it_became_text() {
+fn a_binary_secret_is_masked_raw_and_as_text() {
     let secret = b"\xff\xfe\x00binary\x80key";
     let mask = Mask::new([("S", &secret[..])]).unwrap();
 

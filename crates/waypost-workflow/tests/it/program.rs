@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use waypost::engine::{Engine, Outcome, Program as _, ResumeOptions, SessionOptions, StopHandle, StopLevel};
 use waypost::memory::MemoryStore;
-use waypost::record::{Durability, FORMAT, Phase, Record, RunRecord, RunStatus};
+use waypost::record::{Phase, Record, RunRecord, RunStatus};
 use waypost::store::{Scan, Store, StoreExt};
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::{GivenParams, Workflow};
@@ -65,23 +65,9 @@ impl Bench {
         let params = program.workflow().resolve_params(&GivenParams::default()).unwrap();
         let state = program.initial_state(params).unwrap();
         let record = RunRecord {
-            v: FORMAT,
-            run: run_id(),
-            workflow: "test".to_owned(),
             definition: program.shape().definition(Some(text.to_owned())),
-            path: None,
-            base: None,
-            params: serde_json::Map::new(),
-            env: Default::default(),
-            labels: Default::default(),
-            settings: serde_json::Map::new(),
-            config: serde_json::Map::new(),
-            durability: Durability::Sync,
-            retention: None,
-            parent: None,
             tool: "test".to_owned(),
-            actor: String::new(),
-            created_at: "2026-11-21T12:00:00Z".parse().unwrap(),
+            ..RunRecord::new(run_id(), "test", "2026-11-21T12:00:00Z".parse().unwrap())
         };
         let options = SessionOptions { stop, ..SessionOptions::default() };
         Engine::new(self.store.clone()).run_program(&program, record, state, options).await.unwrap()

@@ -50,7 +50,7 @@ async fn a_stopped_step_can_be_cancelled_gently() {
 }
 
 #[tokio::test]
-async fn a_cancelled_tree_is_dead_to_the_last_process_and_another_step_is_untouched() {
+async fn a_cancelled_tree_dies_whole_and_other_steps_live() {
     let supervisor = rig::start(None).await;
     let (mark, other_mark) = (new_mark(), new_mark());
     let mut child = supervisor.spawn(shell(&stubborn_tree(25), &mark)).await.unwrap();
@@ -139,7 +139,7 @@ async fn processes_that_hop_from_session_to_session_are_caught() {
 }
 
 #[tokio::test]
-async fn processes_that_hop_are_caught_also_when_their_reaper_was_killed() {
+async fn forking_processes_are_killed_although_their_reaper_died() {
     let supervisor = rig::start(None).await;
     let (mark, other_mark) = (new_mark(), new_mark());
     let mut child = supervisor.spawn(hopping("", &mark)).await.unwrap();
@@ -229,7 +229,7 @@ async fn free_only_after_the_last(path: &Path, mark: &str) -> Option<Holder> {
 }
 
 #[tokio::test]
-async fn kill_9_of_the_engine_leaves_nothing_and_the_lock_is_not_free_before() {
+async fn kill_9_of_the_engine_keeps_the_lock_until_all_are_dead() {
     for round in 0..6 {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("r.lock");
@@ -283,7 +283,7 @@ fn whoever_gets_the_lock_finds_the_supervisor_dead() {
 }
 
 #[tokio::test]
-async fn kill_9_of_the_supervisor_ends_all_steps_and_the_engine_learns_it() {
+async fn kill_9_of_the_supervisor_ends_all_steps_and_is_reported() {
     let supervisor = rig::start(None).await;
     let mark = new_mark();
     let mut child = supervisor.spawn(shell(&stubborn_tree(25), &mark)).await.unwrap();
@@ -336,7 +336,7 @@ async fn kill_9_of_a_reaper_ends_its_step_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_step_that_kills_its_own_reaper_is_killed_with_all_it_started() {
+async fn a_step_that_kills_its_reaper_is_killed_with_its_tree() {
     let supervisor = rig::start(None).await;
     let mark = new_mark();
     let (go, gate) = std::io::pipe().unwrap();
@@ -396,7 +396,7 @@ async fn an_idle_reaper_that_was_killed_is_replaced() {
 }
 
 #[tokio::test]
-async fn kill_9_of_all_at_once_leaves_what_the_next_holder_finds_and_kills() {
+async fn kill_9_of_all_leaves_processes_for_the_next_holder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("r.lock");
     let mark = new_mark();

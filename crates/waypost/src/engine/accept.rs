@@ -166,7 +166,7 @@ impl Engine {
         let newest = store.newest(lease.run(), branch).await?;
         let header = newest.header();
         let position = position_of(&newest)?;
-        let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
+        let chain = Chain { token: lease.token(), ..Chain::after(&newest) };
         let mut drafts = Vec::new();
         for (seq, pack) in packs {
             let made = store.load(&header.run, branch, *seq).await?;

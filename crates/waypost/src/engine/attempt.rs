@@ -18,7 +18,7 @@ use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 use crate::system::clock::{Clock, SteadyClock};
 
 use super::pending_wait::PendingWait;
-use super::request::{Asked, Request};
+use super::request::{Request, RequestKind};
 use super::scope::{MAIN, ScopeId};
 use super::signals::{Stop, StopHandle, StopLevel};
 use super::{Engine, StepRef, StepReport};
@@ -206,7 +206,7 @@ impl Attempt {
             let (mut value, report) = said();
             let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
             value.insert("elapsed_ms".to_owned(), elapsed_ms.into());
-            if self.ask(Asked::Tell { value: Value::Object(value), report }).await.is_err() {
+            if self.ask(RequestKind::Progress { value: Value::Object(value), report }).await.is_err() {
                 return pending().await;
             }
         }
@@ -276,7 +276,7 @@ impl Attempt {
         }
         let (kept, answer) = oneshot::channel();
         let ending = || MemoError::Ending(key.to_owned());
-        let what = Asked::Keep { key: key.to_owned(), value, report, kept };
+        let what = RequestKind::Memo { key: key.to_owned(), value, report, kept };
         self.ask(what).await.map_err(|()| ending())?;
         answer.await.map_err(|_| ending())
     }
@@ -301,17 +301,17 @@ impl Attempt {
     /// Suspends the step until a wait of `waits` ends; never returns. The step then restarts from the top, and
     /// [`answered`](Self::answered) returns the answer or signal.
     pub async fn suspend(&self, waits: Vec<Wait>) -> Infallible {
-        let _ = self.ask(Asked::Suspend(waits)).await;
+        let _ = self.ask(RequestKind::Suspend(waits)).await;
         pending().await
     }
 
     /// Asks the session to deliver a message to a wait while the step continues other work.
     pub(crate) async fn listen(&self, wait: Arc<PendingWait>) {
         // An ended session delivers nothing.
-        let _ = self.ask(Asked::Listen(wait)).await;
+        let _ = self.ask(RequestKind::Wait(wait)).await;
     }
 
-    async fn ask(&self, what: Asked) -> Result<(), ()> {
+    async fn ask(&self, what: RequestKind) -> Result<(), ()> {
         let request = Request { scope: self.scope, job: self.job, what };
         self.requests.send(request).await.map_err(drop)
     }

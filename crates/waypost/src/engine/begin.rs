@@ -135,12 +135,12 @@ pub(super) async fn prepare_resume<'a, P: Program>(
         return Err(RunError::Cancelled(lease.run().clone()));
     }
     let base = find_base(snapshot)?;
-    go_on(engine, program, lease, base, options, carried).await
+    make_session(engine, program, lease, base, options, carried).await
 }
 
 /// Makes the session of a resume, from the current position or from the rollback target. Returns the outcome if
 /// all steps are done and their evidence holds.
-async fn go_on<'a, P: Program>(
+async fn make_session<'a, P: Program>(
     engine: &'a Engine,
     program: &'a P,
     lease: &Lease,
@@ -155,7 +155,7 @@ async fn go_on<'a, P: Program>(
         validated(&base, &outcome.state, &mut options)?;
         return Ok(Prepared::Idle(Box::new(outcome)));
     };
-    let chain = chain_behind(&base, lease, newest_seq);
+    let chain = chain_after(&base, lease, newest_seq);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
     if options.from.is_some() {
         pass_missing(engine, lease).await?;
@@ -207,7 +207,8 @@ async fn go_on<'a, P: Program>(
     }
     let edits = manual::Edits::of(options.edit_branches);
     let questions =
-        open_scopes::take_up(&mut session, lease, begin.resume_point, &options.on_doubt, edits).await?;
+        open_scopes::load_open_scopes(&mut session, lease, begin.resume_point, &options.on_doubt, edits)
+            .await?;
     // The choice of a checkpoint already decides the questions.
     let is_decided = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Step(_)));
     if !is_decided && !questions.is_empty() {
@@ -527,7 +528,7 @@ pub(super) fn by_hand() -> Draft {
 }
 
 /// Returns the end of the main branch's chain for the records of a base.
-fn chain_behind(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
+fn chain_after(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
     let continued = base.basis.unwrap_or(base.record.header().seq);
     Chain {
         run: lease.run().clone(),

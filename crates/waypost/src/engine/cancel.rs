@@ -107,14 +107,14 @@ impl Engine {
         let header = newest.header();
         let mut position = position_of(newest)?;
         withdraw_questions(&mut position);
-        let behind = Chain::behind(newest);
-        let is_next = head.next == behind.next;
+        let after = Chain::after(newest);
+        let is_next = head.next == after.next;
         let chain = Chain {
             token: lease.token(),
             next: head.next,
             basis: (!is_next).then_some(header.seq),
             repair: !is_next,
-            ..behind
+            ..after
         };
         let phase = Phase::Interrupted { in_progress: false, by: by.to_owned() };
         let mut draft = Draft::new(phase, Reason::Cancel, None, Try::default());

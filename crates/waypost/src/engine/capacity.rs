@@ -16,7 +16,7 @@ use super::{Program, RunError};
 impl<P: Program> Session<'_, P> {
     /// Reserves quota for all branches of a fan-out before the first branch opens. Returns a failure if the quota
     /// is too small. A branch that continues an existing chain needs no quota.
-    pub(super) async fn take_room(
+    pub(super) async fn check_capacity(
         &mut self,
         id: ScopeId,
         name: &StepId,

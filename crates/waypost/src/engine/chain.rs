@@ -141,7 +141,7 @@ impl Chain {
     }
 
     /// Returns the end of a chain after a record without damage.
-    pub(crate) fn behind(newest: &Record) -> Self {
+    pub(crate) fn after(newest: &Record) -> Self {
         let header = newest.header();
         Self {
             run: header.run.clone(),

@@ -98,12 +98,12 @@ impl<'a, P: Program> Session<'a, P> {
         let step = &self.scopes.get(id).shape.steps()[place];
         let children = if are_hooks { step.hooks.as_ref() } else { step.children.as_ref() };
         let children = children.expect("only a step with children fans out");
-        let room = match &items {
-            Ok(Source::Items(list)) => self.take_room(id, &children.name, list).await?,
-            Ok(Source::Named(list)) => self.take_room(id, &children.name, list).await?,
+        let capacity = match &items {
+            Ok(Source::Items(list)) => self.check_capacity(id, &children.name, list).await?,
+            Ok(Source::Named(list)) => self.check_capacity(id, &children.name, list).await?,
             Err(_) => Ok(()),
         };
-        let items = match items.and_then(|items| room.map(|()| items)) {
+        let items = match items.and_then(|items| capacity.map(|()| items)) {
             Ok(items) => items,
             Err(failure) => return Ok(Err(failure)),
         };
@@ -266,7 +266,7 @@ impl<'a, P: Program> Session<'a, P> {
                     }
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
-                    open_scopes::go_on(self, &lease, opener, *head, (None, Edits::none())).await?;
+                    open_scopes::resume_child(self, &lease, opener, *head, (None, Edits::none())).await?;
                 }
                 Earlier::Relisted(head, after) => {
                     self.scopes.get_mut(id).fan_mut(place).opened += 1;
@@ -274,7 +274,8 @@ impl<'a, P: Program> Session<'a, P> {
                     let opener = Opener { scope: id, place, index: item.index };
                     let mut moved = Reopened::in_next_fan_out(&head.record, *after);
                     self.note_reruns(id, place, &head.record, &mut moved)?;
-                    open_scopes::go_on(self, &lease, opener, *head, (Some(moved), Edits::none())).await?;
+                    open_scopes::resume_child(self, &lease, opener, *head, (Some(moved), Edits::none()))
+                        .await?;
                 }
                 Earlier::None(begin) if begin.replaced.is_some() => {
                     match self.state_of_child(id, place, &begin.in_place_of(&item)) {

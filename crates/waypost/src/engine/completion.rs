@@ -120,7 +120,7 @@ impl<P: Program> Session<'_, P> {
         let (step, at) = (scope.step_id(place).clone(), scope.entry(place).at.clone());
         let trace = keeps_traces.then(|| trace_of(program, scope, place)).flatten();
         let made = |scope: &Scope<'_, P::State>| {
-            let output = program.gave(scope.step_ref(place), &scope.state);
+            let output = program.output_of(scope.step_ref(place), &scope.state);
             let work = scope.entry(place).hooks.as_ref().and_then(|hooks| hooks.work_digests);
             let children = together(joined.map(|joined| joined.nested).into_iter().chain(work));
             EndResult { output, evidence: report.evidence.as_ref(), children }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use crate::id::{BranchPath, RunId, StepId};
-use crate::plan::change::{self, CarriedOver, Carry, StepChange};
+use crate::plan::change::{self, PositionTransfer, StepChange, TransferredPosition};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::{RerunCause, STEP_SETTLED};
 use crate::record::{
@@ -37,7 +37,7 @@ pub(super) fn carried(
     definition: &Definition,
     shape: &Shape,
     adopting: &Adopting<'_>,
-) -> Result<CarriedOver, String> {
+) -> Result<TransferredPosition, String> {
     let Adopting { adoption: Adoption { before, within, entered, kept, redo, .. }, ends, asks } = *adopting;
     let changes = change::changes(before, position, definition, (shape, within));
     let touching = changes.iter().filter(|change| change.touches_finished && !redo);
@@ -56,12 +56,13 @@ pub(super) fn carried(
             ));
         }
     }
-    let inputs = Carry { before, position, definition, after: shape, within, entered, kept, ends, asks };
-    Ok(change::carry_over(&inputs))
+    let inputs =
+        PositionTransfer { before, position, definition, after: shape, within, entered, kept, ends, asks };
+    Ok(change::transfer_position(&inputs))
 }
 
 /// Returns the causes of an adoption, as notes: reruns of changed steps and of steps downstream, and kept results.
-pub(super) fn causes_of(adoption: &Adoption, carried: &CarriedOver, by: Option<&str>) -> Vec<Note> {
+pub(super) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: Option<&str>) -> Vec<Note> {
     let rerun = carried.redone.iter().map(|(step, reason)| {
         let upstream = Some(reason.clone()).filter(|reason| reason != step);
         let cause = match upstream {
@@ -200,7 +201,7 @@ fn with_added(
         {
             return Err(format!("step `{step}` has open branches, and follows a new step"));
         }
-        let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.gave_result());
+        let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.has_result());
         let known = position.ledger.remove(step);
         if let Some(end) = end {
             let fan = known.and_then(|known| known.fan);

@@ -68,7 +68,7 @@ impl<P: Program> Session<'_, P> {
                 Reusable::Begun { entry, before }
                     if has_same_input(&entry, candidate.trace.as_ref()) && self.has_state_of(id, &entry) =>
                 {
-                    self.go_on_with(id, candidate.place, *entry, before)?;
+                    self.continue_step(id, candidate.place, *entry, before)?;
                     None
                 }
                 Reusable::Begun { .. } | Reusable::Confirm | Reusable::Started(_) => {

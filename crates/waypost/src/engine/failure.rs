@@ -259,7 +259,7 @@ impl Engine {
             draft.end = Some(End::Skipped);
             // The branch has failed: its join counts a tolerated failure.
             draft.failures = header.failures + 1;
-            let chain = Chain { token: lease.token(), ..Chain::behind(&newest) };
+            let chain = Chain { token: lease.token(), ..Chain::after(&newest) };
             chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(unwritable)?;
         }
         if records.is_empty() {

@@ -22,7 +22,7 @@ use super::invalidate::Results;
 use super::reentry::{RequestedRerun, invalidate_named};
 use super::resume_point::survey;
 use super::rollback::{
-    ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_left_behind, joins,
+    ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_abandoned, joins,
     load_with_state,
 };
 use super::scope::MAIN;
@@ -68,7 +68,7 @@ impl Engine {
         let redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
         let edited = blinds(program, &start);
         for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
-            if is_left_behind(self, &from.run, (entry, None), &newest, !edited).await? {
+            if is_abandoned(self, &from.run, (entry, None), &newest, !edited).await? {
                 if !edited {
                     check_left(program.shape(), entry, &checkpoint)?;
                 }

@@ -311,7 +311,7 @@ pub(super) fn traced<P: Program>(
     evidence: Option<&Pack>,
 ) -> Option<(Trace, EndDigests)> {
     let trace = trace_of(program, scope, place).filter(|_| !scope.shape.is_routed())?;
-    let output = program.gave(scope.step_ref(place), &scope.state);
+    let output = program.output_of(scope.step_ref(place), &scope.state);
     let digests = digests_of(scope, place, &EndResult { output, evidence, children: None });
     Some((trace, digests))
 }

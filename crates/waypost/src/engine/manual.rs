@@ -200,7 +200,7 @@ impl Engine {
         let at = newest.header().reference();
         let at = CheckpointRef { seq: at.seq + 1, ..at };
         let body = unchanged_body(newest, &position_as_recorded(newest)?)?;
-        let chain = Chain { token: lease.token(), ..Chain::behind(newest) };
+        let chain = Chain { token: lease.token(), ..Chain::after(newest) };
         let mut records = Vec::new();
         chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(|source| RunError::Record {
             run: lease.run().clone(),

@@ -38,7 +38,7 @@ use super::{Engine, OnDoubt, Program, RunError};
 /// # Errors
 /// - [`RunError::NotSettled`]: `on_doubt` refuses a step.
 /// - [`RunError::NotEdited`]: a branch cannot be edited as requested in `edits`.
-pub(super) async fn take_up<P: Program>(
+pub(super) async fn load_open_scopes<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     resume_point: ResumePoint,
@@ -61,7 +61,7 @@ pub(super) async fn take_up<P: Program>(
         let heads = session.engine.store.heads(lease.run(), &page).await?;
         for head in heads.heads {
             if !head.record.header().branch.is_main() {
-                take_up_one(session, lease, &mut found, head).await?;
+                load_open_scope(session, lease, &mut found, head).await?;
             }
         }
         match heads.next {
@@ -249,7 +249,7 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
     Ok(FanOut::new(place, source, total, is_again || scope.position.may_have_children()))
 }
 
-async fn take_up_one<P: Program>(
+async fn load_open_scope<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     found: &mut LoadedScopes<'_, P::State>,
@@ -284,7 +284,7 @@ async fn take_up_one<P: Program>(
     session.scopes.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { scope: parent, place, index };
     let changed = (found.resume_point.moves.remove(&branch), found.edits.take(&branch));
-    let Some(id) = go_on(session, lease, opener, head, changed).await? else { return Ok(()) };
+    let Some(id) = resume_child(session, lease, opener, head, changed).await? else { return Ok(()) };
     session.read_digests(id).await?;
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
     let scope = session.scopes.get_mut(id);
@@ -360,7 +360,7 @@ async fn reopen_ended<P: Program>(
             found.reopened.remove(&branch);
             continue;
         }
-        take_up_one(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
+        load_open_scope(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
         if found.reopened.contains(&branch)
             && let Some(id) = found.scopes.get(&branch).copied()
         {
@@ -415,8 +415,8 @@ async fn do_again<P: Program>(
     let unfinished = Unfinished::of(scope.shape, &scope.position);
     let places = steps.iter().filter_map(|step| scope.shape.place(step.as_str()));
     let places: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
-    let behind = scope.shape.downstream(&places);
-    let first: Vec<usize> = places.into_iter().filter(|place| !behind.contains(place)).collect();
+    let downstream = scope.shape.downstream(&places);
+    let first: Vec<usize> = places.into_iter().filter(|place| !downstream.contains(place)).collect();
     if first.is_empty() {
         return Ok(());
     }
@@ -438,7 +438,7 @@ async fn do_again<P: Program>(
 /// no line.
 ///
 /// The caller loads the fan-outs of the child.
-pub(super) async fn go_on<P: Program>(
+pub(super) async fn resume_child<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     opener: Opener,

@@ -121,7 +121,7 @@ pub trait Program: Send + Sync {
 
     /// Returns the output of a finished step in the state, for its output digest; `None` without a separate output. Called
     /// only for graphs with `needs`.
-    fn gave(&self, step_ref: StepRef<'_>, state: &Self::State) -> Option<Value>;
+    fn output_of(&self, step_ref: StepRef<'_>, state: &Self::State) -> Option<Value>;
 
     /// Returns the steps whose outputs a step reads, with or without a `needs` edge: the step is downstream of all these
     /// steps. Called only for graphs with `needs`.

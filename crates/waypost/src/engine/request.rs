@@ -25,13 +25,13 @@ pub(super) struct Request {
     /// The start of the step; requests of an ended attempt are ignored.
     pub(super) job: u64,
     /// The content of the request.
-    pub(super) what: Asked,
+    pub(super) what: RequestKind,
 }
 
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum RequestKind {
     /// Commit a result under a key, for a restart of the step.
-    Keep {
+    Memo {
         key: String,
         value: Value,
         report: StepReport,
@@ -39,9 +39,9 @@ pub(super) enum Asked {
         kept: oneshot::Sender<()>,
     },
     /// To commit how far the step is, for people: it is not read back.
-    Tell { value: Value, report: StepReport },
+    Progress { value: Value, report: StepReport },
     /// To give a message to this wait, beside other work of the step.
-    Listen(Arc<PendingWait>),
+    Wait(Arc<PendingWait>),
     /// Suspend the step until a wait of these ends.
     Suspend(Vec<Wait>),
 }

@@ -222,13 +222,13 @@ pub(super) fn invalidate_requested(
     let places = steps.filter_map(|below| shape.place(below.step.as_str()));
     let places: BTreeSet<usize> = places.filter(|place| !unfinished.has(*place)).collect();
     let places: Vec<usize> = places.into_iter().collect();
-    let behind = shape.downstream(&places);
+    let downstream = shape.downstream(&places);
     let cut = |place: usize| {
         let at = Try { iteration: shape.first_iteration(place, &at.iteration), ..at.clone() };
         let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
         Cut { place, entry, is_named: false }
     };
-    let cuts: Vec<Cut> = places.into_iter().filter(|place| !behind.contains(place)).map(cut).collect();
+    let cuts: Vec<Cut> = places.into_iter().filter(|place| !downstream.contains(place)).map(cut).collect();
     if cuts.is_empty() { unchanged(position) } else { invalidate(shape, &position, cuts, results) }
 }
 

@@ -120,12 +120,12 @@ pub(super) fn targets(
         };
         let opener = opener_of(shape, &below);
         let joins = |target: &Target| target.claims.is_none() && opener.as_ref() == Some(&target.step);
-        let behind = || chooser.behind(above, targets.iter().map(|target| &target.step));
+        let downstream = || chooser.downstream_of(above, targets.iter().map(|target| &target.step));
         let is_redone = || {
             let place = shape.of_branch(above).zip(opener.as_ref());
             let place = place.and_then(|(shape, step)| shape.place(step.as_str()));
             let is_named = targets.iter().any(|target| opener.as_ref() == Some(&target.step));
-            is_named || place.is_none_or(|place| behind().contains(&place))
+            is_named || place.is_none_or(|place| downstream().contains(&place))
         };
         !targets.iter().any(joins) && (!apart || is_redone())
     };
@@ -146,7 +146,11 @@ struct Selection<'a> {
 
 impl Selection<'_> {
     /// Returns the places of the steps downstream of these steps.
-    fn behind<'s>(&self, branch: &BranchPath, steps: impl Iterator<Item = &'s StepId>) -> BTreeSet<usize> {
+    fn downstream_of<'s>(
+        &self,
+        branch: &BranchPath,
+        steps: impl Iterator<Item = &'s StepId>,
+    ) -> BTreeSet<usize> {
         let Some(shape) = self.shape.of_branch(branch) else { return BTreeSet::new() };
         let places: Vec<usize> = steps.filter_map(|step| shape.place(step.as_str())).collect();
         shape.downstream(&places)
@@ -202,10 +206,10 @@ impl Selection<'_> {
             let is_requested = target.is_requested;
             chosen.entry(target.seq).or_insert(target).is_requested |= is_requested;
         }
-        let behind = self.behind(branch, chosen.values().map(|target| &target.step));
+        let downstream = self.downstream_of(branch, chosen.values().map(|target| &target.step));
         let is_behind = |step: &StepId| {
             let place = self.shape.of_branch(branch).and_then(|shape| shape.place(step.as_str()));
-            place.is_some_and(|place| behind.contains(&place))
+            place.is_some_and(|place| downstream.contains(&place))
         };
         if !is_routed {
             // Of the passes of a step, the first.

@@ -97,7 +97,7 @@ impl<P: Program> Session<'_, P> {
     pub(super) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
         self.lease = Some(lease.clone());
         self.write_adoption();
-        let taken = self.take_up().await;
+        let taken = self.write_first_record().await;
         if self.is_again && !matches!(taken, Ok(StartResult::Up(_))) {
             self.program.end().await;
         }
@@ -125,7 +125,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Writes the first record of a resume, unless there is no work.
-    async fn take_up(&mut self) -> Result<StartResult, RunError> {
+    async fn write_first_record(&mut self) -> Result<StartResult, RunError> {
         self.deliver_all().await?;
         // Sleeping steps may be due; this session has no timer for these yet.
         let now = self.now();

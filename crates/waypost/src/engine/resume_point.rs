@@ -235,8 +235,8 @@ impl<'a> BranchLoader<'a> {
         (record, position): (&Record, &Position),
     ) -> Result<(Branches, BTreeMap<BranchPath, Reopened>), RunError> {
         let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
-        self.meet((record.clone(), position.clone()), &mut branches, &mut moves).await?;
-        self.meet_children(&record.header().run, &mut branches, &mut moves).await?;
+        self.add_branch_in_force((record.clone(), position.clone()), &mut branches, &mut moves).await?;
+        self.add_children(&record.header().run, &mut branches, &mut moves).await?;
         Ok((branches, moves))
     }
 
@@ -282,7 +282,7 @@ impl<'a> BranchLoader<'a> {
         Ok(Some((branch, moved)))
     }
 
-    async fn meet_children(
+    async fn add_children(
         &mut self,
         run: &RunId,
         branches: &mut Branches,
@@ -330,7 +330,7 @@ impl<'a> BranchLoader<'a> {
                 }
                 // The branch cannot resume without a state, but its evidence is still checked.
                 let position = Position { origin: Some(origin), ..Position::default() };
-                self.meet((in_force, position), branches, moves).await?;
+                self.add_branch_in_force((in_force, position), branches, moves).await?;
                 continue;
             }
             let position = match self.shape.of_branch(&name) {
@@ -351,7 +351,7 @@ impl<'a> BranchLoader<'a> {
                     Rejoined { record: in_force.clone(), position: position.clone(), reused: Vec::new() };
                 self.left_behind.insert(name, rejoined.into_move(own, record.header(), &newest));
             }
-            self.meet((in_force, position), branches, moves).await?;
+            self.add_branch_in_force((in_force, position), branches, moves).await?;
         }
         Ok(())
     }
@@ -381,7 +381,7 @@ impl<'a> BranchLoader<'a> {
     }
 
     /// Adds a branch, after a rejoin if possible.
-    async fn meet(
+    async fn add_branch_in_force(
         &self,
         (record, position): (Record, Position),
         branches: &mut Branches,

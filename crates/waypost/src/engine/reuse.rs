@@ -145,7 +145,7 @@ impl<P: Program> Session<'_, P> {
         let children = scope.shape.steps()[place].children.as_ref();
         let has_passes = children.is_some_and(|c| c.passes) && scope.shape.share_loop(place, place);
         // A skip removed the output of the step from the state.
-        let is_lost = || self.program.gave(scope.step_ref(place), &scope.state).is_none();
+        let is_lost = || self.program.output_of(scope.step_ref(place), &scope.state).is_none();
         self.lost_state(id) || has_passes || is_lost()
     }
 
@@ -157,7 +157,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Continues an unfinished step with open children or a wait, if the input equals the input at the start.
-    pub(super) fn go_on_with(
+    pub(super) fn continue_step(
         &mut self,
         id: ScopeId,
         place: usize,

@@ -72,7 +72,7 @@ pub(super) async fn go_back(
             false => {
                 let has_other_ends =
                     step.is_none() && has_continued(engine, shape, record.header(), entry).await?;
-                has_other_ends || is_left_behind(engine, &run, (entry, step), &base.position, goes_on).await?
+                has_other_ends || is_abandoned(engine, &run, (entry, step), &base.position, goes_on).await?
             }
         };
         if (is_left || !goes_on) && !is_named {
@@ -162,8 +162,8 @@ pub(super) async fn invalidate_begun(
     let begun = begun_since(engine.store.as_ref(), &record.header().reference()).await?;
     let begun = begun.iter().filter_map(|step| shape.place(step.as_str()));
     let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).collect();
-    let behind = shape.downstream(&begun);
-    let first: Vec<usize> = begun.iter().filter(|place| !behind.contains(place)).copied().collect();
+    let downstream = shape.downstream(&begun);
+    let first: Vec<usize> = begun.iter().filter(|place| !downstream.contains(place)).copied().collect();
     if first.is_empty() {
         return Ok(Vec::new());
     }
@@ -173,7 +173,7 @@ pub(super) async fn invalidate_begun(
         Cut { place: *place, entry, is_named: false }
     };
     let mut after = invalidate(shape, position, first.iter().map(cut).collect(), results);
-    for place in behind.iter().chain(&first) {
+    for place in downstream.iter().chain(&first) {
         let step = &shape.steps()[*place];
         let entry = position.open_entries().find(|entry| entry.step == step.id);
         if begun.contains(place) || entry.is_some() {
@@ -281,7 +281,7 @@ pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> R
 
 /// Returns whether the branches of an older frontier entry on the main branch are abandoned, and restart. `step`:
 /// the target step of the rollback, if named. `newest`: the newest position.
-pub(super) async fn is_left_behind(
+pub(super) async fn is_abandoned(
     engine: &Engine,
     run: &RunId,
     (entry, step): (&FrontierEntry, Option<&StepId>),

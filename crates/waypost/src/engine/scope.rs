@@ -31,7 +31,7 @@ pub(super) const MAIN: ScopeId = 0;
 
 /// A running step.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct RunningStep {
     pub(super) place: usize,
     /// Unique in the session.
     pub(super) job: u64,
@@ -44,7 +44,7 @@ pub(super) struct Flight {
     pub(super) was_delivered: bool,
 }
 
-impl Flight {
+impl RunningStep {
     pub(super) fn new(place: usize, job: u64, abort: AbortHandle) -> Self {
         Self { place, job, abort, waits: Vec::new(), pending: Vec::new(), was_delivered: false }
     }
@@ -99,7 +99,7 @@ pub(super) struct Scope<'a, S> {
     pub(super) starting: Vec<usize>,
     /// Places with a start that needs a separate commit.
     pub(super) alone: Vec<usize>,
-    pub(super) flights: Vec<Flight>,
+    pub(super) running_steps: Vec<RunningStep>,
     pub(super) fans: Vec<FanOut>,
     /// Children found by steps, until these are opened.
     pub(super) found: Vec<ListedChildren>,
@@ -159,7 +159,7 @@ impl<'a, S> Scope<'a, S> {
             drafts: Vec::with_capacity(1),
             starting: Vec::new(),
             alone: Vec::new(),
-            flights: Vec::new(),
+            running_steps: Vec::new(),
             fans: Vec::new(),
             found: Vec::new(),
             caught: Vec::new(),
@@ -221,12 +221,12 @@ impl<'a, S> Scope<'a, S> {
 
     /// Returns whether a step of the branch is running or about to start.
     pub(super) fn is_active(&self) -> bool {
-        !self.flights.is_empty() || !self.starting.is_empty() || !self.alone.is_empty()
+        !self.running_steps.is_empty() || !self.starting.is_empty() || !self.alone.is_empty()
     }
 
     /// Returns the number of steps that are running or about to start.
     pub(super) fn active(&self) -> usize {
-        self.flights.len() + self.starting.len() + self.alone.len()
+        self.running_steps.len() + self.starting.len() + self.alone.len()
     }
 
     /// Returns the number of tolerated failures: of joined branches, and of steps.
@@ -341,7 +341,7 @@ impl<'a, S> Scope<'a, S> {
         self.fans.retain(|fan| fan.place != place);
         match settled {
             Some(mut settled) => {
-                if settled.fan.is_none() && settled.gave_result() {
+                if settled.fan.is_none() && settled.has_result() {
                     settled.fan = joined.map(Box::new);
                 }
                 self.position.ledger.insert(id, settled);

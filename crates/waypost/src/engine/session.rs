@@ -34,7 +34,7 @@ use super::pending_wait::{PendingWait, WaitEnd};
 use super::request::{REQUESTS_MAX, Request};
 use super::reuse::ReusableVerdicts;
 use super::scheduler::children_of;
-use super::scope::{Flight, MAIN, Scope, ScopeId};
+use super::scope::{MAIN, RunningStep, Scope, ScopeId};
 use super::scopes::Scopes;
 use super::signals::{StopHandle, StopLevel};
 use super::trust::PendingClaims;
@@ -43,10 +43,10 @@ use super::{
     StepReport,
 };
 
-type Job<'a, O> = Pin<Box<dyn Future<Output = Landed<O>> + Send + 'a>>;
+type Job<'a, O> = Pin<Box<dyn Future<Output = EndedAttempt<O>> + Send + 'a>>;
 
 /// The end of a running step.
-pub(super) struct Landed<O> {
+pub(super) struct EndedAttempt<O> {
     pub(super) scope: ScopeId,
     /// The id of the start. The branch may be gone and its number reused, so only the id identifies the step.
     pub(super) job: u64,
@@ -387,7 +387,7 @@ impl<'a, P: Program> Session<'a, P> {
         let store = Arc::clone(&self.engine.store);
         let scope = self.scopes.get_mut(id);
         let (abort, registration) = AbortHandle::new_pair();
-        scope.flights.push(Flight::new(place, job, abort));
+        scope.running_steps.push(RunningStep::new(place, job, abort));
         let entry = scope.entry(place);
         let attempt = Attempt {
             run: scope.chain.run.clone(),
@@ -453,7 +453,7 @@ impl<'a, P: Program> Session<'a, P> {
                 Ok((performed, root)) => (Some(performed), root),
                 Err(_) => (None, None),
             };
-            Landed { scope: id, job, place, performed, root }
+            EndedAttempt { scope: id, job, place, performed, root }
         }));
     }
 }

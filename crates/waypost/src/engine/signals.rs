@@ -134,7 +134,7 @@ impl<P: Program> Session<'_, P> {
             match answer {
                 Renewal::Held(signals) => {
                     for signal in signals {
-                        self.hear_signal(signal);
+                        self.accept_signal(signal);
                     }
                 }
                 Renewal::Lost => {
@@ -151,7 +151,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    fn hear_signal(&mut self, signal: Signal) {
+    fn accept_signal(&mut self, signal: Signal) {
         if self.consumed.contains(&signal.id) {
             return;
         }
@@ -240,9 +240,9 @@ impl<P: Program> Session<'_, P> {
     /// wait without a restart of the step.
     pub(super) fn listen(&mut self, id: ScopeId, job: u64, pending: Arc<PendingWait>) {
         let scope = self.scopes.get_mut(id);
-        let Some(flight) = scope.flights.iter_mut().find(|flight| flight.job == job) else { return };
-        let (place, wait) = (flight.place, pending.wait.clone());
-        flight.pending.push(pending);
+        let Some(running) = scope.running_steps.iter_mut().find(|running| running.job == job) else { return };
+        let (place, wait) = (running.place, pending.wait.clone());
+        running.pending.push(pending);
         let entry = scope.entry_mut(place);
         entry.waits.extend(wait);
         let waits = entry.waits.clone();
@@ -346,7 +346,8 @@ impl<S> Scope<'_, S> {
 
     /// Returns the waits of running steps.
     fn pending_waits(&self) -> impl Iterator<Item = (usize, &Wait, &Arc<PendingWait>)> {
-        let pending = self.flights.iter().flat_map(|flight| flight.pending.iter().map(|p| (flight.place, p)));
+        let pending =
+            self.running_steps.iter().flat_map(|running| running.pending.iter().map(|p| (running.place, p)));
         pending.filter_map(|(place, pending)| {
             Some((place, pending.wait.as_ref().filter(|_| pending.is_open())?, pending))
         })
@@ -375,20 +376,20 @@ impl<S> Scope<'_, S> {
         let phase = Phase::Progress { key: wait.key.clone(), value };
         let taken = Taken { wait: wait.id.clone(), signal };
         self.draft_of(*place, phase, Reason::Answer).taken = Some(Box::new(taken));
-        for flight in self.flights.iter_mut().filter(|flight| flight.place == *place) {
-            flight.was_delivered = true;
+        for running in self.running_steps.iter_mut().filter(|running| running.place == *place) {
+            running.was_delivered = true;
             // A second message for this wait stays queued.
-            flight.pending.retain(|other| other.wait.as_ref().is_none_or(|other| other.id != wait.id));
+            running.pending.retain(|other| other.wait.as_ref().is_none_or(|other| other.id != wait.id));
         }
     }
 
     /// Removes the closed waits of running steps.
     fn drop_closed_waits(&mut self) {
-        for index in 0..self.flights.len() {
-            let flight = &mut self.flights[index];
-            let (closed, open) = std::mem::take(&mut flight.pending).into_iter().partition(|p| !p.is_open());
-            flight.pending = open;
-            let (place, closed): (usize, Vec<Arc<PendingWait>>) = (flight.place, closed);
+        for index in 0..self.running_steps.len() {
+            let running = &mut self.running_steps[index];
+            let (closed, open) = std::mem::take(&mut running.pending).into_iter().partition(|p| !p.is_open());
+            running.pending = open;
+            let (place, closed): (usize, Vec<Arc<PendingWait>>) = (running.place, closed);
             let is_closed = |wait: &Wait| closed.iter().any(|closed| closed.wait.as_ref() == Some(wait));
             self.entry_mut(place).waits.retain(|wait| !is_closed(wait));
         }

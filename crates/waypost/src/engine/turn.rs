@@ -20,10 +20,10 @@ use tokio::time::MissedTickBehavior;
 use crate::record::{Phase, Reason, RunStatus, Status, WaitKind};
 
 use super::attempt::{EXITED_KEY, RUNNING_KEY};
-use super::request::{Asked, REQUESTS_MAX, Request};
+use super::request::{REQUESTS_MAX, Request, RequestKind};
 use super::scheduler::children_of;
-use super::scope::{Flight, MAIN, ScopeId};
-use super::session::{Landed, Session};
+use super::scope::{MAIN, RunningStep, ScopeId};
+use super::session::{EndedAttempt, Session};
 use super::signals::Suspended;
 use super::{Performed, Program, RENEW_INTERVAL, RunError};
 
@@ -47,8 +47,8 @@ impl<P: Program> Session<'_, P> {
                 biased;
                 // First, because steps that end at once could starve the renewal.
                 _ = renewal.tick() => self.renew().await?,
-                Some(landed) = self.jobs.next(), if !self.jobs.is_empty() => self.land_all(landed),
-                Some(request) = self.requests.recv() => self.hear_all(request),
+                Some(ended) = self.jobs.next(), if !self.jobs.is_empty() => self.apply_ends(ended),
+                Some(request) = self.requests.recv() => self.apply_requests(request),
                 _ = &mut stopped, if !stopping => {
                     stopping = true;
                     self.touched.insert(MAIN);
@@ -103,19 +103,19 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Applies an ended step, and all other ended steps, for a shared commit.
-    fn land_all(&mut self, first: Landed<P::Output>) {
-        self.land(first);
-        while let Some(Some(landed)) = self.jobs.next().now_or_never() {
-            self.land(landed);
+    fn apply_ends(&mut self, first: EndedAttempt<P::Output>) {
+        self.apply_end(first);
+        while let Some(Some(ended)) = self.jobs.next().now_or_never() {
+            self.apply_end(ended);
         }
     }
 
-    fn land(&mut self, landed: Landed<P::Output>) {
+    fn apply_end(&mut self, ended: EndedAttempt<P::Output>) {
         self.touched.append(&mut self.waiting_to_start);
-        let Landed { scope: id, job, place, performed, root } = landed;
+        let EndedAttempt { scope: id, job, place, performed, root } = ended;
         let Some(scope) = self.scopes.find(id) else { return };
-        let Some(at) = scope.flights.iter().position(|flight| flight.job == job) else { return };
-        let Flight { waits, was_delivered, .. } = scope.flights.remove(at);
+        let Some(at) = scope.running_steps.iter().position(|running| running.job == job) else { return };
+        let RunningStep { waits, was_delivered, .. } = scope.running_steps.remove(at);
         match performed {
             Some(performed) => self.take(id, place, performed, root),
             None if waits.is_empty() => self.take(id, place, Performed::Stopped { in_progress: true }, None),
@@ -124,21 +124,21 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Applies a request of a running step, and all other pending requests, for a shared commit.
-    fn hear_all(&mut self, first: Request) {
-        self.hear(first);
+    fn apply_requests(&mut self, first: Request) {
+        self.apply_request(first);
         for _ in 0..REQUESTS_MAX {
             let Ok(request) = self.requests.try_recv() else { return };
-            self.hear(request);
+            self.apply_request(request);
         }
     }
 
-    fn hear(&mut self, request: Request) {
+    fn apply_request(&mut self, request: Request) {
         let Request { scope: id, job, what } = request;
         let Some(scope) = self.scopes.find(id) else { return };
-        let Some(flight) = scope.flights.iter_mut().find(|flight| flight.job == job) else { return };
+        let Some(running) = scope.running_steps.iter_mut().find(|running| running.job == job) else { return };
         match what {
-            Asked::Keep { key, value, report, kept } => {
-                let place = flight.place;
+            RequestKind::Memo { key, value, report, kept } => {
+                let place = running.place;
                 let entry = scope.entry_mut(place);
                 entry.memos += 1;
                 if key == EXITED_KEY {
@@ -149,16 +149,16 @@ impl<P: Program> Session<'_, P> {
                 self.kept.push(kept);
                 self.mark_dirty(id);
             }
-            Asked::Tell { value, report } => {
-                let place = flight.place;
+            RequestKind::Progress { value, report } => {
+                let place = running.place;
                 let phase = Phase::Progress { key: RUNNING_KEY.to_owned(), value };
                 scope.draft_of(place, phase, Reason::Interval).report = report;
                 self.mark_dirty(id);
             }
-            Asked::Listen(pending) => self.listen(id, job, pending),
-            Asked::Suspend(waits) => {
-                flight.waits = waits;
-                flight.abort.abort();
+            RequestKind::Wait(pending) => self.listen(id, job, pending),
+            RequestKind::Suspend(waits) => {
+                running.waits = waits;
+                running.abort.abort();
             }
         }
     }

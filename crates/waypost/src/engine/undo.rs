@@ -32,7 +32,7 @@ use super::begin::decode_state;
 use super::chain::{Chain, Draft, unchanged_body};
 use super::child_ends::record_in_fan_out;
 use super::inspect::{Snapshot, position_of};
-use super::rollback::{check_left, has_continued, is_copied, is_left_behind, load_with_state, with_state};
+use super::rollback::{check_left, has_continued, is_abandoned, is_copied, load_with_state, with_state};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
 mod history;
@@ -119,7 +119,7 @@ impl Engine {
         if let Some(begun) = undoer.position.undoing.filter(|begun| *begun < to) {
             return Err(RunError::Undoing { run: lease.run().clone(), to: begun });
         }
-        let effects = undoer.effects_behind(to).await?;
+        let effects = undoer.effects_after(to).await?;
         let before = Before::of(undo_records(self, lease.run()).await?);
         let due: Vec<Effect> =
             effects.into_iter().filter(|effect| !before.done.contains(&effect.key())).collect();
@@ -202,7 +202,7 @@ impl<'a, P: Program> Undoer<'a, P> {
     }
 
     /// Lists the steps that finished after a record of the main branch, newest first, without duplicates.
-    async fn effects_behind(&self, to: u64) -> Result<Vec<Effect>, RunError> {
+    async fn effects_after(&self, to: u64) -> Result<Vec<Effect>, RunError> {
         let (run, main) = (self.lease.run(), BranchPath::main());
         let mut effects = Vec::new();
         self.effects_of(&self.newest, (to, None), &mut effects).await?;
@@ -221,7 +221,7 @@ impl<'a, P: Program> Undoer<'a, P> {
                 let Some(fan) = entry.open_fan() else { continue };
                 let (engine, shape) = (self.engine, self.shape());
                 if has_continued(engine, shape, target.header(), entry).await?
-                    || is_left_behind(engine, run, (entry, None), &self.position, false).await?
+                    || is_abandoned(engine, run, (entry, None), &self.position, false).await?
                 {
                     // These branches restart from there.
                     check_left(self.shape(), entry, &target)?;
@@ -517,7 +517,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         let header = self.newest.header();
         let at = CheckpointRef { seq: header.seq + 1, ..header.reference() };
         let body = unchanged_body(&self.newest, &self.position)?;
-        let chain = Chain { token: self.lease.token(), ..Chain::behind(&self.newest) };
+        let chain = Chain { token: self.lease.token(), ..Chain::after(&self.newest) };
         let mut records = Vec::new();
         let run = || self.lease.run().clone();
         chain

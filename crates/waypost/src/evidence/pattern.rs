@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn many_folders_behind_each_other_are_any_folders_and_too_many_parts_are_refused() {
+    fn adjacent_folder_wildcards_merge_and_long_patterns_fail() {
         assert_eq!(split(&("**/".repeat(9_000) + "x")).1, ["**", "x"]);
         assert!(check_pattern(&("**/".repeat(9_000) + "x")).is_ok());
         assert!(check_pattern(&("*/".repeat(128) + "x")).is_err());

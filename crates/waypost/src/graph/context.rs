@@ -41,7 +41,7 @@ struct Inner {
     report: Mutex<StepReport>,
     /// Kept in this attempt.
     kept: Mutex<HashMap<String, Value>>,
-    heeds_stop: AtomicBool,
+    handles_stop: AtomicBool,
     exit_code: Mutex<Option<i32>>,
     /// Bytes of events and report text not yet written.
     said_bytes: AtomicUsize,
@@ -55,7 +55,7 @@ impl Context {
             attempt,
             report: Mutex::default(),
             kept: Mutex::default(),
-            heeds_stop: AtomicBool::new(false),
+            handles_stop: AtomicBool::new(false),
             exit_code: Mutex::default(),
             said_bytes: AtomicUsize::new(0),
             refused: Mutex::default(),
@@ -230,7 +230,7 @@ impl Context {
     ///
     /// A step that calls this is not dropped at once; it has [`STOP_GRACE`](super::STOP_GRACE) to end.
     pub fn is_cancelled(&self) -> bool {
-        self.inner.heeds_stop.store(true, Ordering::Relaxed);
+        self.inner.handles_stop.store(true, Ordering::Relaxed);
         self.inner.attempt.is_stopped()
     }
 
@@ -242,8 +242,8 @@ impl Context {
         }
     }
 
-    pub(super) fn heeds_stop(&self) -> bool {
-        self.inner.heeds_stop.load(Ordering::Relaxed)
+    pub(super) fn handles_stop(&self) -> bool {
+        self.inner.handles_stop.load(Ordering::Relaxed)
     }
 
     /// Takes what is written with a result that is kept. Report text stays for the end of the step: a step that starts

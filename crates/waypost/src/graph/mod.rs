@@ -282,7 +282,7 @@ impl Program for Erased {
     }
 
     /// Whole states are compared instead.
-    fn gave(&self, _: StepRef<'_>, _: &Held) -> Option<Value> {
+    fn output_of(&self, _: StepRef<'_>, _: &Held) -> Option<Value> {
         None
     }
 

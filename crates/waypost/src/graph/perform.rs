@@ -127,7 +127,7 @@ impl Work<'_> {
         };
         match ended {
             CancelCause::Timeout(limit) => FunctionEnd::TimedOut(limit),
-            CancelCause::Stop(_) if context.heeds_stop() => {
+            CancelCause::Stop(_) if context.handles_stop() => {
                 context.waits().stop();
                 tokio::select! {
                     biased;

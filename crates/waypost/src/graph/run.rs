@@ -21,7 +21,7 @@ use crate::engine::{
 };
 use crate::id::{BranchPath, RunId, StepId};
 use crate::projection::events::{self, Event};
-use crate::record::{Durability, FORMAT, Position, Record, RunRecord};
+use crate::record::{Durability, Position, Record, RunRecord};
 use crate::store::{Progress, StoreError};
 
 /// The key of the session settings in the run record. Later resumes use these as defaults.
@@ -41,6 +41,13 @@ pub(super) struct SessionSettings {
 }
 
 impl SessionSettings {
+    /// Sends the events of the session to the returned stream.
+    fn events(&mut self) -> mpsc::UnboundedReceiver<Event> {
+        let (sink, events) = mpsc::unbounded_channel();
+        self.sink = Some(sink);
+        events
+    }
+
     /// Returns the settings to store in the run record.
     fn kept(&self) -> Map<String, Value> {
         let mut kept = Map::new();
@@ -237,23 +244,10 @@ pub(super) fn record_of<S: State>(
         settings.insert(SETTINGS.to_owned(), Value::Object(kept));
     }
     RunRecord {
-        v: FORMAT,
-        run,
-        workflow: graph.name().to_owned(),
         definition: graph.shape().definition(None),
-        path: None,
-        base: None,
-        params: Map::new(),
-        env: BTreeMap::new(),
-        labels: BTreeMap::new(),
         settings,
-        config: Map::new(),
-        durability: Durability::Sync,
         retention: session.retention,
-        parent: None,
-        tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
-        actor: String::new(),
-        created_at: engine.clock().now(),
+        ..RunRecord::new(run, graph.name(), engine.clock().now())
     }
 }
 
@@ -300,8 +294,7 @@ impl<'a, S: State> Run<'a, S> {
     /// Runs, and returns a stream of the committed events, followed by the outcome.
     #[must_use]
     pub fn stream(mut self) -> RunStream<'a, S> {
-        let (sink, events) = mpsc::unbounded_channel();
-        self.session.sink = Some(sink);
+        let events = self.session.events();
         RunStream { work: Some(self.into_future()), events, end: None }
     }
 
@@ -474,8 +467,7 @@ impl<'a, S: State> Resume<'a, S> {
     /// Resumes, and returns a stream of the committed events, followed by the outcome.
     #[must_use]
     pub fn stream(mut self) -> RunStream<'a, S> {
-        let (sink, events) = mpsc::unbounded_channel();
-        self.session.sink = Some(sink);
+        let events = self.session.events();
         RunStream { work: Some(self.into_future()), events, end: None }
     }
 

@@ -151,13 +151,13 @@ struct Clipped(Vec<u8>);
 
 impl io::Write for Clipped {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        let room = VALUE_BYTES_SHOWN_MAX - self.0.len();
-        if piece.len() <= room {
+        let remaining = VALUE_BYTES_SHOWN_MAX - self.0.len();
+        if piece.len() <= remaining {
             self.0.extend_from_slice(piece);
             return Ok(piece.len());
         }
         let begins = |at: &usize| piece[*at] & 0xC0 != 0x80;
-        let end = (0..=room).rev().find(begins).unwrap_or(0);
+        let end = (0..=remaining).rev().find(begins).unwrap_or(0);
         self.0.extend_from_slice(&piece[..end]);
         Err(io::ErrorKind::FileTooLarge.into())
     }

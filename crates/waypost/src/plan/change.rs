@@ -86,7 +86,7 @@ pub fn is_of(definition: &Definition, shape: &Shape) -> bool {
 /// Compares the definition of a run with another graph.
 ///
 /// `before` is the graph of the run's own definition, `position` the run's position; `within` as for
-/// [`carry_over`].
+/// [`transfer_position`].
 pub fn changes(
     before: &Shape,
     position: &Position,
@@ -173,9 +173,9 @@ fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
     entries.any(FrontierEntry::has_children) && before.step(id.as_str()).is_some_and(is_whole)
 }
 
-/// A position carried over to another graph.
+/// A position transferred to another graph.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CarriedOver {
+pub struct TransferredPosition {
     /// The new position.
     pub position: Position,
     /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the
@@ -185,9 +185,9 @@ pub struct CarriedOver {
     pub entered: Vec<StepId>,
 }
 
-/// The input of [`carry_over`]: a position, and the graphs before and after.
+/// The input of [`transfer_position`]: a position, and the graphs before and after.
 #[derive(Debug, Clone, Copy)]
-pub struct Carry<'a> {
+pub struct PositionTransfer<'a> {
     /// The graph of the definition so far.
     pub before: &'a Shape,
     /// The position in the graph before.
@@ -208,14 +208,14 @@ pub struct Carry<'a> {
     pub asks: bool,
 }
 
-/// Carries a position over to another graph: a finished step stays finished if all upstream steps are
+/// Transfers a position to another graph: a finished step stays finished if all upstream steps are
 /// finished.
 ///
 /// A changed finished step becomes unfinished, and each finished step downstream of an unfinished step. This
 /// is a deliberate rerun: steps begin in a new epoch, with new keys and with attempts counted from 1. A kept
 /// step stays finished. Downstream of an unfinished step, a kept result is reusable with any input.
-pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
-    let Carry { before, position, definition, after, within, entered, kept, ends, asks } = *inputs;
+pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
+    let PositionTransfer { before, position, definition, after, within, entered, kept, ends, asks } = *inputs;
     let unfinished = Unfinished::of(before, position);
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
@@ -252,7 +252,7 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             || need.is_some_and(|need| relisted.contains_key(need) && kept.contains(need));
         let is_compared = above.is_some() || need.is_some_and(|need| relisted.contains_key(need));
         let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
-        let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.gave_result());
+        let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.has_result());
         if let Some(end) = end {
             let fan = position.joined(&step.id).cloned().map(Box::new);
             let end = Settled { fan, ..end.clone() };
@@ -339,10 +339,10 @@ pub fn carry_over(inputs: &Carry<'_>) -> CarriedOver {
             position.rerun_whole.insert(step.clone());
         }
     }
-    CarriedOver { position, redone, entered: relisted.into_keys().collect() }
+    TransferredPosition { position, redone, entered: relisted.into_keys().collect() }
 }
 
-/// Sets action and cause of rerun steps in a plan for a carried-over position.
+/// Sets action and cause of rerun steps in a plan for a transferred position.
 pub fn explain(plan: &mut Plan, redone: &[(StepId, StepId)]) {
     for decision in plan.decisions.iter_mut().filter(|decision| decision.branch.is_main()) {
         let Some((step, reason)) = redone.iter().find(|(step, _)| *step == decision.step) else { continue };

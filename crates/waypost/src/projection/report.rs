@@ -275,22 +275,13 @@ fn evidence(text: &mut String, pack: &Pack) {
         let name = claim.name.as_ref().map(|name| format!("{}: ", inline(name))).unwrap_or_default();
         let why = claim.error.as_ref().map(|error| inline(error)).unwrap_or_default();
         [
-            verdict_name(claim.verdict).to_owned(),
+            claim.verdict.name().to_owned(),
             format!("{name}{} {}", inline(&claim.kind), code(&clip(&claim.subject))),
             cell(&claim.expect),
             if why.is_empty() { cell(&claim.found) } else { why },
         ]
     });
     table(text, ["verdict", "claim", "expected", "found"], rows);
-}
-
-fn verdict_name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Ok => "ok",
-        Verdict::Failed => "failed",
-        Verdict::Unknown => "unknown",
-        Verdict::Skipped => "skipped",
-    }
 }
 
 /// Writes a table, unless it has no rows. Cells are Markdown on one line.

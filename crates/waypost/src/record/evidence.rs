@@ -135,3 +135,15 @@ pub enum Verdict {
     /// The claim was deliberately not checked.
     Skipped,
 }
+
+impl Verdict {
+    /// Returns the word used in JSON, messages and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+            Self::Skipped => "skipped",
+        }
+    }
+}

@@ -364,14 +364,14 @@ impl Settled {
     }
 
     /// Returns whether the step has a result: it completed, or its failure was tolerated.
-    pub fn gave_result(&self) -> bool {
+    pub fn has_result(&self) -> bool {
         matches!(self.how, SettledAs::Completed | SettledAs::Tolerated)
     }
 
     /// Returns whether this end counts again if the step receives the same input. A condition decides again about a
     /// skip, and a skip by a person stays.
     pub(crate) fn is_reusable(&self) -> bool {
-        self.gave_result() || self.how == SettledAs::SkippedByHand
+        self.has_result() || self.how == SettledAs::SkippedByHand
     }
 
     /// Returns how many failures this end passed: failed children, and a tolerated failure.

@@ -59,6 +59,31 @@ pub struct RunRecord {
     pub created_at: Timestamp,
 }
 
+impl RunRecord {
+    /// Creates the record of a run without steps, labels and settings.
+    pub fn new(run: RunId, workflow: &str, created_at: Timestamp) -> Self {
+        Self {
+            v: super::FORMAT,
+            run,
+            workflow: workflow.to_owned(),
+            definition: Definition { text: None, path: None, steps: Vec::new(), accepted: BTreeMap::new() },
+            path: None,
+            base: None,
+            params: serde_json::Map::new(),
+            env: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            settings: serde_json::Map::new(),
+            config: serde_json::Map::new(),
+            durability: Durability::default(),
+            retention: None,
+            parent: None,
+            tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
+            actor: String::new(),
+            created_at,
+        }
+    }
+}
+
 /// Fewest checkpoints with states: the newest, and a fallback in case of damage.
 pub const RETENTION_MIN: u32 = 2;
 

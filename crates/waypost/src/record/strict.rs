@@ -140,7 +140,7 @@ struct Text<'b> {
 impl Text<'_> {
     #[inline]
     fn push(&mut self, piece: &[u8]) -> Result<(), Refusal> {
-        if piece.len() > self.room() {
+        if piece.len() > self.remaining() {
             return Err(Refusal::too_large());
         }
         self.bytes.extend_from_slice(piece);
@@ -148,7 +148,7 @@ impl Text<'_> {
     }
 
     #[inline]
-    fn room(&self) -> usize {
+    fn remaining(&self) -> usize {
         self.end - self.bytes.len()
     }
 
@@ -160,7 +160,7 @@ impl Text<'_> {
     /// Writes a string. Most strings need no escape and are copied whole.
     #[inline]
     fn string(&mut self, value: &str) -> Result<(), Refusal> {
-        if needs_escape(value) || value.len() + 2 > self.room() {
+        if needs_escape(value) || value.len() + 2 > self.remaining() {
             return self.scalar(value);
         }
         self.bytes.reserve(value.len() + 2);
@@ -202,7 +202,7 @@ impl Text<'_> {
     ) -> Result<(), Refusal> {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
-        let mut capped = Capped { text: &mut scratch, room: self.room(), full: false };
+        let mut capped = Capped { text: &mut scratch, remaining: self.remaining(), full: false };
         let answer = match write!(capped, "{value}") {
             Ok(()) => write(self, &scratch),
             Err(_) if capped.full => Err(Refusal::too_large()),
@@ -267,13 +267,13 @@ impl io::Write for &mut Text<'_> {
 /// A buffer limited to the remaining size of the state.
 struct Capped<'s> {
     text: &'s mut String,
-    room: usize,
+    remaining: usize,
     full: bool,
 }
 
 impl fmt::Write for Capped<'_> {
     fn write_str(&mut self, piece: &str) -> fmt::Result {
-        if piece.len() > self.room - self.text.len() {
+        if piece.len() > self.remaining - self.text.len() {
             self.full = true;
             return Err(fmt::Error);
         }

@@ -74,7 +74,7 @@ pub enum Error {
         why: String,
     },
     /// The evidence of a checkpoint does not hold now. Nothing changed; choose another checkpoint.
-    #[error("the evidence of {at} is {}: {}", verdict_word(*verdict), unmet(.pack))]
+    #[error("the evidence of {at} is {}: {}", verdict.name(), unmet(.pack))]
     NotVerified {
         /// The checkpoint.
         at: CheckpointRef,
@@ -97,16 +97,6 @@ pub enum Error {
         /// The steps.
         steps: Vec<StepId>,
     },
-}
-
-/// Returns the word for a verdict.
-pub(super) fn verdict_word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Ok => "ok",
-        Verdict::Failed => "failed",
-        Verdict::Unknown => "unknown",
-        Verdict::Skipped => "skipped",
-    }
 }
 
 /// Returns the names of a pack's claims that are not `ok`, with the known reasons.

@@ -209,7 +209,7 @@ impl Recorder {
         let frozen = entry.record.record();
         check_driver(frozen)?;
         let lease = store.acquire(run, &BranchPath::main(), &holder(options.clock.now())?).await?;
-        match Self::take_up(&store, &lease, &options).await {
+        match Self::read_tip(&store, &lease, &options).await {
             Ok((tip, repaired)) => {
                 Ok(Self::over(store, frozen, Writing::new(lease, tip, 0), options, repaired))
             }
@@ -256,7 +256,7 @@ impl Recorder {
     }
 
     /// Reads the tip of a run, under its lease.
-    async fn take_up(
+    async fn read_tip(
         store: &Arc<dyn Store>,
         lease: &Lease,
         options: &Options,

@@ -1,12 +1,11 @@
 //! Settings of a recorder, and the run record for a recorder.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::evidence::Verifier;
 use crate::id::RunId;
-use crate::record::{Definition, Durability, FORMAT, RunRecord};
+use crate::record::RunRecord;
 use crate::schema::Migrations;
 use crate::system::clock::{Clock, SystemClock};
 
@@ -90,23 +89,5 @@ impl Options {
 /// Creates the record of a run for a recorder. Before the run is created, its fields may be set: labels, base
 /// folder, durability, retention.
 pub fn run_record(run: RunId, workflow: &str) -> RunRecord {
-    RunRecord {
-        v: FORMAT,
-        run,
-        workflow: workflow.to_owned(),
-        definition: Definition { text: None, path: None, steps: Vec::new(), accepted: BTreeMap::new() },
-        path: None,
-        base: None,
-        params: serde_json::Map::new(),
-        env: BTreeMap::new(),
-        labels: BTreeMap::new(),
-        settings: serde_json::Map::new(),
-        config: serde_json::Map::new(),
-        durability: Durability::default(),
-        retention: None,
-        parent: None,
-        tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
-        actor: String::new(),
-        created_at: SystemClock.now(),
-    }
+    RunRecord::new(run, workflow, SystemClock.now())
 }

@@ -10,7 +10,7 @@ use crate::record::{
 use crate::store::{Scan, ScanOrder};
 
 use super::checkpoint::Checkpoint;
-use super::error::{unmet, verdict_word};
+use super::error::unmet;
 use super::label::CONTENT_KEY;
 use super::step::{Begin, Begun, Commit};
 use super::write::{LEDGER_STEPS_MAX, Tip, Writing};
@@ -119,8 +119,7 @@ impl Recorder {
         } else {
             fail(&mut next, begun, seq);
             let unmet = pack.as_ref().map(unmet).unwrap_or_default();
-            let error =
-                vec![format!("the evidence of step `{}` is {}: {unmet}", begun.step, verdict_word(verdict))];
+            let error = vec![format!("the evidence of step `{}` is {}: {unmet}", begun.step, verdict.name())];
             let ending = commit.ending();
             Phase::Failed(Failure { ending, error, ..Failure::new(FailureKind::Evidence, Vec::new()) })
         };
@@ -289,7 +288,7 @@ fn settles(begun: &Begun, commit: &Commit, pack: Option<&Pack>) -> Result<(), Er
     }
     let verdict = pack.verdict_at(Occasion::Commit);
     if verdict != Verdict::Ok {
-        return unsettled(&format!("the evidence is {}: {}", verdict_word(verdict), unmet(pack)));
+        return unsettled(&format!("the evidence is {}: {}", verdict.name(), unmet(pack)));
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ async fn changes(world: &World, branch: &str) -> usize {
 // roll back to before the fork, and finished work of other branches was repeated. Fix: a branch is edited at its
 // position.
 #[tokio::test]
-async fn a_branch_that_failed_goes_on_with_what_a_person_put_in_its_state() {
+async fn a_failed_branch_resumes_with_an_edited_state() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -290,7 +290,7 @@ async fn a_branch_goes_on_with_the_join_that_failed_on_it() {
 // run. Cause: only branches of a running opener were searched. Fix: the ancestors that ended with the branch
 // resume too, and so do its cancelled siblings; all of this is recorded at once.
 #[tokio::test]
-async fn a_branch_whose_opener_ended_with_it_is_changed_and_both_go_on() {
+async fn a_branch_that_ended_with_its_opener_resumes_after_an_edit() {
     for at in ["x", "y", "am"] {
         for mut world in World::each() {
             let stage = Stage::default();

@@ -41,9 +41,7 @@ async fn a_branch_opened_anew_has_keys_that_it_never_had() {
     for mut world in World::each() {
         let (stage, keys) = (Stage::default(), Keys::default());
         let graph = fork(&stage, &keys);
-        stage
-            .crash(&mut world, "a", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a").await;
         let outcome = world.engine.resume(&graph, "r").retry_doubtful().await.unwrap();
         assert_eq!(outcome.status, RunStatus::Completed);
         let mut all = taken(&keys);

@@ -29,7 +29,7 @@ fn nested(stage: &Stage, inner: impl Fn(Fork<Notes>) -> Fork<Notes>) -> Graph<No
 // Bug: a branch that ended with a failed descendant was removed together with it and then looked up: a panic
 // during an acknowledged commit. Running work below was silently dropped.
 #[tokio::test]
-async fn a_failure_in_a_fork_of_a_collecting_fork_ends_only_its_branch() {
+async fn a_failure_in_a_nested_collecting_fork_ends_its_branch() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = nested(&stage, |fork| fork);
@@ -153,9 +153,7 @@ async fn an_item_that_was_cut_and_must_not_be_repeated_is_in_doubt() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = squares(&stage, 3, |each| each.max_parallel(1).not_idempotent()).build().unwrap();
-        stage
-            .crash(&mut world, "n1", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "n1").await;
         stage.said();
 
         let refused = world.engine.resume(&graph, "r").await.unwrap_err();
@@ -183,9 +181,7 @@ async fn a_join_that_fails_is_tried_again_and_its_branches_are_not() {
         let failed = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
         world.reopen();
         assert_eq!((failed.status, stage.said_sorted().len()), (RunStatus::Failed, 4));
-        stage
-            .crash(&mut world, "join", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "join").await;
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
         assert_eq!(outcome.state.done, ["0", "1"]);
@@ -204,15 +200,11 @@ async fn a_fork_in_a_loop_opens_its_branches_anew_in_each_pass() {
             .route("merge", ["plan", END], |state| if state.done.len() < 9 { "plan" } else { END })
             .build()
             .unwrap();
-        stage
-            .crash(&mut world, "merge", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "merge").await;
         let passes = ["plan", "a=a", "b=b"].repeat(3);
         let mut said = stage.said();
         for at in ["plan", "b", "merge", "a"] {
-            stage
-                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
-                .await;
+            stage.crash_resume(&mut world, &graph, at).await;
             said.extend(stage.said());
         }
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
@@ -259,14 +251,10 @@ async fn each_in_each_survives_crashes_at_both_levels() {
             .edge("file", "split")
             .build()
             .unwrap();
-        stage
-            .crash(&mut world, "y", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "y").await;
         let mut said = stage.said();
         for at in ["n0", "join", "merge"] {
-            stage
-                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
-                .await;
+            stage.crash_resume(&mut world, &graph, at).await;
             said.extend(stage.said());
         }
 
@@ -347,7 +335,7 @@ async fn a_branch_that_panics_or_takes_too_long_fails_as_any_other() {
 
 // Bug: answers to several waiting branches started all of these at once, beyond the parallel limit.
 #[tokio::test]
-async fn branches_that_were_answered_go_on_no_more_at_once_than_allowed() {
+async fn answered_branches_resume_within_the_parallel_limit() {
     let mut world = World::memory();
     let stage = Stage::default();
     let (active, highest) = (Arc::new(std::sync::atomic::AtomicUsize::new(0)), Arc::default());
@@ -413,11 +401,11 @@ async fn a_loop_of_steps_that_never_wait_sees_a_request_to_stop() {
 }
 
 #[tokio::test]
-async fn a_graph_with_other_branches_is_refused_in_the_middle_of_a_fork() {
+async fn a_graph_with_other_branches_is_refused_during_a_fork() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.fork();
-    stage.crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    stage.crash_run(&mut world, &graph, "a2").await;
     stage.said();
     let names = ["plan", "a", "b", "merge", "after"];
     let plain = stage.steps(Graph::builder("fork"), &names);

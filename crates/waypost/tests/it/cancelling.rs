@@ -1,7 +1,5 @@
 //! Cancelled runs: every branch ends, no step starts later, and records stay.
 
-use std::future::IntoFuture as _;
-
 use waypost::engine::{Cancel, RunError};
 use waypost::record::{End, RunStatus};
 use waypost::store::{Page, Signal, SignalKind, Store as _, StoreError};
@@ -20,11 +18,7 @@ async fn a_run_cut_amid_its_branches_ends_with_all_of_them() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world: &World| {
-                world.engine.run(&graph, "r", Notes::default()).into_future().await
-            })
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         stage.let_go();
         let before = world.records().await.len();
 

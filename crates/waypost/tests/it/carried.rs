@@ -52,7 +52,7 @@ fn items(stage: &Stage) -> Graph<Notes> {
 // Bug: a fork with an open fan-out restarted all branches, and repeated their finished work. Fix: each branch is
 // copied with its position; the fork has its own copies, and a second crash costs no more than in any run.
 #[tokio::test]
-async fn a_fork_amid_its_branches_runs_only_what_they_have_not_finished() {
+async fn a_fork_during_a_fan_out_runs_only_unfinished_branches() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -114,7 +114,7 @@ async fn a_fork_amid_its_items_works_on_the_others_only() {
 
 // The same from a file, on another machine.
 #[tokio::test]
-async fn an_import_amid_its_branches_runs_only_what_they_have_not_finished() {
+async fn an_import_during_a_fan_out_runs_only_unfinished_branches() {
     for graph in [Stage::fork as fn(&Stage) -> Graph<Notes>, items] {
         for mut world in World::each() {
             let stage = Stage::default();

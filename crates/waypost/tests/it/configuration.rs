@@ -102,7 +102,7 @@ async fn a_changed_configuration_survives_the_damage_of_its_record() {
 // with `restart` was silently ignored. Cause: only the run record was read. Fix: a restart keeps the
 // configuration in force, and merges the given change.
 #[tokio::test]
-async fn starting_over_keeps_the_configuration_and_lays_another_over_it() {
+async fn a_restart_merges_the_given_config_into_the_saved_one() {
     for mut world in World::each() {
         let graph = told();
         let begun =
@@ -136,7 +136,7 @@ async fn starting_over_keeps_the_configuration_and_lays_another_over_it() {
 
 // Also with a damaged run record, if only checkpoints have the configuration.
 #[tokio::test]
-async fn starting_over_without_the_record_of_the_run_keeps_the_configuration() {
+async fn a_restart_without_the_run_record_keeps_the_config() {
     let mut world = World::memory();
     let graph = told();
     world.engine.run(&graph, "r", Notes::default()).interrupt_before(["b"]).await.unwrap();

@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn the_differences_are_all_that_leads_from_one_state_to_the_other(before in states(), after in states()) {
+    fn the_differences_turn_one_state_into_the_other(before in states(), after in states()) {
         let differences = diff(&before, &after);
 
         prop_assume!(!lists_move(&differences));

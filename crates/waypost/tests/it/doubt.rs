@@ -29,13 +29,11 @@ fn nested(stage: &Stage) -> Graph<Notes> {
 // A child branch two forks deep: the question names the branch, nothing runs, and a resume from the newest
 // checkpoint decides on a rerun.
 #[tokio::test]
-async fn a_cut_in_a_branch_of_a_branch_asks_a_person_before_anything_runs() {
+async fn a_careful_cut_in_a_nested_branch_asks_before_any_step() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = nested(&stage);
-        stage
-            .crash(&mut world, "x", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "x").await;
         stage.said();
         let before = world.records().await;
 
@@ -62,9 +60,7 @@ async fn a_person_says_that_a_cut_step_of_a_branch_runs_again() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = nested(&stage);
-        stage
-            .crash(&mut world, "x", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "x").await;
         stage.said();
 
         let outcome = world.engine.resume(&graph, "r").retry_doubtful().await.unwrap();
@@ -79,14 +75,12 @@ async fn a_person_says_that_a_cut_step_of_a_branch_runs_again() {
 }
 
 #[tokio::test]
-async fn a_person_says_that_a_cut_step_took_effect_and_what_came_of_it() {
+async fn a_person_confirms_a_cut_step_with_its_outputs() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = pays(&stage, stage.steps(Graph::builder("pay"), &["plan", "after"]), "pay");
         let graph = builder.edge("plan", "pay").edge("pay", "after").build().unwrap();
-        stage
-            .crash(&mut world, "pay", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "pay").await;
         stage.said();
 
         let refusing = |_: &mut Notes, _: &Doubtful| Err("nobody has the receipt".to_owned());
@@ -145,9 +139,7 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
         let graph = shop(&stage);
         stage.hang("n0");
         stage.hang("n1");
-        stage
-            .crash(&mut world, "n2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "n2").await;
         stage.said();
         let before = world.records().await;
 
@@ -202,9 +194,7 @@ async fn a_crash_at_any_write_of_settling_branches_is_survived() {
             let mut world = World::memory();
             let stage = Stage::default();
             let graph = nested(&stage);
-            stage
-                .crash(&mut world, "x", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-                .await;
+            stage.crash_run(&mut world, &graph, "x").await;
             stage.said();
             let by_hand = |notes: &mut Notes, doubtful: &Doubtful| {
                 notes.done.push(format!("{} by hand", doubtful.step));
@@ -231,7 +221,7 @@ async fn a_crash_at_any_write_of_settling_branches_is_survived() {
 // rerun a join, all its branches restarted. Cause: the new entry of the step lost its iteration and its branches.
 // Fix: both are kept.
 #[tokio::test]
-async fn what_a_person_says_runs_again_keeps_its_pass_and_its_branches() {
+async fn a_rerun_by_a_person_keeps_its_pass_and_branches() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = stage.steps(Graph::builder("loop"), &["pay"]).not_idempotent();
@@ -240,9 +230,7 @@ async fn what_a_person_says_runs_again_keeps_its_pass_and_its_branches() {
         world.engine.run(&graph, "r", Notes::default()).interrupt_after(["pay"]).await.unwrap();
         world.reopen();
         stage.said();
-        stage
-            .crash(&mut world, "pay", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "pay").await;
 
         let outcome =
             world.engine.resume(&graph, "r").retry_doubtful().interrupt_after::<&str>([]).await.unwrap();
@@ -258,9 +246,7 @@ async fn what_a_person_says_runs_again_keeps_its_pass_and_its_branches() {
         let builder = stage.steps(Graph::builder("fork"), &["plan", "a", "b"]);
         let builder = builder.fork("plan", ["a", "b"]).join("merge", stage.merge()).not_idempotent();
         let graph = builder.build().unwrap();
-        stage
-            .crash(&mut world, "merge", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "merge").await;
         stage.said();
 
         let outcome = world.engine.resume(&graph, "r").retry_doubtful().await.unwrap();

@@ -388,7 +388,7 @@ async fn until_starts_nothing_that_is_not_needed() {
 // first record of a resume was always written. Fix: if no requested step is left, the resume writes no record,
 // and the status stays.
 #[tokio::test]
-async fn until_what_is_done_writes_nothing_and_the_run_stands_as_it_stood() {
+async fn a_dropped_choice_writes_nothing_and_keeps_the_run() {
     for (x, status) in [(Does::Fail, RunStatus::Failed), (Does::Hang, RunStatus::Interrupted)] {
         let rig = Rig::new();
         let toy = Toy::new("a; b: a; x: b; c: x", 1).does("x", 1, x.clone());

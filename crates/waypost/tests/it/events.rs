@@ -1,7 +1,7 @@
 //! Events: the content of a record, line by line.
 
 use insta::assert_snapshot;
-use serde_json::{Value, json};
+use serde_json::json;
 use waypost::events::{Cursor, Event, of};
 use waypost::record::{
     Claim, Definition, End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Printed, Reason, Record,
@@ -15,7 +15,7 @@ use waypost_testing::records::{Links, branch, run_id, step_id};
 fn events_of(path: &str, change: impl FnOnce(&mut Header)) -> String {
     let path = branch(path);
     let mut links = Links::of(&run_id("r-1"));
-    links.go_on_behind(&path, 4, Some(Digest::of(b"4")));
+    links.continue_after(&path, 4, Some(Digest::of(b"4")));
     let mut header = links.header(&path);
     header.phase = Phase::Started;
     (header.step, header.at) = (None, Try::default());
@@ -68,7 +68,7 @@ fn failure(retried: bool) -> Failure {
 }
 
 #[test]
-fn a_line_has_the_members_that_the_command_promises_in_their_order() {
+fn an_event_line_has_its_members_in_the_promised_order() {
     let mut links = Links::of(&run_id("r-1"));
     links.record(&BranchPath::main());
     let mut header = links.header(&BranchPath::main());
@@ -144,22 +144,7 @@ fn a_step_fails_for_good_and_the_run_with_it() {
 
 #[test]
 fn evidence_is_counted() {
-    let claim = |verdict: Verdict| Claim {
-        kind: "file_sha256".to_owned(),
-        subject: "out.json".to_owned(),
-        name: None,
-        expect: Value::Null,
-        pinned: false,
-        live: false,
-        host: None,
-        file: None,
-        stamp: None,
-        terms: Default::default(),
-        verdict,
-        found: Value::Null,
-        error: None,
-        checked_at: None,
-    };
+    let claim = |verdict: Verdict| Claim { verdict, ..Claim::new("file_sha256", "out.json") };
     assert_snapshot!(events_of("main", |header| {
         of_step(header, "fetch", 1, Phase::Completed(Ending::default()));
         let claims = [Verdict::Ok, Verdict::Ok, Verdict::Failed, Verdict::Unknown].map(claim).into();

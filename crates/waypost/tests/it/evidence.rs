@@ -98,7 +98,7 @@ fn an_empty_pack_holds_for_nothing() {
 }
 
 #[test]
-fn a_rule_that_asks_for_nothing_or_too_much_is_refused_and_never_holds() {
+fn a_rule_with_zero_or_too_many_claims_is_refused() {
     let claims = || vec![Claim::exists("a"), Claim::exists("b")];
 
     for count in [0, 3] {
@@ -242,7 +242,7 @@ async fn a_file_of_many_chunks_has_the_digest_of_all_of_them() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_left_alone_is_not_read_again_where_that_is_wanted() {
+async fn an_unchanged_file_is_not_read_again_on_request() {
     let outer = folder();
     let site = site(&outer);
     let written = fs::metadata(outer.path().join("base/a.txt")).unwrap().modified().unwrap();
@@ -501,7 +501,7 @@ async fn asking_again_comes_to_an_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_does_not_answer_is_unknown_and_holds_up_no_other() {
+async fn a_check_without_an_answer_is_unknown_and_blocks_no_other() {
     let stuck = Arc::new(Told { hangs: true, ..Told::new("stuck", Cost::Waiting) });
     let verifier = Verifier::new()
         .with_probe(stuck)

@@ -13,6 +13,8 @@ use waypost::record::{Claim, FailureKind, Pack, Phase, Reason, Record, RunStatus
 use waypost::store::{Scan, Store as _};
 use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 
+use crate::faulty::{Fault, FaultyStore};
+
 mod accept;
 mod again;
 mod branches;
@@ -121,6 +123,15 @@ impl Desk {
         self.engine().resume(graph, "r").await.unwrap()
     }
 
+    /// Resumes with a fault at the `nth` write; returns whether the process died.
+    async fn dies_in_resume(&self, graph: &Graph<Work>, nth: u64, fault: Fault) -> bool {
+        let store = FaultyStore::around(self.store.clone());
+        store.plan(nth, 1, fault);
+        let dying = Engine::new(store.clone()).with_base(self.path());
+        let resume = dying.resume(graph, "r").into_future();
+        tokio::time::timeout(std::time::Duration::from_secs(3600), resume).await.is_err()
+    }
+
     async fn records(&self) -> Vec<Record> {
         self.store.scan(&Scan::of(&RunId::new("r").unwrap())).await.unwrap().records
     }
@@ -158,7 +169,7 @@ async fn a_step_is_committed_with_its_evidence_and_pins() {
 }
 
 #[tokio::test]
-async fn a_step_whose_evidence_does_not_hold_has_failed_and_says_what_was_expected_and_found() {
+async fn failed_evidence_fails_the_step_with_expected_and_found() {
     let desk = Desk::new();
     let wanted = waypost::Digest::of(b"something else");
     let graph = Graph::<Work>::builder("line")

@@ -67,7 +67,7 @@ impl Desk {
 // that step, found the first broken, and so on forever: the memory of reruns ended with a rejoin. Fix: all reruns
 // under a lease are read from the records, and no step reruns twice.
 #[tokio::test]
-async fn steps_that_undo_each_other_are_done_again_once_and_asked_about() {
+async fn steps_that_undo_each_other_rerun_once_and_then_ask() {
     let desk = Desk::new();
     let graph = desk.rivals();
     desk.engine.run(&graph, "r", Notes::default()).await.unwrap();

@@ -165,7 +165,7 @@ fn the_research_agent_writes_what_the_documents_say_and_where() {
 }
 
 #[test]
-fn the_research_agent_finds_something_in_the_documents_of_this_project() {
+fn the_research_agent_finds_text_in_the_project_documents() {
     let bench = Bench::new();
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let store = bench.path("store");
@@ -179,7 +179,7 @@ fn the_research_agent_finds_something_in_the_documents_of_this_project() {
 }
 
 #[test]
-fn the_approval_is_asked_for_again_until_it_is_given_and_then_published_once() {
+fn an_approval_is_repeated_until_given_and_publishes_once() {
     let bench = Bench::new();
     let outbox = bench.path("store/outbox.txt");
 
@@ -202,7 +202,7 @@ fn the_approval_is_asked_for_again_until_it_is_given_and_then_published_once() {
 }
 
 #[test]
-fn a_publishing_that_was_killed_is_in_doubt_and_not_repeated_blindly() {
+fn a_killed_publication_is_in_doubt_and_not_repeated() {
     // Given an outbox that cannot be opened without a reader.
     let bench = Bench::new();
     bench.run("approval", &["store"]);
@@ -235,7 +235,7 @@ fn a_publishing_that_was_killed_is_in_doubt_and_not_repeated_blindly() {
 }
 
 #[test]
-fn a_poisoned_file_is_reported_and_alone_read_again_once_it_is_mended() {
+fn a_corrupt_file_is_reported_and_read_again_after_repair() {
     let bench = Bench::new();
     for (name, text) in [("a", "x,1\ny,2\n"), ("b", "x,ten\n"), ("c", "z,4\n")] {
         bench.write(&format!("files/{name}.csv"), text);
@@ -258,7 +258,7 @@ fn a_poisoned_file_is_reported_and_alone_read_again_once_it_is_mended() {
 }
 
 #[test]
-fn a_run_of_an_old_program_goes_on_in_a_new_one_and_not_the_other_way_round() {
+fn a_run_of_an_old_program_resumes_in_a_new_one_only() {
     let bench = Bench::new();
 
     let old = bench.run("migration", &["store", "old"]);

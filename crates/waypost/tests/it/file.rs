@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use waypost::file::FileStore;
 use waypost::store::Store;
 use waypost::{BranchPath, RunId};
-use waypost_testing::contract::{Place, StoreFixture};
+use waypost_testing::contract::{DamageTarget, StoreFixture};
 use waypost_testing::disk::SimDisk;
 use waypost_testing::{store_contract, store_differential};
 
@@ -75,19 +75,19 @@ impl StoreFixture for Folder {
         self.open();
     }
 
-    async fn damage(&mut self, run: &RunId, place: &Place) {
+    async fn damage(&mut self, run: &RunId, place: &DamageTarget) {
         let folder = self.run(run);
         match place {
-            Place::Run => {
+            DamageTarget::Run => {
                 for name in ["run.json", "run.copy.json"] {
                     flip(&folder.join(name), 200);
                 }
             }
-            Place::Header(branch, seq) => {
+            DamageTarget::Header(branch, seq) => {
                 let (path, at) = find(&folder, branch, *seq);
                 flip_commit(&folder, &path, at + 40);
             }
-            Place::Body(branch, seq) => {
+            DamageTarget::Body(branch, seq) => {
                 let (path, at) = find(&folder, branch, *seq);
                 let text = fs::read_to_string(&path).unwrap();
                 let state = text[at..].find("\"state\":").unwrap();
@@ -139,11 +139,11 @@ impl StoreFixture for Memory {
         self.store = Some(Self::open(&self.disk));
     }
 
-    async fn damage(&mut self, run: &RunId, place: &Place) {
+    async fn damage(&mut self, run: &RunId, place: &DamageTarget) {
         self.disk.settle();
         let root = Path::new("store/runs").join(run.as_str());
         let (history, copy) = (root.join("history"), root.join("checkpoint.json"));
-        let (Place::Header(branch, seq) | Place::Body(branch, seq)) = place else {
+        let (DamageTarget::Header(branch, seq) | DamageTarget::Body(branch, seq)) = place else {
             panic!("only records are damaged here");
         };
         let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");

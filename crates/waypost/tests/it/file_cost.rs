@@ -119,7 +119,7 @@ async fn scan_in_pages(store: &FileStore, disk: &SimDisk, scan: Scan) -> (Vec<St
 }
 
 #[tokio::test]
-async fn a_scan_in_pages_costs_the_same_for_each_record_however_long_the_run_is() {
+async fn a_paged_scan_costs_the_same_per_record_in_long_runs() {
     // Bug: a scan of 4,000 steps in pages read every file of the run again for each page. Cause: each page was
     // cut from the whole history, without a cache. Fix: the first page caches the offsets of records; later pages
     // read only their own records.

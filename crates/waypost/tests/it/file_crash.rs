@@ -14,7 +14,7 @@ use waypost::file::FileStore;
 use waypost::record::{Reason, Record};
 use waypost::store::{Damage, Lease, Page, Scan, Store, StoreError, StoreExt as _, TrimMode};
 use waypost_testing::damage::{OneIn, Outcome, damage_disk};
-use waypost_testing::disk::{Fault, Refusal, Sampling, SimDisk, first_loss};
+use waypost_testing::disk::{DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::picture::scan_all;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
@@ -156,7 +156,7 @@ fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String>
         now(store.newest(&run, &BranchPath::main())).map_err(|error| format!("newest: {error:?}"))?;
     let mut links = Links::of(&run);
     links.under(&lease);
-    links.go_on_behind(&BranchPath::main(), newest.header().seq, Some(newest.digest()));
+    links.continue_after(&BranchPath::main(), newest.header().seq, Some(newest.digest()));
     let batch = links.step();
     let record = batch.records[0].clone();
     now(store.append(&[&lease], batch)).map_err(|error| format!("append: {error:?}"))?;
@@ -194,7 +194,7 @@ fn survive(start: &SimDisk, program: impl Fn(&SimDisk) -> Story) {
 }
 
 #[test]
-fn acknowledged_is_durable_whenever_the_power_fails_at_create_and_save() {
+fn acknowledged_is_durable_after_power_cuts_at_create_save() {
     survive(&SimDisk::with_folder(DIR), |disk| save(disk, 2));
 }
 
@@ -266,7 +266,7 @@ fn a_crash_during_recovery_from_a_crash_loses_nothing() {
 }
 
 #[test]
-fn acknowledged_is_durable_whenever_the_power_fails_at_quarantine() {
+fn acknowledged_is_durable_after_power_cuts_at_quarantine() {
     let (disk, story, _) = damaged();
     let survey = first_loss(
         &disk,
@@ -330,7 +330,7 @@ fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result
     let main = BranchPath::main();
     let mut links = Links::of(&run_id("r-1"));
     links.under(lease);
-    links.go_on_behind(&main, next - 1, Some(basis.digest()));
+    links.continue_after(&main, next - 1, Some(basis.digest()));
     let mut header = links.header(&main);
     (header.reason, header.basis) = (Reason::Repair, Some(basis.header().seq));
     let record = links.seal(header, &json!("repaired"));
@@ -346,7 +346,7 @@ fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result
 }
 
 #[test]
-fn whatever_call_fails_nothing_is_lost_and_nothing_is_acknowledged_that_is_not_durable() {
+fn a_failed_call_loses_nothing_and_acknowledges_nothing() {
     let whole = SimDisk::with_folder(DIR);
     let program = |disk: &SimDisk| {
         let mut story = save(disk, 3);
@@ -363,7 +363,7 @@ fn whatever_call_fails_nothing_is_lost_and_nothing_is_acknowledged_that_is_not_d
         story
     };
     program(&whole);
-    let faults = Refusal::ALL.map(Fault::Refuse).into_iter().chain([Fault::ShortWrite(1)]);
+    let faults = Refusal::ALL.map(DiskFault::Refuse).into_iter().chain([DiskFault::ShortWrite(1)]);
     let mut failures = 0;
     for fault in faults {
         for call in 0..whole.call_count() {

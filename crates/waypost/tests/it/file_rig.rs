@@ -115,7 +115,7 @@ fn take_up(store: &FileStore, told: &mut Told) -> Result<(Lease, Links, Option<H
     }
     let mut links = Links::of(&run());
     links.under(&lease);
-    links.go_on_behind(&main, head.next - 1, Some(head.record.digest()));
+    links.continue_after(&main, head.next - 1, Some(head.record.digest()));
     let torn = head.next != head.record.header().seq + 1;
     Ok((lease, links, torn.then_some(head)))
 }

@@ -428,7 +428,7 @@ fn a_report_that_is_behind_its_log_catches_up() {
 }
 
 #[test]
-fn a_head_is_replaced_before_more_sections_than_are_held_in_memory() {
+fn a_report_head_is_replaced_before_sections_fill_memory() {
     let place = Place::new();
     let mut chain = Chain::new();
     let folder = place.folder();

@@ -93,7 +93,7 @@ async fn what_cannot_be_read_again_is_refused_before_anything_runs() {
 }
 
 #[tokio::test]
-async fn what_comes_back_in_another_order_or_form_of_memory_is_not_refused() {
+async fn a_state_with_another_order_in_memory_is_not_refused() {
     #[derive(Clone, Serialize, Deserialize)]
     struct Mixed {
         sets: Vec<HashSet<u32>>,
@@ -119,7 +119,7 @@ async fn what_comes_back_in_another_order_or_form_of_memory_is_not_refused() {
 }
 
 #[tokio::test]
-async fn a_state_that_turns_bad_later_is_refused_where_it_does_and_what_was_done_stays() {
+async fn a_state_that_turns_bad_is_refused_and_work_is_kept() {
     let engine = engine();
     let graph = |wide: bool| {
         Graph::<Vec<Tagged>>::builder("g")
@@ -175,7 +175,7 @@ async fn the_states_of_branches_and_items_are_read_again_too() {
 
 /// The first states of a session are all read back; later ones up to a share of the written bytes.
 #[tokio::test]
-async fn a_bad_state_late_in_a_long_session_is_found_within_a_bounded_number_of_steps() {
+async fn a_bad_state_is_found_within_a_bounded_count_of_steps() {
     let engine = engine();
     let begin = 200_u64;
     let graph = Graph::<(u64, String, Vec<Tagged>)>::builder("g")

@@ -60,7 +60,7 @@ fn told<S>(outcome: &Outcome<S>, of: impl Fn(&S) -> &Vec<String>) -> (RunStatus,
 // join got results of the old state. Cause: the branches matched the fan-out named by the record. Fix: branches
 // not joined at that record restart.
 #[tokio::test]
-async fn branches_are_opened_anew_after_going_back_to_before_they_were_joined() {
+async fn branches_reopen_after_a_rollback_before_their_join() {
     for edits in [true, false] {
         for what in ["completed plan", "waiting merge"] {
             for stays in [false, true] {
@@ -123,9 +123,7 @@ async fn branches_under_way_go_on_from_the_newest_checkpoint() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         let seq = seq_of(&world, "waiting merge").await;
         stage.said();
 
@@ -155,7 +153,7 @@ async fn going_back_to_a_join_joins_the_same_branches() {
 
 // The branches of a fork reopened later have changed: the join does not get these.
 #[tokio::test]
-async fn going_back_to_a_join_opens_branches_anew_that_have_gone_on_as_others() {
+async fn a_rollback_to_a_join_reopens_branches_that_diverged() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -177,7 +175,7 @@ async fn going_back_to_a_join_opens_branches_anew_that_have_gone_on_as_others() 
 
 // Bug: items listed for a state that was edited later were still joined.
 #[tokio::test]
-async fn items_are_listed_anew_after_going_back_to_before_they_were_joined() {
+async fn items_are_listed_again_after_a_rollback_before_the_join() {
     for world in World::each() {
         let stage = Stage::default();
         let graph = items(&stage);

@@ -180,7 +180,7 @@ async fn a_crash_in_b_resumes_with_b_and_c_however_often() {
 }
 
 #[tokio::test]
-async fn a_loop_goes_round_until_its_route_leads_out_and_counts_its_passes() {
+async fn a_loop_counts_passes_until_its_route_leaves() {
     let rig = Rig::new();
     let graph = Graph::builder("loop")
         .step("a", |state: Notes, context: Context| async move {

@@ -106,7 +106,7 @@ async fn a_step_in_both_interrupt_lists_runs_exactly_once() {
 
 // Trap: a resume of a run held before a step is held there again, forever; also after a crash on the way.
 #[tokio::test]
-async fn a_resumed_hold_before_a_step_does_not_hold_there_again_wherever_it_crashes() {
+async fn a_resumed_hold_does_not_hold_again_after_any_crash() {
     // A resume with a changed state records the change before the start of a non-idempotent step.
     for (repeats, edited) in [(true, false), (false, false), (true, true), (false, true)] {
         for nth in 1.. {
@@ -153,7 +153,7 @@ async fn a_resumed_hold_before_a_step_does_not_hold_there_again_wherever_it_cras
 
 // Trap: saves only at interrupts, so that a crash or a failed step leaves no checkpoint.
 #[tokio::test]
-async fn a_crash_or_a_failing_step_leaves_a_checkpoint_without_any_interrupt() {
+async fn a_crash_or_failure_without_interrupt_keeps_a_checkpoint() {
     for fails in [false, true] {
         for mut world in World::each() {
             let stage = Stage::default();
@@ -198,7 +198,7 @@ impl Deep {
 
 // Trap: shallow copies, so that branches change the state of their siblings and of the previous step.
 #[tokio::test]
-async fn branches_share_no_nested_data_with_each_other_or_with_their_join() {
+async fn branches_share_no_nested_data_with_each_other_or_the_join() {
     for crashes in [false, true] {
         for mut world in World::each() {
             let stage = Stage::default();
@@ -389,7 +389,7 @@ fn map(value: Value) -> Map<String, Value> {
 
 // Trap: the configuration of a resume replaces whole sub-trees of the saved configuration.
 #[tokio::test]
-async fn config_given_at_a_resume_is_merged_into_the_saved_one_at_every_depth() {
+async fn config_of_a_resume_is_merged_at_each_depth() {
     for mut world in World::each() {
         let stage = Stage::default();
         let told = stage.clone();

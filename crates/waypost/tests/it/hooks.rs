@@ -192,7 +192,7 @@ impl Program for Hooked {
         false
     }
 
-    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
+    fn output_of(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 
@@ -264,7 +264,7 @@ fn count(said: &[String], what: &str) -> usize {
 }
 
 #[tokio::test]
-async fn what_fails_together_is_followed_by_one_hook_and_goes_on_after_it() {
+async fn parallel_failures_run_one_hook_and_resume_after_it() {
     for world in World::each() {
         let program = Hooked::new(OnChildFailure::Stop, &["a", "b"]);
         for _ in 0..2 {
@@ -321,7 +321,7 @@ async fn survives(fails: &[&'static str], nth: u64, fault: Fault) -> bool {
 }
 
 #[tokio::test]
-async fn a_crash_at_any_commit_costs_no_more_than_the_hook_that_was_cut() {
+async fn a_crash_at_any_commit_costs_at_most_the_cut_hook() {
     for fails in [&[][..], &["a"], &["a", "b", "c"]] {
         for fault in FAULTS {
             let mut nth = 1;

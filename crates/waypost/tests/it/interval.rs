@@ -58,7 +58,7 @@ async fn told(store: &MemoryStore, branch: &str) -> Vec<(Value, u64)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_step_of_any_branch_writes_a_checkpoint_at_each_interval() {
+async fn a_long_step_of_any_branch_writes_interval_checkpoints() {
     let store = Arc::new(MemoryStore::new());
     let graph = slow(Arc::default());
 
@@ -72,7 +72,7 @@ async fn a_long_step_of_any_branch_writes_a_checkpoint_at_each_interval() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_told_meanwhile_is_not_taken_for_a_result_and_resumes_go_on_telling() {
+async fn progress_is_not_a_result_and_resumes_keep_reporting() {
     let (store, paid) = (Arc::new(MemoryStore::new()), Arc::new(AtomicU32::new(0)));
     let graph = slow(paid.clone());
     let engine = Engine::new(store.clone());
@@ -90,7 +90,7 @@ async fn what_is_told_meanwhile_is_not_taken_for_a_result_and_resumes_go_on_tell
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_told_where_nobody_asked_and_no_interval_is_too_short() {
+async fn progress_needs_an_observer_and_a_minimum_interval() {
     for (interval, count) in [(None, 0), (Some(Duration::ZERO), 24)] {
         let store = Arc::new(MemoryStore::new());
         let (graph, engine) = (slow(Arc::default()), Engine::new(store.clone()));

@@ -51,7 +51,7 @@ where
             Ok(state)
         }
     });
-    stage.crash(&mut world, "cut", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    stage.crash_run(&mut world, &graph, "cut").await;
     assert_eq!(world.engine.resume(&graph, "r").await.unwrap().status, RunStatus::Completed);
     stage.said().into_iter().filter(|said| said != "cut").collect()
 }

@@ -91,7 +91,7 @@ fn a_held_lock_is_refused_naming_its_holder() {
 }
 
 #[test]
-fn a_lock_that_notes_nobody_keeps_others_away_and_writes_nothing() {
+fn a_lock_without_a_note_excludes_others_and_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks/r.lock");
     let other = Other::holding(&path);
@@ -261,7 +261,7 @@ fn a_holder_without_a_readable_note_is_still_a_holder() {
 }
 
 #[test]
-fn one_writer_also_while_the_lock_file_is_deleted_again_and_again() {
+fn one_writer_although_the_lock_file_is_deleted_repeatedly() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("r.lock");
     let holders = AtomicU32::new(0);

@@ -46,7 +46,7 @@ fn file_engine(dir: &tempfile::TempDir) -> Engine {
 // Bug: a fan-out too large for a file store failed after thousands of items, and could never end. Cause: the
 // store counted branches page by page. Fix: the engine checks the quota for all branches before the first.
 #[tokio::test]
-async fn too_many_items_for_a_store_are_refused_before_any_is_worked_on() {
+async fn too_many_items_for_a_store_are_refused_before_any_starts() {
     let (dir, worked) = (tempfile::tempdir().unwrap(), Arc::default());
     let engine = file_engine(&dir);
 
@@ -138,7 +138,7 @@ fn count_to(end: u64) -> Graph<u64> {
 // history was read, for the start of the step and for the highest epoch. Fix: the start is searched backwards,
 // and the newest position has the highest epoch.
 #[tokio::test]
-async fn going_back_to_the_newest_step_reads_no_more_of_a_long_history() {
+async fn a_rollback_to_the_newest_step_reads_no_long_history() {
     let mut counts = Vec::new();
     for end in [40, 4_000] {
         let faulty = FaultyStore::around(Arc::new(MemoryStore::new()));
@@ -180,7 +180,7 @@ async fn no_epoch_is_given_twice() {
 
 // The same by a full walk and by a search: neither includes abandoned records.
 #[tokio::test]
-async fn what_is_looked_for_from_the_end_is_what_the_walk_of_the_history_gives() {
+async fn a_lookup_from_the_end_equals_the_walk_of_the_history() {
     let store = Arc::new(MemoryStore::new());
     let graph = count_to(60);
     let engine = Engine::new(store.clone());

@@ -20,9 +20,7 @@ async fn a_run_cut_amid_its_branches_goes_on_behind_a_mark_as_before() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         stage.said();
 
         let at = world.engine.checkpoint(&run_id(), Some("amid")).await.unwrap();
@@ -30,9 +28,7 @@ async fn a_run_cut_amid_its_branches_goes_on_behind_a_mark_as_before() {
 
         assert_eq!(again.seq, at.seq + 1);
         assert_eq!(labelled(world.store.as_ref(), &run_id(), "amid").await.unwrap(), Some(again));
-        stage
-            .crash(&mut world, "merge", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "merge").await;
         world.engine.checkpoint(&run_id(), None).await.unwrap();
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
         assert_eq!(

@@ -40,7 +40,7 @@ fn slow_line(stage: &Stage) -> Graph<Notes> {
 
 // Bug: the second start was told that the run exists, and not the holder of the run.
 #[tokio::test]
-async fn a_start_that_looked_before_the_run_was_made_is_told_who_has_it() {
+async fn a_start_that_loses_the_race_names_the_holder() {
     for world in World::each() {
         let stage = Stage::default();
         let graph = slow_line(&stage);

@@ -82,7 +82,7 @@ async fn the_name_of_a_graph_counts_only_where_nobody_named_the_run() {
 }
 
 #[tokio::test]
-async fn the_order_of_steps_and_the_ways_to_say_that_a_branch_ends_are_no_change() {
+async fn order_of_steps_and_form_of_branch_ends_are_no_change() {
     let engine = engine();
     let join = |state: State, _: Branches<State>, _: Context| async move { Ok::<_, StepError>(state) };
     let first = steps("g", &["a", "b", "c", "d"]).fork("a", ["b", "c"]).join("j", join).edge("j", "d");
@@ -142,7 +142,7 @@ async fn a_step_that_leads_elsewhere_is_told_as_that() {
 
 /// Bug: after a restart with another graph, the next resume treated the run as a run of the old graph.
 #[tokio::test]
-async fn starting_over_with_another_graph_needs_a_word_and_is_remembered() {
+async fn a_restart_with_another_graph_needs_consent_and_is_kept() {
     let engine = engine();
     engine.run(&a_to_b(), "r", State::new()).await.unwrap();
     let other = steps("g", &["q", "r"]).edge("q", "r").build().unwrap();
@@ -165,7 +165,7 @@ async fn starting_over_with_another_graph_needs_a_word_and_is_remembered() {
 }
 
 #[tokio::test]
-async fn what_is_said_of_a_completed_run_is_looked_at_although_nothing_runs() {
+async fn claims_of_a_completed_run_are_verified_without_a_rerun() {
     let engine = engine();
     engine.run(&a_to_b(), "r", State::new()).await.unwrap();
 
@@ -463,7 +463,7 @@ fn fork_of(stage: &Stage, names: &[&'static str]) -> Graph<Notes> {
 // work of the old branch; a resume with this graph was refused. Cause: only the number of branches was compared.
 // Fix: a branch unknown to the graph is a mismatch.
 #[tokio::test]
-async fn branches_under_way_that_a_graph_does_not_have_are_not_dropped() {
+async fn open_branches_missing_in_a_graph_are_not_dropped() {
     let (before, others) = (["a", "b"], [["a", "c"].as_slice(), &["a", "b", "c"], &["a"], &["c", "d"]]);
     for other in others.into_iter().chain([["b", "a"].as_slice()]) {
         for mut world in World::each() {

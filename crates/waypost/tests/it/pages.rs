@@ -76,7 +76,7 @@ async fn no_commit_opens_more_than_a_page_of_branches() {
 }
 
 #[tokio::test]
-async fn a_branch_whose_end_is_damaged_before_the_join_is_done_again_and_not_taken_as_it_was_before() {
+async fn a_branch_with_a_damaged_end_reruns_before_the_join() {
     let store = MemoryStore::new();
     let run = RunId::new("r").unwrap();
     let (damaged, id) = (store.clone(), run.clone());
@@ -99,7 +99,7 @@ async fn a_branch_whose_end_is_damaged_before_the_join_is_done_again_and_not_tak
 }
 
 #[tokio::test]
-async fn a_run_is_doubtful_as_long_as_a_branch_has_a_step_under_way_that_must_not_be_repeated() {
+async fn a_run_is_in_doubt_while_a_branch_has_a_careful_cut_step() {
     let store = MemoryStore::new();
     let is_doubtful = |store: &MemoryStore| {
         let store = store.clone();

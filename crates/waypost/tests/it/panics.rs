@@ -206,7 +206,7 @@ async fn a_panic_of_an_edit_of_a_branch_changes_nothing() {
 async fn a_panic_of_a_settlement_changes_nothing() {
     let (mut world, stage) = (World::memory(), Stage::default());
     let graph = stage.steps(Graph::builder("pay"), &["pay"]).not_idempotent().build().unwrap();
-    stage.crash(&mut world, "pay", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    stage.crash_run(&mut world, &graph, "pay").await;
     let before = world.records().await;
 
     let panics = |_: &mut Notes, _: &Doubtful| panic!("no way");

@@ -191,4 +191,14 @@ impl Stage {
         self.let_go();
         world.reopen();
     }
+
+    /// Starts run `r`, and crashes as [`crash`](Self::crash).
+    pub(crate) async fn crash_run(&self, world: &mut World, graph: &Graph<Notes>, at: &str) {
+        self.crash(world, at, async |world| world.engine.run(graph, "r", Notes::default()).await).await;
+    }
+
+    /// Resumes run `r`, and crashes as [`crash`](Self::crash).
+    pub(crate) async fn crash_resume(&self, world: &mut World, graph: &Graph<Notes>, at: &str) {
+        self.crash(world, at, async |world| world.engine.resume(graph, "r").into_future().await).await;
+    }
 }

@@ -23,7 +23,7 @@ use waypost::record::{
 use waypost::schema::{Migrations, SchemaError};
 use waypost::store::{Lease, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Digest};
-use waypost_testing::disk::{Fault, Refusal, Sampling, SimDisk, first_loss};
+use waypost_testing::disk::{DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed, step_id};
 
 mod fans;
@@ -76,7 +76,7 @@ impl<S: Store> Story<S> {
 
     async fn append(&mut self, record: Record) -> Record {
         let header = record.header();
-        self.links.go_on_behind(&header.branch, header.seq, Some(record.digest()));
+        self.links.continue_after(&header.branch, header.seq, Some(record.digest()));
         let batch = self.links.batch(vec![record.clone()]);
         match &self.lease {
             Some(lease) => drop(self.store.append(&[lease], batch).await.unwrap()),
@@ -283,7 +283,7 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
 // although the run itself could resume. Cause: the export required the header by its number. Fix: the record
 // behind the damage repeats the definition, and the export uses that record.
 #[tokio::test]
-async fn a_definition_whose_record_is_damaged_is_exported_from_the_one_behind_it() {
+async fn a_definition_with_a_damaged_record_exports_the_last_one() {
     let store = MemoryStore::new();
     let mut story = Story::new(store.clone());
     let changed = || Position { definition: Some(2), config: Some(2), ..Position::default() };

@@ -139,20 +139,12 @@ fn a_failed_step_shows_its_error_and_the_end_of_its_log() {
 #[test]
 fn evidence_is_a_table() {
     let claim = |verdict: Verdict, error: Option<&str>| Claim {
-        kind: "file_sha256".to_owned(),
-        subject: "out|put.json".to_owned(),
         name: Some("the file".to_owned()),
         expect: json!({"is": "abc"}),
-        pinned: false,
-        live: false,
-        host: None,
-        file: None,
-        stamp: None,
-        terms: Default::default(),
         verdict,
         found: json!("abd"),
         error: error.map(str::to_owned),
-        checked_at: None,
+        ..Claim::new("file_sha256", "out|put.json")
     };
     assert_snapshot!(text_of(|header| {
         let claims = vec![claim(Verdict::Failed, None), claim(Verdict::Unknown, Some("permission denied"))];

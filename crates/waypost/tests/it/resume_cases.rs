@@ -46,14 +46,10 @@ async fn each_resume_is_checkpointed_as_a_run_is() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.line();
-        stage
-            .crash(&mut world, "a", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a").await;
         for at in ["a", "b", "b", "c", "c"] {
             stage.said();
-            stage
-                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
-                .await;
+            stage.crash_resume(&mut world, &graph, at).await;
             let said = stage.said();
             assert!(said.len() <= 2 && said.last().unwrap() == at, "{said:?}");
         }
@@ -101,7 +97,7 @@ async fn a_checkpoint_that_cannot_be_written_ends_the_run_there() {
 }
 
 #[tokio::test]
-async fn a_lost_checkpoint_that_is_tolerated_is_counted_and_written_with_the_next() {
+async fn a_tolerated_lost_checkpoint_is_counted_and_written_later() {
     for nth in 2..=3 {
         for fork in [false, true] {
             let mut world = World::memory();
@@ -194,7 +190,7 @@ async fn from_b_runs_b_again_and_what_came_after_counts_no_more() {
 }
 
 #[tokio::test]
-async fn a_failed_step_is_tried_again_by_a_resume_with_the_state_given() {
+async fn a_resume_retries_a_failed_step_with_the_given_state() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.line();
@@ -219,9 +215,7 @@ async fn the_end_is_a_step_to_resume_from() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         stage.said();
 
         let ended = world.engine.resume(&graph, "r").from_step(END).await.unwrap();
@@ -276,7 +270,7 @@ async fn a_state_of_a_newer_version_or_of_another_kind_is_refused() {
 
 // Bug: edges were not part of a step's identity, so a run resumed in a graph with other edges.
 #[tokio::test]
-async fn a_checkpoint_of_another_graph_is_refused_also_where_only_its_edges_differ() {
+async fn a_checkpoint_of_a_graph_with_other_edges_is_refused() {
     let world = World::memory();
     let stage = Stage::default();
     let graph = stage.line();
@@ -295,9 +289,7 @@ async fn of_two_resumes_one_is_refused_and_names_the_holder() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.line();
-        stage
-            .crash(&mut world, "b", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "b").await;
         stage.said();
 
         let (one, other) = tokio::join!(
@@ -325,9 +317,7 @@ async fn the_step_limit_goes_on_counting_through_crashes() {
             world.engine.run(&graph, "r", Notes::default()).step_limit(4).into_future().await
         };
         stage.crash(&mut world, "a", run).await;
-        stage
-            .crash(&mut world, "a", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "a").await;
 
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
@@ -352,7 +342,7 @@ impl Serialize for Odd {
 }
 
 #[tokio::test]
-async fn a_state_that_cannot_be_kept_ends_the_session_and_the_run_goes_on_from_before() {
+async fn an_unstorable_state_ends_the_session_and_the_run_resumes() {
     for (bytes, broken, why) in [(STATE_BYTES_MAX, false, "the state exceeds"), (0, true, "cannot be kept")] {
         let mut world = World::memory();
         let stage = Stage::default();
@@ -389,7 +379,7 @@ async fn a_state_that_cannot_be_kept_ends_the_session_and_the_run_goes_on_from_b
 
 // Dropping a run is a crash, at any await.
 #[tokio::test]
-async fn a_run_dropped_at_any_await_goes_on_without_doing_anything_twice() {
+async fn a_run_dropped_at_any_await_repeats_no_step() {
     for polls in 1.. {
         let store = Arc::new(MemoryStore::new());
         let engine = Engine::new(store.clone());

@@ -203,7 +203,7 @@ fn the_verified_state_stays_through_any_number_of_failures() {
 }
 
 #[tokio::test]
-async fn a_recorder_goes_back_to_the_verified_state_after_many_failed_tries() {
+async fn a_recorder_rolls_back_to_the_verified_state() {
     // Bug: on a file store, which keeps five states, a step whose evidence failed five times left no state for a
     // rollback. Cause: each failed attempt displaced a state. Fix: the newest verified state is always kept.
     let folder = tempfile::tempdir().unwrap();

@@ -49,7 +49,7 @@ async fn run(toy: &Toy) -> (Arc<MemoryStore>, RunStatus) {
 // from the record with the status alone, and that record is about the last ended step. Fix: that record names the
 // failure that stopped the run (`failed` in its header).
 #[tokio::test]
-async fn run_failed_names_the_step_that_failed_though_others_ended_later() {
+async fn run_failed_names_the_failed_step_although_others_end_later() {
     for steps in ["bad; good", "good; bad"] {
         let (store, status) = run(&Toy::new(steps, 2).does("bad", 1, Does::Fail)).await;
 
@@ -151,7 +151,7 @@ async fn a_checkpoint_that_could_not_be_written_is_told_with_the_next() {
 }
 
 #[tokio::test]
-async fn times_of_records_rise_with_each_commit_whatever_the_clock_does() {
+async fn record_times_rise_with_each_commit_on_any_clock() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.fork();

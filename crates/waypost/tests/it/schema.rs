@@ -69,7 +69,7 @@ fn a_state_that_was_written_without_a_version_is_version_0() {
 }
 
 #[test]
-fn a_newer_state_is_refused_with_both_versions_and_never_relabelled() {
+fn a_newer_state_is_refused_with_versions_and_not_relabelled() {
     let links = Links::of(&run_id("r"));
     let newer = Body::json(&Position::default(), &state("tea", &[], 1), 99).unwrap();
     let record = Record::seal(links.header(&BranchPath::main()), Some(newer)).unwrap();
@@ -263,7 +263,7 @@ fn a_state_that_does_not_fit_its_type_is_refused_by_field() {
 }
 
 #[test]
-fn a_state_of_a_foreign_client_and_one_that_was_dropped_are_told_apart() {
+fn a_foreign_state_and_a_dropped_one_have_two_errors() {
     let mut links = Links::of(&run_id("r"));
     let foreign = links.seal_opaque(links.header(&BranchPath::main()), b"\x80\x04pickle");
     let dropped = links.record(&BranchPath::main()).without_body();

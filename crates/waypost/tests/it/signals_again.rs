@@ -182,9 +182,7 @@ async fn a_fork_amid_the_step_that_took_a_signal_has_it() {
         let graph = ships(&stage);
         world.engine.run(&graph, "r", Notes::default()).await.unwrap();
         send(&world.engine, "box 7").await;
-        stage
-            .crash(&mut world, "taken", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "taken").await;
         let newest = world.engine.history("r").await.unwrap().pop().unwrap().at();
 
         let forked = world.engine.fork(&graph, &newest, "forked").await.unwrap();
@@ -196,7 +194,7 @@ async fn a_fork_amid_the_step_that_took_a_signal_has_it() {
 }
 
 #[tokio::test]
-async fn branches_opened_again_after_a_rollback_take_their_signals_again() {
+async fn branches_reopened_by_a_rollback_consume_signals_again() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = stage.steps(Graph::builder("fork"), &["plan", "b"]).step("a", takes(&stage));
@@ -249,9 +247,7 @@ async fn a_crash_between_rollback_and_signal_loses_nothing() {
         let back = world.engine.resume(&graph, "r").from_checkpoint(2).without_running().await.unwrap();
         assert_eq!(back.status, RunStatus::Interrupted);
         stage.said();
-        stage
-            .crash(&mut world, "taken", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "taken").await;
 
         let end = world.engine.resume(&graph, "r").await.unwrap();
 

@@ -234,7 +234,7 @@ fn a_some_that_reads_as_none_is_refused() {
 }
 
 #[test]
-fn numbers_of_128_bits_are_kept_where_any_reader_would_read_them() {
+fn numbers_of_128_bits_are_kept_for_any_reader() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Wide {
         signed: i128,
@@ -349,7 +349,7 @@ fn a_state_without_end_is_stopped_while_it_is_written() {
 }
 
 #[test]
-fn the_limit_is_that_of_the_state_and_not_of_what_stands_before_it() {
+fn the_size_limit_counts_the_state_without_its_prefix() {
     let largest = "x".repeat(STATE_BYTES_MAX - 2);
     let larger = "x".repeat(STATE_BYTES_MAX - 1);
     let mut bytes = vec![b' '; 100];

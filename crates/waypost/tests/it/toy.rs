@@ -10,9 +10,7 @@ use waypost::engine::{
     Admission, Attempt, BeginError, CancelCause, Exited, Follow, Item, Joined, OnFailure, Performed, Program,
     Recovered, Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
-use waypost::record::{
-    Claim, Durability, Ending, FORMAT, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try,
-};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Phase, RunRecord, SkipCause, Try};
 use waypost::shape::{Retry, Shape, Step};
 use waypost::store::Lease;
 use waypost::{Digest, RunId, StepId};
@@ -147,25 +145,9 @@ impl Toy {
     }
 
     pub(crate) fn record(&self, run: &str) -> RunRecord {
-        RunRecord {
-            v: FORMAT,
-            run: RunId::new(run).unwrap(),
-            workflow: "toy".to_owned(),
-            definition: self.shape.definition(None),
-            path: None,
-            base: None,
-            params: serde_json::Map::new(),
-            env: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            settings: serde_json::Map::new(),
-            config: serde_json::Map::new(),
-            durability: Durability::Sync,
-            retention: None,
-            parent: None,
-            tool: "test".to_owned(),
-            actor: String::new(),
-            created_at: "2026-11-21T12:00:00Z".parse().unwrap(),
-        }
+        let created_at = "2026-11-21T12:00:00Z".parse().unwrap();
+        let record = RunRecord::new(RunId::new(run).unwrap(), "toy", created_at);
+        RunRecord { definition: self.shape.definition(None), tool: "test".to_owned(), ..record }
     }
 }
 
@@ -281,7 +263,7 @@ impl Program for Toy {
         false
     }
 
-    fn gave(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
+    fn output_of(&self, _: StepRef<'_>, _: &Self::State) -> Option<Value> {
         None
     }
 

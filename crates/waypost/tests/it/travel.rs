@@ -20,9 +20,7 @@ async fn branches_left_behind_by_a_rollback_do_not_count() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         stage.said();
 
         let back = world.engine.resume(&graph, "r").from_checkpoint(1).without_running().await.unwrap();
@@ -31,9 +29,7 @@ async fn branches_left_behind_by_a_rollback_do_not_count() {
         world.reopen();
         let mut said = Vec::new();
         for at in ["plan", "a", "a2", "merge"] {
-            stage
-                .crash(&mut world, at, async |world| world.engine.resume(&graph, "r").into_future().await)
-                .await;
+            stage.crash_resume(&mut world, &graph, at).await;
             said.extend(stage.said());
         }
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
@@ -144,9 +140,7 @@ async fn items_after_a_rollback_into_their_fan_out_are_all_there() {
         })
         .build()
         .unwrap();
-    stage
-        .crash(&mut world, "n1200", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-        .await;
+    stage.crash_run(&mut world, &graph, "n1200").await;
 
     // This record is from the first page; the items of the second page are found by a lookup.
     let outcome = world.engine.resume(&graph, "r").from_checkpoint(2).await.unwrap();
@@ -158,14 +152,12 @@ async fn items_after_a_rollback_into_their_fan_out_are_all_there() {
 // After a redo of a fan-out, all records of a branch in that redo are damaged. The remaining records of that
 // branch are from the first fan-out, with its state. They do not count, and the branch opens again.
 #[tokio::test]
-async fn what_is_left_of_an_earlier_fan_out_is_not_taken_for_the_present_one() {
+async fn leftovers_of_an_earlier_fan_out_are_not_taken_as_current() {
     for part in [Part::Header, Part::Body] {
         let mut world = World::memory();
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         let redone = async |world: &World| {
             let resume = world.engine.resume(&graph, "r").from_step("plan");
             resume.edit_state(|state| state.done.push("edited".to_owned())).into_future().await
@@ -185,13 +177,11 @@ async fn what_is_left_of_an_earlier_fan_out_is_not_taken_for_the_present_one() {
 
 // A fork from the middle of a fan-out: the source run keeps its branches, and the fork has copies.
 #[tokio::test]
-async fn a_fork_in_time_amid_a_fan_out_has_its_own_copies_of_the_branches() {
+async fn a_fork_during_a_fan_out_has_its_own_branches() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         let records = world.records().await;
         let amid = records.iter().filter(|line| line.starts_with("main@")).count();
         let from = format!("r@{amid}").parse().unwrap();

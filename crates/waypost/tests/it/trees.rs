@@ -108,7 +108,7 @@ async fn no_file_has_the_digest_of_a_folder() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_hashed_is_unknown_and_what_is_not_there_has_no_digest() {
+async fn an_unhashable_file_is_unknown_and_a_missing_has_no_digest() {
     let folder = folder();
     let verdict = async |subject: &str| hashed(subject, folder.path()).await.verdict;
     assert_eq!(verdict("none").await, Verdict::Failed);
@@ -156,7 +156,7 @@ async fn a_pattern_names_what_is_called_so() {
 }
 
 #[tokio::test]
-async fn what_is_trusted_by_its_times_is_not_read_again_until_they_change() {
+async fn a_file_trusted_by_its_times_is_not_read_until_a_change() {
     let folder = folder();
     let site = Site::beneath(folder.path());
     let probe = Sha256Probe::new();
@@ -189,7 +189,7 @@ async fn what_is_trusted_by_its_times_is_not_read_again_until_they_change() {
 }
 
 #[tokio::test]
-async fn of_many_that_are_trusted_by_their_times_only_those_that_changed_are_read() {
+async fn of_files_trusted_by_times_only_changed_ones_are_read() {
     const FILES: usize = 1_200;
     let folder = tempfile::tempdir().unwrap();
     let path = |file: usize| folder.path().join(file.to_string());

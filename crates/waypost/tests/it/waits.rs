@@ -227,7 +227,7 @@ async fn a_long_sleep_gives_the_lease_back_and_survives_a_crash() {
 }
 
 #[tokio::test]
-async fn once_is_not_done_again_by_a_retry_and_each_kind_has_its_own_keys() {
+async fn once_is_not_repeated_by_a_retry_and_kinds_have_own_keys() {
     let mut world = World::memory();
     let stage = Stage::default();
     let step = stage.clone();
@@ -314,7 +314,7 @@ async fn a_question_after_a_rollback_is_a_new_one() {
 
 // Bug: the record of an answer was damaged. The step waited again, and a second answer was refused.
 #[tokio::test]
-async fn a_question_whose_answer_was_lost_to_damage_can_be_answered_again() {
+async fn a_question_with_a_lost_answer_is_answered_again() {
     for in_branch in [false, true] {
         let mut world = World::memory();
         let stage = Stage::default();

@@ -71,7 +71,7 @@ pub(super) async fn dry_run(
         notes = vec!["A resume would do nothing, because every step is finished.".to_owned()];
     }
     let questions = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
-    notes.extend(questions.map(|question| told_of_question(question, asked)));
+    notes.extend(questions.map(|question| question_text(question, asked)));
     settle(&mut plan, asked);
     crate::commands::plan::show(context, Some(run.as_str()), &plan, stops)?;
     notes.iter().for_each(|note| context.output.note(note));
@@ -114,7 +114,7 @@ fn settle(plan: &mut Plan, asked: Option<TreatAs>) {
     }
 }
 
-fn told_of_question(question: &Decision, asked: Option<TreatAs>) -> String {
+fn question_text(question: &Decision, asked: Option<TreatAs>) -> String {
     let step = named(question);
     match asked {
         Some(TreatAs::Done) => format!("Step {step} would count as done."),

@@ -81,7 +81,7 @@ impl Refusal {
     /// Returns whether an action can return this error on a real system. A fault planned for another action
     /// is ignored.
     #[must_use]
-    pub const fn can_meet(self, action: Action) -> bool {
+    pub const fn applies_to(self, action: Action) -> bool {
         match self {
             Self::Broken => true,
             Self::Full | Self::OverQuota => action.needs_space(),
@@ -111,7 +111,7 @@ impl fmt::Display for Refusal {
 
 /// A planned fault of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum DiskFault {
     /// The call fails. A failed sync drops its pending changes; any other failed call changes nothing.
     Refuse(Refusal),
     /// A write accepts only this number of bytes, at least 1. Other calls ignore the fault.

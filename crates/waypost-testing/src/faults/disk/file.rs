@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use waypost::disk::DiskFile;
 
 use super::SimDisk;
-use super::fault::{Action, Fault};
+use super::fault::{Action, DiskFault};
 use super::tree::{Change, Node};
 
 /// An open file. It survives the removal of its name, but not a power cut.
@@ -28,8 +28,8 @@ impl DiskFile for SimFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (mut state, fault) = self.disk.enter(Action::Write, &self.path)?;
         let count = match fault {
-            Some(Fault::ShortWrite(count)) => bytes.len().min(count.max(1)),
-            Some(Fault::Refuse(_)) | None => bytes.len(),
+            Some(DiskFault::ShortWrite(count)) => bytes.len().min(count.max(1)),
+            Some(DiskFault::Refuse(_)) | None => bytes.len(),
         };
         if count > 0 {
             let offset = state.cache.file(self.node)?.len();

@@ -40,7 +40,7 @@ pub(super) struct Part {
 
 /// A file or a folder. The content is shared, so copies of a tree are cheap.
 #[derive(Debug, Clone)]
-pub(super) enum Content {
+pub(super) enum Inode {
     File(Arc<Vec<u8>>),
     Folder(Arc<BTreeMap<OsString, Node>>),
 }
@@ -48,16 +48,16 @@ pub(super) enum Content {
 /// All files and folders, with or without names.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
-    nodes: BTreeMap<Node, Content>,
+    nodes: BTreeMap<Node, Inode>,
 }
 
 impl Tree {
     /// Returns a tree with only the root folder.
     pub(super) fn empty() -> Self {
-        Self { nodes: BTreeMap::from([(ROOT, Content::Folder(Arc::default()))]) }
+        Self { nodes: BTreeMap::from([(ROOT, Inode::Folder(Arc::default()))]) }
     }
 
-    pub(super) fn content(&self, node: Node) -> Option<&Content> {
+    pub(super) fn content(&self, node: Node) -> Option<&Inode> {
         self.nodes.get(&node)
     }
 
@@ -68,8 +68,8 @@ impl Tree {
 
     pub(super) fn kind(&self, node: Node) -> Kind {
         match self.content(node) {
-            Some(Content::Folder(_)) => Kind::Folder,
-            Some(Content::File(_)) => Kind::File,
+            Some(Inode::Folder(_)) => Kind::Folder,
+            Some(Inode::File(_)) => Kind::File,
             None => Kind::Other,
         }
     }
@@ -97,8 +97,8 @@ impl Tree {
 
     pub(super) fn folder(&self, node: Node) -> io::Result<&BTreeMap<OsString, Node>> {
         match self.content(node) {
-            Some(Content::Folder(names)) => Ok(names),
-            Some(Content::File(_)) => Err(Errno::NOTDIR.into()),
+            Some(Inode::Folder(names)) => Ok(names),
+            Some(Inode::File(_)) => Err(Errno::NOTDIR.into()),
             None => Err(Errno::NOENT.into()),
         }
     }
@@ -106,23 +106,23 @@ impl Tree {
     /// Returns the bytes of a file.
     pub(super) fn file(&self, node: Node) -> io::Result<&Arc<Vec<u8>>> {
         match self.content(node) {
-            Some(Content::File(bytes)) => Ok(bytes),
-            Some(Content::Folder(_)) => Err(Errno::ISDIR.into()),
+            Some(Inode::File(bytes)) => Ok(bytes),
+            Some(Inode::Folder(_)) => Err(Errno::ISDIR.into()),
             None => Err(Errno::NOENT.into()),
         }
     }
 
     pub(super) fn file_mut(&mut self, node: Node) -> &mut Vec<u8> {
-        match self.nodes.entry(node).or_insert_with(|| Content::File(Arc::default())) {
-            Content::File(bytes) => Arc::make_mut(bytes),
-            Content::Folder(_) => unreachable!("bytes are only ever written to files"),
+        match self.nodes.entry(node).or_insert_with(|| Inode::File(Arc::default())) {
+            Inode::File(bytes) => Arc::make_mut(bytes),
+            Inode::Folder(_) => unreachable!("bytes are only ever written to files"),
         }
     }
 
     fn folder_mut(&mut self, node: Node) -> &mut BTreeMap<OsString, Node> {
-        match self.nodes.entry(node).or_insert_with(|| Content::Folder(Arc::default())) {
-            Content::Folder(names) => Arc::make_mut(names),
-            Content::File(_) => unreachable!("names are only ever kept in folders"),
+        match self.nodes.entry(node).or_insert_with(|| Inode::Folder(Arc::default())) {
+            Inode::Folder(names) => Arc::make_mut(names),
+            Inode::File(_) => unreachable!("names are only ever kept in folders"),
         }
     }
 
@@ -136,7 +136,7 @@ impl Tree {
                 match kind {
                     Kind::Folder => _ = self.folder_mut(*node),
                     Kind::File | Kind::Other => {
-                        self.nodes.entry(*node).or_insert_with(|| Content::File(Arc::default()));
+                        self.nodes.entry(*node).or_insert_with(|| Inode::File(Arc::default()));
                     }
                 }
                 if let Some((folder, name)) = from {
@@ -167,7 +167,7 @@ impl Tree {
                 continue;
             }
             let Some(content) = self.nodes.remove(&node) else { continue };
-            if let Content::Folder(names) = &content {
+            if let Inode::Folder(names) = &content {
                 found.extend(names.values());
             }
             kept.insert(node, content);
@@ -182,12 +182,12 @@ impl Tree {
         for (node, content) in &self.nodes {
             node.hash(&mut hasher);
             match (content, base.content(*node)) {
-                (Content::File(ours), Some(Content::File(theirs)))
+                (Inode::File(ours), Some(Inode::File(theirs)))
                     if Arc::ptr_eq(ours, theirs) || ours == theirs => {}
-                (Content::Folder(ours), Some(Content::Folder(theirs)))
+                (Inode::Folder(ours), Some(Inode::Folder(theirs)))
                     if Arc::ptr_eq(ours, theirs) || ours == theirs => {}
-                (Content::File(bytes), _) => bytes.hash(&mut hasher),
-                (Content::Folder(names), _) => names.hash(&mut hasher),
+                (Inode::File(bytes), _) => bytes.hash(&mut hasher),
+                (Inode::Folder(names), _) => names.hash(&mut hasher),
             }
         }
         hasher.finish()

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use super::super::definition::{Definition, Kind, Name, Step, StepPath, Steps};
 use super::super::engine::Halt;
 use super::super::position::Content;
-use super::outside::{Given, Outside};
 use super::play::Level;
 use super::script::Script;
+use super::shared_world::{Given, SharedWorld};
 
 /// An event in the world.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl CommandScript {
     pub fn world(&self, events: &[Event]) -> CommandWorld {
         let mut world = CommandWorld {
             steps: self.script.steps.clone(),
-            outside: Outside::new(self.script.steps.clone()),
+            world: SharedWorld::new(self.script.steps.clone()),
         };
         for event in events {
             world.take_in(event);
@@ -115,7 +115,7 @@ impl CommandScript {
 #[derive(Debug)]
 pub struct CommandWorld {
     steps: Steps,
-    outside: Outside,
+    world: SharedWorld,
 }
 
 impl CommandWorld {
@@ -126,13 +126,13 @@ impl CommandWorld {
             }
             Event::Lost(files) => {
                 let lost: BTreeSet<&str> = files.iter().map(String::as_str).collect();
-                self.outside.lock().files.retain(|file, _| !lost.contains(&**file));
+                self.world.lock().files.retain(|file, _| !lost.contains(&**file));
             }
             Event::Hidden(hidden) => {
                 let hidden = hidden.iter().map(|(step, value)| (Name::from(step.as_str()), *value));
-                self.outside.lock().hidden.extend(hidden);
+                self.world.lock().hidden.extend(hidden);
             }
-            Event::Retries(retries) => self.outside.lock().retries_all = *retries,
+            Event::Retries(retries) => self.world.lock().retries_all = *retries,
         }
     }
 
@@ -141,7 +141,7 @@ impl CommandWorld {
         let steps = Definition::new(self.steps.clone()).steps_of(scope);
         let step: Arc<Step> = steps.iter().find(|found| &*found.id == step)?.clone();
         let path = StepPath::new(scope, &step.id);
-        let mut world = self.outside.lock();
+        let mut world = self.world.lock();
         let input = world.value_of(scope);
         // A workflow file passes only outputs of leaves; outputs of openers come from the world.
         let mut read = world.outputs_read(scope, &step);
@@ -158,7 +158,7 @@ impl CommandWorld {
     /// Returns the expected files on the disk, by name.
     #[must_use]
     pub fn files(&self) -> BTreeMap<String, i64> {
-        let world = self.outside.lock();
+        let world = self.world.lock();
         let content = |(file, content): (&Name, &Content)| match content {
             Content::Number(number) => Some((self.on_disk(file)?, *number)),
             _ => None,
@@ -169,14 +169,14 @@ impl CommandWorld {
     /// Returns all executions in order.
     #[must_use]
     pub fn executed(&self) -> Vec<StepPath> {
-        self.outside.lock().executed.clone()
+        self.world.lock().executed.clone()
     }
 
     /// Returns the defects of a run at rest, except needless executions, which the comparison with the model
     /// finds.
     #[must_use]
     pub fn check(&self) -> Vec<String> {
-        let mut found = self.outside.lock().check();
+        let mut found = self.world.lock().check();
         found.retain(|found| !found.ends_with("needlessly"));
         found
     }

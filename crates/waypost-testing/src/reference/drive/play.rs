@@ -18,9 +18,9 @@ use waypost::{BranchPath, Digest, Engine, RunId, StepId};
 use super::super::definition::{MAIN, StepPath, Steps};
 use super::super::position::Content;
 use super::super::request::Request;
-use super::outside::{FileProbe, Outside};
 use super::program::{Driven, State, scope_of};
-use super::script::{Requests, Round, Script, size};
+use super::script::{Requests, Script, ScriptRound, size};
+use super::shared_world::{FileProbe, SharedWorld};
 use crate::faults::faulty::{Fault, FaultyStore};
 
 /// Most sessions per round; more is a defect.
@@ -90,7 +90,7 @@ pub async fn find(seed: u64, level: Level, requests: Requests, crashes_max: u64)
             return Some(Defect { seed, round: 0, steps: 0, crash: None, found });
         }
     };
-    let found = first_defect(|| Play::new(&script), script.rounds.len(), crashes_max).await?;
+    let found = first_defect(|| Replay::new(&script), script.rounds.len(), crashes_max).await?;
     Some(found.of(seed, size(&script)))
 }
 
@@ -151,10 +151,10 @@ pub(in super::super) async fn first_defect<P: Rounds>(
     None
 }
 
-struct Play<'a> {
+struct Replay<'a> {
     script: &'a Script,
     memory: Arc<MemoryStore>,
-    outside: Outside,
+    world: SharedWorld,
     run: RunId,
     /// The steps of the definition in force.
     steps: Steps,
@@ -173,7 +173,7 @@ struct PendingRequest {
     adopt: Option<Adoption>,
 }
 
-impl Rounds for Play<'_> {
+impl Rounds for Replay<'_> {
     async fn play(&mut self, round: usize, crash: Option<Crash>) -> Vec<String> {
         let round = &self.script.rounds[round];
         let mut found = self.round(round, crash).await;
@@ -188,12 +188,12 @@ impl Rounds for Play<'_> {
     }
 }
 
-impl<'a> Play<'a> {
+impl<'a> Replay<'a> {
     fn new(script: &'a Script) -> Self {
         Self {
             script,
             memory: Arc::new(MemoryStore::new()),
-            outside: Outside::new(script.steps.clone()),
+            world: SharedWorld::new(script.steps.clone()),
             steps: script.steps.clone(),
             accepted: BTreeMap::new(),
             request: PendingRequest::default(),
@@ -202,9 +202,9 @@ impl<'a> Play<'a> {
         }
     }
 
-    async fn round(&mut self, round: &Round, crash: Option<Crash>) -> Vec<String> {
+    async fn round(&mut self, round: &ScriptRound, crash: Option<Crash>) -> Vec<String> {
         let before = {
-            let mut world = self.outside.lock();
+            let mut world = self.world.lock();
             world.files.retain(|file, _| !round.lost.contains(file));
             world.hidden.extend(round.hidden.clone());
             world.executed.len()
@@ -214,8 +214,8 @@ impl<'a> Play<'a> {
         if let Err(why) = self.rest(crash).await {
             return vec![why];
         }
-        let mut found = self.outside.lock().check();
-        let executed = self.outside.lock().executed.len();
+        let mut found = self.world.lock().check();
+        let executed = self.world.lock().executed.len();
         if crash.is_none() {
             found.extend(self.compare(&round.expected, before));
         }
@@ -228,15 +228,15 @@ impl<'a> Play<'a> {
             if let Err(why) = self.rest(None).await {
                 return vec![why];
             }
-            let again = self.outside.lock().executed[executed..].to_vec();
+            let again = self.world.lock().executed[executed..].to_vec();
             found.extend(again.iter().map(|path| format!("{path:?} ran in a second resume")));
         }
         found
     }
 
     /// Makes the request of a round pending.
-    fn take_request(&mut self, round: &Round) {
-        let mut world = self.outside.lock();
+    fn take_request(&mut self, round: &ScriptRound) {
+        let mut world = self.world.lock();
         match &round.request {
             Request::From(path) => {
                 let step = StepId::new(&path.step).expect("generated names are ids");
@@ -250,8 +250,8 @@ impl<'a> Play<'a> {
                 world.allow(path.clone());
             }
             Request::Adopt(adoption) => {
-                let before = Driven::new(self.steps.clone(), self.outside.clone());
-                let after = Driven::new(adoption.steps.clone(), self.outside.clone());
+                let before = Driven::new(self.steps.clone(), self.world.clone());
+                let after = Driven::new(adoption.steps.clone(), self.world.clone());
                 let old = before.shape().definition(None);
                 for print in &old.steps {
                     let name = print.id.as_str();
@@ -284,7 +284,7 @@ impl<'a> Play<'a> {
 
     /// Makes a dry run of the next resume; returns `None` before the run is created.
     async fn dry_run(&self) -> Result<Option<DryRun>, String> {
-        let driven = Driven::new(self.steps.clone(), self.outside.clone());
+        let driven = Driven::new(self.steps.clone(), self.world.clone());
         let PendingRequest { from, adopt } = self.request.clone();
         let options =
             || ResumeOptions { from: from.clone(), adopt: adopt.clone(), ..ResumeOptions::default() };
@@ -297,7 +297,7 @@ impl<'a> Play<'a> {
     /// Compares the executions of a round with the preceding dry run. A planned start with an unknown input
     /// may become a reuse.
     fn check_plan(&self, plan: &DryRun, before: usize) -> Vec<String> {
-        let executed: BTreeSet<StepPath> = self.outside.lock().executed[before..].iter().cloned().collect();
+        let executed: BTreeSet<StepPath> = self.world.lock().executed[before..].iter().cloned().collect();
         let mut allowed = BTreeSet::new();
         let mut found = Vec::new();
         for (branch, step, is_known) in plan.starts() {
@@ -315,7 +315,7 @@ impl<'a> Play<'a> {
     /// Compares the executions of a round with the model.
     fn compare(&self, expected: &[StepPath], before: usize) -> Vec<String> {
         let mut difference: BTreeMap<StepPath, i64> = BTreeMap::new();
-        for path in &self.outside.lock().executed[before..] {
+        for path in &self.world.lock().executed[before..] {
             *difference.entry(path.clone()).or_default() += 1;
         }
         for path in expected {
@@ -331,7 +331,7 @@ impl<'a> Play<'a> {
 
     /// Resumes the run, session by session, until it is complete.
     async fn rest(&mut self, mut crash: Option<Crash>) -> Result<(), String> {
-        self.outside.lock().retries_all = false;
+        self.world.lock().retries_all = false;
         for _ in 0..SESSIONS_MAX {
             let store = FaultyStore::around(self.memory.clone());
             if let Some(Crash { call, fault }) = crash.take() {
@@ -364,7 +364,7 @@ impl<'a> Play<'a> {
 
     /// Records the decision of a person to rerun all steps in doubt, now and in the next sessions.
     fn decide(&self, questions: &[Decision]) {
-        let mut world = self.outside.lock();
+        let mut world = self.world.lock();
         world.retries_all = true;
         for question in questions {
             let scope = scope_of(&question.branch);
@@ -374,7 +374,7 @@ impl<'a> Play<'a> {
 
     /// Creates the run without a finished step.
     async fn create(&self) -> Result<(), String> {
-        let driven = Driven::new(self.steps.clone(), self.outside.clone());
+        let driven = Driven::new(self.steps.clone(), self.world.clone());
         let engine = self.engine(self.memory.clone());
         let stop = waypost::engine::StopHandle::default();
         stop.stop(waypost::engine::StopLevel::Graceful, "the player");
@@ -384,8 +384,8 @@ impl<'a> Play<'a> {
     }
 
     fn engine(&self, store: Arc<dyn waypost::store::Store>) -> Engine {
-        let outside = self.outside.clone();
-        let read = move |file: &str| match outside.lock().files.get(file) {
+        let world = self.world.clone();
+        let read = move |file: &str| match world.lock().files.get(file) {
             Some(Content::Number(number)) => Some(*number),
             _ => None,
         };
@@ -394,14 +394,14 @@ impl<'a> Play<'a> {
 
     /// Resumes until the planned crash; returns the outcome if the session ends before.
     async fn session(&self, store: &Arc<FaultyStore>) -> Option<Result<Outcome<State>, RunError>> {
-        let driven = Driven::new(self.steps.clone(), self.outside.clone());
+        let driven = Driven::new(self.steps.clone(), self.world.clone());
         let engine = self.engine(store.clone());
-        let outside = self.outside.clone();
+        let world = self.world.clone();
         let settle = move |state: &mut State, doubtful: &waypost::engine::Doubtful| {
-            outside.lock().allow(StepPath::new(state.scope(), doubtful.step.as_str()));
+            world.lock().allow(StepPath::new(state.scope(), doubtful.step.as_str()));
             Ok(TreatAs::Retry)
         };
-        let retries_all = self.outside.lock().retries_all;
+        let retries_all = self.world.lock().retries_all;
         let on_doubt = if retries_all { OnDoubt::Retry } else { OnDoubt::Settle(Settle(Box::new(settle))) };
         let PendingRequest { from, adopt } = self.request.clone();
         let options = ResumeOptions { from, adopt, on_doubt, ..ResumeOptions::default() };
@@ -444,6 +444,6 @@ impl<'a> Play<'a> {
             }
         }
         let count = |path: &StepPath| recorded.get(path).copied().unwrap_or(0);
-        self.outside.lock().lose_ends(count);
+        self.world.lock().lose_ends(count);
     }
 }

@@ -10,13 +10,13 @@ use waypost::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, OnFailure, Performed, Program, Recovered,
     Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
-use waypost::record::{Claim, Ending, FORMAT, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
+use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
 use waypost::store::Lease;
 use waypost::{BranchPath, Digest, RunId, StepId};
 
 use super::super::definition::{Definition, Kind, MAIN, Name, Step, StepPath, Steps, children};
-use super::outside::{Given, KIND, Outside};
+use super::shared_world::{Given, KIND, SharedWorld};
 
 /// Parallel steps: two are enough for every relevant order of ends.
 const PARALLEL_MAX: usize = 2;
@@ -61,36 +61,19 @@ pub(super) struct Job {
 pub(super) struct Driven {
     shape: Shape,
     definition: Definition,
-    outside: Outside,
+    world: SharedWorld,
 }
 
 impl Driven {
-    pub(super) fn new(steps: Steps, outside: Outside) -> Self {
+    pub(super) fn new(steps: Steps, world: SharedWorld) -> Self {
         let shape = shape_of(&steps, &mut 0);
-        Self { shape, definition: Definition::new(steps), outside }
+        Self { shape, definition: Definition::new(steps), world }
     }
 
     /// Returns the record of a run.
     pub(super) fn record(&self, run: &RunId) -> RunRecord {
-        RunRecord {
-            v: FORMAT,
-            run: run.clone(),
-            workflow: "reference".to_owned(),
-            definition: self.shape.definition(None),
-            path: None,
-            base: None,
-            params: serde_json::Map::new(),
-            env: BTreeMap::new(),
-            labels: BTreeMap::new(),
-            settings: serde_json::Map::new(),
-            config: serde_json::Map::new(),
-            durability: waypost::record::Durability::Sync,
-            retention: None,
-            parent: None,
-            tool: "reference".to_owned(),
-            actor: String::new(),
-            created_at: jiff::Timestamp::UNIX_EPOCH,
-        }
+        let record = RunRecord::new(run.clone(), "reference", jiff::Timestamp::UNIX_EPOCH);
+        RunRecord { definition: self.shape.definition(None), ..record }
     }
 
     fn step(&self, step_ref: StepRef<'_>, state: &State) -> Arc<Step> {
@@ -254,7 +237,7 @@ impl Program for Driven {
         true
     }
 
-    fn gave(&self, step_ref: StepRef<'_>, state: &State) -> Option<Value> {
+    fn output_of(&self, step_ref: StepRef<'_>, state: &State) -> Option<Value> {
         let id = step_ref.step.id.as_str();
         state.outputs.get(id).map(|output| json!([output, state.joined.get(id)]))
     }
@@ -285,7 +268,7 @@ impl Program for Driven {
                 Err(failure) => return Performed::Failed { failure, report: StepReport::default() },
             },
             None => {
-                let output = self.outside.lock().execute(&given);
+                let output = self.world.lock().execute(&given);
                 let file = given.step.file_in(&given.path.scope);
                 let pack = file.map(|file| Pack::all([Claim::new(KIND, &*file).pinning()]));
                 let evidence = match &pack {

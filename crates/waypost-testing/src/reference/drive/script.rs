@@ -14,7 +14,7 @@ use crate::random::seed::Seeded;
 
 /// The changes before a round, and the expected executions.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Round {
+pub(super) struct ScriptRound {
     /// Lost files.
     pub lost: Vec<Name>,
     /// Changed hidden inputs.
@@ -29,7 +29,7 @@ pub(super) struct Round {
 #[derive(Debug, Clone)]
 pub(super) struct Script {
     pub steps: Steps,
-    pub rounds: Vec<Round>,
+    pub rounds: Vec<ScriptRound>,
 }
 
 const ROUNDS: u64 = 4;
@@ -53,7 +53,7 @@ impl Script {
     pub(super) fn of(seed: u64, level: Level, requests: Requests) -> Result<Self, Halt> {
         let mut random = Seeded::new(seed);
         let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
-        Self::of_steps(seed, random, (steps, requests))
+        Self::of_steps(seed, random, steps, requests)
     }
 
     /// Returns the script of a seed for the built command, where a workflow file reads only outputs of
@@ -64,16 +64,17 @@ impl Script {
     pub(super) fn of_command(seed: u64, level: Level) -> Result<Self, Halt> {
         let mut random = Seeded::new(seed);
         let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
-        Self::of_steps(seed, random, (for_command(&steps, false), Requests::None))
+        let steps = for_command(&steps, false);
+        Self::of_steps(seed, random, steps, Requests::None)
     }
 
-    fn of_steps(seed: u64, mut random: Seeded, (steps, requests): (Steps, Requests)) -> Result<Self, Halt> {
+    fn of_steps(seed: u64, mut random: Seeded, steps: Steps, requests: Requests) -> Result<Self, Halt> {
         let mut model =
             Engine::new(steps.clone(), FailurePolicy::KeepGoing, Rules::default(), Seeded::new(!seed));
         model.confirm_percent = 0;
         let mut rounds = Vec::new();
         for number in 0..2 + random.below(ROUNDS - 1) {
-            let mut round = Round::default();
+            let mut round = ScriptRound::default();
             if number > 0 {
                 round = trouble(&mut random, &model, &steps);
             }
@@ -92,7 +93,7 @@ impl Script {
     }
 }
 
-fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> Round {
+fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> ScriptRound {
     let files = model.world.files.keys();
     let lost = files.filter(|_| chance(random, 25)).cloned().collect();
     let mut hidden = BTreeMap::new();
@@ -101,7 +102,7 @@ fn trouble(random: &mut Seeded, model: &Engine, steps: &Steps) -> Round {
             hidden.insert(leaf.id.clone(), one_of(random, &[0, 1, 2, 5]));
         }
     }
-    Round { lost, hidden, ..Round::default() }
+    ScriptRound { lost, hidden, ..ScriptRound::default() }
 }
 
 /// Returns the request of a person: nothing, a rerun from a step, or an edit of steps of the main scope, whose

@@ -59,7 +59,7 @@ impl<P: Program> Session<'_, P> {
             let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
                 // The next sound record below continues, as in `heads`.
                 Err(StoreError::Damaged { older, .. }) => {
-                    return self.behind_damage(id, place, chain, (since, older)).await;
+                    return self.child_after_damage(id, place, chain, (since, older)).await;
                 }
                 record => record?,
             };
@@ -135,7 +135,7 @@ impl<P: Program> Session<'_, P> {
     /// Enters a child again whose newest record is damaged: sound results are reusable, and steps with `idempotent:
     /// false` that the lost records may have started are in doubt. A child of this fan-out keeps its epoch: a rerun of
     /// lost work is not a requested rerun.
-    async fn behind_damage(
+    async fn child_after_damage(
         &mut self,
         id: ScopeId,
         place: usize,

@@ -242,10 +242,10 @@ impl<P: Program> Program for DryProgram<'_, P> {
     }
 
     /// Returns for an unknown result a value unequal to all real results.
-    fn gave(&self, step_ref: StepRef<'_>, state: &P::State) -> Option<Value> {
+    fn output_of(&self, step_ref: StepRef<'_>, state: &P::State) -> Option<Value> {
         match self.is_unknown(step_ref.branch, &step_ref.step.id) {
             true => Some(json!({ "unknown result of": [step_ref.branch.as_str(), step_ref.step.id] })),
-            false => self.inner.gave(step_ref, state),
+            false => self.inner.output_of(step_ref, state),
         }
     }
 
@@ -351,7 +351,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
                 if let Some(follow) = self.next_pass(step_ref, state) {
                     return Ok(follow);
                 }
-                let was_done = self.inner.gave(step_ref, state).is_some();
+                let was_done = self.inner.output_of(step_ref, state).is_some();
                 if was_done
                     && let Ok((follow, _)) = self.inner.settle_as_done(step_ref, state, KnownOutputs::InState)
                 {

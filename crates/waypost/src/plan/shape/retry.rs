@@ -59,18 +59,6 @@ impl Retry {
         Self { delay, ..self }
     }
 
-    /// Sets the longest pause.
-    #[must_use]
-    pub fn up_to(self, delay_max: Duration) -> Self {
-        Self { delay_max, ..self }
-    }
-
-    /// Disables jitter.
-    #[must_use]
-    pub fn without_jitter(self) -> Self {
-        Self { jitter: false, ..self }
-    }
-
     /// Returns the pause after the `failures`-th failure (from 1), or `None` if all retries are used.
     ///
     /// `random` is between 0 and 1.

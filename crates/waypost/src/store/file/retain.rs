@@ -68,7 +68,7 @@ fn goes(kept: &Kept, branch: &BranchPath, seq: u64) -> bool {
 impl Writer {
     /// Drops old states above the limit `keep`.
     pub(super) fn rotate(&mut self, keep: u32) -> Result<(), StoreError> {
-        let rotated = self.let_go(keep).map(|trimmed| {
+        let rotated = self.trim_bodies(keep).map(|trimmed| {
             self.rotated.checkpoints += trimmed.checkpoints;
             self.rotated.bytes += trimmed.bytes;
         });
@@ -76,9 +76,9 @@ impl Writer {
         rotated
     }
 
-    /// As [`let_go`](Self::let_go). The result includes earlier rotations since the last call.
+    /// As [`trim_bodies`](Self::trim_bodies). The result includes earlier rotations since the last call.
     pub(super) fn trim(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
-        let Trimmed { checkpoints, bytes } = self.let_go(keep)?;
+        let Trimmed { checkpoints, bytes } = self.trim_bodies(keep)?;
         let before = std::mem::take(&mut self.rotated);
         Ok(Trimmed { checkpoints: before.checkpoints + checkpoints, bytes: before.bytes + bytes })
     }
@@ -87,7 +87,7 @@ impl Writer {
     ///
     /// A commit file without a remaining body is removed, once its headers are durable in the journal. The newest
     /// sound file of each branch always stays, since it marks the end of the branch. Damaged files stay too.
-    fn let_go(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
+    fn trim_bodies(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
         self.check_unpoisoned()?;
         self.sync_all()?;
         let Surplus { trimmed, removed, rewritten, kept } = self.reader().surplus(keep)?;

@@ -5,13 +5,11 @@ use super::*;
 // Bug: damage removed the end of a branch after its siblings had been joined. The join still started, and read an
 // unfinished branch.
 #[tokio::test]
-async fn a_branch_whose_end_is_damaged_goes_on_before_its_join_starts_again() {
+async fn a_branch_with_a_damaged_end_resumes_before_its_join() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.fork();
-    stage
-        .crash(&mut world, "merge", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-        .await;
+    stage.crash_run(&mut world, &graph, "merge").await;
     stage.said();
     world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 3, Part::Header);
 
@@ -28,15 +26,11 @@ async fn a_branch_whose_newest_record_is_damaged_falls_back_alone() {
         let mut world = World::memory();
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         stage.said();
         world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 2, part);
 
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "a2").await;
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
         assert_eq!(stage.said(), ["a", "a2", "a2", "merge", "after"], "{part:?}");
@@ -47,23 +41,19 @@ async fn a_branch_whose_newest_record_is_damaged_falls_back_alone() {
 // Bug: the record of the main branch that opened the fork was damaged. The step before it ran again, and its
 // branches were opened as new ones, which the store always refused.
 #[tokio::test]
-async fn damage_to_the_record_that_opened_a_fork_leaves_a_run_that_goes_on() {
+async fn a_damaged_opening_of_a_fork_leaves_a_resumable_run() {
     for seqs in [&[2][..], &[3], &[2, 3]] {
         let mut world = World::memory();
         let stage = Stage::default();
         let graph = stage.fork();
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "a2").await;
         stage.said();
         let main = world.records().await.iter().filter(|line| line.starts_with("main@")).count() as u64;
         for seq in seqs.iter().filter(|seq| **seq <= main) {
             world.below().damage(&run_id(), &"main".parse().unwrap(), *seq, Part::Header);
         }
 
-        stage
-            .crash(&mut world, "a2", async |world| world.engine.resume(&graph, "r").into_future().await)
-            .await;
+        stage.crash_resume(&mut world, &graph, "a2").await;
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
         assert_eq!(outcome.state.done, ["plan", "a=a+a2", "b=b", "after"], "{seqs:?}");
@@ -78,9 +68,7 @@ async fn damage_to_the_record_of_a_page_redoes_no_finished_item() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = squares(&stage, 2_100, |each| each).build().unwrap();
-    stage
-        .crash(&mut world, "n1500", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-        .await;
+    stage.crash_run(&mut world, &graph, "n1500").await;
     let before = stage.said();
     let main: Vec<_> = world.records().await.into_iter().filter(|line| line.starts_with("main@")).collect();
     assert!(main.last().unwrap().contains("progress"), "{main:?}");
@@ -96,11 +84,11 @@ async fn damage_to_the_record_of_a_page_redoes_no_finished_item() {
 }
 
 #[tokio::test]
-async fn a_branch_of_which_nothing_is_sound_stops_the_run_until_somebody_goes_back() {
+async fn a_branch_without_sound_records_needs_a_rollback() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = stage.fork();
-    stage.crash(&mut world, "a", async |world| world.engine.run(&graph, "r", Notes::default()).await).await;
+    stage.crash_run(&mut world, &graph, "a").await;
     world.below().damage(&run_id(), &"plan:a".parse().unwrap(), 1, Part::Header);
     stage.said();
 
@@ -114,14 +102,12 @@ async fn a_branch_of_which_nothing_is_sound_stops_the_run_until_somebody_goes_ba
 }
 
 #[tokio::test]
-async fn frozen_items_that_are_missing_or_altered_are_never_another_list() {
+async fn missing_or_altered_frozen_items_are_never_another_list() {
     for altered in [None, Some("n2"), Some("n")] {
         let mut world = World::folder();
         let stage = Stage::default();
         let graph = squares(&stage, 3, |each| each.max_parallel(1)).build().unwrap();
-        stage
-            .crash(&mut world, "n1", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "n1").await;
         stage.said();
         let found = find_items(world.path()).expect("the items are frozen in a file");
         match altered {
@@ -148,7 +134,7 @@ fn find_items(folder: &std::path::Path) -> Option<std::path::PathBuf> {
 }
 
 #[tokio::test]
-async fn an_item_that_cannot_be_read_back_fails_before_any_of_its_page_begins() {
+async fn an_undecodable_item_fails_before_its_page_starts() {
     let world = World::memory();
     let stage = Stage::default();
     let work = stage.clone();

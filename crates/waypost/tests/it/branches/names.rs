@@ -36,9 +36,7 @@ async fn a_fork_right_behind_items_has_branches_of_its_own() {
         for mut world in World::each() {
             let stage = Stage::default();
             let graph = forks_behind_items(&stage);
-            stage
-                .crash(&mut world, at, async |world| world.engine.run(&graph, "r", Notes::default()).await)
-                .await;
+            stage.crash_run(&mut world, &graph, at).await;
             stage.said();
 
             let outcome = world.engine.resume(&graph, "r").await.unwrap();

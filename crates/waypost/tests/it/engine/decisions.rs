@@ -94,7 +94,7 @@ async fn a_changed_graph_is_refused_unless_adopted() {
 }
 
 #[tokio::test]
-async fn an_adopted_change_runs_again_what_it_touches_and_everything_after() {
+async fn an_adopted_change_reruns_changed_and_downstream_steps() {
     // Bug: a run could not resume with a changed file after one of the changed steps had finished. Cause: a
     // position carried over only if all finished steps were unchanged. Fix: changed steps and their downstream
     // steps are reopened in a new epoch; all other steps stay.

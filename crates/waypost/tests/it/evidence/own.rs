@@ -117,7 +117,7 @@ fn a_pack_that_can_never_hold_is_refused() {
 }
 
 #[tokio::test]
-async fn a_file_counts_once_by_its_path_from_the_base_and_from_the_root() {
+async fn a_file_counts_once_by_relative_and_absolute_path() {
     let outer = folder();
     let base = outer.path().join("base");
     symlink(&base, outer.path().join("link")).unwrap();

@@ -52,7 +52,7 @@ async fn evidence_that_was_not_pinned_is_not_accepted() {
 }
 
 #[tokio::test]
-async fn evidence_of_a_branch_and_of_a_step_that_must_not_be_repeated_is_accepted() {
+async fn evidence_of_a_branch_and_of_a_careful_step_is_accepted() {
     let desk = Desk::new();
     let graph = Graph::<Work>::builder("fork")
         .step("plan", desk.notes())
@@ -139,7 +139,7 @@ async fn a_large_state_is_warned_of_once_and_by_step() {
 }
 
 #[tokio::test]
-async fn a_run_in_memory_that_is_dropped_gives_its_lease_back_as_a_crash_does() {
+async fn a_dropped_run_in_memory_releases_its_lease() {
     let desk = Desk::new();
     let hangs = desk.clone();
     let graph = Graph::<Work>::builder("hangs")

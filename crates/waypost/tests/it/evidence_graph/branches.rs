@@ -28,7 +28,7 @@ fn fork(desk: &Desk) -> Graph<Work> {
 }
 
 #[tokio::test]
-async fn a_step_of_a_joined_branch_runs_again_and_the_join_is_used_again() {
+async fn a_step_of_a_joined_branch_reruns_and_the_join_is_reused() {
     let desk = Desk::new();
     let graph = fork(&desk);
     desk.run(&graph).await;
@@ -70,7 +70,7 @@ async fn resume_until_again(desk: &Desk, graph: &Graph<Work>, step: &str) {
 // joined. The branch was to be restored to its end, and no step waited for it. Fix: a joined branch counts as
 // ended, wherever it has gone since; a new join restores its end.
 #[tokio::test]
-async fn a_branch_that_went_back_and_that_nobody_waits_for_any_more_stands_at_its_end() {
+async fn a_rewound_branch_of_no_opener_stays_at_its_end() {
     for lost in [&[][..], &["a.txt"], &["b.txt"], &["a.txt", "b.txt"]] {
         let desk = Desk::new();
         let graph = fork(&desk);
@@ -235,7 +235,7 @@ async fn a_graph_inside_a_graph_is_checked() {
 }
 
 #[tokio::test]
-async fn a_step_before_a_fork_runs_again_and_the_branches_are_used_again() {
+async fn a_step_before_a_fork_reruns_and_branches_are_reused() {
     let desk = Desk::new();
     let join = desk.clone();
     let graph = Graph::<Work>::builder("fork")
@@ -264,7 +264,7 @@ async fn a_step_before_a_fork_runs_again_and_the_branches_are_used_again() {
 }
 
 #[tokio::test]
-async fn a_step_before_a_fork_under_way_runs_again_and_the_branches_go_on() {
+async fn a_step_before_an_open_fork_reruns_and_branches_resume() {
     let desk = Desk::new();
     let join = desk.clone();
     let graph = Graph::<Work>::builder("fork")
@@ -293,8 +293,6 @@ async fn a_step_before_a_fork_under_way_runs_again_and_the_branches_go_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_crash_at_any_write_of_doing_branches_again_is_survived() {
-    use crate::faulty::{Fault, FaultyStore};
-
     for fault in [Fault::DieBefore, Fault::DieAfter] {
         for nth in 1.. {
             let desk = Desk::new();
@@ -304,12 +302,7 @@ async fn a_crash_at_any_write_of_doing_branches_again_is_survived() {
             desk.remove("a.txt");
             desk.remove("b.txt");
 
-            let store = FaultyStore::around(desk.store.clone());
-            store.plan(nth, 1, fault);
-            let dying = Engine::new(store.clone()).with_base(desk.path());
-            let resume = dying.resume(&graph, "r").into_future();
-            let died = tokio::time::timeout(std::time::Duration::from_secs(3600), resume).await.is_err();
-            if !died {
+            if !desk.dies_in_resume(&graph, nth, fault).await {
                 assert!(nth > 3, "only {nth} writes");
                 break;
             }

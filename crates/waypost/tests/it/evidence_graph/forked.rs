@@ -42,7 +42,7 @@ async fn refuses(engine: &Engine, graph: &Graph<Work>, run: &str) {
 
 // The state of a graph is opaque: the fork has no input state for a step that ran in the source run.
 #[tokio::test]
-async fn what_was_done_before_a_fork_is_done_again_in_the_other_run_only() {
+async fn work_before_a_fork_reruns_only_in_the_other_run() {
     for (desk, store) in desks() {
         let (engine, graph) = (over(&desk, &store), desk.line());
         engine.run(&graph, "r", Work::default()).await.unwrap();

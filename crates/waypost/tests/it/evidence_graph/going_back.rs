@@ -27,7 +27,7 @@ fn keyed(desk: &Desk, keys: &Arc<Mutex<Vec<String>>>) -> Graph<Work> {
 // record of the rollback, with the epochs of that record. Fix: a rollback has its own record with the new epochs,
 // and the run is restored to that record.
 #[tokio::test]
-async fn a_step_that_is_gone_back_to_has_a_key_of_its_own_also_if_earlier_ones_are_done_again() {
+async fn a_rerun_after_a_rollback_has_its_own_key() {
     for lost in [&["a.txt"][..], &["b.txt"], &["a.txt", "b.txt"]] {
         for by_name in [true, false] {
             let (desk, keys) = (Desk::new(), Arc::default());
@@ -53,7 +53,7 @@ async fn a_step_that_is_gone_back_to_has_a_key_of_its_own_also_if_earlier_ones_a
 }
 
 #[tokio::test]
-async fn going_back_by_name_and_for_evidence_are_two_records_each_with_its_basis() {
+async fn rollbacks_by_name_and_for_evidence_have_two_bases() {
     let (desk, keys) = (Desk::new(), Arc::default());
     let graph = keyed(&desk, &keys);
     desk.run(&graph).await;

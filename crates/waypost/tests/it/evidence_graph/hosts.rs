@@ -22,7 +22,7 @@ fn line(desk: &Desk) -> Graph<Work> {
 }
 
 #[tokio::test]
-async fn a_claim_about_a_file_of_another_machine_is_neither_kept_nor_broken() {
+async fn a_claim_about_a_file_of_another_host_is_unknown() {
     let desk = Desk::new();
     let graph = line(&desk);
     let on = |host: &str| desk.engine().on_host(host);
@@ -48,7 +48,7 @@ async fn a_claim_about_a_file_of_another_machine_is_neither_kept_nor_broken() {
 }
 
 #[tokio::test]
-async fn who_knows_better_has_the_step_run_again_or_takes_what_is_there() {
+async fn a_person_reruns_or_accepts_a_step_with_broken_evidence() {
     for accepts in [false, true] {
         let desk = Desk::new();
         let graph = line(&desk);

@@ -45,7 +45,7 @@ async fn run_until(desk: &Desk, graph: &Graph<Work>, said: &str) {
 // Fix: after the end of a step, the claims skipped because of it are checked before any other start, except
 // claims that the step made itself.
 #[tokio::test]
-async fn what_a_cut_step_might_have_written_is_looked_at_once_it_has_ended() {
+async fn subjects_of_a_cut_step_are_verified_after_its_end() {
     let desk = Desk::new();
     let graph = pages(&desk);
     run_until(&desk, &graph, "page-3.txt").await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use waypost::disk::Disk;
 use waypost::store::StoreError;
-use waypost_testing::disk::{Action, Fault, Refusal, Sampling, SimDisk};
+use waypost_testing::disk::{Action, DiskFault, Refusal, Sampling, SimDisk};
 
 use super::{Program, Told, creates, disk_after, goes_on, promises, rotates, share};
 
@@ -19,9 +19,9 @@ const STATES_SHARE: usize = 7;
 const SHARE: usize = 61;
 
 /// Returns all errors, and writes that stop early.
-fn faults() -> impl Iterator<Item = Fault> {
-    let refusals = Refusal::ALL.into_iter().map(Fault::Refuse);
-    refusals.chain([1, 7, 100].map(Fault::ShortWrite))
+fn faults() -> impl Iterator<Item = DiskFault> {
+    let refusals = Refusal::ALL.into_iter().map(DiskFault::Refuse);
+    refusals.chain([1, 7, 100].map(DiskFault::ShortWrite))
 }
 
 /// The duration of a fault.
@@ -47,7 +47,7 @@ fn survives(start: &SimDisk, told: &Told, program: Program, illness: Illness) ->
     for (call, fault) in calls.flat_map(|call| faults().map(move |fault| (call, fault))).step_by(share(SHARE))
     {
         // An endless interruption is impossible; an interrupted call is repeated.
-        if matches!(illness, Illness::UntilHealed) && fault == Fault::Refuse(Refusal::Interrupted) {
+        if matches!(illness, Illness::UntilHealed) && fault == DiskFault::Refuse(Refusal::Interrupted) {
             continue;
         }
         let place = format!("{fault:?} at call {call} ({:?})", whole.calls()[usize::try_from(call).unwrap()]);
@@ -96,17 +96,17 @@ fn went_on_without_a_cut(told: &Told, disk: &SimDisk) -> Result<(), String> {
 }
 
 /// The error must name the fault; short writes cause no error.
-fn check_answer(answer: Result<(), StoreError>, fault: Fault) -> Result<(), String> {
+fn check_answer(answer: Result<(), StoreError>, fault: DiskFault) -> Result<(), String> {
     let Err(error) = answer else { return Ok(()) };
     let fits = match (&error, fault) {
-        (_, Fault::ShortWrite(_)) => false,
+        (_, DiskFault::ShortWrite(_)) => false,
         (
             StoreError::Full { .. } | StoreError::Create { .. },
-            Fault::Refuse(Refusal::Full | Refusal::OverQuota),
+            DiskFault::Refuse(Refusal::Full | Refusal::OverQuota),
         ) => true,
-        (_, Fault::Refuse(Refusal::Full | Refusal::OverQuota)) => false,
-        (StoreError::Io { .. } | StoreError::Create { .. }, Fault::Refuse(_)) => true,
-        (_, Fault::Refuse(_)) => false,
+        (_, DiskFault::Refuse(Refusal::Full | Refusal::OverQuota)) => false,
+        (StoreError::Io { .. } | StoreError::Create { .. }, DiskFault::Refuse(_)) => true,
+        (_, DiskFault::Refuse(_)) => false,
     };
     if fits { Ok(()) } else { Err(format!("an answer that says something else: {error:?}")) }
 }
@@ -137,7 +137,7 @@ fn a_failed_sync_is_not_tried_again() {
 
     for (call, made) in syncs.filter(|(_, made)| matches!(made.action, Action::Sync | Action::SyncDir)) {
         let disk = start.fork();
-        disk.fail(call, Fault::Refuse(Refusal::Broken));
+        disk.fail(call, DiskFault::Refuse(Refusal::Broken));
         let answer = goes_on(Arc::new(disk.clone()) as Arc<dyn Disk>, &mut told.clone());
 
         assert!(answer.is_err(), "{made:?} failed and nobody was told");

@@ -8,7 +8,7 @@ use waypost::disk::Disk as _;
 use waypost::file::FileStore;
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Batch, Damage, Head, Page, Scan, Scanned, Store, StoreError};
-use waypost_testing::disk::{Action, DiskCall, Fault, Refusal, Sampling, SimDisk, first_loss};
+use waypost_testing::disk::{Action, DiskCall, DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::picture::scan_all;
 use waypost_testing::records::{Links, branch, holder, run_record, sealed};
 
@@ -53,7 +53,7 @@ fn missed(head: &Head) -> Vec<u64> {
 // What stops it: `checkpoint.json`, the lease and the sidecars are witnesses of newer commits (file/tail_check.rs).
 
 #[test]
-fn the_newest_file_taken_away_is_read_from_its_copy_and_written_again() {
+fn a_removed_newest_file_is_restored_from_its_copy() {
     let (disk, told) = disk_after(&[creates, goes_on]);
     take_away(&disk, [commit_file(3)]);
 
@@ -87,7 +87,7 @@ fn bytes_of(disk: &SimDisk, path: &Path) -> Vec<u8> {
 // intact. Cause: the copy was used only for a missing file, not for a damaged file. Fix: the copy replaces both;
 // damage is reported, and quarantined by the next writer.
 #[test]
-fn the_newest_file_damaged_is_read_from_its_copy_where_that_is_another_file() {
+fn a_damaged_newest_file_is_read_from_its_copy() {
     let damages: [fn(&mut Vec<u8>); 3] =
         [|bytes| bytes[300] ^= 1, |bytes| bytes.truncate(200), |bytes| bytes.clear()];
     for damage in damages {
@@ -197,7 +197,7 @@ fn no_silent_fresh_start() {
 }
 
 #[test]
-fn whatever_newest_files_are_taken_away_is_told_unless_a_crash_could_have_done_it() {
+fn removed_newest_files_are_reported_unless_a_crash_fits() {
     let mut told_of = 0;
     let cases = (1..=4_u64).flat_map(|count| (0..8_u32).map(move |bits| (count, bits)));
     for (count, bits) in cases {
@@ -364,7 +364,7 @@ fn a_copy_of_what_was_moved_aside_is_not_believed() {
 }
 
 #[test]
-fn a_commit_that_only_the_cache_has_is_not_missed_after_a_power_cut() {
+fn a_commit_only_in_cache_is_not_missed_after_a_power_cut() {
     // The sync of the folder fails after the commit has its name: the file is visible until a power cut.
     let (start, told) = disk_after(&[creates]);
     let whole = start.fork();
@@ -373,7 +373,7 @@ fn a_commit_that_only_the_cache_has_is_not_missed_after_a_power_cut() {
     let calls = whole.calls();
     let named = calls.iter().rposition(|call| is_named(&call)).unwrap();
     let synced = calls[named..].iter().position(|call| call.action == Action::SyncDir).unwrap() + named;
-    start.fail(u64::try_from(synced).unwrap(), Fault::Refuse(Refusal::Broken));
+    start.fail(u64::try_from(synced).unwrap(), DiskFault::Refuse(Refusal::Broken));
     let mut told = told.clone();
     assert!(goes_on(Arc::new(start.clone()), &mut told).is_err());
     start.heal();

@@ -7,7 +7,7 @@ fn problem(builder: waypost::graph::Builder<Notes>) -> String {
 }
 
 #[test]
-fn a_graph_that_cannot_be_is_refused_by_the_names_of_steps_and_edges() {
+fn an_invalid_graph_is_refused_by_names_of_steps_and_edges() {
     let trace = Trace::default();
     let two = || Graph::builder("g").step("a", note(&trace)).step("b", note(&trace));
 

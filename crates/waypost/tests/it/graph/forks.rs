@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_fork_runs_its_branches_and_the_join_sees_each_under_the_state_before() {
+async fn a_fork_runs_branches_and_the_join_sees_each_state() {
     let rig = Rig::new();
 
     let outcome = rig.engine.run(&fork(&rig.trace, false), "r", Notes::default()).await.unwrap();
@@ -69,7 +69,7 @@ fn failing_fork(trace: &Trace, broken: &Arc<Mutex<bool>>, collect: bool) -> Grap
 }
 
 #[tokio::test]
-async fn a_failed_branch_cancels_its_siblings_and_a_resume_takes_up_both() {
+async fn a_failed_branch_cancels_siblings_and_a_resume_runs_both() {
     let rig = Rig::new();
     let broken = Arc::new(Mutex::new(true));
     let graph = failing_fork(&rig.trace, &broken, false);
@@ -175,7 +175,7 @@ async fn a_graph_inside_a_graph_has_a_state_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_fan_out_begun_again_works_on_every_item_anew_and_repeats_none_after_a_crash() {
+async fn a_restarted_fan_out_runs_each_item_once_after_a_crash() {
     // Given a fan-out of two pages that crashed in its second page, began again after a rollback, and crashed
     // again.
     let rig = Rig::new();

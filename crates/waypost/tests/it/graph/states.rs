@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_state_that_json_would_change_is_refused_by_its_field_before_anything_is_lost() {
+async fn a_state_that_json_would_change_is_refused_by_its_field() {
     #[derive(Debug, Clone, Serialize, Deserialize)]
     struct Price {
         items: Vec<f64>,

@@ -75,7 +75,7 @@ async fn a_checkpoint_shows_its_state() {
 }
 
 #[tokio::test]
-async fn a_changed_graph_is_told_step_by_step_and_adopted_only_on_request() {
+async fn a_changed_graph_is_reported_and_adopted_on_request() {
     let rig = Rig::new();
     let graph = line(&rig.trace);
     rig.crash_at(rig.engine.run(&graph, "r", Notes::default()).into_future(), "b").await;
@@ -139,7 +139,7 @@ async fn configuration_is_merged_deep_and_stays() {
 }
 
 #[tokio::test]
-async fn a_run_starts_from_a_file_and_a_file_of_another_graph_is_refused() {
+async fn a_run_starts_from_a_file_of_the_same_graph_only() {
     let rig = Rig::new();
     let graph = line(&rig.trace);
     rig.engine.run(&graph, "r", Notes::default()).await.unwrap();

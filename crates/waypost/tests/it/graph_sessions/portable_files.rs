@@ -39,7 +39,7 @@ fn rewritten(text: &[u8], from: &str, to: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_file_has_the_state_the_step_the_config_the_time_and_the_version() {
+async fn a_file_has_state_step_config_time_and_version() {
     let world = World::memory();
     let stage = Stage::default();
 
@@ -187,7 +187,7 @@ async fn resumed(disk: &SimDisk) -> Outcome {
 }
 
 #[test]
-fn every_flipped_bit_and_every_cut_of_a_stored_run_leads_to_the_same_end_or_is_refused() {
+fn each_flipped_bit_or_cut_of_a_run_is_harmless_or_refused() {
     let disk = SimDisk::with_folder("store");
     block_on(async {
         let stage = Stage::default();
@@ -248,7 +248,7 @@ async fn the_version_of_a_file_is_checked_and_both_versions_are_named() {
 }
 
 #[tokio::test]
-async fn the_version_of_a_state_is_checked_and_both_versions_are_named() {
+async fn another_state_version_is_refused_with_both_versions() {
     let migrations = |to: u32| {
         let all = (0..to).fold(waypost::schema::Migrations::builder(), |all, from| all.add(from, |_| Ok(())));
         all.build().unwrap()

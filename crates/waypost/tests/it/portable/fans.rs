@@ -56,7 +56,7 @@ async fn children_come_along_with_their_newest_checkpoints() {
 }
 
 #[tokio::test]
-async fn a_graph_that_was_killed_amid_a_fan_out_is_exported_with_its_children() {
+async fn a_graph_killed_during_a_fan_out_exports_its_children() {
     // Given a graph that dies at item 5 of 20.
     let store = Arc::new(MemoryStore::new());
     let reached = Arc::new(Notify::new());

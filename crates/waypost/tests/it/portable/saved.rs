@@ -82,7 +82,7 @@ async fn a_disk_error_at_any_call_is_told_and_leaves_what_was_before() {
     for call in first..whole.call_count() {
         for refusal in Refusal::ALL {
             let disk = taken.fork();
-            disk.fail(call, Fault::Refuse(refusal));
+            disk.fail(call, DiskFault::Refuse(refusal));
             let saved = portable.save_to(&disk, path, SaveMode::Replace);
             disk.heal();
             let there = found(&disk, path, &portable, Some(&old)).unwrap();
@@ -92,7 +92,7 @@ async fn a_disk_error_at_any_call_is_told_and_leaves_what_was_before() {
             told += usize::from(saved.is_err());
         }
         let disk = taken.fork();
-        disk.fail(call, Fault::ShortWrite(7));
+        disk.fail(call, DiskFault::ShortWrite(7));
         portable.save_to(&disk, path, SaveMode::Replace).unwrap();
         assert!(found(&disk, path, &portable, None).unwrap());
     }

@@ -115,7 +115,7 @@ async fn a_state_that_retention_dropped_is_not_gone_back_to() {
 }
 
 #[tokio::test]
-async fn what_a_rollback_undid_is_no_candidate_any_more_but_can_be_gone_to() {
+async fn undone_work_is_no_candidate_but_a_rollback_target() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let a = step(&rig, &recorder, "a", 1).await;
@@ -255,7 +255,7 @@ async fn nothing_sound_left_is_said_and_nothing_is_begun_anew() {
 }
 
 #[tokio::test]
-async fn a_state_of_a_newer_schema_is_refused_and_an_older_one_keeps_its_number() {
+async fn a_newer_schema_is_refused_and_an_older_keeps_its_number() {
     let rig = Rig::new();
     let recorder = rig.create_with(rig.options().with_schema(2)).await;
     let a = step(&rig, &recorder, "a", 1).await;

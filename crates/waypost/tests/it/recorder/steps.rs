@@ -320,7 +320,7 @@ async fn many_tasks_share_a_recorder() {
 }
 
 #[tokio::test]
-async fn a_step_that_failed_by_itself_keeps_its_error_and_the_state_from_before() {
+async fn a_failed_step_keeps_its_error_and_its_input_state() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let begun = recorder.begin_step(begin("ask")).await.unwrap();

@@ -83,7 +83,7 @@ async fn what_has_no_evidence_cannot_be_verified() {
 /// Bug: a file that a later step rewrote correctly made every older checkpoint fail. Cause: each checkpoint was
 /// checked against its own digest. Fix: a claim is checked in the version of the newest step that makes it.
 #[tokio::test]
-async fn a_file_that_a_later_step_rewrote_does_not_condemn_the_older_one() {
+async fn a_file_rewritten_by_a_later_step_keeps_the_older_end() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let older = step(&rig, &recorder, "a", 1).await;
@@ -170,7 +170,7 @@ async fn a_claim_that_never_held_is_not_saved_by_a_newer_one() {
 }
 
 #[tokio::test]
-async fn a_file_that_a_cut_step_was_rewriting_is_not_judged_by_older_pins() {
+async fn a_file_rewritten_by_a_cut_step_ignores_older_pins() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let older = step(&rig, &recorder, "a", 1).await;
@@ -186,7 +186,7 @@ async fn a_file_that_a_cut_step_was_rewriting_is_not_judged_by_older_pins() {
 }
 
 #[tokio::test]
-async fn the_last_verified_checkpoint_is_checked_now_and_not_remembered() {
+async fn the_last_verified_checkpoint_is_verified_now() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let a = step(&rig, &recorder, "a", 1).await;
@@ -314,7 +314,7 @@ impl Probe for Slow {
 }
 
 #[tokio::test(start_paused = true)]
-async fn evidence_that_cannot_be_checked_fails_the_step_and_is_never_ok() {
+async fn uncheckable_evidence_fails_the_step_and_is_never_ok() {
     let rig = Rig::new();
     let probe = Arc::new(Slow(AtomicU32::new(100)));
     let verifier = Verifier::new().with_probe(probe.clone()).with_limits(hasty());
@@ -359,7 +359,7 @@ async fn checkpoints_are_listed_in_pages_by_seq() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_none_and_a_run_that_is_not_there_is_an_error() {
+async fn a_missing_checkpoint_is_none_and_a_missing_run_an_error() {
     let rig = Rig::new();
     let recorder = rig.create().await;
 

@@ -21,7 +21,7 @@ fn again_and_again(stage: &Stage, times: usize) -> Graph<Notes> {
 
 // Trap: the memory store lists in hash order, so "the latest" is random.
 #[tokio::test]
-async fn checkpoints_are_listed_in_their_order_and_the_latest_is_the_last() {
+async fn checkpoints_are_listed_in_order_and_the_latest_is_last() {
     for world in World::each() {
         let graph = again_and_again(&Stage::default(), 300);
         world.engine.run(&graph, "r", Notes::default()).await.unwrap();
@@ -65,7 +65,7 @@ async fn runs_are_listed_newest_first_whatever_their_names() {
 
 // Trap: "resume from b" continues after b, so a failed step cannot be retried.
 #[tokio::test]
-async fn from_b_tries_b_again_that_failed_with_the_state_it_began_with() {
+async fn from_b_retries_failed_b_with_its_input_state() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.line();
@@ -114,7 +114,7 @@ async fn what_was_left_behind_is_never_the_latest_again() {
 
 // Trap: numbers are reused after a deletion, and references then mean another checkpoint.
 #[tokio::test]
-async fn a_seq_is_never_given_again_whatever_was_dropped_damaged_or_moved_aside() {
+async fn a_seq_is_never_reused_after_drops_damage_or_quarantine() {
     let mut world = World::memory();
     let stage = Stage::default();
     let graph = again_and_again(&stage, 8);

@@ -67,7 +67,7 @@ fn by_branch(lines: Vec<String>) -> BTreeMap<String, Vec<String>> {
 /// The session dies right before the second page is on disk, and right after. The newest record of the main
 /// branch has the number of open branches. So each branch opens once, and the join starts after all are open.
 #[tokio::test]
-async fn children_are_opened_page_by_page_and_a_crash_between_two_pages_loses_none() {
+async fn a_crash_between_pages_of_children_loses_no_child() {
     for fault in [Fault::DieBefore, Fault::DieAfter] {
         let mut world = World::memory();
         let stage = Stage::default();
@@ -113,9 +113,7 @@ async fn no_items_are_joined_at_once_in_every_store() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = squares(&stage, 0);
-        stage
-            .crash(&mut world, "join", async |world| world.engine.run(&graph, "r", Notes::default()).await)
-            .await;
+        stage.crash_run(&mut world, &graph, "join").await;
 
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 

@@ -15,7 +15,7 @@ use crate::toy::{Does, Toy};
 /// A start is on disk, and the step did not run. The newest record reports a cut, also after the second crash:
 /// each resume writes its own start before it starts the step.
 #[tokio::test]
-async fn a_crash_before_the_process_exists_and_one_inside_it_are_told_by_one_record_each() {
+async fn one_record_tells_a_crash_before_from_one_in_a_process() {
     for mut world in World::each() {
         let (toy, id) = (Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang), run_id());
         // Dies after the start of `b` is on disk, and before `b` has begun.
@@ -60,7 +60,7 @@ async fn until(reached: impl Fn() -> bool) {
 
 /// A recorded start that never happened is withdrawn, and its attempt does not count.
 #[tokio::test]
-async fn a_start_that_could_not_be_carried_out_is_ready_again_and_no_attempt_is_counted() {
+async fn a_start_that_failed_is_ready_and_counts_no_attempt() {
     let world = World::memory();
     let toy = Toy::new("a; b: a", 1);
     let unable = toy.again().unable_to_begin();
@@ -106,7 +106,7 @@ fn loop_of_ten(stage: &Stage) -> Graph<Notes> {
 /// A rollback from a failure in the seventh pass to the end of the third. The effective history follows the basis
 /// of each record; by seq alone, the newest record of `y` belongs to the sixth pass, which was rolled back.
 #[tokio::test]
-async fn a_loop_is_rolled_back_by_appending_and_goes_on_under_keys_of_its_own() {
+async fn a_rolled_back_loop_appends_and_has_its_own_keys() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = loop_of_ten(&stage);
@@ -152,7 +152,7 @@ fn keys(said: &[String]) -> BTreeSet<String> {
 
 /// A fork copies all that it needs, the iteration of the loop and the step count included.
 #[tokio::test]
-async fn a_fork_amid_a_loop_depends_on_nothing_of_the_run_it_came_from() {
+async fn a_fork_in_a_loop_depends_on_nothing_of_its_parent() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = loop_of_ten(&stage);

@@ -61,7 +61,7 @@ async fn what_until_leaves_out_is_started_by_the_resume() {
 }
 
 #[tokio::test]
-async fn after_a_stop_nothing_is_started_with_the_end_of_what_was_in_flight() {
+async fn after_a_stop_no_step_starts_with_ends_in_flight() {
     let world = World::memory();
     let stage = Stage::default();
     let stop = StopHandle::default();
@@ -85,7 +85,7 @@ async fn after_a_stop_nothing_is_started_with_the_end_of_what_was_in_flight() {
 }
 
 #[tokio::test]
-async fn without_a_free_slot_a_step_is_started_by_the_record_that_frees_one() {
+async fn a_step_without_a_slot_starts_in_the_record_that_frees_it() {
     let world = World::memory();
     let toy = Toy::new("a; b; c", 2);
 
@@ -120,7 +120,7 @@ async fn what_must_not_be_repeated_is_started_by_a_record_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_step_whose_condition_is_false_is_skipped_in_the_batch_of_the_step_before() {
+async fn a_false_condition_skips_a_step_in_the_previous_batch() {
     let world = World::memory();
     let toy = Toy::new("a; b: a; c: b; d: c", 1).does("b", 1, Does::Skip).does("c", 1, Does::Skip);
 
@@ -140,7 +140,7 @@ async fn a_step_whose_condition_is_false_is_skipped_in_the_batch_of_the_step_bef
 /// A sleep, a question and a signal: the step is suspended, and starts again at the event. Results from before
 /// the wait come from its memos.
 #[tokio::test]
-async fn a_step_that_waited_is_started_anew_and_repeats_nothing_that_it_kept() {
+async fn a_waiting_step_restarts_and_repeats_no_kept_result() {
     for mut world in World::each() {
         let stage = Stage::default();
         let clock = Arc::new(TestClock::default());

@@ -82,7 +82,7 @@ async fn an_empty_pack_never_commits_as_ok() {
 }
 
 #[tokio::test]
-async fn a_rule_that_makes_no_sense_is_refused_before_anything_is_written() {
+async fn an_invalid_rule_is_refused_before_any_write() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let begun = recorder.begin_step(begin("a")).await.unwrap();
@@ -137,7 +137,7 @@ async fn an_exit_code_is_recorded_and_compared() {
 }
 
 #[tokio::test]
-async fn without_auto_verify_a_commit_is_skipped_until_somebody_verifies() {
+async fn without_auto_verify_a_commit_is_skipped_until_verified() {
     let rig = Rig::new();
     let recorder = rig.create_with(rig.options().auto_verify(false)).await;
     rig.write("out", "x");

@@ -19,7 +19,7 @@ pub(in super::super) const KIND: &str = "reference_file";
 
 /// An execution.
 #[derive(Debug, Clone)]
-struct Execution {
+struct ExecutedStep {
     input: Truth,
     output: i64,
     pins: Vec<Pin>,
@@ -27,16 +27,16 @@ struct Execution {
 
 /// The world.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct WorldState {
     steps: Steps,
     pub files: BTreeMap<Name, Content>,
     pub hidden: BTreeMap<Name, i64>,
     pub executed: Vec<StepPath>,
     /// Defects seen by executions.
     pub found: Vec<String>,
-    last: BTreeMap<StepPath, Execution>,
+    last: BTreeMap<StepPath, ExecutedStep>,
     /// Executions with a durable end; a further execution with the same input is needless.
-    good: BTreeMap<StepPath, Execution>,
+    good: BTreeMap<StepPath, ExecutedStep>,
     counts: BTreeMap<StepPath, usize>,
     allowed: BTreeMap<StepPath, usize>,
     /// Whether a person decided that all steps in doubt run again.
@@ -45,7 +45,7 @@ pub(super) struct State {
 
 /// The world, shared by running steps, probe and player.
 #[derive(Debug, Clone)]
-pub(super) struct Outside(Arc<Mutex<State>>);
+pub(super) struct SharedWorld(Arc<Mutex<WorldState>>);
 
 /// The inputs that the engine passes to an execution.
 #[derive(Debug)]
@@ -58,9 +58,9 @@ pub(super) struct Given {
     pub outputs: BTreeMap<Name, i64>,
 }
 
-impl Outside {
+impl SharedWorld {
     pub(super) fn new(steps: Steps) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(WorldState {
             steps,
             files: BTreeMap::new(),
             hidden: BTreeMap::new(),
@@ -74,12 +74,12 @@ impl Outside {
         })))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, WorldState> {
         self.0.lock().expect("no holder of this lock panics")
     }
 }
 
-impl State {
+impl WorldState {
     fn steps_of(&self, scope: &str) -> Steps {
         super::super::definition::Definition::new(self.steps.clone()).steps_of(scope)
     }
@@ -114,7 +114,7 @@ impl State {
         let pins: Vec<Pin> = file.into_iter().map(|file| Pin { file, content }).collect();
         self.files.extend(pins.iter().map(|pin| (pin.file.clone(), pin.content)));
         let output = value.rem_euclid(step.output_modulus);
-        let execution = Execution { input, output, pins };
+        let execution = ExecutedStep { input, output, pins };
         self.executed.push(path.clone());
         self.last.insert(path.clone(), execution.clone());
         self.good.insert(path.clone(), execution);

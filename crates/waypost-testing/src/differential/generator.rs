@@ -7,7 +7,7 @@ use waypost::record::{Reason, RunStatus};
 use waypost::store::{Batch, RunQuery, Scan, ScanOrder, SignalKind, TrimMode};
 use waypost::{BranchPath, Digest, RunId};
 
-use super::call::{Answer, Call, Who};
+use super::call::{Answer, Operation, Who};
 use crate::random::{BRANCHES, Random, STEPS};
 use crate::records::{Links, branch, run_id, run_record, sealed, signal, time};
 
@@ -38,7 +38,7 @@ struct Known {
     sound: BTreeMap<BranchPath, BTreeMap<u64, Digest>>,
 }
 
-pub(super) struct Script {
+pub(super) struct Generator {
     random: Random,
     runs: BTreeMap<RunId, Known>,
 }
@@ -67,7 +67,7 @@ impl Known {
                 self.alone.insert(place);
             }
         }
-        self.links.go_on_after(batch);
+        self.links.continue_after_batch(batch);
         self.applied.push(batch.clone());
         if batch.release {
             self.lose();
@@ -86,7 +86,7 @@ impl Known {
     }
 }
 
-impl Script {
+impl Generator {
     pub(super) fn new(seed: u64) -> Self {
         Self { random: Random::new(seed), runs: BTreeMap::new() }
     }
@@ -113,7 +113,7 @@ impl Script {
         }
     }
 
-    pub(super) fn next(&mut self) -> Call {
+    pub(super) fn next(&mut self) -> Operation {
         loop {
             let run = self.run();
             if let Some(call) = self.propose(run) {
@@ -122,56 +122,56 @@ impl Script {
         }
     }
 
-    fn propose(&mut self, run: RunId) -> Option<Call> {
+    fn propose(&mut self, run: RunId) -> Option<Operation> {
         Some(match self.random.below(100) {
             0..5 => self.create(),
-            5..10 => Call::Acquire(run),
+            5..10 => Operation::Acquire(run),
             10..50 => return self.append(run),
             50..54 => return self.wrong_append(run),
             54..57 => return self.repeated(&run),
             57..60 => {
                 let wake_at = self.random.chance(50).then(|| time(self.random.below(100) as i64));
-                Call::Release(run.clone(), self.who(&run)?, wake_at)
+                Operation::Release(run.clone(), self.who(&run)?, wake_at)
             }
             60..63 => {
                 let runs: Vec<_> = self.runs.keys().cloned().collect();
                 let shown = runs.into_iter().filter_map(|run| Some((run.clone(), self.who(&run)?)));
-                Call::Renew(shown.collect())
+                Operation::Renew(shown.collect())
             }
-            63..65 => Call::Heads(run, 1 + self.random.below(4) as usize),
+            63..65 => Operation::Heads(run, 1 + self.random.below(4) as usize),
             65..68 => self.load(run),
             68..73 => self.scan(run),
             73..76 => self.listing(),
             76..80 => self.send(run),
             80..84 => return self.quarantine(run),
             84..87 => return self.trim(run),
-            87 => Call::Delete(run),
+            87 => Operation::Delete(run),
             88..91 => return self.blob(run),
             91..93 => {
-                Call::BlobRead(run, self.random.one_of(&BLOBS[..2]).to_owned(), self.random.below(5_000))
+                Operation::BlobRead(run, self.random.one_of(&BLOBS[..2]).to_owned(), self.random.below(5_000))
             }
             93..97 => return self.damage(run),
-            97..99 => Call::Crash,
-            _ => Call::Close,
+            97..99 => Operation::Crash,
+            _ => Operation::Close,
         })
     }
 
-    fn load(&mut self, run: RunId) -> Call {
+    fn load(&mut self, run: RunId) -> Operation {
         let path = branch(self.random.one_of(&BRANCHES));
         let known = self.runs.get(&run).and_then(|known| known.sound.get(&path));
         let newest = known.and_then(|sound| sound.last_key_value()).map_or(1, |(seq, _)| *seq);
-        Call::Load(run, path, self.random.below(newest + 2))
+        Operation::Load(run, path, self.random.below(newest + 2))
     }
 
-    fn blob(&mut self, run: RunId) -> Option<Call> {
+    fn blob(&mut self, run: RunId) -> Option<Operation> {
         let who = self.who(&run)?;
         // Only a single error per call: with two, the reported error is the store's choice.
         let names = if who == Who::Holder { &BLOBS[..] } else { &BLOBS[..2] };
         let (name, length) = (self.random.one_of(names).to_owned(), self.random.below(3_000));
-        Some(Call::BlobAppend(run, who, name, vec![length as u8; length as usize]))
+        Some(Operation::BlobAppend(run, who, name, vec![length as u8; length as usize]))
     }
 
-    fn create(&mut self) -> Call {
+    fn create(&mut self) -> Operation {
         let run = run_id(self.random.one_of(&RUNS));
         let mut record = run_record(&run);
         record.workflow = self.random.one_of(&["nightly", "hourly"]).to_owned();
@@ -181,22 +181,22 @@ impl Script {
         if self.random.chance(15) {
             self.random.spoil(&mut batch);
         }
-        Call::Create(Box::new(sealed(record)), batch)
+        Operation::Create(Box::new(sealed(record)), batch)
     }
 
-    fn append(&mut self, run: RunId) -> Option<Call> {
+    fn append(&mut self, run: RunId) -> Option<Operation> {
         let who = self.who(&run)?;
         if who != Who::Holder && self.random.chance(80) {
-            return Some(Call::Acquire(run));
+            return Some(Operation::Acquire(run));
         }
         let known = self.runs.get(&run)?;
         let mut links = known.links.clone();
         if let Who::Stale(token) = who {
-            links.go_on_under(token);
+            links.set_token(token);
             let mut late = self.random.batch(&mut links, &[branch("main")]);
             // An unused batch id.
             late.id.count = u64::from(u32::MAX);
-            return Some(Call::Append(run, who, late));
+            return Some(Operation::Append(run, who, late));
         }
         let broken: Vec<_> = BRANCHES
             .map(branch)
@@ -210,7 +210,7 @@ impl Script {
                 return self.quarantine(run);
             }
             let repair = self.repair(&mut links, &path, basis, digest);
-            return Some(Call::Append(run, who, repair));
+            return Some(Operation::Append(run, who, repair));
         }
         let mut branches: Vec<_> = BRANCHES.map(branch).into_iter().collect();
         let first = self.random.below(branches.len() as u64) as usize;
@@ -219,7 +219,7 @@ impl Script {
         if self.random.chance(20) {
             batch.consumed = vec![self.random.one_of(&SIGNALS).to_owned()];
         }
-        Some(Call::Append(run, who, batch))
+        Some(Operation::Append(run, who, batch))
     }
 
     fn repair(&mut self, links: &mut Links, path: &BranchPath, basis: u64, digest: Digest) -> Batch {
@@ -232,17 +232,19 @@ impl Script {
         links.batch(vec![record])
     }
 
-    fn wrong_append(&mut self, run: RunId) -> Option<Call> {
-        let Some(Call::Append(run, who @ Who::Holder, mut batch)) = self.append(run) else { return None };
+    fn wrong_append(&mut self, run: RunId) -> Option<Operation> {
+        let Some(Operation::Append(run, who @ Who::Holder, mut batch)) = self.append(run) else {
+            return None;
+        };
         if self.runs.get(&run).is_some_and(|known| known.was_damaged) {
             return None;
         }
         self.random.spoil(&mut batch);
-        Some(Call::Append(run, who, batch))
+        Some(Operation::Append(run, who, batch))
     }
 
     /// Repeats an applied batch under the lease of its first application.
-    fn repeated(&mut self, run: &RunId) -> Option<Call> {
+    fn repeated(&mut self, run: &RunId) -> Option<Operation> {
         let known = self.runs.get(run)?;
         let (applied, held) = (known.applied.clone(), known.held);
         let newest = &applied[applied.len().saturating_sub(3)..];
@@ -251,10 +253,10 @@ impl Script {
         }
         let batch = self.random.one_of(newest);
         let who = if held == Some(batch.id.token) { Who::Holder } else { Who::Stale(batch.id.token) };
-        Some(Call::Append(run.clone(), who, batch))
+        Some(Operation::Append(run.clone(), who, batch))
     }
 
-    fn scan(&mut self, run: RunId) -> Call {
+    fn scan(&mut self, run: RunId) -> Operation {
         let mut scan = Scan { limit: 1 + self.random.below(5) as usize, ..Scan::of(&run) };
         if self.random.chance(50) {
             scan.branch = Some(branch(self.random.one_of(&BRANCHES)));
@@ -279,10 +281,10 @@ impl Script {
             4 => scan.about = Some(self.random.below(4)),
             _ => {}
         }
-        Call::Scan(scan)
+        Operation::Scan(scan)
     }
 
-    fn listing(&mut self) -> Call {
+    fn listing(&mut self) -> Operation {
         let damaged: BTreeSet<_> =
             self.runs.iter().filter(|(_, known)| known.was_damaged).map(|(run, _)| run.clone()).collect();
         let mut query = RunQuery { limit: 1 + self.random.below(3) as usize, ..RunQuery::default() };
@@ -296,19 +298,19 @@ impl Script {
             3 if damaged.is_empty() => query.since = Some(time(self.random.below(1_000) as i64)),
             _ => {}
         }
-        Call::Runs(query, damaged)
+        Operation::Runs(query, damaged)
     }
 
-    fn send(&mut self, run: RunId) -> Call {
+    fn send(&mut self, run: RunId) -> Operation {
         let kind = match self.random.below(3) {
             0 => SignalKind::Stop,
             1 => SignalKind::Cancel,
             _ => SignalKind::Named { name: "go".to_owned(), value: json!(self.random.below(9)) },
         };
-        Call::Signal(run, signal(self.random.one_of(&SIGNALS), kind))
+        Operation::Signal(run, signal(self.random.one_of(&SIGNALS), kind))
     }
 
-    fn quarantine(&mut self, run: RunId) -> Option<Call> {
+    fn quarantine(&mut self, run: RunId) -> Option<Operation> {
         let who = self.who(&run)?;
         let known = self.runs.get(&run)?;
         let (path, seq) = match known.damaged.first() {
@@ -316,21 +318,21 @@ impl Script {
             None if who == Who::Holder => known.alone.first()?.clone(),
             None => return None,
         };
-        Some(Call::Quarantine(run, who, path, seq))
+        Some(Operation::Quarantine(run, who, path, seq))
     }
 
-    fn trim(&mut self, run: RunId) -> Option<Call> {
+    fn trim(&mut self, run: RunId) -> Option<Operation> {
         let who = self.who(&run)?;
         // Damaged records are quarantined before states are pruned.
         if !self.runs.get(&run)?.damaged.is_empty() {
             return None;
         }
         let mode = self.random.one_of(&[TrimMode::Apply, TrimMode::Apply, TrimMode::DryRun]);
-        Some(Call::Trim(run, who, self.random.below(5) as u32, mode))
+        Some(Operation::Trim(run, who, self.random.below(5) as u32, mode))
     }
 
     /// Damages one of the newest records of a branch, because older records may be pruned.
-    fn damage(&mut self, run: RunId) -> Option<Call> {
+    fn damage(&mut self, run: RunId) -> Option<Operation> {
         let path = branch(self.random.one_of(&BRANCHES));
         let known = self.runs.get(&run)?;
         let newest: Vec<_> = known.sound.get(&path)?.keys().rev().take(2).copied().collect();
@@ -340,12 +342,12 @@ impl Script {
         }
         let seq = self.random.one_of(&newest);
         let alone = self.runs.get(&run)?.alone.contains(&(path.clone(), seq));
-        alone.then_some(Call::Damage(run, path, seq))
+        alone.then_some(Operation::Damage(run, path, seq))
     }
 
     /// Updates the script with the answer of the model.
-    pub(super) fn learn(&mut self, call: &Call, answer: &Answer) {
-        if let Call::Crash | Call::Close | Call::Damage(..) = call {
+    pub(super) fn learn(&mut self, call: &Operation, answer: &Answer) {
+        if let Operation::Crash | Operation::Close | Operation::Damage(..) = call {
             self.runs.values_mut().for_each(|known| {
                 // Leases end with their process; the token becomes stale with the next lease.
                 known.orphaned = known.held.take().or(known.orphaned);
@@ -355,30 +357,30 @@ impl Script {
             return;
         }
         match call {
-            Call::Create(run, batch) => {
+            Operation::Create(run, batch) => {
                 let run = &run.record().run;
                 let mut known = Known::new(run);
                 known.held = answer.token;
                 known.applied(batch);
                 self.runs.insert(run.clone(), known);
             }
-            Call::Acquire(run) => {
+            Operation::Acquire(run) => {
                 let known = self.runs.get_mut(run).expect("only what was made can be acquired");
                 known.lost.extend(known.orphaned.take());
                 known.held = answer.token;
-                known.links.go_on_under(answer.token.expect("a lease has a token"));
+                known.links.set_token(answer.token.expect("a lease has a token"));
             }
-            Call::Append(run, _, batch) => self.known(run).applied(batch),
-            Call::Release(run, ..) => self.known(run).lose(),
-            Call::Delete(run) => drop(self.runs.remove(run)),
-            Call::Damage(run, path, seq) => {
+            Operation::Append(run, _, batch) => self.known(run).applied(batch),
+            Operation::Release(run, ..) => self.known(run).lose(),
+            Operation::Delete(run) => drop(self.runs.remove(run)),
+            Operation::Damage(run, path, seq) => {
                 let known = self.known(run);
                 known.damaged.insert((path.clone(), *seq));
                 known.sound.get_mut(path).map(|sound| sound.remove(seq));
                 known.was_damaged = true;
                 known.applied.clear();
             }
-            Call::Quarantine(run, _, path, seq) => {
+            Operation::Quarantine(run, _, path, seq) => {
                 let known = self.known(run);
                 known.damaged.remove(&(path.clone(), *seq));
                 known.alone.remove(&(path.clone(), *seq));
@@ -392,21 +394,23 @@ impl Script {
     }
 
     /// Returns the runs that a call may have changed, each with whether it was ever damaged.
-    pub(super) fn touched(&self, call: &Call) -> Vec<(RunId, bool)> {
+    pub(super) fn touched(&self, call: &Operation) -> Vec<(RunId, bool)> {
         let touched = |run: &RunId| {
             let damaged = self.runs.get(run).is_some_and(|known| known.was_damaged);
             vec![(run.clone(), damaged)]
         };
         match call {
-            Call::Create(run, _) => touched(&run.record().run),
-            Call::Acquire(run)
-            | Call::Append(run, ..)
-            | Call::Release(run, ..)
-            | Call::Signal(run, _)
-            | Call::Quarantine(run, ..)
-            | Call::Trim(run, ..)
-            | Call::Delete(run) => touched(run),
-            Call::Crash | Call::Close | Call::Damage(..) => self.runs.keys().flat_map(touched).collect(),
+            Operation::Create(run, _) => touched(&run.record().run),
+            Operation::Acquire(run)
+            | Operation::Append(run, ..)
+            | Operation::Release(run, ..)
+            | Operation::Signal(run, _)
+            | Operation::Quarantine(run, ..)
+            | Operation::Trim(run, ..)
+            | Operation::Delete(run) => touched(run),
+            Operation::Crash | Operation::Close | Operation::Damage(..) => {
+                self.runs.keys().flat_map(touched).collect()
+            }
             _ => Vec::new(),
         }
     }
