@@ -170,8 +170,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a step that edits a file runs after the step that made the file",
         file: "engine/in_place.rs",
-        on: "while let Some((mut base, checks)) = self.base_of((&branch, &step), files) {",
-        off: "while let Some((mut base, checks)) = self.base_of((&branch, &step), files).filter(|_| false) {",
+        on: "while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files) {",
+        off: "while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files).filter(|_| false) {",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_file_edited_in_place_is_made_again_from_the_first_step",

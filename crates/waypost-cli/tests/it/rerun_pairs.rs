@@ -723,3 +723,71 @@ fn an_acceptance_names_the_person() {
     let events = rig.waypost(&["events", "r", "--json"]);
     assert!(events.contains(r#""event":"step_settled","how":"accepted""#), "{events}");
 }
+
+const NESTED_GROUPS: &str = "steps:
+  - id: o
+    steps:
+      - id: g
+        steps:
+          - {id: p, run: 'echo p >> trace; echo 1 > p.txt', evidence: [{sha256: p.txt}]}
+          - {id: q, run: 'echo q >> trace'}
+";
+
+#[test]
+fn a_requested_group_reruns_whole_beside_lost_evidence() {
+    let rig = Rig::with(NESTED_GROUPS);
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    remove(&rig, "p.txt");
+
+    assert_eq!(resume(&rig, &["--from", "o~1/g"]), Some(0));
+
+    let mut both: Vec<String> = ran(&rig).split(' ').map(ToOwned::to_owned).collect();
+    both.sort();
+    assert_eq!(both, ["p", "q"]);
+}
+
+const THREE_PASSES: &str = "steps:
+  - id: b
+    repeat: {max: 3, until: 'iteration >= 3'}
+    steps:
+      - {id: p, run: 'echo p$I >> trace; echo 1 > p.$I', env: {I: '${{ iteration }}'}, evidence: [{sha256: 'p.${{ iteration }}'}]}
+  - {id: c, needs: [b], run: 'echo c >> trace'}
+";
+
+#[test]
+fn a_requested_pass_runs_with_all_later_passes() {
+    let rig = Rig::with(THREE_PASSES);
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    remove(&rig, "p.1");
+
+    assert_eq!(resume(&rig, &["--from", "b~2/p"]), Some(0));
+
+    assert_eq!(ran(&rig), "p1 p2 p3 c");
+}
+
+#[test]
+fn a_pass_after_a_requested_one_is_compared_as_before() {
+    let rig = Rig::with(THREE_PASSES);
+    assert_eq!(run(&rig), Some(0));
+    assert_eq!(resume(&rig, &["--from", "b~3/p"]), Some(0));
+    ran(&rig);
+    remove(&rig, "p.1");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "p1");
+}
+
+#[test]
+fn lost_evidence_of_a_pass_leaves_earlier_results_in_force() {
+    let rig = Rig::with(THREE_PASSES);
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    remove(&rig, "p.1");
+
+    assert_eq!(resume(&rig, &["--from", "b~3/p"]), Some(0));
+
+    assert_eq!(ran(&rig), "p1 p3 c");
+}

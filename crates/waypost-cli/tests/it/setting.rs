@@ -215,7 +215,7 @@ fn a_step_of_an_item_that_has_not_run_has_read_nothing() {
 // `--retry-failed --set` was refused for a param that only retried steps had read. Cause: an ended item counted as
 // finished, also a failed one. Fix: the ends of the items decide.
 #[test]
-fn a_param_that_only_failed_steps_have_read_is_set_for_their_retry() {
+fn a_param_read_only_by_failed_steps_is_set_for_a_retry() {
     let leaf = "
   - {id: a, run: 'echo a$N >> out; test $N = 2', env: {N: '${{ params.n }}'}, continue_on_error: true}
 ";
