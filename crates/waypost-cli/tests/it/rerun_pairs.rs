@@ -791,3 +791,20 @@ fn lost_evidence_of_a_pass_leaves_earlier_results_in_force() {
 
     assert_eq!(ran(&rig), "p1 p3 c");
 }
+
+// A tolerated failure had no trace, so that each rerun upstream ran the step again, or asked about its effect.
+#[test]
+fn a_tolerated_failure_counts_again_if_its_input_is_equal() {
+    for effect in ["", "idempotent: false, "] {
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{{sha256: a.txt}}]}}\n  - {{id: b, {effect}continue_on_error: true, run: 'echo b >> trace; false'}}\n  - {{id: c, run: 'echo c >> trace'}}\n"
+        ));
+        assert_eq!(run(&rig), Some(3));
+        ran(&rig);
+        remove(&rig, "a.txt");
+
+        assert_eq!(resume(&rig, &[]), Some(3), "{effect}");
+
+        assert_eq!(ran(&rig), "a", "{effect}");
+    }
+}

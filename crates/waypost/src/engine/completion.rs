@@ -270,7 +270,7 @@ impl<P: Program> Session<'_, P> {
         let now = self.now();
         let (program, keeps_traces) = (self.program, self.keeps_traces);
         self.reusable_verdicts = ReusableVerdicts::default();
-        let mut traced = None;
+        let (mut trace, mut digests) = (None, None);
         let verdict = program.on_failure(self.scopes.get(id).step_ref(place), &failure);
         let scope = self.scopes.get_mut(id);
         let step = &scope.shape.steps()[place];
@@ -297,8 +297,9 @@ impl<P: Program> Session<'_, P> {
             failure.tolerated = true;
             let seq = scope.seq_of_next_draft();
             if keeps_traces {
-                traced = Some(failed_digests(scope.branch(), &step.id, seq));
-                scope.digests.extend(traced.map(|digests| (step.id.clone(), digests)));
+                trace = trace_of(program, scope, place);
+                digests = Some(failed_digests(scope.branch(), &step.id, seq));
+                scope.digests.extend(digests.map(|digests| (step.id.clone(), digests)));
             }
             let failures = scope.failures_joined(place);
             let settled = Settled { failures, ..Settled::new(SettledAs::Tolerated, seq) };
@@ -327,7 +328,7 @@ impl<P: Program> Session<'_, P> {
             at,
         ));
         let last = scope.drafts.last_mut().expect("a draft was just added");
-        (last.report, last.digests) = (report, traced);
+        (last.report, last.trace, last.digests) = (report, trace, digests);
         if ends_all {
             self.end_step(id, place, (failure, causes));
         }
