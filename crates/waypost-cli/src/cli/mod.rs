@@ -20,7 +20,7 @@ pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
     ArchiveArgs, ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs,
 };
-pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, OneLetter, RetryArgs};
+pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, RetryArgs, ShowLetters};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
@@ -279,8 +279,8 @@ pub(crate) struct OneRun {
 
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
+    pub(crate) run: Option<String>,
     /// Step [default: the first unfinished step]
     pub(crate) step: Option<String>,
 }
@@ -371,8 +371,8 @@ pub(crate) struct EventsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
+    pub(crate) run: Option<String>,
     /// Only the logs of this step [default: all, in start order]
     pub(crate) step: Option<String>,
     /// Print only the newest attempt of each step
@@ -417,7 +417,7 @@ pub(crate) struct CheckArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
     /// Runs, or `@` for the newest; a unique prefix is enough where the command asks
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(value_name = "RUN")]
     pub(crate) runs: Vec<String>,
     /// Skip the confirmation
     #[arg(short, long)]
@@ -449,12 +449,12 @@ pub(crate) struct PruneArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(override_usage = "waypost answer [OPTIONS] <RUN> [ID] <VALUE>")]
+#[command(override_usage = "waypost answer [OPTIONS] <RUN> [STEP|ID] <VALUE>")]
 pub(crate) struct AnswerArgs {
     /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    pub(crate) run: Option<String>,
     /// The answer; with several open questions, preceded by the step or the id of the question
-    #[arg(required = true, num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
+    #[arg(num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
     pub(crate) words: Vec<String>,
 }
 
@@ -480,8 +480,8 @@ pub(crate) struct CheckpointArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the only live run]
+    pub(crate) run: Option<String>,
     /// Wait up to this long for the last checkpoint of the run
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
@@ -489,8 +489,8 @@ pub(crate) struct StopArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CancelArgs {
-    /// Run, or `@` for the newest
-    pub(crate) run: String,
+    /// Run, or `@` for the newest [default: the only unfinished run]
+    pub(crate) run: Option<String>,
     /// Undo the effects of its steps, newest first
     #[arg(long)]
     pub(crate) undo_steps: bool,

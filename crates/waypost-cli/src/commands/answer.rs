@@ -19,7 +19,7 @@ use crate::format::text::quoted;
 use crate::output::{shown, shown_lines};
 use crate::run::definition::Chosen;
 use crate::run::environment;
-use crate::run::reference::{Default, find, here_first, only, step_on};
+use crate::run::reference::{Default, find, here_first, only, step_on, unnamed};
 use crate::store_location::Access;
 use crate::view::step_of;
 use crate::view::{AnsweredView, SignalledView, VERSION};
@@ -30,14 +30,15 @@ const COMMANDS_MAX: usize = 10;
 pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let engine = Engine::new(Arc::clone(&store));
-    let run = match args.run.as_str() {
-        "@" => only(asking(&engine).await?)?,
-        name => find(store.as_ref(), Some(name), Default::Newest).await?,
-    };
     let (id, text) = match args.words.as_slice() {
-        [value] => (None, value),
         [id, value] => (Some(id.as_str()), value),
-        _ => unreachable!("the parser of options takes one or two"),
+        [value] => (None, value),
+        // `answer VALUE` would take the value for the name of a run.
+        _ => return Err(unnamed("answer", &asking(&engine).await?)),
+    };
+    let run = match args.run.as_deref() {
+        None | Some("@") => only(asking(&engine).await?)?,
+        name => find(store.as_ref(), name, Default::Newest).await?,
     };
     let (open, answered) = questions(&engine, &run).await?;
     let question = meant(&run, &open, &answered, id)?;
