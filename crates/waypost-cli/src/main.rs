@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     }
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
-        Ok((cli, matches))
+        Ok((Cli { command: cli.command.expanded()?, ..cli }, matches))
     });
     let (mut cli, matches) = match parsed {
         Ok(parsed) => parsed,

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
 use crate::format::time;
@@ -78,13 +79,17 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Resume a run
     Resume(ResumeArgs),
+    /// Retry the failures of a run: `resume --retry-failed`
+    Retry(ResumeArgs),
     /// Show what a resume would do, with a cause for each step
     Plan(OneRun),
     /// Explain the next action for a step, with the records of the decision
     Why(WhyArgs),
     /// List runs, newest first
+    #[command(visible_alias = "ps")]
     List(ListArgs),
     /// Show a run, or its state at a checkpoint
+    #[command(visible_alias = "status")]
     Show(ShowArgs),
     /// List the checkpoints of a run
     Checkpoints(CheckpointsArgs),
@@ -97,10 +102,12 @@ pub(crate) enum Command {
     /// Check the digests and the chain of checkpoints
     Verify(VerifyArgs),
     /// Check a workflow file without running it
+    #[command(visible_alias = "validate")]
     Check(CheckArgs),
     /// Print the JSON Schema of the workflow file, for editors
     Schema,
     /// Delete runs with all their data
+    #[command(visible_alias = "rm")]
     Delete(DeleteArgs),
     /// Drop old states, and delete old finished runs
     Prune(PruneArgs),
@@ -118,6 +125,8 @@ pub(crate) enum Command {
     Evidence(Evidence),
     /// Answer a question of a run
     Answer(AnswerArgs),
+    /// Answer a question of a run with yes
+    Approve(ApproveArgs),
     /// Send a signal to a run
     Signal(SignalArgs),
     /// Add an event to the run, from inside a step
@@ -456,6 +465,29 @@ pub(crate) struct AnswerArgs {
     /// The answer; with several open questions, preceded by the step or the id of the question
     #[arg(num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
     pub(crate) words: Vec<String>,
+    #[command(flatten)]
+    pub(crate) after: AfterAnswer,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ApproveArgs {
+    /// Run, `@` for the newest, or a unique prefix [default: the only run with a question]
+    pub(crate) run: Option<String>,
+    /// The step or the id of the question [default: the only question]
+    pub(crate) step: Option<String>,
+    #[command(flatten)]
+    pub(crate) after: AfterAnswer,
+}
+
+/// The work after an answer.
+#[derive(Debug, Args)]
+pub(crate) struct AfterAnswer {
+    /// Resume the run with the answer
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// With --resume, keep waiting up to this long while only a time or a signal is pending
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
 }
 
 #[derive(Debug, Args)]
@@ -561,6 +593,25 @@ pub(crate) struct ManArgs {
 }
 
 impl Command {
+    /// Replaces a short form by the command that it stands for.
+    ///
+    /// # Errors
+    /// An option contradicts the short form.
+    pub(crate) fn expanded(self) -> Result<Self, clap::Error> {
+        match self {
+            Self::Retry(args) if args.all || args.restart || args.from.is_some() => {
+                let message = "cannot use `retry` with `--all`, `--restart` or `--from`: use `resume`";
+                Err(Cli::command().error(ErrorKind::ArgumentConflict, message))
+            }
+            Self::Retry(args) => Ok(Self::Resume(ResumeArgs { retry_failed: true, ..args })),
+            Self::Approve(ApproveArgs { run, step, after }) => {
+                let words = step.into_iter().chain(["yes".to_owned()]).collect();
+                Ok(Self::Answer(AnswerArgs { run, words, after }))
+            }
+            command => Ok(command),
+        }
+    }
+
     /// Returns whether the command works with an invalid configuration: it uses none, or reports the error
     /// itself.
     pub(crate) fn bears_wrong_configuration(&self) -> bool {

@@ -12,7 +12,8 @@ use waypost_workflow::mask::Mask;
 use waypost_workflow::program::ProgramError;
 
 use super::Context;
-use crate::cli::{AnswerArgs, SignalArgs};
+use super::resume::resume_in;
+use crate::cli::{AnswerArgs, ResumeArgs, SignalArgs};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
@@ -54,15 +55,23 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
             step: question.step.to_string(),
             value,
         })?;
-        return Ok(Exit::Done);
-    }
-    if let Some(asked) = question.wait.question.as_ref() {
+    } else if let Some(asked) = question.wait.question.as_ref() {
         context.output.answer(&format!(
             "Question: {}",
             shown_lines(&asked.as_str().map_or_else(|| asked.to_string(), str::to_owned))
         ))?;
     }
     let text = format!("Answered step {} of run {run}", question.step);
+    if args.after.resume && store.run(&run).await?.summary.holder.is_none() {
+        if !context.output.json {
+            context.output.answer(&text)?;
+        }
+        let (run, wait) = (Some(run.to_string()), args.after.wait);
+        return resume_in(context, store, ResumeArgs { run, wait, ..ResumeArgs::default() }).await;
+    }
+    if context.output.json {
+        return Ok(Exit::Done);
+    }
     told(context, store.as_ref(), &run, &text, open.len().saturating_sub(1)).await
 }
 

@@ -82,6 +82,7 @@ mod screens;
 mod secret_inputs;
 mod services;
 mod setting;
+mod short_forms;
 mod signals;
 mod standing;
 mod store_search;
