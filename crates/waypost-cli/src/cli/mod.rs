@@ -184,8 +184,9 @@ pub(crate) struct RunArgs {
     /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
-    /// Resume the run named by `--id` if the run exists
-    #[arg(long, requires = "id")]
+    /// Resume the run named by `--id` if the run exists; without `--id`, the newest run of the file with the same
+    /// parameters, unless it is finished
+    #[arg(long)]
     pub(crate) or_resume: bool,
     /// Label the run; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]

@@ -58,6 +58,7 @@ mod newer;
 mod newest_run;
 mod once;
 mod once_together;
+mod or_resume;
 mod paper;
 mod passes_again;
 mod printing;
