@@ -12,19 +12,23 @@ use crate::format::time::Since;
 
 mod evidence;
 mod exchange;
+mod groups;
 mod letters;
 mod scripts;
 mod steps;
 mod travel;
+mod unknown;
 
 pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
     ArchiveArgs, ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs,
 };
+pub(crate) use groups::command;
 pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, RetryArgs, ShowLetters};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
+pub(crate) use unknown::explained;
 
 /// Largest limit of a listing: the page size of stores.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -32,7 +36,7 @@ pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
 /// Checkpoint long runs of steps, and resume them after any crash
 #[derive(Debug, Parser)]
 #[command(name = "waypost", version, max_term_width = 100, after_help = Exit::table())]
-#[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(infer_long_args = false)]
 pub(crate) struct Cli {
     #[command(flatten)]
