@@ -199,6 +199,7 @@ impl Config {
             Command::Run(args) => &mut args.wait,
             Command::Resume(args) => &mut args.wait,
             Command::Fork(args) => &mut args.wait,
+            Command::Answer(args) => &mut args.after.wait,
             _ => return,
         };
         if let (Some(ValueSource::DefaultValue), Some(found)) = (given.value_source("wait"), self.wait()) {

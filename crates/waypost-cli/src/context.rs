@@ -44,6 +44,7 @@ fn reports_progress(command: &Command) -> bool {
             | Command::Fork(_)
             | Command::DeadLetters(DeadLetters::Retry(_))
     ) || matches!(command, Command::Logs(args) if args.follow)
+        || matches!(command, Command::Answer(args) if args.after.resume)
 }
 
 impl Context {

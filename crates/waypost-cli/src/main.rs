@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory as _, FromArgMatches as _};
+use clap::FromArgMatches as _;
 use tokio::runtime::Runtime;
 
 use crate::cli::{Cli, Command};
@@ -70,13 +70,13 @@ fn main() -> ExitCode {
         Ok(false) => {}
         Err(error) => return output::refused(&error).into(),
     }
-    let parsed = Cli::command().try_get_matches().and_then(|matches| {
-        let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
-        Ok((cli, matches))
+    let parsed = cli::command().try_get_matches().and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut cli::command()))?;
+        Ok((Cli { command: cli.command.expanded()?, ..cli }, matches))
     });
     let (mut cli, matches) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return output::refused(&error).into(),
+        Err(error) => return output::refused(&cli::explained(error)).into(),
     };
     if matches!(cli.command, Command::Supervise) {
         // Before threads exist: the supervisor forks.

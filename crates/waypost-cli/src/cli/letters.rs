@@ -14,8 +14,8 @@ use waypost::{BranchPath, StepId};
 pub(crate) enum DeadLetters {
     /// List dead letters
     List(OneRun),
-    /// Show a dead letter: its item, its error and the end of its log
-    Show(OneLetter),
+    /// Show dead letters: the item, the error and the end of the log of each
+    Show(ShowLetters),
     /// Retry dead letters, and rerun all steps downstream
     Retry(RetryArgs),
     /// Drop dead letters: their items stay failed, and are no longer listed
@@ -23,11 +23,11 @@ pub(crate) enum DeadLetters {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct OneLetter {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
-    /// Key of the item
-    pub(crate) key: String,
+pub(crate) struct ShowLetters {
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
+    pub(crate) run: Option<String>,
+    /// Keys of the items [default: all]
+    pub(crate) keys: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -46,8 +46,8 @@ pub(crate) struct RetryArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the only run with dead letters or unfinished]
+    pub(crate) run: Option<String>,
     /// Keys of the items
     #[arg(conflicts_with = "all")]
     pub(crate) keys: Vec<String>,

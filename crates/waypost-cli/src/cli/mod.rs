@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
 use crate::format::time;
@@ -11,19 +12,23 @@ use crate::format::time::Since;
 
 mod evidence;
 mod exchange;
+mod groups;
 mod letters;
 mod scripts;
 mod steps;
 mod travel;
+mod unknown;
 
 pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
     ArchiveArgs, ExportArgs, ImportArgs, ImportCheckpointArgs, ImportWhat, ImportWorkflowArgs,
 };
-pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, OneLetter, RetryArgs};
+pub(crate) use groups::command;
+pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, RetryArgs, ShowLetters};
 pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
+pub(crate) use unknown::explained;
 
 /// Largest limit of a listing: the page size of stores.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -31,7 +36,7 @@ pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
 /// Checkpoint long runs of steps, and resume them after any crash
 #[derive(Debug, Parser)]
 #[command(name = "waypost", version, max_term_width = 100, after_help = Exit::table())]
-#[command(subcommand_required = true, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(infer_long_args = false)]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -78,13 +83,17 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Resume a run
     Resume(ResumeArgs),
+    /// Retry the failures of a run: `resume --retry-failed`
+    Retry(ResumeArgs),
     /// Show what a resume would do, with a cause for each step
     Plan(OneRun),
     /// Explain the next action for a step, with the records of the decision
     Why(WhyArgs),
     /// List runs, newest first
+    #[command(visible_alias = "ps")]
     List(ListArgs),
     /// Show a run, or its state at a checkpoint
+    #[command(visible_alias = "status")]
     Show(ShowArgs),
     /// List the checkpoints of a run
     Checkpoints(CheckpointsArgs),
@@ -97,10 +106,12 @@ pub(crate) enum Command {
     /// Check the digests and the chain of checkpoints
     Verify(VerifyArgs),
     /// Check a workflow file without running it
+    #[command(visible_alias = "validate")]
     Check(CheckArgs),
     /// Print the JSON Schema of the workflow file, for editors
     Schema,
     /// Delete runs with all their data
+    #[command(visible_alias = "rm")]
     Delete(DeleteArgs),
     /// Drop old states, and delete old finished runs
     Prune(PruneArgs),
@@ -118,6 +129,8 @@ pub(crate) enum Command {
     Evidence(Evidence),
     /// Answer a question of a run
     Answer(AnswerArgs),
+    /// Answer a question of a run with yes
+    Approve(ApproveArgs),
     /// Send a signal to a run
     Signal(SignalArgs),
     /// Add an event to the run, from inside a step
@@ -175,8 +188,9 @@ pub(crate) struct RunArgs {
     /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
-    /// Resume the run named by `--id` if the run exists
-    #[arg(long, requires = "id")]
+    /// Resume the run named by `--id` if the run exists; without `--id`, the newest run of the file with the same
+    /// parameters, unless it is finished
+    #[arg(long)]
     pub(crate) or_resume: bool,
     /// Label the run; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
@@ -279,8 +293,8 @@ pub(crate) struct OneRun {
 
 #[derive(Debug, Args)]
 pub(crate) struct WhyArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
+    pub(crate) run: Option<String>,
     /// Step [default: the first unfinished step]
     pub(crate) step: Option<String>,
 }
@@ -371,8 +385,8 @@ pub(crate) struct EventsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
+    pub(crate) run: Option<String>,
     /// Only the logs of this step [default: all, in start order]
     pub(crate) step: Option<String>,
     /// Print only the newest attempt of each step
@@ -417,7 +431,7 @@ pub(crate) struct CheckArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
     /// Runs, or `@` for the newest; a unique prefix is enough where the command asks
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(value_name = "RUN")]
     pub(crate) runs: Vec<String>,
     /// Skip the confirmation
     #[arg(short, long)]
@@ -449,13 +463,36 @@ pub(crate) struct PruneArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(override_usage = "waypost answer [OPTIONS] <RUN> [ID] <VALUE>")]
+#[command(override_usage = "waypost answer [OPTIONS] <RUN> [STEP|ID] <VALUE>")]
 pub(crate) struct AnswerArgs {
     /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    pub(crate) run: Option<String>,
     /// The answer; with several open questions, preceded by the step or the id of the question
-    #[arg(required = true, num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
+    #[arg(num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
     pub(crate) words: Vec<String>,
+    #[command(flatten)]
+    pub(crate) after: AfterAnswer,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ApproveArgs {
+    /// Run, `@` for the newest, or a unique prefix [default: the only run with a question]
+    pub(crate) run: Option<String>,
+    /// The step or the id of the question [default: the only question]
+    pub(crate) step: Option<String>,
+    #[command(flatten)]
+    pub(crate) after: AfterAnswer,
+}
+
+/// The work after an answer.
+#[derive(Debug, Args)]
+pub(crate) struct AfterAnswer {
+    /// Resume the run with the answer
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// With --resume, keep waiting up to this long while only a time or a signal is pending
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
 }
 
 #[derive(Debug, Args)]
@@ -480,8 +517,8 @@ pub(crate) struct CheckpointArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the only live run]
+    pub(crate) run: Option<String>,
     /// Wait up to this long for the last checkpoint of the run
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
@@ -489,8 +526,8 @@ pub(crate) struct StopArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CancelArgs {
-    /// Run, or `@` for the newest
-    pub(crate) run: String,
+    /// Run, or `@` for the newest [default: the only unfinished run]
+    pub(crate) run: Option<String>,
     /// Undo the effects of its steps, newest first
     #[arg(long)]
     pub(crate) undo_steps: bool,
@@ -561,6 +598,25 @@ pub(crate) struct ManArgs {
 }
 
 impl Command {
+    /// Replaces a short form by the command that it stands for.
+    ///
+    /// # Errors
+    /// An option contradicts the short form.
+    pub(crate) fn expanded(self) -> Result<Self, clap::Error> {
+        match self {
+            Self::Retry(args) if args.all || args.restart || args.from.is_some() => {
+                let message = "cannot use `retry` with `--all`, `--restart` or `--from`: use `resume`";
+                Err(Cli::command().error(ErrorKind::ArgumentConflict, message))
+            }
+            Self::Retry(args) => Ok(Self::Resume(ResumeArgs { retry_failed: true, ..args })),
+            Self::Approve(ApproveArgs { run, step, after }) => {
+                let words = step.into_iter().chain(["yes".to_owned()]).collect();
+                Ok(Self::Answer(AnswerArgs { run, words, after }))
+            }
+            command => Ok(command),
+        }
+    }
+
     /// Returns whether the command works with an invalid configuration: it uses none, or reports the error
     /// itself.
     pub(crate) fn bears_wrong_configuration(&self) -> bool {

@@ -10,7 +10,8 @@ use crate::format::time;
 
 #[derive(Debug, Args)]
 pub(crate) struct RollbackArgs {
-    /// Checkpoint to roll back to: RUN@SEQ or RUN@LABEL; a run, with `--to`
+    /// Checkpoint to roll back to: RUN@SEQ or RUN@LABEL; a run, with `--to` [default: the only run]
+    #[arg(default_value = "@", hide_default_value = true)]
     pub(crate) checkpoint: String,
     /// Roll back to the newest checkpoint with valid evidence
     #[arg(long, value_name = "WHICH")]

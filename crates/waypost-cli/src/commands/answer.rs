@@ -12,14 +12,15 @@ use waypost_workflow::mask::Mask;
 use waypost_workflow::program::ProgramError;
 
 use super::Context;
-use crate::cli::{AnswerArgs, SignalArgs};
+use super::resume::resume_in;
+use crate::cli::{AnswerArgs, ResumeArgs, SignalArgs};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::output::{shown, shown_lines};
 use crate::run::definition::Chosen;
 use crate::run::environment;
-use crate::run::reference::{Default, find, here_first, only, step_on};
+use crate::run::reference::{Default, find, here_first, only, step_on, unnamed};
 use crate::store_location::Access;
 use crate::view::step_of;
 use crate::view::{AnsweredView, SignalledView, VERSION};
@@ -30,14 +31,15 @@ const COMMANDS_MAX: usize = 10;
 pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let engine = Engine::new(Arc::clone(&store));
-    let run = match args.run.as_str() {
-        "@" => only(asking(&engine).await?)?,
-        name => find(store.as_ref(), Some(name), Default::Newest).await?,
-    };
     let (id, text) = match args.words.as_slice() {
-        [value] => (None, value),
         [id, value] => (Some(id.as_str()), value),
-        _ => unreachable!("the parser of options takes one or two"),
+        [value] => (None, value),
+        // `answer VALUE` would take the value for the name of a run.
+        _ => return Err(unnamed("answer", &asking(&engine).await?)),
+    };
+    let run = match args.run.as_deref() {
+        None | Some("@") => only(asking(&engine).await?)?,
+        name => find(store.as_ref(), name, Default::Newest).await?,
     };
     let (open, answered) = questions(&engine, &run).await?;
     let question = meant(&run, &open, &answered, id)?;
@@ -53,15 +55,23 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
             step: question.step.to_string(),
             value,
         })?;
-        return Ok(Exit::Done);
-    }
-    if let Some(asked) = question.wait.question.as_ref() {
+    } else if let Some(asked) = question.wait.question.as_ref() {
         context.output.answer(&format!(
             "Question: {}",
             shown_lines(&asked.as_str().map_or_else(|| asked.to_string(), str::to_owned))
         ))?;
     }
     let text = format!("Answered step {} of run {run}", question.step);
+    if args.after.resume && store.run(&run).await?.summary.holder.is_none() {
+        if !context.output.json {
+            context.output.answer(&text)?;
+        }
+        let (run, wait) = (Some(run.to_string()), args.after.wait);
+        return resume_in(context, store, ResumeArgs { run, wait, ..ResumeArgs::default() }).await;
+    }
+    if context.output.json {
+        return Ok(Exit::Done);
+    }
     told(context, store.as_ref(), &run, &text, open.len().saturating_sub(1)).await
 }
 

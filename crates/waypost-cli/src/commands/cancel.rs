@@ -26,7 +26,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
-    let run = find_unasked(store.as_ref(), &args.run, unfinished_statuses()).await?;
+    let run = find_unasked(store.as_ref(), args.run.as_deref(), unfinished_statuses()).await?;
     let summary = store.run(&run).await?.summary;
     if summary.holder.is_none() {
         match summary.status {

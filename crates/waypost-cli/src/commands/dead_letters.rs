@@ -13,7 +13,7 @@ use waypost_workflow::program::WorkflowState;
 use super::Context;
 use super::answer::refuse_secret;
 use crate::cli::DeadLetter;
-use crate::cli::{DeadLetters, DropArgs, OneLetter, OneRun, ResumeArgs, RetryArgs};
+use crate::cli::{DeadLetters, DropArgs, OneRun, ResumeArgs, RetryArgs, ShowLetters};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
@@ -137,14 +137,17 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-async fn show(context: &Context, args: OneLetter) -> Result<Exit, Error> {
-    let (store, run) = context.find(Some(&args.run)).await?;
-    let letters = letters_of(store.as_ref(), &run).await?;
-    let found = dead_letters::chosen(&run, letters, std::slice::from_ref(&args.key))?;
+async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
+    let (store, run) = context.find(args.run.as_deref()).await?;
+    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
     if context.output.json {
         let items = found.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
         context.output.document(&DeadLettersView { v: VERSION, run: run.to_string(), items })?;
         return Ok(Exit::Done);
+    }
+    if found.is_empty() {
+        let why = why_none(store.as_ref(), &run).await?;
+        context.output.answer(&format!("Run {run} has no dead letters: {why}."))?;
     }
     for letter in found {
         let item = serde_json::to_string(&letter.item).unwrap_or_default();
@@ -209,7 +212,7 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
 async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let qualifying = unfinished_statuses().into_iter().chain([RunStatus::CompletedWithFailures]).collect();
-    let run = find_to_decide(store.as_ref(), &args.run, qualifying).await?;
+    let run = find_to_decide(store.as_ref(), args.run.as_deref(), qualifying).await?;
     if args.keys.is_empty() && !args.all {
         return Err(Error::usage("no dead letter selected".to_owned(), "name keys, or give `--all`"));
     }

@@ -13,18 +13,22 @@ use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::run::keepalive::keepalive_holder;
-use crate::run::reference::{find_to_decide, find_unasked};
+use crate::run::reference::{find_to_decide, find_unasked, here_first, unnamed};
 use crate::view::{DeletedView, VERSION};
 
 pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Error> {
     let mut deleting = Deleting::open(context)?;
     let store = Arc::clone(deleting.store());
+    if args.runs.is_empty() {
+        let runs = here_first(store.as_ref(), BTreeSet::new()).await?;
+        return Err(unnamed("delete a run", &runs.into_iter().map(|run| run.run).collect::<Vec<_>>()));
+    }
     let asks = !args.yes && context.output.can_ask();
     let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
     for name in &args.runs {
         let found = match asks {
-            true => find_to_decide(store.as_ref(), name, BTreeSet::new()).await,
-            false => find_unasked(store.as_ref(), name, BTreeSet::new()).await,
+            true => find_to_decide(store.as_ref(), Some(name), BTreeSet::new()).await,
+            false => find_unasked(store.as_ref(), Some(name), BTreeSet::new()).await,
         };
         let run = match found {
             // What is left of it, goes.

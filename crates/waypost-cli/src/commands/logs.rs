@@ -26,7 +26,7 @@ use crate::view::{LogPieceView, LogView, LogsView, VERSION, attempt_name};
 const LOST_MAX: usize = 5;
 
 pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, Error> {
-    let (store, run) = context.find(Some(&args.run)).await?;
+    let (store, run) = context.find(args.run.as_deref()).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
     let mut printer = Printer {
         context,

@@ -70,6 +70,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,
+        Command::Retry(_) | Command::Approve(_) => unreachable!("the parser of options expands short forms"),
         Command::Plan(args) => plan::plan(context, args).await,
         Command::Why(args) => plan::why(context, args).await,
         Command::Cancel(args) => cancel::cancel(context, args).await,

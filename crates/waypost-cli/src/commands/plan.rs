@@ -39,7 +39,7 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
 }
 
 pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Error> {
-    let (store, run) = context.find(Some(&args.run)).await?;
+    let (store, run) = context.find(args.run.as_deref()).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let (plan, stops) = planned(context, &store, &snapshot).await?;

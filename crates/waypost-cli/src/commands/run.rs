@@ -13,6 +13,7 @@ use waypost::store::{RunQuery, RunSummary, Store, StoreError};
 use waypost_workflow::file::{Document, GivenParams, ParamsError, ReadError, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
+use self::or_resume::CreationLock;
 use super::Context;
 use super::resume::Prepared;
 use super::{check, detach, resume};
@@ -26,6 +27,8 @@ use crate::run::params::current;
 use crate::run::reference::{self, resumable_statuses};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept, relative};
+
+mod or_resume;
 
 /// Most attempts at a free id: each collides once in a million runs of one name.
 const IDS_MAX: usize = 8;
@@ -60,11 +63,22 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
             return Err(lost);
         }
     }
+    let creation = match &id {
+        None if args.or_resume => {
+            let creation = CreationLock::take(context, store.as_ref()).await?;
+            if let Some(run) = or_resume::unfinished(store.as_ref(), &args.file, &params).await? {
+                drop(creation);
+                return beside_existing(context, store, &run, &params, &args).await;
+            }
+            Some(creation)
+        }
+        _ => None,
+    };
     let warnings = workflow.all_warnings();
     if !warnings.is_empty() {
         context.output.detail(&check::rendered(&warnings));
     }
-    begin(context, store, Beginning { workflow, params, id, base, args }).await
+    begin(context, store, Beginning { workflow, params, id, base, args, creation }).await
 }
 
 /// Merges the given params over the params of an existing run to resume, if any; others stay.
@@ -120,10 +134,12 @@ struct Beginning {
     id: Option<RunId>,
     base: PathBuf,
     args: RunArgs,
+    /// The lock held until the run exists.
+    creation: Option<CreationLock>,
 }
 
 async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -> Result<Exit, Error> {
-    let Beginning { workflow, params, id, base, args } = beginning;
+    let Beginning { workflow, params, id, base, args, creation } = beginning;
     report_others(context, store.as_ref(), &args.file, &params).await?;
     let local = Local::look()?;
     let run = match &id {
@@ -160,7 +176,12 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     });
     let engine = session.engine(Arc::clone(&store), &program);
     let kept = options.clone();
-    match session.watch(engine.run_program(&program, record, state, options)).await {
+    let work = session.watch(engine.run_program(&program, record, state, options));
+    let outcome = match creation {
+        Some(creation) => creation.until_created(store.as_ref(), &told.run, work).await,
+        None => work.await,
+    };
+    match outcome {
         Ok(outcome) => {
             let outcome = session.wait_out(&engine, &program, outcome, &kept, args.wait).await?;
             session.conclude(&engine, &program, &outcome, &told).await

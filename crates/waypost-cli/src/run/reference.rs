@@ -312,10 +312,11 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
 /// digits.
 pub(crate) async fn find_unasked(
     store: &dyn Store,
-    text: &str,
+    given: Option<&str>,
     qualifying: BTreeSet<RunStatus>,
 ) -> Result<RunId, Error> {
-    let found = find_to_decide(store, text, qualifying).await;
+    let found = find_to_decide(store, given, qualifying).await;
+    let text = given.unwrap_or_default();
     match &found {
         Ok(run) | Err(Error::Lost { run, .. }) if cuts_number(run.as_str(), text) => {
             let hint = format!("this command accepts no prefix that ends in a digit: did you mean `{run}`?");
@@ -334,35 +335,51 @@ fn cuts_number(name: &str, text: &str) -> bool {
         && text.as_bytes().last().is_some_and(is_digit)
 }
 
-/// Finds the run for a command that decides or removes: `@` must be unambiguous.
+/// Finds the run for a command that decides or removes: `@`, or no name, must be unambiguous.
 ///
 /// # Errors
 /// Those of [`find`]. [`Error::Usage`]: several runs qualify. [`Error::NotFound`]: no run qualifies.
 pub(crate) async fn find_to_decide(
     store: &dyn Store,
-    text: &str,
+    given: Option<&str>,
     qualifying: BTreeSet<RunStatus>,
 ) -> Result<RunId, Error> {
-    match text {
-        "@" => only(here_first(store, qualifying).await?.into_iter().map(|run| run.run).collect()),
-        _ => find(store, Some(text), Default::Newest).await,
+    match given {
+        None | Some("@") => {
+            only(here_first(store, qualifying).await?.into_iter().map(|run| run.run).collect())
+        }
+        Some(_) => find(store, given, Default::Newest).await,
     }
 }
 
-/// Returns the only candidate for `@`.
+/// Returns the only candidate for `@`, or for an omitted run.
 ///
 /// # Errors
 /// As for [`find_to_decide`].
 pub(crate) fn only(mut candidates: Vec<RunId>) -> Result<RunId, Error> {
     match candidates.len() {
-        0 => Err(Error::not_found("run for `@`", "`waypost list` lists the runs")),
+        0 => Err(Error::not_found("run in question", "`waypost list` lists the runs")),
         1 => Ok(candidates.remove(0)),
         count => {
-            let mut names: Vec<_> = candidates.iter().take(CANDIDATES_MAX).map(RunId::as_str).collect();
-            names.extend((count > CANDIDATES_MAX).then_some("..."));
-            let names = names.join(", ");
-            Err(Error::usage(format!("`@` is ambiguous between {count} runs: {names}"), "name the run"))
+            let names = listed(&candidates);
+            Err(Error::usage(format!("cannot choose a run: {count} runs qualify: {names}"), "name the run"))
         }
+    }
+}
+
+/// Lists the names of the first runs.
+fn listed(runs: &[RunId]) -> String {
+    let mut names: Vec<_> = runs.iter().take(CANDIDATES_MAX).map(RunId::as_str).collect();
+    names.extend((runs.len() > CANDIDATES_MAX).then_some("..."));
+    names.join(", ")
+}
+
+/// Creates the error of a command that needs the name of a run; lists the candidates.
+pub(crate) fn unnamed(action: &str, candidates: &[RunId]) -> Error {
+    let message = format!("cannot {action}: no run is named");
+    match candidates {
+        [] => Error::usage(message, "`waypost list` lists the runs"),
+        _ => Error::usage(message, format!("name one of: {}", listed(candidates))),
     }
 }
 

@@ -90,7 +90,6 @@ fn screens_of_cancelling() {
     let rig = Rig::failed();
     let said = [
         &["cancel", "x"][..],
-        &["cancel"],
         &["cancel", "r-1"],
         &["cancel", "r-1"],
         &["resume", "r-1"],

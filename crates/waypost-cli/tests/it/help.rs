@@ -69,6 +69,44 @@ fn a_wrong_command_line_is_usage() {
 }
 
 #[test]
+fn help_is_a_command_too_and_groups_the_commands() {
+    let rig = Rig::new();
+
+    assert_eq!(rig.waypost(&["help"]), rig.waypost(&["--help"]));
+    assert_eq!(rig.waypost(&["help", "stop"]), rig.waypost(&["stop", "--help"]));
+    let help = rig_help();
+    let places: Vec<_> =
+        ["\nRun:", "\nLook:", "\nDecide:", "\nKeep:", "\nSet up:", "\nOptions:", "\nExit codes:"]
+            .iter()
+            .map(|heading| help.find(heading).unwrap_or_else(|| panic!("{heading} in {help}")))
+            .collect();
+    assert!(places.is_sorted(), "{help}");
+    assert!(!help.contains("supervise"), "{help}");
+}
+
+#[test]
+fn an_unknown_word_is_answered_with_the_one_meant() {
+    let rig = Rig::new();
+    for (args, meant) in [
+        (&["undo"][..], "'rollback'"),
+        (&["ls"], "'list'"),
+        (&["resme"], "'resume'"),
+        (&["resume", "-p", "a=1"], "'--set'"),
+        (&["resume", "--param=a=1"], "'--set'"),
+        (&["delete", "x", "--force"], "'--yes'"),
+        (&["show", "--stpe", "a"], "'--step'"),
+    ] {
+        let said = rig.waypost(args);
+        assert!(said.starts_with("exit 2") && said.contains(meant), "{args:?}: {said}");
+        assert!(!said.contains("as a value"), "{args:?}: {said}");
+    }
+    for internal in [&["supervice"][..], &["run", "--detachd"]] {
+        let said = rig.waypost(internal);
+        assert!(!said.contains("supervise") && !said.contains("--detached"), "{said}");
+    }
+}
+
+#[test]
 fn a_wrong_command_line_is_json_where_json_was_asked_for() {
     check("usage_json", &Rig::new().waypost(&["list", "--json", "--limit", "x"]));
 }

@@ -55,14 +55,21 @@ fn what_decides_or_removes_refuses_a_choice() {
         &["delete", "@", "--yes"],
         &["prune", "@", "--keep", "3"],
         &["dead-letters", "drop", "@", "--all"],
+        &["answer", "yes"],
+        &["cancel"],
+        &["rollback", "--to", "verified"],
+        &["delete", "--yes"],
+        &["dead-letters", "drop", "--all"],
     ] {
         let refused = call(&rig, "", args);
         let told = rig.told(&refused);
         assert_eq!(refused.status.code(), Some(2), "{args:?}: {told}");
         assert!(told.contains("run-a") && told.contains("run-b"), "{args:?}: {told}");
     }
-    let unlike = call(&rig, "", &["stop", "@"]);
-    assert_eq!(unlike.status.code(), Some(5), "no run is live: {}", rig.told(&unlike));
+    for stop in [&["stop", "@"][..], &["stop"]] {
+        let unlike = call(&rig, "", stop);
+        assert_eq!(unlike.status.code(), Some(5), "no run is live: {}", rig.told(&unlike));
+    }
 
     // A single candidate is no ambiguity.
     assert_eq!(call(&rig, "", &["answer", "run-b", "no"]).status.code(), Some(0));
@@ -70,4 +77,57 @@ fn what_decides_or_removes_refuses_a_choice() {
     assert_eq!(call(&rig, "", &["resume", "run-a", "-q"]).status.code(), Some(0));
     assert_eq!(call(&rig, "a", &["delete", "@", "--yes"]).status.code(), Some(0));
     assert_eq!(call(&rig, "", &["show", "run-a"]).status.code(), Some(5));
+}
+
+#[test]
+fn readers_take_the_newest_run_if_none_is_named() {
+    let rig = rig();
+    rig.write(
+        "letters.yaml",
+        "steps:\n  - id: each\n    foreach: {items: [x], max_failures: 1, steps: [{id: s, run: 'echo lost >&2; exit 3'}]}\n",
+    );
+    assert_eq!(call(&rig, "", &["run", "letters.yaml", "--id", "newest", "-q"]).status.code(), Some(3));
+
+    for args in [
+        &["show", "--json"][..],
+        &["logs", "--json"],
+        &["why", "--json"],
+        &["events", "--json"],
+        &["plan", "--json"],
+        &["checkpoints", "--json"],
+        &["report", "--json"],
+        &["dead-letters", "list", "--json"],
+    ] {
+        let read = call(&rig, "", args);
+        let told = rig.told(&read);
+        assert_eq!(read.status.code(), Some(0), "{args:?}: {told}");
+        assert!(told.contains("newest"), "{args:?}: {told}");
+    }
+    let letters = call(&rig, "", &["dead-letters", "show"]);
+    assert!(rig.told(&letters).contains("| lost"), "{}", rig.told(&letters));
+    let of_folder = call(&rig, "a", &["why", "--json"]);
+    assert!(rig.told(&of_folder).contains("run-a"), "{}", rig.told(&of_folder));
+}
+
+#[test]
+fn stop_without_a_name_needs_a_single_live_run() {
+    let rig = rig();
+    rig.write("a/long.yaml", "steps:\n  - {id: long, run: 'touch \"$WAYPOST_RUN_ID\"; sleep 60'}\n");
+    let start = |id: &str| {
+        let run = crate::rig::Running::of(
+            rig.command(&["run", "long.yaml", "--id", id, "-q"]).current_dir(rig.path("a")),
+        );
+        rig.wait_for(&format!("a/{id}"), |_| true);
+        run
+    };
+    let (_one, _two) = (start("one"), start("two"));
+
+    let refused = call(&rig, "a", &["stop"]);
+    let told = rig.told(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{told}");
+    assert!(told.contains("one") && told.contains("two"), "{told}");
+    assert_eq!(call(&rig, "a", &["stop", "one"]).status.code(), Some(0));
+    let stopped = call(&rig, "a", &["stop"]);
+    assert_eq!(stopped.status.code(), Some(0));
+    assert!(rig.told(&stopped).contains("Run two stopped"), "{}", rig.told(&stopped));
 }

@@ -125,8 +125,8 @@ fn manual_pages_are_made_of_every_command() {
     assert!(rig.waypost(&["man", "--dir", "pages/man1"]).starts_with("exit 0\n"));
     let pages: Vec<_> = std::fs::read_dir(rig.path("pages/man1")).unwrap().collect();
     let commands = String::from_utf8(rig.call(&["--help"]).stdout).unwrap();
-    let commands = commands.lines().skip_while(|line| *line != "Commands:").skip(1);
-    assert_eq!(pages.len(), 1 + commands.take_while(|line| !line.is_empty()).count());
+    let commands = commands.lines().skip_while(|line| *line != "Run:").take_while(|line| *line != "Options:");
+    assert_eq!(pages.len(), 1 + commands.filter(|line| line.starts_with("  ")).count());
     assert!(!rig.path("pages/man1/waypost-supervise.1").exists());
     rig.write("file", "");
     assert_eq!(rig.call(&["man", "--dir", "file/pages"]).status.code(), Some(73));

@@ -166,6 +166,11 @@ impl Running {
         self.end()
     }
 
+    /// Returns the exit code of the program, if the program has ended.
+    pub(crate) fn ended(&mut self) -> Option<Option<i32>> {
+        self.0.try_wait().unwrap().map(|status| status.code())
+    }
+
     /// Waits for the end of the program, not of its streams, and returns the exit code.
     pub(crate) fn code(&mut self) -> Option<i32> {
         self.0.wait().unwrap().code()
@@ -254,7 +259,7 @@ pub(crate) fn remove(rig: &Rig, name: &str) {
 }
 
 /// Waits until a condition is true, with a time limit far above the usual time.
-pub(crate) fn wait_until(what: &str, is: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is() {
         assert!(begin.elapsed() < PATIENCE, "waited too long for {what}");

@@ -1,0 +1,78 @@
+//! The help of the program, with its commands in groups.
+
+use std::fmt::Write as _;
+
+use clap::CommandFactory as _;
+
+use super::Cli;
+
+/// The groups of commands, in the order of the help.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Run", &["run", "resume", "retry", "stop", "cancel", "watch", "event"]),
+    (
+        "Look",
+        &[
+            "list",
+            "show",
+            "plan",
+            "why",
+            "logs",
+            "events",
+            "report",
+            "graph",
+            "diff",
+            "checkpoints",
+            "verify",
+            "stats",
+        ],
+    ),
+    ("Decide", &["answer", "approve", "signal", "dead-letters", "evidence", "rollback", "fork"]),
+    ("Keep", &["checkpoint", "export", "import", "archive", "prune", "delete"]),
+    (
+        "Set up",
+        &["new", "check", "schema", "config", "completions", "man", "doctor", "store", "once", "demo"],
+    ),
+];
+
+/// Returns the command line, with a help in groups.
+pub(crate) fn command() -> clap::Command {
+    let command = Cli::command();
+    let help = format!(
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n{}\nOptions:\n{{options}}{{after-help}}",
+        grouped(&command)
+    );
+    command.help_template(help)
+}
+
+/// Lists the visible commands by group.
+fn grouped(command: &clap::Command) -> String {
+    let width = GROUPS.iter().flat_map(|(_, names)| *names).map(|name| name.len()).max().unwrap_or_default();
+    let mut text = String::new();
+    for (group, names) in GROUPS {
+        let _ = writeln!(text, "\n{group}:");
+        for found in names.iter().filter_map(|name| command.find_subcommand(name)) {
+            let about = found.get_about().map(ToString::to_string).unwrap_or_default();
+            let aliases: Vec<&str> = found.get_visible_aliases().collect();
+            let aliases =
+                if aliases.is_empty() { String::new() } else { format!(" [alias: {}]", aliases.join(", ")) };
+            let _ = writeln!(text, "  {:<width$}  {about}{aliases}", found.get_name());
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::{Cli, GROUPS};
+
+    #[test]
+    fn each_visible_command_is_in_one_group() {
+        let grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = command.get_name();
+            assert_eq!(grouped.iter().filter(|one| **one == name).count(), 1, "{name}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Errors about unknown commands and options: they name the command or option that was meant.
+
+use clap::error::{ContextKind, ContextValue};
+
+use super::command;
+
+/// Names of commands in other tools, and the command of this program.
+const COMMANDS: &[(&str, &str)] = &[
+    ("undo", "rollback"),
+    ("revert", "rollback"),
+    ("reset", "rollback"),
+    ("start", "run"),
+    ("exec", "run"),
+    ("execute", "run"),
+    ("continue", "resume"),
+    ("restart", "resume"),
+    ("rerun", "resume"),
+    ("redo", "resume"),
+    ("kill", "stop"),
+    ("pause", "stop"),
+    ("abort", "cancel"),
+    ("terminate", "cancel"),
+    ("ls", "list"),
+    ("runs", "list"),
+    ("log", "logs"),
+    ("tail", "logs"),
+    ("info", "show"),
+    ("describe", "show"),
+    ("inspect", "show"),
+    ("get", "show"),
+    ("history", "checkpoints"),
+    ("explain", "why"),
+    ("remove", "delete"),
+    ("clean", "prune"),
+    ("gc", "prune"),
+    ("lint", "check"),
+    ("init", "new"),
+    ("create", "new"),
+    ("reject", "answer"),
+    ("branch", "fork"),
+    ("save", "checkpoint"),
+    ("backup", "archive"),
+    ("dlq", "dead-letters"),
+];
+
+/// Options of other commands and tools, and the option of the command.
+const OPTIONS: &[(&str, &str, &str)] = &[
+    ("run", "--set", "-p"),
+    ("run", "--params", "-p"),
+    ("run", "--name", "--id"),
+    ("run", "--run-id", "--id"),
+    ("run", "--resume", "--or-resume"),
+    ("run", "--background", "--detach"),
+    ("run", "-d", "--detach"),
+    ("run", "--tag", "--label"),
+    ("resume", "-p", "--set"),
+    ("resume", "--param", "--set"),
+    ("resume", "--params", "--set"),
+    ("resume", "--file", "--with"),
+    ("resume", "-f", "--with"),
+    ("resume", "--step", "--from"),
+    ("resume", "--retry", "--retry-failed"),
+    ("resume", "--failed", "--retry-failed"),
+    ("fork", "--set", "-p"),
+    ("logs", "--tail", "--last"),
+    ("list", "-n", "--limit"),
+    ("list", "--all", "--everywhere"),
+    ("delete", "--force", "--yes"),
+    ("delete", "-f", "--yes"),
+    ("prune", "--force", "--yes"),
+    ("prune", "-f", "--yes"),
+];
+
+/// Makes an error about an unknown word name the command or option that was meant, never an internal one.
+pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let (subcommand, argument) = (text(ContextKind::InvalidSubcommand), text(ContextKind::InvalidArg));
+    let similar = text(ContextKind::SuggestedArg);
+    // Advice to pass the option as a value.
+    error.remove(ContextKind::Suggested);
+    let mut root = command();
+    root.build();
+    if let Some(name) = subcommand {
+        let meant = COMMANDS.iter().find(|(other, _)| *other == name).map(|(_, own)| (*own).to_owned());
+        let is_shown = |name: &String| root.find_subcommand(name).is_some_and(|found| !found.is_hide_set());
+        let similar = match error.remove(ContextKind::SuggestedSubcommand) {
+            Some(ContextValue::Strings(names)) => names.into_iter().filter(is_shown).collect(),
+            _ => Vec::new(),
+        };
+        let names = meant.map_or(similar, |meant| vec![meant]);
+        if !names.is_empty() {
+            error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(names));
+        }
+    } else if let Some(option) = argument {
+        let Some(found) = std::env::args().skip(1).find_map(|word| root.find_subcommand(&word).cloned())
+        else {
+            return error;
+        };
+        let is_option = |(command, other, _): &&(&str, &str, &str)| {
+            *command == found.get_name() && option.split('=').next() == Some(other)
+        };
+        let hidden =
+            |long: &str| found.get_arguments().any(|arg| arg.is_hide_set() && arg.get_long() == Some(long));
+        if let Some((_, _, own)) = OPTIONS.iter().find(is_option) {
+            error.insert(ContextKind::SuggestedArg, ContextValue::String((*own).to_owned()));
+        } else if similar.is_some_and(|similar| hidden(similar.trim_start_matches('-'))) {
+            error.remove(ContextKind::SuggestedArg);
+        }
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COMMANDS, OPTIONS, command};
+
+    #[test]
+    fn only_known_commands_and_options_are_suggested() {
+        let mut root = command();
+        root.build();
+        for (other, own) in COMMANDS {
+            assert!(root.find_subcommand(other).is_none(), "{other} is a command");
+            assert!(root.find_subcommand(own).is_some_and(|found| !found.is_hide_set()), "{own}");
+        }
+        for (name, other, own) in OPTIONS {
+            let found = root.find_subcommand(name).unwrap();
+            let has = |option: &str| {
+                let long = |arg: &clap::Arg| arg.get_long().is_some_and(|long| option == format!("--{long}"));
+                let short =
+                    |arg: &clap::Arg| arg.get_short().is_some_and(|short| option == format!("-{short}"));
+                found.get_arguments().any(|arg| long(arg) || short(arg))
+            };
+            assert!(has(own) && !has(other), "{name} {other} {own}");
+        }
+    }
+}
