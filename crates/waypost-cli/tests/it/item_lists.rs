@@ -311,3 +311,38 @@ fn a_replaced_item_outlasts_a_rerun_upstream() {
         assert_eq!(ran(&rig), "p ax bx aw bw c", "{evidence}");
     }
 }
+
+// Bug: after items were inserted or reordered, steps that read `item_index` kept results of the old index, and failed items
+// ran with the old index. Cause: neither traces nor the states of continued items had the new index. Fix: the index is part of
+// the input of each step that reads it, and is set in the state of a continued item.
+#[test]
+fn steps_that_read_the_index_rerun_with_the_new_index() {
+    let flow = |items: &str, evidence: &str, reads: &str| {
+        let flow = two_steps(items, "", evidence);
+        match reads {
+            "env" => flow
+                .replacen("env: {I: '${{ item }}'}", "env: {I: '${{ item }}', N: '${{ item_index }}'}", 1)
+                .replace("echo a$I", "echo a$I$N"),
+            _ => flow.replacen("{id: a, ", &format!("{{id: a, if: {reads}, "), 1),
+        }
+    };
+    for evidence in ["", EXIT] {
+        for (reads, end, items, wanted) in [
+            ("env", Joined, "w, x, y", "aw0 bw ax1 ay2 c"),
+            ("env", Joined, "y", "ay0 c"),
+            ("env", Joined, "x, w, y", "aw1 bw ay2 c"),
+            ("env", Failed, "w, x, y", "aw0 bw ax1 ay2 by c"),
+            ("item_index == 0", Joined, "y, x", "ay c"),
+            ("item_index < 5", Failed, "w, x, y", "aw bw ax ay by c"),
+        ] {
+            let rig = ended(&flow("x, y", evidence, reads), end);
+            rig.write("flow.yaml", &flow(items, evidence, reads));
+            let choice: &[&str] = if end == Joined { &["--rerun-changed"] } else { &[] };
+
+            assert_eq!(resume(&rig, choice), Some(0));
+
+            assert_eq!(ran(&rig), wanted, "{evidence}{reads} {items}");
+            assert_eq!((resume(&rig, &[]), ran(&rig).as_str()), (Some(0), ""), "{evidence}{reads} {items}");
+        }
+    }
+}
