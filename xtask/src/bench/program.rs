@@ -239,6 +239,14 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         None
     }
 
+    fn reads_index(&self, _: StepRef<'_>) -> bool {
+        false
+    }
+
+    fn set_index(&self, _: &mut S, _: u64) -> bool {
+        false
+    }
+
     fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }

@@ -293,14 +293,6 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     };
     let changed = match Workflow::read(&relative_to_here(&file)) {
         Ok(changed) => changed,
-        // Without `--with`, the user has the result: the run is completed.
-        Err(_) if ended.is_some() && choice.with.is_none() => {
-            let file = shown(&file);
-            let note = format!(
-                "{file} changed, and is not a valid workflow: `waypost check {file}` lists the problems."
-            );
-            return Ok(own.with_note(note));
-        }
         Err(ReadError::File(error)) if choice.with.is_none() => {
             return Err(Error::NotAdopted {
                 run: snapshot.entry.summary.run.clone(),

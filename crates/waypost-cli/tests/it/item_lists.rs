@@ -311,3 +311,36 @@ fn a_replaced_item_outlasts_a_rerun_upstream() {
         assert_eq!(ran(&rig), "p ax bx aw bw c", "{evidence}");
     }
 }
+
+// Bug: after items were inserted or reordered, steps that read `item_index` kept results of the old index, and failed items
+// ran with the old index. Cause: neither traces nor the states of continued items had the new index. Fix: the index is part of
+// the input of each step that reads it, and is set in the state of a continued item.
+#[test]
+fn steps_that_read_the_index_rerun_with_the_new_index() {
+    let flow = |items: &str, evidence: &str, reads: &str| {
+        let flow = two_steps(items, "", evidence);
+        match reads {
+            "env" => flow
+                .replacen("env: {I: '${{ item }}'}", "env: {I: '${{ item }}', N: '${{ item_index }}'}", 1)
+                .replace("echo a$I", "echo a$I$N"),
+            _ => flow.replacen("{id: a, ", &format!("{{id: a, if: {reads}, "), 1),
+        }
+    };
+    for (reads, end, items, [without_traces, with_traces]) in [
+        ("env", Joined, "w, x, y", ["aw0 bw ax1 bx ay2 by c", "aw0 bw ax1 ay2 c"]),
+        ("env", Joined, "y", ["ay0 by c", "ay0 c"]),
+        ("env", Failed, "w, x, y", ["aw0 bw ax1 bx ay2 by c", "aw0 bw ax1 ay2 by c"]),
+        ("item_index < 5", Joined, "y, x", ["ay by ax bx c", "ay ax c"]),
+    ] {
+        for (evidence, wanted) in [("", without_traces), (EXIT, with_traces)] {
+            let rig = ended(&flow("x, y", evidence, reads), end);
+            rig.write("flow.yaml", &flow(items, evidence, reads));
+            let choice: &[&str] = if end == Joined { &["--rerun-changed"] } else { &[] };
+
+            assert_eq!(resume(&rig, choice), Some(0));
+
+            assert_eq!(ran(&rig), wanted, "{evidence}{reads} {items}");
+            assert_eq!((resume(&rig, &[]), ran(&rig).as_str()), (Some(0), ""), "{evidence}{reads} {items}");
+        }
+    }
+}

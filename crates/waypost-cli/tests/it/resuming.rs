@@ -452,19 +452,24 @@ fn a_completed_run_adopts_another_file_when_asked() {
     }
 }
 
+// Bug: after an edit that is not a valid workflow, `resume` of a completed run went on with the run's own copy and exit 0.
+// Cause: an ended run took any error of reading the file as no change. Fix: the refusal of a failed run.
 #[test]
-fn a_file_that_broke_after_the_end_is_told() {
-    let rig = Rig::with("steps:\n  - {id: a, run: 'true'}\n");
-    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
-    rig.write("flow.yaml", "steps: [{ rum: x }]\n");
+fn an_invalid_file_is_refused_after_any_end() {
+    for end in ["true", "false"] {
+        let rig = Rig::with(&format!("steps:\n  - {{id: a, run: 'echo a >> trace; {end}'}}\n"));
+        let code = if end == "true" { 0 } else { 1 };
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(code));
+        rig.write("flow.yaml", "steps: [{ rum: x }]\n");
 
-    let told = rig.waypost(&["resume", "r"]);
+        for choice in [&[][..], &["--rerun-changed"], &["--from", "a"]] {
+            let told = rig.waypost(&[&["resume", "r"], choice].concat());
 
-    assert!(told.starts_with("exit 0"), "{told}");
-    assert!(
-        told.contains("flow.yaml changed, and is not a valid workflow: `waypost check flow.yaml`"),
-        "{told}"
-    );
+            assert!(told.starts_with("exit 78") && told.contains("rum"), "{end} {choice:?} {told}");
+        }
+        assert_eq!(rig.read("trace"), "a\n", "{end}");
+        assert_eq!(rig.call(&["resume", "r", "--keep-definition", "-q"]).status.code(), Some(code));
+    }
 }
 
 #[test]

@@ -367,6 +367,14 @@ impl Program for WorkflowProgram {
         read.iter().filter_map(|id| StepId::new(id).ok()).collect()
     }
 
+    fn reads_index(&self, step_ref: StepRef<'_>) -> bool {
+        readers::reads_index(self.step(step_ref))
+    }
+
+    fn set_index(&self, state: &mut WorkflowState, index: u64) -> bool {
+        state.set_item_index(index)
+    }
+
     fn attach(&self, step_ref: StepRef<'_>, state: &WorkflowState, child: &mut WorkflowState) {
         let step = self.step(step_ref);
         // An error is reported by the next step that needs the service.

@@ -7,7 +7,7 @@ use waypost::{BranchPath, StepId};
 
 use super::WorkflowProgram;
 use crate::expr::ELEMENT;
-use crate::file::{Body, Step};
+use crate::file::{Body, ITEM_INDEX, Step};
 
 impl WorkflowProgram {
     /// Returns the steps of an item's branch with a use of the item, directly or in a nested step.
@@ -63,6 +63,14 @@ pub(super) fn steps_read_by(step: &Step, read: &mut BTreeSet<String>) {
     for inner in step.work.body().into_iter().chain(hooks).flat_map(Body::steps) {
         steps_read_by(inner, read);
     }
+}
+
+/// Returns whether a step, a hook or a nested step reads the index of its item. The items of an inner `foreach` have their
+/// own index; an included file reads only the given params.
+pub(super) fn reads_index(step: &Step) -> bool {
+    let within = step.work.body().filter(|_| step.work.foreach().is_none() && step.work.child().is_none());
+    let hooks = step.hooks.iter().map(|hook| &hook.body);
+    step.reads_local(ITEM_INDEX) || within.into_iter().chain(hooks).flat_map(Body::steps).any(reads_index)
 }
 
 fn reads(step: &Step, name: &str) -> bool {

@@ -284,6 +284,11 @@ impl WorkflowState {
         self.item.as_ref().map(|item| item.index)
     }
 
+    /// Sets the place of the item. Returns whether the state had another place.
+    pub(super) fn set_item_index(&mut self, index: u64) -> bool {
+        self.item.as_mut().is_some_and(|item| std::mem::replace(&mut item.index, index) != index)
+    }
+
     /// Replaces the item.
     pub fn set_item(&mut self, value: Value) {
         if let Some(item) = &mut self.item {

@@ -501,6 +501,7 @@ pub(super) async fn resume_child<P: Program>(
         return Ok(None);
     }
     let mut state = decode_state(session.program, shape.level(), &base)?;
+    session.program.set_index(&mut state, opener.index);
     session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
     forget(session.program, &branch, &forgotten, &mut state)?;
     let mut chain = Chain::child(&above.chain, branch);

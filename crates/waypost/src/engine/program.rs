@@ -127,6 +127,13 @@ pub trait Program: Send + Sync {
     /// steps. Called only for graphs with `needs`.
     fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId>;
 
+    /// Returns whether a step, or a nested step, reads the index of the item of its branch: the index is then part of the
+    /// step's input.
+    fn reads_index(&self, step_ref: StepRef<'_>) -> bool;
+
+    /// Sets the index of the item in the state of a child. Returns whether the state had another index.
+    fn set_index(&self, state: &mut Self::State, index: u64) -> bool;
+
     /// Returns the input of a step from the state. A step with children also gets their ends.
     ///
     /// # Errors

@@ -33,6 +33,9 @@ pub(super) fn trace_of<P: Program>(program: &P, scope: &Scope<'_, P::State>, pla
         needs.insert(need.clone(), scope.digests.get(need)?.both());
     }
     let input = scope.position.input.unwrap_or_else(no_input);
+    let index = scope.opener.as_ref().filter(|_| program.reads_index(scope.step_ref(place)));
+    let input =
+        index.map_or(input, |item| Digest::of_parts([&input.as_bytes()[..], &item.index.to_le_bytes()]));
     let previous_pass = match scope.pass_of(place) > 1 {
         true => Some(scope.digests.get(&step.id)?.both()),
         false => None,

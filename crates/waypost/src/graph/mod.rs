@@ -287,6 +287,14 @@ impl Program for Erased {
     }
 
     /// Each function is given the whole state.
+    fn reads_index(&self, _: StepRef<'_>) -> bool {
+        false
+    }
+
+    fn set_index(&self, _: &mut Held, _: u64) -> bool {
+        false
+    }
+
     fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }

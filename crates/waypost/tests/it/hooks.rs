@@ -196,6 +196,14 @@ impl Program for Hooked {
         None
     }
 
+    fn reads_index(&self, _: StepRef<'_>) -> bool {
+        false
+    }
+
+    fn set_index(&self, _: &mut BTreeMap<String, Value>, _: u64) -> bool {
+        false
+    }
+
     fn reads(&self, _: StepRef<'_>) -> Vec<StepId> {
         Vec::new()
     }

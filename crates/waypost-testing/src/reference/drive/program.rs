@@ -242,6 +242,14 @@ impl Program for Driven {
         state.outputs.get(id).map(|output| json!([output, state.joined.get(id)]))
     }
 
+    fn reads_index(&self, _: StepRef<'_>) -> bool {
+        false
+    }
+
+    fn set_index(&self, _: &mut State, _: u64) -> bool {
+        false
+    }
+
     fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId> {
         let mut steps = vec![self.definition.steps.clone()];
         while let Some(list) = steps.pop() {

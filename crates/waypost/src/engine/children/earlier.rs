@@ -1,11 +1,12 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
 use crate::id::{BranchPath, StepId};
-use crate::plan::shape::Unfinished;
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::steps_in_lost;
-use crate::record::{FrontierEntry, Position, Record, Try};
+use crate::record::{FrontierEntry, Position, Record, RerunRequest, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
+use super::super::begin::decode_state;
 use super::super::chain::Chain;
 use super::super::failure::position_for_retry;
 use super::super::fan_out::Item;
@@ -16,7 +17,7 @@ use super::super::requested::invalidate_requested;
 use super::super::scheduler::children_of;
 use super::super::scope::ScopeId;
 use super::super::session::Session;
-use super::super::{Program, RunError};
+use super::super::{Program, RunError, StepRef};
 use super::{ChildStart, Earlier, position_before};
 
 impl<P: Program> Session<'_, P> {
@@ -78,7 +79,9 @@ impl<P: Program> Session<'_, P> {
                     let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
                     let iteration = self.scopes.get(id).entry(place).at.iteration.clone();
                     let at = Try { attempt: 0, epoch, iteration };
-                    let asked = (&self.main().position.requests, &chain.branch);
+                    let mut requests = self.main().position.requests.clone();
+                    requests.extend(self.index_readers(&chain.branch, shape, (item, &record))?);
+                    let asked = (&requests, &chain.branch);
                     let results = Results::dropped(!self.retries);
                     let after = invalidate_requested(self.program.shape(), asked, position, &at, results);
                     let head = Head { record, next: chain.next, damaged: found.damaged };
@@ -104,6 +107,25 @@ impl<P: Program> Session<'_, P> {
         }
         let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
         Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
+    }
+
+    /// Returns the steps of a child that read the index of the item, if the item had another index before.
+    fn index_readers(
+        &self,
+        branch: &BranchPath,
+        shape: &Shape,
+        (item, before): (&Item, &Record),
+    ) -> Result<Vec<RerunRequest>, RunError> {
+        let mut state = decode_state(self.program, shape.level(), before)?;
+        if !self.program.set_index(&mut state, item.index) {
+            return Ok(Vec::new());
+        }
+        let steps = shape.steps().iter().enumerate();
+        let readers = steps.filter(|(place, step)| {
+            self.program.reads_index(StepRef { branch, level: shape.level(), place: *place, step })
+        });
+        let request = |step: &Step| RerunRequest { branch: branch.clone(), step: step.id.clone() };
+        Ok(readers.map(|(_, step)| request(step)).collect())
     }
 
     /// Returns the finished steps of a child that was opened before in the same pass.

@@ -209,6 +209,14 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.attach(step_ref, state, child);
     }
 
+    fn reads_index(&self, step_ref: StepRef<'_>) -> bool {
+        self.inner.reads_index(step_ref)
+    }
+
+    fn set_index(&self, state: &mut P::State, index: u64) -> bool {
+        self.inner.set_index(state, index)
+    }
+
     fn forget(&self, step_ref: StepRef<'_>, state: &mut P::State) {
         self.inner.forget(step_ref, state);
     }
