@@ -104,6 +104,11 @@ const FROM_GITHUB: [(&str, &str); 7] = [
     ("format", "put several `${{ }}` in the text"),
 ];
 
+/// Returns the replacement of a GitHub function, in any case of letters.
+fn from_github(name: &str) -> Option<&'static str> {
+    FROM_GITHUB.iter().find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, help)| *help)
+}
+
 /// Returns whether a name has a meaning in every expression.
 pub(crate) fn is_taken(name: &str) -> bool {
     ROOTS.contains(&name)
@@ -223,11 +228,10 @@ fn known(what: &str, token: &Token<'_>, names: &[&str]) -> Result<(), SyntaxErro
         return Ok(());
     }
     let error = SyntaxError::new(token.range.clone(), format!("there is no {what} `{}`", token.text));
-    let error = match FROM_GITHUB.iter().find(|(name, _)| *name == token.text) {
-        Some((_, help)) => error.help(*help),
-        None => error,
-    };
-    Err(error.hint(nearest(token.text, names.iter().copied())))
+    Err(match from_github(token.text) {
+        Some(help) => error.help(help),
+        None => error.hint(nearest(token.text, names.iter().copied())),
+    })
 }
 
 fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), SyntaxError> {
@@ -236,7 +240,7 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
         let message = "`cancelled()` is never true".to_owned();
         return Err(SyntaxError::new(token.range.clone(), message).help(AFTER_A_STOP));
     }
-    if !FUNCTIONS.contains(&token.text) && !FROM_GITHUB.iter().any(|(name, _)| *name == token.text) {
+    if !FUNCTIONS.contains(&token.text) && from_github(token.text).is_none() {
         return Err(unknown_function(token));
     }
     known("function", token, &FUNCTIONS)?;

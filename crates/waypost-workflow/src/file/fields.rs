@@ -5,25 +5,42 @@ use super::node::{Kind, Node};
 use crate::suggest::{listed, nearest};
 
 /// Keys of other tools, with the key used here.
-const FROM_ELSEWHERE: [(&str, &str); 25] = [
+const FROM_ELSEWHERE: &[(&str, &str)] = &[
     ("args", "run"),
     ("attempts", "retry"),
+    ("attempts", "max"),
     ("cmd", "run"),
     ("command", "run"),
     ("commands", "run"),
     ("condition", "if"),
+    ("continueOn", "continue_on_error"),
+    ("continue_on", "continue_on_error"),
+    ("count", "max"),
     ("cwd", "dir"),
     ("depends", "needs"),
     ("depends_on", "needs"),
     ("environment", "env"),
     ("after", "needs"),
+    ("handlerOn", "on_failure"),
+    ("handler_on", "on_failure"),
     ("ignore_error", "continue_on_error"),
     ("allow_failure", "continue_on_error"),
     ("input", "stdin"),
     ("inputs", "params"),
+    ("interval", "delay"),
+    ("intervalSec", "delay"),
+    ("interval_sec", "delay"),
+    ("limit", "max"),
+    ("maxAttempts", "max"),
+    ("max_attempts", "max"),
     ("parallel", "max_parallel"),
     ("parameters", "params"),
+    ("precondition", "if"),
+    ("preconditions", "if"),
     ("retries", "retry"),
+    ("retryPolicy", "retry"),
+    ("retryStrategy", "retry"),
+    ("retry_policy", "retry"),
     ("script", "run"),
     ("tasks", "steps"),
     ("timeout-minutes", "timeout"),
@@ -33,9 +50,39 @@ const FROM_ELSEWHERE: [(&str, &str); 25] = [
     ("working-directory", "dir"),
 ];
 
-/// Help for the `jobs` of a GitHub workflow: a job is a group.
-const JOBS: &str =
-    "write each job as a step of `steps`: `- { id: build, needs: [test], steps: [{ run: make }] }`";
+/// Keys of other tools with another form here: for a map with the second key, the help.
+const REWRITTEN: &[(&str, &str, &str)] = &[
+    (
+        "jobs",
+        "steps",
+        "write each job as a step of `steps`: `- { id: build, needs: [test], steps: [{ run: make }] }`",
+    ),
+    ("strategy", "foreach", COMBINATIONS),
+    ("matrix", "foreach", COMBINATIONS),
+    ("matrix", "file", "write the combinations as a list: `items: [{ os: linux, python: 3 }]`"),
+    ("parallel", "foreach", "write a list of items as `foreach`, and steps side by side with `needs`"),
+    ("include", "steps", "call another file in a step: `- workflow: FILE`"),
+    ("container", "run", CONTAINER),
+    ("image", "run", CONTAINER),
+    ("container", "steps", CONTAINER),
+    ("image", "steps", CONTAINER),
+    ("preconditions", "steps", "write `if` in a step"),
+    ("finally", "steps", "write a last step with `if: always()`"),
+    ("schedule", "steps", SCHEDULE),
+    ("cron", "steps", SCHEDULE),
+    (
+        "concurrency",
+        "steps",
+        "limit the steps with `max_parallel`; `waypost run FILE --or-resume` starts no second run",
+    ),
+    ("uses", "run", "write the commands in `run`, or call another file with `workflow`"),
+    ("with", "params", "write values for a command in `env`, and values for a `workflow` in `params`"),
+    ("runs-on", "steps", "remove the key: every step runs on this machine"),
+];
+const COMBINATIONS: &str =
+    "write the combinations as items: `foreach: { items: [{ os: linux, python: 3 }], steps: [...] }`";
+const CONTAINER: &str = "start the container in a command: `run: docker run --rm IMAGE COMMAND`";
+const SCHEDULE: &str = "start the run from cron or a systemd timer: `waypost run FILE --or-resume`";
 
 /// Keys of a map.
 #[derive(Debug)]
@@ -114,13 +161,14 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> O
         return None;
     }
     let message = format!("{} has no key `{name}`", set.what);
-    if name == "jobs" && set.keys.contains(&"steps") {
-        checker.wrong(key, message, JOBS);
-        return Some("steps".to_owned());
-    }
+    let is_rewritten = |(other, here, _): &&(&str, &str, &str)| *other == name && set.keys.contains(here);
     let known = || set.keys.iter().chain(set.later).copied();
     let from_elsewhere =
         FROM_ELSEWHERE.iter().find(|(other, word)| *other == name && known().any(|key| key == *word));
+    if let Some((_, here, help)) = REWRITTEN.iter().find(is_rewritten).filter(|_| from_elsewhere.is_none()) {
+        checker.wrong(key, message, help);
+        return Some((*here).to_owned());
+    }
     let hint = match from_elsewhere {
         Some((_, word)) => Some((*word).to_owned()),
         None => nearest(&name.replace('-', "_"), known()),

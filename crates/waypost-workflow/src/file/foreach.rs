@@ -400,6 +400,7 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
             match (fields.get("run"), fields.get("file")) {
                 (Some(run), None) => Some(ItemSource::Command(checker.template(run, "run")?, json)),
                 (None, Some(file)) => Some(ItemSource::File(checker.template(file, "file")?, json)),
+                (None, None) if fields.has_any(&["run", "file"]) => None,
                 _ => {
                     checker.wrong(
                         node,

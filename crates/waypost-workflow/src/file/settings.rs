@@ -53,7 +53,7 @@ pub(super) fn retry(checker: &mut Checker<'_>, node: &Node, base: &Retry) -> Opt
     let mut retry = base.clone();
     match fields.get("max") {
         Some(node) => retry.max = checker.integer(node, "max", 0..=RETRY_MAX).map_or(retry.max, tries),
-        None if retry.max == 0 => {
+        None if retry.max == 0 && !fields.has_any(&["max"]) => {
             checker.wrong(
                 node,
                 "`retry` has no number of tries",

@@ -141,6 +141,40 @@ fn jobs_of_github_are_explained_as_groups() {
 }
 
 #[test]
+fn keys_of_other_tools_are_answered_with_ours() {
+    let in_step = |key: &str| format!("steps:\n  - run: a\n    {key}\n");
+    let on_top = |key: &str| format!("{key}\nsteps: [{{run: a}}]\n");
+    for (text, ours) in [
+        (in_step("strategy: {matrix: {os: [a]}}"), "`foreach: {"),
+        (in_step("matrix: {os: [a]}"), "`foreach: {"),
+        ("steps: [{foreach: {items: {matrix: {os: [a]}}, steps: [{run: a}]}}]\n".to_owned(), "`items: [{"),
+        (in_step("parallel: [1, 2]"), "`foreach`"),
+        (on_top("parallel: 2"), "did you mean `max_parallel`?"),
+        (in_step("retryPolicy: {limit: 1}"), "did you mean `retry`?"),
+        (in_step("retry: {limit: 1}"), "did you mean `max`?"),
+        (in_step("retry: {max: 1, intervalSec: 5}"), "did you mean `delay`?"),
+        (on_top("include: [a.yaml]"), "- workflow: FILE"),
+        (in_step("container: alpine"), "docker run"),
+        (on_top("image: alpine"), "docker run"),
+        (in_step("continueOn: {failure: true}"), "did you mean `continue_on_error`?"),
+        (in_step("preconditions: [a]"), "did you mean `if`?"),
+        (on_top("preconditions: [a]"), "write `if` in a step"),
+        (on_top("handlerOn: {failure: {run: a}}"), "did you mean `on_failure`?"),
+        (on_top("finally: [a]"), "`if: always()`"),
+        (on_top("schedule: '0 0 * * *'"), "cron"),
+        (on_top("concurrency: 1"), "`max_parallel`"),
+        ("steps: [{uses: actions/checkout@v4}]\n".to_owned(), "write the commands in `run`"),
+        (in_step("with: {a: b}"), "`env`"),
+        (in_step("if: fromjson(env.A)"), "`capture: json`"),
+        (in_step("if: (env.A | fromjson) == 1"), "`capture: json`"),
+    ] {
+        let said = problems_of(text.as_bytes());
+        assert!(said.contains(ours), "{text}{said}");
+        assert_eq!(said.matches("error: ").count(), 1, "one problem: {text}{said}");
+    }
+}
+
+#[test]
 fn words_that_are_not_built_yet_are_said_to_be_so() {
     assert_text(
         "keys_later",
