@@ -598,7 +598,7 @@ pub(crate) struct ManArgs {
 }
 
 impl Command {
-    /// Replaces a short form by the command that it stands for.
+    /// Expands a short form into the full command.
     ///
     /// # Errors
     /// An option contradicts the short form.

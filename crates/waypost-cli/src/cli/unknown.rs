@@ -1,4 +1,4 @@
-//! Errors about unknown commands and options: they name the command or option that was meant.
+//! Errors about unknown commands and options, with the closest command or option.
 
 use clap::error::{ContextKind, ContextValue};
 
@@ -71,7 +71,7 @@ const OPTIONS: &[(&str, &str, &str)] = &[
     ("prune", "-f", "--yes"),
 ];
 
-/// Makes an error about an unknown word name the command or option that was meant, never an internal one.
+/// Adds the closest public command or option to an error about an unknown word.
 pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),

@@ -53,7 +53,7 @@ macro_rules! store_differential {
     };
 }
 
-/// Package and name of a test, for the command that repeats it.
+/// Package and name of a test, for the command line of a repetition.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct TestName {

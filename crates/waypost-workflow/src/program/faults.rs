@@ -16,9 +16,9 @@ pub(super) fn failure(kind: FailureKind, error: impl std::error::Error) -> Failu
     Failure { error: chain, ..Failure::new(kind, Vec::new()) }
 }
 
-/// Returns the failure of a step without items that are known before its work.
+/// Returns the failure of a step whose items are unknown before its work.
 pub(super) fn no_known_children(step_ref: StepRef<'_>) -> Failure {
-    let text = format!("step `{}` has no items that are known before its work", step_ref.step.id);
+    let text = format!("step `{}` has no items known before its work", step_ref.step.id);
     Failure::new(FailureKind::Error, vec![text])
 }
 

@@ -71,8 +71,8 @@ pub trait Program: Send + Sync {
     ) -> Result<Admission, Failure>;
 
     /// Returns the children of a step, in order, with their items. Called once; the items are recorded. Not
-    /// called if the shape names the children. If the step finds the children by its work, only a dry run
-    /// calls this function.
+    /// called if the shape names the children. For children found by the work of the step, called by dry
+    /// runs only.
     ///
     /// # Errors
     /// A failure of the step; in a dry run, the items are unknown without the work.

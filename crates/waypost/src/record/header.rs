@@ -375,7 +375,7 @@ pub struct Ending {
     /// The printed text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Printed>,
-    /// Standard output of a failed step, or the outcomes of its children as JSON, for the program that settles the step.
+    /// Standard output of a failed step, or the outcomes of its children as JSON: input of the settlement by the program.
     /// Goes into the state; not recorded here.
     #[serde(skip)]
     pub stdout: Option<String>,
