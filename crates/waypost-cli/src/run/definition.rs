@@ -293,6 +293,15 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     };
     let changed = match Workflow::read(&relative_to_here(&file)) {
         Ok(changed) => changed,
+        // History stays readable.
+        Err(ReadError::File(_)) if choice.looks => {
+            let file = shown(&file);
+            let note = format!(
+                "{file} changed, and is not a valid workflow: a resume is refused; `waypost check {file}` lists \
+                 the problems."
+            );
+            return Ok(own.with_note(note));
+        }
         Err(ReadError::File(error)) if choice.with.is_none() => {
             return Err(Error::NotAdopted {
                 run: snapshot.entry.summary.run.clone(),

@@ -467,6 +467,10 @@ fn an_invalid_file_is_refused_after_any_end() {
 
             assert!(told.starts_with("exit 78") && told.contains("rum"), "{end} {choice:?} {told}");
         }
+        for reader in [&["why", "r", "a"][..], &["plan", "r"]] {
+            let told = rig.waypost(reader);
+            assert!(told.starts_with("exit 0") && told.contains("a resume is refused"), "{end} {told}");
+        }
         assert_eq!(rig.read("trace"), "a\n", "{end}");
         assert_eq!(rig.call(&["resume", "r", "--keep-definition", "-q"]).status.code(), Some(code));
     }
