@@ -440,7 +440,8 @@ fn another_list_of_unfinished_items_runs_the_added_ones_only() {
         let said = rig.waypost(&["resume", "r"]);
 
         assert!(said.starts_with("exit 0") && said.contains("step each has another list of items"), "{said}");
-        let wanted = ["3 of 3", "more b", "more c", "work b", "work c"];
+        // `more` reads the index of its item: the index of item a was 0 and is 1.
+        let wanted = ["3 of 3", "more a", "more b", "more c", "work b", "work c"];
         assert_eq!(lines(&rig, "trace"), wanted, "{store}");
     }
 }
@@ -450,7 +451,12 @@ fn another_list_of_joined_items_needs_a_choice() {
     for (choice, wanted) in [
         (
             "--rerun-changed",
-            ["2 of 2", "3 of 3", "more a", "more b", "more c", "work a", "work b", "work c"].as_slice(),
+            // `more` reads the index of its item, which has changed for a and b.
+            [
+                "2 of 2", "3 of 3", "more a", "more a", "more b", "more b", "more c", "work a", "work b",
+                "work c",
+            ]
+            .as_slice(),
         ),
         ("--keep-finished", &["2 of 2", "more a", "more b", "work a", "work b"]),
     ] {
