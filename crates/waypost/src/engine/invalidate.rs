@@ -118,7 +118,7 @@ pub(super) fn invalidate(
 impl Invalidated {
     /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
     pub(super) fn exclude_reuse(&mut self, step: &Step) {
-        self.position.drop_results(&step.id, 0);
+        self.position.drop_results(&step.id);
         if step.opens() {
             self.position.rerun_whole.insert(step.id.clone());
         }
@@ -162,7 +162,7 @@ pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> 
                 Some(Reusable::Begun { entry, .. }) => after.ask_about(&step, Some(*entry)),
                 _ => {}
             }
-            after.drop_results(&step, 0);
+            after.drop_results(&step);
         }
     }
     after

@@ -149,8 +149,6 @@ struct StepOnPath {
     step: StepId,
     /// True for the requested step itself; false for an opener above.
     is_named: bool,
-    /// The passes of an opener before the pass on the path: their results stay reusable.
-    passes_kept: u32,
 }
 
 /// Excludes the reuse of a step and of all downstream steps, whose results are out of force; returns the results to remove
@@ -160,14 +158,13 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
     let mut forgotten = Vec::new();
     for at in shape.downstream(&[place]).into_iter().chain([place]) {
         let step = &shape.steps()[at];
-        let passes_kept = if at == place { requested.passes_kept } else { 0 };
         if !position.has_result(&step.id) {
             continue;
         }
         if at != place && results == Results::Drop && step.must_ask_again(true, None) {
             position.ask_about(&step.id, None);
         }
-        position.drop_results(&step.id, passes_kept);
+        position.drop_results(&step.id);
         if (at != place || requested.is_named) && step.opens() {
             position.rerun_whole.insert(step.id.clone());
         }
@@ -182,12 +179,11 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
 /// step. `None` if the scope is not on the path.
 fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepOnPath> {
     if *on == request.branch {
-        return Some(StepOnPath { step: request.step.clone(), is_named: true, passes_kept: 0 });
+        return Some(StepOnPath { step: request.step.clone(), is_named: true });
     }
     let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
-    let passes_kept = next.pass_number().map_or(0, |pass| pass.saturating_sub(1));
-    Some(StepOnPath { step: opener_of(shape, &next)?, is_named: false, passes_kept })
+    Some(StepOnPath { step: opener_of(shape, &next)?, is_named: false })
 }
 
 /// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.

@@ -114,7 +114,7 @@ pub(super) async fn go_back(
     let results =
         position.reusable.iter().filter(|result| position.has_result(result.0) && !is_kept(*result));
     let results: Vec<StepId> = results.map(|(step, _)| step.clone()).collect();
-    results.iter().for_each(|step| position.drop_results(step, 0));
+    results.iter().for_each(|step| position.drop_results(step));
     base.redone.extend(results.into_iter().map(Forget::Step));
     let unfinished = Unfinished::of(shape, &position);
     let begins = |(place, step): &(usize, &Step)| {

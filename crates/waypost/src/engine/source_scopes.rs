@@ -147,7 +147,7 @@ fn position_in_new_run(position: &Position) -> Position {
     let mut position = Position { definition: None, config: None, chain: None, ..position.clone() };
     position.ledger.clear();
     let results: Vec<StepId> = position.reusable.keys().cloned().collect();
-    results.iter().for_each(|step| position.drop_results(step, 0));
+    results.iter().for_each(|step| position.drop_results(step));
     for entry in &mut position.frontier {
         let carried = |fan: Fan| {
             let items = fan.items.map(|at| FrozenItems { blob: name_of(at.digest), ..at });

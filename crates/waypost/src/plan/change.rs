@@ -333,7 +333,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let is_there = |step: &StepId| after.place(step.as_str()).is_some();
     position.reusable.retain(|step, _| is_there(step));
     for (step, _) in &redone {
-        position.drop_results(step, 0);
+        position.drop_results(step);
         position.ask_no_more(step);
         if after.step(step.as_str()).is_some_and(|step| step.children.is_some()) && !after.is_routed() {
             position.rerun_whole.insert(step.clone());

@@ -124,10 +124,10 @@ impl Position {
         self.reusable.keys().any(|step| self.has_result(step))
     }
 
-    /// Drops the results out of force of a step, except for the first passes to keep. A question about the step stays.
-    pub(crate) fn drop_results(&mut self, step: &StepId, passes_kept: u32) {
+    /// Drops the results out of force of a step. A question about the step stays.
+    pub(crate) fn drop_results(&mut self, step: &StepId) {
         if let Some(results) = self.reusable.get_mut(step) {
-            results.retain(|pass, _| *pass == QUESTION || *pass <= passes_kept);
+            results.retain(|pass, _| *pass == QUESTION);
             if results.is_empty() {
                 self.reusable.remove(step);
             }
