@@ -9,45 +9,40 @@
 //! use std::time::Duration;
 //!
 //! use serde::{Deserialize, Serialize};
-//! use waypost::{Context, Engine, Graph, MemoryStore, Retry, StepError};
+//! use waypost::{Context, Engine, FileStore, Graph, Retry, StepError};
 //!
 //! #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 //! struct Import {
-//!     fetched: u32,
 //!     rows: u32,
 //! }
 //!
 //! async fn fetch(mut state: Import, _: Context) -> Result<Import, StepError> {
-//!     state.fetched += 1; // Counts how often it was done.
+//!     println!("fetching");
 //!     state.rows = 1_000;
 //!     Ok(state)
 //! }
 //!
-//! async fn load(state: Import, context: Context) -> Result<Import, StepError> {
-//!     if context.attempt() == 1 {
-//!         std::future::pending::<()>().await; // The first time, the machine dies here.
-//!     }
+//! async fn load(state: Import, _: Context) -> Result<Import, StepError> {
+//!     println!("loading"); // Kill the program here, with `kill -9`, and start it again.
+//!     tokio::time::sleep(Duration::from_secs(30)).await;
 //!     Ok(state)
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let folder = folder.path();
 //! let graph = Graph::<Import>::builder("import")
-//!     .step("fetch", fetch)
-//!     .retry(Retry::exponential(3))
+//!     .step_with("fetch", fetch, |step| step.retry(Retry::exponential(3)))
 //!     .step("load", load)
-//!     .edge("fetch", "load")
+//!     .chain(["fetch", "load"])
 //!     .build()?;
-//! let engine = Engine::new(Arc::new(MemoryStore::new()));
+//! let engine = Engine::new(Arc::new(FileStore::open(folder)?));
 //!
-//! // A crash: the run is dropped in the middle of `load`.
-//! let run = engine.run(&graph, "monday", Import::default());
-//! tokio::time::timeout(Duration::from_secs(60), run).await.unwrap_err();
+//! // The second start does not print `fetching`: it continues with `load`.
+//! let outcome = engine.run(&graph, "monday", Import::default()).or_resume().await?;
 //!
-//! let outcome = engine.resume(&graph, "monday").await?;
-//!
-//! assert_eq!(outcome.state.rows, 1_000);
-//! assert_eq!(outcome.state.fetched, 1, "what is finished is not done again");
+//! println!("loaded {} rows", outcome.into_result()?.rows);
 //! # Ok(())
 //! # }
 //! ```
@@ -57,7 +52,9 @@
 //! | to | see |
 //! |---|---|
 //! | build a graph of steps, edges, routes and loops | [`Graph::builder`], [`graph::Builder`] |
+//! | lend clients and settings to steps | [`Graph::with_resources`] |
 //! | run and resume a graph | [`Engine::run`], [`Engine::resume`], and their streams of events: [`graph::Run::stream`] |
+//! | resume all runs that can continue | [`Engine::resume_due`] |
 //! | run several branches at once | [`Builder::fork`](graph::Builder::fork) |
 //! | process many items, each with its own checkpoints | [`Builder::each`](graph::Builder::each) |
 //! | retry failures, and limit time | [`Retry`], [`Builder::retry`](graph::Builder::retry), [`Builder::timeout`](graph::Builder::timeout), [`StepError::fatal`] |
@@ -101,7 +98,7 @@ pub use engine::{
     TreatAs,
 };
 pub use evidence::{Probe, Verifier};
-pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError};
+pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError, ToStepError};
 pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
 pub use json::diff::diff;
 pub use json::{diff, json_path, path, unique_keys};

@@ -102,9 +102,9 @@ impl World {
             };
             let pack = Pack::all([claim]);
             let step = |state: u64, _| async move { Ok::<u64, std::convert::Infallible>(state + 1) };
-            builder = builder.step(&name(number), step).evidence(move |_| pack.clone());
+            builder = builder.step(name(number), step).evidence(move |_| pack.clone());
             if number > 0 {
-                builder = builder.edge(&name(number - 1), &name(number));
+                builder = builder.edge(name(number - 1), name(number));
             }
         }
         let graph = builder.build()?;

@@ -1,12 +1,12 @@
 //! `waypost resume`: continues a run from its newest checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
-    Snapshot, StopHandle, Then,
+    DueRuns, Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
+    Snapshot, StopHandle, Then, due_runs,
 };
 use waypost::folder::REPORT;
 use waypost::record::{Choice as SettlementChoice, RunRecord, RunStatus};
@@ -122,7 +122,7 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
 async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs) -> Result<Exit, Error> {
     let Due { runs: found, unreadable } = due(context, store.as_ref()).await?;
     let mut runs = Vec::with_capacity(found.len());
-    for run in found.into_iter().rev() {
+    for run in found {
         if is_of_script(store.as_ref(), &run).await {
             context.output.detail(&format!("Skipped run {run}: it belongs to a script."));
         } else {
@@ -211,32 +211,14 @@ async fn in_doubt(store: &dyn Store) -> Result<Vec<RunId>, Error> {
 
 /// The runs to resume.
 struct Due {
-    /// Newest first.
+    /// Oldest first, then the damaged runs.
     runs: Vec<RunId>,
     /// Errors of unreadable runs with an unknown status.
     unreadable: Vec<Error>,
 }
 
 async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
-    let now = context.now();
-    let statuses = [RunStatus::Interrupted, RunStatus::Queued, RunStatus::Waiting].into();
-    let mut query = RunQuery { statuses, ..RunQuery::default() };
-    let mut runs = Vec::new();
-    let mut damaged = BTreeSet::new();
-    loop {
-        let page = store.runs(&query).await?;
-        damaged.extend(page.damaged.into_iter().map(|found| found.run));
-        for found in page.runs {
-            let is_due = found.status != RunStatus::Waiting
-                || found.summary.wake_at.is_some_and(|wake_at| wake_at <= now)
-                || !store.signals(&found.run).await?.is_empty();
-            runs.extend(is_due.then_some(found.run));
-        }
-        match page.next {
-            Some(cursor) => query.cursor = Some(cursor),
-            None => break,
-        }
-    }
+    let DueRuns { mut runs, damaged } = due_runs(store, context.now()).await?;
     let mut unreadable = Vec::new();
     for run in damaged {
         match run_status::unlisted(store, &run).await {

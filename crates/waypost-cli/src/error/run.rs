@@ -78,7 +78,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
                  `--restart` starts over",
             ),
         ),
-        RunError::NoSuchWait { run, .. } => {
+        RunError::NoSuchWait { run, .. } | RunError::SeveralWaits { run, .. } => {
             ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` lists the waits of the run")))
         }
         RunError::Answered { run, .. } => {

@@ -510,22 +510,22 @@ impl Engine {
         Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended, doubted })
     }
 
-    /// Reads a checkpoint of the main branch with its state. Runs nothing and changes nothing.
+    /// Reads a checkpoint of any branch with its state. Runs nothing and changes nothing.
     ///
     /// # Errors
-    /// [`RunError::NoState`]: retention dropped the state. Others of the store, and of the program while
+    /// [`RunError::NoState`]: retention dropped the state, or the program has no such branch. Others of the store, and of the program while
     /// decoding.
     pub async fn inspect_program<P: Program>(
         &self,
         program: &P,
         at: &CheckpointRef,
     ) -> Result<(Record, Position, P::State), RunError> {
-        if !at.branch.is_main() {
-            let why = "only states of the main branch can be read here".to_owned();
+        let Some(shape) = program.shape().of_branch(&at.branch) else {
+            let why = format!("the definition has no branch `{}`", at.branch);
             return Err(RunError::NoState { at: at.to_string(), why });
-        }
+        };
         let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
-        let state = decode_state(program, program.shape().level(), &record)?;
+        let state = decode_state(program, shape.level(), &record)?;
         Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }
 }

@@ -36,6 +36,7 @@ mod commit;
 mod completion;
 mod definition;
 mod dry_run;
+mod due;
 mod early_cutoff;
 mod escalation;
 mod failure;
@@ -82,6 +83,7 @@ pub use attempt::{
 pub use cancel::Cancel;
 pub use definition::{Compared, changed_within};
 pub use dry_run::DryRun;
+pub use due::{DueRuns, due_runs};
 pub use fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
 pub use inspect::Look;
 pub use inspect::Snapshot;
@@ -92,7 +94,7 @@ pub use options::{
     OnLostCheckpoint, OnUnknown, OriginEvidence, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn,
     StartOptions, Then, TreatAs, Validate, ValidateFn,
 };
-pub use outcome::{Outcome, RunError, StepFailure, Waiting};
+pub use outcome::{NotCompleted, Outcome, RunError, StepFailure, Waiting};
 pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
     Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Recovered,

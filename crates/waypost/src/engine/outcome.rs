@@ -1,6 +1,6 @@
 //! The end of a session, and the errors of a session.
 
-use crate::id::{BranchPath, InvalidName, RunId, StepId};
+use crate::id::{BranchPath, CheckpointRef, InvalidName, RunId, StepId};
 use crate::plan::Decision;
 use crate::record::{Failure, Flaw, Position, RunStatus, Status, Wait, WaitKind};
 use crate::store::{Damage, Progress, StoreError};
@@ -41,6 +41,23 @@ pub struct Outcome<S> {
 }
 
 impl<S> Outcome<S> {
+    /// Returns the newest checkpoint of the main branch.
+    pub fn checkpoint(&self) -> CheckpointRef {
+        CheckpointRef { run: self.run.clone(), branch: BranchPath::main(), seq: self.at }
+    }
+
+    /// Returns the final state of a completed run: a run that failed or waits is an error.
+    ///
+    /// # Errors
+    /// [`NotCompleted`]: the run has another status. The run is unchanged, and resumable as the status says.
+    pub fn into_result(self) -> Result<S, NotCompleted> {
+        if self.status == RunStatus::Completed {
+            return Ok(self.state);
+        }
+        let Self { run, status, failures, waiting, .. } = self;
+        Err(NotCompleted { run, status, failures, waiting })
+    }
+
     /// Maps the state.
     pub fn map_state<T>(self, map: impl FnOnce(S) -> T) -> Outcome<T> {
         Outcome {
@@ -99,6 +116,31 @@ pub struct StepFailure {
     pub step: StepId,
     /// The failure.
     pub failure: Failure,
+}
+
+/// The reason why a run has no result: see [`Outcome::into_result`].
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("run {run} is {}{}", status.name(), reason_of(failures, waiting))]
+pub struct NotCompleted {
+    /// The run.
+    pub run: RunId,
+    /// The status.
+    pub status: RunStatus,
+    /// All failures of the run, in order of occurrence.
+    pub failures: Vec<StepFailure>,
+    /// The external waits.
+    pub waiting: Vec<Waiting>,
+}
+
+/// Names the first failed step, or else the waiting steps, at the end of a sentence.
+fn reason_of(failures: &[StepFailure], waiting: &[Waiting]) -> String {
+    match failures.first() {
+        Some(StepFailure { branch, step, failure }) => {
+            format!(": {} failed: {}", place_of(branch, step), failure.error.join(": "))
+        }
+        None if waiting.is_empty() => String::new(),
+        None => waits_of(waiting),
+    }
 }
 
 /// A step that waits for an external event.
@@ -307,6 +349,16 @@ pub enum RunError {
         /// The id in the answer.
         id: String,
         /// The open waits.
+        waiting: Vec<Waiting>,
+    },
+    /// The step asks several questions. Nothing changed. Answer one by its id.
+    #[error("step `{step}` of run {run} asks several questions{}", waits_of(waiting))]
+    SeveralWaits {
+        /// The run.
+        run: RunId,
+        /// The step.
+        step: String,
+        /// The open questions of the step.
         waiting: Vec<Waiting>,
     },
     /// The wait already has an answer, and the answer stays.

@@ -27,8 +27,13 @@ impl Engine {
     /// # Errors
     /// - [`RunError::NoSuchWait`]: the run has no such open wait; nothing changed.
     /// - [`RunError::Answered`]: the wait already has an answer, and the answer stays.
-    pub async fn answer(&self, run: &str, id: &str, value: Value) -> Result<(), RunError> {
-        let run = RunId::new(run)?;
+    pub async fn answer(
+        &self,
+        run: impl AsRef<str>,
+        id: impl AsRef<str>,
+        value: impl Into<Value>,
+    ) -> Result<(), RunError> {
+        let (run, id, value) = (RunId::new(run.as_ref())?, id.as_ref(), value.into());
         let (mut since, now) = (None, self.clock.now());
         let mut waiting = Vec::new();
         for head in &Snapshot::read(self.store.as_ref(), &run).await?.heads {
@@ -60,6 +65,30 @@ impl Engine {
         }
     }
 
+    /// Answers the question of a step, named by id (`send`) or by path (`each:a/send`): see [`answer`](Self::answer).
+    ///
+    /// # Errors
+    /// Those of [`answer`](Self::answer), and [`RunError::SeveralWaits`] if the step asks several questions.
+    pub async fn answer_step(
+        &self,
+        run: impl AsRef<str>,
+        step: impl AsRef<str>,
+        value: impl Into<Value>,
+    ) -> Result<(), RunError> {
+        let (run, step) = (RunId::new(run.as_ref())?, step.as_ref());
+        let waiting = self.waiting(&run).await?;
+        let is_meant = |waiting: &&Waiting| {
+            let Waiting { branch, step: id, wait } = waiting;
+            wait.on == WaitKind::Answer && (id.as_str() == step || format!("{branch}/{id}") == step)
+        };
+        let meant: Vec<Waiting> = waiting.iter().filter(is_meant).cloned().collect();
+        match meant.as_slice() {
+            [] => Err(RunError::NoSuchWait { run, id: step.to_owned(), waiting }),
+            [one] => self.answer(run, &one.wait.id, value).await,
+            _ => Err(RunError::SeveralWaits { run, step: step.to_owned(), waiting: meant }),
+        }
+    }
+
     /// Sends a named signal to a run. The first step that waits for the name consumes the signal, now or later.
     ///
     /// A signal taken after a checkpoint is free again after a rollback to the checkpoint, in a fork from the
@@ -68,8 +97,13 @@ impl Engine {
     /// # Errors
     /// - [`StoreError::NotFound`]: the run does not exist.
     /// - [`RunError::Ended`]: the run has ended, so no step can consume the signal.
-    pub async fn signal(&self, run: &str, name: &str, value: Value) -> Result<(), RunError> {
-        let run = RunId::new(run)?;
+    pub async fn signal(
+        &self,
+        run: impl AsRef<str>,
+        name: impl AsRef<str>,
+        value: impl Into<Value>,
+    ) -> Result<(), RunError> {
+        let (run, name, value) = (RunId::new(run.as_ref())?, name.as_ref(), value.into());
         let status = self.store.run(&run).await?.summary.status;
         if !status.is_resumable() && status != RunStatus::Running {
             return Err(RunError::Ended { run, signal: name.to_owned(), status });

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 
 use super::context::Context;
 use super::error::{GraphError, StepError};
@@ -61,9 +62,42 @@ pub(super) struct StepDraft<S> {
     pub(super) on_failure: OnChildFailure,
 }
 
+/// The function of a step that borrows the resources of its graph: `async fn(T, Context, &Resources) -> Result<O, E>`.
+///
+/// Implemented for these functions; a program does not implement it.
+pub trait UsingResources<'a, T, Resources, O>: Send + Sync + 'static {
+    /// Calls the function.
+    fn call(
+        &self,
+        input: T,
+        context: Context,
+        resources: &'a Resources,
+    ) -> BoxFuture<'a, Result<O, StepError>>;
+}
+
+impl<'a, T, Resources, O, F, Fut, E> UsingResources<'a, T, Resources, O> for F
+where
+    Resources: 'a,
+    F: Fn(T, Context, &'a Resources) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<O, E>> + Send + 'a,
+    E: Into<StepError>,
+{
+    fn call(
+        &self,
+        input: T,
+        context: Context,
+        resources: &'a Resources,
+    ) -> BoxFuture<'a, Result<O, StepError>> {
+        self(input, context, resources).map(|end| end.map_err(Into::into)).boxed()
+    }
+}
+
 /// Builds a [`Graph`]. Settings such as [`retry`](Self::retry) apply to the step added last.
-pub struct Builder<S> {
+///
+/// `Resources`: the clients and settings that steps borrow; see [`Graph::with_resources`].
+pub struct Builder<S, Resources = ()> {
     name: String,
+    pub(super) resources: Arc<Resources>,
     pub(super) steps: Vec<StepDraft<S>>,
     /// The index of each step in `steps`.
     places: HashMap<StepId, usize>,
@@ -77,7 +111,7 @@ pub struct Builder<S> {
     problem: Option<GraphError>,
 }
 
-impl<S> std::fmt::Debug for Builder<S> {
+impl<S, Resources> std::fmt::Debug for Builder<S, Resources> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let steps: Vec<_> = self.steps.iter().map(|step| step.id.as_str()).collect();
         f.debug_struct("Builder").field("name", &self.name).field("steps", &steps).finish_non_exhaustive()
@@ -90,10 +124,11 @@ fn keeping<S: State>(migrations: Migrations) -> Keeping<S> {
     Keeping { schema, decode: Arc::new(move |bytes, found| Ok(migrations.read(found, bytes)?)) }
 }
 
-impl<S: State> Builder<S> {
-    pub(super) fn new(name: &str) -> Self {
+impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
+    pub(super) fn new(name: &str, resources: Resources) -> Self {
         Self {
             name: name.to_owned(),
+            resources: Arc::new(resources),
             steps: Vec::new(),
             places: HashMap::new(),
             ways: HashMap::new(),
@@ -112,7 +147,7 @@ impl<S: State> Builder<S> {
     /// step again, so the function should be idempotent. Effects that must not be repeated go into
     /// [`Context::once`].
     #[must_use]
-    pub fn step<F, Fut, E>(self, id: &str, step: F) -> Self
+    pub fn step<F, Fut, E>(self, id: impl AsRef<str>, step: F) -> Self
     where
         F: Fn(S, Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<S, E>> + Send + 'static,
@@ -120,7 +155,61 @@ impl<S: State> Builder<S> {
     {
         let step: StepFn<S> =
             Arc::new(move |state, context| step(state, context).map(|end| end.map_err(Into::into)).boxed());
-        self.add(id, StepAction::Step(step), None)
+        self.add(id.as_ref(), StepAction::Step(step), None)
+    }
+
+    /// Adds a step together with its settings.
+    ///
+    /// ```
+    /// # use waypost::{Context, Graph, Retry, StepError};
+    /// # async fn fetch(state: u32, _: Context) -> Result<u32, StepError> { Ok(state) }
+    /// Graph::<u32>::builder("import").step_with("fetch", fetch, |step| step.retry(Retry::exponential(3)));
+    /// ```
+    #[must_use]
+    pub fn step_with<F, Fut, E>(
+        self,
+        id: impl AsRef<str>,
+        step: F,
+        settings: impl FnOnce(Self) -> Self,
+    ) -> Self
+    where
+        F: Fn(S, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<S, E>> + Send + 'static,
+        E: Into<StepError>,
+    {
+        settings(self.step(id, step))
+    }
+
+    /// Adds a step that borrows the resources of the graph: `async fn step(state: S, context: Context, resources: &Resources)`.
+    /// Otherwise as [`step`](Self::step).
+    #[must_use]
+    pub fn step_using<F>(self, id: impl AsRef<str>, step: F) -> Self
+    where
+        F: for<'a> UsingResources<'a, S, Resources, S>,
+    {
+        let step = self.lend_resources(step);
+        self.step(id, step)
+    }
+
+    /// Returns a function that lends the resources of the graph to `work`.
+    fn lend_resources<T, O, F>(
+        &self,
+        work: F,
+    ) -> impl Fn(T, Context) -> BoxFuture<'static, Result<O, StepError>>
+    + Send
+    + Sync
+    + 'static
+    + use<S, Resources, T, O, F>
+    where
+        T: Send + 'static,
+        O: 'static,
+        F: for<'a> UsingResources<'a, T, Resources, O>,
+    {
+        let (work, resources) = (Arc::new(work), Arc::clone(&self.resources));
+        move |input, context| {
+            let (work, resources) = (Arc::clone(&work), Arc::clone(&resources));
+            async move { work.call(input, context, &resources).await }.boxed()
+        }
     }
 
     pub(super) fn add(mut self, id: &str, action: StepAction<S>, fan: Option<FanOutKind<S>>) -> Self {
@@ -244,8 +333,8 @@ impl<S: State> Builder<S> {
 
     /// Makes `id` the first step of the graph.
     #[must_use]
-    pub fn start(mut self, id: &str) -> Self {
-        match StepId::new(id) {
+    pub fn start(mut self, id: impl AsRef<str>) -> Self {
+        match StepId::new(id.as_ref()) {
             Ok(id) => self.start = Some(id),
             Err(why) => return self.wrong(GraphError::BadName { edge: "the start".to_owned(), why }),
         }
@@ -254,11 +343,24 @@ impl<S: State> Builder<S> {
 
     /// Adds an edge from a step to another step, or to [`END`].
     #[must_use]
-    pub fn edge(self, from: &str, to: &str) -> Self {
+    pub fn edge(self, from: impl AsRef<str>, to: impl AsRef<str>) -> Self {
+        let (from, to) = (from.as_ref(), to.as_ref());
         match StepId::new(to) {
             Ok(target) => self.way(from, Way::Edge(target)),
             Err(why) => self.wrong(GraphError::BadName { edge: describe_edge(from, to), why }),
         }
+    }
+
+    /// Adds an edge from each of these steps to the next.
+    #[must_use]
+    pub fn chain<T: AsRef<str>>(mut self, steps: impl IntoIterator<Item = T>) -> Self {
+        let mut steps = steps.into_iter();
+        let Some(mut from) = steps.next() else { return self };
+        for to in steps {
+            self = self.edge(&from, &to);
+            from = to;
+        }
+        self
     }
 
     /// Adds a route: `choose` returns the next step from the state, out of `targets`. `targets` may include
@@ -270,10 +372,11 @@ impl<S: State> Builder<S> {
     #[must_use]
     pub fn route<T: AsRef<str>, R: AsRef<str>>(
         self,
-        from: &str,
+        from: impl AsRef<str>,
         targets: impl IntoIterator<Item = T>,
         choose: impl Fn(&S) -> R + Send + Sync + 'static,
     ) -> Self {
+        let from = from.as_ref();
         match targets_of(targets, || describe_route(from)) {
             Ok(targets) => {
                 let choose: RouteFn<S> = Arc::new(move |state| choose(state).as_ref().to_owned());
@@ -310,9 +413,13 @@ impl<S: State> Builder<S> {
     /// parallel.
     ///
     /// A branch follows its edges until a step without an outgoing edge, or until the join.
-    pub fn fork<T: AsRef<str>>(self, after: &str, starts: impl IntoIterator<Item = T>) -> Fork<S> {
+    pub fn fork<T: AsRef<str>>(
+        self,
+        after: impl AsRef<str>,
+        starts: impl IntoIterator<Item = T>,
+    ) -> Fork<S, Resources> {
         let starts = starts.into_iter().map(|start| start.as_ref().to_owned()).collect();
-        let after = after.to_owned();
+        let after = after.as_ref().to_owned();
         Fork { builder: self, after, starts, on_failure: OnChildFailure::Stop, parallel_max: usize::MAX }
     }
 
@@ -322,11 +429,11 @@ impl<S: State> Builder<S> {
     /// are named `ID:KEY`; each has the single step [`ITEM_STEP`].
     pub fn each<T, R, W, Fut, E>(
         self,
-        id: &str,
+        id: impl AsRef<str>,
         items: impl Fn(&S) -> Vec<T> + Send + Sync + 'static,
         key: impl Fn(&T) -> String + Send + Sync + 'static,
         work: W,
-    ) -> Each<S, T, R>
+    ) -> Each<S, T, R, Resources>
     where
         T: State,
         R: State,
@@ -352,7 +459,7 @@ impl<S: State> Builder<S> {
         let inner = Graph::<Child<T, R>>::builder(ITEM_STEP).step(ITEM_STEP, work);
         Each {
             builder: self,
-            id: id.to_owned(),
+            id: id.as_ref().to_owned(),
             items: Arc::new(items),
             inner,
             parallel_max: PARALLEL_DEFAULT,
@@ -360,12 +467,30 @@ impl<S: State> Builder<S> {
         }
     }
 
+    /// As [`each`](Self::each), with work that borrows the resources of the graph:
+    /// `async fn work(item: T, context: Context, resources: &Resources)`.
+    pub fn each_using<T, R, W>(
+        self,
+        id: impl AsRef<str>,
+        items: impl Fn(&S) -> Vec<T> + Send + Sync + 'static,
+        key: impl Fn(&T) -> String + Send + Sync + 'static,
+        work: W,
+    ) -> Each<S, T, R, Resources>
+    where
+        T: State,
+        R: State,
+        W: for<'a> UsingResources<'a, T, Resources, R>,
+    {
+        let work = self.lend_resources(work);
+        self.each(id, items, key, work)
+    }
+
     /// Runs another graph as a step, on a branch with its own state. `enter` makes the state of the branch;
     /// `leave` merges the final state of the branch into the state of the parent.
     #[must_use]
     pub fn subgraph<T: State>(
         self,
-        id: &str,
+        id: impl AsRef<str>,
         graph: &Graph<T>,
         enter: impl Fn(&S) -> T + Send + Sync + 'static,
         leave: impl Fn(&mut S, T) + Send + Sync + 'static,
@@ -393,7 +518,7 @@ impl<S: State> Builder<S> {
             named: vec![(SUBGRAPH_KEY.to_owned(), None)],
             opens: Opens { items: None, child },
         };
-        self.add(id, StepAction::Join(join), Some(FanOutKind::Other(Box::new(other))))
+        self.add(id.as_ref(), StepAction::Join(join), Some(FanOutKind::Other(Box::new(other))))
     }
 
     /// Validates the steps and edges, and returns the graph.

@@ -54,7 +54,7 @@ impl<S: State> Resume<'_, S> {
     /// # Errors
     /// Of the awaited resume: [`RunError::NotEdited`], and nothing changed. The branch was joined, was abandoned
     /// by a rerun, or never existed; or its state has another type.
-    pub fn edit_branch(self, branch: &str, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
+    pub fn edit_branch(self, branch: impl AsRef<str>, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.edit_branch_as(branch, edit)
     }
 
@@ -62,7 +62,7 @@ impl<S: State> Resume<'_, S> {
     /// [`Child`](super::Child) for an item.
     pub fn edit_branch_as<T: State>(
         mut self,
-        branch: &str,
+        branch: impl AsRef<str>,
         edit: impl FnOnce(&mut T) + Send + 'static,
     ) -> Self {
         let edit = move |held: &mut Held| {
@@ -72,8 +72,10 @@ impl<S: State> Resume<'_, S> {
             edit(state);
             Ok(())
         };
-        self.edits
-            .push((branch.to_owned(), EditBranch { edit: Box::new(edit), item: None, again: Vec::new() }));
+        self.edits.push((
+            branch.as_ref().to_owned(),
+            EditBranch { edit: Box::new(edit), item: None, again: Vec::new() },
+        ));
         self
     }
 }

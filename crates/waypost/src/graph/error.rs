@@ -13,17 +13,17 @@ use crate::plan::shape::ShapeError;
 /// error.
 ///
 /// Boxed errors, error-reporting crates and plain text do not implement [`Error`]. Convert these with
-/// `.map_err(StepError::retryable)?`, or with [`StepError::fatal`] where a retry cannot help.
+/// [`retryable`](ToStepError::retryable), or with [`fatal`](ToStepError::fatal) where a retry cannot help.
 ///
 /// ```
-/// use waypost::StepError;
+/// use waypost::{StepError, ToStepError as _};
 ///
 /// fn fetch() -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {
 ///     Ok("7".parse()?)
 /// }
 ///
 /// # fn step() -> Result<u32, StepError> {
-/// let found = fetch().map_err(StepError::retryable)?;
+/// let found = fetch().retryable()?;
 /// let known = "7".parse::<u32>()?;
 /// # Ok(found + known)
 /// # }
@@ -82,6 +82,31 @@ impl fmt::Display for StepError {
 impl<E: Error + Send + Sync + 'static> From<E> for StepError {
     fn from(error: E) -> Self {
         Self::retryable(error)
+    }
+}
+
+/// Converts the error of a result to a [`StepError`]: any error, boxed errors and plain text included.
+pub trait ToStepError<T> {
+    /// Converts an error that a retry may fix.
+    ///
+    /// # Errors
+    /// The error of the result, as [`StepError::retryable`].
+    fn retryable(self) -> Result<T, StepError>;
+
+    /// Converts an error that a retry will not fix: the step fails at once.
+    ///
+    /// # Errors
+    /// The error of the result, as [`StepError::fatal`].
+    fn fatal(self) -> Result<T, StepError>;
+}
+
+impl<T, E: Into<Box<dyn Error + Send + Sync>>> ToStepError<T> for Result<T, E> {
+    fn retryable(self) -> Result<T, StepError> {
+        self.map_err(StepError::retryable)
+    }
+
+    fn fatal(self) -> Result<T, StepError> {
+        self.map_err(StepError::fatal)
     }
 }
 

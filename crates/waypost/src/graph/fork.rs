@@ -20,15 +20,15 @@ use crate::record::Pack;
 /// A fork without its join.
 #[derive(Debug)]
 #[must_use = "a fork needs its join"]
-pub struct Fork<S> {
-    pub(super) builder: Builder<S>,
+pub struct Fork<S, Resources = ()> {
+    pub(super) builder: Builder<S, Resources>,
     pub(super) after: String,
     pub(super) starts: Vec<String>,
     pub(super) on_failure: OnChildFailure,
     pub(super) parallel_max: usize,
 }
 
-impl<S: State> Fork<S> {
+impl<S: State, Resources: Send + Sync + 'static> Fork<S, Resources> {
     /// Keeps the other branches running when a branch fails; the join gets the error. By default the run fails
     /// and the other branches are cancelled.
     pub fn collect(mut self) -> Self {
@@ -45,13 +45,14 @@ impl<S: State> Fork<S> {
     /// Adds the join: a step that takes the state before the fork and the end of each branch, in the order of
     /// `starts`.
     #[must_use]
-    pub fn join<F, Fut, E>(self, id: &str, join: F) -> Builder<S>
+    pub fn join<F, Fut, E>(self, id: impl AsRef<str>, join: F) -> Builder<S, Resources>
     where
         F: Fn(S, Branches<S>, Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<S, E>> + Send + 'static,
         E: Into<StepError>,
     {
         let Self { builder, after, starts, on_failure, parallel_max } = self;
+        let id = id.as_ref();
         let after_id = match StepId::new(&after) {
             Ok(id) => id,
             Err(why) => return builder.wrong(GraphError::BadName { edge: describe_fork(&after), why }),
@@ -87,8 +88,8 @@ impl<S: State> Fork<S> {
 
 /// A fan-out over items without its join.
 #[must_use = "the branches need their join"]
-pub struct Each<S, T, R> {
-    pub(super) builder: Builder<S>,
+pub struct Each<S, T, R, Resources = ()> {
+    pub(super) builder: Builder<S, Resources>,
     pub(super) id: String,
     pub(super) items: OpenFn<S>,
     pub(super) inner: Builder<Child<T, R>>,
@@ -96,13 +97,13 @@ pub struct Each<S, T, R> {
     pub(super) on_failure: OnChildFailure,
 }
 
-impl<S, T, R> std::fmt::Debug for Each<S, T, R> {
+impl<S, T, R, Resources> std::fmt::Debug for Each<S, T, R, Resources> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Each").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-impl<S: State, T: State, R: State> Each<S, T, R> {
+impl<S: State, T: State, R: State, Resources: Send + Sync + 'static> Each<S, T, R, Resources> {
     /// Limits how many items run in parallel. The default is [`PARALLEL_DEFAULT`](super::PARALLEL_DEFAULT).
     pub fn max_parallel(mut self, count: usize) -> Self {
         self.parallel_max = count.max(1);
@@ -153,7 +154,7 @@ impl<S: State, T: State, R: State> Each<S, T, R> {
     /// Adds the join: a step that takes the state before the fan-out and a reader of the item ends. The reader
     /// yields the ends in item order and holds only the current end in memory.
     #[must_use]
-    pub fn join<F, Fut, E>(self, join: F) -> Builder<S>
+    pub fn join<F, Fut, E>(self, join: F) -> Builder<S, Resources>
     where
         F: Fn(S, ItemEnds<T, R>, Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<S, E>> + Send + 'static,

@@ -94,8 +94,8 @@ impl Engine {
     ///
     /// # Errors
     /// Those of the store; [`RunError::InvalidName`] for an invalid run id.
-    pub async fn history(&self, run: &str) -> Result<Vec<HistoryEntry>, RunError> {
-        self.history_of(&RunId::new(run)?, &BranchPath::main()).await
+    pub async fn history(&self, run: impl AsRef<str>) -> Result<Vec<HistoryEntry>, RunError> {
+        self.history_of(&RunId::new(run.as_ref())?, &BranchPath::main()).await
     }
 
     /// As [`history`](Self::history), for any branch.

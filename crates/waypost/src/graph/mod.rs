@@ -55,6 +55,7 @@ mod draw;
 mod error;
 mod evidence;
 mod fork;
+mod graphs;
 mod history;
 mod homes;
 mod join;
@@ -67,10 +68,11 @@ mod trial;
 mod waits;
 mod way;
 
-pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT, SUBGRAPH_KEY};
+pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT, SUBGRAPH_KEY, UsingResources};
 pub use context::{Context, SAID_BYTES_MAX};
-pub use error::{GraphError, StepError};
+pub use error::{GraphError, StepError, ToStepError};
 pub use fork::{Each, Fork};
+pub use graphs::Graphs;
 pub use history::HistoryEntry;
 pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;
@@ -112,7 +114,29 @@ impl<S> fmt::Debug for Graph<S> {
 impl<S: State> Graph<S> {
     /// Starts a builder for a graph called `name`.
     pub fn builder(name: &str) -> Builder<S> {
-        Builder::new(name)
+        Builder::new(name, ())
+    }
+
+    /// Starts a builder for a graph whose steps borrow `resources`: clients, connections, settings. Resources are not
+    /// stored; a resume uses those of the new process.
+    ///
+    /// ```
+    /// # use waypost::{Context, Graph, StepError};
+    /// struct Clients { name: String }
+    ///
+    /// async fn greet(text: String, _: Context, clients: &Clients) -> Result<String, StepError> {
+    ///     Ok(format!("{text} {}", clients.name))
+    /// }
+    ///
+    /// let clients = Clients { name: "Ada".to_owned() };
+    /// let graph = Graph::<String>::with_resources("greeting", clients).step_using("greet", greet).build();
+    /// # graph.unwrap();
+    /// ```
+    pub fn with_resources<Resources: Send + Sync + 'static>(
+        name: &str,
+        resources: Resources,
+    ) -> Builder<S, Resources> {
+        Builder::new(name, resources)
     }
 
     /// Returns the name of the graph.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::Graph;
 use super::level::State;
-use super::run::{SessionSettings, held_edit, known, record_of, session_settings};
+use super::run::{RunStream, SessionSettings, held_edit, known, record_of, session_settings};
 use crate::engine::{
     AcceptAs, Acceptance, Edit, Engine, OnChange, OnLostCheckpoint, OriginEvidence, Outcome, RunError,
     StartOptions, StopHandle,
@@ -43,17 +43,22 @@ impl Engine {
         &'a self,
         graph: &'a Graph<S>,
         from: &CheckpointRef,
-        id: &str,
+        id: impl AsRef<str>,
     ) -> Forked<'a, S> {
-        Forked::of(self, graph, Origin::Run(from.clone()), id)
+        Forked::of(self, graph, Origin::Run(from.clone()), id.as_ref())
     }
 
     /// Makes a new run `id` from a checkpoint in a file, with the open branches of the checkpoint.
     ///
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::Changed`] for a checkpoint of another graph.
-    pub fn import<'a, S: State>(&'a self, graph: &'a Graph<S>, from: &Portable, id: &str) -> Forked<'a, S> {
-        Forked::of(self, graph, Origin::File(Box::new(from.clone())), id)
+    pub fn import<'a, S: State>(
+        &'a self,
+        graph: &'a Graph<S>,
+        from: &Portable,
+        id: impl AsRef<str>,
+    ) -> Forked<'a, S> {
+        Forked::of(self, graph, Origin::File(Box::new(from.clone())), id.as_ref())
     }
 
     /// Accepts the current evidence of a finished step, by decision of a person: see
@@ -61,25 +66,48 @@ impl Engine {
     ///
     /// # Errors
     /// As there, and [`RunError::InvalidName`] or [`RunError::UnknownStep`] for an invalid run id or step id.
-    pub async fn accept<S: State>(&self, graph: &Graph<S>, run: &str, step: &str) -> Result<usize, RunError> {
-        let run = RunId::new(run)?;
+    pub async fn accept<S: State>(
+        &self,
+        graph: &Graph<S>,
+        run: impl AsRef<str>,
+        step: impl AsRef<str>,
+    ) -> Result<usize, RunError> {
+        let (run, step) = (RunId::new(run.as_ref())?, step.as_ref());
         let step = StepId::new(step).map_err(|_| RunError::UnknownStep(step.to_owned()))?;
         let acceptance = Acceptance { branch: None, step: &step, accept_as: AcceptAs::Pinned, by: None };
         self.accept_program(&graph.erased(), &run, acceptance).await
     }
 
-    /// Reads a checkpoint of the main branch with its state. Runs nothing and changes nothing.
+    /// Reads a checkpoint of the main branch, or of a branch of a fork, with its state. Runs nothing and changes nothing.
     ///
     /// # Errors
-    /// [`RunError::NoState`]: retention dropped it. [`RunError::Deserialize`], [`RunError::Version`]: the graph cannot
-    /// read it.
+    /// As for [`inspect_as`](Self::inspect_as).
     pub async fn inspect<S: State>(
         &self,
         graph: &Graph<S>,
         at: &CheckpointRef,
     ) -> Result<Inspected<S>, RunError> {
+        self.inspect_as(graph, at).await
+    }
+
+    /// As [`inspect`](Self::inspect), for a branch with a state of type `T`: the state of a sub-graph, or
+    /// [`Child`](super::Child) for an item.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: retention dropped it, or the branch has a state of another type. [`RunError::Deserialize`], [`RunError::Version`]: the graph cannot
+    /// read it.
+    pub async fn inspect_as<T: State>(
+        &self,
+        graph: &Graph<impl State>,
+        at: &CheckpointRef,
+    ) -> Result<Inspected<T>, RunError> {
         let (record, position, held) = self.inspect_program(&graph.erased(), at).await?;
-        Ok(Inspected { record, position, state: *held.downcast().expect("a graph has one type of state") })
+        let of_type = std::any::type_name::<T>();
+        let state = held.downcast().map_err(|_| RunError::NoState {
+            at: at.to_string(),
+            why: format!("the state is not a `{of_type}`"),
+        })?;
+        Ok(Inspected { record, position, state: *state })
     }
 }
 
@@ -135,8 +163,8 @@ impl<'a, S: State> Forked<'a, S> {
     }
 
     /// Adds a label to the run, for lookups.
-    pub fn label(mut self, key: &str, value: &str) -> Self {
-        self.labels.insert(key.to_owned(), value.to_owned());
+    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.insert(key.into(), value.into());
         self
     }
 
@@ -163,6 +191,13 @@ impl<'a, S: State> Forked<'a, S> {
     pub fn config(mut self, config: Map<String, Value>) -> Self {
         self.config = Some(config);
         self
+    }
+
+    /// Runs, and returns a stream of the committed events, followed by the outcome.
+    #[must_use]
+    pub fn stream(mut self) -> RunStream<'a, S> {
+        let events = self.session.events();
+        RunStream::of(self.into_future(), events)
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {

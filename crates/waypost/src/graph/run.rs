@@ -42,7 +42,7 @@ pub(super) struct SessionSettings {
 
 impl SessionSettings {
     /// Sends the events of the session to the returned stream.
-    fn events(&mut self) -> mpsc::UnboundedReceiver<Event> {
+    pub(super) fn events(&mut self) -> mpsc::UnboundedReceiver<Event> {
         let (sink, events) = mpsc::unbounded_channel();
         self.sink = Some(sink);
         events
@@ -202,8 +202,8 @@ impl Engine {
     /// # Errors
     /// Of the awaited run: those of [`run_program`](Self::run_program), and [`RunError::InvalidName`] for an
     /// invalid run id; then nothing ran.
-    pub fn run<'a, S: State>(&'a self, graph: &'a Graph<S>, id: &str, state: S) -> Run<'a, S> {
-        Run { id: Some(id.to_owned()), ..self.run_unnamed(graph, state) }
+    pub fn run<'a, S: State>(&'a self, graph: &'a Graph<S>, id: impl AsRef<str>, state: S) -> Run<'a, S> {
+        Run { id: Some(id.as_ref().to_owned()), ..self.run_unnamed(graph, state) }
     }
 
     /// Runs a graph under a generated id: the name of the graph and a random suffix. [`Outcome::run`] has the id.
@@ -225,8 +225,9 @@ impl Engine {
     ///
     /// # Errors
     /// Of the awaited resume: those of [`resume_program`](Self::resume_program).
-    pub fn resume<'a, S: State>(&'a self, graph: &'a Graph<S>, id: &str) -> Resume<'a, S> {
-        let (id, session, options) = (id.to_owned(), SessionSettings::default(), ResumeOptions::default());
+    pub fn resume<'a, S: State>(&'a self, graph: &'a Graph<S>, id: impl AsRef<str>) -> Resume<'a, S> {
+        let (id, session, options) =
+            (id.as_ref().to_owned(), SessionSettings::default(), ResumeOptions::default());
         Resume { engine: self, graph, id, session, options, settles: Vec::new(), edits: Vec::new() }
     }
 }
@@ -280,8 +281,8 @@ impl<'a, S: State> Run<'a, S> {
     }
 
     /// Adds a label to the run, for lookups.
-    pub fn label(mut self, key: &str, value: &str) -> Self {
-        self.labels.insert(key.to_owned(), value.to_owned());
+    pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.insert(key.into(), value.into());
         self
     }
 
@@ -295,7 +296,7 @@ impl<'a, S: State> Run<'a, S> {
     #[must_use]
     pub fn stream(mut self) -> RunStream<'a, S> {
         let events = self.session.events();
-        RunStream { work: Some(self.into_future()), events, end: None }
+        RunStream::of(self.into_future(), events)
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
@@ -366,7 +367,8 @@ impl<'a, S: State> Resume<'a, S> {
     /// Reruns an already started step with its original input state, and continues from there.
     /// [`END`](super::END) ends the run with the current state. A step over items runs its items again; the join
     /// of a fork gets the same branches again.
-    pub fn from_step(mut self, step: &str) -> Self {
+    pub fn from_step(mut self, step: impl AsRef<str>) -> Self {
+        let step = step.as_ref();
         // The start of the resume rejects an invalid step id as an unknown step.
         self.options.from = Some(if step == super::END {
             ResumeFrom::End
@@ -378,7 +380,8 @@ impl<'a, S: State> Resume<'a, S> {
 
     /// Reruns a step on a branch of a fork or an item, with its original input state. The later steps of the
     /// branch, the join, and the steps downstream of the join run again. The other branches keep their ends.
-    pub fn from_step_on(mut self, branch: &BranchPath, step: &str) -> Self {
+    pub fn from_step_on(mut self, branch: &BranchPath, step: impl AsRef<str>) -> Self {
+        let step = step.as_ref();
         self.options.from = Some(StepId::new(step).map_or_else(
             |_| ResumeFrom::Unknown(step.to_owned()),
             |step| match branch.is_main() {
@@ -468,7 +471,7 @@ impl<'a, S: State> Resume<'a, S> {
     #[must_use]
     pub fn stream(mut self) -> RunStream<'a, S> {
         let events = self.session.events();
-        RunStream { work: Some(self.into_future()), events, end: None }
+        RunStream::of(self.into_future(), events)
     }
 
     async fn go(self) -> Result<Outcome<S>, RunError> {
@@ -563,6 +566,25 @@ pub struct RunStream<'a, S> {
 impl<S> std::fmt::Debug for RunStream<'_, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RunStream").field("running", &self.work.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl<'a, S> RunStream<'a, S> {
+    pub(super) fn of(
+        work: BoxFuture<'a, Result<Outcome<S>, RunError>>,
+        events: mpsc::UnboundedReceiver<Event>,
+    ) -> Self {
+        Self { work: Some(work), events, end: None }
+    }
+}
+
+impl<S: Unpin> RunStream<'_, S> {
+    /// Returns the next element, or `None` after the outcome.
+    ///
+    /// # Errors
+    /// Those of the run; the stream then ends.
+    pub async fn next(&mut self) -> Option<Result<Update<S>, RunError>> {
+        std::future::poll_fn(|waker| Pin::new(&mut *self).poll_next(waker)).await
     }
 }
 

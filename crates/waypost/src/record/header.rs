@@ -403,6 +403,15 @@ pub struct Failure {
     pub below: Option<StepBelow>,
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.error.join(": "))
+    }
+}
+
+/// The failure of an item or a branch becomes the error of a join with `?`.
+impl std::error::Error for Failure {}
+
 /// A step on a child branch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -67,7 +67,7 @@ async fn a_branch_that_waits_for_an_answer_is_changed_and_waits_on() {
         let still = world.engine.resume(&graph, "r").edit_branch("plan:a", edited).await.unwrap();
         assert_eq!((still.status, &still.waiting[0].wait.id), (RunStatus::Waiting, &id));
         assert!(stage.said().is_empty(), "the question is asked once");
-        world.engine.answer("r", &id, "yes".into()).await.unwrap();
+        world.engine.answer("r", &id, "yes").await.unwrap();
         let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
         assert_eq!(outcome.state.done, ["plan", "a=edited+edited+a:yes", "b=b"]);

@@ -87,6 +87,20 @@ fn kill(mut child: Child) {
 }
 
 #[test]
+fn the_first_graph_measures_once_although_it_is_killed() {
+    let bench = Bench::new();
+
+    let mut child = bench.command("first_graph", &[]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let begun = [lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap()];
+    kill(child);
+
+    assert_eq!(begun, ["measuring in Oslo", "advising"]);
+    assert_eq!(bench.run("first_graph", &[]), "advising\nTake a coat.\n");
+    assert_eq!(bench.run("first_graph", &[]), "Take a coat.\n");
+}
+
+#[test]
 fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
     // Given more files than a pipe can hold the names of: until the kill, the job waits for its reader.
     let bench = Bench::new();

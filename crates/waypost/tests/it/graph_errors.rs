@@ -33,7 +33,7 @@ fn refused(graph: Builder<State>) -> String {
 fn nested(deep: usize) -> Builder<State> {
     (0..deep).fold(steps(&["s0"]), |graph, level| {
         let next = format!("s{}", level + 1);
-        join(graph.step(&next, note).fork(&format!("s{level}"), [next]), &format!("j{level}"))
+        join(graph.step(&next, note).fork(format!("s{level}"), [next]), &format!("j{level}"))
     })
 }
 

@@ -63,8 +63,10 @@ fn blocks(page: &str) -> Vec<(String, String)> {
 #[test]
 fn every_block_of_code_on_a_page_is_code_that_ran() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/guide");
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let files = [here, examples].into_iter().flat_map(|folder| fs::read_dir(folder).unwrap());
     let sources: Vec<String> =
-        fs::read_dir(here).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
+        files.map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
     let sources: Vec<Vec<&str>> = sources.iter().map(|source| lines(source)).collect();
     let (mut checked, mut strange) = (0, Vec::new());
 

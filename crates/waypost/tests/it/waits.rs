@@ -4,7 +4,6 @@ use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use serde_json::json;
 use waypost::engine::{MEMO_BYTES_MAX, MEMOS_MAX, RunError};
 use waypost::graph::Update;

@@ -102,7 +102,6 @@ async fn a_changed_graph_is_reported_and_adopted_on_request() {
 
 #[tokio::test]
 async fn a_stream_tells_events_and_then_the_end() {
-    use futures_util::StreamExt as _;
     let rig = Rig::new();
     let graph = line(&rig.trace);
 

@@ -4,7 +4,6 @@ use std::future::IntoFuture as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use waypost::engine::RunError;
 use waypost::file::FileStore;

@@ -7,7 +7,7 @@ use waypost::{Context, Engine, MemoryStore};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use waypost::{Graph, RunError, RunId, RunStatus, StepError};
+use waypost::{Graph, RunError, RunStatus, StepError};
 
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Letter {
@@ -46,16 +46,14 @@ async fn a_question_waits_for_its_answer() {
     assert_eq!(question.step.as_str(), "send");
     assert_eq!(question.wait.question, Some(json!({ "text": "Dear all" })));
 
-    let run = RunId::new("r").unwrap();
-    let question = engine.waiting(&run).await.unwrap().remove(0);
-    engine.answer("r", &question.wait.id, json!(true)).await.unwrap();
+    engine.answer_step("r", "send", true).await.unwrap();
 
     let outcome = engine.resume(&letter(), "r").await.unwrap();
     assert!(outcome.state.sent);
 
-    let again = engine.answer("r", &question.wait.id, json!(false)).await;
+    let again = engine.answer("r", &question.wait.id, false).await;
     assert!(matches!(again, Err(RunError::Answered { .. })));
-    let nobody = engine.answer("r", "c0ffee", json!(true)).await.unwrap_err();
+    let nobody = engine.answer("r", "c0ffee", true).await.unwrap_err();
     assert_eq!(nobody.to_string(), "run r has no open question `c0ffee`; it waits for nothing");
 }
 

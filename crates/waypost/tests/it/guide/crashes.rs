@@ -44,6 +44,25 @@ fn import(world: &Arc<World>) -> Graph<Import> {
 }
 
 #[tokio::test]
+async fn all_runs_that_can_continue_are_resumed() {
+    use waypost::graph::Graphs;
+
+    let world = Arc::new(World::default());
+    let import = import(&world);
+    let step = |text: String, _: Context| async move { Ok::<_, StepError>(text) };
+    let report = Graph::<String>::builder("report").step("write", step).build().unwrap();
+    let engine = Engine::new(Arc::new(waypost::memory::MemoryStore::new()));
+    engine.run(&report, "monday", String::new()).interrupt_before(["write"]).await.unwrap();
+
+    let graphs = Graphs::new().with(&import).with(&report);
+    for (run, ended) in engine.resume_due(&graphs).await.unwrap() {
+        println!("{run}: {}", ended.unwrap().status.name());
+    }
+
+    assert!(engine.run(&report, "monday", String::new()).or_resume().await.unwrap().idle);
+}
+
+#[tokio::test]
 async fn a_crash_costs_the_step_that_was_running() {
     use waypost::{FileStore, RunStatus};
 

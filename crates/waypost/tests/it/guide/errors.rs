@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waypost::MemoryStore;
+use waypost::{MemoryStore, ToStepError as _};
 
 use std::io;
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn look_up(url: &str) -> Result<String, Box<dyn std::error::Error + Send + Sync>
 }
 
 async fn look(mut state: Fetch, _: Context) -> Result<Fetch, StepError> {
-    state.body = look_up(&state.url).map_err(StepError::retryable)?;
+    state.body = look_up(&state.url).retryable()?;
     Ok(state)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waypost::{Context, Engine, Graph, GraphError, MemoryStore, RunStatus, StepError};
+use waypost::{Context, Engine, Graph, GraphError, MemoryStore, StepError};
 
 /// The state of the work, stored after every step.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -28,25 +28,8 @@ fn trip() -> Result<Graph<Trip>, GraphError> {
     Graph::<Trip>::builder("trip")
         .step("measure", measure)
         .step("advise", advise)
-        .edge("measure", "advise")
+        .chain(["measure", "advise"])
         .build()
-}
-
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::new(Arc::new(MemoryStore::new()));
-    let begin = Trip { city: "Oslo".to_owned(), ..Trip::default() };
-
-    let outcome = engine.run(&trip()?, "trip-1", begin).await?;
-
-    assert_eq!(outcome.status, RunStatus::Completed);
-    assert_eq!(outcome.state.advice, "Take a coat.");
-    Ok(())
-}
-
-#[test]
-fn the_first_program_runs() {
-    main().unwrap();
 }
 
 #[tokio::test]

@@ -27,6 +27,25 @@ where
     Graph::<Order>::builder("order").step("step", step).build().unwrap()
 }
 
+struct Clients {
+    prices: String,
+}
+
+async fn quote(mut order: Order, _: Context, clients: &Clients) -> Result<Order, StepError> {
+    order.said = format!("asked {}", clients.prices);
+    Ok(order)
+}
+
+#[tokio::test]
+async fn a_step_borrows_the_clients_of_its_graph() {
+    let clients = Clients { prices: "https://prices.example".to_owned() };
+    let graph = Graph::<Order>::with_resources("order", clients).step_using("quote", quote).build().unwrap();
+
+    let outcome = Engine::new(Arc::new(MemoryStore::new())).run(&graph, "r", Order::default()).await.unwrap();
+
+    assert_eq!(outcome.into_result().unwrap().said, "asked https://prices.example");
+}
+
 async fn charge() -> Result<u32, StepError> {
     static CHARGED: AtomicU32 = AtomicU32::new(0);
     Ok(CHARGED.fetch_add(1, Ordering::Relaxed) + 1)

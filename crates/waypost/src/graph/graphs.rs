@@ -1,0 +1,85 @@
+//! Graphs by name, to resume the runs of several graphs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+
+use super::Graph;
+use super::level::State;
+use crate::engine::{Engine, Outcome, RunError, due_runs};
+use crate::id::RunId;
+
+/// The graphs of a program, by name: which runs the program can resume.
+#[derive(Clone, Default)]
+pub struct Graphs {
+    by_name: BTreeMap<String, Arc<dyn ResumeRun>>,
+}
+
+impl std::fmt::Debug for Graphs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Graphs").field(&self.by_name.keys()).finish()
+    }
+}
+
+impl Graphs {
+    /// Makes an empty set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a graph. Replaces an earlier graph of the same name.
+    #[must_use]
+    pub fn with<S: State>(mut self, graph: &Graph<S>) -> Self {
+        self.by_name.insert(graph.name().to_owned(), Arc::new(graph.clone()));
+        self
+    }
+}
+
+/// A graph with its state type erased, for resumes.
+trait ResumeRun: Send + Sync {
+    fn resume<'a>(
+        &'a self,
+        engine: &'a Engine,
+        run: &'a RunId,
+    ) -> BoxFuture<'a, Result<Outcome<()>, RunError>>;
+}
+
+impl<S: State> ResumeRun for Graph<S> {
+    fn resume<'a>(
+        &'a self,
+        engine: &'a Engine,
+        run: &'a RunId,
+    ) -> BoxFuture<'a, Result<Outcome<()>, RunError>> {
+        async move { engine.resume(self, run).await.map(|outcome| outcome.map_state(drop)) }.boxed()
+    }
+}
+
+impl Engine {
+    /// Resumes the runs of these graphs that can continue now, one after the other, oldest first: interrupted runs, and
+    /// waiting runs whose time has come or that have an answer or a signal. Call it at the start of a program, and
+    /// again at intervals.
+    ///
+    /// Returns each resumed run with its outcome. The error of one run does not stop the others: a run that another
+    /// process holds has [`StoreError::Held`](crate::StoreError::Held). Runs of other graphs, in doubt, failed or damaged are
+    /// left alone.
+    ///
+    /// # Errors
+    /// Those of the store, while it lists its runs; then no run was resumed.
+    pub async fn resume_due(
+        &self,
+        graphs: &Graphs,
+    ) -> Result<Vec<(RunId, Result<Outcome<()>, RunError>)>, RunError> {
+        let mut resumed = Vec::new();
+        for run in due_runs(self.store().as_ref(), self.clock().now()).await?.runs {
+            // A run deleted since the listing is no error.
+            let Ok(entry) = self.store().run(&run).await else { continue };
+            if let Some(graph) = graphs.by_name.get(&entry.record.record().workflow) {
+                let outcome = graph.resume(self, &run).await;
+                resumed.push((run, outcome));
+            }
+        }
+        Ok(resumed)
+    }
+}
