@@ -193,6 +193,8 @@ pub(crate) enum Error {
         file: PathBuf,
         /// The run.
         run: RunId,
+        /// The command so far.
+        command: String,
         /// The difference of each step.
         diff: Vec<String>,
     },
@@ -444,8 +446,8 @@ impl Error {
                 ("cannot_create", Exit::CannotCreate, hint("check that the folder exists and is writable"))
             }
             Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
-            Self::Changed { run, file, .. } => {
-                ("changed", Exit::Changed, Some(words::choices_of_change(run, file)))
+            Self::Changed { command, file, .. } => {
+                ("changed", Exit::Changed, Some(words::choices_of_change(command, file)))
             }
             Self::Import(LoadError::NotFound { .. }) => (
                 "not_found",

@@ -287,7 +287,7 @@ async fn find_begin<P: Program>(
     let is_again = carried.is_some();
     let edited = options.edit_branches.iter().map(|(branch, _)| branch);
     let mut requested = Requested::take(&mut options.from, edited, program.shape());
-    let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
+    let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun);
     requested.rerun_changed(changed, program.shape());
     if options.retry_tolerated {
         requested.retry(tolerated(engine.store.as_ref(), lease.run()).await?, program.shape());
