@@ -498,3 +498,23 @@ fn steps_that_read_the_index_rerun_with_the_new_index() {
         }
     }
 }
+
+// Bug: after `--keep-finished`, the first text of the file was a change again. Cause: the kept results counted only for the new
+// definition. Fix: the definition that made a result does not change it.
+#[test]
+fn the_first_definition_of_a_kept_result_needs_no_choice() {
+    for evidence in ["", EXIT] {
+        let rig = of_two_steps(evidence, Failed);
+        remove(&rig, "ok");
+        let first = two_steps("x, y", "", evidence);
+        rig.write("flow.yaml", &first.replace("echo a$I", "echo A$I"));
+        assert_eq!(resume(&rig, &["--keep-finished"]), Some(1), "{evidence}");
+        ran(&rig);
+        rig.write("ok", "");
+        rig.write("flow.yaml", &first);
+
+        assert_eq!(resume(&rig, &[]), Some(0), "{evidence}");
+
+        assert_eq!(ran(&rig), "ay by c", "{evidence}");
+    }
+}

@@ -283,11 +283,25 @@ pub(super) struct Changed<'a> {
 /// [`Error::Changed`]: finished results are at stake without a choice. [`Error::Usage`]: the choice names a step without
 /// a result at stake.
 pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
-    let Changed { store, snapshot, position, file, choice, within } = about;
+    let Changed { store, snapshot, position, file, choice, mut within } = about;
     let shape = shape_of(&changed, environment::cores())?;
-    let names: BTreeSet<StepId> = within.keys().cloned().collect();
+    let earlier = EarlierResults::of(store, snapshot, &shape).await?;
+    for changes in within.values_mut() {
+        for at in (0..changes.len()).rev() {
+            let InnerChange { branch, step, kind } = &changes[at];
+            if *kind == InnerChangeKind::Altered && earlier.has(branch, step).await? {
+                changes.remove(at);
+            }
+        }
+    }
+    let mut names: BTreeSet<StepId> = within.keys().cloned().collect();
     let mut rows = Vec::new();
     for change in changes(&own.shape, position, &snapshot.definition, (&shape, &names)) {
+        let is_altered = change.touches_finished && change.kind == ChangeKind::Altered;
+        if is_altered && earlier.has(&BranchPath::main(), &change.step).await? {
+            names.insert(change.step);
+            continue;
+        }
         let within = within.get(&change.step).cloned().unwrap_or_default();
         rows.push(Row { change, within, at_stake: None });
     }
@@ -336,6 +350,43 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let adoption = Adoption { before: own.shape, definition, redo, kept, rerun, within: names, entered };
     let adoption = Some(adoption);
     Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
+}
+
+/// The results of steps with a kept result and their first definition again.
+struct EarlierResults<'a> {
+    store: &'a dyn Store,
+    snapshot: &'a Snapshot,
+    shape: &'a Shape,
+    /// The resume that adopted the definition in force.
+    adopted: u64,
+}
+
+impl<'a> EarlierResults<'a> {
+    async fn of(store: &'a dyn Store, snapshot: &'a Snapshot, shape: &'a Shape) -> Result<Self, Error> {
+        let newest = snapshot.newest().header();
+        let seq = snapshot.newest().position().ok().and_then(|position| position.definition);
+        let adopted = match seq {
+            Some(seq) => store.load(&newest.run, &BranchPath::main(), seq).await?.header().resume,
+            None => 0,
+        };
+        Ok(Self { store, snapshot, shape, adopted })
+    }
+
+    /// Returns whether the file has an accepted definition of a step, and the result is older than the definition in force.
+    async fn has(&self, branch: &BranchPath, step: &StepId) -> Result<bool, Error> {
+        let accepted = self.snapshot.definition.accepted.get(&step_path(branch, step));
+        let now = self.shape.of_branch(branch).and_then(|shape| shape.step(step.as_str()));
+        if !accepted.zip(now).is_some_and(|(accepted, now)| accepted.contains(&now.fingerprint)) {
+            return Ok(false);
+        }
+        let run = &self.snapshot.entry.summary.run;
+        let newest = self.store.newest(run, branch).await?;
+        let history = self.store.history(run, branch, newest.header().seq).await?;
+        let is_end = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Failed(_));
+        let mut headers = history.iter().map(Record::header);
+        let end = headers.find(|header| header.step.as_ref() == Some(step) && is_end(&header.phase));
+        Ok(end.is_some_and(|end| end.resume < self.adopted))
+    }
 }
 
 /// Decides about a row: as a person chose; `--with FILE` without `--retry-failed` runs changed steps again.
