@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::projection::events::RerunCause;
-use crate::record::{FrontierEntry, Position, RequestKind, RerunRequest, Reusable, Settled, Try};
+use crate::record::{FrontierEntry, Position, RerunKind, RerunRequest, Reusable, Settled, Try};
 
 use super::ResumeFrom;
 use super::definition::Forget;
@@ -147,7 +147,7 @@ impl Requested {
 #[derive(Debug)]
 struct StepOnPath {
     step: StepId,
-    kind: RequestKind,
+    kind: RerunKind,
     /// True for the requested step itself; false for an opener above.
     is_named: bool,
     /// The passes of an opener before the pass on the path: their results stay reusable.
@@ -222,7 +222,7 @@ impl ContinuedChild<'_> {
             return Invalidated { position, forgotten: Vec::new() };
         };
         let unfinished = Unfinished::of(shape, &position);
-        let mut kinds: BTreeMap<usize, (RequestKind, bool)> = BTreeMap::new();
+        let mut kinds: BTreeMap<usize, (RerunKind, bool)> = BTreeMap::new();
         for below in requests.iter().filter_map(|request| below_on(root, branch, request)) {
             if let Some(place) = shape.place(below.step.as_str()) {
                 let is_rerun = below.is_named && below.kind.reruns();
@@ -233,7 +233,7 @@ impl ContinuedChild<'_> {
         for (place, step) in shape.steps().iter().enumerate() {
             let is_open = unfinished.has(place) && position.fan_of(&step.id).is_some();
             if is_open {
-                kinds.entry(place).or_insert((RequestKind::Relist, false));
+                kinds.entry(place).or_insert((RerunKind::Relist, false));
             }
         }
         let places: Vec<usize> = kinds.keys().copied().collect();
@@ -243,7 +243,7 @@ impl ContinuedChild<'_> {
             let relisted = if reruns { Vec::new() } else { self.fan_outs(shape, place, &position) };
             if !downstream.contains(&place) && (!unfinished.has(place) || !relisted.is_empty()) {
                 let cut = self.cut(shape, place, relisted);
-                cuts.entry(kind == RequestKind::Insert).or_default().push(cut);
+                cuts.entry(kind == RerunKind::Insert).or_default().push(cut);
             }
         }
         let mut forgotten = Vec::new();
@@ -296,10 +296,10 @@ pub(super) fn apply(
     for request in requests {
         let Some(below) = below_on(root, branch, request) else { continue };
         match below.kind {
-            RequestKind::Rerun | RequestKind::Add => drop(exclude(shape, position, &below, results)),
-            RequestKind::Insert => keep_downstream(shape, position, &below.step),
+            RerunKind::Rerun | RerunKind::Add => drop(exclude(shape, position, &below, results)),
+            RerunKind::Insert => keep_downstream(shape, position, &below.step),
             // The trace of an item excludes the list.
-            RequestKind::Relist => {}
+            RerunKind::Relist => {}
         }
     }
     trust_new_steps(requests, branch, position);
@@ -307,7 +307,7 @@ pub(super) fn apply(
 
 /// Removes the questions about new steps of a branch: these have no earlier effect.
 fn trust_new_steps(requests: &BTreeSet<RerunRequest>, branch: &BranchPath, position: &mut Position) {
-    let is_new = |kind| matches!(kind, RequestKind::Add | RequestKind::Insert);
+    let is_new = |kind| matches!(kind, RerunKind::Add | RerunKind::Insert);
     let new = requests.iter().filter(|request| request.branch == *branch && is_new(request.kind));
     new.for_each(|request| drop(position.ask_no_more(&request.step)));
 }

@@ -15,14 +15,14 @@ pub struct RerunRequest {
     /// The step.
     pub step: StepId,
     /// The effect on the scope.
-    #[serde(default, skip_serializing_if = "RequestKind::is_rerun")]
-    pub kind: RequestKind,
+    #[serde(default, skip_serializing_if = "RerunKind::is_rerun")]
+    pub kind: RerunKind,
 }
 
 /// The effect of a request on the scope of its step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RequestKind {
+pub enum RerunKind {
     /// The step reruns, with all downstream steps.
     #[default]
     Rerun,
@@ -37,11 +37,11 @@ pub enum RequestKind {
 impl RerunRequest {
     /// Creates the request of a rerun.
     pub fn new(branch: BranchPath, step: StepId) -> Self {
-        Self { branch, step, kind: RequestKind::Rerun }
+        Self { branch, step, kind: RerunKind::Rerun }
     }
 }
 
-impl RequestKind {
+impl RerunKind {
     /// Returns whether downstream steps rerun.
     pub(crate) fn reruns(self) -> bool {
         matches!(self, Self::Rerun | Self::Add)

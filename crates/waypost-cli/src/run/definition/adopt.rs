@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 use waypost::change::{ChangeKind, StepChange, changes};
 use waypost::engine::{Adoption, InnerChange, InnerChangeKind, Snapshot, step_path};
-use waypost::record::{Definition, End, Phase, Position, Record, RequestKind, RerunRequest};
+use waypost::record::{Definition, End, Phase, Position, Record, RerunKind, RerunRequest};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
@@ -140,10 +140,10 @@ impl Row {
         self.within.iter().filter_map(move |InnerChange { branch, step, kind }| {
             let kind = match kind {
                 InnerChangeKind::Altered | InnerChangeKind::Relisted if keeps => return None,
-                InnerChangeKind::Added if keeps => RequestKind::Insert,
-                InnerChangeKind::Altered => RequestKind::Rerun,
-                InnerChangeKind::Added => RequestKind::Add,
-                InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen => RequestKind::Relist,
+                InnerChangeKind::Added if keeps => RerunKind::Insert,
+                InnerChangeKind::Altered => RerunKind::Rerun,
+                InnerChangeKind::Added => RerunKind::Add,
+                InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen => RerunKind::Relist,
             };
             Some(RerunRequest { branch: branch.clone(), step: step.clone(), kind })
         })

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::steps_in_lost;
-use crate::record::{FrontierEntry, Position, Record, RequestKind, RerunRequest, Try};
+use crate::record::{FrontierEntry, Position, Record, RerunKind, RerunRequest, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::begin::decode_state;
@@ -136,7 +136,7 @@ impl<'a, P: Program> Session<'a, P> {
         let branch = &header.branch;
         let mut requests = self.main().position.requests.clone();
         requests.extend(self.index_readers(branch, shape, (item, before))?);
-        let ends = match requests.iter().any(|request| request.kind == RequestKind::Insert) {
+        let ends = match requests.iter().any(|request| request.kind == RerunKind::Insert) {
             true => ends_of(self.engine.store.as_ref(), header).await?,
             false => BTreeMap::new(),
         };
