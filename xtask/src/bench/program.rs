@@ -243,6 +243,10 @@ impl<S: Serialize + DeserializeOwned + Clone + Send + Sync> Program for Row<S> {
         false
     }
 
+    fn is_of_item(&self, _: &S, _: &Item) -> bool {
+        true
+    }
+
     fn set_index(&self, _: &mut S, _: u64) -> bool {
         false
     }

@@ -297,9 +297,8 @@ impl Prepared {
                     asked = decide(context, store, &snapshot, &chosen, treat_as).await?;
                     decides_first = asked == Asked::BeforeEvidence;
                 }
-                let settles_failed = matches!(asked, Asked::Nothing | Asked::OnTheWay);
                 let at = (&snapshot, &chosen.workflow);
-                choices = choice::of(args, at, settles_failed, context.now())?;
+                choices = choice::of(args, at, asked, context.now())?;
                 let is_told = args.treat_as.is_some() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {
                     return Err(nothing_to_decide(run));
@@ -352,7 +351,10 @@ impl Prepared {
         let resumed = session.watch(engine.resume_program(&program, &told.run, options)).await;
         let outcome = resumed.map_err(|error| match error {
             Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
-            error => error,
+            error => match &args.from {
+                Some(from) => error.before_rerun(from),
+                None => error,
+            },
         })?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;

@@ -193,8 +193,20 @@ pub(crate) enum Error {
         file: PathBuf,
         /// The run.
         run: RunId,
+        /// The command so far.
+        command: String,
         /// The difference of each step.
         diff: Vec<String>,
+    },
+    /// A step is in doubt before the rerun of `--from`.
+    #[error("{error}")]
+    InDoubtBefore {
+        /// The step of `--from`.
+        from: String,
+        /// The run.
+        run: RunId,
+        /// The questions.
+        error: Box<RunError>,
     },
     /// A portable checkpoint cannot be read.
     #[error(transparent)]
@@ -285,6 +297,17 @@ impl From<ReadError> for Error {
 }
 
 impl Error {
+    /// Adds the step of `--from` to the commands that answer a question.
+    pub(crate) fn before_rerun(self, from: &str) -> Self {
+        match self {
+            Self::Run(RunError::InDoubt { run, questions }) if !causes::are_of_evidence(&questions) => {
+                let error = Box::new(RunError::InDoubt { run: run.clone(), questions });
+                Self::InDoubtBefore { from: from.to_owned(), run, error }
+            }
+            error => error,
+        }
+    }
+
     /// Creates the error for an invalid command line.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: Some(hint.into()) }
@@ -444,9 +467,17 @@ impl Error {
                 ("cannot_create", Exit::CannotCreate, hint("check that the folder exists and is writable"))
             }
             Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
-            Self::Changed { run, file, .. } => {
-                ("changed", Exit::Changed, Some(words::choices_of_change(run, file)))
+            Self::Changed { command, file, .. } => {
+                ("changed", Exit::Changed, Some(words::choices_of_change(command, file)))
             }
+            Self::InDoubtBefore { from, run, .. } => (
+                "in_doubt",
+                Exit::InDoubt,
+                Some(format!(
+                    "check the effects of the step, then decide: `waypost resume {run} --from {from} \
+                     --treat-as done`, or `--treat-as retry`"
+                )),
+            ),
             Self::Import(LoadError::NotFound { .. }) => (
                 "not_found",
                 Exit::NotFound,

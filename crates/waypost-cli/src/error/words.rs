@@ -21,9 +21,9 @@ pub(super) fn left_by(runs: &[RunId]) -> String {
 }
 
 /// Returns the choices about finished results after a change of the file.
-pub(super) fn choices_of_change(run: &RunId, file: &Path) -> String {
+pub(super) fn choices_of_change(command: &str, file: &Path) -> String {
     format!(
-        "`waypost resume {run} --keep-finished` keeps those results; `waypost resume {run} \
+        "`{command} --keep-finished` keeps those results; `{command} \
          --rerun-changed` reruns those steps and all steps downstream (`=STEP,...` selects some); \
          `--keep-definition` ignores {}",
         file.display()

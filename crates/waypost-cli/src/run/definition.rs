@@ -15,7 +15,7 @@ use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, 
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
-use waypost::{BranchPath, StepId};
+use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{ItemSource, ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
@@ -44,7 +44,7 @@ pub(crate) struct Choice {
     keep: bool,
     /// Dead letters are retried, always by the run's own copy.
     letters: bool,
-    /// Failed items are retried: finished items keep their results.
+    /// Failed items are retried.
     retries: bool,
     restart: bool,
     /// Preview only: no decision is needed.
@@ -61,6 +61,13 @@ impl Choice {
         let (letters, retries) = (!retry.is_empty(), *retry_failed);
         let (keep, restart) = (*keep_definition, *restart);
         Self { with: with.clone(), finished, keep, letters, retries, restart, ..Self::default() }
+    }
+
+    /// Returns the command of a resume so far.
+    fn command(&self, run: &RunId) -> String {
+        let with = self.with.as_deref().map(|file| format!(" --with {}", shown(file))).unwrap_or_default();
+        let retries = if self.retries { " --retry-failed" } else { "" };
+        format!("waypost resume {run}{with}{retries}")
     }
 
     /// Returns the choice of a preview: shows a resume with the changed file, whatever is affected.
@@ -170,6 +177,7 @@ impl Chosen {
             return false;
         };
         let foreach = self.workflow.step(step.as_str()).and_then(|step| step.work.foreach());
+        let foreach = foreach.filter(|foreach| foreach.key.is_none());
         match foreach.map(|foreach| &foreach.items) {
             Some(ItemSource::Listed(items)) => {
                 let text = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
@@ -344,7 +352,7 @@ fn beside_the_file(own: Chosen, snapshot: &Snapshot, file: Option<&Path>) -> Cho
             let file = shown(file);
             own.with_note(format!(
                 "{file} changed; dead letters are retried with the run's own copy. To use the file: \
-                 `waypost resume {run} --retry-failed --with {file}`"
+                 `waypost resume {run} --retry-failed --with {file} --keep-finished`"
             ))
         }
         None => own,

@@ -172,7 +172,8 @@ fn a_failed_item_that_stops_the_others_keeps_finished_ones() {
 
     let (first, said) = run(&rig, &flow("echo $I >> trace; test $I != 4"), &[]);
     rig.write("flow.yaml", &flow("echo $I >> trace"));
-    let again = rig.waypost(&["resume", "r", "-q", "--with", "flow.yaml", "--retry-failed"]);
+    let again =
+        rig.waypost(&["resume", "r", "-q", "--with", "flow.yaml", "--retry-failed", "--keep-finished"]);
 
     assert_eq!(first, Some(1), "{said}");
     assert_eq!(rig.read("trace"), "1\n2\n3\n4\n4\n5\n6\n", "{again}");

@@ -523,3 +523,25 @@ fn a_failure_that_was_tolerated_stays_one() {
         );
     }
 }
+
+// Bug: `--restart` repeated a finished step with `idempotent: false` unasked, except in items. Cause: the restarted main branch
+// had no questions. Fix: a person is asked at the turn of each such step.
+#[test]
+fn a_restart_asks_before_it_repeats_an_effect() {
+    for evidence in ["", "evidence: [{exit: 0}], "] {
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: a, {evidence}idempotent: false, run: echo a >> trace}}
+  - {{id: b, run: 'echo b >> trace; test -e ok'}}
+"
+        ));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("ok", "");
+        rig.write("trace", "");
+
+        assert_eq!(code_of(&rig, &["resume", "r", "--restart", "-q"]), Some(8), "{evidence}");
+        assert_eq!(rig.read("trace"), "", "{evidence}");
+        assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "retry", "-q"]), Some(0), "{evidence}");
+        assert_eq!(rig.read("trace"), "a\nb\n", "{evidence}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::{Rig, check};
+use crate::rig::{Rig, check, code_of};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -279,4 +279,23 @@ fn a_file_that_changed_or_is_gone_is_named() {
     assert!(told.starts_with("exit 78\n") && told.contains("child.yaml"), "{told}");
     assert!(told.contains("the run's own copy: `waypost resume r --keep-definition`"), "{told}");
     assert_eq!(rig.call(&["resume", "r", "--keep-definition", "-q"]).status.code(), Some(0));
+}
+
+// Bug: `--from` refused the failed step of an item or a group, though the failed step of the main branch is accepted. Cause: only
+// finished steps had an end to rerun. Fix: the end of the failure counts.
+#[test]
+fn a_failed_inner_step_is_run_again_by_name() {
+    let inner = "- {id: a, run: 'echo a >> trace'}\n        - {id: b, run: 'echo b >> trace; test -e ok'}";
+    for (opener, path) in [("foreach:\n      items: [x]\n      ", "w:x/b"), ("", "w~1/b")] {
+        let rig = Rig::with(&format!("steps:\n  - id: w\n    {opener}steps:\n        {inner}\n"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{path}");
+        rig.write("ok", "");
+        rig.write("trace", "");
+
+        assert_eq!(code_of(&rig, &["resume", "r", "--from", path, "-q"]), Some(0), "{path}");
+
+        assert_eq!(rig.read("trace"), "b\n", "{path}");
+        let why = rig.waypost(&["why", "r", path]);
+        assert!(why.contains("requested"), "{why}");
+    }
 }

@@ -229,3 +229,24 @@ fn a_decision_applies_together_with_a_changed_file() {
         }
     }
 }
+
+// Bug: a person settled a step in doubt as done, and was asked again, since evidence upstream failed in the same resume. Cause:
+// the step was settled before the upstream step reran. Fix: the step is settled at its turn.
+#[test]
+fn a_step_in_doubt_stays_done_after_an_upstream_rerun() {
+    let rig = Rig::with(
+        "steps:
+  - {id: u, run: 'echo u >> trace; date +%N > u.txt', evidence: [{sha256: u.txt}]}
+  - {id: p, idempotent: false, run: 'echo p >> trace; kill -9 $PPID $$; true'}
+  - {id: q, run: 'echo q >> trace'}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.write("trace", "");
+    std::fs::remove_file(rig.path("u.txt")).unwrap();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]), Some(0));
+
+    assert_eq!(trace(&rig), "u, q");
+}

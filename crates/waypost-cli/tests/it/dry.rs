@@ -88,7 +88,7 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
     let (steps, said) = would(&rig, &["--from", "f:x/k"]);
     assert_eq!(steps, ["f rerun", "g rerun", "k rerun"]);
     assert!(said.contains("Step f:x/k would rerun"), "{said}");
-    for wrong in ["f:y/k", "f:z/k", "f:x/g"] {
+    for wrong in ["f:z/k", "f:x/g"] {
         let call = |more: &[&str]| rig.waypost(&[&["resume", "r-1", "--from", wrong], more].concat());
         assert_eq!(call(&["--dry-run"]), call(&[]), "{wrong}");
     }

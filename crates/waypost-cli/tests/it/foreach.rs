@@ -743,3 +743,35 @@ fn what_a_skipped_step_over_items_has_is_null() {
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
     assert_eq!(rig.read("trace"), "true true true true true 0\n");
 }
+
+#[test]
+fn check_warns_of_a_file_that_all_items_claim() {
+    let check = |claim: &str, more: &str| {
+        let rig = Rig::with(&format!(
+            "steps:
+  - id: each
+    foreach:
+      items: [x, y]
+      as: f
+{more}      steps: [{{id: a, run: 'true', evidence: [{{{claim}}}]}}]
+"
+        ));
+        rig.waypost(&["check", "flow.yaml"])
+    };
+    let warning = "warning: all items of step `each` claim one file: `out.txt`";
+    let one_by_one = "      max_parallel: 1\n";
+
+    for (claim, more) in [("file: out.txt", ""), ("sha256: out.txt", one_by_one)] {
+        let said = check(claim, more);
+        assert!(said.starts_with("exit 0\n") && said.contains(warning), "{said}");
+    }
+    for (claim, more) in [
+        ("file: out.txt", one_by_one),
+        ("file: 'out/${{ f }}.txt'", ""),
+        ("file: out.txt, contains: '${{ f }}'", ""),
+        ("file: out.txt, absent: true", ""),
+    ] {
+        let said = check(claim, more);
+        assert!(!said.contains("claim one file"), "{said}");
+    }
+}

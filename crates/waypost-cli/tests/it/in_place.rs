@@ -177,3 +177,22 @@ fn an_edit_stops_at_a_base_that_cannot_be_checked() {
     assert_eq!(resume(&rig, &[]), Some(0));
     assert_eq!((words(&rig, "trace"), words(&rig, "f")), ("s1 s2".to_owned(), "1 2".to_owned()));
 }
+
+// Bug: `--from s2` asked about its base `s1` whatever a person decided, and the named command lost `--from`. Cause: the decision
+// was gone when the base was looked at. Fix: the decision answers questions about bases.
+#[test]
+fn a_base_in_doubt_is_settled_together_with_from() {
+    for (treat_as, wanted) in [("done", "s2\ns3\n"), ("retry", "s1\ns2\ns3\n")] {
+        let steps: String = (1..=3).map(|number| step(number, "  ")).collect();
+        let rig = Rig::with(&format!("steps:\n{}", steps.replace("{id: s1,", "{id: s1, idempotent: false,")));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("trace", "");
+
+        let asked = rig.waypost(&["resume", "r", "--from", "s2"]);
+        let done = code_of(&rig, &["resume", "r", "--from", "s2", "--treat-as", treat_as, "-q"]);
+
+        let way = "`waypost resume r --from s2 --treat-as done`";
+        assert!(asked.starts_with("exit 8\n") && asked.contains(way), "{asked}");
+        assert_eq!((done, rig.read("trace").as_str()), (Some(0), wanted), "{treat_as}");
+    }
+}

@@ -289,14 +289,19 @@ fn a_retry_of_dead_letters_reports_a_changed_file() {
     let old = rig.call(&["dead-letters", "retry", "r"]);
 
     assert_eq!(old.status.code(), Some(3));
-    let way = "resume r --retry-failed --with flow.yaml`";
+    let way = "resume r --retry-failed --with flow.yaml --keep-finished`";
     assert!(
         rig.told(&old).contains("flow.yaml changed;") && rig.told(&old).contains(way),
         "{}",
         rig.told(&old)
     );
     assert!(!as_it_was.contains("changed;"), "{as_it_was}");
-    assert_eq!(code(&rig, &["resume", "r", "--retry-failed", "--with", "flow.yaml", "-q"]), Some(0));
+    let with = ["resume", "r", "--retry-failed", "--with", "flow.yaml", "-q"];
+    let asked = rig.waypost(&with);
+    assert!(asked.starts_with("exit 9") && asked.contains("1 of 2 items finished"), "{asked}");
+    let keep = "`waypost resume r --with flow.yaml --retry-failed --keep-finished`";
+    assert!(asked.contains(keep), "{asked}");
+    assert_eq!(code(&rig, &[&with[..], &["--keep-finished"]].concat()), Some(0));
     let count = |item: &str| rig.read("trace").lines().filter(|line| *line == item).count();
     assert_eq!((count("a"), count("b")), (1, 4), "the other item is not worked on again");
 }

@@ -29,12 +29,10 @@ pub(super) fn frame(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Opti
     (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, FingerprintPart::Frame))
 }
 
-/// Returns the SHA-256, in hex, of the list of items of a step. `None` for a `foreach` with a `key`: equal
-/// keys may have unequal values.
+/// Returns the SHA-256, in hex, of the list of items of a step.
 pub(super) fn list(draft: &Draft<'_>) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
-    let foreach = work.foreach().filter(|foreach| foreach.key.is_none())?;
-    Some(hex(&list_of(foreach)))
+    work.foreach().map(|foreach| hex(&list_of(foreach)))
 }
 
 /// Hashed part of a step.
@@ -116,7 +114,7 @@ fn hex(meaning: &Value) -> String {
 
 /// Returns the definition of a `foreach`, without parallel limit and failure limits.
 fn meaning_of(foreach: &Foreach, whole: bool) -> Value {
-    let mut meaning = if whole || foreach.key.is_some() { list_of(foreach) } else { json!({}) };
+    let mut meaning = if whole { list_of(foreach) } else { json!({}) };
     let own = json!({
         "as": foreach.name,
         "key": foreach.key.as_ref().map(Template::as_str),

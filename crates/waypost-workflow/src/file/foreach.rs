@@ -9,6 +9,7 @@ use waypost::shape::FailureLimits;
 
 use super::body::{self, BodyDraft};
 use super::checker::Checker;
+use super::evidence::{ClaimTemplate, Expected};
 use super::fields::{Fields, KeySet};
 use super::node::{Kind, Node};
 use super::step::{self, Defaults};
@@ -231,6 +232,7 @@ pub(super) fn foreach<'n>(
         body: Body::default(),
     };
     refuse_keys(checker, &foreach, items_node);
+    body.iter().for_each(|body| warn_of_shared_files(checker, (id, &foreach), body));
     Some(EachDraft {
         foreach,
         items_node,
@@ -240,6 +242,41 @@ pub(super) fn foreach<'n>(
         distinct_node: distinct.map(|(_, node)| node),
         body: body?,
     })
+}
+
+/// Warns of claims that are equal for all items: items have no order, and overwrite the file of each other.
+fn warn_of_shared_files(checker: &mut Checker<'_>, (id, foreach): (&str, &Foreach), body: &BodyDraft<'_>) {
+    let is_single = matches!(&foreach.items, ItemSource::Listed(items) if items.len() < 2);
+    let of_any_item = |text: &Template| {
+        let mut roots = text.references().map(|reference| reference.path.first().map(String::as_str));
+        roots.all(|root| matches!(root, Some("params" | "run")))
+    };
+    let overwrites = |claim: &&ClaimTemplate| {
+        let texts = claim.expect.iter().flat_map(Expected::templates);
+        let is_pin = claim.kind.key == "sha256" && claim.expect.is_none();
+        let is_parallel_file = claim.kind.key == "file" && foreach.max_parallel != Some(1);
+        let is_absent = |entries: &[(String, Expected)]| entries.iter().any(|(name, _)| name == "absent");
+        let is_negated =
+            claim.terms.not || matches!(&claim.expect, Some(Expected::Map(entries)) if is_absent(entries));
+        !is_negated && (is_pin || is_parallel_file && texts.into_iter().all(of_any_item))
+    };
+    for draft in body.drafts.iter().filter(|_| !is_single) {
+        let claims = draft.evidence.iter().flat_map(|draft| &draft.evidence.claims).filter(overwrites);
+        let shared = claims.filter_map(|claim| claim.subject.as_ref()).find(|subject| of_any_item(subject));
+        if let Some((file, node)) = shared.zip(draft.node.get("evidence"))
+            && !checker.warnings.is_full()
+        {
+            let message = format!("all items of step `{id}` claim one file: `{}`", file.as_str());
+            let help = format!(
+                "items have no order: write the item into the path, as in `out/${{{{ {} }}}}.txt`",
+                foreach.name
+            );
+            checker.warnings.push(checker.source.problem(&node.span, message).help(help));
+        }
+        if draft.each.is_none() {
+            draft.within().into_iter().for_each(|body| warn_of_shared_files(checker, (id, foreach), body));
+        }
+    }
 }
 
 impl Step {

@@ -371,6 +371,10 @@ impl Program for WorkflowProgram {
         readers::reads_index(self.step(step_ref))
     }
 
+    fn is_of_item(&self, state: &WorkflowState, item: &Item) -> bool {
+        state.item().is_none_or(|value| *value == item.value)
+    }
+
     fn set_index(&self, state: &mut WorkflowState, index: u64) -> bool {
         state.set_item_index(index)
     }

@@ -1,14 +1,15 @@
 //! The start of a session: a new run, a resume, a restart, or a rollback.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::id::BranchPath;
+use crate::id::{BranchPath, StepId};
 use crate::plan::change;
 use crate::plan::shape::Shape;
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Try,
+    Choice, Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Try,
 };
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 use crate::system::lock::Holder;
@@ -173,6 +174,7 @@ async fn make_session<'a, P: Program>(
     session.by_person = options.by.is_some();
     session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
+    session.believes = matches!(options.on_doubt, OnDoubt::Done);
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
     session.declarers = std::mem::take(&mut begin.resume_point.declarers);
@@ -287,14 +289,16 @@ async fn find_begin<P: Program>(
     let is_again = carried.is_some();
     let edited = options.edit_branches.iter().map(|(branch, _)| branch);
     let mut requested = Requested::take(&mut options.from, edited, program.shape());
-    let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun).cloned().collect();
+    let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun);
     requested.rerun_changed(changed, program.shape());
     if options.retry_tolerated {
         requested.retry(tolerated(engine.store.as_ref(), lease.run()).await?, program.shape());
     }
     requested.by = options.by.clone();
     let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
-    let asked = ResumeQuery { again: is_again, ..asked(options, &requested, resume, program.keeps_apart()) };
+    let choices = options.choices.clone();
+    let asked = asked(options, (&requested, &choices), resume, program.keeps_apart());
+    let asked = ResumeQuery { again: is_again, ..asked };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let bases = carried.map_or(&[][..], |carried| &carried.bases);
@@ -303,7 +307,6 @@ async fn find_begin<P: Program>(
         None => resume_point::find(engine, program, began_with, base, asked).await?,
         Some(_) => ResumePoint::default(),
     };
-    choice::answer(&options.choices, &mut resume_point.questions);
     options.edit_branches.retain(|(branch, _)| !resume_point.unreached.contains(branch));
     if options.from.is_none() && !is_again {
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
@@ -360,7 +363,6 @@ async fn find_begin<P: Program>(
         if !asked.still {
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
         }
-        choice::answer(&options.choices, &mut resume_point.questions);
         // A decision about a step in doubt is applied together with a changed definition.
         let is_decided = options.from.is_none() && !matches!(options.on_doubt, OnDoubt::Ask);
         if !is_decided && !resume_point.questions.is_empty() {
@@ -490,7 +492,7 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 /// Returns the query for the resume point.
 fn asked<'a, S>(
     options: &ResumeOptions<S>,
-    requested: &'a Requested,
+    (requested, choices): (&'a Requested, &'a BTreeMap<StepId, Choice>),
     resume: u64,
     keeps_apart: bool,
 ) -> ResumeQuery<'a> {
@@ -509,8 +511,10 @@ fn asked<'a, S>(
         resume,
         recovers,
         retries,
+        believes: options.from.is_some() && matches!(options.on_doubt, OnDoubt::Done),
         requested,
         bases: &[],
+        choices,
     }
 }
 

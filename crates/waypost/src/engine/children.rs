@@ -9,8 +9,8 @@ use crate::id::{BranchPath, Digest, StepId};
 use crate::plan::shape::{Children, Shape};
 use crate::projection::events::RerunCause;
 use crate::record::{
-    Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, RerunRequest, Status,
-    Wait,
+    Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, RerunKind, RerunRequest,
+    Status, Wait,
 };
 use crate::store::{Head, Page, Store, StoreError};
 
@@ -425,8 +425,10 @@ impl<'a, P: Program> Session<'a, P> {
     ) -> Vec<Note> {
         let requests = &self.main().position.requests;
         let cause = |step: &StepId| {
-            let request = RerunRequest { branch: branch.clone(), step: step.clone() };
-            match requests.contains(&request) {
+            let is_changed = |kind: &RerunKind| {
+                requests.contains(&RerunRequest { branch: branch.clone(), step: step.clone(), kind: *kind })
+            };
+            match [RerunKind::Rerun, RerunKind::Add, RerunKind::Insert].iter().any(is_changed) {
                 true => RerunCause::DefinitionChanged,
                 false => RerunCause::UpstreamChanged { step: Some(opener.clone()) },
             }

@@ -12,7 +12,8 @@ use crate::plan::change::{self, PositionTransfer, StepChange, TransferredPositio
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::{RerunCause, STEP_SETTLED};
 use crate::record::{
-    Definition, Fan, FrontierEntry, Note, Phase, Position, Record, Reusable, Settled, SettledAs, SkipCause,
+    Definition, Fan, FrontierEntry, Header, Note, Phase, Position, Record, Reusable, Settled, SettledAs,
+    SkipCause,
 };
 use crate::store::{Lease, Store, StoreError, StoreExt as _};
 
@@ -48,11 +49,12 @@ pub(super) fn carried(
     if !steps.is_empty() {
         return Err(format!("finished steps changed: {}", steps.join(", ")));
     }
-    for step in kept {
-        let added = before.step(step.as_str()).zip(shape.step(step.as_str()));
-        if let Some(added) = added.and_then(|(old, new)| added_within(old, new, within.contains(step))) {
+    for step in kept.iter().filter(|step| !within.contains(*step)) {
+        let changed = before.step(step.as_str()).zip(shape.step(step.as_str()));
+        if let Some(inner) = changed.and_then(|(old, new)| added_within(old, new)) {
             return Err(format!(
-                "step `{added}` is new inside `{step}`, which has a kept result: rerun `{step}`"
+                "step `{inner}` is new or has another list of items inside `{step}`, which has a kept result: \
+                 rerun `{step}`"
             ));
         }
     }
@@ -79,11 +81,13 @@ pub(super) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: 
     rerun.chain(kept).collect()
 }
 
-/// Returns the newest ends of the steps of the main branch.
-async fn ends_of(engine: &Engine, base: &Base) -> Result<BTreeMap<StepId, Settled>, StoreError> {
+/// Returns the newest ends of the steps of a branch, up to a record.
+pub(super) async fn ends_of(
+    store: &dyn Store,
+    header: &Header,
+) -> Result<BTreeMap<StepId, Settled>, StoreError> {
     let mut ends = BTreeMap::new();
-    let header = base.record.header();
-    for record in engine.store.history(&header.run, &header.branch, header.seq).await? {
+    for record in store.history(&header.run, &header.branch, header.seq).await? {
         let header = record.header();
         let how = match &header.phase {
             Phase::Completed(_) => SettledAs::Completed,
@@ -156,7 +160,10 @@ pub(super) async fn ends_to_keep(
     base: &Base,
     adoption: &Adoption,
 ) -> Result<BTreeMap<StepId, Settled>, StoreError> {
-    if adoption.kept.is_empty() { Ok(BTreeMap::new()) } else { ends_of(engine, base).await }
+    if adoption.kept.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    ends_of(engine.store.as_ref(), base.record.header()).await
 }
 
 /// Adds the new steps of a graph to the position: [`with_added`]. The inner error says why the graph does not fit.
@@ -165,7 +172,7 @@ pub(super) async fn add_steps(
     base: &mut Base,
     shape: &Shape,
 ) -> Result<Result<(), String>, StoreError> {
-    let ends = ends_of(engine, base).await?;
+    let ends = ends_of(engine.store.as_ref(), base.record.header()).await?;
     let position = std::mem::take(&mut base.position);
     let with_added = with_added(shape, position, &base.snapshot.definition, &ends);
     Ok(with_added.map(|position| base.position = position))
@@ -317,8 +324,32 @@ pub struct Compared<'a> {
     pub after: &'a Shape,
 }
 
-/// Returns the openers of the main branch with changed or added inner steps, each with the changed finished steps of the
-/// branches, and the added steps of finished branches. The list of items may have changed, too.
+/// A change below an opener of the main branch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InnerChange {
+    /// The branch of the step.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// The kind of the change.
+    pub kind: InnerChangeKind,
+}
+
+/// The kind of a change below an opener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InnerChangeKind {
+    /// The definition of a finished step changed.
+    Altered,
+    /// The step is new, on a finished branch or upstream of finished steps.
+    Added,
+    /// A finished opener has another list of items.
+    Relisted,
+    /// An opener with open branches has another list of items: no finished result is affected.
+    RelistedOpen,
+}
+
+/// Returns the openers of the main branch with changed or added inner steps, each with the changes of its branches. The list
+/// of items may have changed, too.
 ///
 /// Reads the newest record of each branch of these openers.
 ///
@@ -328,7 +359,7 @@ pub async fn changed_within(
     store: &dyn Store,
     run: &RunId,
     compared: Compared<'_>,
-) -> Result<BTreeMap<StepId, Vec<(BranchPath, StepId)>>, RunError> {
+) -> Result<BTreeMap<StepId, Vec<InnerChange>>, RunError> {
     let Compared { before, position, after } = compared;
     let mut found = BTreeMap::new();
     let open_fans = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
@@ -344,11 +375,6 @@ pub async fn changed_within(
         }
     }
     Ok(found)
-}
-
-/// Returns whether two openers differ at most in their inner steps, with the same list of items: [`is_same_but_list`].
-fn is_frame_same(old: &Step, new: &Step) -> bool {
-    old.list == new.list && is_same_but_list(old, new)
 }
 
 /// Returns whether two openers differ at most in the list of items, in the definitions of inner steps and by added inner
@@ -368,7 +394,7 @@ fn is_form_same(old: &Shape, new: &Shape) -> bool {
     old.steps().iter().all(|before| {
         new.step(before.id.as_str()).is_some_and(|step| {
             let opens = before.opens() || step.opens();
-            let same = before.fingerprint == step.fingerprint || !opens || is_frame_same(before, step);
+            let same = before.fingerprint == step.fingerprint || !opens || is_same_but_list(before, step);
             let needs = before.needs.iter().cloned().collect::<BTreeSet<_>>();
             same && needs_known(new, old, step) == needs && before.routes == step.routes
         })
@@ -431,26 +457,23 @@ fn new_steps(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<usize>
     (!added.is_empty()).then_some(added)
 }
 
-/// Returns a step that a graph adds within an opener, at any depth. `may_follow`: except for a step after all known steps.
-fn added_within(old: &Step, new: &Step, may_follow: bool) -> Option<StepId> {
+/// Returns a step that a graph adds within an opener or that has another list of items, at any depth.
+fn added_within(old: &Step, new: &Step) -> Option<StepId> {
     let (old, new) = old.children.as_ref().zip(new.children.as_ref())?;
-    let is_known = |place: &usize| old.shape.place(new.shape.steps()[*place].id.as_str()).is_some();
-    let mut steps = new.shape.steps().iter().enumerate();
-    steps.find_map(|(place, step)| match old.shape.step(step.id.as_str()) {
-        None if may_follow && !new.shape.downstream(&[place]).iter().any(is_known) => None,
-        None => Some(step.id.clone()),
-        Some(before) => added_within(before, step, may_follow),
+    new.shape.steps().iter().find_map(|step| match old.shape.step(step.id.as_str()) {
+        Some(before) if before.list == step.list => added_within(before, step),
+        _ => Some(step.id.clone()),
     })
 }
 
-/// Returns the changed finished steps and the added steps of the finished branches of an opener; `None` if a branch is not
-/// readable, or if finished passes have added steps.
+/// Returns the changes of the branches of an opener; `None` if a branch is not readable, or if the branches of passes open
+/// again.
 async fn changed_below(
     store: &dyn Store,
     run: &RunId,
     compared: &Compared<'_>,
     (step, fan): (&StepId, &Fan),
-) -> Result<Option<Vec<(BranchPath, StepId)>>, RunError> {
+) -> Result<Option<Vec<InnerChange>>, RunError> {
     let Compared { before, after, .. } = *compared;
     let (mut found, mut current) = (Vec::new(), BTreeSet::new());
     let mut branches: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
@@ -469,7 +492,7 @@ async fn changed_below(
             Err(StoreError::Damaged { .. }) => return Ok(None),
             newest => newest?,
         };
-        let position = position_of(&newest)?;
+        let position = position_of(&newest)?.with_failures_open();
         let pass = key.parse().ok().filter(|_| fan.pass > 0);
         let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
         let is_current = fan.is_some_and(|fan| position.origin == Some(fan.since));
@@ -483,37 +506,56 @@ async fn changed_below(
         current.insert(branch.clone());
         let Some(changed) = changed_on(old, new, &position) else { return Ok(None) };
         // A step with several passes is entered again as a whole.
-        let is_added = |step: &StepId| old.place(step.as_str()).is_none();
-        if before.place(step.as_str()).is_some_and(|place| before.share_loop(place, place))
-            && changed.iter().any(is_added)
-        {
+        let opens_again = changed.iter().any(|(_, kind)| *kind != InnerChangeKind::Altered);
+        if opens_again && is_in_loop(before, &branch) {
             return Ok(None);
         }
-        found.extend(changed.into_iter().map(|step| (branch.clone(), step)));
+        let change = |(step, kind)| InnerChange { branch: branch.clone(), step, kind };
+        found.extend(changed.into_iter().map(change));
     }
     Ok(Some(found))
 }
 
-/// Returns the changed finished steps of a branch, and its added steps if the branch has ended or downstream steps are
-/// finished; `None` if an opener changed.
-fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<StepId>> {
+/// Returns whether a branch is in a pass of a step with several passes.
+fn is_in_loop(shape: &Shape, branch: &BranchPath) -> bool {
+    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.any(|below| {
+        let above = below.parent().zip(below.opened_by());
+        let opener = above.and_then(|(above, (name, _))| {
+            let shape = shape.of_branch(&above)?;
+            Some((shape, shape.opener(&name)?))
+        });
+        opener.is_some_and(|(shape, place)| shape.share_loop(place, place))
+    })
+}
+
+/// Returns the changes of a branch: its added steps only if the branch has ended or downstream steps are finished; `None`
+/// if an opener changed.
+fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(StepId, InnerChangeKind)>> {
     let unfinished = Unfinished::of(old, position);
-    let has_ended = position.frontier.is_empty() && position.failed.is_empty();
+    let has_ended = position.frontier.is_empty();
     let is_too_late = has_ended || add_new_steps((old, new), &mut position.clone(), &[]).is_err();
     let added = new_steps(old, new, position).filter(|_| is_too_late).unwrap_or_default();
-    let mut changed: Vec<StepId> = added.into_iter().map(|place| new.steps()[place].id.clone()).collect();
+    let added = added.into_iter().map(|place| new.steps()[place].id.clone());
+    let mut changed: Vec<_> = added.map(|step| (step, InnerChangeKind::Added)).collect();
     for (place, step) in old.steps().iter().enumerate() {
         let other = new.step(step.id.as_str())?;
-        if step.fingerprint == other.fingerprint || is_frame_same(step, other) {
+        if step.fingerprint == other.fingerprint {
             continue;
         }
         let has_open_work =
             position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
+        if is_same_but_list(step, other) {
+            let kind = if has_open_work { InnerChangeKind::RelistedOpen } else { InnerChangeKind::Relisted };
+            let has_children = has_open_work || position.joined(&step.id).is_some();
+            changed.extend((has_children && step.list != other.list).then(|| (step.id.clone(), kind)));
+            continue;
+        }
         if has_open_work {
             return None;
         }
         if !unfinished.has(place) {
-            changed.push(step.id.clone());
+            changed.push((step.id.clone(), InnerChangeKind::Altered));
         }
     }
     Some(changed)

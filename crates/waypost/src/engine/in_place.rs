@@ -193,7 +193,10 @@ impl<P: Program> Session<'_, P> {
                 say_why(&mut question, &found);
                 return Err(RunError::InDoubt { run: run.run.clone(), questions: vec![question] });
             }
-            if base.claims.is_empty() {
+            let shape = self.program.shape().of_branch(&base.branch);
+            let is_careful =
+                shape.and_then(|shape| shape.step(base.step.as_str())).is_some_and(|step| !step.idempotent);
+            if base.claims.is_empty() || is_careful && self.believes {
                 break;
             }
             (branch, step) = (base.branch.clone(), base.step.clone());

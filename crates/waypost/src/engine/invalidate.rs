@@ -25,7 +25,8 @@ use super::trace::pass_in;
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) place: usize,
-    /// The frontier entry of the step. With a fan-out: the step joins these children again.
+    /// The frontier entry of the step. With a fan-out: the step joins these children again. With earlier fan-outs: their
+    /// children continue.
     pub(super) entry: FrontierEntry,
     /// A person named the step: the rerun is not in doubt.
     pub(super) is_named: bool,
@@ -79,6 +80,7 @@ pub(super) fn invalidate(
     for Cut { place, entry, is_named } in cuts {
         let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
         let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
+        let continues = entry.fan.is_some() || !entry.relisted.is_empty();
         if results == Results::Keep {
             set_aside(&mut after.position, (shape, place), is_finished, passes_before);
             // The invalid end itself is not reused.
@@ -88,14 +90,14 @@ pub(super) fn invalidate(
         } else {
             let before =
                 after.position.ledger.get(&step.id).and_then(|last| end_of_pass(last, passes_before));
-            let is_decided = is_named || entry.fan.is_some();
+            let is_decided = is_named || continues;
             after.drop_end(step, is_finished, if is_decided { Results::Retry } else { results });
             after.exclude_reuse(step);
             after.position.ledger.extend(before.map(|before| (step.id.clone(), before)));
         }
         let position = &mut after.position;
         position.reusable.retain(|_, results| !results.is_empty());
-        if entry.fan.is_some() {
+        if continues {
             // Later passes follow the requested rerun.
             if !shape.share_loop(place, place) {
                 position.rerun_whole.remove(&step.id);

@@ -81,7 +81,7 @@ pub use attempt::{
     Attempt, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
 };
 pub use cancel::Cancel;
-pub use definition::{Compared, changed_within};
+pub use definition::{Compared, InnerChange, InnerChangeKind, changed_within};
 pub use dry_run::DryRun;
 pub use due::{DueRuns, due_runs};
 pub use fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};

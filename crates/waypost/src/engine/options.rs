@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{RunError, StopHandle, unpanicked};
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::Shape;
-use crate::record::{Choice, Definition};
+use crate::record::{Choice, Definition, RerunRequest};
 
 /// The reaction to a checkpoint that cannot be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -337,8 +337,8 @@ pub struct Adoption {
     pub redo: bool,
     /// Finished steps with results to keep: changed steps, and steps downstream of added steps.
     pub kept: BTreeSet<StepId>,
-    /// Changed finished steps and new steps of child branches to rerun, with all steps downstream.
-    pub rerun: Vec<(BranchPath, StepId)>,
+    /// Changed finished steps, new steps and openers with another list of items, of child branches.
+    pub rerun: Vec<RerunRequest>,
     /// Openers with branches to keep, although steps of the branches changed:
     /// [`changed_within`](super::changed_within()).
     pub within: BTreeSet<StepId>,

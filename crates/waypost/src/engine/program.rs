@@ -131,6 +131,9 @@ pub trait Program: Send + Sync {
     /// step's input.
     fn reads_index(&self, step_ref: StepRef<'_>) -> bool;
 
+    /// Returns whether the state of a child is of an item with this value.
+    fn is_of_item(&self, state: &Self::State, item: &Item) -> bool;
+
     /// Sets the index of the item in the state of a child. Returns whether the state had another index.
     fn set_index(&self, state: &mut Self::State, index: u64) -> bool;
 

@@ -119,15 +119,16 @@ async fn cut_of(
     let open = known.position.frontier.iter().find(|entry| entry.step == target.step);
     let is_passed = open.is_some_and(|entry| entry.at.iteration > made.at.iteration);
     let is_open = Unfinished::of(shape, &known.position).has(place);
-    if !is_passed && (open.is_some() || is_open) {
+    let is_named = opening.named == Some(&target.step);
+    if !is_passed && !is_named && (open.is_some() || is_open) {
         return Ok(None);
     }
     let loops = shape.share_loop(place, place);
-    let is_named = opening.results != Results::Keep && target.claims.is_some();
+    let begins = opening.results != Results::Keep && target.claims.is_some();
     let is_newest = known.position.ledger.get(&target.step).is_some_and(|end| end.seq == target.seq);
     // Without the state before the pass, the step begins with the first pass.
     let (iteration, forgotten) = match loops {
-        true if is_named => (first_pass(shape, place, made), None),
+        true if begins => (first_pass(shape, place, made), None),
         true if opening.results != Results::Keep && is_newest => (made.at.iteration.clone(), None),
         true => pass_again(engine, (shape, place), made).await?,
         false => (made.at.iteration.clone(), None),
@@ -144,7 +145,6 @@ async fn cut_of(
     };
     let ready = FrontierEntry::ready(target.step.clone());
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
-    let is_named = opening.named == Some(&target.step);
     Ok(Some((Cut { place, entry, is_named }, forgotten)))
 }
 

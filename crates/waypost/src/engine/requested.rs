@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::projection::events::RerunCause;
-use crate::record::{FrontierEntry, Position, RerunRequest, Try};
+use crate::record::{FrontierEntry, Position, RerunKind, RerunRequest, Reusable, Settled, Try};
 
 use super::ResumeFrom;
 use super::definition::Forget;
@@ -53,10 +53,10 @@ impl Requested {
     }
 
     /// Adds finished steps of child branches with a changed definition.
-    pub(super) fn rerun_changed(&mut self, changed: Vec<(BranchPath, StepId)>, shape: &Shape) {
-        for (branch, step) in changed {
-            self.find_way(&branch, shape);
-            self.changed.push((branch, step));
+    pub(super) fn rerun_changed<'a>(&mut self, all: impl Iterator<Item = &'a RerunRequest>, shape: &Shape) {
+        for RerunRequest { branch, step, .. } in all.filter(|request| request.kind.reruns()) {
+            self.find_way(branch, shape);
+            self.changed.push((branch.clone(), step.clone()));
         }
     }
 
@@ -101,7 +101,7 @@ impl Requested {
             if targets.get(branch).is_some_and(|targets| targets.iter().any(is_target)) {
                 continue;
             }
-            let request = RerunRequest { branch: branch.clone(), step: step.clone() };
+            let request = RerunRequest::new(branch.clone(), step.clone());
             let mut path: Vec<BranchPath> =
                 std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
             path.reverse();
@@ -147,6 +147,7 @@ impl Requested {
 #[derive(Debug)]
 struct StepOnPath {
     step: StepId,
+    kind: RerunKind,
     /// True for the requested step itself; false for an opener above.
     is_named: bool,
 }
@@ -179,53 +180,103 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
 /// step. `None` if the scope is not on the path.
 fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepOnPath> {
     if *on == request.branch {
-        return Some(StepOnPath { step: request.step.clone(), is_named: true });
+        let step = request.step.clone();
+        return Some(StepOnPath { step, kind: request.kind, is_named: true });
     }
     let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
-    Some(StepOnPath { step: opener_of(shape, &next)?, is_named: false })
+    Some(StepOnPath { step: opener_of(shape, &next)?, kind: request.kind, is_named: false })
 }
 
 /// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.
-pub(super) fn defer_below(
-    openers: &[StepId],
-    changed: &[(BranchPath, StepId)],
-    shape: &Shape,
-    main: &mut Position,
-) {
-    let requests =
-        changed.iter().map(|(branch, step)| RerunRequest { branch: branch.clone(), step: step.clone() });
-    let is_below = |request: &RerunRequest| {
+pub(super) fn defer_below(openers: &[StepId], requests: &[RerunRequest], shape: &Shape, main: &mut Position) {
+    let is_below = |request: &&RerunRequest| {
         below_on(shape, &BranchPath::main(), request).is_some_and(|below| openers.contains(&below.step))
     };
-    main.requests.extend(requests.filter(is_below));
+    main.requests.extend(requests.iter().filter(is_below).cloned());
 }
 
-/// Applies the deferred requests to a scope that continues: invalidates the requested steps and all downstream steps.
-///
-/// `at`: the epoch and the outer iteration of the reruns.
-pub(super) fn invalidate_requested(
-    root: &Shape,
-    (requests, branch): (&BTreeSet<RerunRequest>, &BranchPath),
-    position: Position,
-    at: &Try,
-    results: Results,
-) -> Invalidated {
-    let unchanged = |position| Invalidated { position, forgotten: Vec::new() };
-    let Some(shape) = root.of_branch(branch) else { return unchanged(position) };
-    let unfinished = Unfinished::of(shape, &position);
-    let steps = requests.iter().filter_map(|request| below_on(root, branch, request));
-    let places = steps.filter_map(|below| shape.place(below.step.as_str()));
-    let places: BTreeSet<usize> = places.filter(|place| !unfinished.has(*place)).collect();
-    let places: Vec<usize> = places.into_iter().collect();
-    let downstream = shape.downstream(&places);
-    let cut = |place: usize| {
-        let at = Try { iteration: shape.first_iteration(place, &at.iteration), ..at.clone() };
-        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
+/// A child that continues in another fan-out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ContinuedChild<'a> {
+    pub(super) root: &'a Shape,
+    pub(super) branch: &'a BranchPath,
+    pub(super) requests: &'a BTreeSet<RerunRequest>,
+    /// The newest ends of the steps, if a request keeps results.
+    pub(super) ends: &'a BTreeMap<StepId, Settled>,
+    /// The epoch and the outer iteration of the reruns.
+    pub(super) at: &'a Try,
+    pub(super) results: Results,
+}
+
+impl ContinuedChild<'_> {
+    /// Applies the deferred requests: invalidates the requested steps and all downstream steps. The open children of the
+    /// scope, and the children with requests, continue in another fan-out, too.
+    pub(super) fn invalidate_requested(&self, mut position: Position) -> Invalidated {
+        let Self { root, branch, requests, ends, results, .. } = *self;
+        let Some(shape) = root.of_branch(branch) else {
+            return Invalidated { position, forgotten: Vec::new() };
+        };
+        let unfinished = Unfinished::of(shape, &position);
+        let mut kinds: BTreeMap<usize, (RerunKind, bool)> = BTreeMap::new();
+        for below in requests.iter().filter_map(|request| below_on(root, branch, request)) {
+            if let Some(place) = shape.place(below.step.as_str()) {
+                let is_rerun = below.is_named && below.kind.reruns();
+                let (kind, reruns) = kinds.entry(place).or_insert((below.kind, is_rerun));
+                (*kind, *reruns) = (below.kind.min(*kind), *reruns || is_rerun);
+            }
+        }
+        for (place, step) in shape.steps().iter().enumerate() {
+            let is_open = unfinished.has(place) && position.fan_of(&step.id).is_some();
+            if is_open {
+                kinds.entry(place).or_insert((RerunKind::Relist, false));
+            }
+        }
+        let places: Vec<usize> = kinds.keys().copied().collect();
+        let downstream = shape.downstream(&places);
+        let mut cuts: BTreeMap<bool, Vec<Cut>> = BTreeMap::new();
+        for (place, (kind, reruns)) in kinds {
+            let relisted = if reruns { Vec::new() } else { self.fan_outs(shape, place, &position) };
+            if !downstream.contains(&place) && (!unfinished.has(place) || !relisted.is_empty()) {
+                let cut = self.cut(shape, place, relisted);
+                cuts.entry(kind == RerunKind::Insert).or_default().push(cut);
+            }
+        }
+        let mut forgotten = Vec::new();
+        for (keeps, cuts) in cuts {
+            let named: Vec<StepId> = cuts.iter().map(|cut| shape.steps()[cut.place].id.clone()).collect();
+            if keeps {
+                let known = ends
+                    .iter()
+                    .filter(|(step, end)| shape.place(step.as_str()).is_some() && end.has_result());
+                for (step, end) in known {
+                    position.ledger.entry(step.clone()).or_insert_with(|| end.clone());
+                }
+            }
+            let after = invalidate(shape, &position, cuts, if keeps { Results::Keep } else { results });
+            position = after.position;
+            forgotten.extend(after.forgotten);
+            if keeps {
+                named.iter().for_each(|step| keep_downstream(shape, &mut position, step));
+            }
+        }
+        trust_new_steps(requests, branch, &mut position);
+        Invalidated { position, forgotten }
+    }
+
+    /// Returns the fan-outs of a step whose children continue; empty for a step with passes, or with open hooks.
+    fn fan_outs(&self, shape: &Shape, place: usize, position: &Position) -> Vec<u64> {
+        let step = &shape.steps()[place].id;
+        let is_in_hooks = position.frontier.iter().any(|entry| entry.step == *step && entry.hooks.is_some());
+        let fan = position.fan_of(step).filter(|_| !shape.share_loop(place, place) && !is_in_hooks);
+        fan.into_iter().flat_map(|fan| fan.relisted.iter().copied().chain([fan.since])).collect()
+    }
+
+    fn cut(&self, shape: &Shape, place: usize, relisted: Vec<u64>) -> Cut {
+        let at = Try { iteration: shape.first_iteration(place, &self.at.iteration), ..self.at.clone() };
+        let entry = FrontierEntry { at, relisted, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
         Cut { place, entry, is_named: false }
-    };
-    let cuts: Vec<Cut> = places.into_iter().filter(|place| !downstream.contains(place)).map(cut).collect();
-    if cuts.is_empty() { unchanged(position) } else { invalidate(shape, &position, cuts, results) }
+    }
 }
 
 /// Applies the deferred requests to an entered scope: excludes the requested steps and all downstream steps from
@@ -239,8 +290,33 @@ pub(super) fn apply(
 ) {
     let Some(shape) = root.of_branch(branch) else { return };
     for request in requests {
-        if let Some(below) = below_on(root, branch, request) {
-            exclude(shape, position, &below, results);
+        let Some(below) = below_on(root, branch, request) else { continue };
+        match below.kind {
+            RerunKind::Rerun | RerunKind::Add => drop(exclude(shape, position, &below, results)),
+            RerunKind::Insert => keep_downstream(shape, position, &below.step),
+            // The trace of an item excludes the list.
+            RerunKind::Relist => {}
+        }
+    }
+    trust_new_steps(requests, branch, position);
+}
+
+/// Removes the questions about new steps of a branch: these have no earlier effect.
+fn trust_new_steps(requests: &BTreeSet<RerunRequest>, branch: &BranchPath, position: &mut Position) {
+    let is_new = |kind| matches!(kind, RerunKind::Add | RerunKind::Insert);
+    let new = requests.iter().filter(|request| request.branch == *branch && is_new(request.kind));
+    new.for_each(|request| drop(position.ask_no_more(&request.step)));
+}
+
+/// Keeps the reusable results downstream of a step, with any input.
+fn keep_downstream(shape: &Shape, position: &mut Position, step: &StepId) {
+    let places: Vec<usize> = shape.place(step.as_str()).into_iter().collect();
+    for place in shape.downstream(&places) {
+        let results = position.reusable.get_mut(&shape.steps()[place].id);
+        for result in results.into_iter().flat_map(BTreeMap::values_mut) {
+            if let Reusable::Ended { kept, .. } = result {
+                *kept = true;
+            }
         }
     }
 }

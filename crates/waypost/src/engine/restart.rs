@@ -14,13 +14,14 @@ use super::chain::Chain;
 use super::child_heads::pass_missing;
 use super::definition::definition_of_restart;
 use super::inspect::changed_at;
+use super::invalidate::{Results, reenter};
 use super::manual;
 use super::options::merge;
 use super::rollback::epochs;
 use super::scope::{MAIN, Scope};
 use super::session::Session;
 use super::trust::is_step_on;
-use super::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
+use super::{Engine, OnDoubt, Program, ResumeFrom, ResumeOptions, RunError};
 
 /// Makes the session that restarts a run with a state. The records stay. The configuration in force stays too,
 /// merged with the options.
@@ -65,7 +66,15 @@ pub(super) async fn restarted<'a, P: Program>(
         repeated: None,
     };
     let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;
-    let mut main = Scope::new(chain, program.shape(), first_position(program.shape(), epoch), state);
+    let mut position = first_position(program.shape(), epoch);
+    let retries = matches!(options.on_doubt, OnDoubt::Retry);
+    let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+    if let Some(before) = newest_position(engine, run).await.filter(|_| !began_with.is_routed()) {
+        // A person is asked about the effects of earlier executions.
+        position.reusable = reenter(began_with, before, Results::dropped(!retries)).reusable;
+        position.reusable.retain(|step, _| program.shape().place(step.as_str()).is_some());
+    }
+    let mut main = Scope::new(chain, program.shape(), position, state);
     main.reason = Reason::Redo;
     main.position.epoch_max = epoch;
     let config = config.laid_under(options.config, &mut main);
@@ -74,6 +83,7 @@ pub(super) async fn restarted<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
+    session.retries = retries;
     session.repaired = damaged;
     session.adopt = adopt;
     session.config = Arc::new(config);

@@ -13,7 +13,7 @@ use super::chain::Draft;
 use super::scheduler::BEFORE;
 use super::scope::{MAIN, Scope};
 use super::session::{Session, Worked};
-use super::{Engine, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
+use super::{Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
 
 /// Limit of verifications in a row without a start. A resume needs one or two. More are a defect of the engine,
 /// and each appends a checkpoint.
@@ -59,9 +59,13 @@ pub(super) async fn resumed<P: Program>(
                 engine.store.release(lease, None).await?;
                 return Err(RunError::Unsettled { run: run.clone(), rounds: held.idle_rounds });
             }
-            Worked::Again(held) => carried = Some(held),
+            Worked::Again(held) => {
+                let on_doubt = if held.retries { OnDoubt::Retry } else { OnDoubt::Ask };
+                let session = kept.clone();
+                options = ResumeOptions { session, on_unknown, on_doubt, ..ResumeOptions::default() };
+                carried = Some(held);
+            }
         }
-        options = ResumeOptions { session: kept.clone(), on_unknown, ..ResumeOptions::default() };
     }
 }
 

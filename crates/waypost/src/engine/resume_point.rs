@@ -11,11 +11,12 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::plan::{Broken, Decision, LeftOut};
 use crate::projection::events::RerunCause;
-use crate::record::{End, FrontierEntry, Position, Record, Settled, Status};
+use crate::record::{Choice, End, FrontierEntry, Position, Record, Settled, Status};
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::child_ends::{Joins, has_state, in_pass, of_whole_passes};
+use super::choice::answer;
 use super::failure::position_for_retry;
 use super::in_doubt::recoverable;
 use super::in_place::Declarers;
@@ -27,7 +28,8 @@ use super::reruns::{Reopened, Target, Targets, opener_of, targets, to_rerun};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use super::trust::conflicts;
 use super::trust::{
-    BranchInForce, Branches, Judged, Trust, end_before, ended_on, is_step_on, joined_on, judge, wanted,
+    BranchInForce, Branches, Judged, Trust, end_before, ended_on, failed_on, is_step_on, joined_on, judge,
+    wanted,
 };
 use super::{Engine, Program, RunError};
 
@@ -79,10 +81,14 @@ pub(super) struct ResumeQuery<'a> {
     pub(super) recovers: bool,
     /// True if a person requests the rerun of non-idempotent steps.
     pub(super) retries: bool,
+    /// True if a person requests a rerun, and counts steps in doubt as done.
+    pub(super) believes: bool,
     /// Requested reruns below the main branch.
     pub(super) requested: &'a Requested,
     /// Bases of edits in place that are gone: these rerun first.
     pub(super) bases: &'a [Broken],
+    /// Choices of a person: these answer questions.
+    pub(super) choices: &'a BTreeMap<StepId, Choice>,
 }
 
 /// Returns the point from which a resume continues.
@@ -99,7 +105,8 @@ pub(super) async fn find<P: Program>(
         let known = BranchInForce { record, position, joined: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
-        let judged = judge(engine, program, shape, (run, &branches), (Trust::Blind, &[])).await?;
+        let mut judged = judge(engine, program, shape, (run, &branches), (Trust::Blind, &[])).await?;
+        answer(asked.choices, &mut judged.questions);
         return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
     let mut survey = BranchLoader::new(engine, shape);
@@ -113,6 +120,10 @@ pub(super) async fn find<P: Program>(
     if asked.retries {
         judged.release();
     }
+    if asked.believes {
+        judged.believe();
+    }
+    answer(asked.choices, &mut judged.questions);
     let mut settled = Vec::new();
     if asked.recovers {
         let asked = judged.questions.clone();
@@ -442,7 +453,11 @@ impl<'a> BranchLoader<'a> {
             let why = "the branch does not exist, has failed, or is not awaited by a step";
             return Err(no_state(why.to_owned()));
         };
-        let ended = ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
+        let at = (known.record.header(), &known.position);
+        let ended = match failed_on(store, at, step).await? {
+            Some(failed) => Some(failed),
+            None => ended_on(store, self.shape, at, step).await?,
+        };
         let Some(ended) = ended else {
             return Err(no_state(format!("step `{step}` has not finished on the branch")));
         };

@@ -142,6 +142,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) on_unknown: OnUnknown,
     /// True if a person requested the rerun of steps in doubt.
     pub(super) retries: bool,
+    /// True if a person counts steps in doubt as done.
+    pub(super) believes: bool,
     pub(super) reusable_verdicts: ReusableVerdicts,
     /// Verifications in a row without a start, before this session.
     pub(super) idle_rounds: u32,
@@ -175,6 +177,8 @@ pub(super) struct Carried {
     pub(super) rewritten: BTreeSet<Rewritten>,
     /// Bases of edits in place that are gone: these rerun first.
     pub(super) bases: Vec<Broken>,
+    /// True if a person requested the rerun of these bases.
+    pub(super) retries: bool,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -255,6 +259,7 @@ impl<'a, P: Program> Session<'a, P> {
             declarers: Declarers::default(),
             rewritten: BTreeSet::new(),
             bases: Vec::new(),
+            believes: false,
         })
     }
 
@@ -324,10 +329,18 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(None) => {
                 let resume = self.main().chain.resume;
                 let idle_rounds = if self.jobs_started == 0 { self.idle_rounds + 1 } else { 0 };
+                let retries = self.retries && !self.bases.is_empty();
                 let Self { batches, repaired, pending_claims, rewritten, bases, .. } = self;
-                let carried =
-                    Carried { batches, resume, repaired, pending_claims, idle_rounds, rewritten, bases };
-                Ok(Worked::Again(carried))
+                Ok(Worked::Again(Carried {
+                    batches,
+                    resume,
+                    repaired,
+                    pending_claims,
+                    idle_rounds,
+                    rewritten,
+                    bases,
+                    retries,
+                }))
             }
             Err(error) => {
                 // Best effort: the earlier error is returned.

@@ -218,6 +218,22 @@ pub(super) async fn ended_on(
     store.find_back(&header.run, &header.branch, header.seq, &ends).await
 }
 
+/// Returns the last end of a failed or interrupted step of a branch.
+pub(super) async fn failed_on(
+    store: &dyn Store,
+    (header, position): (&Header, &Position),
+    step: &StepId,
+) -> Result<Option<Record>, StoreError> {
+    if !position.open_entries().any(|entry| entry.step == *step) {
+        return Ok(None);
+    }
+    let fails = |record: &Record| {
+        let failed = matches!(record.header().phase, Phase::Failed(_) | Phase::Interrupted { .. });
+        failed && record.header().step.as_ref() == Some(step)
+    };
+    store.find_back(&header.run, &header.branch, header.seq, &fails).await
+}
+
 /// Judges the finished steps of branches, and returns the questions to a person.
 pub(super) async fn judge<P: Program>(
     engine: &Engine,
@@ -497,6 +513,12 @@ impl Judged {
             cause: Cause::EvidenceFailed(broken.claims),
         });
         self.questions.extend(asked);
+    }
+
+    /// Leaves steps with failed evidence in force: a person counts these as done.
+    pub(super) fn believe(&mut self) {
+        self.questions.retain(|question| !matches!(question.cause, Cause::EvidenceFailed(_)));
+        self.held.clear();
     }
 
     /// Allows reruns of non-idempotent steps with failed evidence, by decision of a person.

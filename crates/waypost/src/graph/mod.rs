@@ -315,6 +315,10 @@ impl Program for Erased {
         false
     }
 
+    fn is_of_item(&self, _: &Held, _: &Item) -> bool {
+        true
+    }
+
     fn set_index(&self, _: &mut Held, _: u64) -> bool {
         false
     }

@@ -14,6 +14,42 @@ pub struct RerunRequest {
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
+    /// The effect on the scope.
+    #[serde(default, skip_serializing_if = "RerunKind::is_rerun")]
+    pub kind: RerunKind,
+}
+
+/// The effect of a request on the scope of its step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RerunKind {
+    /// The step reruns, with all downstream steps.
+    #[default]
+    Rerun,
+    /// The step is new and runs, with all downstream steps.
+    Add,
+    /// The step is new and runs; downstream results are kept.
+    Insert,
+    /// The step has another list of items: its children continue in another fan-out.
+    Relist,
+}
+
+impl RerunRequest {
+    /// Creates the request of a rerun.
+    pub fn new(branch: BranchPath, step: StepId) -> Self {
+        Self { branch, step, kind: RerunKind::Rerun }
+    }
+}
+
+impl RerunKind {
+    /// Returns whether downstream steps rerun.
+    pub(crate) fn reruns(self) -> bool {
+        matches!(self, Self::Rerun | Self::Add)
+    }
+
+    fn is_rerun(&self) -> bool {
+        *self == Self::Rerun
+    }
 }
 
 /// A choice of a person about an unfinished step.

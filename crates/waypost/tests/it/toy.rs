@@ -271,6 +271,10 @@ impl Program for Toy {
         false
     }
 
+    fn is_of_item(&self, _: &BTreeMap<String, Value>, _: &Item) -> bool {
+        true
+    }
+
     fn set_index(&self, _: &mut BTreeMap<String, Value>, _: u64) -> bool {
         false
     }

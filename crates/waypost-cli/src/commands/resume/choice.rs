@@ -19,8 +19,8 @@ use crate::run::current_evidence;
 use crate::run::definition::Chosen;
 use crate::run::environment::person;
 
-/// Reads the choices from the options of `resume`. `settles_failed`: `--treat-as done` settles failed steps, since no
-/// step is in doubt.
+/// Reads the choices from the options of `resume`. `--treat-as done` settles failed steps if no step is in doubt, and cut
+/// steps at their turn if evidence upstream has failed.
 ///
 /// # Errors
 /// [`Error::Usage`]: a step is in an item or another scope, an output is for a step not settled as done, or a later
@@ -28,13 +28,13 @@ use crate::run::environment::person;
 pub(super) fn of(
     args: &ResumeArgs,
     (snapshot, workflow): (&Snapshot, &Workflow),
-    settles_failed: bool,
+    asked: Asked,
     at: Timestamp,
 ) -> Result<BTreeMap<StepId, Choice>, Error> {
     let mut settled: BTreeMap<StepId, SettleBy> = BTreeMap::new();
     let position = snapshot.newest().position().unwrap_or_default();
     let settles = args.treat_as == Some(TreatAs::Done);
-    if settles && settles_failed {
+    if settles && matches!(asked, Asked::Nothing | Asked::OnTheWay) {
         let failed = position.failed.iter().filter(|entry| entry.exited.is_none());
         let is_scope = |entry: &&FrontierEntry| entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
         if let Some(entry) = failed.clone().find(is_scope) {
@@ -49,6 +49,11 @@ pub(super) fn of(
         let is_cut = |entry: &FrontierEntry| entry.step == *step && entry.is_unsettled();
         settles && (position.open_entries().any(is_cut) || position.asks_about(step))
     };
+    if settles && asked == Asked::BeforeEvidence {
+        let cut = position.open_entries().filter(|entry| entry.is_unsettled() && !entry.has_children());
+        let cut = cut.filter(|entry| workflow.step(entry.step.as_str()).is_some_and(|step| !step.idempotent));
+        settled.extend(cut.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
+    }
     for (path, value) in &args.output {
         let named = path.split_once('.').and_then(|(step, name)| Some((StepId::new(step).ok()?, name)));
         let named = named.filter(|(step, _)| settled.contains_key(step) || is_in_doubt(step));

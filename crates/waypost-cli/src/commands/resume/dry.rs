@@ -13,6 +13,7 @@ use waypost::shape::Shape;
 use waypost::store::Store;
 use waypost::{RunId, StepId};
 
+use super::choice::Asked;
 use super::{Going, Prepared, choice};
 use crate::cli::DeadLetter;
 use crate::cli::{ResumeArgs, TreatAs};
@@ -41,7 +42,8 @@ pub(super) async fn dry_run(
     let snapshot = Snapshot::read(store, run).await?;
     let undecided = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
     let mut prepared = Prepared::of(context, shared, run, &undecided).await?;
-    prepared.choices = choice::of(&args, (&snapshot, &prepared.chosen.workflow), true, context.now())?;
+    prepared.choices =
+        choice::of(&args, (&snapshot, &prepared.chosen.workflow), Asked::Nothing, context.now())?;
     let look = current_evidence::look(shared, &snapshot, &prepared.chosen, Occasion::Resume).await?;
     let mut plan = prepared.chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &prepared.chosen.shape);

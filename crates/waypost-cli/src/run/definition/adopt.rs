@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use waypost::change::{ChangeKind, StepChange, changes};
-use waypost::engine::{Adoption, Snapshot, step_path};
-use waypost::record::{Definition, End, Phase, Position, Record};
+use waypost::engine::{Adoption, InnerChange, InnerChangeKind, Snapshot, step_path};
+use waypost::record::{Definition, End, Phase, Position, Record, RerunKind, RerunRequest};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
@@ -108,31 +108,50 @@ impl FinishedChoice {
 /// A changed step, and the results at stake.
 struct Row {
     change: StepChange,
-    /// The changed finished steps of the branches of an opener, and the added steps of finished branches.
-    within: Vec<(BranchPath, StepId)>,
+    /// The changes of the branches of an opener.
+    within: Vec<InnerChange>,
     at_stake: Option<String>,
 }
 
 impl Row {
     /// Names the changed and added steps of the branches.
     fn inner_steps(&self) -> String {
-        let steps: BTreeSet<&StepId> = self.within.iter().map(|(_, step)| step).collect();
+        let steps: BTreeSet<&StepId> = self.within.iter().map(|inner| &inner.step).collect();
         steps.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns whether the branches are entered again, after a decision: the file lists other items, or finished branches
     /// have new steps. A kept result of joined branches excludes another list.
-    fn enters(&self, before: &Shape, decided: Option<Decided>) -> bool {
+    fn enters(&self, decided: Option<Decided>) -> bool {
+        let keeps = decided == Some(Decided::Keep);
         if self.change.kind == ChangeKind::Relisted {
-            return !(self.change.touches_finished && decided == Some(Decided::Keep));
+            return !(self.change.touches_finished && keeps);
         }
-        self.within.iter().any(|(branch, step)| {
-            before.of_branch(branch).is_some_and(|shape| shape.place(step.as_str()).is_none())
+        self.within.iter().any(|inner| match inner.kind {
+            InnerChangeKind::Altered => false,
+            InnerChangeKind::Relisted => !keeps,
+            InnerChangeKind::Added | InnerChangeKind::RelistedOpen => true,
+        })
+    }
+
+    /// Returns the requests for the branches, after a decision.
+    fn requests(&self, decided: Option<Decided>) -> impl Iterator<Item = RerunRequest> {
+        let keeps = decided == Some(Decided::Keep);
+        self.within.iter().filter_map(move |InnerChange { branch, step, kind }| {
+            let kind = match kind {
+                InnerChangeKind::Altered | InnerChangeKind::Relisted if keeps => return None,
+                InnerChangeKind::Added if keeps => RerunKind::Insert,
+                InnerChangeKind::Altered => RerunKind::Rerun,
+                InnerChangeKind::Added => RerunKind::Add,
+                InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen => RerunKind::Relist,
+            };
+            Some(RerunRequest { branch: branch.clone(), step: step.clone(), kind })
         })
     }
 
     fn is_at_stake(&self) -> bool {
-        self.change.touches_finished || !self.within.is_empty()
+        let is_finished = |inner: &InnerChange| inner.kind != InnerChangeKind::RelistedOpen;
+        self.change.touches_finished || self.within.iter().any(is_finished)
     }
 
     /// Returns the change in words.
@@ -141,6 +160,9 @@ impl Row {
         let id = self.change.step.as_str();
         let child = changed.step(id).and_then(|step| step.work.child());
         let file = child.map(|child| format!("; it runs {}", child.file())).unwrap_or_default();
+        let is_list = |inner: &InnerChange| {
+            matches!(inner.kind, InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen)
+        };
         match &self.change.kind {
             ChangeKind::Added => "is new".to_owned(),
             ChangeKind::Removed => "is gone".to_owned(),
@@ -150,6 +172,11 @@ impl Row {
             },
             ChangeKind::Within if self.within.is_empty() => {
                 format!("has another definition in unfinished steps{file}")
+            }
+            ChangeKind::Within if self.within.iter().all(is_list) => {
+                let inner: BTreeSet<&str> = self.within.iter().map(|inner| inner.step.as_str()).collect();
+                let items = inner.into_iter().map(|step| format!("{step}{}", edit.other_items(step)));
+                format!("has another list of items in {}{file}", items.collect::<Vec<_>>().join(", "))
             }
             ChangeKind::Within => format!("has another definition in {}{file}", self.inner_steps()),
             ChangeKind::Relisted if self.within.is_empty() => {
@@ -247,7 +274,7 @@ pub(super) struct Changed<'a> {
     pub(super) file: &'a Path,
     pub(super) choice: &'a Choice,
     /// The result of `changed_within`.
-    pub(super) within: BTreeMap<StepId, Vec<(BranchPath, StepId)>>,
+    pub(super) within: BTreeMap<StepId, Vec<InnerChange>>,
 }
 
 /// Compares the definition in force with a changed file, and adopts the file as a person chose.
@@ -256,11 +283,25 @@ pub(super) struct Changed<'a> {
 /// [`Error::Changed`]: finished results are at stake without a choice. [`Error::Usage`]: the choice names a step without
 /// a result at stake.
 pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
-    let Changed { store, snapshot, position, file, choice, within } = about;
+    let Changed { store, snapshot, position, file, choice, mut within } = about;
     let shape = shape_of(&changed, environment::cores())?;
-    let names: BTreeSet<StepId> = within.keys().cloned().collect();
+    let earlier = EarlierResults::of(store, snapshot, &shape).await?;
+    for changes in within.values_mut() {
+        for at in (0..changes.len()).rev() {
+            let InnerChange { branch, step, kind } = &changes[at];
+            if *kind == InnerChangeKind::Altered && earlier.has(branch, step).await? {
+                changes.remove(at);
+            }
+        }
+    }
+    let mut names: BTreeSet<StepId> = within.keys().cloned().collect();
     let mut rows = Vec::new();
     for change in changes(&own.shape, position, &snapshot.definition, (&shape, &names)) {
+        let is_altered = change.touches_finished && change.kind == ChangeKind::Altered;
+        if is_altered && earlier.has(&BranchPath::main(), &change.step).await? {
+            names.insert(change.step);
+            continue;
+        }
         let within = within.get(&change.step).cloned().unwrap_or_default();
         rows.push(Row { change, within, at_stake: None });
     }
@@ -275,7 +316,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let run = &snapshot.entry.summary.run;
     let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.is_none());
     if is_open && !choice.restart && !choice.looks && !choice.forks {
-        return Err(Error::Changed { file: relative_to_here(file), run: run.clone(), diff });
+        let command = choice.command(run);
+        return Err(Error::Changed { file: relative_to_here(file), run: run.clone(), command, diff });
     }
     let is_touched = rows.iter().any(Row::is_at_stake);
     let is_chosen = choice.with.is_some() || choice.finished.is_made();
@@ -295,14 +337,14 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let (mut kept, mut entered) = (BTreeSet::new(), BTreeSet::new());
     let (mut rerun, mut redo) = (Vec::new(), false);
     for (row, decided) in rows.iter().zip(&decided) {
-        if row.enters(&own.shape, *decided) {
+        if row.enters(*decided) {
             entered.insert(row.change.step.clone());
         }
+        rerun.extend(row.requests(*decided));
         if *decided == Some(Decided::Keep) {
             kept.insert(row.change.step.clone());
         } else {
             redo |= row.change.touches_finished;
-            rerun.extend(row.within.iter().cloned());
         }
     }
     let adoption = Adoption { before: own.shape, definition, redo, kept, rerun, within: names, entered };
@@ -310,17 +352,53 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
 }
 
-/// Decides about a row: as a person chose; `--with FILE` alone runs changed steps again.
+/// The results of steps with a kept result and their first definition again.
+struct EarlierResults<'a> {
+    store: &'a dyn Store,
+    snapshot: &'a Snapshot,
+    shape: &'a Shape,
+    /// The resume that adopted the definition in force.
+    adopted: u64,
+}
+
+impl<'a> EarlierResults<'a> {
+    async fn of(store: &'a dyn Store, snapshot: &'a Snapshot, shape: &'a Shape) -> Result<Self, Error> {
+        let newest = snapshot.newest().header();
+        let seq = snapshot.newest().position().ok().and_then(|position| position.definition);
+        let adopted = match seq {
+            Some(seq) => store.load(&newest.run, &BranchPath::main(), seq).await?.header().resume,
+            None => 0,
+        };
+        Ok(Self { store, snapshot, shape, adopted })
+    }
+
+    /// Returns whether the file has an accepted definition of a step, and the result is older than the definition in force.
+    async fn has(&self, branch: &BranchPath, step: &StepId) -> Result<bool, Error> {
+        let accepted = self.snapshot.definition.accepted.get(&step_path(branch, step));
+        let now = self.shape.of_branch(branch).and_then(|shape| shape.step(step.as_str()));
+        if !accepted.zip(now).is_some_and(|(accepted, now)| accepted.contains(&now.fingerprint)) {
+            return Ok(false);
+        }
+        let run = &self.snapshot.entry.summary.run;
+        let newest = self.store.newest(run, branch).await?;
+        let history = self.store.history(run, branch, newest.header().seq).await?;
+        let is_end = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Failed(_));
+        let mut headers = history.iter().map(Record::header);
+        let end = headers.find(|header| header.step.as_ref() == Some(step) && is_end(&header.phase));
+        Ok(end.is_some_and(|end| end.resume < self.adopted))
+    }
+}
+
+/// Decides about a row: as a person chose; `--with FILE` without `--retry-failed` runs changed steps again.
 fn decide(choice: &Choice, row: &Row) -> Option<Decided> {
     if !row.is_at_stake() || choice.restart {
         return None;
     }
-    let chosen = choice.finished.about(row.change.step.as_str());
-    // A retry of failed items keeps the results of the others.
+    // A retry of failed items says nothing about the finished items.
     let is_inside = matches!(row.change.kind, ChangeKind::Within | ChangeKind::Relisted);
-    let of_retry = (choice.retries && is_inside && !row.change.touches_finished).then_some(Decided::Keep);
-    let of_file = choice.with.is_some().then_some(Decided::Rerun);
-    chosen.or(of_retry).or(of_file)
+    let is_open = choice.retries && is_inside && !row.change.touches_finished;
+    let of_file = (choice.with.is_some() && !is_open).then_some(Decided::Rerun);
+    choice.finished.about(row.change.step.as_str()).or(of_file)
 }
 
 /// Returns the accepted older fingerprints: the accepted ones so far, and the fingerprints of kept steps.
@@ -332,8 +410,9 @@ fn accepted<'r>(
     let Definition { accepted, .. } = &snapshot.definition;
     let mut accepted = accepted.clone();
     for (row, decided) in rows {
-        let main = (BranchPath::main(), row.change.step.clone());
-        for (branch, step) in row.within.iter().chain([&main]) {
+        let main = BranchPath::main();
+        let inner = row.within.iter().map(|inner| (&inner.branch, &inner.step));
+        for (branch, step) in inner.chain([(&main, &row.change.step)]) {
             let path = step_path(branch, step);
             let old = before.of_branch(branch).and_then(|shape| shape.step(step.as_str()));
             match (decided, old) {

@@ -246,6 +246,10 @@ impl Program for Driven {
         false
     }
 
+    fn is_of_item(&self, _: &State, _: &Item) -> bool {
+        true
+    }
+
     fn set_index(&self, _: &mut State, _: u64) -> bool {
         false
     }

@@ -1,26 +1,29 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
+use std::collections::BTreeMap;
+
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::steps_in_lost;
-use crate::record::{FrontierEntry, Position, Record, RerunRequest, Try};
+use crate::record::{FrontierEntry, Position, Record, RerunKind, RerunRequest, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::begin::decode_state;
 use super::super::chain::Chain;
+use super::super::definition::ends_of;
 use super::super::failure::position_for_retry;
 use super::super::fan_out::Item;
 use super::super::inspect::position_of;
-use super::super::invalidate::Results;
+use super::super::invalidate::{Invalidated, Results};
 use super::super::open_scopes::is_fresh;
-use super::super::requested::invalidate_requested;
+use super::super::requested::ContinuedChild;
 use super::super::scheduler::children_of;
 use super::super::scope::ScopeId;
 use super::super::session::Session;
 use super::super::{Program, RunError, StepRef};
 use super::{ChildStart, Earlier, position_before};
 
-impl<P: Program> Session<'_, P> {
+impl<'a, P: Program> Session<'a, P> {
     /// Returns the earlier records of a child: of this fan-out, if damage or a rollback removed the record of the
     /// opening; else of an earlier fan-out, to continue the chain.
     pub(super) async fn earlier(
@@ -64,28 +67,29 @@ impl<P: Program> Session<'_, P> {
                 }
                 record => record?,
             };
-            let shape = &children_of(self.scopes.get(id), place).shape;
+            let shape: &'a Shape = &children_of(self.scopes.get(id), place).shape;
             let position = match record.body_bytes() {
                 Some(_) => position_for_retry(shape, &record)?.0,
                 None => Position::default(),
             };
-            let is_open = !is_fresh(&position) && !position.open_entries().any(FrontierEntry::has_children);
             match position.origin {
                 Some(origin) if since > 0 && origin == since => {
                     let head = || Head { record, next: chain.next, damaged: found.damaged };
                     return Ok(if end.is_some() { Earlier::Ended } else { Earlier::Open(Box::new(head())) });
                 }
-                Some(origin) if is_open && relisted.contains(&origin) => {
+                Some(origin)
+                    if !is_fresh(&position)
+                        && relisted.contains(&origin)
+                        && self.is_same_item(shape, &position, (item, &record))? =>
+                {
                     let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
                     let iteration = self.scopes.get(id).entry(place).at.iteration.clone();
                     let at = Try { attempt: 0, epoch, iteration };
-                    let mut requests = self.main().position.requests.clone();
-                    requests.extend(self.index_readers(&chain.branch, shape, (item, &record))?);
-                    let asked = (&requests, &chain.branch);
-                    let results = Results::dropped(!self.retries);
-                    let after = invalidate_requested(self.program.shape(), asked, position, &at, results);
-                    let head = Head { record, next: chain.next, damaged: found.damaged };
-                    return Ok(Earlier::Relisted(Box::new(head), Box::new(after)));
+                    let after = self.continued(shape, position, (item, &record), &at).await?;
+                    if !after.position.open_entries().any(FrontierEntry::has_children) {
+                        let head = Head { record, next: chain.next, damaged: found.damaged };
+                        return Ok(Earlier::Relisted(Box::new(head), Box::new(after)));
+                    }
                 }
                 _ => {}
             }
@@ -109,6 +113,39 @@ impl<P: Program> Session<'_, P> {
         Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
     }
 
+    /// Returns whether the value of a child's item is unchanged, or replaced by a person.
+    fn is_same_item(
+        &self,
+        shape: &Shape,
+        position: &Position,
+        (item, before): (&Item, &Record),
+    ) -> Result<bool, RunError> {
+        let state = decode_state(self.program, shape.level(), before)?;
+        Ok(position.item.is_some() || self.program.is_of_item(&state, item))
+    }
+
+    /// Returns the position of a child that continues in another fan-out.
+    async fn continued(
+        &mut self,
+        shape: &Shape,
+        position: Position,
+        (item, before): (&Item, &Record),
+        at: &Try,
+    ) -> Result<Invalidated, RunError> {
+        let header = before.header();
+        let branch = &header.branch;
+        let mut requests = self.main().position.requests.clone();
+        requests.extend(self.index_readers(branch, shape, (item, before))?);
+        let ends = match requests.iter().any(|request| request.kind == RerunKind::Insert) {
+            true => ends_of(self.engine.store.as_ref(), header).await?,
+            false => BTreeMap::new(),
+        };
+        let root = self.program.shape();
+        let results = Results::dropped(!self.retries);
+        let child = ContinuedChild { root, branch, requests: &requests, ends: &ends, at, results };
+        Ok(child.invalidate_requested(position))
+    }
+
     /// Returns the steps of a child that read the index of the item, if the item had another index before.
     fn index_readers(
         &self,
@@ -124,7 +161,7 @@ impl<P: Program> Session<'_, P> {
         let readers = steps.filter(|(place, step)| {
             self.program.reads_index(StepRef { branch, level: shape.level(), place: *place, step })
         });
-        let request = |step: &Step| RerunRequest { branch: branch.clone(), step: step.id.clone() };
+        let request = |step: &Step| RerunRequest::new(branch.clone(), step.id.clone());
         Ok(readers.map(|(_, step)| request(step)).collect())
     }
 

@@ -213,6 +213,10 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.reads_index(step_ref)
     }
 
+    fn is_of_item(&self, state: &P::State, item: &Item) -> bool {
+        self.inner.is_of_item(state, item)
+    }
+
     fn set_index(&self, state: &mut P::State, index: u64) -> bool {
         self.inner.set_index(state, index)
     }

@@ -45,6 +45,7 @@ fn import(world: &Arc<World>) -> Graph<Import> {
 
 #[tokio::test]
 async fn all_runs_that_can_continue_are_resumed() {
+    use waypost::RunStatus;
     use waypost::graph::Graphs;
 
     let world = Arc::new(World::default());
@@ -56,7 +57,7 @@ async fn all_runs_that_can_continue_are_resumed() {
 
     let graphs = Graphs::new().with(&import).with(&report);
     for (run, ended) in engine.resume_due(&graphs).await.unwrap() {
-        println!("{run}: {}", ended.unwrap().status.name());
+        assert_eq!((run.as_str(), ended.unwrap().status), ("monday", RunStatus::Completed));
     }
 
     assert!(engine.run(&report, "monday", String::new()).or_resume().await.unwrap().idle);
