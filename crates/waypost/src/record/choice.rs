@@ -14,6 +14,23 @@ pub struct RerunRequest {
     pub branch: BranchPath,
     /// The step.
     pub step: StepId,
+    /// The cause of the rerun.
+    #[serde(default)]
+    pub cause: RequestCause,
+}
+
+/// The cause of a requested rerun.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestCause {
+    /// The definition of the step changed.
+    #[default]
+    DefinitionChanged,
+    /// A person named the step.
+    Requested {
+        /// The person, if known.
+        by: Option<String>,
+    },
 }
 
 /// A choice of a person about an unfinished step.

@@ -1,9 +1,11 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
+use std::cmp::Ordering;
+
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::steps_in_lost;
-use crate::record::{FrontierEntry, Position, Record, RerunRequest, Try};
+use crate::record::{FrontierEntry, Position, Record, RequestCause, RerunRequest, Try};
 use crate::store::{Head, Scan, ScanOrder, StoreError};
 
 use super::super::begin::decode_state;
@@ -35,6 +37,7 @@ impl<P: Program> Session<'_, P> {
         let mut chain = Chain::child(&scope.chain, branch);
         let epoch = scope.entry(place).at.epoch;
         let fan = scope.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+        let after_failure = fan.after_failure;
         if !fan.revisited {
             return Ok(Earlier::none(chain, epoch));
         }
@@ -96,10 +99,13 @@ impl<P: Program> Session<'_, P> {
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());
         let finished = self.finished_in_pass(id, place, found.records.first(), before.as_ref());
+        // A new execution and not a rerun: a later pass, or the hooks of another failure.
+        let around = &self.scopes.get(id).entry(place).at.iteration;
+        let is_new = after_failure || found.records.first().is_some_and(|record| is_passed(record, around));
         // Without traces, no result is reused, and effects are asked about.
         let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
         let asks = !scope.shape.is_routed() && children.shape.is_careful();
-        let before = before.filter(|_| self.keeps_traces || asks);
+        let before = before.filter(|_| !is_new && (self.keeps_traces || asks));
         if chain.next > 1 {
             chain.prev = found.records.first().map(Record::digest);
             chain.basis = Some(0);
@@ -124,7 +130,12 @@ impl<P: Program> Session<'_, P> {
         let readers = steps.filter(|(place, step)| {
             self.program.reads_index(StepRef { branch, level: shape.level(), place: *place, step })
         });
-        let request = |step: &Step| RerunRequest { branch: branch.clone(), step: step.id.clone() };
+        let cause = RequestCause::DefinitionChanged;
+        let request = |step: &Step| RerunRequest {
+            branch: branch.clone(),
+            step: step.id.clone(),
+            cause: cause.clone(),
+        };
         Ok(readers.map(|(_, step)| request(step)).collect())
     }
 
@@ -192,6 +203,12 @@ impl<P: Program> Session<'_, P> {
         let (before, finished) = (Some(before), Vec::new());
         Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
     }
+}
+
+/// Returns whether the newest record of a child belongs to an earlier pass than its opener.
+fn is_passed(newest: &Record, around: &[u32]) -> bool {
+    let passes = newest.header().at.iteration.iter().zip(around);
+    passes.map(|(before, now)| before.cmp(now)).find(|order| order.is_ne()) == Some(Ordering::Less)
 }
 
 /// Returns whether a child is a later pass than the pass that contains a requested branch.

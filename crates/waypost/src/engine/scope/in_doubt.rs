@@ -87,6 +87,11 @@ impl<S> Scope<'_, S> {
         self.draft(phase, Reason::Manual, step, at);
     }
 
+    /// Adds a note to the last draft.
+    pub(in crate::engine) fn note(&mut self, note: Note) {
+        self.drafts.last_mut().expect("the decision was just drafted").report.notes.push(note);
+    }
+
     /// Settles an interrupted step that its evidence proves to be done.
     pub(in crate::engine) fn settle_by_evidence(
         &mut self,
