@@ -21,6 +21,8 @@ struct Seen {
     has_waited: bool,
     /// The requester of the stop of the last attempt.
     stopped_by: Option<String>,
+    /// The cause of all later starts without a cause of their own: the branch continued from an older record.
+    went_back: Option<CauseView>,
     /// The cause of the next start, from an event, and the person who requested it.
     cause: Option<CauseView>,
     by: Option<String>,
@@ -59,6 +61,18 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                 }
                 _ => {}
             }
+        }
+        match header.reason {
+            Reason::Rollback => {
+                (seen.is_open, seen.has_failed) = (false, false);
+                let text = "the run was rolled back".to_owned();
+                seen.went_back = Some(CauseView { text, ..named("requested", None) });
+            }
+            Reason::Repair => {
+                let text = "newer records were lost".to_owned();
+                seen.went_back = Some(CauseView { text, ..named("lost_record", None) });
+            }
+            _ => {}
         }
         let is_own = header.step.as_ref() == Some(step);
         match &header.phase {
@@ -119,7 +133,9 @@ impl Seen {
                 let text = format!("first execution in iteration {pass}");
                 ("run", CauseView { text, ..named("first", None) })
             }
-            (None, _) if is_later => ("rerun", named("requested", None)),
+            (None, _) if is_later => {
+                ("rerun", self.went_back.clone().unwrap_or_else(|| named("requested", None)))
+            }
             (None, _) => ("run", named("first", None)),
         };
         (self.is_open, self.has_failed) = (true, false);

@@ -274,14 +274,12 @@ impl<'a> Session<'a> {
             if outcome.status == RunStatus::Failed {
                 self.report_failures(engine.store().as_ref(), program, outcome, told).await?;
             }
-            let at = match failed {
-                Some((at, _)) => Some(at.name.clone()),
-                None if outcome.status == RunStatus::InDoubt => {
-                    self.doubtful(engine.store().as_ref(), &told.run).await?
-                }
-                None => None,
+            let doubt = match outcome.status {
+                RunStatus::InDoubt => self.doubt(engine.store().as_ref(), &told.run).await?,
+                _ => None,
             };
-            let mut text = sentence(program.workflow(), outcome, told, at.as_deref());
+            let place = failed.map(|(at, _)| Place { step: at.name.clone(), cause: None }).or(doubt);
+            let mut text = sentence(program.workflow(), outcome, told, place.as_ref());
             if outcome.status == RunStatus::CompletedWithFailures {
                 text.push_str(&dead_letters(engine.store().as_ref(), program.workflow(), told).await?);
             }
@@ -296,14 +294,15 @@ impl<'a> Session<'a> {
         Ok(exit(outcome, told))
     }
 
-    /// Returns the steps in doubt, by name.
-    async fn doubtful(&self, store: &dyn Store, run: &RunId) -> Result<Option<String>, Error> {
+    /// Returns the steps in doubt, and the cause of the first.
+    async fn doubt(&self, store: &dyn Store, run: &RunId) -> Result<Option<Place>, Error> {
         let snapshot = Snapshot::read(store, run).await?;
         let plan =
             Chosen::in_force(store, &snapshot)?.plan(store, &snapshot, None, self.context.now()).await?;
-        let names: Vec<String> =
-            plan.questions().map(|asked| step_on(&asked.branch, asked.step.as_str())).collect();
-        Ok((!names.is_empty()).then(|| names.join(", ")))
+        let cause = plan.questions().next().map(|asked| asked.cause.to_string());
+        let names = plan.questions().map(|asked| step_on(&asked.branch, asked.step.as_str()));
+        let step = names.collect::<Vec<_>>().join(", ");
+        Ok(cause.map(|cause| Place { step, cause: Some(cause) }))
     }
 
     /// Prints every failure of a failed run.
@@ -470,15 +469,21 @@ impl<'a> Nothing<'a> {
     }
 }
 
+/// The failed step, or the steps in doubt with the cause.
+struct Place {
+    step: String,
+    cause: Option<String>,
+}
+
 fn sentence(
     workflow: &Workflow,
     outcome: &Outcome<WorkflowState>,
     told: &SessionReport,
-    at: Option<&str>,
+    place: Option<&Place>,
 ) -> String {
     let run = &told.run;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
-    let at = at.map(|step| format!(" at step {step}")).unwrap_or_default();
+    let at = place.map(|place| format!(" at step {}", place.step)).unwrap_or_default();
     let line = told.resume_line();
     let next = match &line {
         Some(line) => format!("\nResume with: {line}"),
@@ -509,10 +514,11 @@ fn sentence(
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt{at}: a step with `idempotent: false` {}; {done}.{}",
-            match &outcome.stopped_by {
-                Some(by) => format!("was cut by {by}"),
-                None => "was cut, or an upstream step reran".to_owned(),
+            "Run {run} is in doubt{at}: {}; {done}.{}",
+            match (&outcome.stopped_by, place.and_then(|place| place.cause.as_ref())) {
+                (None, Some(cause)) => cause.clone(),
+                (Some(by), _) => format!("a step with `idempotent: false` was cut by {by}"),
+                (None, None) => "a step with `idempotent: false` was cut".to_owned(),
             },
             line.as_ref().map_or(next.clone(), |line| format!(
                 "\nCheck the effects of the step, then: {line} --treat-as done, or --treat-as retry"

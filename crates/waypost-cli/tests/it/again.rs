@@ -287,7 +287,11 @@ fn a_step_that_opens_what_must_not_be_repeated_is_asked_about() {
 
             assert_eq!(asked.status.code(), Some(8), "{store} {opener}: {}", rig.told(&asked));
             assert_eq!(traced(&rig), ["a"], "{store} {opener}");
-            assert!(rig.told(&asked).contains("with `idempotent: false`"), "{}", rig.told(&asked));
+            assert!(
+                rig.told(&asked).contains("is in doubt at step f: not idempotent"),
+                "{}",
+                rig.told(&asked)
+            );
             assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{store} {opener}");
             assert_eq!(rig.json(&["show", "r", "--json"])["status"], "in_doubt", "{store} {opener}");
             let settled = rig.call(&["resume", "r", "--treat-as", answer, "-q"]);

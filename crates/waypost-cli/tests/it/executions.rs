@@ -265,3 +265,19 @@ fn steps_of_earlier_passes_and_reused_items_are_done() {
     }
     assert!(rig.waypost(&["why", "r", "list:y/b"]).contains("its branch was abandoned"));
 }
+
+// Bug: a rerun after a rollback was said to be requested by a person for its step, and a fork in doubt named no cause. Fix: the
+// record of the rollback is the cause, and the plan has the cause of a doubt.
+#[test]
+fn a_rerun_after_a_rollback_has_the_rollback_as_cause() {
+    let rig = Rig::with(
+        "steps: [{id: a, run: 'true'}, {id: b, run: 'true'}, {id: c, idempotent: false, run: 'true'}]\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@2", "-q"]), Some(0));
+
+    let told = rig.waypost(&["resume", "r"]);
+
+    assert!(told.contains("is in doubt at step c: not idempotent, and an upstream step reran, or"), "{told}");
+    assert!(rig.waypost(&["why", "r", "b"]).contains(": the run was rolled back"));
+}

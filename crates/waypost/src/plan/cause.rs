@@ -203,7 +203,7 @@ impl fmt::Display for Cause {
             Self::EvidenceUnknown(claims) => {
                 write!(f, "evidence could not be checked: {}", claims.join(", "))
             }
-            Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` reruns"),
+            Self::UpstreamChanged(step) => write!(f, "upstream `{step}` reruns"),
             Self::Redefined => f.write_str("definition changed since it completed"),
             Self::InDoubt(at) => {
                 write!(
@@ -221,14 +221,16 @@ impl fmt::Display for Cause {
                 )
             }
             Self::Undone => f.write_str(
-                "not idempotent, and an upstream step reran or the run was rolled back after it completed",
+                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                 completed",
             ),
             Self::Begun => f.write_str(
-                "not idempotent, and an upstream step reran or the run was rolled back after it started",
+                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                 started",
             ),
             Self::AskedInTurn => f.write_str(
-                "not idempotent, and an upstream step reran or the run was rolled back after it ran: the \
-                 question comes at its turn",
+                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                 ran: the question comes at its turn",
             ),
             Self::InLost(lost) => {
                 write!(
