@@ -278,7 +278,7 @@ impl<'a> Session<'a> {
                 RunStatus::InDoubt => self.doubt(engine.store().as_ref(), &told.run).await?,
                 _ => None,
             };
-            let place = failed.map(|(at, _)| Place { step: at.name.clone(), cause: None }).or(doubt);
+            let place = failed.map(|(at, _)| StoppedAt { step: at.name.clone(), cause: None }).or(doubt);
             let mut text = sentence(program.workflow(), outcome, told, place.as_ref());
             if outcome.status == RunStatus::CompletedWithFailures {
                 text.push_str(&dead_letters(engine.store().as_ref(), program.workflow(), told).await?);
@@ -295,14 +295,14 @@ impl<'a> Session<'a> {
     }
 
     /// Returns the steps in doubt, and the cause of the first.
-    async fn doubt(&self, store: &dyn Store, run: &RunId) -> Result<Option<Place>, Error> {
+    async fn doubt(&self, store: &dyn Store, run: &RunId) -> Result<Option<StoppedAt>, Error> {
         let snapshot = Snapshot::read(store, run).await?;
         let plan =
             Chosen::in_force(store, &snapshot)?.plan(store, &snapshot, None, self.context.now()).await?;
         let cause = plan.questions().next().map(|asked| asked.cause.to_string());
         let names = plan.questions().map(|asked| step_on(&asked.branch, asked.step.as_str()));
         let step = names.collect::<Vec<_>>().join(", ");
-        Ok(cause.map(|cause| Place { step, cause: Some(cause) }))
+        Ok(cause.map(|cause| StoppedAt { step, cause: Some(cause) }))
     }
 
     /// Prints every failure of a failed run.
@@ -470,7 +470,7 @@ impl<'a> Nothing<'a> {
 }
 
 /// The failed step, or the steps in doubt with the cause.
-struct Place {
+struct StoppedAt {
     step: String,
     cause: Option<String>,
 }
@@ -479,7 +479,7 @@ fn sentence(
     workflow: &Workflow,
     outcome: &Outcome<WorkflowState>,
     told: &SessionReport,
-    place: Option<&Place>,
+    place: Option<&StoppedAt>,
 ) -> String {
     let run = &told.run;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
