@@ -19,7 +19,7 @@ use crate::exit::Exit;
 use crate::format::size;
 use crate::run::current_evidence;
 use crate::run::definition::{Choice, Chosen, choose};
-use crate::run::reference::{Default, StepRef, encoded, find, step_on};
+use crate::run::reference::{Default, StepRef, encoded, find, no_step, step_on};
 use crate::store_location::{self, Access, StoreUrl};
 use crate::view::{AcceptedView, SuggestedView, VERSION};
 
@@ -137,10 +137,7 @@ async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) 
     };
     match StepId::new(&step).ok().filter(|_| is_there) {
         Some(step) => Ok(Named { branch, step }),
-        None => Err(Error::not_found(
-            format!("step `{text}` in run {run}"),
-            format!("`waypost show {run}` lists the steps"),
-        )),
+        None => Err(no_step(store, run, &StepRef { branch, step: Some(step) }).await?),
     }
 }
 

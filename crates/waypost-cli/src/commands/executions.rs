@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use waypost::StepId;
 use waypost::plan::Cause;
-use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Try};
+use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Try, WaitKind};
 
 use crate::view::{CauseView, ExecutionView};
 
@@ -17,6 +17,12 @@ struct Seen {
     /// A start has no end yet.
     is_open: bool,
     has_failed: bool,
+    /// The step waits, or waited until its next start: an answer, a signal or a time continues the execution.
+    has_waited: bool,
+    /// The requester of the stop of the last attempt.
+    stopped_by: Option<String>,
+    /// The cause of all later starts without a cause of their own: the branch continued from an older record.
+    went_back: Option<CauseView>,
     /// The cause of the next start, from an event, and the person who requested it.
     cause: Option<CauseView>,
     by: Option<String>,
@@ -56,12 +62,30 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                 _ => {}
             }
         }
+        match header.reason {
+            Reason::Rollback => {
+                (seen.is_open, seen.has_failed) = (false, false);
+                let text = "the run was rolled back".to_owned();
+                seen.went_back = Some(CauseView { text, ..named("requested", None) });
+            }
+            Reason::Repair => {
+                let text = "newer records were lost".to_owned();
+                seen.went_back = Some(CauseView { text, ..named("lost_record", None) });
+            }
+            _ => {}
+        }
         let is_own = header.step.as_ref() == Some(step);
         match &header.phase {
             Phase::Skipped(SkipCause::ByHand(_)) => {}
             Phase::Skipped(cause) if is_own => found.push(view("skip", skipped(cause))),
             Phase::Completed(_) if is_own => (seen.is_open, seen.has_failed) = (false, false),
             Phase::Failed(_) if is_own => (seen.is_open, seen.has_failed) = (false, true),
+            Phase::Waiting(waits) if is_own => {
+                seen.has_waited = waits.iter().any(|wait| wait.on != WaitKind::Children);
+            }
+            Phase::Interrupted { by, .. } if is_own && header.reason == Reason::Stopped => {
+                seen.stopped_by = Some(by.clone());
+            }
             Phase::Restored if is_own && header.reason == Reason::Redo && seen.cause.is_none() => {
                 seen.cause = Some(named("requested", None));
             }
@@ -69,7 +93,11 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
         }
         if let Some(at) = execution(header, step, seen.is_open) {
             let by = seen.by.take();
-            let (action, cause) = seen.start(at);
+            let (has_waited, stopped_by) = (std::mem::take(&mut seen.has_waited), seen.stopped_by.take());
+            if has_waited && seen.is_open && seen.cause.is_none() {
+                continue;
+            }
+            let (action, cause) = seen.start(at, stopped_by);
             found.push(ExecutionView { by, ..view(action, cause) });
         }
     }
@@ -88,20 +116,26 @@ fn execution<'h>(header: &'h Header, step: &StepId, is_open: bool) -> Option<&'h
 }
 
 impl Seen {
-    /// Processes a start; returns the action and the cause.
-    fn start(&mut self, at: &Try) -> (&'static str, CauseView) {
+    /// Processes a start; returns the action and the cause. `stopped_by`: the requester of the stop before.
+    fn start(&mut self, at: &Try, stopped_by: Option<String>) -> (&'static str, CauseView) {
         let told = self.cause.take();
         let (is_later, is_new) = (!self.passes.is_empty(), self.passes.insert(at.iteration.clone()));
         let pass = at.iteration.last().filter(|_| is_later);
         let decided = match (told, pass) {
             (Some(cause), _) => ("rerun", cause),
-            (None, _) if self.is_open => ("rerun", named("cut", None)),
+            (None, _) if self.is_open => {
+                let cut = named("cut", None);
+                let stopped = |by| format!("the previous attempt was stopped before its end ({by})");
+                ("rerun", CauseView { text: stopped_by.map_or_else(|| cut.text.clone(), stopped), ..cut })
+            }
             (None, _) if self.has_failed => ("retry", named("retry", None)),
             (None, Some(pass)) if is_new => {
                 let text = format!("first execution in iteration {pass}");
                 ("run", CauseView { text, ..named("first", None) })
             }
-            (None, _) if is_later => ("rerun", named("requested", None)),
+            (None, _) if is_later => {
+                ("rerun", self.went_back.clone().unwrap_or_else(|| named("requested", None)))
+            }
             (None, _) => ("run", named("first", None)),
         };
         (self.is_open, self.has_failed) = (true, false);

@@ -17,7 +17,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 use super::Context;
 use super::archive::{Archived, checkpoint_in};
 use super::branched::{Params, id_of, report_given};
-use super::travel::on_main;
+use super::travel::{of_evidence_there, on_main};
 use crate::cli::ImportCheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -114,9 +114,12 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let start = params.start(&program, &record, (options.clone(), None), None)?;
     let from = portable.reference();
     let name = crate::output::shown(&record.workflow);
-    context.output.note(&format!("Run {run} of workflow {name}, from the exported checkpoint {from}"));
+    session.progress.head(format!("Run {run} of workflow {name}, from the exported checkpoint {from}"));
     let engine = session.engine(store, &program);
-    let outcome = session.watch(engine.import_program(&program, &portable, record, start)).await?;
+    let outcome = session.watch(engine.import_program(&program, &portable, record, start)).await;
+    let hint = "restore the evidence in this folder, or name the right one with `--dir`, and import again"
+        .to_owned();
+    let outcome = outcome.map_err(|error| of_evidence_there(error, &from, "an import", hint))?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await
 }

@@ -19,7 +19,7 @@ use crate::exit::Exit;
 use crate::format::size;
 use crate::output::{shown, whole};
 use crate::run::definition::Chosen;
-use crate::run::reference::{StepRef, encode};
+use crate::run::reference::{StepRef, encode, no_step};
 use crate::view::{LogPieceView, LogView, LogsView, VERSION, attempt_name};
 
 /// Most missing logs named in a warning.
@@ -126,10 +126,7 @@ async fn no_tries(
         }
     };
     if !known {
-        return Err(Error::not_found(
-            format!("step `{step}` in run {run}"),
-            format!("`waypost show {run}` lists the steps"),
-        ));
+        return Err(no_step(store, run, &StepRef::parse(step)).await?);
     }
     if context.output.json {
         if follow {

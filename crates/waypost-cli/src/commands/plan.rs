@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision, Plan};
-use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record};
+use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record, Settled, SettledAs};
 use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
@@ -202,7 +202,13 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
             (Action::Skip, Cause::LeftBehind)
         }
         Phase::Completed(_) => (Action::Reuse, Cause::Finished(Some(last.seq))),
-        _ => (Action::Skip, Cause::BranchEnded),
+        _ => match newest.position().ok().and_then(|position| position.ledger.get(&step).cloned()) {
+            // A reused end.
+            Some(Settled { how: SettledAs::Completed, seq, .. }) => {
+                (Action::Reuse, Cause::Finished(Some(seq)))
+            }
+            _ => (Action::Skip, Cause::BranchEnded),
+        },
     };
     Ok(Decision { step, branch, action, cause })
 }

@@ -23,7 +23,7 @@ use crate::format::text::relative_to_here;
 use crate::run::definition::{Choice, Chosen, choose};
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting};
-use crate::run::reference::{Default as Meant, StepRef, encode, find};
+use crate::run::reference::{Default as Meant, StepRef, encode, find, no_branch};
 use crate::run::run_status;
 use crate::session::{Nothing, Session, SessionReport};
 use crate::store_location::{self, Access};
@@ -88,10 +88,7 @@ pub(crate) async fn resume_in(
 async fn refuse_unknown_branch(store: &dyn Store, run: &RunId, from: Option<&str>) -> Result<(), Error> {
     let named = from.and_then(|from| StepRef::parse(from).branch).filter(|branch| !branch.is_main());
     match named {
-        Some(branch) if !store.branches(run).await?.contains(&branch) => Err(Error::not_found(
-            format!("branch `{branch}` in run {run}"),
-            format!("`waypost checkpoints {run}` lists the branches"),
-        )),
+        Some(branch) if !store.branches(run).await?.contains(&branch) => Err(no_branch(run, &branch)),
         _ => Ok(()),
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
+use waypost::evidence::shown_value;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
@@ -482,10 +483,10 @@ fn claim_text(claim: &ClaimView) -> String {
         return text;
     }
     if !claim.expected.is_null() {
-        text.push_str(&format!(": expected {}", claim.expected));
+        text.push_str(&format!(": expected {}", shown_value(&claim.expected)));
     }
     if !claim.found.is_null() {
-        text.push_str(&format!(", found {}", claim.found));
+        text.push_str(&format!(", found {}", shown_value(&claim.found)));
     }
     if let Some(error) = &claim.error {
         text.push_str(&format!(": {error}"));

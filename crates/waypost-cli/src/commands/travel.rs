@@ -173,7 +173,7 @@ fn not_verified(at: &Record, claims: &[String], how: &str, hint: &str) -> Error 
 }
 
 /// Converts a question about failed evidence at the fork point to an error: the parent run cannot answer it.
-fn of_evidence_there(error: Error, from: &CheckpointRef) -> Error {
+pub(super) fn of_evidence_there(error: Error, from: &CheckpointRef, what: &str, hint: String) -> Error {
     let Error::Run(RunError::InDoubt { questions, .. }) = &error else { return error };
     let is_of_evidence =
         |question: &Decision| matches!(question.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
@@ -181,10 +181,7 @@ fn of_evidence_there(error: Error, from: &CheckpointRef) -> Error {
         return error;
     }
     let named = questions.iter().map(|question| format!("step `{}`: {}", question.step, question.cause));
-    let why = format!("does not allow a fork: {}", named.collect::<Vec<_>>().join("; "));
-    let hint = format!(
-        "restore the evidence, or rerun those steps in the run itself: `waypost rollback {from} --redo`"
-    );
+    let why = format!("does not allow {what}: {}", named.collect::<Vec<_>>().join("; "));
     Error::Unverified { at: from.to_string(), why, hint }
 }
 
@@ -291,12 +288,14 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     options.stop = session.stop.clone();
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let start = params.start(&program, &record, (options.clone(), adoption), step)?;
-    context
-        .output
-        .note(&format!("Run {run} of workflow {}, forked at {from}", crate::output::shown(&record.workflow)));
+    let name = crate::output::shown(&record.workflow);
+    session.progress.head(format!("Run {run} of workflow {name}, forked at {from}"));
     let engine = session.engine(Arc::clone(&store), &program);
     let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await;
-    let outcome = outcome.map_err(|error| of_evidence_there(error, &from))?;
+    let hint = format!(
+        "restore the evidence, or rerun those steps in the run itself: `waypost rollback {from} --redo`"
+    );
+    let outcome = outcome.map_err(|error| of_evidence_there(error, &from, "a fork", hint))?;
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await
 }

@@ -90,7 +90,8 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::InvalidName(_) => ("usage", Exit::Usage, None),
         RunError::Unsettled { .. } => ("internal", Exit::Internal, None),
         RunError::InvalidStep(_) | RunError::UnknownStep(_) => {
-            ("not_found", Exit::NotFound, hint("`waypost check` lists the steps"))
+            let text = "`waypost check` lists the steps; a step within another is named `BRANCH/STEP`";
+            ("not_found", Exit::NotFound, hint(text))
         }
         RunError::Begin(error) if lacking_resource(error).is_some() => (
             "no_resources",

@@ -32,6 +32,8 @@ pub(crate) struct Progress {
     live: Option<Live>,
     /// Lines of several runs follow each other.
     of_many: bool,
+    /// The line before the first event: a run that is refused has no event.
+    heading: Mutex<Option<String>>,
     seen: Mutex<StepProgress>,
     /// The store with the logs of steps.
     store: OnceLock<Weak<dyn store::Store>>,
@@ -77,7 +79,13 @@ impl Progress {
     pub(crate) fn new(output: &Output, of_many: bool) -> Self {
         let live = (output.live && !output.json && !output.quiet).then(Live::new);
         let seen = Mutex::new(StepProgress::from(Instant::now()));
-        Self { output: output.clone(), live, of_many, seen, store: OnceLock::new() }
+        let (heading, store) = (Mutex::default(), OnceLock::new());
+        Self { output: output.clone(), live, of_many, heading, seen, store }
+    }
+
+    /// Sets the line to print before the first event.
+    pub(crate) fn head(&self, text: String) {
+        *self.heading.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
     }
 
     /// Sets the store for the logs of steps.
@@ -176,6 +184,12 @@ impl Observer for Progress {
     fn committed(&self, records: &[Record], _: &Position, progress: store::Progress) {
         let mut seen = self.seen();
         seen.progress = progress;
+        if let Some(heading) = self.heading.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            match &self.live {
+                Some(live) => live.draw(&heading, &seen),
+                None => self.output.note(&heading),
+            }
+        }
         for record in records {
             for event in events::of(record) {
                 if seen.unheard.is_none() {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::engine::{AcceptAs, Acceptance, Engine, Look, ResumeOptions, Snapshot};
-use waypost::plan::{Cause, Decision, Plan};
+use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{Occasion, Record};
 use waypost::store::Store;
 use waypost::{BranchPath, StepId};
+use waypost_workflow::file::Work;
 use waypost_workflow::mask::Mask;
 use waypost_workflow::program::WorkflowProgram;
 
@@ -57,8 +58,31 @@ pub(crate) async fn correct(
     // The `stops` of the plan say why a run cannot be resumed.
     if let Ok(dry_run) = engine.dry_run(&program, &snapshot.entry.summary.run, options).await {
         dry_run.correct(&program, plan);
+        restart_services(chosen, plan);
     }
     Ok(())
+}
+
+/// Plans the restart of each service with a step downstream that runs: services end with their session.
+pub(crate) fn restart_services(chosen: &Chosen, plan: &mut Plan) {
+    let runs =
+        |decision: &&Decision| matches!(decision.action, Action::Run | Action::Retry | Action::Restart);
+    let top = |decision: &Decision| {
+        let above = std::iter::successors(Some(decision.branch.clone()), BranchPath::parent);
+        match above.filter_map(|branch| branch.opened_by()).last() {
+            Some((opener, _)) => chosen.shape.opener(&opener),
+            None => chosen.shape.place(decision.step.as_str()),
+        }
+    };
+    let running: BTreeSet<usize> = plan.decisions.iter().filter(runs).filter_map(top).collect();
+    for decision in plan.decisions.iter_mut().filter(|decision| decision.action == Action::Reuse) {
+        let step = decision.step.as_str();
+        let is_service = chosen.workflow.step(step).is_some_and(|step| matches!(step.work, Work::Service(_)));
+        let place = chosen.shape.place(step).filter(|_| is_service && decision.branch.is_main());
+        if place.is_some_and(|place| !chosen.shape.downstream(&[place]).is_disjoint(&running)) {
+            (decision.action, decision.cause) = (Action::Restart, Cause::ServiceEnded);
+        }
+    }
 }
 
 /// Returns the finished steps with failed, or with unknown, evidence, and their claims; `None` without any.

@@ -111,12 +111,13 @@ async fn count(
     Ok(count)
 }
 
-/// Returns whether an ended branch, given its newest record, is in effect: its opener has joined the branch
-/// or waits for the branch, and likewise for all ancestors.
+/// Returns whether an ended branch, given its newest record, is in effect: its opener has joined the branch, in
+/// any pass, or waits for the branch, and likewise for all ancestors.
 pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
     let branch = &newest.header().branch;
     let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
-    Fans::default().counts(store, run, newest, (above, opener)).await
+    let mut fans = Fans { with_passes: true, ..Fans::default() };
+    fans.counts(store, run, newest, (above, opener)).await
 }
 
 fn has_failed(header: &Header) -> bool {
@@ -129,7 +130,11 @@ fn was_left(header: &Header) -> bool {
 
 /// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out.
 #[derive(Debug, Default)]
-struct Fans(BTreeMap<(BranchPath, StepId), BTreeSet<u64>>);
+struct Fans {
+    opened: BTreeMap<(BranchPath, StepId), BTreeSet<u64>>,
+    /// Includes the earlier passes of loops.
+    with_passes: bool,
+}
 
 impl Fans {
     /// Returns whether a branch is in effect, given its newest record: an open or the last joined fan-out of
@@ -160,17 +165,21 @@ impl Fans {
         fan: &(BranchPath, StepId),
     ) -> Result<&BTreeSet<u64>, Error> {
         let (branch, step) = fan;
-        if !self.0.contains_key(fan) {
+        if !self.opened.contains_key(fan) {
             let position = store.newest(run, branch).await?.position().unwrap_or_default();
             let entries = position
                 .open_entries()
                 .filter(|entry| entry.step == *step)
                 .chain(position.started_before(step));
             let stands = entries.flat_map(FrontierEntry::fans);
-            let fans = stands.chain(position.joined(step)).map(|fan| fan.since);
-            self.0.insert(fan.clone(), fans.collect());
+            let mut opened = BTreeSet::new();
+            for fan in stands.chain(position.joined(step)) {
+                let passes = fan.passes.iter().filter(|_| self.with_passes);
+                opened.extend(passes.map(|pass| pass.since).chain([fan.since]));
+            }
+            self.opened.insert(fan.clone(), opened);
         }
-        Ok(&self.0[fan])
+        Ok(&self.opened[fan])
     }
 }
 

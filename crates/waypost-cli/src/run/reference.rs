@@ -9,6 +9,7 @@ use waypost::{BranchPath, RunId, StepId};
 
 use crate::error::Error;
 use crate::error::log_with_record;
+use crate::format::text::quoted;
 use crate::output::shown;
 use crate::run::definition::first_id;
 use crate::store_location;
@@ -121,7 +122,8 @@ pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Resul
 }
 
 /// Encodes `BRANCH` or `BRANCH/STEP` with an unencoded key, or with slashes, as a branch path: `f:src/a.rs/s`
-/// and `f/src/a.rs/s` become `f:src%2Fa.rs/s`, if the run has this branch. Other text is returned unchanged.
+/// and `f/src/a.rs/s` become `f:src%2Fa.rs/s`, if the run has this branch. A step of a group or an included file
+/// needs no key: `group/s` becomes `group~1/s`, if the run has a single such branch. Other text is returned unchanged.
 ///
 /// # Errors
 /// The text is ambiguous; the message lists the candidates.
@@ -133,15 +135,23 @@ async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<
     if branches.is_empty() || has(&branches, text) {
         return Ok(text.to_owned());
     }
-    let found: BTreeSet<String> = branches.iter().filter_map(|branch| meant_by(branch, text)).collect();
-    let found: Vec<String> = found.into_iter().collect();
+    let mut found: BTreeSet<String> = branches.iter().filter_map(|branch| meant_by(branch, text)).collect();
+    if found.is_empty() {
+        found = branches.iter().filter_map(|branch| meant_by_openers(branch, text)).collect();
+    }
+    let mut found: Vec<String> = found.into_iter().collect();
     match found.as_slice() {
         [] => Ok(text.to_owned()),
         [one] => Ok(one.clone()),
-        _ => Err(Error::usage(
-            format!("`{}` matches several branches: {}", shown(text), found.join(", ")),
-            "name one of them in full",
-        )),
+        _ => {
+            let more = found.len() > CANDIDATES_MAX;
+            found.truncate(CANDIDATES_MAX);
+            found.extend(more.then(|| "...".to_owned()));
+            Err(Error::usage(
+                format!("`{}` matches several branches: {}", shown(text), found.join(", ")),
+                "name one of them in full",
+            ))
+        }
     }
 }
 
@@ -153,6 +163,19 @@ fn meant_by(branch: &BranchPath, text: &str) -> Option<String> {
         None => rest.is_empty().then(|| branch.to_string()),
         Some(step) => StepId::new(step).is_ok().then(|| step_on(branch, step)),
     }
+}
+
+/// Returns the step of a branch, if `text` is its step path without the keys and passes of the branch.
+fn meant_by_openers(branch: &BranchPath, text: &str) -> Option<String> {
+    let step = text.strip_prefix(openers(branch)?.as_str())?.strip_prefix('/')?;
+    StepId::new(step).is_ok().then(|| step_on(branch, step))
+}
+
+/// Returns the openers of a branch, outermost first; `None` for the main branch.
+fn openers(branch: &BranchPath) -> Option<String> {
+    let (step, _) = branch.opened_by()?;
+    let above = branch.parent().as_ref().and_then(openers);
+    Some(above.map_or_else(|| step.to_string(), |above| format!("{above}/{step}")))
 }
 
 /// Returns a branch with unencoded keys; `None` for the main branch.
@@ -215,7 +238,8 @@ impl StepRef {
     }
 }
 
-/// Creates the error for a missing step; if other branches have the step, lists them.
+/// Creates the error for a missing step; if other branches have the step, lists them. The hint names the command
+/// that lists the steps of the named branch.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -232,11 +256,24 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
             return Ok(Error::not_found(format!("step `{step}` on the main branch of run {run}"), hint));
         }
     }
-    let what = named.step.as_deref().or(named.branch.as_ref().map(BranchPath::as_str)).unwrap_or_default();
-    Ok(Error::not_found(
-        format!("step `{what}` in run {run}"),
-        format!("`waypost show {run}` lists the steps"),
-    ))
+    let step = named.step.as_deref().unwrap_or_default();
+    let Some(branch) = named.branch.as_ref().filter(|branch| !branch.is_main()) else {
+        let hint = format!("`waypost show {run}` lists the steps");
+        return Ok(Error::not_found(format!("step `{step}` in run {run}"), hint));
+    };
+    Ok(match store.branches(run).await?.contains(branch) {
+        true => Error::not_found(
+            format!("step `{step}` on branch `{branch}` of run {run}"),
+            format!("`waypost show {run} --step {}` lists the steps", quoted(branch.as_str())),
+        ),
+        false => no_branch(run, branch),
+    })
+}
+
+/// Creates the error for a missing branch.
+pub(crate) fn no_branch(run: &RunId, branch: &BranchPath) -> Error {
+    let hint = format!("`waypost checkpoints {run}` lists the branches");
+    Error::not_found(format!("branch `{branch}` in run {run}"), hint)
 }
 
 /// The run to use if none is named.

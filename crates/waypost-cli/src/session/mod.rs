@@ -10,7 +10,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 use waypost::RunId;
 use waypost::engine::{
-    Engine, Outcome, ResumeOptions, RunError, SessionOptions, StepFailure, StopHandle, StopLevel, Waiting,
+    Engine, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StepFailure, StopHandle, StopLevel,
+    Waiting,
 };
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
@@ -25,10 +26,11 @@ use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
 use crate::run::dead_letters;
+use crate::run::definition::Chosen;
 use crate::run::failed_item::{FailedStep, SHOWN_MAX};
 use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
-use crate::run::reference::damaged_reference;
+use crate::run::reference::{damaged_reference, step_on};
 use crate::view::{VERSION, WaitView};
 
 /// A session, before its start.
@@ -37,7 +39,7 @@ pub(crate) struct Session<'a> {
     context: &'a Context,
     /// The handle for stop requests by signals.
     pub(crate) stop: StopHandle,
-    progress: Arc<Progress>,
+    pub(crate) progress: Arc<Progress>,
     /// The deadline of the session, waits included.
     deadline: Option<Instant>,
     /// Stop requests since this time are for this session.
@@ -272,7 +274,12 @@ impl<'a> Session<'a> {
             if outcome.status == RunStatus::Failed {
                 self.report_failures(engine.store().as_ref(), program, outcome, told).await?;
             }
-            let mut text = sentence(program.workflow(), outcome, told, failed.map(|(at, _)| at));
+            let doubt = match outcome.status {
+                RunStatus::InDoubt => self.doubt(engine.store().as_ref(), &told.run).await?,
+                _ => None,
+            };
+            let place = failed.map(|(at, _)| StoppedAt { step: at.name.clone(), cause: None }).or(doubt);
+            let mut text = sentence(program.workflow(), outcome, told, place.as_ref());
             if outcome.status == RunStatus::CompletedWithFailures {
                 text.push_str(&dead_letters(engine.store().as_ref(), program.workflow(), told).await?);
             }
@@ -285,6 +292,17 @@ impl<'a> Session<'a> {
             return Err(error.into());
         }
         Ok(exit(outcome, told))
+    }
+
+    /// Returns the steps in doubt, and the cause of the first.
+    async fn doubt(&self, store: &dyn Store, run: &RunId) -> Result<Option<StoppedAt>, Error> {
+        let snapshot = Snapshot::read(store, run).await?;
+        let plan =
+            Chosen::in_force(store, &snapshot)?.plan(store, &snapshot, None, self.context.now()).await?;
+        let cause = plan.questions().next().map(|asked| asked.cause.to_string());
+        let names = plan.questions().map(|asked| step_on(&asked.branch, asked.step.as_str()));
+        let step = names.collect::<Vec<_>>().join(", ");
+        Ok(cause.map(|cause| StoppedAt { step, cause: Some(cause) }))
     }
 
     /// Prints every failure of a failed run.
@@ -451,15 +469,21 @@ impl<'a> Nothing<'a> {
     }
 }
 
+/// The failed step, or the steps in doubt with the cause.
+struct StoppedAt {
+    step: String,
+    cause: Option<String>,
+}
+
 fn sentence(
     workflow: &Workflow,
     outcome: &Outcome<WorkflowState>,
     told: &SessionReport,
-    failed: Option<&FailedAt>,
+    place: Option<&StoppedAt>,
 ) -> String {
     let run = &told.run;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
-    let failed = failed.map(|at| format!(" at step {}", at.name)).unwrap_or_default();
+    let at = place.map(|place| format!(" at step {}", place.step)).unwrap_or_default();
     let line = told.resume_line();
     let next = match &line {
         Some(line) => format!("\nResume with: {line}"),
@@ -477,7 +501,7 @@ fn sentence(
         RunStatus::CompletedWithFailures => {
             format!("Run {run} is completed with tolerated failures: {done}.")
         }
-        RunStatus::Failed => format!("Run {run} failed{failed}: {done}.{next}"),
+        RunStatus::Failed => format!("Run {run} failed{at}: {done}.{next}"),
         RunStatus::Interrupted => match (&outcome.stopped_by, &told.until) {
             (Some(by), _) if by.starts_with(BUDGET) => {
                 format!(
@@ -490,10 +514,11 @@ fn sentence(
             (None, None) => format!("Run {run} was interrupted: {done}.{next}"),
         },
         RunStatus::InDoubt => format!(
-            "Run {run} is in doubt: a step with `idempotent: false` {}; {done}.{}",
-            match &outcome.stopped_by {
-                Some(by) => format!("was cut by {by}"),
-                None => "was cut, or an upstream step reran".to_owned(),
+            "Run {run} is in doubt{at}: {}; {done}.{}",
+            match (&outcome.stopped_by, place.and_then(|place| place.cause.as_ref())) {
+                (None, Some(cause)) => cause.clone(),
+                (Some(by), _) => format!("a step with `idempotent: false` was cut by {by}"),
+                (None, None) => "a step with `idempotent: false` was cut".to_owned(),
             },
             line.as_ref().map_or(next.clone(), |line| format!(
                 "\nCheck the effects of the step, then: {line} --treat-as done, or --treat-as retry"

@@ -17,7 +17,7 @@ pub(crate) struct DecisionView {
 }
 
 /// The cause of a decision.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct CauseView {
     pub(crate) code: &'static str,
     pub(crate) text: String,

@@ -287,7 +287,11 @@ fn a_step_that_opens_what_must_not_be_repeated_is_asked_about() {
 
             assert_eq!(asked.status.code(), Some(8), "{store} {opener}: {}", rig.told(&asked));
             assert_eq!(traced(&rig), ["a"], "{store} {opener}");
-            assert!(rig.told(&asked).contains("with `idempotent: false`"), "{}", rig.told(&asked));
+            assert!(
+                rig.told(&asked).contains("is in doubt at step f: not idempotent"),
+                "{}",
+                rig.told(&asked)
+            );
             assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{store} {opener}");
             assert_eq!(rig.json(&["show", "r", "--json"])["status"], "in_doubt", "{store} {opener}");
             let settled = rig.call(&["resume", "r", "--treat-as", answer, "-q"]);
@@ -450,4 +454,36 @@ fn a_fork_from_the_start_of_an_effect_asks_before_a_repeat() {
     assert_eq!(lines(&rig), ["pay"]);
     assert_eq!(code_of(&rig, &["resume", "s", "--treat-as", "done", "-q"]), Some(0));
     assert_eq!(lines(&rig), ["pay"]);
+}
+
+// Bug: a refused fork printed that the run was forked, and a run in doubt did not name its step. Cause: the message came before
+// the check, and the outcome has no steps. Fix: the first record prints the message, and the plan has the steps.
+#[test]
+fn a_refused_fork_is_not_announced_and_a_doubt_names_its_step() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo > f', evidence: [{file: f, json: {$.n: 1}}]}
+  - {id: b, idempotent: false, run: 'touch begun; sleep 100'}
+"
+        .replace("echo > f", "cp g f")
+        .as_str(),
+    );
+    rig.write("g", "{\"n\": 1}");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    crate::rig::wait_until("the step", || rig.path("begun").exists());
+    running.signal(libc::SIGKILL);
+    drop(running.end());
+
+    let told = rig.waypost(&["fork", "r", "--id", "k"]);
+    assert!(told.starts_with("exit 8\n") && told.contains("forked at r@"), "{told}");
+    assert!(told.contains("Run k is in doubt at step b: "), "{told}");
+    rig.write("f", "{\"n\": 2}");
+    let told = rig.waypost(&["fork", "r", "--id", "m"]);
+    assert!(told.starts_with("exit 4\n") && !told.contains("forked at"), "{told}");
+    assert_eq!(code_of(&rig, &["export", "k", "x", "-q"]), Some(0));
+    let told = rig.waypost(&["import", "x", "--trust", "--id", "n"]);
+    assert!(told.contains("does not allow an import: step `a`") && !told.contains("--treat-as"), "{told}");
+    assert!(told.contains("and import again"), "{told}");
+    let told = rig.waypost(&["evidence", "accept", "r", "a"]);
+    assert!(told.contains("expected json: {$.n: 1}, found type: file"), "{told}");
 }

@@ -296,3 +296,38 @@ fn a_dry_resume_lists_no_step_below_a_settled_one() {
     assert_eq!(decisions(&rig, &["plan", "s"]), ["f retry retry", "f:x/k retry retry"]);
     assert_eq!(decisions(&rig, &["resume", "s", "--dry-run", "--treat-as", "done"]), ["f reuse settled"]);
 }
+
+// Bug: a cut group was planned as `wait` with `--skip`, a service that ended as `reuse`, and a requested loop by its own inner
+// step. Cause: a wait was kept as planned, the plan has no sessions, and the join of a loop ignored the recorded cause.
+#[test]
+fn a_skipped_group_a_service_and_a_loop_are_planned() {
+    let rig = Rig::with(
+        "steps:
+  - {id: pre, run: 'true'}
+  - {id: served, service: 'touch s; exec sleep 100', evidence: [{file: s}]}
+  - {id: g, steps: [{id: i, run: 'touch begun; test -e go || sleep 100'}]}
+  - {id: loop, repeat: {until: iteration == 2, max: 2}, steps: [{id: j, run: 'true', evidence: [{exit: 0}]}]}
+",
+    );
+    let running = rig.start(&["run", "flow.yaml", "--id", "r-1", "-q"]);
+    crate::rig::wait_until("the group", || rig.path("begun").exists());
+    running.signal(libc::SIGKILL);
+    drop(running.end());
+    let causes = |args: &[&str]| -> Vec<String> {
+        let plan = rig.json(&[&["resume", "r-1", "--dry-run", "--json"], args].concat());
+        let row = |one: &serde_json::Value| {
+            let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+            format!("{} {}: {}", text(&one["step"]), text(&one["action"]), text(&one["cause"]["code"]))
+        };
+        plan["decisions"].as_array().unwrap().iter().map(row).collect()
+    };
+
+    let skipped = causes(&["--skip", "g"]);
+    assert!(skipped.contains(&"g skip: settled".to_owned()), "{skipped:?}");
+    assert!(skipped.contains(&"served restart: cut".to_owned()), "{skipped:?}");
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &["resume", "r-1", "-q"]), Some(0));
+    assert!(causes(&[]).contains(&"served reuse: finished".to_owned()));
+    assert!(causes(&["--from", "loop"]).contains(&"loop rerun: requested".to_owned()));
+    assert!(rig.waypost(&["resume", "r-1", "--dry-run", "--from", "pre"]).contains("upstream `pre` reruns"));
+}

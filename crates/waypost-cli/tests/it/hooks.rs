@@ -181,3 +181,22 @@ fn hooks_that_cannot_be_are_refused() {
         check(&format!("hooks_wrong_{name}"), &rig.waypost(&["check", "flow.yaml"]));
     }
 }
+
+// Bug: with evidence in the file, the hook of a second failure did not run; with `idempotent: false` the hook was in doubt.
+// Cause: the hook of the first failure counted as the same execution. Fix: each failure runs its hooks.
+#[test]
+fn each_failure_runs_its_hooks() {
+    for rest in ["", ", evidence: [{exit: 0}]", ", idempotent: false"] {
+        let rig = Rig::with(&format!(
+            "steps: [{{id: a, run: 'false', on_failure: [{{run: 'echo hook >> trace'{rest}}}]}}]\n"
+        ));
+
+        for call in
+            [&["run", "flow.yaml", "--id", "r", "-q"][..], &["resume", "r", "-q"], &["resume", "r", "-q"]]
+        {
+            assert_eq!(code(&rig, call), Some(1), "{rest}");
+        }
+
+        assert_eq!(rig.read("trace"), "hook\nhook\nhook\n", "{rest}");
+    }
+}

@@ -91,3 +91,29 @@ fn a_beginning_that_only_one_run_has_is_enough_to_end_it() {
     );
     assert_eq!(runs(&rig), ["nightly-cd34"]);
 }
+
+// Bug: `o/g` named no step, and the hint for an inner step was a list without inner steps. Cause: a branch needs its pass.
+// Fix: a step of the only branch of its opener needs no pass, and the hint names the branch.
+#[test]
+fn a_step_of_a_group_needs_no_pass() {
+    let rig = Rig::with(
+        "steps:
+  - {id: o, steps: [{id: p, steps: [{id: g, run: 'echo g'}]}]}
+  - {id: each, foreach: {items: [x, y], steps: [{id: a, run: 'echo a'}]}}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert!(rig.waypost(&["why", "r", "o/p/g"]).contains("step g on o~1/p~1: reuse"));
+    assert_eq!(rig.call(&["logs", "r", "o/p/g"]).stdout, b"g\n");
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "o/p/g", "-q"]), Some(0));
+    let said = rig.waypost(&["show", "r", "--step", "each/a"]);
+    assert!(said.contains("`each/a` matches several branches: each:x/a, each:y/a"), "{said}");
+    let said = rig.waypost(&["show", "r", "--step", "o~1/nope"]);
+    assert!(
+        said.contains("no step `nope` on branch `o~1`") && said.contains("show r --step 'o~1'"),
+        "{said}"
+    );
+    let said = rig.waypost(&["why", "r", "o~2/p"]);
+    assert!(said.contains("no branch `o~2`"), "{said}");
+}

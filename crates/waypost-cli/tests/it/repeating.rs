@@ -122,6 +122,30 @@ steps:
     assert_eq!(lines, ["2:1", "2:2", "3:1", "3:2", "3:3"]);
 }
 
+// Bug: with evidence anywhere in the file, a repeated step with items or another file ran only in its first pass, and with
+// `idempotent: false` the second pass was in doubt. Cause: the pass before counted as an earlier execution of the same
+// pass. Fix: the children of a later pass are new.
+#[test]
+fn each_pass_of_items_and_of_an_included_file_runs() {
+    for (store, rest) in
+        [(STORES[0], ""), (STORES[1], ", evidence: [{exit: 0}]"), (STORES[0], ", idempotent: false")]
+    {
+        let step = format!("{{id: a, run: 'echo a >> trace'{rest}}}");
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: each, repeat: {{until: iteration == 3, max: 3}}, foreach: {{items: [x, y], steps: [{step}]}}}}
+  - {{id: sub, repeat: {{until: iteration == 3, max: 3}}, workflow: sub.yaml}}
+"
+        ))
+        .at(store);
+        rig.write("sub.yaml", &format!("steps: [{step}]"));
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{rest}");
+
+        assert_eq!(rig.read("trace").lines().count(), 9, "{rest}");
+    }
+}
+
 // Bug: a finished repeating step that ran again, after a change of the file or of an upstream step, continued its
 // old count. Its first passes were skipped, or no pass was left. Cause: the passes are in the state, which is
 // from after the step. Fix: a redo removes the passes of the step from the state.

@@ -106,7 +106,9 @@ fn a_signal_with_a_step_in_doubt_exits_with_the_doubt_code() {
 
             let told = rig.told(&output);
             assert_eq!(output.status.code(), Some(8), "{url}: {told}");
-            let said = format!("Run r-1 is in doubt: a step with `idempotent: false` was cut by {name};");
+            let said = format!(
+                "Run r-1 is in doubt at step pay: a step with `idempotent: false` was cut by {name};"
+            );
             assert!(told.contains(&said), "{url}: {told}");
             assert_eq!(
                 rig.call(&["resume", "r-1"]).status.code(),

@@ -204,3 +204,15 @@ fn its_end_is_recorded_before_its_evidence_is_asked() {
         assert_eq!(steps["steps"][0]["exit_code"], 0, "{steps}");
     }
 }
+
+// Bug: the death by a signal of a step with `idempotent: false` and `continue_on_error` was told as any other failure. Fix: the
+// failure says that the effect is unknown.
+#[test]
+fn a_tolerated_failure_with_an_unknown_effect_says_so() {
+    let rig = Rig::with("steps: [{id: a, idempotent: false, continue_on_error: true, run: 'kill -9 $$'}]\n");
+
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+
+    assert!(told.starts_with("exit 3\n") && told.contains("whether it took effect is unknown"), "{told}");
+    assert!(rig.waypost(&["show", "r"]).contains("whether it took effect is unknown"));
+}

@@ -256,7 +256,7 @@ impl WorkflowProgram {
                     Ok(taken) => self.ended(&job, life, taken, ending, report),
                     Err(CancelCause::Stop(_)) => Performed::Stopped { in_progress: true },
                     Err(timeout) => {
-                        Performed::Failed { failure: failed(Life::Cancelled(timeout), ending), report }
+                        Performed::Failed { failure: job.failed(Life::Cancelled(timeout), ending), report }
                     }
                 };
                 if is_done && !matches!(performed, Performed::Completed { .. }) {
@@ -314,14 +314,14 @@ impl WorkflowProgram {
             Ok(output) => {
                 report.notes.extend(self.report_notes(job, taken.summary, None));
                 ending.outputs = output.outputs.into_iter().collect();
-                Performed::Failed { failure: failed(life, ending), report }
+                Performed::Failed { failure: job.failed(life, ending), report }
             }
             Err(failure) if is_done => Performed::Failed { failure: Failure { ending, ..failure }, report },
             // The exit is the cause of the failure; the unread outputs become a note.
             Err(unread) => {
                 report.notes.extend(self.report_notes(job, taken.summary, None));
                 report.notes.push(not_kept("the outputs are", &unread));
-                Performed::Failed { failure: failed(life, ending), report }
+                Performed::Failed { failure: job.failed(life, ending), report }
             }
         }
     }
@@ -371,6 +371,15 @@ impl Command {
     fn is_done(&self, life: &Life) -> bool {
         life.exit_code()
             .is_some_and(|code| code == 0 || u8::try_from(code).is_ok_and(|code| self.codes.contains(&code)))
+    }
+
+    /// Returns the failure of an attempt; of an attempt with an unknown effect, too, if the workflow tolerates that.
+    fn failed(&self, life: Life, ending: Ending) -> Failure {
+        let mut failure = failed(life, ending);
+        if !self.idempotent && matches!(failure.kind, FailureKind::Signal | FailureKind::Timeout) {
+            failure.error.push("the step is not idempotent: whether it took effect is unknown".to_owned());
+        }
+        failure
     }
 
     fn captures(&self) -> bool {

@@ -39,6 +39,7 @@ pub(super) struct Command {
     pub(super) codes: Vec<u8>,
     /// Whether an interrupted attempt counts as an ordinary failure, although its effects are unknown.
     pub(super) may_be_cut: bool,
+    pub(super) idempotent: bool,
     pub(super) report: Option<(Template, Scope)>,
     /// Size of the state before the step.
     pub(super) state_bytes: usize,
@@ -92,6 +93,7 @@ impl Command {
             grace: step.grace,
             tolerance: step.continue_on_error.clone(),
             codes: step.evidence.as_ref().map(|evidence| evidence.codes()).unwrap_or_default(),
+            idempotent: step.idempotent,
             may_be_cut: step.idempotent || (step.retry.max == 0 && step.continue_on_error.covers(None)),
             report: step.report.clone().map(|report| (report, scope)),
             env,

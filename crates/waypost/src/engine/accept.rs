@@ -7,12 +7,12 @@ use serde_json::json;
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Broken;
-use crate::projection::events::STEP_SETTLED;
-use crate::record::{ACCEPTED_LABEL, Claim, Ending, Note, Occasion, Pack, Phase, Reason, Record, Verdict};
+use crate::record::{ACCEPTED_LABEL, Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
 use super::chain::{Chain, Draft, unchanged_body};
+use super::choice::settled_by_person;
 use super::inspect::{Snapshot, accepted_on, position_of};
 use super::resume_point::survey;
 use super::trust::{Trust, judge};
@@ -177,8 +177,7 @@ impl Engine {
             draft.about = Some(made.header().seq);
             draft.report.evidence = Some(pack.clone());
             let how = if accept_as == AcceptAs::Pinned { "accepted" } else { "done" };
-            let data = json!({ "step": step, "how": how, "cause": { "code": "settled", "by": by } });
-            draft.report.notes.push(Note::Event { name: STEP_SETTLED.to_owned(), data });
+            draft.report.notes.push(settled_by_person(step, how, by));
             let (key, value) = ACCEPTED_LABEL;
             draft.labels.insert(key.to_owned(), value.to_owned());
             drafts.push(draft);

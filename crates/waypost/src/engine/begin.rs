@@ -208,9 +208,9 @@ async fn make_session<'a, P: Program>(
         session.mark_dirty(MAIN);
     }
     let edits = manual::Edits::of(options.edit_branches);
+    let decision = (&options.on_doubt, options.by.as_deref());
     let questions =
-        open_scopes::load_open_scopes(&mut session, lease, begin.resume_point, &options.on_doubt, edits)
-            .await?;
+        open_scopes::load_open_scopes(&mut session, lease, begin.resume_point, decision, edits).await?;
     // The choice of a checkpoint already decides the questions.
     let is_decided = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Step(_)));
     if !is_decided && !questions.is_empty() {
@@ -443,7 +443,8 @@ async fn main_line<'a, P: Program>(
     settle_recovered(program, &mut main, done)?;
     // Evidence that no longer holds becomes a question.
     resume_point.questions.append(asked);
-    apply_decisions(program, &mut main, std::mem::take(&mut resume_point.questions), &options.on_doubt)?;
+    let decision = (&options.on_doubt, options.by.as_deref());
+    apply_decisions(program, &mut main, std::mem::take(&mut resume_point.questions), decision)?;
     if is_repeated {
         main.position.note_rerun();
     }

@@ -24,7 +24,7 @@ use super::fan_out::{
 };
 use super::in_doubt::questions_at;
 use super::inspect::position_of;
-use super::invalidate::{Invalidated, Results, invalidated, reenter};
+use super::invalidate::{Invalidated, Results, invalidated, reenter, upstream_of};
 use super::manual::Edits;
 use super::open_scopes;
 use super::requested;
@@ -76,7 +76,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let opening = FanOutStart { place, items: Source::Items(items), report, are_hooks, joined };
         match self.open_as(id, opening).await? {
-            Ok(()) => {}
+            Ok(()) => self.scopes.get_mut(id).fan_mut(place).after_failure = failure.is_some(),
             Err(refused) if are_hooks => {
                 // The earlier result of the step counts.
                 let text = format!("cannot run its steps downstream: {}", refused.error.join(": "));
@@ -355,7 +355,8 @@ impl<'a, P: Program> Session<'a, P> {
             ..entered
         };
         let again = finished.iter().filter(|step| !position.has_result(step));
-        let notes = self.invalidated_in(self.scopes.get(id).step_id(place), &chain.branch, again);
+        let opener = (self.scopes.get(id).step_id(place), shape);
+        let notes = self.invalidated_in(opener, &chain.branch, again);
         let mut child = Scope::new(chain, shape, position, state);
         child.notes = notes;
         child.opener = Some(Opener { scope: id, place, index: item.index });
@@ -408,30 +409,31 @@ impl<'a, P: Program> Session<'a, P> {
         let scope = self.scopes.get(id);
         let (shape, before) = (&children_of(scope, place).shape, position_of(record)?);
         let again = to_rerun(shape, &before, &moved.position);
-        let notes = self.invalidated_in(scope.step_id(place), &record.header().branch, again);
+        let notes = self.invalidated_in((scope.step_id(place), &**shape), &record.header().branch, again);
         if let Some(draft) = moved.drafts.first_mut() {
             draft.report.notes.extend(notes);
         }
         Ok(())
     }
 
-    /// Returns the notes about finished steps of a child that run again: the step has another definition, or the opener runs
-    /// again.
+    /// Returns the notes about finished steps of a child that run again: the step or an upstream step is requested, or
+    /// the opener runs again.
     fn invalidated_in<'s>(
         &self,
-        opener: &StepId,
+        (opener, shape): (&StepId, &Shape),
         branch: &BranchPath,
         steps: impl IntoIterator<Item = &'s StepId>,
     ) -> Vec<Note> {
         let requests = &self.main().position.requests;
+        let requests: Vec<_> = requests.iter().filter(|request| request.branch == *branch).collect();
         let cause = |step: &StepId| {
-            let is_changed = |kind: &RerunKind| {
-                requests.contains(&RerunRequest { branch: branch.clone(), step: step.clone(), kind: *kind })
-            };
-            match [RerunKind::Rerun, RerunKind::Add, RerunKind::Insert].iter().any(is_changed) {
-                true => RerunCause::DefinitionChanged,
-                false => RerunCause::UpstreamChanged { step: Some(opener.clone()) },
+            let is_own =
+                |request: &&&RerunRequest| request.step == *step && request.kind != RerunKind::Relist;
+            if let Some(own) = requests.iter().find(is_own) {
+                return own.cause.clone().into();
             }
+            let upstream = upstream_of(shape, step, requests.iter().map(|request| &request.step));
+            RerunCause::UpstreamChanged { step: Some(upstream.unwrap_or(opener).clone()) }
         };
         steps.into_iter().map(|step| invalidated(step, &cause(step))).collect()
     }

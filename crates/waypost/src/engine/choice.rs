@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::Decision;
@@ -52,6 +52,16 @@ pub(super) fn answer(choices: &BTreeMap<StepId, Choice>, questions: &mut Vec<Dec
     questions.retain(|asked| !asked.branch.is_main() || !choices.contains_key(&asked.step));
 }
 
+/// Returns the note about a step settled by a person.
+pub(super) fn settled_by_person(step: &StepId, how: &str, by: Option<&str>) -> Note {
+    settled(step, how, json!({ "code": "settled", "by": by }))
+}
+
+fn settled(step: &StepId, how: &str, cause: Value) -> Note {
+    let data = json!({ "step": step, "how": how, "cause": cause });
+    Note::Event { name: STEP_SETTLED.to_owned(), data }
+}
+
 impl<P: Program> Session<'_, P> {
     /// Settles a ready step by choice. Returns false if the step has no choice.
     pub(super) fn settle_by_choice(&mut self, id: ScopeId, place: usize) -> bool {
@@ -60,9 +70,7 @@ impl<P: Program> Session<'_, P> {
         let step = scope.step_id(place).clone();
         let Some(Choice { settle, by, at }) = scope.position.choices.remove(&step) else { return false };
         let how = if settle == SettleBy::Skip { "skipped" } else { "done" };
-        let cause = json!({ "code": "settled", "by": by, "at": at });
-        let data = json!({ "step": step, "how": how, "cause": cause });
-        let note = Note::Event { name: STEP_SETTLED.to_owned(), data };
+        let note = settled(&step, how, json!({ "code": "settled", "by": by, "at": at }));
         let outputs = match settle {
             SettleBy::Skip => {
                 self.skip(id, place, SkipCause::ByHand(by));

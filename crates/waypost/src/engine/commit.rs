@@ -51,7 +51,12 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let ids = self.dirty_in_order();
         let by = self.stopped_by();
-        let other = if status == Some(RunStatus::InDoubt) { "a step in doubt" } else { "--until" };
+        let other = match status {
+            Some(RunStatus::InDoubt) => "a step in doubt",
+            Some(RunStatus::Waiting) => "an open wait",
+            Some(RunStatus::Failed) => "a failed step",
+            _ => "--until",
+        };
         let by = || by.clone().unwrap_or_else(|| other.to_owned());
         for id in &ids {
             self.scopes.get_mut(*id).complete_drafts(status, by);

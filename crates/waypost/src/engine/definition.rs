@@ -5,12 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::json;
-
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::change::{self, PositionTransfer, StepChange, TransferredPosition};
 use crate::plan::shape::{Shape, Step, Unfinished};
-use crate::projection::events::{RerunCause, STEP_SETTLED};
+use crate::projection::events::RerunCause;
 use crate::record::{
     Definition, Fan, FrontierEntry, Header, Note, Phase, Position, Record, Reusable, Settled, SettledAs,
     SkipCause,
@@ -18,6 +16,7 @@ use crate::record::{
 use crate::store::{Lease, Store, StoreError, StoreExt as _};
 
 use super::begin::{Base, decode_state};
+use super::choice::settled_by_person;
 use super::inspect::{Snapshot, position_of};
 use super::invalidate::invalidated;
 use super::{Adoption, Engine, OnChange, Program, RunError, StepRef};
@@ -73,11 +72,7 @@ pub(super) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: 
         };
         invalidated(step, &cause)
     });
-    let kept = adoption.kept.iter().map(|step| {
-        let cause = json!({ "code": "settled", "by": by });
-        let data = json!({ "step": step, "how": "kept", "cause": cause });
-        Note::Event { name: STEP_SETTLED.to_owned(), data }
-    });
+    let kept = adoption.kept.iter().map(|step| settled_by_person(step, "kept", by));
     rerun.chain(kept).collect()
 }
 

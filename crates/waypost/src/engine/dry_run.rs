@@ -190,7 +190,12 @@ impl DryRun {
         plan.decisions.retain(|decision| !self.is_left_out(&decision.branch));
         for decision in &mut plan.decisions {
             let key = (decision.branch.clone(), decision.step.clone());
-            let is_kept = matches!(decision.action, Action::Ask | Action::Wait);
+            let is_settled = self.skipped.contains_key(&key) || self.settled.contains_key(&key);
+            let is_kept = match decision.action {
+                Action::Ask => true,
+                Action::Wait => !is_settled,
+                _ => false,
+            };
             if is_kept || asked.contains(&(&key.0, &key.1)) {
                 continue;
             }
@@ -245,7 +250,8 @@ impl DryRun {
             };
         }
         if let Some(step) = self.rejoined.get(key).filter(|_| planned.action == Action::Reuse) {
-            return Some((Action::Run, Cause::UpstreamChanged(step.clone())));
+            let cause = self.recorded(key).unwrap_or_else(|| Cause::UpstreamChanged(step.clone()));
+            return Some((Action::Run, cause));
         }
         if let Some(cause) = self.skipped.get(key) {
             let cause = match cause.clone() {
@@ -280,29 +286,32 @@ impl DryRun {
         let upstream = upstream.clone();
         match (self.reusable.contains(key), was_done || self.reran.contains_key(key)) {
             (true, _) => (Action::Recheck, Cause::UpstreamChanged(upstream)),
-            (false, true) => (Action::Run, Cause::UpstreamChanged(upstream)),
+            (false, true) => (Action::Run, self.recorded(key).unwrap_or(Cause::UpstreamChanged(upstream))),
             (false, false) => (Action::Run, Cause::After(vec![upstream])),
         }
     }
 
     /// Returns the decision about a started step. `otherwise`: the cause of a first attempt without a recorded cause.
     fn begun(&self, key: &(BranchPath, StepId), otherwise: Cause) -> (Action, Cause) {
-        let cause = match self.reran.get(key) {
-            Some(RerunCause::EvidenceFailed { claims }) => Cause::EvidenceFailed(claims.clone()),
-            Some(RerunCause::UpstreamChanged { step }) => {
+        if let Some(cause) = self.recorded(key) {
+            return (Action::Run, cause);
+        }
+        match self.tries.get(key).filter(|at| at.attempt > 1) {
+            Some(at) => (Action::Retry, Cause::Failed(Try { attempt: at.attempt - 1, ..at.clone() })),
+            None => (Action::Run, otherwise),
+        }
+    }
+
+    /// Returns the recorded cause of the rerun of a step.
+    fn recorded(&self, key: &(BranchPath, StepId)) -> Option<Cause> {
+        Some(match self.reran.get(key)? {
+            RerunCause::EvidenceFailed { claims } => Cause::EvidenceFailed(claims.clone()),
+            RerunCause::UpstreamChanged { step } => {
                 Cause::UpstreamChanged(step.as_ref().unwrap_or(&key.1).clone())
             }
-            Some(RerunCause::DefinitionChanged) => Cause::Redefined,
-            Some(RerunCause::Requested { .. }) => Cause::Requested,
-            None => match self.tries.get(key).filter(|at| at.attempt > 1) {
-                Some(at) => {
-                    let failed = Try { attempt: at.attempt - 1, ..at.clone() };
-                    return (Action::Retry, Cause::Failed(failed));
-                }
-                None => otherwise,
-            },
-        };
-        (Action::Run, cause)
+            RerunCause::DefinitionChanged => Cause::Redefined,
+            RerunCause::Requested { .. } => Cause::Requested,
+        })
     }
 }
 

@@ -73,6 +73,8 @@ pub(super) struct FanOut {
     alike: (u32, String),
     /// True if children may have records from an earlier pass or from before a rerun.
     pub(super) revisited: bool,
+    /// True for hooks of a failure: each failure runs its hooks.
+    pub(super) after_failure: bool,
     pub(super) queue: VecDeque<Queued>,
     pub(super) reader: Option<ItemReader>,
     /// The next seq of each branch that existed before, once read.
@@ -115,6 +117,7 @@ impl FanOut {
             failed_here: 0,
             alike: (0, String::new()),
             revisited,
+            after_failure: false,
             queue: VecDeque::new(),
             reader: None,
             next_seqs: None,

@@ -4,12 +4,15 @@ use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::Shape;
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
+use crate::projection::events::RerunCause;
 use crate::record::{EndDigests, Ending, FrontierEntry, Pack, Phase, Position, Record, Trace, Verdict};
 use crate::store::{Scan, ScanOrder};
 
 use super::begin::decode_state;
+use super::choice::settled_by_person;
 use super::definition::{Forget, forget};
 use super::inspect::{Snapshot, position_of};
+use super::invalidate::invalidated;
 use super::reruns::opener_of;
 use super::rewind::drop_chain;
 use super::scope::Scope;
@@ -325,7 +328,7 @@ pub(super) fn note_trace<S>(scope: &mut Scope<'_, S>, place: usize, traced: Opti
     }
 }
 
-/// Applies the decision of a person about the steps in doubt of a branch. Writes drafts, unless all these steps
+/// Applies the decision of a person, `by`, about the steps in doubt of a branch. Writes drafts, unless all these steps
 /// come later anyway.
 ///
 /// # Errors
@@ -335,7 +338,7 @@ pub(super) fn apply_decisions<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
     questions: Vec<Decision>,
-    on_doubt: &OnDoubt<P::State>,
+    (on_doubt, by): (&OnDoubt<P::State>, Option<&str>),
 ) -> Result<(), RunError> {
     let run = scope.chain.run.clone();
     let is_ours = |decision: &Decision| {
@@ -387,6 +390,7 @@ pub(super) fn apply_decisions<P: Program>(
                 let traced = traced(program, scope, place, None);
                 scope.settle_as_decided(place, settled);
                 note_trace(scope, place, traced);
+                scope.note(settled_by_person(&doubtful.step, "done", by));
                 if scope.position.frontier.is_empty() && scope.branch().is_main() {
                     // The chain has ended without a rejoin.
                     drop_chain(&mut scope.position, scope.shape);
@@ -395,10 +399,12 @@ pub(super) fn apply_decisions<P: Program>(
             None => {
                 if matches!(cause, Cause::Undone | Cause::Begun) {
                     // The step restarts at its first pass.
-                    let again = [Forget::Step(doubtful.step)];
+                    let again = [Forget::Step(doubtful.step.clone())];
                     forget(program, &doubtful.branch, &again, &mut scope.state)?;
                 }
                 scope.redo_as_decided(place);
+                let cause = RerunCause::Requested { by: by.map(ToOwned::to_owned) };
+                scope.note(invalidated(&doubtful.step, &cause));
             }
         }
     }

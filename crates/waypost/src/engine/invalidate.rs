@@ -225,6 +225,19 @@ pub(super) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<usize> {
     downstream
 }
 
+/// Returns the first of `causes` upstream of a step.
+pub(super) fn upstream_of<'a>(
+    shape: &Shape,
+    step: &StepId,
+    mut causes: impl Iterator<Item = &'a StepId>,
+) -> Option<&'a StepId> {
+    let place = shape.place(step.as_str())?;
+    causes.find(|cause| {
+        let cause = shape.place(cause.as_str());
+        cause.is_some_and(|cause| cause != place && shape.downstream(&[cause]).contains(&place))
+    })
+}
+
 /// Returns the note of the cause of a rerun.
 pub(super) fn invalidated(step: &StepId, cause: &RerunCause) -> Note {
     Note::Event { name: STEP_INVALIDATED.to_owned(), data: json!({ "step": step, "cause": cause }) }

@@ -42,14 +42,14 @@ pub(super) async fn load_open_scopes<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     resume_point: ResumePoint,
-    on_doubt: &OnDoubt<P::State>,
+    (on_doubt, by): (&OnDoubt<P::State>, Option<&str>),
     edits: Edits<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
     let scopes = HashMap::from([(BranchPath::main(), MAIN)]);
     let (indexes, questions, reopened) = (HashMap::new(), Vec::new(), BTreeSet::new());
     let retried = Vec::new();
     let mut found =
-        LoadedScopes { scopes, indexes, questions, on_doubt, resume_point, edits, reopened, retried };
+        LoadedScopes { scopes, indexes, questions, on_doubt, by, resume_point, edits, reopened, retried };
     open_fans(session, &mut found, MAIN).await?;
     if session.scopes.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
@@ -116,6 +116,8 @@ struct LoadedScopes<'a, S> {
     questions: Vec<Decision>,
     /// The decisions of a person about steps in doubt.
     on_doubt: &'a OnDoubt<S>,
+    /// The person.
+    by: Option<&'a str>,
     /// Transitions of branches to other positions.
     resume_point: ResumePoint,
     /// Edits of branches not found yet.
@@ -301,7 +303,7 @@ async fn load_open_scope<P: Program>(
     }
     let is_decided = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
     if is_decided {
-        apply_decisions(program, scope, questions, found.on_doubt)?;
+        apply_decisions(program, scope, questions, (found.on_doubt, found.by))?;
     } else {
         found.questions.extend(questions);
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::projection::events::RerunCause;
-use crate::record::{FrontierEntry, Position, RerunKind, RerunRequest, Reusable, Settled, Try};
+use crate::record::{FrontierEntry, Position, RequestCause, RerunKind, RerunRequest, Reusable, Settled, Try};
 
 use super::ResumeFrom;
 use super::definition::Forget;
@@ -95,13 +95,13 @@ impl Requested {
         moves: &mut BTreeMap<BranchPath, Reopened>,
         results: Results,
     ) {
-        for (branch, step) in self.step.iter().chain(&self.changed).chain(&self.retried) {
+        for ((branch, step), cause) in self.with_causes() {
             let is_target =
                 |target: &Target| target.step == *step && (target.is_requested || self.retries(branch, step));
             if targets.get(branch).is_some_and(|targets| targets.iter().any(is_target)) {
                 continue;
             }
-            let request = RerunRequest::new(branch.clone(), step.clone());
+            let request = RerunRequest { cause, ..RerunRequest::new(branch.clone(), step.clone()) };
             let mut path: Vec<BranchPath> =
                 std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
             path.reverse();
@@ -121,11 +121,15 @@ impl Requested {
 
     /// Returns the causes of the reruns on a branch.
     pub(super) fn causes_on(&self, branch: &BranchPath) -> impl Iterator<Item = (&StepId, RerunCause)> {
+        let own = self.with_causes().filter(move |((on, _), _)| on == branch);
+        own.map(|((_, step), cause)| (step, cause.into()))
+    }
+
+    /// Returns the named and the changed steps, each with its cause.
+    fn with_causes(&self) -> impl Iterator<Item = (&(BranchPath, StepId), RequestCause)> {
         let named = self.step.iter().chain(&self.retried);
-        let named = named.map(|named| (named, RerunCause::Requested { by: self.by.clone() }));
-        let changed = self.changed.iter().map(|changed| (changed, RerunCause::DefinitionChanged));
-        let own = named.chain(changed).filter(move |((on, _), _)| on == branch);
-        own.map(|((_, step), cause)| (step, cause))
+        let named = named.map(|named| (named, RequestCause::Requested { by: self.by.clone() }));
+        named.chain(self.changed.iter().map(|changed| (changed, RequestCause::DefinitionChanged)))
     }
 
     pub(super) fn is_empty(&self) -> bool {

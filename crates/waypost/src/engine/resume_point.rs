@@ -21,7 +21,7 @@ use super::failure::position_for_retry;
 use super::in_doubt::recoverable;
 use super::in_place::Declarers;
 use super::inspect::position_of;
-use super::invalidate::{Results, invalidated};
+use super::invalidate::{Results, invalidated, upstream_of};
 use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
 use super::reruns::{Reopened, Target, Targets, opener_of, targets, to_rerun};
@@ -272,14 +272,15 @@ impl<'a> BranchLoader<'a> {
             if let Some(draft) = moved.drafts.first_mut() {
                 let causes: Vec<_> = asked.requested.causes_on(&branch).collect();
                 let is_named = |step: &&StepId| causes.iter().any(|(named, _)| named == step);
-                let behind = match causes.first() {
-                    Some((_, cause)) => cause.clone(),
-                    None => RerunCause::UpstreamChanged { step: Some(target.step.clone()) },
+                let upstream = |step: &StepId| {
+                    upstream_of(own, step, targets.iter().map(|target| &target.step)).cloned()
                 };
                 let others = to_rerun(own, &known.position, &moved.position);
                 let others = others.into_iter().filter(|step| !is_named(step) && **step != target.step);
-                let causes = causes.iter().map(|(step, cause)| (*step, cause));
-                let notes = causes.chain(others.map(|step| (step, &behind)));
+                let others = others.map(|step| (step, RerunCause::UpstreamChanged { step: upstream(step) }));
+                let others: Vec<_> = others.collect();
+                let notes = causes.iter().map(|(step, cause)| (*step, cause));
+                let notes = notes.chain(others.iter().map(|(step, cause)| (*step, cause)));
                 draft.report.notes.extend(notes.map(|(step, cause)| invalidated(step, cause)));
             }
             return Ok(Some((branch, moved)));

@@ -11,9 +11,10 @@ use serde_json::json;
 use crate::id::{BranchPath, StepId};
 use crate::projection::events::{RerunCause, STEP_REUSED};
 use crate::record::{
-    EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, WaitKind,
+    EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, Try, WaitKind,
 };
 
+use super::chain::Draft;
 use super::definition::{Forget, forget};
 use super::open_scopes::fan_of;
 use super::scheduler::for_children;
@@ -260,12 +261,8 @@ fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
         steps.push(reused);
         return;
     }
-    let mut draft = super::chain::Draft::new(
-        Phase::Restored,
-        Reason::Redo,
-        Some(step.clone()),
-        crate::record::Try::default(),
-    );
+    let at = Try { iteration: scope.around.clone(), ..Try::default() };
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
     draft.about = Some(seq);
     draft.report.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": [reused] }) });
     scope.drafts.push(draft);

@@ -65,7 +65,7 @@ pub use file_guard::{FileGuard, find_file_guard};
 pub use files::{
     ExistsProbe, Sha256Probe, check_mode, find_all, find_folder, find_names, modified, read_file,
 };
-pub use pack::{CLAIMS_MAX, InvalidPack, UNMET_MAX, VerdictSummary};
+pub use pack::{CLAIMS_MAX, InvalidPack, UNMET_MAX, VerdictSummary, shown_value};
 pub(crate) use pattern::resolved;
 pub use pattern::{check_pattern, is_pattern, literal_path, named_by};
 pub(crate) use superseded::{ClaimKey, Newest};

@@ -402,9 +402,26 @@ fn distinct(claims: Vec<&Claim>) -> Vec<&Claim> {
     claims.into_iter().filter(|claim| is_new(claim)).collect()
 }
 
-/// Returns a value as JSON, clipped for display.
+/// Returns a value for display, without the outer braces of a map: `size: > 9, json: {$.a: 1}`.
+pub fn shown_value(value: &Value) -> String {
+    match value {
+        Value::Object(members) => members_of(members),
+        value => value.to_string(),
+    }
+}
+
+fn members_of(members: &serde_json::Map<String, Value>) -> String {
+    let inner = |value: &Value| match value {
+        Value::Object(members) => format!("{{{}}}", members_of(members)),
+        Value::String(text) if !text.is_empty() && !text.contains([',', '"', '{', '}', '\n']) => text.clone(),
+        value => value.to_string(),
+    };
+    members.iter().map(|(key, value)| format!("{key}: {}", inner(value))).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns a value for display, clipped.
 fn clipped(value: &Value) -> String {
-    let text = value.to_string();
+    let text = shown_value(value);
     match text.char_indices().nth(VALUE_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,

@@ -81,6 +81,8 @@ pub enum Cause {
     InLost(u64),
     /// The step was interrupted, and its evidence confirms completion.
     EvidenceSettles,
+    /// The service ended with the last session, and a step downstream runs.
+    ServiceEnded,
     /// The branch has ended; it continues only on request.
     BranchEnded,
     /// The branch is abandoned: its opener reran or was rolled back, and has not opened the branch since.
@@ -96,7 +98,9 @@ impl Cause {
             Self::UpstreamFailed(_) => "upstream_failed",
             Self::Tolerated(_) => "tolerated",
             Self::Ready | Self::After(_) => "first",
-            Self::Cut(_) | Self::Stopped(_) | Self::InDoubt(_) | Self::Unbelieved(_) => "cut",
+            Self::Cut(_) | Self::Stopped(_) | Self::InDoubt(_) | Self::Unbelieved(_) | Self::ServiceEnded => {
+                "cut"
+            }
             Self::Failed(_) | Self::Delayed(_) => "retry",
             Self::BranchesFailed => "dead_letter",
             Self::Waits(_) => "waiting",
@@ -154,8 +158,11 @@ impl Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::ServiceEnded => f.write_str("the service ended with the last session"),
             Self::BranchEnded => write!(f, "its branch has ended"),
-            Self::LeftBehind => f.write_str("its branch was abandoned after an upstream rerun"),
+            Self::LeftBehind => {
+                f.write_str("its branch was abandoned: its opener ran again or was rolled back, without it")
+            }
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
             Self::Skipped(seq) => write!(f, "skipped at @{seq}"),
@@ -172,7 +179,7 @@ impl fmt::Display for Cause {
             }
             Self::Stopped(by) => write!(f, "stopped before its end ({by})"),
             Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
-            Self::BranchesFailed => f.write_str("too many of its branches failed"),
+            Self::BranchesFailed => f.write_str("branches of the step failed"),
             Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
             Self::Waits(waits) => {
                 write!(f, "waiting for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
@@ -196,7 +203,7 @@ impl fmt::Display for Cause {
             Self::EvidenceUnknown(claims) => {
                 write!(f, "evidence could not be checked: {}", claims.join(", "))
             }
-            Self::UpstreamChanged(step) => write!(f, "upstream changed: `{step}` reruns"),
+            Self::UpstreamChanged(step) => write!(f, "upstream `{step}` reruns"),
             Self::Redefined => f.write_str("definition changed since it completed"),
             Self::InDoubt(at) => {
                 write!(
@@ -214,14 +221,16 @@ impl fmt::Display for Cause {
                 )
             }
             Self::Undone => f.write_str(
-                "not idempotent, and an upstream step reran or the run was rolled back after it completed",
+                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                 completed",
             ),
             Self::Begun => f.write_str(
-                "not idempotent, and an upstream step reran or the run was rolled back after it started",
+                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                 started",
             ),
             Self::AskedInTurn => f.write_str(
-                "not idempotent, and an upstream step reran or the run was rolled back after it ran: the \
-                 question comes at its turn",
+                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                 ran: the question comes at its turn",
             ),
             Self::InLost(lost) => {
                 write!(

@@ -17,6 +17,9 @@ pub struct RerunRequest {
     /// The effect on the scope.
     #[serde(default, skip_serializing_if = "RerunKind::is_rerun")]
     pub kind: RerunKind,
+    /// The cause of the rerun.
+    #[serde(default)]
+    pub cause: RequestCause,
 }
 
 /// The effect of a request on the scope of its step.
@@ -35,9 +38,9 @@ pub enum RerunKind {
 }
 
 impl RerunRequest {
-    /// Creates the request of a rerun.
+    /// Creates the request of a rerun because of a changed definition.
     pub fn new(branch: BranchPath, step: StepId) -> Self {
-        Self { branch, step, kind: RerunKind::Rerun }
+        Self { branch, step, kind: RerunKind::Rerun, cause: RequestCause::default() }
     }
 }
 
@@ -50,6 +53,20 @@ impl RerunKind {
     fn is_rerun(&self) -> bool {
         *self == Self::Rerun
     }
+}
+
+/// The cause of a requested rerun.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestCause {
+    /// The definition of the step changed.
+    #[default]
+    DefinitionChanged,
+    /// A person named the step.
+    Requested {
+        /// The person, if known.
+        by: Option<String>,
+    },
 }
 
 /// A choice of a person about an unfinished step.

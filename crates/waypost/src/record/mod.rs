@@ -31,7 +31,7 @@ mod trace;
 mod usage;
 mod wait;
 
-pub use choice::{Choice, RerunKind, RerunRequest, SettleBy};
+pub use choice::{Choice, RequestCause, RerunKind, RerunRequest, SettleBy};
 pub(crate) use evidence::ACCEPTED_LABEL;
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
 pub use header::{

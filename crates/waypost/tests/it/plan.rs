@@ -419,8 +419,8 @@ fn failed_evidence_reruns_the_step_and_rechecks_downstream() {
     expect!(
         plan_of("a: ~f\nb: a\nc: b\nx", "main@5 | | a=2 b=3 c=4", "main a f ok failed"),
         "run a: evidence no longer holds: file_sha256 f
-         recheck b: upstream changed: `a` reruns
-         recheck c: upstream changed: `a` reruns
+         recheck b: upstream `a` reruns
+         recheck c: upstream `a` reruns
          reuse x: completed"
     );
 }

@@ -21,7 +21,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::run::current_evidence;
+use crate::run::current_evidence::{self, restart_services};
 
 pub(super) async fn dry_run(
     context: &Context,
@@ -102,6 +102,7 @@ async fn decide(
     };
     let dry_run = engine.dry_run(&program, &prepared.run, next).await?;
     dry_run.correct(&program, plan);
+    restart_services(&prepared.chosen, plan);
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 use waypost::change::{ChangeKind, StepChange, changes};
 use waypost::engine::{Adoption, InnerChange, InnerChangeKind, Snapshot, step_path};
-use waypost::record::{Definition, End, Phase, Position, Record, RerunKind, RerunRequest};
+use waypost::record::{Definition, End, Phase, Position, Record, RequestCause, RerunKind, RerunRequest};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
@@ -145,7 +145,12 @@ impl Row {
                 InnerChangeKind::Added => RerunKind::Add,
                 InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen => RerunKind::Relist,
             };
-            Some(RerunRequest { branch: branch.clone(), step: step.clone(), kind })
+            Some(RerunRequest {
+                branch: branch.clone(),
+                step: step.clone(),
+                kind,
+                cause: RequestCause::DefinitionChanged,
+            })
         })
     }
 

@@ -1,5 +1,6 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use crate::id::{BranchPath, StepId};
@@ -38,6 +39,7 @@ impl<'a, P: Program> Session<'a, P> {
         let mut chain = Chain::child(&scope.chain, branch);
         let epoch = scope.entry(place).at.epoch;
         let fan = scope.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
+        let after_failure = fan.after_failure;
         if !fan.revisited {
             return Ok(Earlier::none(chain, epoch));
         }
@@ -100,10 +102,13 @@ impl<'a, P: Program> Session<'a, P> {
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());
         let finished = self.finished_in_pass(id, place, found.records.first(), before.as_ref());
+        // A new execution and not a rerun: a later pass, or the hooks of another failure.
+        let around = &self.scopes.get(id).entry(place).at.iteration;
+        let is_new = after_failure || found.records.first().is_some_and(|record| is_passed(record, around));
         // Without traces, no result is reused, and effects are asked about.
         let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
         let asks = !scope.shape.is_routed() && children.shape.is_careful();
-        let before = before.filter(|_| self.keeps_traces || asks);
+        let before = before.filter(|_| !is_new && (self.keeps_traces || asks));
         if chain.next > 1 {
             chain.prev = found.records.first().map(Record::digest);
             chain.basis = Some(0);
@@ -229,6 +234,12 @@ impl<'a, P: Program> Session<'a, P> {
         let (before, finished) = (Some(before), Vec::new());
         Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
     }
+}
+
+/// Returns whether the newest record of a child belongs to an earlier pass than its opener.
+fn is_passed(newest: &Record, around: &[u32]) -> bool {
+    let passes = newest.header().at.iteration.iter().zip(around);
+    passes.map(|(before, now)| before.cmp(now)).find(|order| order.is_ne()) == Some(Ordering::Less)
 }
 
 /// Returns whether a child is a later pass than the pass that contains a requested branch.

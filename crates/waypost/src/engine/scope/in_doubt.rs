@@ -12,7 +12,7 @@ impl<S> Scope<'_, S> {
     pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
         // The evidence belongs to the earlier attempt, and settles nothing.
         self.position.ask_about(step, None);
-        let by = "the step ran before an upstream step reran or the run went back";
+        let by = "the step ran before an upstream rerun, a rollback or a fork";
         self.put_in_doubt(step, by.to_owned());
     }
 
@@ -85,6 +85,11 @@ impl<S> Scope<'_, S> {
         let failures = self.failures_joined(place);
         self.settle(place, Some(Settled { failures, ..Settled::new(how, seq) }), follow);
         self.draft(phase, Reason::Manual, step, at);
+    }
+
+    /// Adds a note to the last draft.
+    pub(in crate::engine) fn note(&mut self, note: Note) {
+        self.drafts.last_mut().expect("the decision was just drafted").report.notes.push(note);
     }
 
     /// Settles an interrupted step that its evidence proves to be done.

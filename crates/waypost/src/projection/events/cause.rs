@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::id::StepId;
+use crate::record::RequestCause;
 
 /// Why a step reruns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,4 +29,13 @@ pub enum RerunCause {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<String>,
     },
+}
+
+impl From<RequestCause> for RerunCause {
+    fn from(cause: RequestCause) -> Self {
+        match cause {
+            RequestCause::DefinitionChanged => Self::DefinitionChanged,
+            RequestCause::Requested { by } => Self::Requested { by },
+        }
+    }
 }
