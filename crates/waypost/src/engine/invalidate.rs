@@ -25,8 +25,7 @@ use super::trace::pass_in;
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) place: usize,
-    /// The frontier entry of the step. With a fan-out: the step joins these children again. With earlier fan-outs: their
-    /// children continue.
+    /// The frontier entry of the step. With a fan-out, its children are joined again; those of earlier ones continue.
     pub(super) entry: FrontierEntry,
     /// A person named the step: the rerun is not in doubt.
     pub(super) is_named: bool,

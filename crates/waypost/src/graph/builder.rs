@@ -181,7 +181,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
     }
 
     /// Adds a step that borrows the resources of the graph: `async fn step(state: S, context: Context, resources: &Resources)`.
-    /// Otherwise as [`step`](Self::step).
+    /// See [`step`](Self::step) for the rest.
     #[must_use]
     pub fn step_using<F>(self, id: impl AsRef<str>, step: F) -> Self
     where
