@@ -452,7 +452,7 @@ fn new_steps(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<usize>
     (!added.is_empty()).then_some(added)
 }
 
-/// Returns a step that a graph adds within an opener or that has another list of items, at any depth.
+/// Returns an added step, or a step with another list of items, inside an opener at any depth.
 fn added_within(old: &Step, new: &Step) -> Option<StepId> {
     let (old, new) = old.children.as_ref().zip(new.children.as_ref())?;
     new.shape.steps().iter().find_map(|step| match old.shape.step(step.id.as_str()) {

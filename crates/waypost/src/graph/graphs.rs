@@ -57,9 +57,8 @@ impl<S: State> ResumeRun for Graph<S> {
 }
 
 impl Engine {
-    /// Resumes the runs of these graphs that can continue now, one after the other, oldest first: interrupted runs, and
-    /// waiting runs whose time has come or that have an answer or a signal. Call it at the start of a program, and
-    /// again at intervals.
+    /// Resumes the due runs of these graphs one after the other, oldest first: interrupted runs, and waiting runs with an
+    /// answer, a signal or a time in the past. Call this at the start of a program, and again at intervals.
     ///
     /// Returns each resumed run with its outcome. The error of one run does not stop the others: a run that another
     /// process holds has [`StoreError::Held`](crate::StoreError::Held). Runs of other graphs, in doubt, failed or damaged are
