@@ -545,3 +545,30 @@ fn a_restart_asks_before_it_repeats_an_effect() {
         assert_eq!(rig.read("trace"), "a\nb\n", "{evidence}");
     }
 }
+
+// Bug: with evidence anywhere in the file, `--restart` reused the results of items, groups and included files, exit 0.
+// Cause: the openers entered their earlier children with reuse. Fix: a restart enters all children without reuse.
+#[test]
+fn a_restart_runs_all_items_and_groups_again() {
+    let rig = Rig::with(
+        "steps:
+  - id: g
+    steps:
+      - id: each
+        foreach:
+          items: [x, y]
+          max_parallel: 1
+          steps: [{id: w, run: 'echo ${{ item }} >> trace; echo > ${{ item }}.txt', evidence: [{file: '${{ item }}.txt'}]}]
+  - {id: once, foreach: {items: [p], steps: [{id: v, idempotent: false, run: echo v >> trace}]}}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--restart", "-q"]), Some(8));
+    assert_eq!(rig.read("trace"), "x\ny\n");
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "retry", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "x\ny\nv\n");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "x\ny\nv\n");
+}

@@ -74,6 +74,11 @@ pub(super) async fn restarted<'a, P: Program>(
         position.reusable = reenter(began_with, before, Results::dropped(!retries)).reusable;
         position.reusable.retain(|step, _| program.shape().place(step.as_str()).is_some());
     }
+    if !program.shape().is_routed() {
+        // No result of an earlier child is reused.
+        let openers = program.shape().steps().iter().filter(|step| step.opens());
+        position.rerun_whole.extend(openers.map(|step| step.id.clone()));
+    }
     let mut main = Scope::new(chain, program.shape(), position, state);
     main.reason = Reason::Redo;
     main.position.epoch_max = epoch;
