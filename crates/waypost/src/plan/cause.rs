@@ -221,15 +221,15 @@ impl fmt::Display for Cause {
                 )
             }
             Self::Undone => f.write_str(
-                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                "not idempotent, and an upstream step reran, or the run was rolled back, forked or restarted, after it \
                  completed",
             ),
             Self::Begun => f.write_str(
-                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                "not idempotent, and an upstream step reran, or the run was rolled back, forked or restarted, after it \
                  started",
             ),
             Self::AskedInTurn => f.write_str(
-                "not idempotent, and an upstream step reran, or the run was rolled back or forked, after it \
+                "not idempotent, and an upstream step reran, or the run was rolled back, forked or restarted, after it \
                  ran: the question comes at its turn",
             ),
             Self::InLost(lost) => {

@@ -12,7 +12,7 @@ impl<S> Scope<'_, S> {
     pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
         // The evidence belongs to the earlier attempt, and settles nothing.
         self.position.ask_about(step, None);
-        let by = "the step ran before an upstream rerun, a rollback or a fork";
+        let by = "the step ran before an upstream rerun, a rollback, a fork or a restart";
         self.put_in_doubt(step, by.to_owned());
     }
 
