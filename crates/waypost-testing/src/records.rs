@@ -175,7 +175,7 @@ impl Links {
             started: Vec::new(),
             body: None,
             end: None,
-            resumed: false,
+            idle_since: None,
             resume: 0,
             status: None,
             failed: None,

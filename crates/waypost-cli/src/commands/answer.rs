@@ -56,7 +56,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
             value,
         })?;
     } else if let Some(asked) = question.wait.question.as_ref() {
-        context.output.answer(&format!(
+        context.output.done(&format!(
             "Question: {}",
             shown_lines(&asked.as_str().map_or_else(|| asked.to_string(), str::to_owned))
         ))?;
@@ -64,7 +64,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
     let text = format!("Answered step {} of run {run}", question.step);
     if args.after.resume && store.run(&run).await?.summary.holder.is_none() {
         if !context.output.json {
-            context.output.answer(&text)?;
+            context.output.done(&text)?;
         }
         let (run, wait) = (Some(run.to_string()), args.after.wait);
         return resume_in(context, store, ResumeArgs { run, wait, ..ResumeArgs::default() }).await;
@@ -121,7 +121,7 @@ async fn told(
         (false, 1) => "; one more question is open".to_owned(),
         (false, others) => format!("; {others} more questions are open"),
     };
-    context.output.answer(&format!("{what}{next}"))?;
+    context.output.done(&format!("{what}{next}"))?;
     Ok(Exit::Done)
 }
 

@@ -99,7 +99,7 @@ fn tell(context: &Context, file: &Path, manifest: Manifest, bytes: u64) -> Resul
         return Ok(Exit::Done);
     }
     let (file, bytes) = (crate::output::shown(&file), size::shown(bytes));
-    context.output.answer(&format!("Archived run {run} to {file} ({checkpoints} checkpoints, {bytes})"))?;
+    context.output.done(&format!("Archived run {run} to {file} ({checkpoints} checkpoints, {bytes})"))?;
     let mut note = "The archive contains params, states, logs and commands unmasked.".to_owned();
     if missing.is_empty() {
         note =

@@ -122,7 +122,7 @@ pub(super) async fn attest(
         return Ok(Exit::Done);
     }
     let file = crate::output::shown(&file);
-    context.output.answer(&format!("Attested {checkpoint} in {file} ({})", size::shown(size)))?;
+    context.output.done(&format!("Attested {checkpoint} in {file} ({})", size::shown(size)))?;
     Ok(Exit::Done)
 }
 

@@ -137,7 +137,7 @@ fn told(
         true => "the effects of its steps are undone",
         false => "the effects of its steps remain",
     };
-    context.output.answer(&format!(
+    context.output.done(&format!(
         "Run {run} is cancelled{others}; {what}.\nTo start over: waypost resume {run} --restart{words}"
     ))?;
     Ok(Exit::Done)

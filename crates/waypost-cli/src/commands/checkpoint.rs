@@ -25,6 +25,6 @@ pub(crate) async fn checkpoint(context: &Context, args: CheckpointArgs) -> Resul
         return Ok(Exit::Done);
     }
     let named = label.map(|label| format!(", also {run}@{label}")).unwrap_or_default();
-    context.output.answer(&format!("Checkpoint {at}{named}"))?;
+    context.output.done(&format!("Checkpoint {at}{named}"))?;
     Ok(Exit::Done)
 }

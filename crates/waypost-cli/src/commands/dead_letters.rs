@@ -228,7 +228,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     }
     let count = found.len();
-    context.output.answer(&format!("Dropped {count} of the dead letters of run {run}."))?;
+    context.output.done(&format!("Dropped {count} of the dead letters of run {run}."))?;
     Ok(Exit::Done)
 }
 

@@ -58,7 +58,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     for run in &runs {
         deleting.delete(run).await?;
         if !context.output.json {
-            context.output.answer(&format!("Deleted run {run}"))?;
+            context.output.done(&format!("Deleted run {run}"))?;
         }
         deleted.push(run.to_string());
     }

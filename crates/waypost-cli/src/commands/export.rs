@@ -41,7 +41,7 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, 
         return Ok(Exit::Done);
     }
     let file = shown(&file);
-    context.output.answer(&format!("Exported {reference} to {file} ({})", size::shown(bytes)))?;
+    context.output.done(&format!("Exported {reference} to {file} ({})", size::shown(bytes)))?;
     context.output.note(
         "The file contains params, state and workflow unmasked, and its commands are code: share it only \
          with trusted readers.",

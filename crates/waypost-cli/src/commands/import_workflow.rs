@@ -78,7 +78,7 @@ fn tell(context: &Context, args: &ImportWorkflowArgs, imported: &Imported) -> Re
         steps.join(", "),
         quoted(&shown(&out))
     );
-    Ok(context.output.answer(&text)?)
+    Ok(context.output.done(&text)?)
 }
 
 fn is_there(file: &Path) -> Error {

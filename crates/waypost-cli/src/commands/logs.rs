@@ -219,7 +219,8 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
             let header = record.header();
             // If the record of a start is damaged, the end of the attempt replaces it.
             let ended = header.step.clone().filter(|_| header.at.attempt > 0);
-            let ended = ended.map(|step| Start { step, at: header.at.clone(), joins: false });
+            let ended =
+                ended.map(|step| Start { step, at: header.at.clone(), joins: false, needs: Vec::new() });
             let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
             let printed = printed.map_or(0, |log| log.bytes);
             let ended = ended.iter().map(|start| (start, printed));

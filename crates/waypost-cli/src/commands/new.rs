@@ -57,7 +57,7 @@ fn tell(context: &Context, args: &NewArgs, workflow: &Workflow) -> Result<(), Er
         steps.join(", "),
         quoted(&shown(&file))
     );
-    Ok(context.output.answer(&text)?)
+    Ok(context.output.done(&text)?)
 }
 
 fn is_there(file: &Path) -> Error {

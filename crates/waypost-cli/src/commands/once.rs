@@ -496,9 +496,9 @@ async fn finish(context: &Context, run: &RunId) -> Result<Exit, Error> {
     } else if finished {
         context
             .output
-            .answer(&format!("Run {run} is finished: its results stay, and new keys are refused."))?;
+            .done(&format!("Run {run} is finished: its results stay, and new keys are refused."))?;
     } else {
-        context.output.answer(&format!("Nothing to do for run {run}, because it is already finished."))?;
+        context.output.done(&format!("Nothing to do for run {run}, because it is already finished."))?;
     }
     Ok(Exit::Done)
 }

@@ -94,7 +94,7 @@ fn write_pages(context: &Context, root: &clap::Command, folder: &Path) -> Result
         context.output.document(&ManFilesView { v: VERSION, files })?;
     } else {
         let count = files.len();
-        context.output.answer(&format!("Wrote {count} manual pages to {}", folder.display()))?;
+        context.output.done(&format!("Wrote {count} manual pages to {}", folder.display()))?;
     }
     Ok(Exit::Done)
 }

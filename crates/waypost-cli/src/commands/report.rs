@@ -7,7 +7,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use waypost::engine::Snapshot;
-use waypost::record::{Ending, Note, Phase, Record, Try, Usage};
+use waypost::record::{Ending, Note, Phase, Record, Try, Usage, WaitKind};
 use waypost::report::{SectionKey, head, section};
 use waypost::store::{Scan, Store, StoreError};
 use waypost::{BranchPath, RunId, StepId};
@@ -17,21 +17,24 @@ use super::{Context, show};
 use crate::cli::ReportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::run::dead_letters;
 use crate::run::definition::path_in_force;
+use crate::run::idle_times::IdleTimes;
 use crate::run::run_status;
 use crate::store_location;
 use crate::view::{ReportView, ShowView, VERSION};
 
 mod page;
 mod picture;
+mod timeline;
 
 pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
     args.out.as_deref().map(store_location::refuse_no_folder).transpose()?;
     let mut snapshot = Snapshot::read(store.as_ref(), &run).await?;
     run_status::correct_snapshot(store.as_ref(), &mut snapshot);
-    let told = read(store.as_ref(), &run).await?;
-    for reference in &told.damaged {
+    let history = read(store.as_ref(), &run).await?;
+    for reference in &history.damaged {
         let text =
             format!("checkpoint {reference} is damaged and omitted; `waypost verify {run}` shows details");
         context.output.warn(&context.with_store(&text));
@@ -39,10 +42,21 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     let (format, text) = if args.html {
         let show = show::view_of(store.as_ref(), &run).await?;
         let edges = edges(store.as_ref(), &snapshot);
-        let page = page::Page { snapshot: &snapshot, show: &show, told: &told, edges, now: context.now() };
+        let letters = match show::workflow_in_force(&snapshot) {
+            Some(workflow) => dead_letters::letters(store.as_ref(), &run, &workflow).await?,
+            None => Vec::new(),
+        };
+        let page = page::Page {
+            snapshot: &snapshot,
+            show: &show,
+            history: &history,
+            letters: &letters,
+            edges,
+            now: context.now(),
+        };
         ("html", page.text())
     } else {
-        ("markdown", markdown(&snapshot, &told))
+        ("markdown", markdown(&snapshot, &history))
     };
     if let Some(file) = &args.out {
         fs::write(file, &text).map_err(|source| Error::Create { path: file.clone(), source })?;
@@ -60,11 +74,18 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
             text,
         })?;
     } else if let Some(file) = &args.out {
-        context.output.answer(&format!("Wrote the report of run {run} to {}", file.display()))?;
+        context.output.done(&format!("Wrote the report of run {run} to {}", file.display()))?;
     } else {
         context.output.answer(&text)?;
     }
     Ok(Exit::Done)
+}
+
+/// The last session of a run, and its end: the last record, or now.
+#[derive(Clone, Copy)]
+struct LastSession {
+    is_live: bool,
+    end: Timestamp,
 }
 
 /// An attempt of a step, in order of records.
@@ -76,6 +97,8 @@ struct Bar {
     /// `None` if the end is not recorded.
     end: Option<Timestamp>,
     outcome: &'static str,
+    /// The attempt waits for its children, also over several sessions.
+    is_opener: bool,
 }
 
 /// The last outcome of a step, on a branch and in a pass.
@@ -96,30 +119,43 @@ struct RunHistory {
     ends: Vec<StepEnd>,
     usage: Option<Usage>,
     damaged: Vec<String>,
+    idle: IdleTimes,
     places: HashMap<SectionKey, usize>,
     open: HashMap<(BranchPath, StepId, Try), usize>,
 }
 
 /// Reads all records of a run, oldest first, branch by branch.
 async fn read(store: &dyn Store, run: &RunId) -> Result<RunHistory, StoreError> {
-    let mut told = RunHistory::default();
+    let mut history = RunHistory::default();
     let mut scan = Scan::of(run);
     loop {
         let page = store.scan(&scan).await?;
         for record in &page.records {
-            told.take(record);
+            history.take(record);
         }
         for damage in &page.damaged {
-            told.damaged.push(crate::run::reference::damaged_reference(run, damage).to_string());
+            history.damaged.push(crate::run::reference::damaged_reference(run, damage).to_string());
         }
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(told),
+            None => return Ok(history),
         }
     }
 }
 
 impl RunHistory {
+    /// Returns outcome and end of an attempt. An attempt without a recorded end was cut at the end of its session,
+    /// unless the attempt is under way, or its children are.
+    fn end_of(&self, bar: &Bar, last: LastSession) -> (&'static str, Timestamp) {
+        let session_end = self.idle.within(bar.begin, last.end).next().filter(|_| !bar.is_opener);
+        match (bar.end, session_end) {
+            (Some(end), _) => (bar.outcome, end.max(bar.begin)),
+            (None, Some((end, _))) => ("cut", end),
+            (None, None) if last.is_live || bar.is_opener => (bar.outcome, last.end.max(bar.begin)),
+            (None, None) => ("cut", last.end.max(bar.begin)),
+        }
+    }
+
     fn take(&mut self, record: &Record) {
         let header = record.header();
         let outcome = match &header.phase {
@@ -128,17 +164,27 @@ impl RunHistory {
             Phase::Failed(_) => Some("failed"),
             Phase::Interrupted { .. } => Some("interrupted"),
             Phase::Skipped(_) => Some("skipped"),
+            Phase::Waiting(waits) if waits.iter().any(|wait| wait.on != WaitKind::Children) => {
+                Some("waiting")
+            }
             _ => None,
         };
+        if header.branch.is_main() {
+            self.idle.take(header);
+        }
         if let (Some(step), Some(outcome)) = (&header.step, outcome) {
             let key = (header.branch.clone(), step.clone(), header.at.clone());
             if let Some(bar) = self.open.remove(&key) {
                 (self.bars[bar].end, self.bars[bar].outcome) = (Some(header.created_at), outcome);
             }
         }
+        if let (Some(step), Phase::Waiting(_), None) = (&header.step, &header.phase, outcome) {
+            let key = (header.branch.clone(), step.clone(), header.at.clone());
+            self.open.get(&key).into_iter().for_each(|bar| self.bars[*bar].is_opener = true);
+        }
         for start in &header.started {
             let key = (header.branch.clone(), start.step.clone(), start.at.clone());
-            // An attempt continues after a wait for an answer or for items.
+            // An attempt continues after a wait for items.
             if self.open.contains_key(&key) {
                 continue;
             }
@@ -150,6 +196,7 @@ impl RunHistory {
                 begin: header.created_at,
                 end: None,
                 outcome: "unfinished",
+                is_opener: false,
             });
         }
         if let Some(usage) = &header.usage {
@@ -164,7 +211,7 @@ impl RunHistory {
         let ended = StepEnd {
             key: section.key.clone(),
             text: section.text,
-            outcome: outcome.unwrap_or(if section.key.accepted { "accepted" } else { "waiting" }),
+            outcome: outcome.unwrap_or(if section.key.accepted { "accepted" } else { "open" }),
             at: header.created_at,
             exit_code: ending.and_then(|ending| ending.exit_code),
             error: header.phase.failure().and_then(|failure| failure.error.first().cloned()),
@@ -180,9 +227,9 @@ impl RunHistory {
     }
 }
 
-fn markdown(snapshot: &Snapshot, told: &RunHistory) -> String {
+fn markdown(snapshot: &Snapshot, history: &RunHistory) -> String {
     let mut text = head(snapshot.entry.record.record(), snapshot.status());
-    told.ends.iter().for_each(|ended| text.push_str(&ended.text));
+    history.ends.iter().for_each(|ended| text.push_str(&ended.text));
     text
 }
 

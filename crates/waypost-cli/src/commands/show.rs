@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
@@ -25,6 +26,7 @@ use crate::run::definition::path_in_force;
 use crate::run::environment;
 use crate::run::failed_item::FailedStep;
 use crate::run::hooks;
+use crate::run::idle_times::IdleTimes;
 use crate::run::params;
 use crate::run::reference::{Default, Reference, StepRef, encode, find, no_step};
 use crate::run::run_status;
@@ -243,6 +245,12 @@ impl Shown {
         at.unwrap_or_else(|| params::current(&self.snapshot))
     }
 
+    /// Returns the idle times of the run, by the shown records of the main branch.
+    fn idle_times(&self) -> IdleTimes {
+        let main = self.branches.iter().filter(|branch| branch.name.is_main());
+        IdleTimes::of(main.flat_map(|branch| &branch.history.records).map(Record::header))
+    }
+
     /// Returns the damage in the shown history, without newer records.
     fn damaged_before(&self) -> impl Iterator<Item = &Damage> {
         let of_branches = self.branches.iter().flat_map(|branch| &branch.history.damaged);
@@ -316,11 +324,15 @@ impl Shown {
                 waiting.extend(WaitView::of_entry(&branch.name, entry, workflow.as_ref()));
             }
         }
+        let idle = self.idle_times();
         for step in &mut steps {
             let branch = BranchPath::new(&step.branch).ok();
             let found = workflow.as_ref().zip(branch);
             let found = found.and_then(|(workflow, branch)| step_of(workflow, &branch, &step.id));
             step.name = found.and_then(|step| step.name.clone());
+            let end = step.ended_at.or_else(|| (step.status == StepStatus::Running).then(time::now));
+            let work = step.started_at.zip(end).map(|(start, end)| idle.work(start, end));
+            step.duration_ms = work.and_then(|work| u64::try_from(work.as_millis()).ok());
             step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
         }
         let checkpoint = match &self.at {
@@ -509,7 +521,7 @@ fn painted(output: &Output, status: RunStatus) -> String {
 fn step_table(output: &Output, steps: &[StepView]) -> String {
     let branches = steps.iter().any(|step| step.branch != "main");
     let row = |step: &StepView| {
-        let lasted = step.started_at.zip(step.ended_at).map(|(start, end)| time::between(start, end));
+        let lasted = step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis)));
         vec![
             match &step.name {
                 Some(name) => format!("{} ({})", step.id, shown(name)),
@@ -582,6 +594,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
         fact("exit", step.exit_code.map(|code| code.to_string()));
         fact("started", step.started_at.map(time::utc));
         fact("ended", step.ended_at.map(time::utc));
+        fact("took", step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis))));
         fact("settled", step.settled.clone());
         fact("command", step.command.clone());
         for (name, value) in &step.outputs {

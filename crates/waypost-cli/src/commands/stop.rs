@@ -42,7 +42,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
     if store.run(&run).await?.record.record().settings.contains_key(SCRIPT) && !context.output.json {
         let told = format!("Run {run} stopped ({}); to resume, call the script again", status.name());
-        context.output.answer(&told)?;
+        context.output.done(&told)?;
         return Ok(Exit::Done);
     }
     told(context, &run, status, true)
@@ -115,6 +115,6 @@ fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Res
     } else {
         String::new()
     };
-    context.output.answer(&format!("Run {run} stopped ({}){next}", status.name()))?;
+    context.output.done(&format!("Run {run} stopped ({}){next}", status.name()))?;
     Ok(Exit::Done)
 }

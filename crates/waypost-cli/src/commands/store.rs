@@ -40,7 +40,7 @@ async fn init(context: &Context) -> Result<Exit, Error> {
     if context.output.json {
         context.output.document(&StoreMadeView { v: VERSION, store: name, made })?;
     } else if made {
-        context.output.answer(&format!("Made store {}", crate::output::shown(&name)))?;
+        context.output.done(&format!("Made store {}", crate::output::shown(&name)))?;
     } else {
         context.output.note(&format!("Nothing to create, because store {name} already exists."));
     }
@@ -75,7 +75,7 @@ fn upgraded(context: &Context, store: String, versions: Option<(u32, u32)>) -> R
         return Ok(Exit::Done);
     }
     match versions {
-        Some((before, after)) if changed => context.output.answer(&format!(
+        Some((before, after)) if changed => context.output.done(&format!(
             "Upgraded {store} from version {before} to {after}; the backup is beside the store, as \
              `.v{before}-N.backup`"
         ))?,

@@ -77,6 +77,9 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
         context.output.document(&RolledBackView { v, run, to, at, status, undone, decisions })?;
         return Ok(Exit::Done);
     }
+    if context.output.quiet {
+        return Ok(Exit::Done);
+    }
     super::plan::show(context, Some(run.as_str()), &plan, Vec::new())?;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let next = format!("Resume with: waypost resume {run}{}", context.store_words());
@@ -93,7 +96,7 @@ async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> R
         context.output.document(&RolledBackView { v, run, to, at, status, undone: None, decisions })?;
         return Ok(Exit::Done);
     }
-    context.output.answer(&format!("Nothing to do for run {run}, because the evidence at {at} holds."))?;
+    context.output.done(&format!("Nothing to do for run {run}, because the evidence at {at} holds."))?;
     Ok(Exit::Done)
 }
 
@@ -211,7 +214,7 @@ async fn stands_there(
         return Ok(Exit::Done);
     }
     let run = &at.run;
-    context.output.answer(&format!("Nothing to do for run {run}, because it is already at {to}."))?;
+    context.output.done(&format!("Nothing to do for run {run}, because it is already at {to}."))?;
     context.output.note(&format!("Resume with: waypost resume {run}{}", context.store_words()));
     Ok(Exit::Done)
 }

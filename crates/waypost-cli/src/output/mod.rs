@@ -95,6 +95,11 @@ impl Output {
         stdout.flush()
     }
 
+    /// Confirms a finished command on stdout, unless in quiet mode.
+    pub(crate) fn done(&self, text: &str) -> io::Result<()> {
+        if self.quiet { Ok(()) } else { self.answer(text) }
+    }
+
     /// Writes bytes of an answer unchanged.
     #[expect(clippy::unused_self, reason = "what is printed goes through an output")]
     pub(crate) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {

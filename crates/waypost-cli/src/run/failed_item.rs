@@ -74,7 +74,8 @@ impl FailedStep<'_> {
             }
             let newest = self.store.newest(self.run, &item.branch).await?;
             let origin = newest.position().ok().and_then(|position| position.origin);
-            if newest.header().end != Some(End::Failed) || origin != Some(opened) {
+            // An item that failed again has an older end too.
+            if newest.header().seq != item.seq || origin != Some(opened) {
                 continue;
             }
             let cause = dead_letters::cause(self.store, self.run, &newest).await?;

@@ -7,6 +7,7 @@ pub(crate) mod environment;
 pub(crate) mod failed_item;
 pub(crate) mod failed_step;
 pub(crate) mod hooks;
+pub(crate) mod idle_times;
 pub(crate) mod keepalive;
 pub(crate) mod limits;
 pub(crate) mod params;

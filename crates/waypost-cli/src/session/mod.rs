@@ -283,7 +283,10 @@ impl<'a> Session<'a> {
             if outcome.status == RunStatus::CompletedWithFailures {
                 text.push_str(&dead_letters(engine.store().as_ref(), program.workflow(), told).await?);
             }
-            output.answer(&text)?;
+            match outcome.status {
+                RunStatus::Completed => output.done(&text)?,
+                _ => output.answer(&text)?,
+            }
         }
         if output.actions {
             self.report_job(program.workflow(), outcome, told, failed);
@@ -392,7 +395,7 @@ impl<'a> Session<'a> {
             let run = Some((told.run.as_str(), outcome.status));
             self.context.output.line(&Nothing::of(run, why))?;
         } else {
-            self.context.output.answer(&format!("Nothing to do for run {}, because {why}.", told.run))?;
+            self.context.output.done(&format!("Nothing to do for run {}, because {why}.", told.run))?;
         }
         Ok(())
     }

@@ -155,6 +155,9 @@ pub(crate) struct StepView {
     pub(crate) usage: Option<Usage>,
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) ended_at: Option<Timestamp>,
+    /// Milliseconds from the last start to the end, or until now for a running step, without the idle times of the
+    /// run.
+    pub(crate) duration_ms: Option<u64>,
     /// The error of a failed step; for screens.
     #[serde(skip)]
     pub(crate) error: Option<FailureView>,

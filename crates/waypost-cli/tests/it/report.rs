@@ -1,5 +1,8 @@
 //! `waypost report`: Markdown as the store keeps it, and one page of HTML that nothing in a run can break out of.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use serde_json::json;
 
 use crate::rig::{FLOW, Rig, check, wait_until};
@@ -83,15 +86,19 @@ fn a_page_has_all_of_it_and_needs_nothing() {
         "&lt;script&gt;alert(&quot;log&quot;)&lt;/script&gt;\u{fffd}[31mred",
         "&lt;b&gt;you&lt;/b&gt;",
         "team=a &amp; b",
-        "<title>each: completed, ",
+        "title=\"each: completed, ",
+        "title=\"each:%3Cbad%3E/work: failed, ",
+        "<a href=\"#dead-letters\">",
+        "<h2 id=\"dead-letters\">Dead letters</h2>",
     ] {
         assert!(page.contains(part), "{part}: {page}");
     }
     assert_eq!(page.matches("class=\"edge\"").count(), 3);
     assert!(!page.contains("unfinished,"), "a step over items is one bar: {page}");
-    for foreign in
-        ["<script", "<img", "http://", "https://", "src=\"", "href=", "@import", "url(", "\u{1b}", "\u{202e}"]
-    {
+    for foreign in [
+        "<script", "<img", "http://", "https://", "src=\"", "href=\"h", "@import", "url(", "\u{1b}",
+        "\u{202e}",
+    ] {
         assert!(!page.contains(foreign), "{foreign}: {page}");
     }
     assert_eq!(page.matches("<details").count(), page.matches("</details>").count());
@@ -100,7 +107,7 @@ fn a_page_has_all_of_it_and_needs_nothing() {
     let times = [
         (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "[TIME]"),
         (r"[\d.]+(ms|s)\b", "[TOOK]"),
-        (r#"(x|width)="[\d.]+""#, r#"$1="[N]""#),
+        (r"(left|width):[\d.]+%", "$1:[N]%"),
     ];
     insta::with_settings!({ filters => times, omit_expression => true, prepend_module_to_snapshot => false }, {
         insta::assert_snapshot!("report_page", page);
@@ -126,10 +133,64 @@ fn a_page_of_what_is_under_way_or_was_killed() {
         "{live}"
     );
     let cut = page();
-    assert!(
-        cut.contains("<title>b: cut</title>") && cut.contains("<title>b: unfinished, …</title>"),
-        "{cut}"
+    assert!(cut.contains("<title>b: cut</title>") && cut.contains("title=\"b: cut, "), "{cut}");
+}
+
+/// A run that waits in its first session, and fails in the second: a step, and an item of a step over items.
+fn waited_and_failed() -> Rig {
+    let rig = Rig::with(
+        "name: two\nsteps:\n  - {id: ask, approve: 'Go on?'}\n  - id: each\n    needs: []\n    foreach:\n      items: [good, bad]\n      \
+         as: it\n      steps:\n        - {id: work, run: 'echo oops; test $IT = good', env: {IT: '${{ it }}'}}\n  \
+         - {id: last, needs: [ask], run: 'echo broken >&2; exit 3'}\n",
     );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    std::thread::sleep(IDLE);
+    assert_eq!(code(&rig, &["answer", "r", "ask", "yes", "-q"]), Some(0));
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
+    rig
+}
+
+/// The least idle time between the sessions.
+const IDLE: Duration = Duration::from_secs(1);
+
+#[test]
+fn dead_letters_and_failures_are_marked_with_their_logs() {
+    let rig = waited_and_failed();
+
+    let page = String::from_utf8(rig.call(&["report", "r", "--html"]).stdout).unwrap();
+
+    for part in [
+        "<p class=\"failed\"><b>✗ failed</b></p>",
+        "<p class=\"failed\"><b>✗ step each failed:</b> 1 of 2 items failed</p>",
+        "<p class=\"failed\"><b>✗ step last failed:</b> exit code 3</p>",
+        "<p class=\"failed\"><b>✗ 1 failed item</b> (dead letters)",
+        "<g class=\"failed\"><title>each: failed</title>",
+        "<g class=\"failed\"><title>last: failed</title>",
+        "<summary class=\"failed\"><b>✗ each:bad/work</b> exit code 1</summary>",
+        "<pre>oops",
+        "<pre>broken",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+}
+
+#[test]
+fn idle_time_between_sessions_is_not_work() {
+    let rig = waited_and_failed();
+
+    let show = rig.json(&["show", "r", "--json"]);
+    let page = String::from_utf8(rig.call(&["report", "r", "--html"]).stdout).unwrap();
+
+    let each = show["steps"].as_array().unwrap().iter().find(|step| step["id"] == "each").unwrap();
+    let started: Timestamp = each["started_at"].as_str().unwrap().parse().unwrap();
+    let ended: Timestamp = each["ended_at"].as_str().unwrap().parse().unwrap();
+    let idle = ended.duration_since(started).as_millis() - i128::from(each["duration_ms"].as_u64().unwrap());
+    assert!(idle >= IDLE.as_millis() as i128 - 1, "{each}");
+    assert!(page.contains("title=\"ask: waiting, "), "{page}");
+    assert!(page.contains("<p class=\"dim\">Not drawn: "), "{page}");
+    let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
+    let resumed = events.lines().find(|line| line.contains("\"run_resumed\"")).unwrap();
+    assert!(resumed.contains("\"idle_since\":\"20"), "{resumed}");
 }
 
 #[test]

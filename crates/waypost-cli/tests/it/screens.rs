@@ -97,6 +97,25 @@ fn quiet_says_only_what_went_wrong() {
 }
 
 #[test]
+fn quiet_says_nothing_on_success() {
+    let rig = Rig::with("steps: [{ id: a, run: 'echo a' }, { id: b, run: 'echo b' }]\n");
+    for args in [
+        &["run", "flow.yaml", "--id", "r"][..],
+        &["resume", "r"],
+        &["rollback", "r@2"],
+        &["resume", "r"],
+        &["checkpoint", "r", "--label", "l"],
+        &["report", "r", "--out", "r.md"],
+        &["export", "r", "r.json"],
+        &["archive", "r", "r.zst"],
+        &["delete", "r", "--yes"],
+    ] {
+        let said = rig.waypost(&[args, &["-q"]].concat());
+        assert_eq!(said, "exit 0\n--- stdout\n--- stderr\n", "{args:?}");
+    }
+}
+
+#[test]
 fn a_folder_whose_name_is_not_text() {
     let rig = Rig::new();
     let folder = rig.path("").join(std::ffi::OsStr::from_bytes(b"\xff\xfe"));

@@ -184,7 +184,7 @@ async fn make_session<'a, P: Program>(
         (session.pending_claims, session.idle_rounds) = (pending_claims, idle_rounds);
         session.repaired.extend(repaired);
         let chain = &mut session.main_mut().chain;
-        (chain.resumed, chain.resume) = (false, resume);
+        (chain.idle_since, chain.resume) = (None, resume);
     }
     if begin.resume_point.looked {
         let mut left = std::mem::take(&mut begin.resume_point.left);
@@ -545,7 +545,7 @@ fn chain_after(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
         // Also if an earlier session quarantined the damage and died before its first commit.
         repair: base.next != newest_seq + 1,
         root: None,
-        resumed: true,
+        idle_since: Some(base.snapshot.latest()),
         resume: base.snapshot.newest().header().resume + 1,
         repeated: base.snapshot.newest().header().to_repeat(),
     }

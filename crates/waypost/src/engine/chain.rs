@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, Digest, RunId, StepId};
@@ -114,8 +115,8 @@ pub(crate) struct Chain {
     pub(crate) repair: bool,
     /// For the next record only: the digest of the run record.
     pub(crate) root: Option<Digest>,
-    /// For the next record only: true if a resume begins.
-    pub(crate) resumed: bool,
+    /// For the next record only: the end of the previous session, if a resume begins.
+    pub(crate) idle_since: Option<Timestamp>,
     /// The number of the resume, for each record.
     pub(crate) resume: u64,
     /// Written once into the next record: what the newest sound one changed.
@@ -134,7 +135,7 @@ impl Chain {
             basis: None,
             repair: false,
             root: Some(run.digest()),
-            resumed: false,
+            idle_since: None,
             resume: 0,
             repeated: None,
         }
@@ -152,7 +153,7 @@ impl Chain {
             basis: None,
             repair: false,
             root: None,
-            resumed: false,
+            idle_since: None,
             resume: header.resume,
             repeated: header.to_repeat(),
         }
@@ -169,7 +170,7 @@ impl Chain {
             basis: None,
             repair: false,
             root: None,
-            resumed: false,
+            idle_since: None,
             resume: parent.resume,
             repeated: None,
         }
@@ -181,7 +182,7 @@ impl Chain {
         &self,
         drafts: &[Draft],
         body: Body,
-        now: jiff::Timestamp,
+        now: Timestamp,
         records: &mut Vec<Record>,
     ) -> Result<(), Flaw> {
         let mut prev = self.prev;
@@ -200,7 +201,7 @@ impl Chain {
         Ok(())
     }
 
-    fn header(&self, draft: &Draft, index: usize, now: jiff::Timestamp) -> Header {
+    fn header(&self, draft: &Draft, index: usize, now: Timestamp) -> Header {
         let first = index == 0;
         Header {
             v: FORMAT,
@@ -217,7 +218,7 @@ impl Chain {
             body: None,
             end: draft.end,
             failures: draft.failures,
-            resumed: first && self.resumed,
+            idle_since: self.idle_since.filter(|_| first),
             resume: self.resume,
             status: draft.status,
             failed: draft.failed.clone(),
@@ -245,7 +246,7 @@ impl Chain {
     pub(crate) fn advance(&mut self, last: &Record) {
         self.next = last.header().seq + 1;
         self.prev = Some(last.digest());
-        (self.basis, self.root, self.repair, self.resumed) = (None, None, false, false);
+        (self.basis, self.root, self.repair, self.idle_since) = (None, None, false, None);
         self.repeated = last.header().to_repeat();
     }
 }

@@ -61,7 +61,7 @@ pub(super) async fn restarted<'a, P: Program>(
         basis: Some(0),
         repair: next != seq + 1 || newest.is_none(),
         root: None,
-        resumed: true,
+        idle_since: Some(engine.store.run(run).await?.summary.updated_at),
         resume: newest.as_ref().map_or(0, |record| record.header().resume) + 1,
         repeated: None,
     };

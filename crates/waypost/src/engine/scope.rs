@@ -473,7 +473,14 @@ impl<'a, S> Scope<'a, S> {
 
     fn start_of(&self, place: usize) -> Start {
         let entry = self.entry(place);
-        Start { step: entry.step.clone(), at: entry.at.clone(), joins: entry.has_children() }
+        let joins = entry.has_children();
+        let needs = match self.drafts.last() {
+            _ if joins => Vec::new(),
+            // The end of the previous step chose the route.
+            Some(draft) if self.shape.is_routed() => draft.step.clone().into_iter().collect(),
+            _ => self.shape.needs(place).iter().map(|need| self.step_id(*need).clone()).collect(),
+        };
+        Start { step: entry.step.clone(), at: entry.at.clone(), joins, needs }
     }
 
     /// Returns the number of attempts that a start counts: the join of hooks belongs to the previous attempt.

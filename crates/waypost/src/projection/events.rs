@@ -48,15 +48,9 @@ pub struct Event {
     pub branch: BranchPath,
     /// The record of the event.
     pub seq: u64,
-    /// The cause, written as a checkpoint reference, `RUN@SEQ` or `RUN/BRANCH@SEQ`:
-    ///
-    /// - for a step that starts because another ended: the record of this end, which is the event's own
-    ///   record;
-    /// - for all other events: the record that the event's record continues, the previous one or the target
-    ///   of a rollback;
-    /// - at the begin of a child branch: the opening branch, without `@SEQ`: `RUN` or `RUN/BRANCH`;
-    /// - at the begin of a run and after a restart: `None`.
-    pub parent: Option<String>,
+    /// The paths of the upstream steps, `STEP` or `BRANCH/STEP`: on the start of a step, the steps whose ends made the
+    /// step ready; on the begin of a child branch and on the start of its first steps, the opener.
+    pub parents: Vec<String>,
     /// The step of the event.
     pub step: Option<StepId>,
     /// The attempt of the step.
@@ -86,7 +80,11 @@ pub enum EventKind {
     /// The run began from a checkpoint of another run.
     RunForked,
     /// The run was resumed.
-    RunResumed,
+    RunResumed {
+        /// The time of the run's last record before. Logs of older versions lack it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        idle_since: Option<Timestamp>,
+    },
     /// An older position was restored.
     RunRolledBack {
         /// The record of the restored position.
@@ -352,7 +350,7 @@ fn is_pruned(note: &Note) -> bool {
 /// Ignores the body: a record without its body, as after retention, has the same events.
 pub fn of(record: &Record) -> Vec<Event> {
     let header = record.header();
-    let mut events = RecordEvents { header, parent: parent(header), events: Vec::with_capacity(4) };
+    let mut events = RecordEvents { header, events: Vec::with_capacity(4) };
     events.begin();
     events.phase();
     events.evidence_and_notes();
@@ -366,24 +364,19 @@ pub fn of(record: &Record) -> Vec<Event> {
     events.events
 }
 
-/// Returns the cause as defined by [`Event::parent`].
-fn parent(header: &Header) -> Option<String> {
-    if let Some(seq) = header.basis() {
-        return Some(reference(header, seq));
-    }
-    let opener = header.branch.parent().filter(|_| header.seq == 1)?;
-    Some(if opener.is_main() { header.run.to_string() } else { format!("{}/{opener}", header.run) })
+/// Returns the path of a step.
+fn step_path(branch: &BranchPath, step: &StepId) -> String {
+    if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") }
 }
 
-fn reference(header: &Header, seq: u64) -> String {
-    let mut reference = header.reference();
-    reference.seq = seq;
-    reference.to_string()
+/// Returns the path of the step that opened the branch of a record.
+fn opener(header: &Header) -> Option<String> {
+    let (step, _) = header.branch.opened_by()?;
+    Some(step_path(&header.branch.parent()?, &step))
 }
 
 struct RecordEvents<'a> {
     header: &'a Header,
-    parent: Option<String>,
     events: Vec<Event>,
 }
 
@@ -402,7 +395,7 @@ impl RecordEvents<'_> {
             run: header.run.clone(),
             branch: header.branch.clone(),
             seq: header.seq,
-            parent: self.parent.clone(),
+            parents: Vec::new(),
             step: header.step.clone(),
             attempt,
             what,
@@ -422,14 +415,14 @@ impl RecordEvents<'_> {
     fn start(&mut self, start: &Start) {
         self.push(EventKind::StepStarted);
         let header = self.header;
-        let freed = header.step.as_ref().is_some_and(|step| *step != start.step);
         let event = self.events.last_mut().expect("an event was just pushed");
         event.step = Some(start.step.clone());
         event.attempt = Some(start.at.attempt);
         event.iteration.clone_from(&start.at.iteration);
         event.epoch = start.at.epoch;
-        if freed {
-            event.parent = Some(header.reference().to_string());
+        event.parents = start.needs.iter().map(|need| step_path(&header.branch, need)).collect();
+        if event.parents.is_empty() {
+            event.parents = opener(header).into_iter().collect();
         }
     }
 
@@ -437,7 +430,11 @@ impl RecordEvents<'_> {
         let header = self.header;
         if header.seq == 1 {
             match header.branch.opened_by() {
-                Some((step, key)) => self.push_of(Some(step), EventKind::ItemStarted { key }),
+                Some((step, key)) => {
+                    self.push_of(Some(step), EventKind::ItemStarted { key });
+                    let event = self.events.last_mut().expect("an event was just pushed");
+                    event.parents = opener(header).into_iter().collect();
+                }
                 None if header.reason == Reason::Fork => self.push_of(None, EventKind::RunForked),
                 None => self.push_of(None, EventKind::RunStarted),
             }
@@ -451,8 +448,8 @@ impl RecordEvents<'_> {
             // Records before this one were copied from the parent run.
             self.push_of(None, EventKind::RunForked);
         }
-        if header.resumed {
-            self.push_of(None, EventKind::RunResumed);
+        if let Some(idle_since) = header.idle_since {
+            self.push_of(None, EventKind::RunResumed { idle_since: Some(idle_since) });
         }
         if header.reason == Reason::Rollback {
             self.push_of(None, EventKind::RunRolledBack { to: header.basis() });

@@ -56,9 +56,10 @@ pub struct Header {
     /// The end of the branch, if this record ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
-    /// The first record of a resume.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub resumed: bool,
+    /// On the first record of a resume: the time of the last record of the run before the resume. The run was idle
+    /// from then until this record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_since: Option<Timestamp>,
     /// The number of the resume that wrote the record: 0 before the first resume of the run. The main scope counts;
     /// a child scope has the number of the resume that opened or re-entered the scope last.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -271,6 +272,9 @@ pub struct Start {
     /// The step continues as a join: its branches have ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joins: bool,
+    /// The steps of the same branch whose ends made this step ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<StepId>,
 }
 
 /// The event at a step boundary.

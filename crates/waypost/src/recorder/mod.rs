@@ -285,7 +285,7 @@ impl Recorder {
             basis: torn.then_some(header.seq),
             repair: torn,
             root: None,
-            resumed: true,
+            idle_since: Some(header.created_at),
             resume: header.resume + 1,
             repeated: None,
         };

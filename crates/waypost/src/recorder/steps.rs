@@ -59,7 +59,7 @@ impl Recorder {
         next.state = encoded.unwrap_or(next.state);
         let reason = if at.attempt > 1 { Reason::Retry } else { Reason::Step };
         let mut draft = Draft::new(Phase::Started, reason, Some(begin.step.clone()), at.clone());
-        draft.started.push(Start { step: begin.step, at, joins: false });
+        draft.started.push(Start { step: begin.step, at, joins: false, needs: Vec::new() });
         draft.labels.clone_from(&begun.labels);
         // A verdict set by the caller is dropped: nothing was checked.
         let unchecked = |claim: Claim| Claim { verdict: Verdict::Skipped, ..claim };

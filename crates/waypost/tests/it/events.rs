@@ -1,6 +1,7 @@
 //! Events: the content of a record, line by line.
 
 use insta::assert_snapshot;
+use jiff::Timestamp;
 use serde_json::json;
 use waypost::events::{Cursor, Event, of};
 use waypost::record::{
@@ -48,7 +49,7 @@ fn lines(record: &Record) -> String {
 }
 
 fn start(step: &str, attempt: u32) -> Start {
-    Start { step: step_id(step), at: Try { attempt, ..Try::default() }, joins: false }
+    Start { step: step_id(step), at: Try { attempt, ..Try::default() }, joins: false, needs: Vec::new() }
 }
 
 fn of_step(header: &mut Header, step: &str, attempt: u32, phase: Phase) {
@@ -77,7 +78,7 @@ fn an_event_line_has_its_members_in_the_promised_order() {
 
     let line = serde_json::to_string(&event).unwrap();
 
-    assert_snapshot!(line, @r#"{"v":1,"cursor":"main@2.0","ts":"2026-09-21T14:13:21Z","run":"r-1","scope":"main","seq":2,"parent":"r-1@1","step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":2}}"#);
+    assert_snapshot!(line, @r#"{"v":1,"cursor":"main@2.0","ts":"2026-09-21T14:13:21Z","run":"r-1","scope":"main","seq":2,"parents":[],"step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":2}}"#);
     assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event, "it can be read back");
 }
 
@@ -90,10 +91,10 @@ fn a_run_begins() {
     header.started = vec![start("fetch", 1), start("scan", 1)];
     let record = links.seal(header, &json!({}));
     assert_snapshot!(lines(&record), @r#"
-    {"cursor":"main@1.0","event":"run_started"}
-    {"cursor":"main@1.1","step":"fetch","attempt":1,"event":"step_started"}
-    {"cursor":"main@1.2","step":"scan","attempt":1,"event":"step_started"}
-    {"cursor":"main@1.3","event":"checkpoint_written","reason":"start"}
+    {"cursor":"main@1.0","parents":[],"event":"run_started"}
+    {"cursor":"main@1.1","parents":[],"step":"fetch","attempt":1,"event":"step_started"}
+    {"cursor":"main@1.2","parents":[],"step":"scan","attempt":1,"event":"step_started"}
+    {"cursor":"main@1.3","parents":[],"event":"checkpoint_written","reason":"start"}
     "#);
 }
 
@@ -102,7 +103,7 @@ fn a_step_ends_and_frees_others() {
     assert_snapshot!(events_of("main", |header| {
         let outputs = [("rows".to_owned(), json!(3))].into();
         of_step(header, "fetch", 2, Phase::Completed(Ending { exit_code: Some(0), outputs, ..Ending::default() }));
-        header.started = vec![start("load", 1)];
+        header.started = vec![Start { needs: vec![step_id("fetch")], ..start("load", 1) }];
         header.usage = Some(Usage { tokens_in: 5, tokens_out: 7, cost: 0.25, model: Some("m".to_owned()) });
         header.notes = vec![
             Note::Event { name: "scraped".to_owned(), data: json!({"urls": 8}) },
@@ -110,11 +111,11 @@ fn a_step_ends_and_frees_others() {
             Note::Warning("slow".to_owned()),
         ];
     }), @r#"
-    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":2,"event":"step_completed","exit_code":0,"outputs":{"rows":3}}
-    {"cursor":"main@5.1","parent":"r-1@4","step":"fetch","attempt":2,"event":"usage","tokens_in":5,"tokens_out":7,"cost":0.25,"model":"m"}
-    {"cursor":"main@5.2","parent":"r-1@4","step":"fetch","attempt":2,"event":"custom","name":"scraped","data":{"urls":8}}
-    {"cursor":"main@5.3","parent":"r-1@4","step":"fetch","attempt":2,"event":"custom","name":"warning","data":"slow"}
-    {"cursor":"main@5.4","parent":"r-1@5","step":"load","attempt":1,"event":"step_started"}
+    {"cursor":"main@5.0","parents":[],"step":"fetch","attempt":2,"event":"step_completed","exit_code":0,"outputs":{"rows":3}}
+    {"cursor":"main@5.1","parents":[],"step":"fetch","attempt":2,"event":"usage","tokens_in":5,"tokens_out":7,"cost":0.25,"model":"m"}
+    {"cursor":"main@5.2","parents":[],"step":"fetch","attempt":2,"event":"custom","name":"scraped","data":{"urls":8}}
+    {"cursor":"main@5.3","parents":[],"step":"fetch","attempt":2,"event":"custom","name":"warning","data":"slow"}
+    {"cursor":"main@5.4","parents":["fetch"],"step":"load","attempt":1,"event":"step_started"}
     "#);
 }
 
@@ -124,8 +125,8 @@ fn a_try_fails_and_is_made_again() {
         of_step(header, "fetch", 1, Phase::Failed(failure(true)));
         header.started = vec![start("fetch", 2)];
     }), @r#"
-    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":1,"event":"step_retried","kind":"exit","error":["it ended with 2"],"tolerated":false,"exit_code":2,"log_bytes":12}
-    {"cursor":"main@5.1","parent":"r-1@4","step":"fetch","attempt":2,"event":"step_started"}
+    {"cursor":"main@5.0","parents":[],"step":"fetch","attempt":1,"event":"step_retried","kind":"exit","error":["it ended with 2"],"tolerated":false,"exit_code":2,"log_bytes":12}
+    {"cursor":"main@5.1","parents":[],"step":"fetch","attempt":2,"event":"step_started"}
     "#);
 }
 
@@ -137,8 +138,8 @@ fn a_step_fails_for_good_and_the_run_with_it() {
         header.at.epoch = 1;
         header.status = Some(RunStatus::Failed);
     }), @r#"
-    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":3,"event":"step_failed","kind":"exit","error":["it ended with 2"],"tolerated":false,"exit_code":2,"log_bytes":12,"iteration":[2,1],"epoch":1}
-    {"cursor":"main@5.2","parent":"r-1@4","step":"fetch","event":"run_failed","error":["it ended with 2"]}
+    {"cursor":"main@5.0","parents":[],"step":"fetch","attempt":3,"event":"step_failed","kind":"exit","error":["it ended with 2"],"tolerated":false,"exit_code":2,"log_bytes":12,"iteration":[2,1],"epoch":1}
+    {"cursor":"main@5.2","parents":[],"step":"fetch","event":"run_failed","error":["it ended with 2"]}
     "#);
 }
 
@@ -150,8 +151,8 @@ fn evidence_is_counted() {
         let claims = [Verdict::Ok, Verdict::Ok, Verdict::Failed, Verdict::Unknown].map(claim).into();
         header.evidence = Some(Pack { at_least: Some(2), claims });
     }), @r#"
-    {"cursor":"main@5.0","parent":"r-1@4","step":"fetch","attempt":1,"event":"step_completed"}
-    {"cursor":"main@5.1","parent":"r-1@4","step":"fetch","attempt":1,"event":"evidence_checked","total":4,"ok":2,"failed":1,"unknown":1,"skipped":0}
+    {"cursor":"main@5.0","parents":[],"step":"fetch","attempt":1,"event":"step_completed"}
+    {"cursor":"main@5.1","parents":[],"step":"fetch","attempt":1,"event":"evidence_checked","total":4,"ok":2,"failed":1,"unknown":1,"skipped":0}
     "#);
 }
 
@@ -183,40 +184,42 @@ fn skips_waits_answers_and_progress() {
         })
     });
     assert_snapshot!(told.join("\n"), @r#"
-    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"step_skipped","cause":{"condition":"rows > 0"}}
-    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"step_skipped","cause":{"need":"fetch"}}
-    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"interrupted","in_progress":true,"waits":[{"id":"w","key":"ok","on":"answer","question":"Go?"}]}
-    {"cursor":"main@5.2","parent":"r-1@4","event":"run_waiting"}
-    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"answered","key":"ok","value":"yes"}
-    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"progress","key":"elapsed","value":60}
-    {"cursor":"main@5.0","parent":"r-1@4","step":"load","attempt":1,"event":"interrupted","by":"SIGINT","in_progress":true}
-    {"cursor":"main@5.2","parent":"r-1@4","event":"run_interrupted","status":"interrupted"}
+    {"cursor":"main@5.0","parents":[],"step":"load","attempt":1,"event":"step_skipped","cause":{"condition":"rows > 0"}}
+    {"cursor":"main@5.0","parents":[],"step":"load","attempt":1,"event":"step_skipped","cause":{"need":"fetch"}}
+    {"cursor":"main@5.0","parents":[],"step":"load","attempt":1,"event":"interrupted","in_progress":true,"waits":[{"id":"w","key":"ok","on":"answer","question":"Go?"}]}
+    {"cursor":"main@5.2","parents":[],"event":"run_waiting"}
+    {"cursor":"main@5.0","parents":[],"step":"load","attempt":1,"event":"answered","key":"ok","value":"yes"}
+    {"cursor":"main@5.0","parents":[],"step":"load","attempt":1,"event":"progress","key":"elapsed","value":60}
+    {"cursor":"main@5.0","parents":[],"step":"load","attempt":1,"event":"interrupted","by":"SIGINT","in_progress":true}
+    {"cursor":"main@5.2","parents":[],"event":"run_interrupted","status":"interrupted"}
     "#);
 }
 
 #[test]
 fn a_run_goes_on_after_damage_rollback_and_restart() {
     let resumed = events_of("main", |header| {
-        (header.seq, header.basis, header.reason, header.resumed) = (7, Some(4), Reason::Repair, true);
+        (header.seq, header.basis, header.reason) = (7, Some(4), Reason::Repair);
+        header.idle_since = Some(Timestamp::UNIX_EPOCH);
         header.started = vec![start("load", 2)];
     });
     let rolled_back = events_of("main", |header| {
         (header.reason, header.basis, header.phase) = (Reason::Rollback, Some(2), Phase::Restored);
     });
     let restarted = events_of("main", |header| {
-        (header.reason, header.basis, header.resumed) = (Reason::Redo, Some(0), true);
+        (header.reason, header.basis) = (Reason::Redo, Some(0));
+        header.idle_since = Some(Timestamp::UNIX_EPOCH);
         header.definition =
             Some(Definition { text: None, path: None, steps: Vec::new(), accepted: Default::default() });
     });
     assert_snapshot!([resumed, rolled_back, restarted].join("\n\n"), @r#"
-    {"cursor":"main@7.0","parent":"r-1@4","event":"run_resumed"}
-    {"cursor":"main@7.1","parent":"r-1@4","event":"quarantined","from":5,"to":6}
-    {"cursor":"main@7.2","parent":"r-1@4","step":"load","attempt":2,"event":"step_started"}
+    {"cursor":"main@7.0","parents":[],"event":"run_resumed","idle_since":"1970-01-01T00:00:00Z"}
+    {"cursor":"main@7.1","parents":[],"event":"quarantined","from":5,"to":6}
+    {"cursor":"main@7.2","parents":[],"step":"load","attempt":2,"event":"step_started"}
 
-    {"cursor":"main@5.0","parent":"r-1@2","event":"run_rolled_back","to":2}
+    {"cursor":"main@5.0","parents":[],"event":"run_rolled_back","to":2}
 
-    {"cursor":"main@5.0","event":"run_resumed"}
-    {"cursor":"main@5.1","event":"custom","name":"definition_adopted","data":{"steps":0}}
+    {"cursor":"main@5.0","parents":[],"event":"run_resumed","idle_since":"1970-01-01T00:00:00Z"}
+    {"cursor":"main@5.1","parents":[],"event":"custom","name":"definition_adopted","data":{"steps":0}}
     "#);
 }
 
@@ -231,10 +234,10 @@ fn a_run_ends() {
     ];
     let told = statuses.map(|status| events_of("main", |header| header.status = Some(status)));
     assert_snapshot!(told.join("\n"), @r#"
-    {"cursor":"main@5.1","parent":"r-1@4","event":"run_completed","status":"completed"}
-    {"cursor":"main@5.1","parent":"r-1@4","event":"run_completed","status":"completed_with_failures"}
-    {"cursor":"main@5.1","parent":"r-1@4","event":"run_interrupted","status":"in_doubt"}
-    {"cursor":"main@5.1","parent":"r-1@4","event":"run_cancelled"}
+    {"cursor":"main@5.1","parents":[],"event":"run_completed","status":"completed"}
+    {"cursor":"main@5.1","parents":[],"event":"run_completed","status":"completed_with_failures"}
+    {"cursor":"main@5.1","parents":[],"event":"run_interrupted","status":"in_doubt"}
+    {"cursor":"main@5.1","parents":[],"event":"run_cancelled"}
     "#);
 }
 
@@ -251,18 +254,18 @@ fn an_item_begins_and_ends() {
         })
     });
     assert_snapshot!(format!("{begun}\n\n{}", ended.join("\n")), @r#"
-    {"cursor":"each:a%2Fb/in:eu@1.0","parent":"r-1/each:a%2Fb","step":"in","event":"item_started","key":"eu"}
-    {"cursor":"each:a%2Fb/in:eu@1.1","parent":"r-1/each:a%2Fb","step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":1}}
-    {"cursor":"each:a%2Fb/in:eu@1.2","parent":"r-1/each:a%2Fb","step":"work","attempt":1,"event":"checkpoint_written","reason":"start"}
+    {"cursor":"each:a%2Fb/in:eu@1.0","parents":["each:a%2Fb/in"],"step":"in","event":"item_started","key":"eu"}
+    {"cursor":"each:a%2Fb/in:eu@1.1","parents":[],"step":"work","attempt":1,"event":"step_completed","exit_code":0,"outputs":{"result":1}}
+    {"cursor":"each:a%2Fb/in:eu@1.2","parents":[],"step":"work","attempt":1,"event":"checkpoint_written","reason":"start"}
 
-    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
-    {"cursor":"each:a%2Fb@5.2","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_completed","key":"a/b","end":"completed"}
-    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
-    {"cursor":"each:a%2Fb@5.2","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_completed","key":"a/b","end":"skipped"}
-    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
-    {"cursor":"each:a%2Fb@5.2","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_dead","key":"a/b","end":"failed"}
-    {"cursor":"each:a%2Fb@5.0","parent":"r-1/each:a%2Fb@4","step":"ask","attempt":1,"event":"step_completed"}
-    {"cursor":"each:a%2Fb@5.2","parent":"r-1/each:a%2Fb@4","step":"each","event":"item_dead","key":"a/b","end":"cancelled"}
+    {"cursor":"each:a%2Fb@5.0","parents":[],"step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.2","parents":[],"step":"each","event":"item_completed","key":"a/b","end":"completed"}
+    {"cursor":"each:a%2Fb@5.0","parents":[],"step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.2","parents":[],"step":"each","event":"item_completed","key":"a/b","end":"skipped"}
+    {"cursor":"each:a%2Fb@5.0","parents":[],"step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.2","parents":[],"step":"each","event":"item_dead","key":"a/b","end":"failed"}
+    {"cursor":"each:a%2Fb@5.0","parents":[],"step":"ask","attempt":1,"event":"step_completed"}
+    {"cursor":"each:a%2Fb@5.2","parents":[],"step":"each","event":"item_dead","key":"a/b","end":"cancelled"}
     "#);
 }
 

@@ -66,7 +66,12 @@ impl Chain {
         header.step = Some(step_id(step));
         header.at = Try { attempt, ..Try::default() };
         if phase == Phase::Started {
-            header.started.push(Start { step: step_id(step), at: header.at.clone(), joins: false });
+            header.started.push(Start {
+                step: step_id(step),
+                at: header.at.clone(),
+                joins: false,
+                needs: Vec::new(),
+            });
         }
         header.phase = phase;
         self.links.seal(header, &serde_json::json!({}))

@@ -97,7 +97,7 @@ impl Rig {
             if let Some(pack) = &header.evidence {
                 line += &format!(" = {:?}", pack.verdict()).to_lowercase();
             }
-            if header.resumed {
+            if header.idle_since.is_some() {
                 line += " resumed";
             }
             lines.push(line);

@@ -1,19 +1,24 @@
 //! The HTML page: one file without network access or scripts. All text from a run is escaped.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::Value;
 use waypost::engine::Snapshot;
 use waypost::record::{Note, Usage};
 
-use super::picture::{graph, sign, timeline};
-use super::{RunHistory, StepEnd, status_of};
-use crate::format::time;
-use crate::view::{ClaimView, ShowView, StepView};
+use super::picture::{graph, sign};
+use super::timeline::timeline;
+use super::{LastSession, RunHistory, StepEnd, status_of};
+use crate::cli::DeadLetter;
+use crate::format::{size, time};
+use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 
 /// Most rows of ended branches; `waypost show` and `events` have the rest.
 const BRANCH_ROWS_MAX: usize = 2_000;
+/// Most dead letters with their logs; `waypost dead-letters list` has all.
+const LETTERS_MAX: usize = 50;
 /// Longest text of an output or note, so that browsers can open the page.
 const TEXT_CHARACTERS_MAX: usize = 20_000;
 
@@ -21,7 +26,8 @@ const TEXT_CHARACTERS_MAX: usize = 20_000;
 pub(super) struct Page<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) show: &'a ShowView,
-    pub(super) told: &'a RunHistory,
+    pub(super) history: &'a RunHistory,
+    pub(super) letters: &'a [DeadLetter],
     pub(super) edges: Vec<(String, Vec<String>)>,
     pub(super) now: Timestamp,
 }
@@ -41,14 +47,16 @@ impl Page<'_> {
         if !picture.is_empty() {
             let _ = write!(text, "<h2>Graph</h2>\n<div class=\"wide\">{picture}</div>\n");
         }
-        let live = self.snapshot.entry.summary.holder.is_some();
-        let until = if live { self.now } else { self.snapshot.entry.summary.updated_at };
-        let times = timeline(self.told, until);
+        let summary = &self.snapshot.entry.summary;
+        let is_live = summary.holder.is_some();
+        let end = if is_live { self.now } else { summary.updated_at };
+        let times = timeline(self.history, LastSession { is_live, end });
         if !times.is_empty() {
-            let _ = write!(text, "<h2>Attempts</h2>\n<div class=\"wide\">{times}</div>\n");
+            let _ = write!(text, "<h2>Attempts</h2>\n{times}");
         }
         text.push_str("<h2>Steps</h2>\n");
         self.show.steps.iter().for_each(|step| self.step(&mut text, step));
+        self.dead_letters(&mut text);
         self.branches(&mut text);
         text.push_str("</body>\n</html>\n");
         text
@@ -63,37 +71,52 @@ impl Page<'_> {
             summary.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut facts = vec![
             ("run", show.run.clone()),
-            ("status", format!("{} {status}", sign(status))),
             ("steps", format!("{} of {} done", progress.done, progress.total)),
             ("file", show.path.clone().unwrap_or_default()),
             ("started", time::utc(summary.created_at)),
             ("changed", time::utc(summary.updated_at)),
-            ("took", time::between(summary.created_at, summary.updated_at)),
+            ("time of work", time::lasted(self.history.idle.work(summary.created_at, summary.updated_at))),
             ("checkpoints", summary.checkpoints.to_string()),
             ("labels", labels.join(", ")),
             ("parent", show.parent.clone().unwrap_or_default()),
-            ("usage of all attempts", self.told.usage.as_ref().map(usage).unwrap_or_default()),
+            ("usage of all attempts", self.history.usage.as_ref().map(usage).unwrap_or_default()),
         ];
         let params = show.params.iter().map(|(name, value)| (name.as_str(), shown(value)));
         let params: Vec<(&str, String)> = params.collect();
         facts.retain(|(_, value)| !value.is_empty());
+        let _ = writeln!(text, "<p class=\"{status}\"><b>{} {status}</b></p>", sign(status));
         table(text, &facts);
-        if let Some(error) = &show.error {
-            let step = show.failed_step.as_deref().unwrap_or_default();
+        for step in show.steps.iter().filter(|step| step.status == StepStatus::Failed) {
+            let Some(error) = &step.error else { continue };
+            let (class, failed) =
+                if step.holds_up { ("failed", "failed") } else { ("tolerated", "failed, tolerated") };
             let _ = writeln!(
                 text,
-                "<p class=\"failed\"><b>✗ step {} failed:</b> {}</p>",
-                escaped(step),
+                "<p class=\"{class}\"><b>{} step {} {failed}:</b> {}</p>",
+                sign(class),
+                escaped(&step.id),
                 escaped(&error.message)
+            );
+        }
+        if !self.letters.is_empty() {
+            let count = self.letters.len();
+            let items = if count == 1 { "item" } else { "items" };
+            let _ = writeln!(
+                text,
+                "<p class=\"failed\"><b>✗ {count} failed {items}</b> (dead letters): <a href=\"#dead-letters\">errors and \
+                 logs</a></p>"
             );
         }
         for wait in &show.waiting {
             let question = wait.question.as_ref().map(shown).unwrap_or_default();
-            let _ = writeln!(text, "<p>⏸ step {} waits: {}</p>", escaped(&wait.step), escaped(&question));
+            let _ = writeln!(text, "<p>‖ step {} waits: {}</p>", escaped(&wait.step), escaped(&question));
         }
-        if !self.told.damaged.is_empty() {
-            let _ =
-                writeln!(text, "<p class=\"failed\">Damaged: {}</p>", escaped(&self.told.damaged.join(", ")));
+        if !self.history.damaged.is_empty() {
+            let _ = writeln!(
+                text,
+                "<p class=\"failed\">Damaged: {}</p>",
+                escaped(&self.history.damaged.join(", "))
+            );
         }
         if !params.is_empty() {
             text.push_str("<h2>Params</h2>\n");
@@ -105,10 +128,8 @@ impl Page<'_> {
         let status = step.status.name();
         let branch = if step.branch == "main" { String::new() } else { format!("{}/", step.branch) };
         let open = if matches!(status, "completed" | "pending" | "skipped") { "" } else { " open" };
-        let took = match (step.started_at, step.ended_at) {
-            (Some(start), Some(end)) => time::between(start, end),
-            _ => String::new(),
-        };
+        let took =
+            step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis))).unwrap_or_default();
         let _ = writeln!(
             text,
             "<details{open}><summary class=\"{status}\"><b>{} {}{}</b> {status} <span class=\"dim\">{took}</span></summary>",
@@ -146,9 +167,9 @@ impl Page<'_> {
         evidence(text, &step.evidence);
         let is_it =
             |ended: &&StepEnd| ended.key.step.as_str() == step.id && ended.key.branch.as_str() == step.branch;
-        for note in self.told.ends.iter().filter(is_it).flat_map(|ended| &ended.notes) {
+        for note in self.history.ends.iter().filter(is_it).flat_map(|ended| &ended.notes) {
             match note {
-                Note::Report(markdown) => block(text, "It says", markdown),
+                Note::Report(markdown) => block(text, "Summary", markdown),
                 Note::Warning(warning) => {
                     let _ = writeln!(text, "<p class=\"tolerated\">! {}</p>", escaped(warning));
                 }
@@ -156,19 +177,51 @@ impl Page<'_> {
             }
         }
         if let Some(log) = step.log.as_ref().filter(|log| !log.tail.is_empty()) {
-            block(text, &format!("The end of its log ({} bytes in all)", log.bytes), &log.tail);
+            block(text, &format!("End of the log ({})", size::shown(log.bytes)), &log.tail);
         }
         text.push_str("</details>\n");
+    }
+
+    /// Lists the dead letters with their errors and the ends of their logs.
+    fn dead_letters(&self, text: &mut String) {
+        if self.letters.is_empty() {
+            return;
+        }
+        text.push_str("<h2 id=\"dead-letters\">Dead letters</h2>\n");
+        for letter in self.letters.iter().take(LETTERS_MAX) {
+            let step =
+                letter.step.as_ref().map(|step| format!("{}/{step}", letter.branch)).unwrap_or_default();
+            let mut errors = letter.failure.error.iter();
+            let _ = writeln!(
+                text,
+                "<details open><summary class=\"failed\"><b>✗ {}</b> {}</summary>",
+                escaped(if step.is_empty() { letter.branch.as_str() } else { &step }),
+                escaped(errors.next().map_or("failed", String::as_str)),
+            );
+            for cause in errors {
+                let _ = writeln!(text, "<p class=\"failed\">cause: {}</p>", escaped(cause));
+            }
+            table(text, &[("item", shown(&letter.item)), ("attempts", letter.attempts.to_string())]);
+            if let Some(log) = letter.failure.ending.log.as_ref().filter(|log| !log.tail.is_empty()) {
+                block(text, &format!("End of the log ({})", size::shown(log.bytes)), &log.tail);
+            }
+            text.push_str("</details>\n");
+        }
+        if self.letters.len() > LETTERS_MAX {
+            let more = self.letters.len() - LETTERS_MAX;
+            let _ =
+                writeln!(text, "<p>{more} more: waypost dead-letters list {}</p>", escaped(&self.show.run));
+        }
     }
 
     /// Lists the ends on branches, such as items.
     fn branches(&self, text: &mut String) {
         let ended: Vec<&StepEnd> =
-            self.told.ends.iter().filter(|ended| !ended.key.branch.is_main()).collect();
+            self.history.ends.iter().filter(|ended| !ended.key.branch.is_main()).collect();
         if ended.is_empty() {
             return;
         }
-        text.push_str("<h2>Branches</h2>\n<div class=\"wide\"><table><tr><th>branch</th><th>step</th><th>came to</th><th>exit</th><th>at</th><th></th></tr>\n");
+        text.push_str("<h2>Items and other scopes</h2>\n<div class=\"wide\"><table><tr><th>scope</th><th>step</th><th>outcome</th><th>exit</th><th>at</th><th></th></tr>\n");
         for end in ended.iter().take(BRANCH_ROWS_MAX) {
             let pass: String = end.key.iteration.iter().map(|count| format!(" [{count}]")).collect();
             let _ = writeln!(
@@ -278,10 +331,17 @@ pre{border:1px solid var(--line);border-radius:6px;padding:.6em;overflow-x:auto;
 details{border-bottom:1px solid var(--line);padding:.3em 0}summary{cursor:pointer}
 .wide{overflow-x:auto}.dim{color:var(--dim)}
 .completed{color:var(--ok)}.failed,.cut,.in_doubt,.interrupted{color:var(--bad)}.tolerated,.waiting{color:var(--warn)}
+.completed_with_failures{color:var(--warn)}
 .skipped,.pending,.running,.unfinished{color:var(--dim)}
-svg{display:block;width:100%;font:13px system-ui,sans-serif}svg text{fill:CanvasText}
-svg .small{font-size:11px}svg .end{text-anchor:end}svg rect{fill:currentColor;fill-opacity:.25;stroke:currentColor}
+svg{display:block;font:13px system-ui,sans-serif}svg text{fill:CanvasText}
+svg rect{fill:currentColor;fill-opacity:.25;stroke:currentColor}
 svg .edge{fill:none;stroke:var(--dim)}
+.timeline{font-size:13px}.row{display:grid;grid-template-columns:minmax(0,16em) minmax(0,1fr) 5em;gap:0 .6em;padding:.1em 0}
+.name{overflow-wrap:anywhere}.scale{display:flex;justify-content:space-between;font-size:11px}.took{text-align:right}
+.track{position:relative;min-height:1em;background:linear-gradient(var(--line),var(--line)) center/100% 1px no-repeat}
+.bar{position:absolute;top:.2em;bottom:.2em;min-width:2px;max-width:100%;background:currentColor;border-radius:2px}
+@media(max-width:600px){body{margin:1em auto}.row{grid-template-columns:minmax(0,1fr) 5em}
+.track,.scale{grid-column:1/-1;grid-row:2}.scale{grid-row:1}th{white-space:normal}th,td{padding-right:.5em}}
 ";
 
 #[cfg(test)]

@@ -341,6 +341,7 @@ impl StepFacts<'_> {
             usage: self.usage.clone(),
             started_at: self.start.map(|(_, at)| at),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
+            duration_ms: None,
             error: failure.map(FailureView::from),
             failed_item: None,
             holds_up: self.standing == Some(Status::Failed) && !self.is_hook,
