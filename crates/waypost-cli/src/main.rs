@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::FromArgMatches as _;
+use clap::{ArgMatches, FromArgMatches as _};
 use tokio::runtime::Runtime;
 
 use crate::cli::{Cli, Command};
@@ -64,41 +64,61 @@ fn runtime() -> std::io::Result<Runtime> {
     Ok(runtime)
 }
 
+/// The stack of the command, whatever the soft limit of the caller (`ulimit -s`): that of a usual main thread.
+const STACK_BYTES: usize = 8 * 1024 * 1024;
+
+/// Calls a function on a thread with a stack of [`STACK_BYTES`].
+fn on_large_stack<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> std::io::Result<T> {
+    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(call)?;
+    Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
 fn main() -> ExitCode {
+    let parsed = on_large_stack(|| match parsed() {
+        // The supervisor forks, so it runs without a second thread.
+        Ok((cli, _)) if matches!(cli.command, Command::Supervise) => None,
+        Ok((cli, matches)) => Some(executed(cli, &matches)),
+        Err(exit) => Some(exit),
+    });
+    match parsed {
+        Ok(Some(exit)) => exit.into(),
+        Ok(None) => waypost_workflow::supervisor::main(),
+        Err(error) => output::refused(&cli::command().error(clap::error::ErrorKind::Io, error)).into(),
+    }
+}
+
+/// Reads the command line; an error is reported.
+fn parsed() -> Result<(Cli, ArgMatches), Exit> {
     match completion::answered() {
-        Ok(true) => return Exit::Done.into(),
+        Ok(true) => return Err(Exit::Done),
         Ok(false) => {}
-        Err(error) => return output::refused(&error).into(),
+        Err(error) => return Err(output::refused(&error)),
     }
     let parsed = cli::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut cli::command()))?;
         Ok((Cli { command: cli.command.expanded()?, ..cli }, matches))
     });
-    let (mut cli, matches) = match parsed {
-        Ok(parsed) => parsed,
-        Err(error) => return output::refused(&cli::explained(error)).into(),
-    };
-    if matches!(cli.command, Command::Supervise) {
-        // Before threads exist: the supervisor forks.
-        return waypost_workflow::supervisor::main();
-    }
+    parsed.map_err(|error| output::refused(&cli::explained(error)))
+}
+
+/// Executes a command; an error is reported.
+fn executed(mut cli: Cli, matches: &ArgMatches) -> Exit {
     ignore_file_size_signal();
     let descriptors = run::limits::raise_descriptors();
     waypost_workflow::supervisor::give_steps_descriptors(descriptors);
     let mut context = Context::new(&cli);
-    if let Err(error) = context.configure(&mut cli, &matches)
+    if let Err(error) = context.configure(&mut cli, matches)
         && !cli.command.bears_wrong_configuration()
     {
-        return context.tell(&error).into();
+        return context.tell(&error);
     }
     let result = runtime()
         .map_err(Error::Runtime)
         .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));
-    let exit = match result {
+    match result {
         Ok(exit) => exit,
         // The reader of the answer is gone.
         Err(error) if error.is_broken_pipe() => Exit::Done,
         Err(error) => context.tell(&error),
-    };
-    exit.into()
+    }
 }

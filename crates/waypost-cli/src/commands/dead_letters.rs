@@ -16,7 +16,7 @@ use crate::cli::DeadLetter;
 use crate::cli::{DeadLetters, DropArgs, OneRun, ResumeArgs, RetryArgs, ShowLetters};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::shown;
+use crate::output::{log_lines, shown};
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
 use crate::run::definition::Chosen;
@@ -164,8 +164,8 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
         }
         if let Some(log) = &letter.failure.ending.log {
             text.push('\n');
-            for line in log.tail.lines() {
-                text.push_str(&format!("  | {}\n", shown(line)));
+            for line in log_lines(&log.tail) {
+                text.push_str(&format!("  | {line}\n"));
             }
         }
         context.output.answer(text.trim_end())?;

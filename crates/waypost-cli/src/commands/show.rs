@@ -19,8 +19,8 @@ use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::format::time;
-use crate::output::{Output, shown, shown_lines};
+use crate::format::{exit_code, time};
+use crate::output::{Output, log_lines, shown, shown_lines};
 use crate::run::definition::SCRIPT;
 use crate::run::definition::path_in_force;
 use crate::run::environment;
@@ -569,9 +569,12 @@ fn failure(context: &Context, run: &str, step: &StepView) -> String {
         let _ = writeln!(text, "  cause: {}", shown(cause));
     }
     if let Some(log) = step.log.as_ref().filter(|log| !log.tail.is_empty()) {
-        for line in shown_lines(&log.tail).lines() {
+        for line in log_lines(&log.tail) {
             let _ = writeln!(text, "  {} {line}", output.paint.dim("|"));
         }
+    }
+    if let Some(meaning) = error.exit_code.and_then(exit_code::meaning) {
+        let _ = writeln!(text, "  {} {}", output.paint.cyan("hint:"), shown(&meaning));
     }
     if let Some(item) = &step.failed_item {
         text.push_str(&item.told(output.paint, run, &context.store_words()));

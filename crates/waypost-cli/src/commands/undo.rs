@@ -12,7 +12,7 @@ use super::resume::Prepared;
 use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::error::undo_command;
-use crate::output::shown;
+use crate::output::log_lines;
 use crate::session::Session;
 use crate::view::UndoneView;
 
@@ -60,7 +60,7 @@ pub(super) async fn undo_after(
     if let Err(RunError::NotUndone { failure, .. }) = &undone
         && let Some(printed) = &failure.ending.log
     {
-        printed.tail.lines().for_each(|line| context.output.note(&shown(line)));
+        log_lines(&printed.tail).for_each(|line| context.output.note(&line));
     }
     undone?;
     Ok(views)

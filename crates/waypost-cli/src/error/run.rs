@@ -29,6 +29,10 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             ("newer_state", Exit::Newer, hint("resume with the version that wrote the state, or a newer one"))
         }
         RunError::Rejected { .. } => ("rejected", Exit::Usage, None),
+        RunError::NotStarted { run, .. } => {
+            let help = format!("`waypost resume {run}` starts the step when its needs are finished");
+            ("not_started", Exit::NotFound, Some(help))
+        }
         RunError::NoState { at, .. } => ("no_state", Exit::NotFound, Some(other_states(at))),
         RunError::InDoubt { run, questions } if are_of_evidence(questions) => {
             ("evidence", Exit::Evidence, Some(put_right(run, questions)))

@@ -110,7 +110,8 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             ),
         ),
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-            ("not_permitted", Exit::NotTrusted, None)
+            let help = "check owner and mode of the store, or name another store with `--store`";
+            ("not_permitted", Exit::NotTrusted, hint(help))
         }
         StoreError::Io { action: "use", source, .. } if source.kind() == io::ErrorKind::InvalidData => (
             "damaged",
@@ -137,7 +138,10 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => (
             "store_removed",
             Exit::CannotWrite,
-            hint("the store was removed while in use, perhaps by a step: restore the store and resume"),
+            hint(
+                "the store was removed while in use, perhaps by a step: restore the store and resume, or name a \
+                 copy with `--store`",
+            ),
         ),
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),

@@ -1,5 +1,6 @@
-//! Times, sizes and shell words as text.
+//! Times, sizes, exit codes and shell words as text.
 
+pub(crate) mod exit_code;
 pub(crate) mod size;
 pub(crate) mod text;
 pub(crate) mod time;

@@ -452,6 +452,13 @@ fn on_terminal(bytes: &[u8]) -> String {
     safe
 }
 
+/// Returns the lines of a log as [`shown`]. Of a line that the step rewrote with carriage returns, only the last text
+/// is returned.
+pub(crate) fn log_lines(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let last = |line: &'_ str| line.trim_end_matches('\r').rfind('\r').map_or(0, |at| at + 1);
+    text.lines().map(move |line| shown(line[last(line)..].trim_end_matches('\r')))
+}
+
 /// Returns text with each line as in [`shown`].
 pub(crate) fn shown_lines(text: &str) -> String {
     text.lines().map(shown).collect::<Vec<_>>().join("\n")

@@ -8,7 +8,8 @@ use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
 use crate::error::Error;
-use crate::output::{Paint, shown};
+use crate::format::exit_code;
+use crate::output::{Paint, log_lines, shown};
 use crate::run::dead_letters;
 use crate::view::FailedItem;
 
@@ -105,8 +106,11 @@ impl FailedItem {
         for cause in errors {
             let _ = writeln!(text, "  {} {}", paint.dim("cause:"), shown(cause));
         }
-        for line in self.tail.lines() {
-            let _ = writeln!(text, "  {} {}", paint.dim("|"), crate::output::actions::harmless(&shown(line)));
+        for line in log_lines(&self.tail) {
+            let _ = writeln!(text, "  {} {}", paint.dim("|"), crate::output::actions::harmless(&line));
+        }
+        if let Some(meaning) = self.exit_code.and_then(exit_code::meaning) {
+            let _ = writeln!(text, "  {} {}", paint.cyan("hint:"), shown(&meaning));
         }
         if self.is_letter {
             let _ = writeln!(text, "  all dead letters: waypost dead-letters list {run}{words}");
@@ -123,6 +127,7 @@ impl FailedItem {
             branch: child.branch.to_string(),
             step: cause.step.as_ref().map(ToString::to_string),
             error: failure.error.clone(),
+            exit_code: failure.ending.exit_code,
             tail,
             is_letter: false,
         })

@@ -21,10 +21,11 @@ use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::exit_code;
 use crate::format::time::now;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
-use crate::output::{shown, shown_lines};
+use crate::output::{log_lines, shown, shown_lines};
 use crate::run::dead_letters;
 use crate::run::definition::Chosen;
 use crate::run::failed_item::{FailedStep, SHOWN_MAX};
@@ -411,8 +412,8 @@ impl<'a> Session<'a> {
             text.push_str(&format!("\n  {} {}", paint.dim("cause:"), shown_lines(cause)));
         }
         let tail = failure.ending.log.as_ref().map_or("", |log| log.tail.as_str());
-        for line in tail.lines() {
-            text.push_str(&format!("\n  {} {}", paint.dim("|"), harmless(&shown(line))));
+        for line in log_lines(tail) {
+            text.push_str(&format!("\n  {} {}", paint.dim("|"), harmless(&line)));
         }
         if let Some(item) = item {
             text.push_str(&format!("\n{}", item.trim_end()));
@@ -420,8 +421,9 @@ impl<'a> Session<'a> {
         if let Some((file, line)) = &at.place {
             text.push_str(&format!("\n  {} {}:{line}", paint.dim("-->"), shown(&file.to_string_lossy())));
         }
-        if let Some(help) = help {
-            text.push_str(&format!("\n{} {help}", paint.cyan("hint:")));
+        let meaning = || failure.ending.exit_code.and_then(exit_code::meaning);
+        if let Some(help) = help.or_else(meaning) {
+            text.push_str(&format!("\n{} {}", paint.cyan("hint:"), shown(&help)));
         }
         text
     }

@@ -111,6 +111,23 @@ impl StoreUrl {
             Self::File(path) | Self::Sqlite(path) => is_there(path),
         }
     }
+
+    /// Returns the error for a missing store; `text`: its name as given.
+    fn missing(&self, text: &str) -> Error {
+        let create = "`waypost run` creates the store";
+        match self {
+            Self::File(path) | Self::Sqlite(path) if path.is_relative() => {
+                let here = std::env::current_dir().unwrap_or_default();
+                let hint = format!(
+                    "the path is relative to the current folder {}: give an absolute path with `--store` to \
+                     use the store from any folder; {create}",
+                    here.display()
+                );
+                Error::not_found(format!("store `{text}`"), hint)
+            }
+            _ => Error::not_found(format!("store `{text}`"), create),
+        }
+    }
 }
 
 const KINDS: &str = "give `sqlite:PATH`, `file:DIR` or `memory:`";
@@ -133,7 +150,7 @@ pub(crate) fn open(
             refuse_ruin(file, access)?;
         }
         if access != Access::Create && !url.is_there()? {
-            return Err(Error::not_found(format!("store `{text}`"), "`waypost run` creates the store"));
+            return Err(url.missing(text));
         }
         let store = open_url(&url, access)?;
         // Files in such a folder must not be committed, also with `--store`.

@@ -569,6 +569,8 @@ pub(crate) struct FailedItem {
     /// The failed step, with the error and its causes.
     pub(crate) step: Option<String>,
     pub(crate) error: Vec<String>,
+    #[serde(skip)]
+    pub(crate) exit_code: Option<i32>,
     /// The last lines of the log.
     #[serde(skip)]
     pub(crate) tail: String,

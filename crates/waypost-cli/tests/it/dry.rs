@@ -331,3 +331,22 @@ fn a_skipped_group_a_service_and_a_loop_are_planned() {
     assert!(causes(&["--from", "loop"]).contains(&"loop rerun: requested".to_owned()));
     assert!(rig.waypost(&["resume", "r-1", "--dry-run", "--from", "pre"]).contains("upstream `pre` reruns"));
 }
+
+// Bug: a plan told to run a step whose condition is false, and all steps downstream, while a need was unfinished. Cause:
+// over an unknown result each condition counted as true. Fix: a condition that reads no result decides.
+#[test]
+fn a_condition_without_results_is_decided_in_the_plan() {
+    let rig = Rig::with(
+        "params: { load: { type: string, default: 'no' } }\nsteps:\n  - { id: a, run: 'test -e ok' }\n  \
+         - { id: b, needs: [a], if: \"params.load == 'yes'\", run: 'true' }\n  \
+         - { id: c, needs: [b], run: 'true' }\n  - { id: d, needs: [a], if: 'steps.a.exit_code == 1', run: 'true' }\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    let planned = decisions(&rig, &["plan", "r"]);
+
+    let skipped = ["b skip condition_false", "c skip condition_false"];
+    assert_eq!(planned, ["a retry retry", skipped[0], skipped[1], "d run first"]);
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+}

@@ -60,3 +60,34 @@ fn a_failed_step_is_reported_with_item_branch_and_line() {
         &format!("{said}$ waypost resume child\n{again}\n$ waypost resume both, in a job\n{job}"),
     );
 }
+
+#[test]
+fn exit_codes_of_shell_and_system_are_explained() {
+    for (command, code, hint) in [
+        ("no-such-program", 127, "hint: the shell did not find a command; without a `PATH` in `env`, "),
+        ("./flow.yaml", 126, "hint: the shell found a command, but may not execute it"),
+        ("yes | head -n 1; true", 141, "hint: a command wrote to a pipe without a reader, such as `| head`"),
+        ("kill -SEGV $$", 139, "hint: the step was ended by SIGSEGV"),
+    ] {
+        let rig = Rig::with(&format!("steps: [{{ id: a, run: '{command}' }}]\n"));
+        let told = failure(&rig, "flow.yaml");
+        assert!(told.contains(hint), "{command}: {told}");
+        let show = rig.waypost(&["show", "flow"]);
+        assert!(show.contains(hint), "{command}: {show}");
+        assert_eq!(rig.json(&["show", "flow", "--json"])["steps"][0]["exit_code"], code, "{command}");
+    }
+
+    let rig = Rig::with("steps: [{ id: a, run: 'exit 3' }]\n");
+    assert!(!failure(&rig, "flow.yaml").contains("hint:"));
+}
+
+#[test]
+fn of_a_line_with_carriage_returns_the_end_is_shown() {
+    let rig = Rig::with(
+        "steps: [{ id: a, run: 'for i in $(seq 3000); do printf \"$i of 3000\\r\"; done; echo; echo end; exit 1' }]\n",
+    );
+
+    let told = failure(&rig, "flow.yaml");
+
+    assert!(told.contains("\n  | 3000 of 3000\n  | end\n"), "{told}");
+}

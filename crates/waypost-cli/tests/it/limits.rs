@@ -310,3 +310,15 @@ fn a_live_run_in_another_container_is_running() {
     assert!(running.wait().unwrap().success());
     assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "completed");
 }
+
+// Bug: with a stack limit of 64 KiB the command died of a stack overflow. Cause: the main thread has the stack of the
+// caller's limit. Fix: the command works on a thread with a stack of its own size.
+#[test]
+fn a_small_stack_limit_is_no_obstacle() {
+    let rig = Rig::with("steps: [{ id: a, run: 'true' }]\n");
+
+    for args in ["run flow.yaml --id r", "list", "show r", "resume r", "--help"] {
+        let ended = limited(&rig, "-s 64", args);
+        assert_eq!(ended.status.code(), Some(0), "{args}: {}", rig.told(&ended));
+    }
+}

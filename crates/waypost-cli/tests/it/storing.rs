@@ -136,3 +136,30 @@ fn a_place_of_another_kind_is_no_damage() {
     assert_eq!(rig.read("text"), "no database\n");
     check("storing_other_kind", &rig.waypost(&["list", "--store", "sqlite:folder", "--json"]));
 }
+
+#[test]
+fn a_missing_relative_store_is_explained() {
+    let rig = Rig::with("steps: [{ id: a, run: 'true' }]\n");
+    assert_eq!(
+        rig.call(&["run", "flow.yaml", "--id", "r", "--store", "sqlite:kept/w.db"]).status.code(),
+        Some(0)
+    );
+
+    let mut command = rig.command(&["show", "r", "--store", "sqlite:kept/w.db"]);
+    let elsewhere = rig.told(&command.current_dir(rig.path("kept")).output().unwrap());
+
+    assert!(elsewhere.starts_with("exit 5\n"), "{elsewhere}");
+    assert!(elsewhere.contains("hint: the path is relative to the current folder"), "{elsewhere}");
+    assert!(elsewhere.contains("`--store`"), "{elsewhere}");
+}
+
+#[test]
+fn a_rerun_from_a_step_not_started_is_refused() {
+    let rig = Rig::failed();
+
+    let refused = rig.waypost(&["resume", "r-1", "--from", "four"]);
+
+    assert!(refused.starts_with("exit 5\n"), "{refused}");
+    assert!(refused.contains("cannot rerun step `four` of run r-1: the step has not started"), "{refused}");
+    assert!(refused.contains("hint: `waypost resume r-1` starts the step when"), "{refused}");
+}

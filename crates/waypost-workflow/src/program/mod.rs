@@ -426,8 +426,10 @@ impl Program for WorkflowProgram {
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure> {
         let step = self.step(step_ref);
-        let has_failure = upstream != Upstream::Succeeded;
-        let condition = step.condition.as_ref();
+        let has_failure = matches!(upstream, Upstream::Failed(_));
+        let is_unknown = upstream == Upstream::Unknown;
+        let condition =
+            step.condition.as_ref().filter(|condition| !is_unknown || condition.reads_no_result());
         if has_failure && !condition.is_some_and(Condition::asks_for_failures) {
             return Ok(upstream.admission());
         }
@@ -440,7 +442,8 @@ impl Program for WorkflowProgram {
         if step.repeat.is_some() && state.passes(&step.id) > 0 {
             return Ok(Admission::Run);
         }
-        let skipped = step.needs.iter().find(|need| state.is_skipped(need) && !considers(need));
+        let skipped =
+            step.needs.iter().find(|need| state.is_skipped(need) && !considers(need) && !is_unknown);
         if let Some(need) = skipped {
             let need = StepId::new(need).expect("the reader checked the id");
             return Ok(Admission::Skip(SkipCause::Need(need)));

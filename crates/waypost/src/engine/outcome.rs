@@ -325,6 +325,14 @@ pub enum RunError {
         /// The reason.
         why: String,
     },
+    /// A rerun of a step was requested, but the step has not started. Nothing changed: resume without the request.
+    #[error("cannot rerun step `{step}` of run {run}: the step has not started")]
+    NotStarted {
+        /// The run.
+        run: RunId,
+        /// The step.
+        step: StepId,
+    },
     /// A person must decide before the run continues.
     #[error("run {run} needs a decision: {}", questions.iter().map(|d| format!("{}: {}", place_of(&d.branch, &d.step), d.cause)).collect::<Vec<_>>().join("; "))]
     InDoubt {

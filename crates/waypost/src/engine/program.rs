@@ -330,13 +330,15 @@ pub enum Upstream<'a> {
     Succeeded,
     /// This step failed.
     Failed(&'a StepId),
+    /// The results are unknown: a plan asks before the upstream steps have run. A skip must be certain.
+    Unknown,
 }
 
 impl Upstream<'_> {
     /// Returns the default decision for a step without a condition: runs unless an upstream step failed.
     pub fn admission(self) -> Admission {
         match self {
-            Self::Succeeded => Admission::Run,
+            Self::Succeeded | Self::Unknown => Admission::Run,
             Self::Failed(step) => Admission::Skip(SkipCause::UpstreamFailed(step.clone())),
         }
     }

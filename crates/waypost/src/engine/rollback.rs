@@ -320,9 +320,7 @@ pub(super) async fn aim<'a>(
     let opens = opens_its_own(shape, step);
     let is_open = |record: &Record| is_start_of(record.header(), step, opens);
     let found = engine.store.find_back(run, &BranchPath::main(), newest, &is_open).await?;
-    let why = || format!("step `{step}` has not started in this run");
-    let at = || format!("run {run}");
-    let found = found.ok_or_else(|| RunError::NoState { at: at(), why: why() })?;
+    let found = found.ok_or_else(|| RunError::NotStarted { run: run.clone(), step: step.clone() })?;
     Ok(Some((found.header().seq, Some(step))))
 }
 

@@ -69,7 +69,7 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
         };
         facts.push(("forked from", code(&reference.to_string())));
     }
-    facts.push(("made", run.created_at.to_string()));
+    facts.push(("created", run.created_at.to_string()));
     table(&mut text, ["", ""], facts.into_iter().map(|(name, value)| [name.to_owned(), value]));
     let params = run.params.iter().map(|(name, value)| [code(name), cell(value)]);
     table(&mut text, ["param", "value"], params);
@@ -199,7 +199,7 @@ fn facts(header: &Header) -> Vec<(&'static str, String)> {
         facts.push(("attempt", header.at.attempt.to_string()));
     }
     if header.at.epoch > 0 {
-        facts.push(("redone", header.at.epoch.to_string()));
+        facts.push(("reruns", header.at.epoch.to_string()));
     }
     let ending = match &header.phase {
         Phase::Completed(ending) => Some(ending),
@@ -213,7 +213,7 @@ fn facts(header: &Header) -> Vec<(&'static str, String)> {
         facts.push(("exit code", exit_code.to_string()));
     }
     if let Some(log) = ending.and_then(|ending| ending.log.as_ref()) {
-        facts.push(("printed", format!("{} bytes", log.bytes)));
+        facts.push(("log", format!("{} bytes", log.bytes)));
     }
     match &header.phase {
         Phase::Skipped(SkipCause::Condition(text)) => {
@@ -262,7 +262,7 @@ fn failed(text: &mut String, failure: &Failure) {
     text.push('\n');
     outputs(text, &failure.ending);
     if let Some(log) = failure.ending.log.as_ref().filter(|log| !log.tail.is_empty()) {
-        text.push_str("The end of its log:\n\n");
+        text.push_str("End of the log:\n\n");
         fenced(text, &log.tail);
     }
 }
@@ -389,11 +389,16 @@ fn printable(text: &str) -> String {
             '\r' if rest.peek() == Some(&'\n') => {}
             '\r' => clean.push('\n'),
             '\n' | '\t' => clean.push(found),
-            found if found.is_control() => clean.push('\u{fffd}'),
+            found if found.is_control() || is_bidirectional(found) => clean.push('\u{fffd}'),
             found => clean.push(found),
         }
     }
     clean
+}
+
+/// Returns whether a mark changes the direction of text, so that a reader may see another text than the bytes say.
+fn is_bidirectional(mark: char) -> bool {
+    matches!(mark, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Returns a step's Markdown, self-contained: closes open code blocks and comments, and escapes marker lines.

@@ -197,9 +197,8 @@ impl Program for Toy {
         match self.does.get(&(step_ref.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
             _ => Ok(match (self.after_failure.get(step_ref.step.id.as_str()), upstream) {
-                (Some(AfterFailure::Always), _) | (Some(AfterFailure::Only), Upstream::Failed(_)) => {
-                    Admission::Run
-                }
+                (Some(AfterFailure::Always), _)
+                | (Some(AfterFailure::Only), Upstream::Failed(_) | Upstream::Unknown) => Admission::Run,
                 (Some(AfterFailure::Only), Upstream::Succeeded) => {
                     Admission::Skip(SkipCause::Condition("failure()".to_owned()))
                 }

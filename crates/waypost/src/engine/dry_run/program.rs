@@ -172,7 +172,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.decode(level, bytes, schema)
     }
 
-    /// A condition over an unknown result counts as true.
+    /// A condition over an unknown result counts as true; any other condition decides.
     fn admit(
         &self,
         step_ref: StepRef<'_>,
@@ -187,7 +187,11 @@ impl<P: Program> Program for DryProgram<'_, P> {
                 self.input_of(step_ref) == Input::InForce
             }
         };
-        if is_known { admitted } else { Ok(Admission::Run) }
+        match is_known {
+            true => admitted,
+            false if self.unknown_around(step_ref.branch).is_some() => Ok(Admission::Run),
+            false => self.inner.admit(step_ref, state, Upstream::Unknown).or(Ok(Admission::Run)),
+        }
     }
 
     /// A list of items over an unknown result counts as empty.
