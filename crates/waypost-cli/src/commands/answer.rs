@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::output::{shown, shown_lines};
-use crate::run::definition::Chosen;
+use crate::run::definition::{Chosen, how_to_resume};
 use crate::run::environment;
 use crate::run::reference::{Default, find, here_first, only, step_on, unnamed};
 use crate::store_location::Access;
@@ -114,10 +114,10 @@ async fn told(
     what: &str,
     others: usize,
 ) -> Result<Exit, Error> {
-    let is_held = store.run(run).await?.summary.holder.is_some();
-    let next = match (is_held, others) {
+    let entry = store.run(run).await?;
+    let next = match (entry.summary.holder.is_some(), others) {
         (true, _) => "; its process continues with the answer".to_owned(),
-        (false, 0) => format!("; resume with: waypost resume {run}{}", context.store_words()),
+        (false, 0) => format!("; {}", how_to_resume(entry.record.record(), &context.store_words())),
         (false, 1) => "; one more question is open".to_owned(),
         (false, others) => format!("; {others} more questions are open"),
     };

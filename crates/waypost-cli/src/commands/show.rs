@@ -21,8 +21,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, time};
 use crate::output::{Output, log_lines, shown, shown_lines};
-use crate::run::definition::SCRIPT;
-use crate::run::definition::path_in_force;
+use crate::run::definition::{path_in_force, resume_line};
 use crate::run::environment;
 use crate::run::failed_item::FailedStep;
 use crate::run::hooks;
@@ -479,10 +478,8 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     } else if view.status == RunStatus::InDoubt {
         let _ =
             write!(text, "\nA step needs a decision: waypost why {}{}\n", view.run, context.store_words());
-    } else if facts.goes_on() && frozen.settings.contains_key(SCRIPT) {
-        text.push_str("\nTo resume, call the script again.\n");
     } else if facts.goes_on() && facts.has_something_to_do(&view.waiting, context.now()) {
-        let _ = write!(text, "\nResume with: waypost resume {}{}\n", view.run, context.store_words());
+        let _ = write!(text, "\n{}\n", resume_line(frozen, &context.store_words()));
     }
     text
 }

@@ -13,7 +13,7 @@ use crate::cli::StopArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::time;
-use crate::run::definition::SCRIPT;
+use crate::run::definition::how_to_resume;
 use crate::run::keepalive::keepalive_holder;
 use crate::run::reference::find_to_decide;
 use crate::store_location::Access;
@@ -27,25 +27,21 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let run = find_to_decide(store.as_ref(), args.run.as_deref(), [RunStatus::Running].into()).await?;
     let summary = store.run(&run).await?.summary;
     let Some(holder) = summary.holder.or_else(|| keepalive_holder(store.as_ref(), &run)) else {
-        return told(context, &run, summary.status, false);
+        return told(context, &run, summary.status, None);
     };
     let began = Instant::now();
     if holder.is_gone() {
         let note = format!("{holder} is dead: waiting for its supervisor to end the remaining processes.");
         context.output.note(&first_upper(&note));
         let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
-        return told(context, &run, status, false);
+        return told(context, &run, status, None);
     }
     let store = context.store(None, Access::Write)?;
     store.signal(&run, &message(context, "waypost stop")).await?;
     context.output.note(&format!("Asked {holder} to stop."));
     let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
-    if store.run(&run).await?.record.record().settings.contains_key(SCRIPT) && !context.output.json {
-        let told = format!("Run {run} stopped ({}); to resume, call the script again", status.name());
-        context.output.done(&told)?;
-        return Ok(Exit::Done);
-    }
-    told(context, &run, status, true)
+    let next = how_to_resume(store.run(&run).await?.record.record(), &context.store_words());
+    told(context, &run, status, Some(&next))
 }
 
 /// Waits until the run has neither a holder nor a waiting process; returns its status then.
@@ -99,22 +95,24 @@ pub(super) fn message(context: &Context, sender: &str) -> Signal {
     Signal { id, kind: SignalKind::Stop, branch: None, sender: sender.to_owned(), created_at: now }
 }
 
-fn told(context: &Context, run: &RunId, status: RunStatus, stopped: bool) -> Result<Exit, Error> {
+/// Prints that a run stopped, and how to resume it, `next`; or, without `next`, that it was not running.
+fn told(context: &Context, run: &RunId, status: RunStatus, next: Option<&str>) -> Result<Exit, Error> {
     if context.output.json {
-        context.output.document(&StoppedView { v: VERSION, run: run.to_string(), status, stopped })?;
+        context.output.document(&StoppedView {
+            v: VERSION,
+            run: run.to_string(),
+            status,
+            stopped: next.is_some(),
+        })?;
         return Ok(Exit::Done);
     }
-    if !stopped {
+    let Some(next) = next else {
         context
             .output
             .note(&format!("Nothing to stop, because run {run} is not running ({}).", status.name()));
         return Ok(Exit::Done);
-    }
-    let next = if status.is_resumable() {
-        format!("; resume with: waypost resume {run}{}", context.store_words())
-    } else {
-        String::new()
     };
+    let next = if status.is_resumable() { format!("; {next}") } else { String::new() };
     context.output.done(&format!("Run {run} stopped ({}){next}", status.name()))?;
     Ok(Exit::Done)
 }

@@ -32,6 +32,25 @@ use adopt::{Changed, FinishedChoice, adopt};
 /// The setting that marks the run of a script.
 pub(crate) const SCRIPT: &str = "once";
 
+/// Returns how to resume a run, as a clause. `words`: the options that name the store, with a leading space.
+pub(crate) fn how_to_resume(record: &RunRecord, words: &str) -> String {
+    if record.settings.contains_key(SCRIPT) {
+        return "to resume, call the script again".to_owned();
+    }
+    match (&record.definition.text, record.program()) {
+        (Some(_), _) => format!("resume with: waypost resume {}{words}", record.run),
+        (None, Some(program)) => format!("to resume, start `{}` again", crate::output::shown(program)),
+        (None, None) => "to resume, start the program of the run again".to_owned(),
+    }
+}
+
+/// As [`how_to_resume`], as the beginning of a sentence.
+pub(crate) fn resume_line(record: &RunRecord, words: &str) -> String {
+    let clause = how_to_resume(record, words);
+    let (first, rest) = clause.split_at(1);
+    first.to_uppercase() + rest
+}
+
 mod adopt;
 
 /// The user's choice about a changed file.
@@ -411,13 +430,13 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     if record.settings.contains_key(SCRIPT) {
         return Err(Error::usage(
             format!("cannot resume run {}: it belongs to `waypost once` in a script", record.run),
-            "call the script again",
+            how_to_resume(record, ""),
         ));
     }
     let Some(text) = &definition.text else {
         return Err(Error::usage(
             format!("cannot resume run {}: it was not created from a workflow file", record.run),
-            "resume the run with the program that created it",
+            how_to_resume(record, ""),
         ));
     };
     let workflow = Workflow::parse(text, &file).map_err(|error| Error::File(Box::new(error)))?;

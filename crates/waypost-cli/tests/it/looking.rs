@@ -261,3 +261,22 @@ fn who_watches_a_run_is_told_whenever_its_evidence_changes() {
     watching.signal(libc::SIGINT);
     assert_ne!(watching.code(), Some(0));
 }
+
+#[test]
+fn show_names_the_program_of_a_run_of_a_graph() {
+    let rig = Rig::new().at("file:kept");
+    let broken = async |_: u32, _: waypost::Context| Err(waypost::StepError::fatal("no ok here"));
+    let graph =
+        waypost::Graph::<u32>::builder("trip").step("measure", broken).start("measure").build().unwrap();
+    let engine =
+        waypost::Engine::new(std::sync::Arc::new(waypost::FileStore::open(rig.path("kept")).unwrap()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let outcome = runtime.block_on(async { engine.run(&graph, "trip-1", 0).await }).unwrap();
+    assert_eq!(outcome.status, waypost::record::RunStatus::Failed);
+
+    let show = rig.waypost(&["show", "trip-1"]);
+    let resume = rig.waypost(&["resume", "trip-1"]);
+
+    assert!(show.contains("\nTo resume, start `it-") && !show.contains("waypost resume"), "{show}");
+    assert!(resume.starts_with("exit 2\n") && resume.contains("hint: to resume, start `it-"), "{resume}");
+}

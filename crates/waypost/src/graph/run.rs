@@ -244,12 +244,14 @@ pub(super) fn record_of<S: State>(
     if !kept.is_empty() {
         settings.insert(SETTINGS.to_owned(), Value::Object(kept));
     }
-    RunRecord {
+    let mut record = RunRecord {
         definition: graph.shape().definition(None),
         settings,
         retention: session.retention,
         ..RunRecord::new(run, graph.name(), engine.clock().now())
-    }
+    };
+    record.name_program();
+    record
 }
 
 pub(super) fn held_edit<S: State>(edit: Edit<S>) -> Edit<Held> {

@@ -59,7 +59,23 @@ pub struct RunRecord {
     pub created_at: Timestamp,
 }
 
+/// The key of the program's name in the settings.
+const PROGRAM: &str = "program";
+
 impl RunRecord {
+    /// Returns the name of the program that created the run, if the run has no workflow file.
+    pub fn program(&self) -> Option<&str> {
+        self.settings.get(PROGRAM)?.as_str()
+    }
+
+    /// Names this process's program in the settings: only the program can resume the run.
+    pub(crate) fn name_program(&mut self) {
+        let file = std::env::current_exe().ok();
+        if let Some(name) = file.as_deref().and_then(std::path::Path::file_name) {
+            self.settings.insert(PROGRAM.to_owned(), Value::from(name.to_string_lossy()));
+        }
+    }
+
     /// Creates the record of a run without steps, labels and settings.
     pub fn new(run: RunId, workflow: &str, created_at: Timestamp) -> Self {
         Self {
