@@ -131,10 +131,10 @@ impl<'a> Session<'a> {
         &self,
         session: impl Future<Output = Result<Outcome<WorkflowState>, RunError>>,
     ) -> Result<Outcome<WorkflowState>, Error> {
+        self.progress.open().map_err(Error::Runtime)?;
         let outcome = tokio::select! {
             biased;
             outcome = session => outcome,
-            () = self.progress.keep_fresh() => unreachable!("freshness has no end"),
             () = self.run_out() => unreachable!("the limit only stops the session"),
         };
         self.progress.close();
