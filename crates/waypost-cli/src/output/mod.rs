@@ -226,10 +226,22 @@ impl Output {
         Ok((count > 0).then(|| answer.trim().to_owned()))
     }
 
-    /// Returns whether a person can be asked.
+    /// Returns whether a person can be asked: a process in the background would be stopped by a read.
     #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
     pub(crate) fn can_ask(&self) -> bool {
-        io::stdin().is_terminal() && io::stderr().is_terminal() && !is_ci()
+        let stdin = io::stdin();
+        // An error means that the terminal does not control this process.
+        let is_in_front =
+            || rustix::termios::tcgetpgrp(&stdin).map_or(true, |group| group == rustix::process::getpgrp());
+        stdin.is_terminal() && io::stderr().is_terminal() && !is_ci() && is_in_front()
+    }
+
+    /// Prints the beginning of a line on stderr, which an answer ends.
+    #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
+    fn prompt(&self, text: &str) {
+        let mut stderr = io::stderr().lock();
+        // stderr is gone, and so is the person.
+        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
     }
 
     fn err(&self, text: &str) {

@@ -1,12 +1,13 @@
 //! Progress of a run: a live region on a terminal, a line per event elsewhere, JSON on request.
 
 use std::io;
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use tokio::sync::Notify;
 use waypost::engine::{Observer, StopLevel};
 use waypost::events;
-use waypost::record::{Position, Record};
+use waypost::record::{Phase, Position, Record, Wait, WaitKind};
 use waypost::store;
 
 use super::Output;
@@ -29,13 +30,16 @@ pub(crate) struct Progress {
     store: Arc<OnceLock<Weak<dyn store::Store>>>,
     /// The screen, once opened; never in quiet mode or for JSON.
     screen: OnceLock<SyncSender<Message>>,
+    /// Wakes the task that asks, after a question of the run.
+    question: Notify,
 }
 
 impl Progress {
     /// Selects the display mode.
     pub(crate) fn new(output: &Output, of_many: bool) -> Self {
         let (heading, unheard, store) = (Mutex::default(), Mutex::default(), Arc::default());
-        Self { output: output.clone(), of_many, heading, unheard, store, screen: OnceLock::new() }
+        let (screen, question) = (OnceLock::new(), Notify::new());
+        Self { output: output.clone(), of_many, heading, unheard, store, screen, question }
     }
 
     /// Sets the line to print before the first event.
@@ -74,7 +78,7 @@ impl Progress {
             StopLevel::Kill => format!("{by}: killing the running steps; Ctrl-C exits without waiting"),
         };
         match self.screen.get() {
-            // The next signal must be heard, even if nobody reads stderr.
+            // The next signal must be heard, even without a reader of stderr.
             Some(screen) => drop(screen.try_send(Message::Stopping(level, text))),
             None if !self.output.json => self.output.note(&text),
             None => {}
@@ -83,10 +87,7 @@ impl Progress {
 
     /// Prints the rest, and removes the live region.
     pub(crate) fn close(&self) {
-        let (done, printed) = mpsc::channel();
-        self.send(Message::Close(done));
-        // An error means that the screen is gone.
-        let _ = printed.recv();
+        self.send_and_wait(Message::Close);
     }
 
     /// Returns why the answer was not fully written, except for a gone reader.
@@ -95,11 +96,47 @@ impl Progress {
         unheard.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
     }
 
+    /// Says that a question of the run may be open.
+    pub(crate) fn question_is_open(&self) {
+        self.question.notify_one();
+    }
+
+    /// Waits until a question may be open.
+    pub(crate) async fn asked(&self) {
+        self.question.notified().await;
+    }
+
+    /// Shows a question below everything else, and nothing more until [`Progress::asked_all`].
+    pub(crate) fn ask(&self, prompt: String) {
+        self.send(Message::Question(prompt));
+    }
+
+    /// Shows the progress again; `ends_line`: the cursor is still on the line of the question.
+    pub(crate) fn asked_all(&self, ends_line: bool) {
+        self.send_and_wait(|done| Message::Answered { ends_line, done });
+    }
+
+    /// Shows an error that ends nothing.
+    pub(crate) fn note_error(&self, text: &str) {
+        self.send(Message::Note(format!(
+            "{} {}",
+            self.output.paint_err.red("error:"),
+            super::shown_lines(text)
+        )));
+    }
+
     fn send(&self, message: Message) {
         if let Some(screen) = self.screen.get() {
             // Without a screen, there is nothing to show.
             let _ = screen.send(message);
         }
+    }
+
+    fn send_and_wait(&self, message: impl FnOnce(Sender<()>) -> Message) {
+        let (done, printed) = mpsc::channel();
+        self.send(message(done));
+        // An error means that there is no screen.
+        let _ = printed.recv();
     }
 
     fn print_json(&self, records: &[Record]) {
@@ -121,6 +158,11 @@ impl Observer for Progress {
         }
         if let Some(heading) = heading {
             self.send(Message::Note(heading));
+        }
+        let asks = |wait: &Wait| wait.on == WaitKind::Answer;
+        let asks = |record: &Record| matches!(&record.header().phase, Phase::Waiting(waits) if waits.iter().any(asks));
+        if records.iter().any(asks) {
+            self.question_is_open();
         }
         self.send(Message::Committed { records: records.to_vec(), progress });
     }

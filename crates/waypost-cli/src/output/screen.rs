@@ -16,10 +16,11 @@ use waypost::events::{self, Event, EventKind};
 use waypost::record::{Phase, Record};
 use waypost::store::{self, Store};
 
+use super::event_line::EventLines;
 use super::region::{Region, Size};
 use super::step_log::{ReadTo, StepLog};
 use super::step_progress::{StepProgress, called, name_of};
-use super::{Output, actions, event_line};
+use super::{Output, actions};
 use crate::format::time;
 
 /// Refresh interval: smooth for an eye, and cheap.
@@ -45,6 +46,12 @@ pub(super) enum Message {
         progress: store::Progress,
     },
     Stopping(StopLevel, String),
+    /// A question at the end of the screen, until the answer.
+    Question(String),
+    Answered {
+        ends_line: bool,
+        done: Sender<()>,
+    },
     /// Print the rest, remove the region and answer.
     Close(Sender<()>),
 }
@@ -58,6 +65,8 @@ pub(super) struct Screen {
     region: Region,
     began: Instant,
     is_open: bool,
+    /// A person is asked: nothing else is written.
+    is_asking: bool,
     /// Lines to print at the next refresh, above the region.
     above: String,
     polled: Instant,
@@ -74,6 +83,7 @@ impl Screen {
             region: Region::default(),
             began: now,
             is_open: false,
+            is_asking: false,
             above: String::new(),
             polled: now,
         }
@@ -109,7 +119,7 @@ impl Screen {
                     }
                 }
             }
-            if self.is_open {
+            if self.is_open && !self.is_asking {
                 self.refresh(runtime);
             }
             self.flush();
@@ -143,6 +153,21 @@ impl Screen {
                 for record in &records {
                     self.take_record(record, runtime);
                 }
+            }
+            Message::Question(prompt) => {
+                self.flush();
+                self.region.draw("", &[]);
+                self.is_asking = true;
+                self.output.prompt(&prompt);
+            }
+            Message::Answered { ends_line, done } => {
+                if self.is_asking && ends_line {
+                    self.output.aside("");
+                }
+                self.is_asking = false;
+                self.flush();
+                // The caller may be gone.
+                let _ = done.send(());
             }
             Message::Close(done) => {
                 self.finish_logs(runtime);
@@ -195,8 +220,12 @@ impl Screen {
             return;
         }
         let group = (self.output.actions && self.output.logs && is_end).then(|| self.group(event, record));
-        let line = group.flatten().unwrap_or_else(|| event_line::line(event, self.of_many));
+        let line = group.flatten().unwrap_or_else(|| self.lines_of_events().line(event));
         self.print(&line);
+    }
+
+    fn lines_of_events(&self) -> EventLines {
+        EventLines { of_many: self.of_many, digests: self.output.verbose }
     }
 
     /// Prints lines that stay, at the next refresh.
@@ -211,6 +240,9 @@ impl Screen {
 
     /// Writes the lines of [`Screen::print`]; removes the region.
     fn flush(&mut self) {
+        if self.is_asking {
+            return;
+        }
         let above = std::mem::take(&mut self.above);
         if self.output.live {
             if !self.is_open || !above.is_empty() {

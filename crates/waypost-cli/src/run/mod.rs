@@ -10,5 +10,6 @@ pub(crate) mod hooks;
 pub(crate) mod keepalive;
 pub(crate) mod limits;
 pub(crate) mod params;
+pub(crate) mod questions;
 pub(crate) mod reference;
 pub(crate) mod run_status;

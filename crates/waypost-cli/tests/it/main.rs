@@ -6,6 +6,7 @@ mod after_failure;
 mod again;
 mod agents;
 mod announcing;
+mod approving;
 mod archived;
 mod archiving;
 mod asked;

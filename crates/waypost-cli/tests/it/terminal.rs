@@ -75,11 +75,16 @@ fn screen(bytes: &str, columns: usize) -> String {
             '\r' => column = 0,
             '\n' => row += 1,
             '\x1b' => {
-                let code: String = rest.by_ref().skip(1).take_while(|c| !c.is_alphabetic()).collect();
-                // The letter is taken by `take_while`, so only codes of this program are known: `A` has a number.
+                let mut code = String::new();
+                while let Some(c) = rest.next() {
+                    code.push(c);
+                    if c.is_ascii_alphabetic() {
+                        break;
+                    }
+                }
                 match code.as_str() {
-                    "1" => row = row.saturating_sub(1),
-                    "" => {
+                    "[1A" => row = row.saturating_sub(1),
+                    "[J" => {
                         lines.truncate(row + 1);
                         lines[row].truncate(column);
                     }
