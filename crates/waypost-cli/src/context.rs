@@ -47,6 +47,15 @@ fn reports_progress(command: &Command) -> bool {
         || matches!(command, Command::Answer(args) if args.after.resume)
 }
 
+/// Returns whether a command asks for the printed text of steps, or for none.
+fn wants_logs(command: &Command) -> Option<bool> {
+    match command {
+        Command::Run(args) => args.printed.wanted(),
+        Command::Resume(args) => args.printed.wanted(),
+        _ => None,
+    }
+}
+
 impl Context {
     /// Creates the context from the global options.
     pub(crate) fn new(cli: &Cli) -> Self {
@@ -54,7 +63,7 @@ impl Context {
         let unset = std::env::var_os("WAYPOST_STORE").is_some_and(|value| value.is_empty());
         let store = cli.global.store.clone().filter(|store| !(unset && store.is_empty()));
         Self {
-            output: Output::new(&cli.global, reports_progress(&cli.command)),
+            output: Output::new(&cli.global, reports_progress(&cli.command), wants_logs(&cli.command)),
             store,
             store_origin: Origin::Default,
             near: OnceLock::new(),
@@ -85,7 +94,7 @@ impl Context {
             config => config?,
         };
         config.complete(cli, matches);
-        self.output = Output::new(&cli.global, reports_progress(&cli.command));
+        self.output = Output::new(&cli.global, reports_progress(&cli.command), wants_logs(&cli.command));
         environment::prefer_parallel(config.max_parallel().map(|found| found.value));
         environment::use_agents(config.agent_commands());
         let found = config.store()?;

@@ -171,6 +171,24 @@ pub(crate) enum Command {
     Supervise,
 }
 
+/// Whether `run` and `resume` print the output of steps.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct PrintedArgs {
+    /// Print each line of output of the steps on stderr [default: unless stderr is a terminal]
+    #[arg(long, overrides_with = "no_logs")]
+    logs: bool,
+    /// Print no output of the steps
+    #[arg(long)]
+    no_logs: bool,
+}
+
+impl PrintedArgs {
+    /// Returns the choice of the user, if any.
+    pub(crate) fn wanted(self) -> Option<bool> {
+        (self.logs || self.no_logs).then_some(self.logs)
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Workflow file
@@ -210,6 +228,8 @@ pub(crate) struct RunArgs {
     /// Run in a separate process, and return at once
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) detach: bool,
+    #[command(flatten)]
+    pub(crate) printed: PrintedArgs,
     /// This is the process of a detached run
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
@@ -274,6 +294,8 @@ pub(crate) struct ResumeArgs {
     /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) printed: PrintedArgs,
 }
 
 /// What a person says about a step in doubt.

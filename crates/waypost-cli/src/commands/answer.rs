@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::RunId;
-use waypost::engine::{Engine, RunError, Snapshot, Waiting};
-use waypost::record::{RunStatus, WaitKind};
-use waypost::store::{Signal, SignalKind, Store};
-use waypost_workflow::file::{AnswerKind, Work};
-use waypost_workflow::mask::Mask;
-use waypost_workflow::program::ProgramError;
+use waypost::engine::{Engine, RunError, Waiting};
+use waypost::record::RunStatus;
+use waypost::store::Store;
 
 use super::Context;
 use super::resume::resume_in;
@@ -18,11 +15,11 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::output::{shown, shown_lines};
-use crate::run::definition::{Chosen, how_to_resume};
-use crate::run::environment;
+use crate::run::definition::how_to_resume;
+use crate::run::keepalive::keepalive_holder;
+use crate::run::questions::{json_or_text, questions, refuse_secret, taken};
 use crate::run::reference::{Default, find, here_first, only, step_on, unnamed};
 use crate::store_location::Access;
-use crate::view::step_of;
 use crate::view::{AnsweredView, SignalledView, VERSION};
 
 /// Most commands in a hint.
@@ -62,7 +59,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
         ))?;
     }
     let text = format!("Answered step {} of run {run}", question.step);
-    if args.after.resume && store.run(&run).await?.summary.holder.is_none() {
+    if args.after.resume && !is_held(store.as_ref(), &run).await? {
         if !context.output.json {
             context.output.done(&text)?;
         }
@@ -106,6 +103,11 @@ async fn asking(engine: &Engine) -> Result<Vec<RunId>, Error> {
     Ok(asking)
 }
 
+/// Returns whether a process works on the run, or waits for its answers.
+async fn is_held(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
+    Ok(store.run(run).await?.summary.holder.is_some() || keepalive_holder(store, run).is_some())
+}
+
 /// Prints the input given, and its effect.
 async fn told(
     context: &Context,
@@ -115,7 +117,7 @@ async fn told(
     others: usize,
 ) -> Result<Exit, Error> {
     let entry = store.run(run).await?;
-    let next = match (entry.summary.holder.is_some(), others) {
+    let next = match (is_held(store, run).await?, others) {
         (true, _) => "; its process continues with the answer".to_owned(),
         (false, 0) => format!("; {}", how_to_resume(entry.record.record(), &context.store_words())),
         (false, 1) => "; one more question is open".to_owned(),
@@ -123,18 +125,6 @@ async fn told(
     };
     context.output.done(&format!("{what}{next}"))?;
     Ok(Exit::Done)
-}
-
-/// Returns the run's questions to a person: open questions, and answered questions not yet processed by a
-/// session.
-async fn questions(engine: &Engine, run: &RunId) -> Result<(Vec<Waiting>, Vec<Waiting>), Error> {
-    let given = engine.store().signals(run).await?;
-    let is_open = |waiting: &Waiting| {
-        let answers = |signal: &Signal| matches!(&signal.kind, SignalKind::Answer { wait, .. } if *wait == waiting.wait.id);
-        !given.iter().any(answers)
-    };
-    let asked = engine.waiting(run).await?.into_iter().filter(|waiting| waiting.wait.on == WaitKind::Answer);
-    Ok(asked.partition(is_open))
 }
 
 /// Selects a question: by prefix of the id, by step, or as the only question.
@@ -212,51 +202,4 @@ fn commands_for(run: &RunId, questions: &[&Waiting]) -> String {
         commands.push(format!("`waypost show {run}` lists all questions"));
     }
     format!("answer one: {}", commands.join(", "))
-}
-
-/// Converts an answer to the type required by the step.
-async fn taken(store: &dyn Store, run: &RunId, question: &Waiting, text: &str) -> Result<Value, Error> {
-    let snapshot = Snapshot::read(store, run).await?;
-    let workflow = Chosen::in_force(store, &snapshot).map(|chosen| chosen.workflow);
-    let asking = |workflow| step_of(workflow, &question.branch, question.step.as_str());
-    let step = workflow.as_ref().ok().and_then(asking);
-    let Some(Work::Approve(approval)) = step.map(|step| &step.work) else {
-        // In a run of a program, the program validates answers.
-        return Ok(json_or_text(text));
-    };
-    let given = match approval.answer {
-        AnswerKind::Json => serde_json::from_str(text).map_err(|error| {
-            Error::usage(format!("the answer is not JSON: {error}"), "quote a text: '\"text\"'")
-        })?,
-        _ => Value::String(text.to_owned()),
-    };
-    approval.answer.take(&given).map_err(|why| {
-        let question = question.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
-        Error::usage(
-            format!("`{text}` is not a valid answer: {why}"),
-            format!("step {} asks: {}", step.map_or("", |step| step.id.as_str()), shown(question)),
-        )
-    })
-}
-
-/// Refuses text with a secret of the run's workflow, as far as the secrets are set here.
-pub(super) async fn refuse_secret(store: &dyn Store, run: &RunId, text: &str) -> Result<(), Error> {
-    let snapshot = Snapshot::read(store, run).await?;
-    // A run of a program has no workflow with declared secrets.
-    let Ok(Chosen { workflow, .. }) = Chosen::in_force(store, &snapshot) else { return Ok(()) };
-    let value = |name: &String| environment::secret(&workflow, name).filter(|value| !value.is_empty());
-    let secrets = workflow.secrets().iter().filter_map(|name| Some((name.as_str(), value(name)?)));
-    let secrets: Vec<_> = secrets.map(|(name, value)| (name, value.into_encoded_bytes())).collect();
-    let mask = Mask::new(secrets.iter().map(|(name, value)| (*name, value.as_slice())));
-    if mask.map_err(ProgramError::from)?.contains(text.as_bytes()) {
-        return Err(Error::usage(
-            "the value contains a secret of the workflow",
-            "answers and signals are recorded; send another value",
-        ));
-    }
-    Ok(())
-}
-
-fn json_or_text(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }

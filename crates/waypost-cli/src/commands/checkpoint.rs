@@ -3,10 +3,10 @@
 use waypost::engine::Engine;
 
 use super::Context;
-use super::answer::refuse_secret;
 use crate::cli::CheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find};
 use crate::store_location::Access;
 use crate::view::{MarkedView, VERSION};

@@ -11,7 +11,6 @@ use waypost::store::Store;
 use waypost_workflow::program::WorkflowState;
 
 use super::Context;
-use super::answer::refuse_secret;
 use crate::cli::DeadLetter;
 use crate::cli::{DeadLetters, DropArgs, OneRun, ResumeArgs, RetryArgs, ShowLetters};
 use crate::error::Error;
@@ -20,6 +19,7 @@ use crate::output::{log_lines, shown};
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
 use crate::run::definition::Chosen;
+use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find, find_to_decide, unfinished_statuses};
 use crate::store_location::Access;
 use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};

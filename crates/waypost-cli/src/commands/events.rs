@@ -14,7 +14,7 @@ use crate::cli::EventsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::output::event_line::line;
+use crate::output::event_line::EventLines;
 
 /// Poll interval of a followed run: fast for a person, and cheap.
 pub(crate) const FOLLOW_INTERVAL: Duration = Duration::from_millis(300);
@@ -233,7 +233,7 @@ fn print(output: &Output, event: &Event) -> Result<(), Error> {
     if output.json {
         output.line(event)?;
     } else {
-        output.answer(&line(event, false))?;
+        output.answer(&EventLines { of_many: false, digests: output.verbose }.line(event))?;
     }
     Ok(())
 }

@@ -344,6 +344,9 @@ impl Prepared {
         let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(store, &program);
+        if !args.all {
+            session.ask_questions(&engine, &told.run, program.workflow());
+        }
         let kept = options.session.clone();
         let resumed = session.watch(engine.resume_program(&program, &told.run, options)).await;
         let outcome = resumed.map_err(|error| match error {

@@ -175,6 +175,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
         None => first,
     });
     let engine = session.engine(Arc::clone(&store), &program);
+    session.ask_questions(&engine, &told.run, program.workflow());
     let kept = options.clone();
     let work = session.watch(engine.run_program(&program, record, state, options));
     let outcome = match creation {

@@ -3,39 +3,70 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
-use waypost::events::Event;
+use waypost::events::{Event, EventKind};
+use waypost::record::{Wait, WaitKind};
 
 use super::shown;
 use crate::format::time;
 
-/// Formats an event as a line: time, place, name, and fields. With several runs, the place includes the run.
-pub(crate) fn line(event: &Event, of_many: bool) -> String {
-    let run = if of_many { event.run.as_str() } else { "" };
-    let at = if of_many && !event.branch.is_main() { "/" } else { "" };
-    let mut text = format!("{}  {:<10}", time::utc(event.ts), format!("{run}{at}{}", place(event)));
-    let mut rest = match serde_json::to_value(&event.what) {
-        Ok(Value::Object(rest)) => rest,
-        _ => Map::new(),
-    };
-    let name = rest.remove("event");
-    let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
-    let _ = write!(text, " {name}");
-    if let Some(step) = &event.step {
-        let _ = write!(text, " {step}");
-    }
-    if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
-        let _ = write!(text, " attempt={attempt}");
-    }
-    for (key, value) in &rest {
-        match value {
-            // Names chosen by users stay unchanged.
-            Value::Object(members) if key == "outputs" => {
-                members.iter().for_each(|(name, value)| tell_output(&mut text, name, value));
-            }
-            value => tell(&mut text, key, value),
+/// How events are written as lines.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EventLines {
+    /// With several runs, the place includes the run.
+    pub(crate) of_many: bool,
+    /// Digests are included.
+    pub(crate) digests: bool,
+}
+
+impl EventLines {
+    /// Formats an event as a line: time, place, name, and fields.
+    pub(crate) fn line(self, event: &Event) -> String {
+        let run = if self.of_many { event.run.as_str() } else { "" };
+        let at = if self.of_many && !event.branch.is_main() { "/" } else { "" };
+        let mut text = format!("{}  {:<10}", time::utc(event.ts), format!("{run}{at}{}", place(event)));
+        let mut rest = match serde_json::to_value(&event.what) {
+            Ok(Value::Object(rest)) => rest,
+            _ => Map::new(),
+        };
+        let name = rest.remove("event");
+        let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
+        let _ = write!(text, " {name}");
+        if let Some(step) = &event.step {
+            let _ = write!(text, " {step}");
         }
+        if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
+            let _ = write!(text, " attempt={attempt}");
+        }
+        if let EventKind::Interrupted { waits, .. } = &event.what {
+            rest.remove("waits");
+            waits.iter().for_each(|wait| tell_wait(&mut text, wait));
+        }
+        if !self.digests && matches!(event.what, EventKind::CheckpointWritten { .. }) {
+            rest.remove("digest");
+        }
+        for (key, value) in &rest {
+            match value {
+                // Names chosen by users stay unchanged.
+                Value::Object(members) if key == "outputs" => {
+                    members.iter().for_each(|(name, value)| tell_output(&mut text, name, value));
+                }
+                value => tell(&mut text, key, value),
+            }
+        }
+        text
     }
-    text
+}
+
+/// Appends the condition of a wait.
+fn tell_wait(text: &mut String, wait: &Wait) {
+    let (key, value) = match &wait.on {
+        WaitKind::Answer => ("asks", wait.question.clone().unwrap_or_default()),
+        WaitKind::Signal(name) => ("signal", Value::String(name.clone())),
+        WaitKind::Until(due) => ("until", Value::String(time::utc(*due))),
+        WaitKind::Resume => ("waits_for", Value::String("resume".to_owned())),
+        WaitKind::Children => return,
+    };
+    tell(text, key, &value);
 }
 
 /// Appends an output to a line: text as is, other values as JSON.
@@ -51,6 +82,10 @@ fn tell(text: &mut String, key: &str, value: &Value) {
         Value::String(told) => told.clone(),
         Value::Array(items) if items.iter().all(Value::is_string) => {
             items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(": ")
+        }
+        // Claims and the like, one after the other.
+        Value::Array(items) if items.iter().all(Value::is_object) => {
+            return items.iter().for_each(|item| tell(text, key, item));
         }
         // The members of a map are appended without a prefix.
         Value::Object(members) => return members.iter().for_each(|(key, value)| tell(text, key, value)),

@@ -21,6 +21,9 @@ pub(crate) mod actions;
 pub(crate) mod event_line;
 pub(crate) mod progress;
 mod region;
+mod screen;
+mod step_log;
+mod step_progress;
 pub(crate) mod waits;
 
 /// Below this width a table is not readable: each row is printed as separate lines.
@@ -50,6 +53,8 @@ pub(crate) struct Output {
     pub(crate) live: bool,
     /// stderr is the log of a GitHub Actions job.
     pub(crate) actions: bool,
+    /// Progress includes the printed text of steps: each line, or groups in a GitHub Actions job.
+    pub(crate) logs: bool,
     /// Columns of the terminal, if stdout is a terminal.
     pub(crate) columns: Option<usize>,
     /// stdout is a terminal.
@@ -68,8 +73,9 @@ fn is_ci() -> bool {
 }
 
 impl Output {
-    /// Determines the modes from both streams and the options.
-    pub(crate) fn new(global: &Global, one_line: bool) -> Self {
+    /// Determines the modes from both streams and the options; `logs`: whether the printed text of steps is
+    /// wanted, by default unless stderr is a screen.
+    pub(crate) fn new(global: &Global, one_line: bool, logs: Option<bool>) -> Self {
         let color = global.color.unwrap_or(Color::Auto);
         Self {
             json: global.json,
@@ -80,6 +86,7 @@ impl Output {
             paint_err: Paint(colours(color, &io::stderr())),
             live: is_screen(),
             actions: !global.json && (is_ci() || !io::stderr().is_terminal()) && actions::is_job(),
+            logs: !global.json && !global.quiet && logs.unwrap_or_else(|| !is_screen()),
             columns: columns(),
             terminal: io::stdout().is_terminal(),
         }
@@ -155,7 +162,12 @@ impl Output {
 
     /// Prints a warning on stderr.
     pub(crate) fn warn(&self, text: &str) {
-        self.err(&format!("{} {text}", self.paint_err.yellow("warning:")));
+        self.err(&self.warning(text));
+    }
+
+    /// Formats a warning.
+    fn warning(&self, text: &str) -> String {
+        format!("{} {text}", self.paint_err.yellow("warning:"))
     }
 
     /// Prints an error: on stderr, or as the JSON answer if possible.
@@ -219,15 +231,28 @@ impl Output {
         Ok((count > 0).then(|| answer.trim().to_owned()))
     }
 
-    /// Returns whether a person can be asked.
+    /// Returns whether a person can be asked: a process in the background would be stopped by a read.
     #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
     pub(crate) fn can_ask(&self) -> bool {
-        io::stdin().is_terminal() && io::stderr().is_terminal() && !is_ci()
+        let stdin = io::stdin();
+        // An error means that the terminal does not control this process.
+        let is_in_front =
+            || rustix::termios::tcgetpgrp(&stdin).map_or(true, |group| group == rustix::process::getpgrp());
+        stdin.is_terminal() && io::stderr().is_terminal() && !is_ci() && is_in_front()
+    }
+
+    /// Prints the beginning of a line on stderr, which an answer ends.
+    #[expect(clippy::unused_self, reason = "what is asked goes through an output")]
+    fn prompt(&self, text: &str) {
+        let mut stderr = io::stderr().lock();
+        // stderr is gone, and so is the person.
+        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
     }
 
     fn err(&self, text: &str) {
         // stderr is gone, and so is the place to report this.
-        let _ = writeln!(io::stderr().lock(), "{text}");
+        // One write, so that lines of other processes do not come between.
+        let _ = io::stderr().lock().write_all(format!("{text}\n").as_bytes());
     }
 
     /// Formats rows as a table with a heading, or as separate lines if the terminal is too narrow for whole
@@ -393,13 +418,14 @@ fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
 fn columns() -> Option<usize> {
     let given =
         std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
-    given.or_else(|| columns_of(&io::stdout()))
+    given.or_else(|| size_of(&io::stdout()).map(|(columns, _)| columns))
 }
 
-/// Returns the columns of a stream, if it is a terminal of known size.
-fn columns_of(stream: &(impl std::os::fd::AsFd + io::IsTerminal)) -> Option<usize> {
-    let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten();
-    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
+/// Returns the columns and rows of a stream, if it is a terminal of known size.
+fn size_of(stream: &(impl std::os::fd::AsFd + io::IsTerminal)) -> Option<(usize, usize)> {
+    let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten()?;
+    let (columns, rows) = (usize::from(size.ws_col), usize::from(size.ws_row));
+    (columns > 0 && rows > 0).then_some((columns, rows))
 }
 
 /// Returns text on one line, without control characters and without bidirectional marks.

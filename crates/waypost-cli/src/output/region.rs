@@ -7,67 +7,140 @@
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
 /// Columns of the echo of a Ctrl-C, `^C`, plus a spare column, to keep the echo within the line.
 pub(super) const ECHO_COLUMNS: usize = 3;
-/// The assumed width of a terminal of unknown size.
-const COLUMNS_ASSUMED: usize = 80;
+/// The assumed columns and rows of a terminal of unknown size.
+const SIZE_ASSUMED: (usize, usize) = (80, 24);
 
 /// The lines on the screen.
 #[derive(Debug, Default)]
 pub(super) struct Region {
-    drawn: usize,
+    /// The columns of each drawn line.
+    drawn: Vec<usize>,
+}
+
+/// The size of the terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Size {
+    columns: usize,
+    rows: usize,
+}
+
+impl Size {
+    /// Returns the present size of the terminal on stderr.
+    pub(super) fn now() -> Self {
+        let (columns, rows) = super::size_of(&io::stderr()).unwrap_or(SIZE_ASSUMED);
+        Self { columns, rows }
+    }
+
+    /// Returns the longest allowed line.
+    pub(super) fn line_columns(self) -> usize {
+        self.columns.saturating_sub(ECHO_COLUMNS).max(1)
+    }
+
+    /// Returns the number of lines in a region that leaves a line of the scrolling text visible.
+    pub(super) fn lines(self) -> usize {
+        self.rows.saturating_sub(1).max(1)
+    }
 }
 
 impl Region {
-    /// Returns the longest allowed line.
-    pub(super) fn columns() -> usize {
-        super::columns_of(&io::stderr()).unwrap_or(COLUMNS_ASSUMED).saturating_sub(ECHO_COLUMNS).max(1)
-    }
-
     /// Draws `lines` in place of the previous lines, after the permanent, possibly empty text `above`.
     pub(super) fn draw(&mut self, above: &str, lines: &[String]) {
-        let text = self.redrawn(above, lines, Self::columns());
+        let text = self.redrawn(above, lines, Size::now());
         let mut stderr = io::stderr().lock();
         // The terminal is gone.
         let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
     }
 
-    fn redrawn(&mut self, above: &str, lines: &[String], columns: usize) -> String {
+    fn redrawn(&mut self, above: &str, lines: &[String], size: Size) -> String {
         let mut text = String::new();
-        if self.drawn > 0 {
+        if !self.drawn.is_empty() {
             text.push('\r');
-            text.push_str(&"\x1b[1A".repeat(self.drawn - 1));
+            // A terminal that became narrower has wrapped the drawn lines.
+            let rows: usize = self.drawn.iter().map(|line| line.div_ceil(size.columns).max(1)).sum();
+            text.push_str(&"\x1b[1A".repeat(rows - 1));
             // Clears all lines below, and the echo at the end.
             text.push_str("\x1b[J");
         }
         for line in above.lines() {
             let _ = writeln!(text, "{line}");
         }
+        self.drawn.clear();
         for (index, line) in lines.iter().enumerate() {
+            let line = cut(line, size.line_columns());
             let end = if index > 0 { "\n" } else { "" };
-            let _ = write!(text, "{end}{}", line.chars().take(columns).collect::<String>());
+            let _ = write!(text, "{end}{line}");
+            self.drawn.push(line.width());
         }
-        self.drawn = lines.len();
         text
     }
 }
 
+/// Returns the beginning of a line that fits into columns.
+pub(super) fn cut(line: &str, columns: usize) -> &str {
+    let mut used = 0;
+    for (at, c) in line.char_indices() {
+        used += c.width().unwrap_or_default();
+        if used > columns {
+            return &line[..at];
+        }
+    }
+    line
+}
+
+/// Returns whether a line fits into columns.
+pub(super) fn fits(line: &str, columns: usize) -> bool {
+    line.width() <= columns
+}
+
+/// Returns a name followed by `rest`; a name that leaves no room for the rest is cut.
+pub(super) fn fitted(name: &str, rest: &str, columns: usize) -> String {
+    let room = columns.saturating_sub(rest.width());
+    if fits(name, room) {
+        return format!("{name}{rest}");
+    }
+    format!("{}\u{2026}{rest}", cut(name, room.saturating_sub(1)))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Region;
+    use super::{Region, Size, cut, fitted};
+
+    const SIZE: Size = Size { columns: 20, rows: 24 };
 
     #[test]
     fn lines_end_before_the_edge_and_are_taken_away_whole() {
         let mut region = Region::default();
         let lines = ["| build 3s".to_owned(), "1/3 steps; Ctrl-C stops, resumable".to_owned()];
 
-        let first = region.redrawn("", &lines, 17);
-        let second = region.redrawn("done build", &lines[1..], 17);
-        let last = region.redrawn("", &[], 17);
+        let first = region.redrawn("", &lines, SIZE);
+        let second = region.redrawn("done build", &lines[1..], SIZE);
+        let last = region.redrawn("", &[], SIZE);
 
         assert_eq!(first, "| build 3s\n1/3 steps; Ctrl-C");
         assert_eq!(second, "\r\x1b[1A\x1b[Jdone build\n1/3 steps; Ctrl-C");
         assert_eq!(last, "\r\x1b[J");
-        assert_eq!(region.redrawn("", &[], 17), "", "nothing is there any more");
+        assert_eq!(region.redrawn("", &[], SIZE), "", "nothing is there any more");
+    }
+
+    #[test]
+    fn lines_wrapped_by_a_narrower_terminal_are_taken_away_whole() {
+        let mut region = Region::default();
+        region.redrawn("", &["0123456789".to_owned(), "0123456789".to_owned()], SIZE);
+
+        let narrow = region.redrawn("", &["0123456789".to_owned()], Size { columns: 6, ..SIZE });
+
+        assert_eq!(narrow, "\r\x1b[1A\x1b[1A\x1b[1A\x1b[J012");
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        assert_eq!(cut("\u{65e5}\u{672c}\u{8a9e}", 5), "\u{65e5}\u{672c}");
+        assert_eq!(cut("e\u{301}a\u{301}", 1), "e\u{301}");
+        assert_eq!(fitted("build", " 3s", 8), "build 3s");
+        assert_eq!(fitted("\u{65e5}\u{672c}\u{8a9e}", " 3s", 8), "\u{65e5}\u{672c}\u{2026} 3s");
     }
 }

@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 use waypost::record::WaitKind;
-use waypost_workflow::file::AnswerKind;
 
 use super::{shown, shown_lines};
 use crate::format::text::quoted;
@@ -11,21 +10,15 @@ use crate::view::WaitView;
 
 /// Formats a wait of a step, with the command to fulfil it.
 pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str) -> String {
-    let step = match wait.branch.as_str() {
-        "main" => wait.step.clone(),
-        branch => format!("{branch}/{}", wait.step),
-    };
-    let question = wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
+    let step = name(wait);
     match &wait.on {
         WaitKind::Answer if is_given => {
-            format!("  step {step} asks, already answered: {}", shown_lines(question))
+            format!("  step {step} asks, already answered: {}", shown_lines(question(wait)))
         }
-        WaitKind::Answer => format!(
-            "  step {step} asks: {}\n    waypost answer {run} {} ANSWER{words}{}",
-            shown_lines(question),
-            quoted(&step),
-            wait.wanted.as_ref().map(wanted).unwrap_or_default()
-        ),
+        WaitKind::Answer => {
+            let text = format!("  step {step} asks: {}", shown_lines(question(wait)));
+            format!("{text}\n    {}{}", answer_command(run, wait, words), wanted(wait))
+        }
         WaitKind::Signal(_) if is_given => format!("  step {step} waits for a signal, already sent"),
         WaitKind::Signal(name) => format!(
             "  step {step} waits for a signal\n    waypost signal {run} {}{words}",
@@ -37,7 +30,30 @@ pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str)
     }
 }
 
+/// Formats a question of a step, with the allowed answers.
+pub(crate) fn question_text(wait: &WaitView) -> String {
+    format!("  step {} asks: {}{}", name(wait), shown_lines(question(wait)), wanted(wait))
+}
+
+/// Returns the command that answers a question.
+pub(crate) fn answer_command(run: &str, wait: &WaitView, words: &str) -> String {
+    format!("waypost answer {run} {} ANSWER{words}", quoted(&name(wait)))
+}
+
+/// Returns the step of a wait, with its branch.
+fn name(wait: &WaitView) -> String {
+    match wait.branch.as_str() {
+        "main" => wait.step.clone(),
+        branch => format!("{branch}/{}", wait.step),
+    }
+}
+
+fn question(wait: &WaitView) -> &str {
+    wait.question.as_ref().and_then(Value::as_str).unwrap_or_default()
+}
+
 /// Returns a separate line with the allowed answers.
-fn wanted(answer: &AnswerKind) -> String {
-    format!("\n    where ANSWER is {}", shown(&answer.describe()))
+fn wanted(wait: &WaitView) -> String {
+    let wanted = wait.wanted.as_ref();
+    wanted.map(|answer| format!("\n    where ANSWER is {}", shown(&answer.describe()))).unwrap_or_default()
 }

@@ -11,5 +11,6 @@ pub(crate) mod idle_times;
 pub(crate) mod keepalive;
 pub(crate) mod limits;
 pub(crate) mod params;
+pub(crate) mod questions;
 pub(crate) mod reference;
 pub(crate) mod run_status;

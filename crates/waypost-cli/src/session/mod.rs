@@ -1,9 +1,10 @@
 //! A session of a run on the command line: progress during the work, then the outcome.
 
+mod asking;
 pub(crate) mod interrupt;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -25,6 +26,7 @@ use crate::format::exit_code;
 use crate::format::time::now;
 use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::Progress;
+use crate::output::waits::{answer_command, question_text, wait_text};
 use crate::output::{log_lines, shown, shown_lines};
 use crate::run::dead_letters;
 use crate::run::definition::Chosen;
@@ -33,6 +35,8 @@ use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
 use crate::run::reference::{damaged_reference, step_on};
 use crate::view::{VERSION, WaitView};
+
+use asking::{Asking, SessionEnds};
 
 /// A session, before its start.
 #[derive(Debug)]
@@ -45,6 +49,8 @@ pub(crate) struct Session<'a> {
     deadline: Option<Instant>,
     /// Stop requests since this time are for this session.
     began: Timestamp,
+    /// The questions to the person at the terminal, if there is one.
+    asking: Mutex<Option<Asking>>,
 }
 
 /// The requester name of a cancel, in records and messages.
@@ -52,6 +58,8 @@ pub(crate) const CANCEL: &str = "waypost cancel";
 
 /// Most failures printed in full at the end of a run: each may have a tail of its log.
 const FAILURES_SHOWN_MAX: usize = 10;
+/// Most commands for answers at the end of a run that waits.
+const ANSWERS_SHOWN_MAX: usize = 5;
 /// The poll interval for signals to the run.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -103,7 +111,7 @@ impl<'a> Session<'a> {
         let stop = StopHandle::default();
         interrupt::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(Self { context, stop, progress, deadline, began: now() })
+        Ok(Self { context, stop, progress, deadline, began: now(), asking: Mutex::default() })
     }
 
     /// Derives the session of one of several runs: stopped with all runs, or by its own timeout.
@@ -118,7 +126,20 @@ impl<'a> Session<'a> {
         });
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let progress = Arc::clone(&self.progress);
-        Self { context: self.context, stop, progress, deadline, began: now() }
+        Self { context: self.context, stop, progress, deadline, began: now(), asking: Mutex::default() }
+    }
+
+    /// Asks the questions of the run at once, if a person is at the terminal.
+    pub(crate) fn ask_questions(&self, engine: &Engine, run: &RunId, workflow: &Workflow) {
+        let output = &self.context.output;
+        if output.can_ask() && !output.json && !output.quiet {
+            let ends = SessionEnds { progress: Arc::clone(&self.progress), stop: self.stop.clone() };
+            *self.asking() = Some(Asking::begin(engine, run, workflow, ends));
+        }
+    }
+
+    fn asking(&self) -> std::sync::MutexGuard<'_, Option<Asking>> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Creates the engine of this session for a workflow.
@@ -132,18 +153,19 @@ impl<'a> Session<'a> {
         &self,
         session: impl Future<Output = Result<Outcome<WorkflowState>, RunError>>,
     ) -> Result<Outcome<WorkflowState>, Error> {
+        self.progress.open().map_err(Error::Runtime)?;
         let outcome = tokio::select! {
             biased;
             outcome = session => outcome,
-            () = self.progress.keep_fresh() => unreachable!("freshness has no end"),
             () = self.run_out() => unreachable!("the limit only stops the session"),
         };
         self.progress.close();
         Ok(outcome?)
     }
 
-    /// Resumes a run that waits for a time or a signal, as often as one arrives within `wait`. Questions to a
-    /// person do not extend the wait, but an answer in this time is processed.
+    /// Resumes a run that waits for a time or a signal, as often as one arrives within `wait`. A question to the
+    /// person at this terminal is waited for; other questions do not extend the wait, but an answer in this time
+    /// is processed.
     pub(crate) async fn wait_out(
         &self,
         engine: &Engine,
@@ -156,6 +178,9 @@ impl<'a> Session<'a> {
         let _staying = (outcome.status == RunStatus::Waiting)
             .then(|| Keepalive::begin(engine.store().as_ref(), &outcome.run));
         while outcome.status == RunStatus::Waiting {
+            if outcome.waiting.iter().any(|waiting| waiting.wait.on == WaitKind::Answer) {
+                self.progress.question_is_open();
+            }
             let came = tokio::select! {
                 biased;
                 came = self.comes(engine, &outcome, end) => came?,
@@ -197,12 +222,13 @@ impl<'a> Session<'a> {
         let (signals, asks) =
             (has(|on| matches!(on, WaitKind::Signal(_))), has(|on| *on == WaitKind::Answer));
         let due = due.map(|due| Instant::now() + due).filter(|due| *due <= end);
-        if due.is_none() && !signals {
-            return Ok(WaitResult::Nothing);
-        }
         let last = due.unwrap_or(end);
         loop {
-            let rest = last.saturating_duration_since(Instant::now());
+            let is_asking = asks && self.asking().as_ref().is_some_and(Asking::is_under_way);
+            if due.is_none() && !signals && !is_asking {
+                return Ok(WaitResult::Nothing);
+            }
+            let rest = if is_asking { LOOK_INTERVAL } else { last.saturating_duration_since(Instant::now()) };
             tokio::select! {
                 stop = self.stop.stopped() => return Ok(WaitResult::Stop(stop.by)),
                 () = tokio::time::sleep(rest.min(LOOK_INTERVAL)) => {}
@@ -225,7 +251,7 @@ impl<'a> Session<'a> {
             if said.iter().any(is_meant) {
                 return Ok(WaitResult::Something);
             }
-            if Instant::now() >= last {
+            if Instant::now() >= last && (due.is_some() || !is_asking) {
                 return Ok(if due.is_some() { WaitResult::Something } else { WaitResult::Nothing });
             }
         }
@@ -250,6 +276,9 @@ impl<'a> Session<'a> {
         told: &SessionReport,
     ) -> Result<Exit, Error> {
         let output = &self.context.output;
+        if self.asking().take().is_some() {
+            self.progress.asked_all(true);
+        }
         for damage in &outcome.repaired {
             let at = damaged_reference(&told.run, damage);
             output.warn(&format!(
@@ -529,7 +558,7 @@ fn sentence(
                 "\nCheck the effects of the step, then: {line} --treat-as done, or --treat-as retry"
             ))
         ),
-        RunStatus::Waiting => format!("Run {run} waits: {done}.{}{next}", waits(workflow, outcome, told)),
+        RunStatus::Waiting => waits(workflow, outcome, told, &format!("Run {run} waits: {done}."), &next),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),
         RunStatus::Queued | RunStatus::Running => format!("Run {run} is {}: {done}.", outcome.status.name()),
     }
@@ -543,18 +572,35 @@ fn raise_budget(line: Option<&str>) -> String {
     }
 }
 
-/// Returns the open waits of a run, with the command to answer each.
-fn waits(workflow: &Workflow, outcome: &Outcome<WorkflowState>, told: &SessionReport) -> String {
+/// Returns the open waits of a run after a headline, and how to continue; at the end, the commands that answer.
+fn waits(
+    workflow: &Workflow,
+    outcome: &Outcome<WorkflowState>,
+    told: &SessionReport,
+    head: &str,
+    next: &str,
+) -> String {
     let words = told.store_words.as_deref().unwrap_or_default();
+    let run = told.run.as_str();
     let open = outcome
         .waiting
         .iter()
         .filter(|waiting| !matches!(waiting.wait.on, WaitKind::Children | WaitKind::Resume));
-    let line = |waiting: &Waiting| {
+    let (mut text, mut answers) = (head.to_owned(), Vec::new());
+    for waiting in open {
         let view = WaitView::of(&waiting.branch, &waiting.step, &waiting.wait, Some(workflow));
-        format!("\n{}", crate::output::waits::wait_text(told.run.as_str(), &view, false, words))
-    };
-    open.map(line).collect()
+        if waiting.wait.on == WaitKind::Answer {
+            answers.push(format!("\nAnswer with: {}", answer_command(run, &view, words)));
+            text.push_str(&format!("\n{}", question_text(&view)));
+        } else {
+            text.push_str(&format!("\n{}", wait_text(run, &view, false, words)));
+        }
+    }
+    let more = answers.len().saturating_sub(ANSWERS_SHOWN_MAX);
+    if more > 0 {
+        answers.drain(..more);
+    }
+    format!("{text}{next}{}", answers.concat())
 }
 
 /// Returns the exit code of a session with this outcome.

@@ -166,6 +166,16 @@ impl Running {
         self.end()
     }
 
+    /// Waits for the end of a program without pipes, and returns the exit code.
+    pub(crate) fn end_soon_on_terminal(mut self) -> Option<i32> {
+        let begin = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(begin.elapsed() < PATIENCE, "it hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.code()
+    }
+
     /// Returns the exit code of the program, if the program has ended.
     pub(crate) fn ended(&mut self) -> Option<Option<i32>> {
         self.0.try_wait().unwrap().map(|status| status.code())

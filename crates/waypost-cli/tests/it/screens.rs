@@ -1,11 +1,10 @@
 //! Narrow terminals, colours, closed readers, and names that are not text.
 
-use std::io::{Read as _, Write as _};
-use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
 
 use crate::rig::{FLOW, Rig, check};
+use crate::terminal::on_terminal;
 
 #[test]
 fn forty_columns_are_enough() {
@@ -164,41 +163,4 @@ fn a_job_with_a_terminal_gets_a_line_an_event() {
     assert!(moves(&of_person) && moves(&not_ci), "{of_person:?} {not_ci:?}");
     assert!(!moves(&of_job) && of_job.contains("step_started a"), "{of_job:?}");
     assert!(!moves(&of_actions) && of_actions.contains("::error"), "{of_actions:?}");
-}
-
-/// Returns the text shown on a terminal, with its line ends as written.
-fn on_terminal(write: impl FnOnce(OwnedFd)) -> String {
-    const END: &[u8] = b"\x04the end\x04";
-    let (terminal, ours) = terminal();
-    let mut last = std::fs::File::from(ours.try_clone().unwrap());
-    let reader = std::thread::spawn(move || {
-        let (mut shown, mut terminal) = (Vec::new(), std::fs::File::from(terminal));
-        let mut byte = [0];
-        // Closing one end of a terminal may discard unread output.
-        while !shown.ends_with(END) {
-            terminal.read_exact(&mut byte).unwrap();
-            shown.push(byte[0]);
-        }
-        shown.truncate(shown.len() - END.len());
-        shown
-    });
-    write(ours);
-    last.write_all(END).unwrap();
-    // The terminal turns each line end into `\r\n`.
-    String::from_utf8(reader.join().unwrap()).unwrap().replace("\r\n", "\n")
-}
-
-/// Makes a terminal. The first descriptor reads the bytes written to the second.
-#[expect(
-    unsafe_code,
-    reason = "neither the standard library nor rustix, as it is used here, makes a terminal"
-)]
-fn terminal() -> (OwnedFd, OwnedFd) {
-    let (mut reads, mut writes) = (-1, -1);
-    let none = std::ptr::null_mut();
-    // SAFETY: both out parameters point to live integers; the other pointers are null.
-    let made = unsafe { libc::openpty(&raw mut reads, &raw mut writes, none, none.cast(), none.cast()) };
-    assert_eq!(made, 0);
-    // SAFETY: both descriptors were just made and have no other owner.
-    unsafe { (OwnedFd::from_raw_fd(reads), OwnedFd::from_raw_fd(writes)) }
 }

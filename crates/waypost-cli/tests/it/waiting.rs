@@ -190,7 +190,7 @@ fn a_question_of_an_item_is_answered_by_its_branch() {
         let said = rig.told(&asked);
         let commands: Vec<Vec<&str>> = said
             .lines()
-            .filter_map(|line| line.trim().strip_prefix("waypost answer "))
+            .filter_map(|line| line.strip_prefix("Answer with: waypost answer "))
             .map(|line| line.split(' ').take(2).collect())
             .collect();
         assert_eq!(commands.len(), 2, "{said}");

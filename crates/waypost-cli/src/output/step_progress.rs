@@ -1,0 +1,430 @@
+//! The steps of a run under way, as the events tell.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use waypost::engine::StopLevel;
+use waypost::events::{Event, EventKind};
+use waypost::record::Try;
+use waypost::store;
+use waypost::{BranchPath, StepId};
+
+use super::region::fitted;
+use super::step_log::StepLog;
+use crate::format::time;
+
+/// Interval of silence before a heartbeat line; log viewers give up on silent jobs later.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+/// Columns of the bar of items.
+const BAR_COLUMNS: u64 = 20;
+
+/// The events so far.
+#[derive(Debug)]
+pub(super) struct StepProgress {
+    /// Running steps, by name with branch (unless main).
+    pub(super) running: BTreeMap<String, RunningStep>,
+    /// Steps with a failed attempt, until the next attempt starts.
+    retrying: BTreeMap<String, NextAttempt>,
+    /// Logs of services, which run on after the end of their steps.
+    pub(super) services: BTreeMap<String, StepLog>,
+    /// Items, by name of their step.
+    items: BTreeMap<String, Items>,
+    /// Steps whose items are joined: late ends of items are ignored.
+    joined: BTreeSet<String>,
+    pub(super) progress: store::Progress,
+    checkpoint: Option<(String, Instant)>,
+    pub(super) last_line: Instant,
+    pub(super) stopping: Option<StopLevel>,
+    /// The number of starts so far.
+    starts: u64,
+}
+
+/// A running step.
+#[derive(Debug)]
+pub(super) struct RunningStep {
+    since: Instant,
+    /// The place in the order of starts.
+    nth: u64,
+    pub(super) log: StepLog,
+}
+
+/// The next attempt of a step.
+#[derive(Debug)]
+struct NextAttempt {
+    attempt: u32,
+    /// `None` without a delay.
+    at: Option<Timestamp>,
+}
+
+/// The progress of a step's items.
+#[derive(Debug)]
+struct Items {
+    /// The start of the step, within this session.
+    since: Instant,
+    /// The number of items; unknown if an earlier session opened them.
+    total: Option<u64>,
+    ended: u64,
+    failed: u64,
+}
+
+impl StepProgress {
+    /// Creates an empty view that starts at `now`.
+    pub(super) fn from(now: Instant) -> Self {
+        Self {
+            running: BTreeMap::new(),
+            retrying: BTreeMap::new(),
+            services: BTreeMap::new(),
+            items: BTreeMap::new(),
+            joined: BTreeSet::new(),
+            progress: store::Progress::default(),
+            checkpoint: None,
+            last_line: now,
+            stopping: None,
+            starts: 0,
+        }
+    }
+
+    /// Returns a heartbeat line after enough silence by `now`, and restarts the interval.
+    pub(super) fn heartbeat(&mut self, now: Instant) -> Option<String> {
+        if now.saturating_duration_since(self.last_line) < HEARTBEAT {
+            return None;
+        }
+        self.last_line = now;
+        Some(format!("still working: {}", self.under_way(now)))
+    }
+
+    /// Takes an event in. `retry_at` is the time of the next attempt, for a failed attempt with a delay.
+    pub(super) fn take(&mut self, event: &Event, retry_at: Option<Timestamp>) {
+        let Some(step) = name_of(event) else { return };
+        match &event.what {
+            EventKind::Progress { key, value } if key == "items" => {
+                let since = self.running.remove(&step).map_or_else(|| since(event.ts), |step| step.since);
+                self.joined.remove(&step);
+                self.items.insert(step, Items { total: value.as_u64(), ..Items::since(since) });
+            }
+            EventKind::ItemStarted { .. } => drop(self.joined.remove(&step)),
+            EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } if self.joined.contains(&step) => {}
+            EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
+                let items = self.items.entry(step).or_insert_with(|| Items::since(since(event.ts)));
+                items.ended += 1;
+                items.failed += u64::from(matches!(event.what, EventKind::ItemDead { .. }));
+            }
+            EventKind::StepStarted => {
+                self.retrying.remove(&step);
+                self.start(step, since(event.ts), log_of(event));
+            }
+            EventKind::StepRetried(_) => {
+                self.running.remove(&step);
+                let attempt = event.attempt.unwrap_or_default() + 1;
+                self.retrying.insert(step, NextAttempt { attempt, at: retry_at });
+            }
+            EventKind::StepFailed(_) => {
+                self.end_items(&step);
+                self.end(&step);
+            }
+            EventKind::StepCompleted(_) | EventKind::StepSkipped { .. } | EventKind::Interrupted { .. } => {
+                self.end(&step);
+            }
+            _ => {}
+        }
+    }
+
+    /// The step runs on as a service after its end.
+    pub(super) fn keep_service(&mut self, event: &Event) {
+        let log = name_of(event).and_then(|step| Some((self.running.remove(&step)?.log, step)));
+        self.services.extend(log.map(|(log, step)| (step, log)));
+    }
+
+    /// Takes a checkpoint in, written at `at`.
+    pub(super) fn checkpoint(&mut self, seq: u64, at: Timestamp) {
+        self.checkpoint = Some((format!("@{seq}"), since(at)));
+    }
+
+    /// The join continues the step, begun before the items.
+    pub(super) fn join(&mut self, step: String, log: StepLog) {
+        let since = self.end_items(&step).unwrap_or_else(Instant::now);
+        self.start(step, since, Some(log));
+    }
+
+    fn start(&mut self, step: String, since: Instant, log: Option<StepLog>) {
+        self.starts += 1;
+        let nth = self.starts;
+        self.running.extend(log.map(|log| (step, RunningStep { since, nth, log })));
+    }
+
+    fn end(&mut self, step: &str) {
+        self.running.remove(step);
+        self.retrying.remove(step);
+    }
+
+    /// Stops counting the items of a step, if it has items; returns the start of the step.
+    fn end_items(&mut self, step: &str) -> Option<Instant> {
+        let items = self.items.remove(step)?;
+        self.joined.insert(step.to_owned());
+        Some(items.since)
+    }
+
+    /// Returns the duration of a running step.
+    pub(super) fn lasted(&self, step: &str) -> Option<Duration> {
+        self.running.get(step).map(|step| step.since.elapsed())
+    }
+
+    fn under_way(&self, now: Instant) -> String {
+        let lasted = |since: &Instant| time::lasted(now.saturating_duration_since(*since));
+        let step =
+            |(step, running): (&String, &RunningStep)| format!("{step} for {}", lasted(&running.since));
+        let items = self.items.iter().map(|(step, items)| format!("{step}: {}", items.told()));
+        let steps: Vec<String> = items.chain(self.running.iter().map(step)).collect();
+        let steps =
+            if steps.is_empty() { "waiting for the next attempt".to_owned() } else { steps.join(", ") };
+        let checkpoint = self.checkpoint.as_ref();
+        let checkpoint = checkpoint
+            .map(|(at, since)| format!("; checkpoint {at} {} ago", lasted(since)))
+            .unwrap_or_default();
+        format!("{steps}{checkpoint}")
+    }
+
+    /// Returns the run's status in one line, shortened to fit, and always with the effect of Ctrl-C.
+    pub(super) fn status(&self, columns: usize, ctrl_c: &str) -> String {
+        let store::Progress { done, total } = self.progress;
+        let checkpoint = match &self.checkpoint {
+            Some((at, since)) => format!("checkpoint {at} {} ago", whole_seconds(since.elapsed())),
+            None => "no checkpoint yet".to_owned(),
+        };
+        let next = match self.stopping {
+            None => ctrl_c,
+            Some(StopLevel::Graceful) => "stopping; Ctrl-C kills the steps",
+            Some(StopLevel::Kill) => "killing; Ctrl-C exits at once",
+        };
+        let longer =
+            [format!("{done}/{total} steps, {checkpoint}; {next}"), format!("{done}/{total} steps; {next}")];
+        longer.into_iter().find(|text| text.chars().count() <= columns).unwrap_or_else(|| next.to_owned())
+    }
+
+    /// Returns the lines about the work under way, at most `room` of at most `columns` columns: items, running
+    /// steps with the last line of their output, newest first, and coming attempts.
+    pub(super) fn lines(&self, spinner: char, room: usize, columns: usize) -> Vec<String> {
+        let mut running: Vec<_> = self.running.iter().collect();
+        running.sort_unstable_by_key(|(_, running)| Reverse(running.nth));
+        let bars = self.items.iter().map(|(step, items)| vec![items.bar(step, columns)]);
+        let steps = running.into_iter().map(|(step, running)| {
+            let took = format!(" {}", whole_seconds(running.since.elapsed()));
+            let last = running.log.last_line();
+            let last = (!last.is_empty()).then(|| format!("        | {last}"));
+            let first = fitted(&format!("{spinner:>7} {step}"), &took, columns);
+            std::iter::once(first).chain(last).collect()
+        });
+        let now = time::now();
+        let retries = self.retrying.iter().map(|(step, next)| vec![next.line(step, now, columns)]);
+        let blocks: Vec<Vec<String>> = bars.chain(steps).chain(retries).collect();
+        let (mut lines, count) = (Vec::new(), blocks.len());
+        for (index, block) in blocks.into_iter().enumerate() {
+            // The last block needs no room for a line about more.
+            let spare = usize::from(index + 1 < count);
+            if lines.len() + block.len() + spare > room {
+                lines.push(format!("        +{} more", count - index));
+                break;
+            }
+            lines.extend(block);
+        }
+        lines
+    }
+
+    /// Returns the names of the running steps, newest first.
+    pub(super) fn newest(&self, count: usize) -> Vec<String> {
+        let mut running: Vec<_> = self.running.iter().collect();
+        running.sort_unstable_by_key(|(_, running)| Reverse(running.nth));
+        running.into_iter().take(count).map(|(step, _)| step.clone()).collect()
+    }
+}
+
+/// Returns the moment of a record's time on the clock of this process.
+fn since(at: Timestamp) -> Instant {
+    let now = Instant::now();
+    let age = Duration::try_from(time::now().duration_since(at)).unwrap_or_default();
+    now.checked_sub(age).unwrap_or(now)
+}
+
+/// Formats a duration without tenths, which would only flicker.
+fn whole_seconds(duration: Duration) -> String {
+    match duration {
+        short if short.as_secs() < 60 => format!("{}s", short.as_secs()),
+        long => time::lasted(long),
+    }
+}
+
+/// Returns the log of the attempt of an event.
+fn log_of(event: &Event) -> Option<StepLog> {
+    let at = Try { attempt: event.attempt?, iteration: event.iteration.clone(), epoch: event.epoch };
+    Some(StepLog::new(&event.run, &event.branch, event.step.as_ref()?, &at))
+}
+
+/// Returns the display name of a step, with its branch. An item is named after its opener.
+pub(super) fn name_of(event: &Event) -> Option<String> {
+    let step = event.step.as_ref()?;
+    let branch = match event.what {
+        EventKind::ItemStarted { .. } | EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
+            event.branch.parent()?
+        }
+        _ => event.branch.clone(),
+    };
+    Some(called(&branch, step))
+}
+
+pub(super) fn called(branch: &BranchPath, step: &StepId) -> String {
+    if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") }
+}
+
+impl NextAttempt {
+    fn line(&self, step: &str, now: Timestamp, columns: usize) -> String {
+        let when = match self.at.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default()) {
+            Some(rest) if !rest.is_zero() => format!(" in {}", whole_seconds(rest)),
+            _ => String::new(),
+        };
+        fitted(&format!("  retry {step}"), &format!(" attempt {}{when}", self.attempt), columns)
+    }
+}
+
+impl Items {
+    /// Creates an empty count.
+    fn since(since: Instant) -> Self {
+        Self { since, total: None, ended: 0, failed: 0 }
+    }
+
+    fn told(&self) -> String {
+        let failed = if self.failed == 0 { String::new() } else { format!(", {} failed", self.failed) };
+        let items = if self.total.unwrap_or(self.ended) == 1 { "item" } else { "items" };
+        match self.total {
+            Some(total) => format!("{} of {total} {items}{failed}", self.ended),
+            None => format!("{} more {items}{failed}", self.ended),
+        }
+    }
+
+    /// Formats the count, with a bar if the total is known and the columns suffice.
+    fn bar(&self, step: &str, columns: usize) -> String {
+        let told = format!(" {} {}", self.told(), whole_seconds(self.since.elapsed()));
+        let name = format!("        {step}");
+        let Some(total) = self.total.filter(|total| *total > 0) else { return fitted(&name, &told, columns) };
+        let full = usize::try_from(self.ended.min(total) * BAR_COLUMNS / total).unwrap_or_default();
+        let rest = usize::try_from(BAR_COLUMNS).unwrap_or_default() - full;
+        let line = format!("{name} [{}{}]{told}", "#".repeat(full), ".".repeat(rest));
+        if super::region::fits(&line, columns) { line } else { fitted(&name, &told, columns) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use jiff::Timestamp;
+    use waypost::events::{Cursor, EVENT_VERSION, Event, EventKind};
+    use waypost::record::End;
+    use waypost::{BranchPath, RunId, StepId};
+
+    use super::{HEARTBEAT, StepProgress, log_of};
+
+    fn event(branch: &str, step: &str, what: EventKind) -> Event {
+        let branch = BranchPath::new(branch).unwrap();
+        Event {
+            v: EVENT_VERSION,
+            cursor: Cursor { branch: branch.clone(), seq: 1, index: 0 },
+            ts: Timestamp::UNIX_EPOCH,
+            run: RunId::new("r").unwrap(),
+            branch,
+            seq: 1,
+            parent: None,
+            step: Some(StepId::new(step).unwrap()),
+            attempt: Some(1),
+            what,
+            iteration: Vec::new(),
+            epoch: 0,
+        }
+    }
+
+    // What happened: `each 1 more items` was shown after the join of a step whose last item had failed, and the
+    // step seemed to have taken 1ms.
+    // Why: the end of an item can be reported after the start of the join, and restarted the step's time.
+    // What stops it now: ends of items after the join are not counted, and the join keeps the step's start.
+    #[test]
+    fn items_that_are_joined_are_not_shown_any_more() {
+        let mut seen = StepProgress::from(Instant::now());
+        let dead = || EventKind::ItemDead { key: "b".to_owned(), end: End::Failed };
+        let start = event("main", "each", EventKind::StepStarted);
+        let log = || log_of(&start).unwrap();
+        seen.take(&start, None);
+        let began = seen.running["each"].since;
+        let found = EventKind::Progress { key: "items".to_owned(), value: 2.into() };
+        seen.take(&event("main", "each", found), None);
+        seen.take(&event("each:a", "each", dead()), None);
+        assert_eq!(seen.items["each"].told(), "1 of 2 items, 1 failed");
+
+        seen.join("each".to_owned(), log());
+        seen.take(&event("each:b", "each", dead()), None);
+
+        assert!(seen.items.is_empty(), "{:?}", seen.items);
+        assert_eq!(seen.running["each"].since, began);
+        // A session that did not see the number of items.
+        let mut seen = StepProgress::from(Instant::now());
+        seen.take(&event("each:b", "each", dead()), None);
+        assert_eq!(seen.items["each"].told(), "1 more item, 1 failed");
+    }
+
+    #[test]
+    fn each_minute_of_silence_has_a_line() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut seen = StepProgress::from(begin);
+        let start = event("main", "build", EventKind::StepStarted);
+        seen.start("build".to_owned(), at(10), log_of(&start));
+        seen.checkpoint = Some(("@2".to_owned(), at(10)));
+
+        let lines: Vec<(u64, String)> =
+            (1..=185).filter_map(|second| seen.heartbeat(at(second)).map(|line| (second, line))).collect();
+
+        assert_eq!(HEARTBEAT, Duration::from_secs(60));
+        let line = |minutes: &str| format!("still working: build for {minutes}; checkpoint @2 {minutes} ago");
+        assert_eq!(lines, [(60, line("50.0s")), (120, line("1m50s")), (180, line("2m50s"))]);
+    }
+
+    #[test]
+    fn what_ctrl_c_does_fits_a_narrow_terminal() {
+        let mut seen = StepProgress::from(Instant::now());
+        seen.progress = waypost::store::Progress { done: 1, total: 3 };
+
+        let stops = "Ctrl-C stops, resumable";
+        assert_eq!(seen.status(77, stops), "1/3 steps, no checkpoint yet; Ctrl-C stops, resumable");
+        assert_eq!(seen.status(37, stops), "1/3 steps; Ctrl-C stops, resumable");
+        seen.stopping = Some(waypost::engine::StopLevel::Graceful);
+        assert_eq!(seen.status(37, stops), "stopping; Ctrl-C kills the steps");
+    }
+
+    #[test]
+    fn a_line_begins_the_silence_anew() {
+        let begin = Instant::now();
+        let mut seen = StepProgress::from(begin);
+
+        seen.last_line = begin + Duration::from_secs(59);
+
+        assert_eq!(seen.heartbeat(begin + Duration::from_secs(118)), None);
+        let line = seen.heartbeat(begin + Duration::from_secs(119));
+        assert_eq!(line.as_deref(), Some("still working: waiting for the next attempt"));
+    }
+
+    #[test]
+    fn more_steps_than_rows_are_counted() {
+        let mut seen = StepProgress::from(Instant::now());
+        for step in ["first", "second", "third", "a-very-long-name-of-a-step"] {
+            let start = event("main", step, EventKind::StepStarted);
+            seen.start(step.to_owned(), Instant::now(), log_of(&start));
+        }
+
+        assert_eq!(
+            seen.lines('|', 3, 24),
+            ["      | a-very-long-\u{2026} 0s", "      | third 0s", "        +2 more"]
+        );
+        assert_eq!(seen.lines('|', 4, 24).len(), 4);
+        assert_eq!(seen.newest(2), ["a-very-long-name-of-a-step", "third"]);
+    }
+}
