@@ -1,10 +1,12 @@
 //! The command line, as clap types. Decides nothing.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use waypost_workflow::file::PARALLEL_MAX;
 
 use crate::exit::Exit;
 use crate::format::time;
@@ -204,6 +206,9 @@ pub(crate) struct RunArgs {
     /// Run the steps in this folder [default: the workflow file's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// Run at most this many steps at once, in place of `max_parallel` in the file
+    #[arg(short = 'j', long, value_name = "COUNT", value_parser = parallel)]
+    pub(crate) max_parallel: Option<NonZeroUsize>,
     /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -271,6 +276,9 @@ pub(crate) struct ResumeArgs {
     /// Keep waiting up to this long while only a time or a signal is pending; not with `--all`
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
+    /// Run at most this many steps at once, in place of `max_parallel` in the file
+    #[arg(short = 'j', long, value_name = "COUNT", value_parser = parallel)]
+    pub(crate) max_parallel: Option<NonZeroUsize>,
     /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -617,11 +625,27 @@ impl Command {
         }
     }
 
+    /// Returns the limit of concurrent steps, if the command sets one.
+    pub(crate) fn parallel(&self) -> Option<NonZeroUsize> {
+        match self {
+            Self::Run(args) => args.max_parallel,
+            Self::Resume(args) => args.max_parallel,
+            _ => None,
+        }
+    }
+
     /// Returns whether the command works with an invalid configuration: it uses none, or reports the error
     /// itself.
     pub(crate) fn bears_wrong_configuration(&self) -> bool {
         matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor | Self::Event(_) | Self::Schema)
     }
+}
+
+/// Parses a limit of concurrent steps.
+fn parallel(text: &str) -> Result<NonZeroUsize, String> {
+    let count = text.parse().ok().filter(|count| (1..=PARALLEL_MAX).contains(count));
+    let count = count.and_then(|count| NonZeroUsize::new(usize::try_from(count).ok()?));
+    count.ok_or_else(|| format!("expected a whole number from 1 to {PARALLEL_MAX}"))
 }
 
 /// Splits `NAME=VALUE`; the value may be empty and may hold `=`.

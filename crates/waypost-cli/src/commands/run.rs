@@ -284,7 +284,7 @@ fn dry_run(
     id: Option<&RunId>,
     until: Option<&str>,
 ) -> Result<Exit, Error> {
-    let shape = shape_of(workflow, environment::cores())?;
+    let shape = shape_of(workflow, environment::parallel())?;
     let entry = |place: usize| FrontierEntry::ready(shape.steps()[place].id.clone());
     let position =
         Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() };
@@ -430,7 +430,7 @@ fn record(
     args: &RunArgs,
     local: &Local,
 ) -> Result<RunRecord, Error> {
-    let shape = shape_of(workflow, local.cores)?;
+    let shape = shape_of(workflow, local.parallel)?;
     let mut labels = workflow.labels().clone();
     labels.extend(args.labels.iter().cloned());
     Ok(RunRecord {

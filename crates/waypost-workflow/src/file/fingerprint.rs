@@ -134,6 +134,7 @@ fn list_of(foreach: &Foreach) -> Value {
         ItemSource::Expression(text) => json!({ "expression": text.as_str() }),
         ItemSource::Command(text, json) => json!({ "run": text.as_str(), "json": path(json) }),
         ItemSource::File(text, json) => json!({ "file": text.as_str(), "json": path(json) }),
+        ItemSource::Matrix(matrix) => matrix.meaning(),
     };
     let distinct = foreach.distinct.as_ref().map(|distinct| match distinct {
         Distinct::Whole => json!(true),

@@ -14,6 +14,7 @@ use super::graph;
 use super::hooks::{self, HookOn};
 use super::names::{self, Names};
 use super::node::{Kind, Node};
+use super::parallel::PARALLEL_MAX;
 use super::params::{Param, ParamKind, Pattern};
 use super::secrets::{self, Secrets};
 use super::settings::{self, Checkpoints, Variable};
@@ -24,8 +25,6 @@ use crate::expr::Template;
 
 /// Version of the language.
 const VERSION: u64 = 1;
-/// Most concurrent steps; each is a process with pipes.
-pub(super) const PARALLEL_MAX: u64 = 1_000;
 
 pub(super) static WORKFLOW: KeySet = KeySet {
     what: "the workflow",

@@ -13,6 +13,7 @@ use super::budget::Budget;
 use super::child::ChildWorkflow;
 use super::evidence::Evidence;
 use super::hooks::Hook;
+use super::parallel::Parallel;
 use super::params::Param;
 use super::problem::{Problem, Problems, SourceText, Warning};
 use super::repeat::Repeat;
@@ -124,13 +125,12 @@ impl Workflow {
         self.body.mode
     }
 
-    /// Returns the limit of concurrent steps on a machine with `cores`: one in a sequence; in a graph
-    /// `max_parallel`, or else `cores`.
+    /// Returns the limit of concurrent steps: one in a sequence; in a graph `max_parallel`, or else `default`.
     #[must_use]
-    pub fn max_parallel(&self, cores: NonZeroUsize) -> NonZeroUsize {
+    pub fn max_parallel(&self, default: Parallel) -> NonZeroUsize {
         match self.body.mode {
             Mode::Sequence => NonZeroUsize::MIN,
-            Mode::Graph => self.max_parallel.unwrap_or(cores),
+            Mode::Graph => self.max_parallel.unwrap_or_else(|| default.of(&self.body)),
         }
     }
 

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +22,7 @@ use waypost::{BranchPath, Digest, RunId, StepId};
 
 use crate::expr::FAILED_STEP;
 use crate::expr::{Condition, Scope};
-use crate::file::{Foreach, RetryCause, Step, Work, Workflow, read_secret};
+use crate::file::{Foreach, Parallel, RetryCause, Step, Work, Workflow, read_secret};
 use crate::mask::Mask;
 use crate::supervisor::{Exit, Supervisor, SupervisorProgram, kill_leftovers};
 
@@ -102,8 +101,8 @@ pub struct Surroundings {
     pub has_bash: bool,
     /// Commands of agents.
     pub agents: Arc<Agents>,
-    /// Number of processors: default for the parallel limit.
-    pub cores: NonZeroUsize,
+    /// Limit of concurrent steps.
+    pub parallel: Parallel,
     /// Receiver of the output of steps.
     pub echo: Option<Arc<dyn Echo>>,
 }
@@ -182,7 +181,7 @@ impl WorkflowProgram {
         };
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
-        let (shape, levels) = subgraphs::of(&workflow, surroundings.cores, &surroundings.base)?;
+        let (shape, levels) = subgraphs::of(&workflow, surroundings.parallel, &surroundings.base)?;
         Ok(Self { workflow, shape, levels, surroundings, mask, session: Mutex::new(None) })
     }
 
