@@ -20,6 +20,7 @@ mod scripts;
 mod steps;
 mod travel;
 mod unknown;
+mod workflow_file;
 
 pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
@@ -31,6 +32,7 @@ pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
 pub(crate) use unknown::explained;
+pub(crate) use workflow_file::{default_file, is_stdin};
 
 /// Largest limit of a listing: the page size of stores.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -175,8 +177,8 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Workflow file
-    #[arg(default_value = "waypost.yaml")]
+    /// Workflow file, or `-` for stdin
+    #[arg(default_value_os_t = default_file())]
     pub(crate) file: PathBuf,
     /// Set a parameter; may be repeated
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
@@ -431,8 +433,8 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// Workflow file
-    #[arg(default_value = "waypost.yaml")]
+    /// Workflow file, or `-` for stdin
+    #[arg(default_value_os_t = default_file())]
     pub(crate) file: PathBuf,
 }
 
@@ -450,7 +452,7 @@ pub(crate) struct DeleteArgs {
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
 pub(crate) struct PruneArgs {
     /// Drop states of this run only: a run, `@` for the newest, or a unique prefix [default: all runs]
-    #[arg(conflicts_with_all = ["keep_runs", "older_than"])]
+    #[arg(conflicts_with_all = ["keep_runs", "older_than", "status"])]
     pub(crate) run: Option<String>,
     /// Keep this many of the newest states of each branch (at least 2), and drop older states; headers stay
     #[arg(long, value_name = "COUNT", group = "what", value_parser = clap::value_parser!(u32).range(2..))]
@@ -462,6 +464,10 @@ pub(crate) struct PruneArgs {
     /// as `2026-11-20T08:00:00Z`; with --keep-runs, only runs selected by both
     #[arg(long, value_name = "TIME", group = "what", value_parser = time::parse_since)]
     pub(crate) older_than: Option<Since>,
+    /// Delete runs with this status, also unfinished ones; may be repeated; with --older-than and --keep-runs, only
+    /// runs selected by all
+    #[arg(long, value_name = "STATUS", group = "what")]
+    pub(crate) status: Vec<StatusName>,
     /// Show the runs and states to drop, and the bytes to free
     #[arg(long)]
     pub(crate) dry_run: bool,

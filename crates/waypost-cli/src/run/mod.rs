@@ -12,3 +12,4 @@ pub(crate) mod limits;
 pub(crate) mod params;
 pub(crate) mod reference;
 pub(crate) mod run_status;
+pub(crate) mod workflow_file;

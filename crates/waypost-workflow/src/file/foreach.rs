@@ -182,7 +182,7 @@ pub(super) fn foreach<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
     id: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Option<EachDraft<'n>> {
     let fields = Fields::of(checker, node, &FOREACH)?;
     let items = match fields.get("items") {
@@ -381,7 +381,7 @@ fn steps<'n>(
     node: &'n Node,
     fields: &Fields<'n>,
     id: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Option<BodyDraft<'n>> {
     let help = "write `steps:`, followed by `- run: a command`";
     let Some(steps) = fields.get("steps") else {

@@ -120,6 +120,14 @@ impl Workflow {
         parse(&read_regular(path)?, path, Family::on_disk(path)).map_err(ReadError::File)
     }
 
+    /// Checks the bytes of a file as [`read`](Self::read) does; included files are read from the folder of `path`.
+    ///
+    /// # Errors
+    /// All errors in the file and its included files.
+    pub fn read_bytes(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
+        parse(bytes, path, Family::on_disk(path))
+    }
+
     /// Checks the bytes of a file; `path` is used in messages and for the workflow's name only.
     ///
     /// Included files must be part of the [`text`](Self::text): nothing is read from the disk.

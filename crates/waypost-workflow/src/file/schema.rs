@@ -178,6 +178,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("workflow", "max_cuts") => {
             (count(1), "Consecutive cuts after which a step starts only alone; one more cut fails the step.")
         }
+        ("workflow", "on_success") => (reference("steps"), "Steps to run after the run has succeeded."),
+        ("workflow", "on_waiting") => (reference("steps"), "Steps to run when a step begins to wait."),
+        ("workflow", "on_finish") => (reference("steps"), "Steps to run at the end of the run."),
         ("workflow", "on_failure") => (reference("steps"), "Steps to run after the run has failed."),
         ("workflow", "store") => {
             (text(), "Store of its runs: sqlite:PATH or file:DIR, relative to the folder of the file.")

@@ -74,6 +74,14 @@ impl Body {
         &self.steps
     }
 
+    /// Returns the place of the step before the step at `place` of a sequence. Steps with the hooks of a wait run
+    /// beside the sequence.
+    pub(crate) fn before(steps: &[Step], place: usize) -> Option<usize> {
+        let is_in_line = |place: &usize| steps[*place].announces.is_none();
+        let of_wait = steps[place].announces.is_some().then_some(1).unwrap_or_default();
+        (0..place).rev().filter(is_in_line).nth(of_wait)
+    }
+
     /// Returns all steps, with nested steps, hooks and included files, in the order of the file.
     pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
@@ -236,7 +244,7 @@ impl Workflow {
     pub fn upstream<'w>(&'w self, step: &'w Step) -> impl Iterator<Item = &'w Step> {
         let Body { mode, steps, index } = &self.body;
         let before = match mode {
-            Mode::Sequence => step.index.checked_sub(1).map(|before| &steps[before]),
+            Mode::Sequence => Body::before(steps, step.index).map(|before| &steps[before]),
             Mode::Graph => None,
         };
         before.into_iter().chain(step.needs.iter().map(|id| &steps[index[id]]))
@@ -450,6 +458,8 @@ pub struct Step {
     pub frame: Option<String>,
     /// SHA-256 of the list of items, for a `foreach` without a `key`.
     pub list: Option<String>,
+    /// The id of a waiting step in the same list: the step runs the hooks of the wait, beside it.
+    pub(crate) announces: Option<String>,
     /// `env` of the workflow, of `defaults` and of the step.
     pub(super) env: Arc<[Vec<(String, Template)>; 3]>,
 }

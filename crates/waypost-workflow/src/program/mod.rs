@@ -20,8 +20,7 @@ use waypost::shape::Shape;
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, RunId, StepId};
 
-use crate::expr::FAILED_STEP;
-use crate::expr::{Condition, Scope};
+use crate::expr::{Condition, FAILED_STEP, Scope, WAITING_STEP};
 use crate::file::{Foreach, Parallel, RetryCause, Step, Work, Workflow, read_secret};
 use crate::mask::Mask;
 use crate::supervisor::{Exit, Supervisor, SupervisorProgram, kill_leftovers};
@@ -386,8 +385,12 @@ impl Program for WorkflowProgram {
         let outer = match (child.hook(), self.foreach(step_ref)) {
             (Some(failed), _) => {
                 let scope = self.scope_of_group(step, state);
-                let failed = failed.map(Value::from);
-                around(failed.map_or(scope.clone(), |failed| scope.with_local(FAILED_STEP, &failed)), None)
+                let local = match &step.announces {
+                    Some(waiting) => Some((WAITING_STEP, waiting.as_str())),
+                    None => failed.map(|failed| (FAILED_STEP, failed)),
+                };
+                let with = |(name, id): (&str, &str)| scope.with_local(name, &Value::from(id));
+                around(local.map(with).unwrap_or(scope), None)
             }
             (None, Some(foreach)) => around(self.scope_of(step, state), Some(foreach.name.clone())),
             (None, None) if step.work.child().is_some() => {
@@ -425,6 +428,9 @@ impl Program for WorkflowProgram {
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure> {
         let step = self.step(step_ref);
+        if step.announces.as_ref().is_some_and(|waiting| state.has_ended(waiting)) {
+            return Ok(Admission::Skip(SkipCause::Condition("the step does not wait".to_owned())));
+        }
         let has_failure = upstream != Upstream::Succeeded;
         let condition = step.condition.as_ref();
         if has_failure && !condition.is_some_and(Condition::asks_for_failures) {

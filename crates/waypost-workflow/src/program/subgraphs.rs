@@ -116,7 +116,10 @@ fn subgraph(
     let mut hooks = Vec::with_capacity(body.steps().len());
     for step in body.steps() {
         let needs = match body.mode() {
-            Mode::Sequence => steps.last().map(|before| before.id.clone()).into_iter().collect(),
+            Mode::Sequence => {
+                let before = Body::before(body.steps(), step.index);
+                before.map(|before| steps[before].id.clone()).into_iter().collect()
+            }
             Mode::Graph => step.needs.iter().map(|need| StepId::new(need)).collect::<Result<_, _>>()?,
         };
         let fingerprint: Digest = step.fingerprint.parse()?;
