@@ -28,7 +28,7 @@ pub(crate) use exchange::{
 };
 pub(crate) use groups::command;
 pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, RetryArgs, ShowLetters};
-pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
+pub(crate) use scripts::{DemoArgs, GraphArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
 pub(crate) use unknown::explained;
@@ -168,6 +168,8 @@ pub(crate) enum Command {
     New(NewArgs),
     /// Demonstrate a killed and resumed run, in a temporary folder
     Demo(DemoArgs),
+    /// Draw the steps of a workflow file or a run, and their dependencies, as SVG
+    Graph(GraphArgs),
     /// Print the report of a run, as Markdown or as one HTML page
     Report(ReportArgs),
     /// Supervise the processes of one run; started by `run` and `resume`

@@ -36,6 +36,7 @@ mod failing;
 mod foreach;
 mod from_stdin;
 mod full;
+mod graph;
 mod help;
 mod history;
 mod hooks;

@@ -74,6 +74,17 @@ impl Body {
         &self.steps
     }
 
+    /// Returns the direct upstream steps of a step of this list. In a sequence, the previous step; in a graph,
+    /// the needs.
+    pub fn upstream<'b>(&'b self, step: &'b Step) -> impl Iterator<Item = &'b Step> {
+        let Self { mode, steps, index } = self;
+        let before = match mode {
+            Mode::Sequence => Self::before(steps, step.index).map(|before| &steps[before]),
+            Mode::Graph => None,
+        };
+        before.into_iter().chain(step.needs.iter().map(|id| &steps[index[id]]))
+    }
+
     /// Returns the place of the step before the step at `place` of a sequence. Steps with the hooks of a wait run
     /// beside the sequence.
     pub(crate) fn before(steps: &[Step], place: usize) -> Option<usize> {
@@ -242,12 +253,7 @@ impl Workflow {
     /// Returns the direct upstream steps of `step` in the workflow's own list. In a sequence, the previous
     /// step; in a graph, the needs.
     pub fn upstream<'w>(&'w self, step: &'w Step) -> impl Iterator<Item = &'w Step> {
-        let Body { mode, steps, index } = &self.body;
-        let before = match mode {
-            Mode::Sequence => Body::before(steps, step.index).map(|before| &steps[before]),
-            Mode::Graph => None,
-        };
-        before.into_iter().chain(step.needs.iter().map(|id| &steps[index[id]]))
+        self.body.upstream(step)
     }
 
     /// Returns the environment variables that some step declares and another step reads from the caller's
