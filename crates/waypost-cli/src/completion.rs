@@ -6,7 +6,7 @@
 //! Completion writes nothing and takes no lock.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::PathBuf;
 
 use clap::CommandFactory as _;
 use clap_complete::CompleteEnv;
@@ -17,8 +17,7 @@ use waypost::record::Record;
 use waypost::store::{RunQuery, Scan, ScanOrder};
 use waypost_workflow::file::{ParamKind, Workflow};
 
-use crate::cli::Cli;
-use crate::cli::DeadLetter;
+use crate::cli::{Cli, DeadLetter, default_file};
 use crate::config::Config;
 use crate::format::time;
 use crate::output;
@@ -94,8 +93,8 @@ impl CommandLine {
     async fn workflow(&self, current: &str) -> Option<Workflow> {
         let (command, about) = self.words.split_first()?;
         if command == "run" {
-            let file = about.iter().find(|file| Path::new(file).is_file());
-            return Workflow::read(Path::new(file.map_or("waypost.yaml", String::as_str))).ok();
+            let file = about.iter().map(PathBuf::from).find(|file| file.is_file());
+            return Workflow::read(&file.unwrap_or_else(default_file)).ok();
         }
         let store = self.store()?;
         let mut found = None;

@@ -95,7 +95,7 @@ impl Context {
         };
         config.complete(cli, matches);
         self.output = Output::new(&cli.global, reports_progress(&cli.command), wants_logs(&cli.command));
-        environment::prefer_parallel(config.max_parallel().map(|found| found.value));
+        environment::limit_parallel(cli.command.parallel(), config.max_parallel().map(|found| found.value));
         environment::use_agents(config.agent_commands());
         let found = config.store()?;
         if self.store.is_none() {

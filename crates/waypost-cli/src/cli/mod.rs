@@ -1,10 +1,12 @@
 //! The command line, as clap types. Decides nothing.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use waypost_workflow::file::PARALLEL_MAX;
 
 use crate::exit::Exit;
 use crate::format::time;
@@ -18,6 +20,7 @@ mod scripts;
 mod steps;
 mod travel;
 mod unknown;
+mod workflow_file;
 
 pub(crate) use evidence::{Evidence, EvidenceArgs};
 pub(crate) use exchange::{
@@ -25,10 +28,11 @@ pub(crate) use exchange::{
 };
 pub(crate) use groups::command;
 pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, RetryArgs, ShowLetters};
-pub(crate) use scripts::{DemoArgs, NewArgs, OnceArgs, ReportArgs};
+pub(crate) use scripts::{DemoArgs, GraphArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
 pub(crate) use unknown::explained;
+pub(crate) use workflow_file::{default_file, is_stdin};
 
 /// Largest limit of a listing: the page size of stores.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -164,6 +168,8 @@ pub(crate) enum Command {
     New(NewArgs),
     /// Demonstrate a killed and resumed run, in a temporary folder
     Demo(DemoArgs),
+    /// Draw the steps of a workflow file or a run, and their dependencies, as SVG
+    Graph(GraphArgs),
     /// Print the report of a run, as Markdown or as one HTML page
     Report(ReportArgs),
     /// Supervise the processes of one run; started by `run` and `resume`
@@ -191,8 +197,8 @@ impl PrintedArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Workflow file
-    #[arg(default_value = "waypost.yaml")]
+    /// Workflow file, or `-` for stdin
+    #[arg(default_value_os_t = default_file())]
     pub(crate) file: PathBuf,
     /// Set a parameter; may be repeated
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
@@ -222,6 +228,9 @@ pub(crate) struct RunArgs {
     /// Run the steps in this folder [default: the workflow file's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// Run at most this many steps at once, in place of `max_parallel` in the file
+    #[arg(short = 'j', long, value_name = "COUNT", value_parser = parallel)]
+    pub(crate) max_parallel: Option<NonZeroUsize>,
     /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -291,6 +300,9 @@ pub(crate) struct ResumeArgs {
     /// Keep waiting up to this long while only a time or a signal is pending; not with `--all`
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
+    /// Run at most this many steps at once, in place of `max_parallel` in the file
+    #[arg(short = 'j', long, value_name = "COUNT", value_parser = parallel)]
+    pub(crate) max_parallel: Option<NonZeroUsize>,
     /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -445,8 +457,8 @@ pub(crate) struct VerifyArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// Workflow file
-    #[arg(default_value = "waypost.yaml")]
+    /// Workflow file, or `-` for stdin
+    #[arg(default_value_os_t = default_file())]
     pub(crate) file: PathBuf,
 }
 
@@ -464,7 +476,7 @@ pub(crate) struct DeleteArgs {
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
 pub(crate) struct PruneArgs {
     /// Drop states of this run only: a run, `@` for the newest, or a unique prefix [default: all runs]
-    #[arg(conflicts_with_all = ["keep_runs", "older_than"])]
+    #[arg(conflicts_with_all = ["keep_runs", "older_than", "status"])]
     pub(crate) run: Option<String>,
     /// Keep this many of the newest states of each branch (at least 2), and drop older states; headers stay
     #[arg(long, value_name = "COUNT", group = "what", value_parser = clap::value_parser!(u32).range(2..))]
@@ -476,6 +488,10 @@ pub(crate) struct PruneArgs {
     /// as `2026-11-20T08:00:00Z`; with --keep-runs, only runs selected by both
     #[arg(long, value_name = "TIME", group = "what", value_parser = time::parse_since)]
     pub(crate) older_than: Option<Since>,
+    /// Delete runs with this status, also unfinished ones; may be repeated; with --older-than and --keep-runs, only
+    /// runs selected by all
+    #[arg(long, value_name = "STATUS", group = "what")]
+    pub(crate) status: Vec<StatusName>,
     /// Show the runs and states to drop, and the bytes to free
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -639,11 +655,27 @@ impl Command {
         }
     }
 
+    /// Returns the limit of concurrent steps, if the command sets one.
+    pub(crate) fn parallel(&self) -> Option<NonZeroUsize> {
+        match self {
+            Self::Run(args) => args.max_parallel,
+            Self::Resume(args) => args.max_parallel,
+            _ => None,
+        }
+    }
+
     /// Returns whether the command works with an invalid configuration: it uses none, or reports the error
     /// itself.
     pub(crate) fn bears_wrong_configuration(&self) -> bool {
         matches!(self, Self::Completions(_) | Self::Man(_) | Self::Doctor | Self::Event(_) | Self::Schema)
     }
+}
+
+/// Parses a limit of concurrent steps.
+fn parallel(text: &str) -> Result<NonZeroUsize, String> {
+    let count = text.parse().ok().filter(|count| (1..=PARALLEL_MAX).contains(count));
+    let count = count.and_then(|count| NonZeroUsize::new(usize::try_from(count).ok()?));
+    count.ok_or_else(|| format!("expected a whole number from 1 to {PARALLEL_MAX}"))
 }
 
 /// Splits `NAME=VALUE`; the value may be empty and may hold `=`.

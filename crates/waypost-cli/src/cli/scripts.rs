@@ -70,3 +70,13 @@ pub(crate) struct ReportArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct GraphArgs {
+    /// Workflow file, `-` for stdin, or a run [default: `waypost.yaml`, or else the newest run]
+    #[arg(value_name = "FILE|RUN")]
+    pub(crate) what: Option<String>,
+    /// Print Mermaid text in place of SVG
+    #[arg(long)]
+    pub(crate) mermaid: bool,
+}

@@ -7,12 +7,12 @@ use crate::cli::CheckArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::run::environment;
+use crate::run::{environment, workflow_file};
 use crate::view::{CheckView, CheckedStepView, ProblemView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
 pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Error> {
-    let workflow = Workflow::read(&args.file)?;
+    let workflow = workflow_file::read(&args.file)?;
     let agents = environment::agents();
     let known: Vec<&str> = agents.names().collect();
     let warnings = [workflow.all_warnings(), workflow.unknown_agents(&known)].concat();
@@ -20,7 +20,7 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
     if context.output.json {
         context.output.document(&CheckView {
             v: VERSION,
-            file: args.file.display().to_string(),
+            file: workflow.path().display().to_string(),
             workflow: workflow.name().to_owned(),
             mode: mode(&workflow),
             steps,
@@ -31,7 +31,7 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
     if !warnings.is_empty() {
         context.output.aside(&rendered(&warnings));
     }
-    context.output.answer(&told(&args.file.display().to_string(), &workflow, &steps))?;
+    context.output.answer(&told(&workflow.path().display().to_string(), &workflow, &steps))?;
     Ok(Exit::Done)
 }
 

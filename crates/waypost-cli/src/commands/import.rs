@@ -81,7 +81,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let local = Local::look()?;
     let mut labels = frozen.labels.clone();
     labels.extend(args.labels.iter().cloned());
-    let shape = shape_of(&workflow, local.cores)?;
+    let shape = shape_of(&workflow, local.parallel)?;
     let settings = serde_json::json!({ environment::BASH: local.has_bash });
     let record = RunRecord {
         run: run.clone(),

@@ -25,6 +25,7 @@ mod events;
 mod evidence;
 mod executions;
 mod export;
+mod graph;
 mod import;
 mod import_workflow;
 mod list;
@@ -89,6 +90,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Once(args) => once::once(context, args).await,
         Command::New(args) => new::new(context, args).await,
         Command::Demo(args) => demo::demo(context, args).await,
+        Command::Graph(args) => graph::graph(context, args).await,
         Command::Report(args) => report::report(context, args).await,
         Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }

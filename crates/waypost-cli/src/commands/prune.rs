@@ -1,7 +1,6 @@
 //! `waypost prune`: drops old states and deletes finished runs, and reports the freed space.
 //!
-//! Unfinished runs are never deleted: a running or resumable run stays, at any age. Only `delete`, by name,
-//! removes an unfinished run.
+//! An unfinished run is deleted only by its status: `--status failed`. A running run always stays.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -78,14 +77,19 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
     tell(context, &args, &view)
 }
 
-/// Returns the finished runs to delete, newest first: runs that match every given option.
+/// Returns the runs to delete, newest first: runs that match every given option; without a status, finished runs.
 async fn doomed(context: &Context, store: &dyn Store, args: &PruneArgs) -> Result<Vec<RunSummary>, Error> {
-    if args.keep_runs.is_none() && args.older_than.is_none() {
+    if args.keep_runs.is_none() && args.older_than.is_none() && args.status.is_empty() {
         return Ok(Vec::new());
     }
-    let statuses =
+    let finished =
         BTreeSet::from([RunStatus::Completed, RunStatus::CompletedWithFailures, RunStatus::Cancelled]);
-    debug_assert!(statuses.iter().all(|status| !status.is_resumable()), "a resumable run is not finished");
+    debug_assert!(finished.iter().all(|status| !status.is_resumable()), "a resumable run is not finished");
+    let given: BTreeSet<RunStatus> = args.status.iter().map(|status| RunStatus::from(*status)).collect();
+    if given.contains(&RunStatus::Running) {
+        return Err(Error::usage("cannot delete running runs", "stop a run first: `waypost stop RUN`"));
+    }
+    let statuses = if given.is_empty() { finished } else { given };
     let finished = all(store, &RunQuery { statuses, ..RunQuery::default() }).await?;
     let before = args.older_than.map(|age| age.resolve(context.now()));
     let older = finished.into_iter().skip(args.keep_runs.unwrap_or(0));
@@ -235,7 +239,9 @@ fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {
         return "every run with something to prune is unchanged".to_owned();
     }
     let mut causes = Vec::new();
-    if args.keep_runs.is_some() || args.older_than.is_some() {
+    if !args.status.is_empty() {
+        causes.push("no run has this status, and matches the other options".to_owned());
+    } else if args.keep_runs.is_some() || args.older_than.is_some() {
         causes.push(match args.older_than {
             Some(_) => "no finished run is old enough".to_owned(),
             None => match args.keep_runs {

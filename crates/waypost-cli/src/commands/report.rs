@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
 
 use jiff::Timestamp;
 use waypost::engine::Snapshot;
@@ -11,22 +10,21 @@ use waypost::record::{Ending, Note, Phase, Record, Try, Usage, WaitKind};
 use waypost::report::{SectionKey, head, section};
 use waypost::store::{Scan, Store, StoreError};
 use waypost::{BranchPath, RunId, StepId};
-use waypost_workflow::file::Workflow;
 
-use super::{Context, show};
+use super::{Context, graph, show};
 use crate::cli::ReportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::run::dead_letters;
-use crate::run::definition::path_in_force;
 use crate::run::idle_times::IdleTimes;
 use crate::run::run_status;
 use crate::store_location;
-use crate::view::{ReportView, ShowView, VERSION};
+use crate::view::{ReportView, VERSION};
 
 mod page;
-mod picture;
 mod timeline;
+
+pub(super) use page::escaped;
 
 pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
@@ -41,17 +39,17 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     }
     let (format, text) = if args.html {
         let show = show::view_of(store.as_ref(), &run).await?;
-        let edges = edges(store.as_ref(), &snapshot);
-        let letters = match show::workflow_in_force(&snapshot) {
-            Some(workflow) => dead_letters::letters(store.as_ref(), &run, &workflow).await?,
-            None => Vec::new(),
-        };
+        let (mut nodes, mut letters) = (Vec::new(), Vec::new());
+        if let Some(workflow) = show::workflow_in_force(&snapshot) {
+            nodes = graph::nodes_of_run(&workflow, &show, &history);
+            letters = dead_letters::letters(store.as_ref(), &run, &workflow).await?;
+        }
         let page = page::Page {
             snapshot: &snapshot,
             show: &show,
             history: &history,
             letters: &letters,
-            edges,
+            nodes,
             now: context.now(),
         };
         ("html", page.text())
@@ -114,7 +112,7 @@ struct StepEnd {
 
 /// The content of a run's records.
 #[derive(Default)]
-struct RunHistory {
+pub(super) struct RunHistory {
     bars: Vec<Bar>,
     ends: Vec<StepEnd>,
     usage: Option<Usage>,
@@ -125,7 +123,7 @@ struct RunHistory {
 }
 
 /// Reads all records of a run, oldest first, branch by branch.
-async fn read(store: &dyn Store, run: &RunId) -> Result<RunHistory, StoreError> {
+pub(super) async fn read(store: &dyn Store, run: &RunId) -> Result<RunHistory, StoreError> {
     let mut history = RunHistory::default();
     let mut scan = Scan::of(run);
     loop {
@@ -154,6 +152,12 @@ impl RunHistory {
             (None, None) if last.is_live || bar.is_opener => (bar.outcome, last.end.max(bar.begin)),
             (None, None) => ("cut", last.end.max(bar.begin)),
         }
+    }
+
+    /// Returns the last outcome of each step on each branch, oldest first.
+    pub(super) fn ends(&self) -> impl Iterator<Item = (&BranchPath, &StepId, &'static str)> {
+        let ended = self.ends.iter().filter(|ended| !ended.key.accepted);
+        ended.map(|ended| (&ended.key.branch, &ended.key.step, ended.outcome))
     }
 
     fn take(&mut self, record: &Record) {
@@ -231,22 +235,4 @@ fn markdown(snapshot: &Snapshot, history: &RunHistory) -> String {
     let mut text = head(snapshot.entry.record.record(), snapshot.status());
     history.ends.iter().for_each(|ended| text.push_str(&ended.text));
     text
-}
-
-/// Returns the direct upstream steps of each step, by the definition in force; empty for other programs.
-fn edges(store: &dyn Store, snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
-    let Some(text) = snapshot.definition.text.as_deref() else { return Vec::new() };
-    let frozen = snapshot.entry.record.record();
-    let path =
-        path_in_force(frozen, &snapshot.definition).map(|path| store_location::from_home(store.home(), path));
-    let path = path.unwrap_or_else(|| Path::new("the run's copy").to_owned());
-    let Ok(workflow) = Workflow::parse(text, &path) else { return Vec::new() };
-    let before = |step| workflow.upstream(step).map(|need| need.id.clone()).collect();
-    workflow.steps().iter().map(|step| (step.id.clone(), before(step))).collect()
-}
-
-/// Returns the displayed status of a step.
-fn status_of(show: &ShowView, step: &str) -> &'static str {
-    let found = show.steps.iter().find(|view| view.id == step && view.branch == "main");
-    found.map_or("pending", |view| view.status.name())
 }

@@ -17,7 +17,7 @@ use self::or_resume::CreationLock;
 use super::Context;
 use super::resume::Prepared;
 use super::{check, detach, resume};
-use crate::cli::{ResumeArgs, RunArgs};
+use crate::cli::{ResumeArgs, RunArgs, is_stdin};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::relative_to_here;
@@ -25,6 +25,7 @@ use crate::run::definition::path_in_force;
 use crate::run::environment::{self, Local};
 use crate::run::params::current;
 use crate::run::reference::{self, resumable_statuses};
+use crate::run::workflow_file;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept, relative};
 
@@ -39,7 +40,10 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     if args.detached {
         detach::leave_terminal();
     }
-    let workflow = Workflow::read(&args.file)?;
+    if is_stdin(&args.file) {
+        refuse_without_file(&args)?;
+    }
+    let workflow = workflow_file::read(&args.file)?;
     let given = GivenParams {
         file: args.params_file.as_deref().map(params_of).transpose()?.unwrap_or_default(),
         text: args.params.clone(),
@@ -79,6 +83,19 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         context.output.detail(&check::rendered(&warnings));
     }
     begin(context, store, Beginning { workflow, params, id, base, args, creation }).await
+}
+
+/// Refuses options that need the path of the workflow file.
+fn refuse_without_file(args: &RunArgs) -> Result<(), Error> {
+    if args.detach {
+        let hint = "write the workflow to a file";
+        return Err(Error::usage("cannot detach a run of a workflow from stdin", hint));
+    }
+    if args.or_resume && args.id.is_none() {
+        let hint = "name the run with `--id`, or write the workflow to a file";
+        return Err(Error::usage("cannot find earlier runs of a workflow from stdin", hint));
+    }
+    Ok(())
 }
 
 /// Merges the given params over the params of an existing run to resume, if any; others stay.
@@ -155,7 +172,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     let timeout = workflow.timeout();
     let told = SessionReport {
         run: run.clone(),
-        file: Some(args.file.clone()),
+        file: Some(args.file.clone()).filter(|file| !is_stdin(file)),
         store_words: context.lasting_store_words(),
         until: args.until.clone(),
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
@@ -285,7 +302,7 @@ fn dry_run(
     id: Option<&RunId>,
     until: Option<&str>,
 ) -> Result<Exit, Error> {
-    let shape = shape_of(workflow, environment::cores())?;
+    let shape = shape_of(workflow, environment::parallel())?;
     let entry = |place: usize| FrontierEntry::ready(shape.steps()[place].id.clone());
     let position =
         Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() };
@@ -379,7 +396,8 @@ fn differences(
         },
         None => "an unknown place".to_owned(),
     };
-    if here(&args.file) != made.path {
+    let file = Some(&args.file).filter(|file| !is_stdin(file));
+    if file.and_then(|file| here(file)) != made.path {
         differs.push(format!("from {}, not {}", there(&made.path), args.file.display()));
     }
     if let Some(dir) = &args.dir
@@ -431,12 +449,15 @@ fn record(
     args: &RunArgs,
     local: &Local,
 ) -> Result<RunRecord, Error> {
-    let shape = shape_of(workflow, local.cores)?;
+    let shape = shape_of(workflow, local.parallel)?;
     let mut labels = workflow.labels().clone();
     labels.extend(args.labels.iter().cloned());
     Ok(RunRecord {
         definition: shape.definition(Some(workflow.text().to_owned())),
-        path: kept(store, &args.file)?,
+        path: match is_stdin(&args.file) {
+            true => None,
+            false => kept(store, &args.file)?,
+        },
         base: kept(store, base)?,
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
@@ -478,9 +499,8 @@ async fn report_others(
     file: &Path,
     params: &Map<String, Value>,
 ) -> Result<(), Error> {
-    let Some(path) = store.home().and_then(|home| store_location::relative_to(home, file)) else {
-        return Ok(());
-    };
+    let path = store.home().and_then(|home| store_location::relative_to(home, file));
+    let Some(path) = path.filter(|_| !is_stdin(file)) else { return Ok(()) };
     let query = RunQuery {
         statuses: resumable_statuses().into_iter().chain([RunStatus::Running]).collect(),
         path: Some(path),

@@ -136,7 +136,7 @@ pub(super) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
 }
 
 pub(super) fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
-    shape_of(&workflow_in_force(snapshot)?, environment::cores()).ok()
+    shape_of(&workflow_in_force(snapshot)?, environment::parallel()).ok()
 }
 
 /// Returns the first failed item of a step beyond its failure limits.

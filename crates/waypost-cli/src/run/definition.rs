@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
-use serde_json::Value;
 use waypost::change::{PositionTransfer, explain, transfer_position};
 use waypost::engine::{Adoption, Compared, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
@@ -16,7 +15,7 @@ use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Statu
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
-use waypost_workflow::file::{ItemSource, ReadError, Workflow};
+use waypost_workflow::file::{ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
 use crate::cli::ResumeArgs;
@@ -197,13 +196,8 @@ impl Chosen {
         };
         let foreach = self.workflow.step(step.as_str()).and_then(|step| step.work.foreach());
         let foreach = foreach.filter(|foreach| foreach.key.is_none());
-        match foreach.map(|foreach| &foreach.items) {
-            Some(ItemSource::Listed(items)) => {
-                let text = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
-                !items.iter().any(|item| text(item) == key)
-            }
-            _ => false,
-        }
+        let listed = foreach.and_then(|foreach| Some((foreach, foreach.items.listed()?)));
+        listed.is_some_and(|(foreach, items)| !items.iter().any(|item| foreach.default_key(item) == key))
     }
 
     fn with_note(mut self, note: String) -> Self {
@@ -343,7 +337,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     }
     let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let path = kept(store, &file)?;
-    let shape = shape_of(&changed, environment::cores())?;
+    let shape = shape_of(&changed, environment::parallel())?;
     let run = &snapshot.entry.summary.run;
     let compared = Compared { before: &own.shape, position: &position, after: &shape };
     let within = match choice.restart {
@@ -440,7 +434,7 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
         ));
     };
     let workflow = Workflow::parse(text, &file).map_err(|error| Error::File(Box::new(error)))?;
-    let shape = shape_of(&workflow, environment::cores())?;
+    let shape = shape_of(&workflow, environment::parallel())?;
     let path = path_in_force(record, definition).map(ToOwned::to_owned);
     Ok(Chosen { workflow, shape, adoption: None, path, notes: Vec::new() })
 }

@@ -10,7 +10,7 @@ use waypost::engine::{OnLostCheckpoint, SessionOptions};
 use waypost::record::Durability;
 use waypost::store::Store;
 use waypost::{RunId, StepId};
-use waypost_workflow::file::{self, AgentCommand, OnCheckpointFailure, Workflow, read_secret};
+use waypost_workflow::file::{self, AgentCommand, OnCheckpointFailure, Parallel, Workflow, read_secret};
 use waypost_workflow::program::{Agents, Surroundings};
 use waypost_workflow::supervisor::SupervisorProgram;
 
@@ -26,8 +26,8 @@ pub(crate) struct Local {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// bash exists.
     pub(crate) has_bash: bool,
-    /// Processors.
-    pub(crate) cores: NonZeroUsize,
+    /// The limit of concurrent steps.
+    pub(crate) parallel: Parallel,
     supervisor: SupervisorProgram,
 }
 
@@ -39,7 +39,7 @@ impl Local {
         Ok(Self {
             environment: std::env::vars_os().collect(),
             has_bash,
-            cores: cores(),
+            parallel: parallel(),
             supervisor: SupervisorProgram::this_program(["supervise"]).map_err(Error::Runtime)?,
         })
     }
@@ -54,7 +54,7 @@ impl Local {
             environment: self.environment.clone(),
             has_bash: self.has_bash,
             agents: agents(),
-            cores: self.cores,
+            parallel: self.parallel,
             echo: None,
         }
     }
@@ -96,20 +96,19 @@ pub(crate) fn agents() -> Arc<Agents> {
     AGENTS.get().cloned().unwrap_or_default()
 }
 
-/// The configured step parallelism, set once before any command runs.
-static PARALLEL: OnceLock<NonZeroUsize> = OnceLock::new();
+/// The limit of concurrent steps, set once before any command runs.
+static PARALLEL: OnceLock<Parallel> = OnceLock::new();
 
-/// Sets the step parallelism for workflows without a setting.
-pub(crate) fn prefer_parallel(count: Option<NonZeroUsize>) {
-    if let Some(count) = count {
-        PARALLEL.get_or_init(|| count);
+/// Sets the limit of concurrent steps: of the command, or else the configured one.
+pub(crate) fn limit_parallel(command: Option<NonZeroUsize>, configured: Option<NonZeroUsize>) {
+    if let Some(limit) = command.map(Parallel::Run).or(configured.map(Parallel::Configured)) {
+        PARALLEL.get_or_init(|| limit);
     }
 }
 
-/// Returns the step parallelism for workflows without a setting: as configured, else the number of
-/// processors.
-pub(crate) fn cores() -> NonZeroUsize {
-    PARALLEL.get().copied().unwrap_or_else(processors)
+/// Returns the limit of concurrent steps.
+pub(crate) fn parallel() -> Parallel {
+    PARALLEL.get().copied().unwrap_or_else(|| Parallel::Processors(processors()))
 }
 
 /// Returns the number of processors; 1 if unknown.
@@ -171,7 +170,7 @@ pub(crate) fn session_options(workflow: &Workflow) -> SessionOptions {
         },
         retention: workflow.checkpoints().retention,
         interval: workflow.checkpoints().interval,
-        parallel_max: crate::run::limits::parallel_max(workflow.parallel_max()),
+        parallel_max: crate::run::limits::parallel_max(parallel().of_run().or(workflow.parallel_max())),
         ..SessionOptions::default()
     }
 }

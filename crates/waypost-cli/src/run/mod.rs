@@ -14,3 +14,4 @@ pub(crate) mod params;
 pub(crate) mod questions;
 pub(crate) mod reference;
 pub(crate) mod run_status;
+pub(crate) mod workflow_file;

@@ -23,8 +23,8 @@ pub(crate) use checked::{CheckView, CheckedStepView, ProblemView};
 pub(crate) use decisions::{CauseView, DecisionView, ExecutionView, WhyView};
 pub(crate) use logs::{LogPieceView, LogView, LogsView};
 pub(crate) use scripts::{
-    DemoCommandView, DemoStepView, DemoView, FinishedView, ImportedView, NewView, NoteView, OnceView,
-    ReportView,
+    DemoCommandView, DemoStepView, DemoView, FinishedView, GraphView, ImportedView, NewView, NoteView,
+    OnceView, ReportView,
 };
 pub(crate) use upkeep::{
     ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView,

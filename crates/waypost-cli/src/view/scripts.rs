@@ -106,3 +106,16 @@ pub(crate) struct ReportView {
     /// The report text, without an output file.
     pub(crate) text: Option<String>,
 }
+
+/// The answer of `graph`.
+#[derive(Debug, Serialize)]
+pub(crate) struct GraphView {
+    pub(crate) v: u32,
+    /// The run, unless a file was drawn.
+    pub(crate) run: Option<String>,
+    /// The workflow file, unless a run was drawn.
+    pub(crate) file: Option<String>,
+    /// `svg` or `mermaid`.
+    pub(crate) format: &'static str,
+    pub(crate) text: String,
+}

@@ -202,3 +202,30 @@ fn a_run_that_keeps_few_states_says_what_went() {
         assert!((30..40).contains(&states), "{store}: {states} of {kept}");
     }
 }
+
+#[test]
+fn runs_of_a_status_are_deleted_in_bulk() {
+    for store in STORES {
+        let rig = some(store);
+        assert_eq!(
+            rig.call(&["run", "flow.yaml", "--id", "r-5", "-q", "--until", "one"]).status.code(),
+            Some(0)
+        );
+        let told = |args: &[&str]| rig.waypost(&[&["prune"], args].concat());
+        assert!(told(&["--status", "failed", "--dry-run"]).contains("Would delete run r-1 ("));
+        assert!(told(&["--status", "failed"]).starts_with("exit 2"), "asked first");
+        assert!(told(&["--status", "failed", "--older-than", "1d", "-y"]).contains("Nothing to prune"));
+        assert!(told(&["--status", "running", "-y"]).contains("cannot delete running runs"));
+        assert_eq!(runs(&rig), "r-5 r-4 r-3 r-2 r-1");
+
+        let both = ["--status", "failed", "--status", "interrupted", "-y"];
+        assert_eq!(
+            rig.json(&[&["prune"], &both[..], &["--json"]].concat())["deleted"].as_array().unwrap().len(),
+            2
+        );
+
+        assert_eq!(runs(&rig), "r-4 r-3 r-2");
+        assert!(told(&["--status", "completed", "--keep-runs", "1", "-y"]).contains("Deleted run r-2"));
+        assert_eq!(runs(&rig), "r-4");
+    }
+}

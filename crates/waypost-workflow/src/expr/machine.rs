@@ -9,6 +9,7 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
 use serde_json::Value;
 
+use super::names::{FROM_JSON, FROM_JSON_OF_GITHUB, TO_JSON, TO_JSON_OF_GITHUB};
 use super::rewrite::{APPEND, COMPARE, FACTOR, MEASURED, Rewritten};
 use super::{Scope, SyntaxError, convert};
 
@@ -51,7 +52,14 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment.add_filter(MEASURED, measured);
     environment.add_filter(APPEND, appended);
     environment.add_filter(FACTOR, factor);
-    environment.add_filter("tojson", to_json);
+    for name in [FROM_JSON, FROM_JSON_OF_GITHUB] {
+        environment.add_filter(name, from_json);
+        environment.add_function(name, from_json);
+    }
+    for name in [TO_JSON, TO_JSON_OF_GITHUB] {
+        environment.add_filter(name, to_json);
+        environment.add_function(name, to_json);
+    }
     environment.add_filter("join", join);
     environment.add_filter("replace", replace);
     environment.add_filter("split", split);
@@ -92,8 +100,26 @@ fn factor(value: minijinja::Value) -> Result<minijinja::Value, Error> {
     }
 }
 
-/// Filter `tojson`; minijinja's filter would escape for HTML.
+/// Filter and function `fromjson`: the value of a JSON text.
+fn from_json(text: minijinja::Value) -> Result<minijinja::Value, Error> {
+    let text = measured(text)?;
+    if text.is_undefined() {
+        return Err(Error::from(ErrorKind::UndefinedError));
+    }
+    let Some(json) = text.as_str() else {
+        return Err(invalid(format!(
+            "`fromjson` reads a text, and not {}",
+            convert::described_or_kind(&text)
+        )));
+    };
+    let value = crate::output::parse_json(json.as_bytes());
+    let value = value.map_err(|error| invalid(format!("`{}` is not JSON: {error}", convert::shown(json))))?;
+    Ok(convert::from_json(&value))
+}
+
+/// Filter and function `tojson`; minijinja's filter would escape for HTML.
 fn to_json(value: minijinja::Value) -> Result<String, Error> {
+    let value = measured(value)?;
     convert::to_json(&value).map(|value| value.to_string()).map_err(invalid)
 }
 

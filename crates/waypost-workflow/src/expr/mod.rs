@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use self::names::{Call, FAILED_STEP, is_taken};
+pub(crate) use self::names::{Call, FAILED_STEP, WAITING_STEP, is_taken};
 pub use self::names::{ELEMENT, Reference};
 pub use self::scope::{ItemsView, Scope, StepView};
 

@@ -12,6 +12,11 @@ pub(crate) const ROOTS: [&str; 4] = ["params", "env", "steps", "run"];
 const RUN_NAMES: [&str; 1] = ["id"];
 /// Member of `run` in failure hooks, a local name.
 pub(crate) const FAILED_STEP: &str = "run.failed_step";
+/// The id of the waiting step, in `on_waiting`.
+pub(crate) const WAITING_STEP: &str = "run.waiting";
+/// Names of `run` that exist only in some hooks, each with the hook.
+const OF_HOOKS: [(&str, &str, &str); 2] =
+    [("failed_step", FAILED_STEP, "on_failure"), ("waiting", WAITING_STEP, "on_waiting")];
 /// Members of a step.
 const STEP_NAMES: [&str; 9] =
     ["outputs", "exit_code", "stdout", "status", "items", "items_file", "total", "succeeded", "failed"];
@@ -23,14 +28,31 @@ const OF_ITEMS: [&str; 2] = ["item", "item_index"];
 const WORDS: [&str; 13] =
     ["and", "or", "not", "in", "is", "if", "else", "true", "false", "none", "null", "True", "False"];
 /// Functions.
-const FUNCTIONS: [&str; 6] = ["always", "failure", "success", "skipped", "range", "dict"];
+const FUNCTIONS: [&str; 10] = [
+    "always",
+    "failure",
+    "success",
+    "skipped",
+    "range",
+    "dict",
+    FROM_JSON,
+    FROM_JSON_OF_GITHUB,
+    TO_JSON,
+    TO_JSON_OF_GITHUB,
+];
+/// Function and filter from JSON text to a value, also as GitHub spells it.
+pub(crate) const FROM_JSON: &str = "fromjson";
+pub(crate) const FROM_JSON_OF_GITHUB: &str = "fromJSON";
+/// Function and filter from a value to JSON text, also as GitHub spells it.
+pub(crate) const TO_JSON: &str = "tojson";
+pub(crate) const TO_JSON_OF_GITHUB: &str = "toJSON";
 /// GitHub's function for stopped runs. In a stopped run no step starts, so the result would always be false.
 const CANCELLED: &str = "cancelled";
 /// Reason, and the replacements.
 const AFTER_A_STOP: &str = "no step runs after Ctrl-C, a stop, a timeout or an exceeded budget, whatever \
                             its `if`: use `failure()` for failures, `always()` for any end of a step";
 /// minijinja filters that are useful for one value.
-pub(crate) const FILTERS: [&str; 37] = [
+pub(crate) const FILTERS: [&str; 40] = [
     "abs",
     "attr",
     "bool",
@@ -41,6 +63,8 @@ pub(crate) const FILTERS: [&str; 37] = [
     "dictsort",
     "first",
     "float",
+    FROM_JSON,
+    FROM_JSON_OF_GITHUB,
     "int",
     "items",
     "join",
@@ -64,7 +88,8 @@ pub(crate) const FILTERS: [&str; 37] = [
     "string",
     "sum",
     "title",
-    "tojson",
+    TO_JSON,
+    TO_JSON_OF_GITHUB,
     "trim",
     "unique",
     "upper",
@@ -94,12 +119,10 @@ pub(crate) const TESTS: [&str; 21] = [
     "upper",
 ];
 /// GitHub functions, with the replacement.
-const FROM_GITHUB: [(&str, &str); 7] = [
+const FROM_GITHUB: [(&str, &str); 5] = [
     ("contains", "write `'x' in list`, or `'x' in text`"),
     ("startsWith", "write `text is startingwith('x')`"),
     ("endsWith", "write `text is endingwith('x')`"),
-    ("toJSON", "write `value | tojson`"),
-    ("fromJSON", "remove the call: values of `capture: json` and of `json` params keep their type"),
     ("join", "write `list | join(',')`"),
     ("format", "put several `${{ }}` in the text"),
 ];
@@ -305,7 +328,7 @@ fn reference(
         return Err(SyntaxError::new(token.range.clone(), message).help(help));
     }
     if !ROOTS.contains(&token.text) && !is_local {
-        let locals = || locals.iter().map(String::as_str).filter(|local| *local != FAILED_STEP);
+        let locals = || locals.iter().map(String::as_str).filter(|local| !local.starts_with("run."));
         let known = ROOTS.into_iter().chain(locals());
         let here: Vec<&str> = locals().collect();
         let last = match here.is_empty() {
@@ -403,14 +426,16 @@ fn check_path(path: &[String], range: &Range<usize>, locals: &[String]) -> Resul
                      `total`, `succeeded` and `failed`",
                 ))
         }
-        ("run", Some("failed_step"), _) => match locals.iter().any(|local| local == FAILED_STEP) {
-            true => Ok(()),
-            false => {
-                let message = format!("`{FAILED_STEP}` exists only in the steps of `on_failure`");
-                let help = "move the expression to `on_failure`, or write the id of the step";
-                Err(SyntaxError::new(range.clone(), message).help(help))
+        ("run", Some(what), _) if OF_HOOKS.iter().any(|(name, ..)| *name == what) => {
+            let (_, local, hook) =
+                OF_HOOKS.iter().find(|(name, ..)| *name == what).expect("the guard has found the name");
+            if locals.iter().any(|known| known == local) {
+                return Ok(());
             }
-        },
+            let message = format!("`{local}` exists only in the steps of `{hook}`");
+            let help = format!("move the expression to `{hook}`, or write the id of the step");
+            Err(SyntaxError::new(range.clone(), message).help(help))
+        }
         ("run", what, _) if !what.is_some_and(|what| RUN_NAMES.contains(&what)) => {
             let message = match what {
                 Some(what) => format!("`run` has no `{what}`"),

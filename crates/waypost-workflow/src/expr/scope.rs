@@ -8,7 +8,7 @@ use minijinja::value::{Enumerator, Object, ValueKind};
 use serde_json::{Map, Value};
 
 use super::convert;
-use super::names::FAILED_STEP;
+use super::names::{FAILED_STEP, WAITING_STEP};
 use crate::suggest::{listed, nearest};
 
 /// Most names in a message before "and N more".
@@ -258,7 +258,8 @@ impl Object for Context {
 
 fn run_value(scope: &Scope) -> Raw {
     let mut shelf = BTreeMap::from([("id".to_owned(), Raw::from(scope.run_id.as_str()))]);
-    let failed = scope.locals.0.get(FAILED_STEP).cloned();
-    shelf.extend(failed.map(|failed| ("failed_step".to_owned(), failed)));
+    for (name, local) in [("failed_step", FAILED_STEP), ("waiting", WAITING_STEP)] {
+        shelf.extend(scope.locals.0.get(local).cloned().map(|value| (name.to_owned(), value)));
+    }
     Raw::from_object(Shelf(shelf))
 }

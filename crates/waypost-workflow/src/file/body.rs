@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::checker::Checker;
 use super::fingerprint::{fingerprint, frame, list};
 use super::graph::{self, EdgeOrder};
-use super::hooks::Hook;
+use super::hooks::{self, Hook};
 use super::node::{Kind, Node};
 use super::settings::Variable;
 use super::step::{self, Defaults, Draft};
@@ -53,13 +53,30 @@ pub(super) fn body<'n>(
     checker: &mut Checker<'_>,
     nodes: &'n [Node],
     stem: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> BodyDraft<'n> {
-    let drafts: Vec<Draft<'_>> = nodes
-        .iter()
-        .enumerate()
-        .filter_map(|(position, node)| step::step(checker, node, (stem, position + 1), defaults))
-        .collect();
+    let drafts = drafts(checker, nodes, stem, defaults);
+    ordered(checker, drafts)
+}
+
+/// Reads steps, each waiting step followed by the hooks of its wait.
+pub(super) fn drafts<'n>(
+    checker: &mut Checker<'_>,
+    nodes: &'n [Node],
+    stem: &str,
+    defaults: &Defaults<'n>,
+) -> Vec<Draft<'n>> {
+    let mut drafts = Vec::with_capacity(nodes.len());
+    for (position, node) in nodes.iter().enumerate() {
+        let Some(draft) = step::step(checker, node, (stem, position + 1), defaults) else { continue };
+        let of_wait = hooks::of_wait(checker, &draft, defaults);
+        drafts.extend(std::iter::once(draft).chain(of_wait));
+    }
+    drafts
+}
+
+/// Makes a list of steps, in the order of the list or by their needs.
+pub(super) fn ordered<'n>(checker: &mut Checker<'_>, drafts: Vec<Draft<'n>>) -> BodyDraft<'n> {
     let index = graph::index(checker, &drafts);
     let order = graph::order(checker, &drafts, &index);
     BodyDraft { drafts, index, order }
@@ -185,6 +202,7 @@ fn assemble_one(
         idempotent: draft.idempotent,
         cuts_max: draft.cuts_max,
         grace: draft.grace,
+        announces: draft.announces,
         env: Arc::new(layers),
     }
 }

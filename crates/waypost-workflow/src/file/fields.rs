@@ -59,7 +59,7 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
     ),
     ("strategy", "foreach", COMBINATIONS),
     ("matrix", "foreach", COMBINATIONS),
-    ("matrix", "file", "write the combinations as a list: `items: [{ os: linux, python: 3 }]`"),
+    ("matrix", "items", "write the values below `items`: `items: { matrix: { os: [linux, mac] } }`"),
     ("parallel", "foreach", "write a list of items as `foreach`, and steps side by side with `needs`"),
     ("include", "steps", "call another file in a step: `- workflow: FILE`"),
     ("container", "run", CONTAINER),
@@ -79,8 +79,7 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
     ("with", "params", "write values for a command in `env`, and values for a `workflow` in `params`"),
     ("runs-on", "steps", "remove the key: every step runs on this machine"),
 ];
-const COMBINATIONS: &str =
-    "write the combinations as items: `foreach: { items: [{ os: linux, python: 3 }], steps: [...] }`";
+const COMBINATIONS: &str = "write the values as items: `foreach: { items: { matrix: { os: [linux, mac] } }, as: matrix, steps: [...] }`";
 const CONTAINER: &str = "start the container in a command: `run: docker run --rm IMAGE COMMAND`";
 const SCHEDULE: &str = "start the run from cron or a systemd timer: `waypost run FILE --or-resume`";
 

@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::child::{ChildWorkflow, Given};
 use super::foreach::{Distinct, Foreach, ItemSource};
+use super::hooks::HookOn;
 use super::step::Draft;
 use super::work::{Approval, Work};
 use super::workflow::{Body, Mode, Shell, Tolerance};
@@ -61,7 +62,10 @@ fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: FingerprintP
             (name.as_str(), (text(&source.from), source.json.as_ref().map(ToString::to_string)))
         })
         .collect();
-    let mut needs: Vec<&str> = draft.needs.iter().flatten().map(|(id, _)| id.as_str()).collect();
+    // Hooks are no part of a definition, and a step made for hooks needs all others.
+    let has_own_needs = !matches!(draft.hooks.as_slice(), [(HookOn::Run, _)]);
+    let needs = draft.needs.iter().flatten().filter(|_| has_own_needs);
+    let mut needs: Vec<&str> = needs.map(|(id, _)| id.as_str()).collect();
     needs.sort_unstable();
     needs.dedup();
     let shell = match &draft.shell {
@@ -134,6 +138,7 @@ fn list_of(foreach: &Foreach) -> Value {
         ItemSource::Expression(text) => json!({ "expression": text.as_str() }),
         ItemSource::Command(text, json) => json!({ "run": text.as_str(), "json": path(json) }),
         ItemSource::File(text, json) => json!({ "file": text.as_str(), "json": path(json) }),
+        ItemSource::Matrix(matrix) => matrix.meaning(),
     };
     let distinct = foreach.distinct.as_ref().map(|distinct| match distinct {
         Distinct::Whole => json!(true),

@@ -11,7 +11,9 @@ use super::body::{self, BodyDraft};
 use super::checker::Checker;
 use super::evidence::{ClaimTemplate, Expected};
 use super::fields::{Fields, KeySet};
+use super::matrix::{self, Matrix};
 use super::node::{Kind, Node};
+use super::parallel::PARALLEL_MAX;
 use super::step::{self, Defaults};
 use super::workflow::{Body, Step};
 use crate::expr::{Condition, Formula, Scope, Template};
@@ -21,8 +23,6 @@ use crate::output::JsonPath;
 const ITEM: &str = "item";
 /// Name of the index among the selected items, from 0.
 pub(crate) const ITEM_INDEX: &str = "item_index";
-/// Most concurrent items; each may be a process.
-const PARALLEL_MAX: u64 = 1_000;
 /// Most items of one `foreach`: their keys are in memory at once while branches are opened.
 pub const ITEMS_MAX: u64 = 10_000_000;
 
@@ -64,8 +64,12 @@ pub(super) static FOREACH: KeySet = KeySet {
     ],
 };
 
-pub(super) static ITEMS: KeySet =
-    KeySet { what: "`items`", keys: &["run", "file", "json"], later: &[], elsewhere: &[] };
+pub(super) static ITEMS: KeySet = KeySet {
+    what: "`items`",
+    keys: &["run", "file", "json", "matrix", "exclude", "include"],
+    later: &[],
+    elsewhere: &[],
+};
 
 /// Definition of a `foreach`.
 #[derive(Debug, Clone)]
@@ -102,6 +106,24 @@ pub struct Foreach {
 }
 
 impl Foreach {
+    /// Returns the default key of an item: the text of a short item, else a digest of the text. The text of a
+    /// combination of a matrix is its values.
+    #[must_use]
+    pub fn default_key(&self, item: &Value) -> String {
+        let of_matrix = match &self.items {
+            ItemSource::Matrix(matrix) => matrix.key(item),
+            _ => None,
+        };
+        let text = of_matrix.unwrap_or_else(|| match item {
+            Value::String(text) => text.clone(),
+            item => item.to_string(),
+        });
+        match text.len() <= KEY_TEXT_BYTES_MAX {
+            true => text,
+            false => Digest::of(text.as_bytes()).to_string()[..KEY_DIGEST_CHARS].to_owned(),
+        }
+    }
+
     /// Returns the limits for failed items.
     pub fn limits(&self) -> FailureLimits {
         FailureLimits { count: self.max_failures, rate: self.failure_rate, alike: self.circuit_breaker }
@@ -119,6 +141,8 @@ pub enum ItemSource {
     Command(Template, Option<JsonPath>),
     /// Content of a file: one item per line, or a path in JSON.
     File(Template, Option<JsonPath>),
+    /// Combinations of values.
+    Matrix(Box<Matrix>),
 }
 
 /// Equality of items.
@@ -158,7 +182,7 @@ pub(super) fn foreach<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
     id: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Option<EachDraft<'n>> {
     let fields = Fields::of(checker, node, &FOREACH)?;
     let items = match fields.get("items") {
@@ -246,7 +270,7 @@ pub(super) fn foreach<'n>(
 
 /// Warns of claims that are equal for all items: items have no order, and overwrite the file of each other.
 fn warn_of_shared_files(checker: &mut Checker<'_>, (id, foreach): (&str, &Foreach), body: &BodyDraft<'_>) {
-    let is_single = matches!(&foreach.items, ItemSource::Listed(items) if items.len() < 2);
+    let is_single = foreach.items.listed().is_some_and(|items| items.len() < 2);
     let of_any_item = |text: &Template| {
         let mut roots = text.references().map(|reference| reference.path.first().map(String::as_str));
         roots.all(|root| matches!(root, Some("params" | "run")))
@@ -284,13 +308,17 @@ impl Step {
     /// read only params, the file's own variables and the items.
     pub(crate) fn items_of_params(&self) -> Option<&Foreach> {
         let foreach = self.work.foreach()?;
-        let ItemSource::Expression(items) = &foreach.items else { return None };
+        let items = match &foreach.items {
+            ItemSource::Expression(_) | ItemSource::Matrix(_) => foreach.items.templates(),
+            _ => return None,
+        };
         let distinct = match &foreach.distinct {
             Some(Distinct::By(by)) => Some(by),
             _ => None,
         };
         let read = items
-            .references()
+            .into_iter()
+            .flat_map(Template::references)
             .chain(foreach.filter.iter().flat_map(Condition::references))
             .chain(foreach.sort_by.iter().chain(distinct).flat_map(Formula::references))
             .chain(foreach.key.iter().flat_map(Template::references))
@@ -303,12 +331,12 @@ impl Step {
 
 /// Reports items of a literal list with equal keys.
 fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
-    let Foreach { items: ItemSource::Listed(items), key: Some(key), filter: None, distinct: None, .. } =
-        foreach
-    else {
-        return;
+    let Foreach { items, key: Some(key), filter: None, distinct: None, .. } = foreach else { return };
+    let Some(items) = items.listed() else { return };
+    let nodes: Vec<&Node> = match &node.kind {
+        Kind::List(nodes) => nodes.iter().collect(),
+        _ => vec![node; items.len()],
     };
-    let Kind::List(nodes) = &node.kind else { return };
     // Sorting decides later about the selected items and their index.
     if foreach.sort_by.is_some() {
         return;
@@ -336,18 +364,6 @@ fn refuse_keys(checker: &mut Checker<'_>, foreach: &Foreach, node: &Node) {
     }
 }
 
-/// Returns the default key of an item: the text of a short item, else a digest of the text.
-pub(crate) fn default_key(item: &Value) -> String {
-    let text = match item {
-        Value::String(text) => text.clone(),
-        item => item.to_string(),
-    };
-    match text.len() <= KEY_TEXT_BYTES_MAX {
-        true => text,
-        false => Digest::of(text.as_bytes()).to_string()[..KEY_DIGEST_CHARS].to_owned(),
-    }
-}
-
 /// Returns the key of an item, if the key reads the item only.
 fn key_of(key: &Template, foreach: &Foreach, item: &Value, place: usize) -> Option<String> {
     let is_local = |name: &String| *name == foreach.name || name == ITEM_INDEX;
@@ -365,7 +381,7 @@ fn steps<'n>(
     node: &'n Node,
     fields: &Fields<'n>,
     id: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Option<BodyDraft<'n>> {
     let help = "write `steps:`, followed by `- run: a command`";
     let Some(steps) = fields.get("steps") else {
@@ -433,6 +449,10 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
         }
         Kind::Map(_) => {
             let fields = Fields::of(checker, node, &ITEMS)?;
+            if let Some(node) = fields.get("matrix") {
+                return matrix::matrix(checker, node, &fields)
+                    .map(|matrix| ItemSource::Matrix(Box::new(matrix)));
+            }
             let json = fields.get("json").and_then(|node| step::json_path(checker, node));
             match (fields.get("run"), fields.get("file")) {
                 (Some(run), None) => Some(ItemSource::Command(checker.template(run, "run")?, json)),
@@ -441,8 +461,9 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
                 _ => {
                     checker.wrong(
                         node,
-                        "`items` come from a command or a file",
-                        "write `{ run: \"ls *.txt\" }` or `{ file: items.json, json: $.items[*] }`",
+                        "`items` come from a command, a file or a matrix",
+                        "write `{ run: \"ls *.txt\" }`, `{ file: items.json, json: $.items[*] }` or `{ matrix: { os: \
+                         [linux, mac] } }`",
                     );
                     None
                 }
@@ -456,11 +477,22 @@ fn items(checker: &mut Checker<'_>, node: &Node) -> Option<ItemSource> {
 }
 
 impl ItemSource {
-    /// Returns the text that may have expressions.
-    pub(super) fn template(&self) -> Option<&Template> {
+    /// Returns the texts that may have expressions.
+    pub(super) fn templates(&self) -> Vec<&Template> {
         match self {
-            Self::Listed(_) => None,
-            Self::Expression(text) | Self::Command(text, _) | Self::File(text, _) => Some(text),
+            Self::Listed(_) => Vec::new(),
+            Self::Expression(text) | Self::Command(text, _) | Self::File(text, _) => vec![text],
+            Self::Matrix(matrix) => matrix.templates().collect(),
+        }
+    }
+
+    /// Returns the items, if the file has them.
+    #[must_use]
+    pub fn listed(&self) -> Option<&Arc<Vec<Value>>> {
+        match self {
+            Self::Listed(items) => Some(items),
+            Self::Matrix(matrix) => matrix.known(),
+            Self::Expression(_) | Self::Command(..) | Self::File(..) => None,
         }
     }
 }

@@ -4,9 +4,10 @@ use super::body::{self, BodyDraft};
 use super::checker::Checker;
 use super::fields::Fields;
 use super::node::{Kind, Node};
-use super::step::Defaults;
+use super::step::{Defaults, Draft, STEP_ID_BYTES_MAX};
+use super::work::Work;
 use super::workflow::{Body, Mode};
-use crate::expr::FAILED_STEP;
+use crate::expr::{Condition, FAILED_STEP, WAITING_STEP};
 
 /// Trigger of a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +18,14 @@ pub enum HookOn {
     Success,
     /// The step ended with this exit code, after the last attempt.
     ExitCode(u8),
+    /// The run ended, succeeded or waits: the step was made for the hook, and completed.
+    Run,
 }
+
+/// Id of the step that runs the hooks after a successful run, and of the step that runs the hooks after every run.
+const AT_END: [(&str, &str); 2] = [("on_success", "always() && success()"), ("on_finish", "always()")];
+/// Suffix of the id of a step with the hooks of a wait.
+const OF_WAIT: &str = "-on_waiting";
 
 /// Steps to run after another step.
 #[derive(Debug, Clone)]
@@ -36,6 +44,7 @@ impl HookOn {
             Self::Failure => "on_failure".to_owned(),
             Self::Success => "on_success".to_owned(),
             Self::ExitCode(code) => format!("on_exit_code.{code}"),
+            Self::Run => "run".to_owned(),
         }
     }
 }
@@ -45,7 +54,7 @@ pub(super) fn hooks<'n>(
     checker: &mut Checker<'_>,
     fields: &Fields<'n>,
     id: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Vec<(HookOn, BodyDraft<'n>)> {
     let mut hooks = Vec::new();
     for (key, on) in [("on_failure", HookOn::Failure), ("on_success", HookOn::Success)] {
@@ -73,13 +82,57 @@ pub(super) fn hooks<'n>(
     hooks
 }
 
+/// Adds the steps with the hooks of the run's end. Each needs all steps before.
+pub(super) fn add_at_end<'n>(
+    checker: &mut Checker<'_>,
+    drafts: &mut Vec<Draft<'n>>,
+    fields: &Fields<'n>,
+    defaults: &Defaults<'n>,
+) {
+    for (key, condition) in AT_END {
+        let Some(node) = fields.get(key) else { continue };
+        let Some(hook) = list(checker, node, (HookOn::Run, key), "", defaults) else { continue };
+        let is_graph = drafts.iter().any(|draft| draft.needs.is_some());
+        let needs = drafts.iter().map(|draft| (draft.id.clone(), node)).collect();
+        let condition = Condition::parse(condition).expect("the condition is a valid expression");
+        let draft = Draft::empty(node, key.to_owned(), defaults);
+        let needs = is_graph.then_some(needs);
+        drafts.push(Draft { needs, condition: Some((condition, node)), hooks: vec![hook], ..draft });
+    }
+}
+
+/// Returns a step with the hooks of a wait, which starts with the waiting step.
+pub(super) fn of_wait<'n>(
+    checker: &mut Checker<'_>,
+    waiting: &Draft<'n>,
+    defaults: &Defaults<'n>,
+) -> Option<Draft<'n>> {
+    let node = defaults.on_waiting?;
+    if !matches!(waiting.work, Some((Work::Approve(_) | Work::Wait(_), _))) {
+        return None;
+    }
+    let stem = &waiting.id[..waiting.id.len().min(STEP_ID_BYTES_MAX - OF_WAIT.len())];
+    let id = format!("{stem}{OF_WAIT}");
+    checker.locals.push(WAITING_STEP.to_owned());
+    let hook = list(checker, node, (HookOn::Run, "on_waiting"), &id, defaults);
+    checker.locals.pop();
+    let hook = hook?;
+    if let Some(id) = hook.1.drafts.iter().find_map(|draft| draft.node.get("id")) {
+        let help = "remove the id: the steps of `on_waiting` run for each waiting step";
+        checker.wrong(id, "a step of `on_waiting` has no id", help);
+    }
+    let draft = Draft::empty(node, id, defaults);
+    let (needs, condition) = (waiting.needs.clone(), waiting.condition.clone());
+    Some(Draft { needs, condition, hooks: vec![hook], announces: Some(waiting.id.clone()), ..draft })
+}
+
 /// Reads the steps of a hook, run in sequence.
 pub(super) fn list<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
     (on, key): (HookOn, &str),
     id: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Option<(HookOn, BodyDraft<'n>)> {
     let help = format!("write `{key}:`, followed by `- run: a command`");
     let nodes = body::nodes(checker, node, (&format!("`{key}`"), key), &help)?;
@@ -87,8 +140,13 @@ pub(super) fn list<'n>(
     if on == HookOn::Failure {
         checker.locals.push(FAILED_STEP.to_owned());
     }
-    let stem = if id.is_empty() { on.key() } else { format!("{id}-{}", on.key().replace('.', "-")) };
-    let body = body::body(checker, nodes, &stem, defaults);
+    let stem = match on {
+        HookOn::Run if !id.is_empty() => id.to_owned(),
+        _ if id.is_empty() => key.to_owned(),
+        _ => format!("{id}-{}", on.key().replace('.', "-")),
+    };
+    let defaults = Defaults { on_waiting: None, ..defaults.clone() };
+    let body = body::body(checker, nodes, &stem, &defaults);
     checker.locals.truncate(outer);
     if body.order.as_ref().is_some_and(|order| order.mode == Mode::Graph) {
         checker.wrong(node, format!("the steps of `{key}` run in sequence"), "remove `needs`");

@@ -24,8 +24,10 @@ mod fingerprint;
 mod foreach;
 mod graph;
 mod hooks;
+mod matrix;
 mod names;
 mod node;
+mod parallel;
 mod params;
 mod problem;
 mod read;
@@ -59,10 +61,13 @@ pub use self::config::{AgentCommand, ColorChoice, ConfigFile, Setting};
 pub use self::document::Document;
 pub(crate) use self::evidence::variables_in;
 pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence, Language};
+pub(crate) use self::foreach::ITEM_INDEX;
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
-pub(crate) use self::foreach::{ITEM_INDEX, default_key};
 pub use self::hooks::{Hook, HookOn};
+pub use self::matrix::Matrix;
+pub(crate) use self::matrix::MatrixError;
 pub use self::node::Node;
+pub use self::parallel::{PARALLEL_MAX, Parallel};
 pub use self::params::{GivenParams, PARAM_BYTES_MAX, Param, ParamKind, ParamProblem, ParamsError, Pattern};
 pub use self::problem::{FileError, PROBLEMS_MAX, Problem, Related, Warning};
 pub(crate) use self::repeat::ITERATION;
@@ -113,6 +118,14 @@ impl Workflow {
     /// - [`ReadError::File`]: all errors in the file.
     pub fn read(path: &Path) -> Result<Self, ReadError> {
         parse(&read_regular(path)?, path, Family::on_disk(path)).map_err(ReadError::File)
+    }
+
+    /// Checks the bytes of a file as [`read`](Self::read) does; included files are read from the folder of `path`.
+    ///
+    /// # Errors
+    /// All errors in the file and its included files.
+    pub fn read_bytes(bytes: &[u8], path: &Path) -> Result<Self, FileError> {
+        parse(bytes, path, Family::on_disk(path))
     }
 
     /// Checks the bytes of a file; `path` is used in messages and for the workflow's name only.

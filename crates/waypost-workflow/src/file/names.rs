@@ -105,7 +105,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
     fn each(&mut self, position: usize, each: &EachDraft<'_>) {
         let site = |what, layers| Site { what, step: Some(position), layers, is_after: false };
         let foreach = &each.foreach;
-        if let Some(template) = foreach.items.template() {
+        for template in foreach.items.templates() {
             self.template(template, each.items_node, site("items", 3));
         }
         if let Some((key, node)) = foreach.key.as_ref().zip(each.key_node) {
@@ -185,7 +185,7 @@ impl<'a> Pass<'a, '_, '_, '_> {
             self.no_withheld(command, node, given);
         }
         let Some((work, node)) = &draft.work else { return };
-        if let Some(text) = work.template() {
+        for text in work.templates() {
             self.template(text, node, site(work.key(), 3));
         }
         if let Work::Run(run) | Work::Service(run) = work {

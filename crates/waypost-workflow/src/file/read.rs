@@ -14,6 +14,7 @@ use super::graph;
 use super::hooks::{self, HookOn};
 use super::names::{self, Names};
 use super::node::{Kind, Node};
+use super::parallel::PARALLEL_MAX;
 use super::params::{Param, ParamKind, Pattern};
 use super::secrets::{self, Secrets};
 use super::settings::{self, Checkpoints, Variable};
@@ -24,8 +25,6 @@ use crate::expr::Template;
 
 /// Version of the language.
 const VERSION: u64 = 1;
-/// Most concurrent steps; each is a process with pipes.
-pub(super) const PARALLEL_MAX: u64 = 1_000;
 
 pub(super) static WORKFLOW: KeySet = KeySet {
     what: "the workflow",
@@ -45,6 +44,9 @@ pub(super) static WORKFLOW: KeySet = KeySet {
         "allow_paths",
         "store",
         "on_failure",
+        "on_success",
+        "on_waiting",
+        "on_finish",
         "fail_fast",
         "max_cuts",
         "steps",
@@ -54,7 +56,6 @@ pub(super) static WORKFLOW: KeySet = KeySet {
         ("run", "a step"),
         ("needs", "a step"),
         ("if", "a step"),
-        ("on_success", "a step"),
         ("on_exit_code", "a step"),
         ("outputs", "a step"),
         ("capture", "a step"),
@@ -103,7 +104,7 @@ struct Top<'n> {
     params: Vec<Param>,
     env: Vec<Variable<'n>>,
     secrets: Secrets,
-    defaults: Defaults,
+    defaults: Defaults<'n>,
     defaults_env: Vec<Variable<'n>>,
     defaults_dir: Option<(Template, &'n Node)>,
     max_parallel: Option<(NonZeroUsize, &'n Node)>,
@@ -121,7 +122,11 @@ struct Top<'n> {
 pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflow> {
     let top = top(checker, root);
     let steps = steps_node(checker, root, top.fields.as_ref())?;
-    let body = body::body(checker, steps, "step", &top.defaults);
+    let mut drafts = body::drafts(checker, steps, "step", &top.defaults);
+    if let Some(fields) = &top.fields {
+        hooks::add_at_end(checker, &mut drafts, fields, &top.defaults);
+    }
+    let body = body::ordered(checker, drafts);
     let hook = top.fields.as_ref().and_then(|fields| fields.get("on_failure"));
     let hook =
         hook.and_then(|node| hooks::list(checker, node, (HookOn::Failure, "on_failure"), "", &top.defaults));
@@ -163,6 +168,7 @@ fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
         checker.allow_paths = allow_paths(checker, node);
     }
     let (defaults, defaults_env, defaults_dir) = defaults(checker, get("defaults"));
+    let defaults = Defaults { on_waiting: get("on_waiting"), ..defaults };
     let env = get("env").map(|node| settings::env(checker, node)).unwrap_or_default();
     Top {
         name: get("name").and_then(|node| checker.filled_text(node, "name")),
@@ -237,8 +243,9 @@ fn steps_node<'n>(
 fn defaults<'n>(
     checker: &mut Checker<'_>,
     node: Option<&'n Node>,
-) -> (Defaults, Vec<Variable<'n>>, Option<(Template, &'n Node)>) {
-    let mut defaults = Defaults { shell: Shell::Default, timeout: None, retry: Retry::NONE, dir: None };
+) -> (Defaults<'n>, Vec<Variable<'n>>, Option<(Template, &'n Node)>) {
+    let mut defaults =
+        Defaults { shell: Shell::Default, timeout: None, retry: Retry::NONE, dir: None, on_waiting: None };
     let Some(fields) = node.and_then(|node| Fields::of(checker, node, &DEFAULTS)) else {
         return (defaults, Vec::new(), None);
     };

@@ -9,10 +9,10 @@ impl Step {
     /// Returns every name read by the step's expressions.
     pub(super) fn references(&self) -> impl Iterator<Item = &Reference> {
         let texts = [&self.dir, &self.stdin, &self.report, &self.undo];
-        let own = texts.into_iter().map(Option::as_ref).chain([self.work.template()]);
+        let own = texts.into_iter().flatten().chain(self.work.templates());
         let env = self.env.iter().flatten().map(|(_, template)| template);
         let sources = self.outputs.iter().map(|(_, source)| &source.from);
-        let templates = own.flatten().chain(env).chain(sources);
+        let templates = own.chain(env).chain(sources);
         let each = self.work.foreach();
         let sorts = each.and_then(|each| each.sort_by.as_ref()).into_iter().flat_map(Formula::references);
         let keeps = each.and_then(|each| each.filter.as_ref()).into_iter().flat_map(Condition::references);

@@ -45,7 +45,7 @@ pub(super) fn group<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
     id: &str,
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Option<BodyDraft<'n>> {
     let nodes = body::nodes(checker, node, ("the group", "steps"), "begin every step with `- `")?;
     Some(body::body(checker, nodes, id, defaults))

@@ -12,7 +12,8 @@ use super::evidence::{
 };
 use super::fields::KeySet;
 use super::foreach::{FOREACH, ITEMS};
-use super::read::{DEFAULTS, PARALLEL_MAX, PARAM, WORKFLOW};
+use super::parallel::PARALLEL_MAX;
+use super::read::{DEFAULTS, PARAM, WORKFLOW};
 use super::remote::{CONTAINER, HTTP, POSTGRES};
 use super::repeat::REPEAT;
 use super::settings::{CHECKPOINTS, RETRY};
@@ -142,6 +143,7 @@ fn reference(name: &str) -> Value {
 fn property(table: &str, key: &str) -> Option<Value> {
     let text = || json!({ "type": "string" });
     let scalar = || reference("scalar");
+    let values = || json!({ "anyOf": [{ "type": "string" }, { "type": "array", "minItems": 1 }] });
     let truth = || json!({ "type": "boolean" });
     let count = |minimum: u64| json!({ "type": "integer", "minimum": minimum });
     let words = |words: &[&str]| json!({ "enum": words });
@@ -176,6 +178,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("workflow", "max_cuts") => {
             (count(1), "Consecutive cuts after which a step starts only alone; one more cut fails the step.")
         }
+        ("workflow", "on_success") => (reference("steps"), "Steps to run after the run has succeeded."),
+        ("workflow", "on_waiting") => (reference("steps"), "Steps to run when a step begins to wait."),
+        ("workflow", "on_finish") => (reference("steps"), "Steps to run at the end of the run."),
         ("workflow", "on_failure") => (reference("steps"), "Steps to run after the run has failed."),
         ("workflow", "store") => {
             (text(), "Store of its runs: sqlite:PATH or file:DIR, relative to the folder of the file.")
@@ -360,7 +365,7 @@ fn property(table: &str, key: &str) -> Option<Value> {
         ("approve", "choices") => (reference("words"), "Accepted answers."),
         ("foreach", "items") => (
             json!({ "anyOf": [{ "type": "string" }, { "type": "array" }, reference("items")] }),
-            "A list, an expression for a list, a command with one item per output line, or a file.",
+            "A list, an expression for a list, a command with one item per output line, a file, or a matrix.",
         ),
         ("foreach", "as") => (text(), "Name of the item in expressions."),
         ("foreach", "key") => (scalar(), "Unique key of each item."),
@@ -381,6 +386,12 @@ fn property(table: &str, key: &str) -> Option<Value> {
             (count(1), "Maximum number of consecutive failures with the same error.")
         }
         ("foreach", "steps") => (reference("steps"), "Steps for each item."),
+        ("items", "matrix") => (
+            json!({ "type": "object", "minProperties": 1, "additionalProperties": values() }),
+            "Lists of values by name; the items are the combinations, as maps.",
+        ),
+        ("items", "exclude") => (values(), "Combinations to drop: maps with some of the names."),
+        ("items", "include") => (values(), "Combinations to add: maps with all names."),
         ("items", "file") => (scalar(), "A file with one item per line."),
         ("repeat", "until") => (condition(), "Condition that ends the iterations, checked after each."),
         ("repeat", "max") => (count(1), "Maximum number of iterations."),

@@ -78,12 +78,14 @@ pub(super) static OUTPUT: KeySet =
     KeySet { what: "an output", keys: &["from", "json"], later: &[], elsewhere: &[] };
 
 /// Defaults for every step.
-#[derive(Debug)]
-pub(super) struct Defaults {
+#[derive(Debug, Clone)]
+pub(super) struct Defaults<'n> {
     pub(super) shell: Shell,
     pub(super) timeout: Option<Duration>,
     pub(super) retry: Retry,
     pub(super) dir: Option<Template>,
+    /// The steps to run beside each step that waits.
+    pub(super) on_waiting: Option<&'n Node>,
 }
 
 /// Step as written in the file, with defaults applied; not yet checked against other steps.
@@ -126,9 +128,47 @@ pub(super) struct Draft<'n> {
     pub(super) evidence: Option<EvidenceDraft<'n>>,
     /// Params for the included file.
     pub(super) params: Vec<GivenDraft<'n>>,
+    /// The waiting step, for a step with the hooks of its wait.
+    pub(super) announces: Option<String>,
 }
 
 impl<'n> Draft<'n> {
+    /// Makes a step that does nothing itself.
+    pub(super) fn empty(node: &'n Node, id: String, defaults: &Defaults<'n>) -> Self {
+        Self {
+            node,
+            id_node: node,
+            has_own_id: true,
+            id,
+            name: None,
+            renamed_from: None,
+            work: Some((Work::Sleep(Duration::ZERO), node)),
+            each: None,
+            group: None,
+            hooks: Vec::new(),
+            repeat: None,
+            needs: None,
+            condition: None,
+            env: Vec::new(),
+            dir: None,
+            shell: defaults.shell.clone(),
+            timeout: None,
+            retry: Retry::NONE,
+            outputs: Vec::new(),
+            capture: None,
+            stdin: None,
+            tolerance: Tolerance::Nothing,
+            idempotent: true,
+            cuts_max: None,
+            grace: GRACE,
+            undo: None,
+            report: None,
+            evidence: None,
+            params: Vec::new(),
+            announces: None,
+        }
+    }
+
     /// Returns the steps of the body.
     pub(super) fn within(&self) -> Option<&BodyDraft<'n>> {
         self.each.as_ref().map(|each| &each.body).or(self.group.as_ref())
@@ -167,7 +207,7 @@ pub(super) fn step<'n>(
     checker: &mut Checker<'_>,
     node: &'n Node,
     (stem, position): (&str, usize),
-    defaults: &Defaults,
+    defaults: &Defaults<'n>,
 ) -> Option<Draft<'n>> {
     if let Kind::Text(text) = &node.kind {
         let help = format!("write `- run: {}`", crate::expr::shown(text));
@@ -244,6 +284,7 @@ pub(super) fn step<'n>(
         report: template(checker, "report"),
         evidence: fields.get("evidence").and_then(|node| evidence::evidence(checker, node)),
         params: params.clone().unwrap_or_default(),
+        announces: None,
     };
     if let (Some((Work::Workflow(child), place)), Some(params)) = (&draft.work, params) {
         child::fit(checker, place, child, &params);

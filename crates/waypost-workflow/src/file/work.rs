@@ -132,16 +132,16 @@ impl Work {
         }
     }
 
-    /// Returns the text that may have expressions.
-    pub(super) fn template(&self) -> Option<&Template> {
+    /// Returns the texts that may have expressions.
+    pub(super) fn templates(&self) -> Vec<&Template> {
         match self {
             Self::Run(text)
             | Self::Service(text)
             | Self::Agent(Agent { prompt: text, .. })
             | Self::Wait(text)
-            | Self::Approve(Approval { question: text, .. }) => Some(text),
-            Self::Sleep(_) | Self::Group(_) | Self::Workflow(_) => None,
-            Self::Foreach(foreach) => foreach.items.template(),
+            | Self::Approve(Approval { question: text, .. }) => vec![text],
+            Self::Sleep(_) | Self::Group(_) | Self::Workflow(_) => Vec::new(),
+            Self::Foreach(foreach) => foreach.items.templates(),
         }
     }
 }

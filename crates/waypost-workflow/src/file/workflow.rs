@@ -13,6 +13,7 @@ use super::budget::Budget;
 use super::child::ChildWorkflow;
 use super::evidence::Evidence;
 use super::hooks::Hook;
+use super::parallel::Parallel;
 use super::params::Param;
 use super::problem::{Problem, Problems, SourceText, Warning};
 use super::repeat::Repeat;
@@ -73,6 +74,25 @@ impl Body {
         &self.steps
     }
 
+    /// Returns the direct upstream steps of a step of this list. In a sequence, the previous step; in a graph,
+    /// the needs.
+    pub fn upstream<'b>(&'b self, step: &'b Step) -> impl Iterator<Item = &'b Step> {
+        let Self { mode, steps, index } = self;
+        let before = match mode {
+            Mode::Sequence => Self::before(steps, step.index).map(|before| &steps[before]),
+            Mode::Graph => None,
+        };
+        before.into_iter().chain(step.needs.iter().map(|id| &steps[index[id]]))
+    }
+
+    /// Returns the place of the step before the step at `place` of a sequence. Steps with the hooks of a wait run
+    /// beside the sequence.
+    pub(crate) fn before(steps: &[Step], place: usize) -> Option<usize> {
+        let is_in_line = |place: &usize| steps[*place].announces.is_none();
+        let of_wait = steps[place].announces.is_some().then_some(1).unwrap_or_default();
+        (0..place).rev().filter(is_in_line).nth(of_wait)
+    }
+
     /// Returns all steps, with nested steps, hooks and included files, in the order of the file.
     pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
@@ -124,13 +144,12 @@ impl Workflow {
         self.body.mode
     }
 
-    /// Returns the limit of concurrent steps on a machine with `cores`: one in a sequence; in a graph
-    /// `max_parallel`, or else `cores`.
+    /// Returns the limit of concurrent steps: one in a sequence; in a graph `max_parallel`, or else `default`.
     #[must_use]
-    pub fn max_parallel(&self, cores: NonZeroUsize) -> NonZeroUsize {
+    pub fn max_parallel(&self, default: Parallel) -> NonZeroUsize {
         match self.body.mode {
             Mode::Sequence => NonZeroUsize::MIN,
-            Mode::Graph => self.max_parallel.unwrap_or(cores),
+            Mode::Graph => self.max_parallel.unwrap_or_else(|| default.of(&self.body)),
         }
     }
 
@@ -234,12 +253,7 @@ impl Workflow {
     /// Returns the direct upstream steps of `step` in the workflow's own list. In a sequence, the previous
     /// step; in a graph, the needs.
     pub fn upstream<'w>(&'w self, step: &'w Step) -> impl Iterator<Item = &'w Step> {
-        let Body { mode, steps, index } = &self.body;
-        let before = match mode {
-            Mode::Sequence => step.index.checked_sub(1).map(|before| &steps[before]),
-            Mode::Graph => None,
-        };
-        before.into_iter().chain(step.needs.iter().map(|id| &steps[index[id]]))
+        self.body.upstream(step)
     }
 
     /// Returns the environment variables that some step declares and another step reads from the caller's
@@ -450,6 +464,8 @@ pub struct Step {
     pub frame: Option<String>,
     /// SHA-256 of the list of items, for a `foreach` without a `key`.
     pub list: Option<String>,
+    /// The id of a waiting step in the same list: the step runs the hooks of the wait, beside it.
+    pub(crate) announces: Option<String>,
     /// `env` of the workflow, of `defaults` and of the step.
     pub(super) env: Arc<[Vec<(String, Template)>; 3]>,
 }

@@ -63,7 +63,7 @@ pub(super) fn after_failure(plans: &[Plan], failure: &Failure, tolerated: bool) 
     let meant = |plan: &&Plan| match plan.on {
         HookOn::Failure => !(tolerated && plan.key.ends_with(OF_FILE)),
         HookOn::ExitCode(wanted) => code == Some(wanted),
-        HookOn::Success => false,
+        HookOn::Success | HookOn::Run => false,
     };
     let came_to = match failure.ending.stdout.clone() {
         Some(stdout) => CameTo::FailedAndPrinted { failure: failure.clone(), stdout },
@@ -78,7 +78,7 @@ pub(super) fn after(plans: &[Plan], performed: Performed<StepOutput>) -> Perform
     let Performed::Completed { output, ending, report } = performed else { return performed };
     let code = ending.exit_code.and_then(|code| u8::try_from(code).ok());
     let meant = |plan: &&Plan| match plan.on {
-        HookOn::Success => true,
+        HookOn::Success | HookOn::Run => true,
         HookOn::ExitCode(wanted) => code == Some(wanted),
         HookOn::Failure => false,
     };

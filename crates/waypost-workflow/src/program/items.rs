@@ -16,7 +16,7 @@ use waypost::record::{End, Ending, Failure, FailureKind};
 use waypost::{BranchPath, StepId};
 
 use crate::expr::{ExprError, Scope};
-use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, OnItemFailure, Step, default_key};
+use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, MatrixError, OnItemFailure, Step};
 use crate::mask::Mask;
 use crate::output::{JsonPath, PathError, value_in};
 
@@ -72,6 +72,11 @@ impl Listing {
                     let found = crate::expr::described(&other);
                     return Err(wrong(format!("`items` must be a list, and `{}` is {found}", text.as_str())));
                 }
+            },
+            ItemSource::Matrix(matrix) => match matrix.combinations(&select.scope) {
+                Ok(combinations) => Source::Values(combinations),
+                Err(MatrixError::Expression(error)) => return Err(expression(error)),
+                Err(MatrixError::Unfit(why)) => return Err(wrong(why)),
             },
             ItemSource::Command(command, json) => {
                 let command = Command::render(step, command, scope, around).map_err(expression)?;
@@ -264,7 +269,7 @@ impl Select {
             Some(key) => {
                 key.render(&self.of(&value, place)).map_err(|error| self.at(error, &value, place))?
             }
-            None => unique(default_key(&value), default_keys),
+            None => unique(self.foreach.default_key(&value), default_keys),
         };
         let counted = place + 1;
         let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;

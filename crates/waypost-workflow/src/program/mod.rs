@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -21,9 +20,8 @@ use waypost::shape::Shape;
 use waypost::store::{FIRST_TOKEN, Lease, Store};
 use waypost::{BranchPath, Digest, RunId, StepId};
 
-use crate::expr::FAILED_STEP;
-use crate::expr::{Condition, Scope};
-use crate::file::{Foreach, RetryCause, Step, Work, Workflow, read_secret};
+use crate::expr::{Condition, FAILED_STEP, Scope, WAITING_STEP};
+use crate::file::{Foreach, Parallel, RetryCause, Step, Work, Workflow, read_secret};
 use crate::mask::Mask;
 use crate::supervisor::{Exit, Supervisor, SupervisorProgram, kill_leftovers};
 
@@ -102,8 +100,8 @@ pub struct Surroundings {
     pub has_bash: bool,
     /// Commands of agents.
     pub agents: Arc<Agents>,
-    /// Number of processors: default for the parallel limit.
-    pub cores: NonZeroUsize,
+    /// Limit of concurrent steps.
+    pub parallel: Parallel,
     /// Receiver of the output of steps.
     pub echo: Option<Arc<dyn Echo>>,
 }
@@ -182,7 +180,7 @@ impl WorkflowProgram {
         };
         let secrets: Vec<_> = workflow.secrets().iter().filter_map(secret).collect();
         let mask = Mask::new(secrets.iter().map(|(name, value)| (name.as_str(), value.as_slice())))?;
-        let (shape, levels) = subgraphs::of(&workflow, surroundings.cores, &surroundings.base)?;
+        let (shape, levels) = subgraphs::of(&workflow, surroundings.parallel, &surroundings.base)?;
         Ok(Self { workflow, shape, levels, surroundings, mask, session: Mutex::new(None) })
     }
 
@@ -387,8 +385,12 @@ impl Program for WorkflowProgram {
         let outer = match (child.hook(), self.foreach(step_ref)) {
             (Some(failed), _) => {
                 let scope = self.scope_of_group(step, state);
-                let failed = failed.map(Value::from);
-                around(failed.map_or(scope.clone(), |failed| scope.with_local(FAILED_STEP, &failed)), None)
+                let local = match &step.announces {
+                    Some(waiting) => Some((WAITING_STEP, waiting.as_str())),
+                    None => failed.map(|failed| (FAILED_STEP, failed)),
+                };
+                let with = |(name, id): (&str, &str)| scope.with_local(name, &Value::from(id));
+                around(local.map(with).unwrap_or(scope), None)
             }
             (None, Some(foreach)) => around(self.scope_of(step, state), Some(foreach.name.clone())),
             (None, None) if step.work.child().is_some() => {
@@ -426,6 +428,9 @@ impl Program for WorkflowProgram {
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure> {
         let step = self.step(step_ref);
+        if step.announces.as_ref().is_some_and(|waiting| state.has_ended(waiting)) {
+            return Ok(Admission::Skip(SkipCause::Condition("the step does not wait".to_owned())));
+        }
         let has_failure = matches!(upstream, Upstream::Failed(_));
         let is_unknown = upstream == Upstream::Unknown;
         let condition =

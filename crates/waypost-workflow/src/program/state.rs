@@ -389,6 +389,11 @@ impl WorkflowState {
         self.steps
     }
 
+    /// Returns whether a step has a result.
+    pub(super) fn has_ended(&self, id: &str) -> bool {
+        self.steps.get(id).is_some_and(|step| step.status.is_some())
+    }
+
     pub(super) fn is_skipped(&self, id: &str) -> bool {
         self.steps.get(id).is_some_and(|step| step.status == Some(Settled::Skipped))
     }

@@ -8,7 +8,7 @@ use waypost::id::STEP_ID_BYTES_MAX;
 use waypost::shape::{self, Children, FailureLimits, Growth, OnChildFailure, Shape};
 use waypost::{Digest, InvalidName, StepId};
 
-use crate::file::{Backoff, Body, Foreach, Hook, HookOn, Mode, OnItemFailure, Step, Workflow};
+use crate::file::{Backoff, Body, Foreach, Hook, HookOn, Mode, OnItemFailure, Parallel, Step, Workflow};
 
 use super::ProgramError;
 use super::hooks::Plan;
@@ -34,7 +34,7 @@ pub(super) struct Subgraph {
 #[derive(Clone, Copy)]
 struct Enclosing<'w> {
     file: &'w File<'w>,
-    cores: NonZeroUsize,
+    parallel: Parallel,
     /// Whether the list belongs to the file directly, not to a body or a hook of a step.
     is_top: bool,
 }
@@ -80,20 +80,24 @@ impl<'w> Enclosing<'w> {
 ///
 /// # Errors
 /// [`ProgramError`], for a file that the reader should have rejected.
-pub fn shape_of(workflow: &Workflow, cores: NonZeroUsize) -> Result<Shape, ProgramError> {
-    of(workflow, cores, Path::new("")).map(|(shape, _)| shape)
+pub fn shape_of(workflow: &Workflow, parallel: Parallel) -> Result<Shape, ProgramError> {
+    of(workflow, parallel, Path::new("")).map(|(shape, _)| shape)
 }
 
 /// Makes the graph of a workflow, and the steps of every graph by number.
 pub(super) fn of(
     workflow: &Workflow,
-    cores: NonZeroUsize,
+    parallel: Parallel,
     base: &Path,
 ) -> Result<(Shape, Vec<Subgraph>), ProgramError> {
     let mut levels = Vec::new();
     let file = File { workflow, base: base.into(), outer: None };
-    let around = Enclosing { file: &file, cores, is_top: true };
-    let shape = subgraph(workflow.body(), workflow.max_parallel(cores), around, &mut levels)?;
+    let around = Enclosing { file: &file, parallel, is_top: true };
+    let parallel_max = match (workflow.mode(), parallel) {
+        (Mode::Graph, Parallel::Run(count)) => count,
+        _ => workflow.max_parallel(parallel),
+    };
+    let shape = subgraph(workflow.body(), parallel_max, around, &mut levels)?;
     let levels =
         levels.into_iter().map(|subgraph| subgraph.expect("each graph is set when its steps are known"));
     Ok((shape, levels.collect()))
@@ -110,10 +114,12 @@ fn subgraph(
     let mut steps: Vec<shape::Step> = Vec::with_capacity(body.steps().len());
     let mut foreach = Vec::with_capacity(body.steps().len());
     let mut hooks = Vec::with_capacity(body.steps().len());
-    let cores = around.cores;
     for step in body.steps() {
         let needs = match body.mode() {
-            Mode::Sequence => steps.last().map(|before| before.id.clone()).into_iter().collect(),
+            Mode::Sequence => {
+                let before = Body::before(body.steps(), step.index);
+                before.map(|before| steps[before].id.clone()).into_iter().collect()
+            }
             Mode::Graph => step.needs.iter().map(|need| StepId::new(need)).collect::<Result<_, _>>()?,
         };
         let fingerprint: Digest = step.fingerprint.parse()?;
@@ -133,16 +139,17 @@ fn subgraph(
             let base = first.base.join(child.folder()).into();
             let file = File { workflow: child.workflow(), base, outer: Some(around.file) };
             let inner = Enclosing { file: &file, is_top: true, ..around };
-            let shape = subgraph(file.workflow.body(), file.workflow.max_parallel(cores), inner, levels)?;
+            let shape =
+                subgraph(file.workflow.body(), file.workflow.max_parallel(around.parallel), inner, levels)?;
             node.children = Some(one_child(node.id.clone(), Some(FILE_KEY), shape));
         } else if let Some(body) = step.work.body() {
             let inner = match body.mode() {
                 Mode::Sequence => NonZeroUsize::MIN,
-                Mode::Graph => cores,
+                Mode::Graph => around.parallel.of(body),
             };
             let shape = subgraph(body, inner, Enclosing { is_top: false, ..around }, levels)?;
             node.children = Some(match each {
-                Some(each) => children(node.id.clone(), each, shape, cores),
+                Some(each) => children(node.id.clone(), each, shape, around.parallel),
                 None => one_child(node.id.clone(), None, shape),
             });
         }
@@ -250,12 +257,12 @@ fn one_child(name: StepId, key: Option<&str>, shape: Shape) -> Children {
     }
 }
 
-fn children(name: StepId, each: &Foreach, shape: Shape, cores: NonZeroUsize) -> Children {
+fn children(name: StepId, each: &Foreach, shape: Shape, parallel: Parallel) -> Children {
     Children {
         name,
         shape: Box::new(shape),
         named: Vec::new(),
-        parallel_max: each.max_parallel.unwrap_or(cores.get()),
+        parallel_max: each.max_parallel.unwrap_or_else(|| parallel.of(&each.body).get()),
         on_failure: match each.on_failure {
             OnItemFailure::Stop => OnChildFailure::Stop,
             OnItemFailure::DeadLetter | OnItemFailure::Skip => OnChildFailure::Collect,

@@ -107,6 +107,7 @@ fn holes_are_filled() {
             "${{ '<a> & b' }} ${{ '<a>' | tojson }}",
             "${{ [1, 'a', true, [2], null] | join('-') }} ${{ ['a', 'b'] | join }} ${{ 'aba' | replace('a', '<') }}",
             "${{ env }} ${{ params | length }} ${{ steps.fetch.outputs }}",
+            "${{ fromjson('{\"a\": [1, 2.5]}').a[1] + 1 }} ${{ ('[true]' | fromJSON)[0] }} ${{ toJSON([1, 'x']) }}",
             "${{ params.date[0:4] }} ${{ params.date | replace('-', '') | int + 1 }} ${{ params.regions | first | upper }}",
         ]),
     );
@@ -128,6 +129,8 @@ fn what_is_missing_is_named() {
             "${{ steps.load.outputs.x }}",
             "${{ [params.missing] }}",
             "${{ params.missing ~ 'x' }}",
+            "${{ fromjson('not json, but a long text that is cut in the message').a }}",
+            "${{ fromjson(params.tree) }} ${{ fromjson('{\"a\": 1, \"a\": 2}') }} ${{ fromjson(params.missing) }}",
             "${{ 'x' in params.missing }}",
             "${{ params.missing and true }}",
             "${{ params.date.year }}",

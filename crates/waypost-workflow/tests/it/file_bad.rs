@@ -147,7 +147,7 @@ fn keys_of_other_tools_are_answered_with_ours() {
     for (text, ours) in [
         (in_step("strategy: {matrix: {os: [a]}}"), "`foreach: {"),
         (in_step("matrix: {os: [a]}"), "`foreach: {"),
-        ("steps: [{foreach: {items: {matrix: {os: [a]}}, steps: [{run: a}]}}]\n".to_owned(), "`items: [{"),
+        ("steps: [{foreach: {matrix: {os: [a]}, steps: [{run: a}]}}]\n".to_owned(), "`items: { matrix"),
         (in_step("parallel: [1, 2]"), "`foreach`"),
         (on_top("parallel: 2"), "did you mean `max_parallel`?"),
         (in_step("retryPolicy: {limit: 1}"), "did you mean `retry`?"),

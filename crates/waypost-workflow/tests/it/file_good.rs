@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use waypost_workflow::expr::{Scope, StepView};
 use waypost_workflow::file::{
-    Backoff, Durability, GivenParams, Mode, OnCheckpointFailure, ReadError, Retry, RetryCause, Shell, Step,
-    Tolerance, Workflow, parse_duration, parse_params,
+    Backoff, Durability, GivenParams, Mode, OnCheckpointFailure, Parallel, ReadError, Retry, RetryCause,
+    Shell, Step, Tolerance, Workflow, parse_duration, parse_params,
 };
 use waypost_workflow::output::Capture;
 
@@ -131,7 +131,7 @@ fn a_bare_list_runs_in_order() {
 
     assert_eq!(ids(workflow.steps().iter()), ["step-1", "step-2", "last"]);
     assert_eq!((workflow.mode(), workflow.name()), (Mode::Sequence, "nightly"));
-    let eight = NonZeroUsize::new(8).unwrap();
+    let eight = Parallel::Processors(NonZeroUsize::new(8).unwrap());
     assert_eq!(workflow.max_parallel(eight).get(), 1);
     let last = workflow.step("last").unwrap();
     assert_eq!(ids(workflow.upstream(last)), ["step-2"]);
@@ -144,7 +144,7 @@ fn one_need_makes_a_graph() {
     let free = workflow(text);
     let bound = workflow(&format!("max_parallel: 2\n{text}"));
 
-    let eight = NonZeroUsize::new(8).unwrap();
+    let eight = Parallel::Processors(NonZeroUsize::new(8).unwrap());
     assert_eq!(free.mode(), Mode::Graph);
     assert_eq!((free.max_parallel(eight).get(), bound.max_parallel(eight).get()), (8, 2));
     assert!(ids(free.upstream(free.step("b").unwrap())).is_empty());

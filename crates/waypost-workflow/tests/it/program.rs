@@ -12,7 +12,7 @@ use waypost::memory::MemoryStore;
 use waypost::record::{Phase, Record, RunRecord, RunStatus};
 use waypost::store::{Scan, Store, StoreExt};
 use waypost::{BranchPath, RunId};
-use waypost_workflow::file::{GivenParams, Workflow};
+use waypost_workflow::file::{GivenParams, Parallel, Workflow};
 use waypost_workflow::program::{ProgramError, Surroundings, WorkflowProgram, WorkflowState, log_name};
 use waypost_workflow::supervisor::SupervisorProgram;
 
@@ -54,7 +54,7 @@ impl Bench {
             environment,
             has_bash: true,
             agents: Arc::default(),
-            cores: NonZeroUsize::new(2).unwrap(),
+            parallel: Parallel::Processors(NonZeroUsize::new(2).unwrap()),
             echo: None,
         };
         WorkflowProgram::new(workflow, surroundings)

@@ -8,10 +8,10 @@ use serde_json::Value;
 use waypost::engine::Snapshot;
 use waypost::record::{Note, Usage};
 
-use super::picture::{graph, sign};
 use super::timeline::timeline;
-use super::{LastSession, RunHistory, StepEnd, status_of};
+use super::{LastSession, RunHistory, StepEnd};
 use crate::cli::DeadLetter;
+use crate::commands::graph::{Node, embedded, sign};
 use crate::format::{size, time};
 use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 
@@ -28,7 +28,7 @@ pub(super) struct Page<'a> {
     pub(super) show: &'a ShowView,
     pub(super) history: &'a RunHistory,
     pub(super) letters: &'a [DeadLetter],
-    pub(super) edges: Vec<(String, Vec<String>)>,
+    pub(super) nodes: Vec<Node>,
     pub(super) now: Timestamp,
 }
 
@@ -43,7 +43,7 @@ impl Page<'_> {
              <style>{STYLE}</style>\n</head>\n<body>\n"
         );
         self.head(&mut text);
-        let picture = graph(&self.edges, |step| status_of(self.show, step));
+        let picture = embedded(&self.nodes);
         if !picture.is_empty() {
             let _ = write!(text, "<h2>Graph</h2>\n<div class=\"wide\">{picture}</div>\n");
         }
@@ -301,7 +301,7 @@ fn clip(text: &str) -> String {
 }
 
 /// Escapes text for HTML and its attributes, and removes bidirectional marks.
-pub(super) fn escaped(text: &str) -> String {
+pub(in crate::commands) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 8);
     for c in text.chars() {
         match c {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 
 use super::page::escaped;
-use super::picture::sign;
 use super::{Bar, LastSession, RunHistory};
+use crate::commands::graph::sign;
 use crate::format::time;
 
 /// Most drawn attempts: a page of a few hundred KiB. The rest is counted.

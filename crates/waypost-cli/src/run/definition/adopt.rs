@@ -7,14 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::Value;
 use waypost::change::{ChangeKind, StepChange, changes};
 use waypost::engine::{Adoption, InnerChange, InnerChangeKind, Snapshot, step_path};
 use waypost::record::{Definition, End, Phase, Position, Record, RequestCause, RerunKind, RerunRequest};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{ItemSource, Workflow};
+use waypost_workflow::file::Workflow;
 use waypost_workflow::program::shape_of;
 
 use super::{Choice, Chosen, shown};
@@ -223,12 +222,10 @@ impl Edit<'_> {
 
     /// Names the added and the dropped items of a list in the file.
     fn other_items(self, step: &str) -> String {
-        let items = |workflow: &Workflow| match &workflow.step(step)?.work.foreach()?.items {
-            ItemSource::Listed(items) => {
-                let text = |item: &Value| item.as_str().map_or_else(|| item.to_string(), str::to_owned);
-                Some(items.iter().map(text).collect::<Vec<_>>())
-            }
-            _ => None,
+        let items = |workflow: &Workflow| {
+            let foreach = workflow.step(step)?.work.foreach()?;
+            let items = foreach.items.listed()?;
+            Some(items.iter().map(|item| foreach.default_key(item)).collect::<Vec<_>>())
         };
         let Some((then, now)) = items(self.before).zip(items(self.changed)) else { return String::new() };
         let beyond = |these: &[String], those: &[String]| {
@@ -289,7 +286,7 @@ pub(super) struct Changed<'a> {
 /// a result at stake.
 pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) -> Result<Chosen, Error> {
     let Changed { store, snapshot, position, file, choice, mut within } = about;
-    let shape = shape_of(&changed, environment::cores())?;
+    let shape = shape_of(&changed, environment::parallel())?;
     let earlier = EarlierResults::of(store, snapshot, &shape).await?;
     for changes in within.values_mut() {
         for at in (0..changes.len()).rev() {

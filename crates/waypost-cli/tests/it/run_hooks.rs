@@ -1,0 +1,134 @@
+//! Hooks of a run: steps at its end and when it waits.
+
+use crate::rig::Rig;
+
+const HOOKS: &str = r#"
+on_success: [{run: 'echo "success $A" >> trace', env: {A: "${{ steps.a.outputs.n }}"}}]
+on_failure: [{run: 'echo "failure at $S" >> trace', env: {S: "${{ run.failed_step }}"}}]
+on_finish:
+  - {run: 'echo finish >> trace; if [ -e hold ]; then touch held; sleep 1000; fi'}
+  - {run: 'echo finished >> trace; exit 3'}
+on_waiting: [{run: 'echo "$S waits" >> trace', env: {S: "${{ run.waiting }}"}}]
+"#;
+const A: &str = "{id: a, run: 'echo n=1 >> \"$WAYPOST_OUTPUT\"; echo a >> trace; test ! -e bad'}";
+
+fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
+    rig.call(args).status.code()
+}
+
+/// Runs the steps of a list, and the same steps as a graph.
+fn flows(steps: &str) -> [String; 2] {
+    let list = format!("{HOOKS}steps: [{A}, {steps}]\n");
+    let graph = list.replace("{id: b,", "{id: b, needs: [a],").replace("{id: c,", "{id: c, needs: [b],");
+    [list, graph]
+}
+
+#[test]
+fn a_run_ends_with_its_hooks() {
+    for flow in flows("{id: b, run: echo b >> trace}") {
+        let rig = Rig::with(&flow);
+        assert_eq!(
+            code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]),
+            Some(0),
+            "a failed hook fails no run"
+        );
+        assert_eq!(rig.read("trace"), "a\nb\nsuccess 1\nfinish\nfinished\n");
+        assert!(
+            rig.waypost(&["events", "r"]).contains("on_finish:run@"),
+            "recorded steps of their own branch"
+        );
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace").lines().count(), 5, "{flow}");
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0));
+    }
+}
+
+#[test]
+fn a_failed_run_finishes_too_and_again_after_a_resume() {
+    for flow in flows("{id: b, run: echo b >> trace}") {
+        let rig = Rig::with(&flow);
+        rig.write("bad", "");
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        assert_eq!(rig.read("trace"), "a\nfailure at a\nfinish\nfinished\n", "{flow}");
+        std::fs::remove_file(rig.path("bad")).unwrap();
+        std::fs::remove_file(rig.path("trace")).unwrap();
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+        assert_eq!(rig.read("trace"), "a\nb\nsuccess 1\nfinish\nfinished\n", "{flow}");
+    }
+}
+
+#[test]
+fn skipped_and_tolerated_steps_are_a_success() {
+    for flow in
+        flows("{id: b, if: 'false', run: a}, {id: c, if: 'always()', run: exit 1, continue_on_error: true}")
+    {
+        let rig = Rig::with(&flow);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+        assert_eq!(rig.read("trace"), "a\nsuccess 1\nfinish\nfinished\n", "{flow}");
+    }
+}
+
+#[test]
+fn a_hook_tells_of_each_wait_beside_it() {
+    for flow in flows("{id: b, approve: Go?}, {id: c, run: echo c >> trace}") {
+        let rig = Rig::with(&flow);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(75));
+        assert_eq!(rig.read("trace"), "a\nb waits\n", "{flow}");
+        // A resume without an answer says nothing again.
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(75));
+        assert_eq!(code(&rig, &["answer", "r", "b", "yes"]), Some(0));
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "a\nb waits\nc\nsuccess 1\nfinish\nfinished\n", "{flow}");
+    }
+}
+
+#[test]
+fn each_item_that_waits_has_its_hook() {
+    let each = "{id: each, foreach: {items: [x, y], steps: [{id: ask, approve: 'Go ${{ item }}?'}]}}";
+    let rig = Rig::with(&format!("{HOOKS}steps: [{A}, {each}]\n"));
+
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(75));
+
+    assert_eq!(rig.read("trace"), "a\nask waits\nask waits\n");
+}
+
+#[test]
+fn ctrl_c_runs_no_hook_and_a_killed_hook_goes_on() {
+    let rig = Rig::with(&format!("{HOOKS}steps: [{A}, {{id: b, run: 'touch begun; sleep 1000'}}]\n"));
+    let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("begun", |_| true);
+    running.signal(libc::SIGINT);
+    running.end();
+    assert_eq!(rig.read("trace"), "a\n");
+
+    rig.write("flow.yaml", &format!("{HOOKS}steps: [{A}, {{id: b, run: 'true'}}]\n"));
+    rig.write("hold", "");
+    let running = rig.start(&["resume", "r"]);
+    rig.wait_for("held", |_| true);
+    running.signal(libc::SIGKILL);
+    running.end();
+    std::fs::remove_file(rig.path("hold")).unwrap();
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\nsuccess 1\nfinish\nfinish\nfinished\n");
+}
+
+#[test]
+fn a_wrong_hook_of_a_run_is_refused() {
+    for (top, wanted) in [
+        ("on_waiting: [{id: x, run: a}]", "a step of `on_waiting` has no id"),
+        (
+            "on_finish: [{run: 'echo ${{ run.waiting }}'}]",
+            "`run.waiting` exists only in the steps of `on_waiting`",
+        ),
+        ("on_finish: [{run: 'echo ${{ steps.b.exit_code }}'}]", "there is no step `b`"),
+        ("on_success: x", "`on_success` must be a list"),
+    ] {
+        let rig = Rig::with(&format!("{top}\nsteps: [{A}, {{id: ask, approve: Go?}}]\n"));
+        let told = rig.waypost(&["check", "flow.yaml"]);
+        assert!(told.starts_with("exit 78") && told.contains(wanted), "{top}: {told}");
+    }
+}
