@@ -108,7 +108,7 @@ async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: Fil
     }
     match (why.code.as_str(), store.run(run).await) {
         ("locked", Ok(entry)) if or_resume => {
-            return StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into();
+            return StoreError::Held { run: run.clone(), holder: entry.summary.holder, until: None }.into();
         }
         ("exists" | "locked", Ok(_)) => return StoreError::Exists { run: run.clone() }.into(),
         _ => {}

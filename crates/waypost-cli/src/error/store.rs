@@ -144,6 +144,12 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::Poisoned { .. } => {
             ("poisoned", Exit::CannotWrite, hint("resume; acknowledged records are safe"))
         }
+        StoreError::Denied { .. } => (
+            "not_permitted",
+            Exit::NotTrusted,
+            hint("check user and password, and the rights that `docs/format-postgres.md` lists"),
+        ),
+        StoreError::Unsupported { .. } => ("unsupported", Exit::Newer, None),
         StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),
         StoreError::Unknown { .. } => {
             ("unknown", Exit::Unreachable, hint("resume; the store has the final outcome"))

@@ -97,8 +97,8 @@ impl Cluster {
 
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let settings = format!(
-            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\nfsync = off\n\
-             ssl = on\nssl_cert_file = 'test.pem'\nssl_key_file = 'test.key'\nmax_connections = 50\n",
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\n\
+             ssl = on\nssl_cert_file = 'test.pem'\nssl_key_file = 'test.key'\nmax_connections = 100\n",
             folder.display()
         );
         let access =

@@ -1,0 +1,5 @@
+//! The PostgreSQL store, from outside.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
+
+mod contract;
+mod support;
