@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 use waypost::id::{BranchPath, Digest, RunId};
 use waypost::lock::Holder;
-use waypost::record::{Durability, Flaw, Record, RunStatus, SealedRun};
+use waypost::record::{Durability, Flaw, Reason, Record, RunStatus, SealedRun};
 use waypost::store::{Appended, Batch, Damage, FIRST_TOKEN, StoreError, Summary};
 use waypost_codec::encode::{Encoded, StoredBody};
 use waypost_codec::header;
@@ -26,7 +26,7 @@ use crate::database::statement::Statement;
 use crate::database::values::{count, int, key_of, main_key, time_text};
 use crate::tables::lease::LeaseRow;
 use crate::tables::runs::{holder_text, with_summary};
-use crate::tables::signals;
+use crate::tables::{scopes, signals};
 use crate::write::chain::{Chain, add_sizes, chains, conflict, digest_of, mismatch, of_new_run};
 
 /// `$1` to `$10`: the scopes of the batch.
@@ -230,8 +230,15 @@ pub(crate) async fn create(
     written: Written<'_>,
 ) -> Result<(), Failure> {
     let (record, batch) = (sealed.record(), written.batch);
-    batch.check(&record.run, FIRST_TOKEN)?;
-    let chains = chains_of_new(&batch.records)?;
+    let checked = batch.check(&record.run, FIRST_TOKEN).and_then(|()| chains_of_new(&batch.records));
+    let chains = match checked {
+        Ok(chains) => chains,
+        Err(refusal) => {
+            let exists = scopes::run_id(database, &record.run).await.is_ok();
+            let run = record.run.clone();
+            return Err(if exists { StoreError::Exists { run } } else { refusal }.into());
+        }
+    };
     let labels = serde_json::to_string(&record.labels).expect("a map of text is plain JSON");
     let kept = header::encode(&mut database.delta_cache.compressor.contexts(), sealed.bytes());
     let none = Summary::of_status(RunStatus::Running);
@@ -359,12 +366,21 @@ async fn judge(
     if !(lease.held && lease.token == token) {
         return Err(lease.fenced(run, token).into());
     }
-    if let Some(refusal) = refusal {
-        return Err(refusal.into());
-    }
+    // The first record at fault is named, whichever side finds the fault.
+    let refused_at = match &refusal {
+        Some(StoreError::Conflict { branch, seq, .. }) => Some((branch, *seq)),
+        Some(_) => return Err(refusal.expect("it was just matched").into()),
+        None => None,
+    };
     let mut begun = HashSet::new();
-    for record in batch.records.iter().filter(|record| begun.insert(&record.header().branch)) {
+    for record in &batch.records {
         let header = record.header();
+        if refused_at == Some((&header.branch, header.seq)) {
+            break;
+        }
+        if !begun.insert(&header.branch) || header.reason == Reason::Repair {
+            continue;
+        }
         let (newest, tip) = end_of(database, run, &header.branch).await?;
         if let Some(known) = acknowledged(&header.branch).filter(|known| *known > newest) {
             return Err(lost(database, run, header.branch.clone(), known).into());
@@ -375,6 +391,9 @@ async fn judge(
         if tip != header.prev {
             return Err(conflict(record, mismatch(header.prev, tip)).into());
         }
+    }
+    if let Some(refusal) = refusal {
+        return Err(refusal.into());
     }
     let first = batch.records.first().ok_or_else(|| StoreError::Invalid("an empty batch".to_owned()))?;
     Err(conflict(first, "another write to the branch came between".to_owned()).into())

@@ -2,4 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
 
 mod contract;
+mod faults;
+mod proxy;
 mod support;

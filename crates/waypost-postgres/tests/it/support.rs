@@ -28,6 +28,10 @@ impl Site {
         Self { database }
     }
 
+    pub(crate) fn database(&self) -> &str {
+        &self.database
+    }
+
     pub(crate) fn url(&self) -> String {
         cluster().connection(USER, &self.database)
     }
