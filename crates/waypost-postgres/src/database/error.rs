@@ -84,7 +84,7 @@ fn refused(store: String, error: Error) -> StoreError {
         SqlState::INSUFFICIENT_PRIVILEGE
         | SqlState::INVALID_PASSWORD
         | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => StoreError::Denied { store, source: error.into() },
-        SqlState::INVALID_CATALOG_NAME => StoreError::NotFound { store, what: "database of this name".to_owned() },
+        SqlState::INVALID_CATALOG_NAME => StoreError::Unreachable { store, source: error.into() },
         SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => no_schema(store),
         SqlState::DISK_FULL => {
             StoreError::Full { place: store, source: io::Error::new(io::ErrorKind::StorageFull, error) }
@@ -98,7 +98,7 @@ fn refused(store: String, error: Error) -> StoreError {
 
 /// Returns the error for a database without the tables of a store.
 pub(crate) fn no_schema(store: String) -> StoreError {
-    StoreError::NotFound { store, what: "schema `waypost`, which `waypost store init` makes".to_owned() }
+    StoreError::NotFound { store, what: "tables of Waypost".to_owned() }
 }
 
 /// Returns whether the server cannot serve now, and certainly did not run the statement.

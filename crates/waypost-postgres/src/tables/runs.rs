@@ -24,7 +24,8 @@ fn summaries(conditions: &str, limit: usize) -> String {
         "SELECT q.*, c.records, c.bytes FROM (
              SELECT r.id, r.name, r.workflow, r.path, r.labels, r.created_at, m.updated_at, m.status, m.doubtful,
                  m.step, m.done, m.total, m.wake_at, m.lost,
-                 CASE WHEN m.held AND m.until > clock_timestamp() THEN m.holder END AS holder
+                 CASE WHEN m.held AND m.until > clock_timestamp() THEN m.holder END AS holder,
+                 (extract(epoch FROM m.until) * 1000000)::bigint AS until
              FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $1
              WHERE {conditions} ORDER BY r.id DESC LIMIT {limit}) q
          CROSS JOIN LATERAL (SELECT coalesce(sum(s.records), 0)::bigint AS records,
@@ -167,6 +168,9 @@ fn summary(row: &Row) -> Result<RunSummary, String> {
     };
     let holder: Option<&str> = row.get(14);
     let holder: Option<Holder> = holder.map(holder_of).transpose()?;
+    // Nobody waits for the lease of a dead process of this machine.
+    let holder = holder.filter(|holder| !holder.is_gone());
+    let until: Option<i64> = row.get::<_, Option<i64>>(15).filter(|_| holder.is_some());
     let created_at = time_of(row.get(5))?;
     Ok(RunSummary {
         run,
@@ -177,9 +181,10 @@ fn summary(row: &Row) -> Result<RunSummary, String> {
         labels: serde_json::from_str(labels).map_err(|error| format!("the labels are unreadable: {error}"))?,
         created_at,
         updated_at: row.get::<_, Option<&str>>(6).map_or(Ok(created_at), time_of)?,
-        checkpoints: count(row.get(15)),
-        bytes: count(row.get(16)),
+        checkpoints: count(row.get(16)),
+        bytes: count(row.get(17)),
         holder,
+        until: until.and_then(|until| jiff::Timestamp::from_microsecond(until).ok()),
     })
 }
 

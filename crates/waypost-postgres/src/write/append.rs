@@ -434,3 +434,65 @@ async fn answered_before(database: &Database, batch: &Batch) -> Result<Appended,
         true => Err(conflict(last, "another batch had the same id".to_owned()).into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio_postgres::NoTls;
+    use waypost_codec::encode;
+    use waypost_testing::contract::block_on;
+    use waypost_testing::postgres::{USER, cluster};
+    use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
+
+    use super::*;
+    use crate::database::settings::{PostgresOptions, Settings};
+
+    /// Sends a batch while another process takes the lease: its claim is written, and not committed yet. Returns whether
+    /// the fence held, and the number of records after the claim.
+    async fn race(name: &str, lock: &str) -> (bool, i64) {
+        cluster().database(name, "SELECT 1");
+        let url = cluster().connection(USER, name);
+        let database = Database::new(Settings::parse(&url).unwrap(), PostgresOptions::default());
+        schema::init(&database).await.unwrap();
+        let run = run_id("r-1");
+        let mut links = Links::of(&run);
+        let (first, durability) = (links.step(), Durability::Sync);
+        let (encoded, _) = encode::encode(&database.delta_cache, &first.records);
+        let first = Written { run: &run, token: 1, batch: &first, encoded: &encoded, durability };
+        create(&database, &sealed(run_record(&run)), &holder("first"), first).await.unwrap();
+        let (claimer, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+        tokio::spawn(async { drop(connection.await) });
+        claimer.batch_execute("BEGIN; UPDATE waypost.scopes SET token = token + 1").await.unwrap();
+
+        let batch = links.step();
+        let (encoded, _) = encode::encode(&database.delta_cache, &batch.records);
+        let chains = chains(&database, &run, &batch.records).await.unwrap();
+        let second = Written { run: &run, token: 1, batch: &batch, encoded: &encoded, durability };
+        let text = text_of(APPEND, durability).replace(" FOR NO KEY UPDATE OF s", lock);
+        let append = begin(text, second, chains)
+            .text(run.as_str())
+            .int(i64::from(VERSION))
+            .bytes_list(Vec::new())
+            .int(60_000)
+            .int(2)
+            .maybe_text(None);
+        let claim = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            claimer.batch_execute("COMMIT").await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(database.run(&append), claim);
+        let holds = answer.unwrap().row().unwrap().get(0);
+        let count = claimer.query_one("SELECT count(*) FROM waypost.records", &[]).await.unwrap().get(0);
+        (holds, count)
+    }
+
+    #[test]
+    fn a_claim_in_flight_fences_a_batch() {
+        block_on(async {
+            assert_eq!(race("fenced", " FOR NO KEY UPDATE OF s").await, (false, 1));
+            // A negative control: a token that is read without the lock lets the batch through after the claim.
+            assert_eq!(race("unlocked", "").await, (true, 2));
+        });
+    }
+}

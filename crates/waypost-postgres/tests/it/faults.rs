@@ -1,12 +1,14 @@
 //! Servers that die, answers that are lost, and holders that wake up too late.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use waypost::record::Durability;
 use waypost::store::{Appended, Renewal, Scan, Store, StoreError, StoreExt as _};
 use waypost_postgres::{PostgresOptions, PostgresStore};
 use waypost_testing::contract::block_on;
+use waypost_testing::postgres::Cluster;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
 
 use crate::proxy::{Proxy, When};
@@ -65,6 +67,92 @@ fn a_statement_that_arrives_late_is_not_applied_twice() {
         assert_eq!(Store::append(&store, &[&lease], last).await.unwrap(), Appended::Before);
         assert_eq!(store.newest(links.run(), &waypost::BranchPath::main()).await.unwrap().header().seq, 3);
     });
+}
+
+/// A negative control: the absence of a batch right after a lost answer says nothing.
+#[test]
+fn to_ask_after_a_lost_answer_proves_nothing() {
+    block_on(async {
+        let site = Site::new().await;
+        let proxy = Proxy::before(&site.url(), APPEND).await;
+        let store = proxy.store(PostgresOptions { patience: Duration::ZERO, ..PostgresOptions::default() });
+        let mut links = Links::of(&run_id("r-1"));
+        let lease = begin(&store, &mut links).await;
+
+        proxy.cut(When::Late(Duration::from_millis(500)));
+        let batch = links.step();
+        let error = Store::append(&store, &[&lease], batch.clone()).await.unwrap_err();
+
+        assert!(matches!(error, StoreError::Unknown { .. }), "{error}");
+        assert_eq!(count(&site).await, 1, "asked now, the batch is not there");
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        assert_eq!(count(&site).await, 2, "and yet it is written");
+        assert_eq!(Store::append(&store, &[&lease], batch).await.unwrap(), Appended::Before);
+    });
+}
+
+/// Runs of several tasks, while server processes are killed: each kill ends all connections, and the server recovers
+/// from its log.
+#[test]
+fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let cluster = Cluster::private();
+        let site = Site::on(&cluster).await;
+        let stop = Arc::new(AtomicBool::new(false));
+        let store = site.open();
+        let writers: Vec<_> = (0..4)
+            .map(|number| {
+                let (store, stop) = (Arc::clone(&store), Arc::clone(&stop));
+                tokio::spawn(async move {
+                    let mut links = Links::of(&run_id(&format!("r-{number}")));
+                    let lease = begin(&store, &mut links).await;
+                    let mut acknowledged = 1;
+                    while !stop.load(Ordering::Relaxed) {
+                        Store::append(&*store, &[&lease], links.step()).await.unwrap();
+                        acknowledged += 1;
+                    }
+                    acknowledged
+                })
+            })
+            .collect();
+
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            kill_a_backend(&site).await;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        stop.store(true, Ordering::Relaxed);
+
+        for (number, writer) in writers.into_iter().enumerate() {
+            let acknowledged: u64 = writer.await.unwrap();
+            assert!(acknowledged > 10, "run {number} wrote {acknowledged} records");
+            let run = run_id(&format!("r-{number}"));
+            assert_eq!(store.run(&run).await.unwrap().summary.checkpoints, acknowledged);
+            let found = store.scan_where(Scan::of(&run), &|_| true).await.unwrap();
+            assert_eq!(found.len() as u64, acknowledged, "each record is there once");
+            assert_eq!(store.inspect(Some(&run)).await.unwrap(), [""; 0]);
+        }
+    });
+}
+
+async fn kill_a_backend(site: &Site) {
+    const BACKEND: &str = "SELECT pid FROM pg_stat_activity WHERE application_name = 'waypost' LIMIT 1";
+    // The server may still recover from the kill before.
+    for _ in 0..200 {
+        if let Ok((client, connection)) = tokio_postgres::connect(&site.url(), tokio_postgres::NoTls).await {
+            tokio::spawn(async { drop(connection.await) });
+            if let Ok(Some(row)) = client.query_opt(BACKEND, &[]).await {
+                let pid = row.get::<_, i32>(0).to_string();
+                // As the owner of the process, or as root.
+                let killed = std::process::Command::new("kill").args(["-KILL", &pid]).status().unwrap();
+                assert!(killed.success());
+                return;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the server does not come back");
 }
 
 #[test]

@@ -3,5 +3,6 @@
 
 mod contract;
 mod faults;
+mod opening;
 mod proxy;
 mod support;

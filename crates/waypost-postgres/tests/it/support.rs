@@ -5,27 +5,45 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio_postgres::{Client, NoTls};
 use waypost_postgres::{PostgresOptions, PostgresStore};
-use waypost_testing::postgres::{USER, cluster};
+use waypost_testing::postgres::{Cluster, USER, cluster};
+
+/// The variable with the connection of another server, as `host=... user=...` without a database.
+const SERVER_VARIABLE: &str = "WAYPOST_TEST_POSTGRES";
 
 /// A database with a store that a test opens and opens again.
 pub(crate) struct Site {
+    server: String,
     database: String,
 }
 
 impl Site {
     /// Makes a database with the tables of a store.
     pub(crate) async fn new() -> Self {
-        let site = Self::empty();
+        let site = Self::empty().await;
         site.open().init().await.unwrap();
         site
     }
 
     /// Makes a database without tables.
-    pub(crate) fn empty() -> Self {
+    pub(crate) async fn empty() -> Self {
+        let server = std::env::var(SERVER_VARIABLE).unwrap_or_else(|_| server_of(cluster()));
+        Self::at(server).await
+    }
+
+    /// Makes a database with the tables of a store on a server.
+    pub(crate) async fn on(cluster: &Cluster) -> Self {
+        let site = Self::at(server_of(cluster)).await;
+        site.open().init().await.unwrap();
+        site
+    }
+
+    async fn at(server: String) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let database = format!("store_{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        cluster().database(&database, "SELECT 1");
-        Self { database }
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let database = format!("waypost_test_{}_{number}", std::process::id());
+        let admin = connect(&format!("{server} dbname=postgres")).await;
+        admin.batch_execute(&format!("CREATE DATABASE {database}")).await.unwrap();
+        Self { server, database }
     }
 
     pub(crate) fn database(&self) -> &str {
@@ -33,7 +51,7 @@ impl Site {
     }
 
     pub(crate) fn url(&self) -> String {
-        cluster().connection(USER, &self.database)
+        format!("{} dbname={}", self.server, self.database)
     }
 
     pub(crate) fn open(&self) -> Arc<PostgresStore> {
@@ -42,13 +60,21 @@ impl Site {
 
     /// Connects as another program does.
     pub(crate) async fn tables(&self) -> Client {
-        let (client, connection) = tokio_postgres::connect(&self.url(), NoTls).await.unwrap();
-        tokio::spawn(async { drop(connection.await) });
-        client
+        connect(&self.url()).await
     }
 
     /// Ends all leases, as time does.
     pub(crate) async fn end_leases(&self) {
         self.tables().await.batch_execute("UPDATE waypost.scopes SET held = false WHERE held").await.unwrap();
     }
+}
+
+fn server_of(cluster: &Cluster) -> String {
+    format!("host={} port={} user={USER}", cluster.folder().display(), cluster.port())
+}
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(async { drop(connection.await) });
+    client
 }

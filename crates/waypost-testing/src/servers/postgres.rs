@@ -85,6 +85,15 @@ fn programs() -> Option<PathBuf> {
 }
 
 impl Cluster {
+    /// Starts another server, for a test that kills it.
+    ///
+    /// # Panics
+    /// As [`cluster`].
+    pub fn private() -> Self {
+        let programs = programs().unwrap_or_else(|| panic!("{MISSING}"));
+        Self::start(programs).unwrap_or_else(|error| panic!("PostgreSQL does not start: {error}"))
+    }
+
     fn start(programs: PathBuf) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("waypost-pg-").tempdir_in("/tmp")?.keep();
         let owner = owner()?;
