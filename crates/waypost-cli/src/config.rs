@@ -100,7 +100,7 @@ impl Config {
             wrong(format!("`store`: {error}"), &help)
         })?;
         let value = match (&url, origin) {
-            (StoreUrl::Memory, _) => setting.value.clone(),
+            (StoreUrl::Memory | StoreUrl::Postgres(_), _) => setting.value.clone(),
             (StoreUrl::File(path) | StoreUrl::Sqlite(path), Origin::Project) => {
                 let home = file.path().parent().and_then(Path::parent).unwrap_or(Path::new("."));
                 url.with_path(&home.join(path)).ok_or_else(|| {

@@ -144,7 +144,8 @@ impl Context {
     pub(crate) fn store_words(&self) -> String {
         let near = self.near.get().map(PathBuf::as_path);
         let here = || Config::find(None).and_then(|config| config.store()).ok().flatten();
-        let named = |store: &str| format!(" --store {}", crate::format::text::quoted(store));
+        let named =
+            |store: &str| format!(" --store {}", crate::format::text::quoted(&store_location::shown(store)));
         match (&self.store, self.store_origin) {
             (Some(store), Origin::Workflow | Origin::Project | Origin::User) => match here() {
                 Some(found) if found.value == *store => String::new(),

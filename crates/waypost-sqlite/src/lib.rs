@@ -11,16 +11,16 @@
 //!
 //! Rooms, each of which uses only the rooms before it:
 //!
-//! - `codec`: the compact stored form of a record, and the cache of delta bases.
 //! - `database`: the file, its connections, schema and errors.
 //! - `tables`: verified reads, leases, and the detection of lost or contradictory rows.
 //! - `write`: group commit, appends, pruning and removal.
 //! - `projector`: writes events and report off the commit path.
 //! - `store`: the operations of the trait. `free_space` removes files of a run on a full disk.
 //!
+//! The compact stored form of records is that of `waypost-codec`.
+//!
 //! The crate knows SQL and the file system. It makes no decisions about runs and never reads a state.
 
-mod codec;
 mod database;
 mod free_space;
 mod projector;

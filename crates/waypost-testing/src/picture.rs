@@ -126,7 +126,7 @@ pub fn kind(error: &StoreError) -> String {
     match error {
         StoreError::NotFound { .. } => "not found".to_owned(),
         StoreError::Exists { run } => format!("{run} exists"),
-        StoreError::Held { run, holder } => {
+        StoreError::Held { run, holder, .. } => {
             format!("{run} is held by {}", holder.as_ref().map_or("another process", |holder| &holder.what))
         }
         StoreError::Fenced { token, .. } => format!("fenced {token}"),

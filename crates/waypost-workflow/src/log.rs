@@ -28,6 +28,9 @@ pub const LOG_TAIL_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Bytes gathered per write to the sink: one chunk of a blob.
 const FLUSH_BYTES: usize = 64 * 1024;
 
+/// Kept bytes of a log in a database: a thousand runs a day of ten steps stay below 3 GB a day, however much they print.
+const DATABASE_BYTES_MAX: usize = 256 << 10;
+
 /// Longest delay before a write to the sink, and so the loss after a kill of the engine. A reader of the live
 /// log hardly notices the delay, and endless output costs five writes a second.
 const FLUSH_AFTER: Duration = Duration::from_millis(200);
@@ -54,6 +57,13 @@ pub struct LogLimits {
 impl Default for LogLimits {
     fn default() -> Self {
         Self { head_bytes_max: LOG_HEAD_BYTES_MAX, tail_bytes_max: LOG_TAIL_BYTES_MAX }
+    }
+}
+
+impl LogLimits {
+    /// Returns the limits for logs in the rows of a database.
+    pub(crate) fn of_database() -> Self {
+        Self { head_bytes_max: DATABASE_BYTES_MAX / 2, tail_bytes_max: DATABASE_BYTES_MAX / 2 }
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Cli {
 /// Options that every command has.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// Use this store: `sqlite:PATH`, `file:DIR` or `memory:` [default: the nearest `.waypost` upward]
+    /// Use this store: `sqlite:PATH`, `file:DIR`, `postgres://...` or `memory:` [default: the nearest `.waypost` upward]
     #[arg(long, global = true, value_name = "URL", env = "WAYPOST_STORE", hide_env_values = true)]
     pub(crate) store: Option<String>,
     /// Print JSON: one document, or one object per line for `run`, `resume` and `events`

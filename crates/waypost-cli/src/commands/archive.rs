@@ -58,7 +58,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let entry = store.run(&run).await?;
     if entry.summary.holder.is_some() {
-        return Err(StoreError::Held { run, holder: entry.summary.holder }.into());
+        return Err(StoreError::Held { run, holder: entry.summary.holder, until: None }.into());
     }
     if !verify_run(store.as_ref(), &run).await?.sound {
         return Err(Error::Unsound { run });
@@ -74,7 +74,7 @@ pub(crate) async fn archive(context: &Context, args: ArchiveArgs) -> Result<Exit
     let after = store.run(&run).await?.summary;
     if after.holder.is_some() || after.checkpoints != entry.summary.checkpoints {
         // The run changed during the read.
-        return Err(StoreError::Held { run, holder: after.holder }.into());
+        return Err(StoreError::Held { run, holder: after.holder, until: None }.into());
     }
     temp.as_file().sync_all().map_err(failed)?;
     contents::check(temp.path(), &manifest).map_err(failed)?;

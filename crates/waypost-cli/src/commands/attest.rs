@@ -54,7 +54,7 @@ pub(super) async fn attest(
     let run = &at.run;
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
     if let Some(holder) = &snapshot.entry.summary.holder {
-        return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()) }.into());
+        return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()), until: None }.into());
     }
     let newest = snapshot.newest().header().reference();
     if *at != newest {

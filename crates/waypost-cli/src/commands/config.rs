@@ -71,9 +71,9 @@ fn store(context: &Context) -> Result<SettingView, Error> {
     let (given, origin) = context.store_given();
     Ok(match (given, found) {
         (Some(url), _) if matches!(origin, Origin::Flag | Origin::Environment) => {
-            plain("store", Value::String(url.to_owned()), origin)
+            plain("store", Value::String(store_location::shown(url)), origin)
         }
-        (_, Some(found)) => of("store", Value::String(found.value.clone()), &found),
+        (_, Some(found)) => of("store", Value::String(store_location::shown(&found.value)), &found),
         (_, None) => plain("store", Value::String(store_location::default_url(None)?), Origin::Default),
     })
 }

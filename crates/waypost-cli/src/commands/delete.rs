@@ -74,7 +74,7 @@ async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     match store.run(run).await {
         Ok(entry) => match entry.summary.holder.or_else(|| keepalive_holder(store, run)) {
             None => Ok(()),
-            holder => Err(StoreError::Held { run: run.clone(), holder }.into()),
+            holder => Err(StoreError::Held { run: run.clone(), holder, until: None }.into()),
         },
         // A damaged run can be deleted too, and one of which only its log is left.
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(()),

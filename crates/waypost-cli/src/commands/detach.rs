@@ -18,6 +18,7 @@ use super::Context;
 use crate::cli::RunArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::store_location;
 use crate::view::{DetachedView, VERSION};
 
 /// The internal option of a detached process.
@@ -60,7 +61,7 @@ pub(super) async fn begin(
     run: &RunId,
     args: &RunArgs,
 ) -> Result<Exit, Error> {
-    if store.home().is_none() {
+    if store_location::is_memory(context.store_given().0) {
         let message = "cannot detach a run of a store in memory: the store ends with its process";
         return Err(Error::usage(message.to_owned(), "use a store on disk"));
     }
@@ -108,7 +109,7 @@ async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: Fil
     }
     match (why.code.as_str(), store.run(run).await) {
         ("locked", Ok(entry)) if or_resume => {
-            return StoreError::Held { run: run.clone(), holder: entry.summary.holder }.into();
+            return StoreError::Held { run: run.clone(), holder: entry.summary.holder, until: None }.into();
         }
         ("exists" | "locked", Ok(_)) => return StoreError::Exists { run: run.clone() }.into(),
         _ => {}

@@ -164,7 +164,7 @@ async fn trim(
 /// Counts the states to drop, unless the run is held, which would prevent the drop.
 async fn would_trim(store: &dyn Store, run: &RunId, kept: u32) -> Result<Pruned, StoreError> {
     if let Some(holder) = store.run(run).await?.summary.holder {
-        return Err(StoreError::Held { run: run.clone(), holder: Some(holder) });
+        return Err(StoreError::Held { run: run.clone(), holder: Some(holder), until: None });
     }
     Ok(Pruned { trimmed: store.would_trim(run, kept).await?, unsaid: None })
 }

@@ -274,7 +274,8 @@ impl Prepared {
         store.wait_for_release(run).await?;
         let entry = store.run(run).await?;
         if let Some(holder) = entry.summary.holder.filter(|_| !args.dry_run) {
-            return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
+            let until = entry.summary.until;
+            return Err(StoreError::Held { run: run.clone(), holder: Some(holder), until }.into());
         }
         let frozen = entry.record.record().clone();
         let setting = Setting { set: &args.set, from: args.from.as_deref() };

@@ -55,7 +55,7 @@ pub(super) async fn freed(
         match summary.holder.or_else(|| keepalive_holder(store, run)) {
             None => return Ok(summary.status),
             Some(holder) if began.elapsed() >= wait && holder.is_gone() => {
-                return Err(StoreError::Held { run: run.clone(), holder: Some(holder) }.into());
+                return Err(StoreError::Held { run: run.clone(), holder: Some(holder), until: None }.into());
             }
             Some(holder) if began.elapsed() >= wait => {
                 let halted = halted(&holder);

@@ -10,7 +10,7 @@ use crate::cli::StoreCommand;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::run::run_status::{self, Corrected};
-use crate::store_location::{self, Access, StoreUrl};
+use crate::store_location::{self, Access, StoreUrl, postgres};
 use crate::view::{StoreCheckedView, StoreMadeView, StoreUpgradedView, VERSION};
 
 pub(crate) async fn store(context: &Context, command: StoreCommand) -> Result<Exit, Error> {
@@ -28,6 +28,10 @@ async fn init(context: &Context) -> Result<Exit, Error> {
             "name a store on disk: `sqlite:PATH` or `file:DIR`",
         ));
     }
+    if let Some(url) = postgres_url(context) {
+        let (before, _) = postgres::init(&url).await?;
+        return made_or_there(context, postgres::name(&url), before.is_none());
+    }
     let (store, made) = match context.store(None, Access::Read) {
         Ok(store) => (store, false),
         Err(Error::NoStore { .. } | Error::NoRuns { .. } | Error::NotFound { .. }) => {
@@ -37,6 +41,10 @@ async fn init(context: &Context) -> Result<Exit, Error> {
     };
     let name = store.to_string();
     store.close().await?;
+    made_or_there(context, name, made)
+}
+
+fn made_or_there(context: &Context, name: String, made: bool) -> Result<Exit, Error> {
     if context.output.json {
         context.output.document(&StoreMadeView { v: VERSION, store: name, made })?;
     } else if made {
@@ -48,6 +56,17 @@ async fn init(context: &Context) -> Result<Exit, Error> {
 }
 
 async fn upgrade(context: &Context) -> Result<Exit, Error> {
+    if let Some(url) = postgres_url(context) {
+        let found = postgres::schema(&url).await?;
+        // An upgrade makes no store.
+        let (before, after) = if found.is_some() { postgres::init(&url).await? } else { (None, None) };
+        let versions = before.zip(after);
+        if versions.is_none() {
+            let store = format!("tables of Waypost in {}", postgres::name(&url));
+            return Err(Error::not_found(store, "`waypost store init` makes them"));
+        }
+        return upgraded(context, postgres::name(&url), versions);
+    }
     // Opening for reading upgrades nothing, and checks that the store exists.
     let store = context.store(None, Access::Read)?;
     let name = store.to_string();
@@ -75,6 +94,9 @@ fn upgraded(context: &Context, store: String, versions: Option<(u32, u32)>) -> R
         return Ok(Exit::Done);
     }
     match versions {
+        Some((before, after)) if changed && store.starts_with("postgres:") => {
+            context.output.done(&format!("Upgraded {store} from version {before} to {after}"))?;
+        }
         Some((before, after)) if changed => context.output.done(&format!(
             "Upgraded {store} from version {before} to {after}; the backup is beside the store, as \
              `.v{before}-N.backup`"
@@ -91,7 +113,10 @@ fn upgraded(context: &Context, store: String, versions: Option<(u32, u32)>) -> R
 
 async fn check(context: &Context) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
-    let schema = database(&store.to_string()).map(|path| schema_of(&path)).transpose()?;
+    let schema = match postgres_url(context) {
+        Some(url) => postgres::schema(&url).await?,
+        None => database(&store.to_string()).map(|path| schema_of(&path)).transpose()?,
+    };
     let mut errors = store.inspect(None).await?;
     let (mut runs, mut newer) = (0, 0);
     let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..RunQuery::default() };
@@ -144,6 +169,14 @@ async fn check(context: &Context) -> Result<Exit, Error> {
     context.output.answer(&text)?;
     context.output.note(&context.with_store("`waypost verify --all` checks every byte of every checkpoint."));
     Ok(exit)
+}
+
+/// Returns the address of the given store, if it is in PostgreSQL.
+fn postgres_url(context: &Context) -> Option<String> {
+    match StoreUrl::parse(context.store_given().0?) {
+        Ok(StoreUrl::Postgres(url)) => Some(url),
+        _ => None,
+    }
 }
 
 /// Returns the path of an SQLite store's database, by the store's name.

@@ -8,10 +8,16 @@ use waypost::store::StoreError;
 use crate::exit::Exit;
 use waypost::store::Damage;
 
+/// What a PostgreSQL database lacks before `waypost store init`.
+const NO_TABLES: &str = "tables of Waypost";
+
 /// The store's part of the one `match`.
 pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
     let hint = |text: &str| Some(text.to_owned());
     match error {
+        StoreError::NotFound { what, .. } if what == NO_TABLES => {
+            ("no_tables", Exit::NotFound, hint("`waypost store init` makes the tables"))
+        }
         StoreError::NotFound { .. } => (
             "not_found",
             Exit::NotFound,
@@ -83,6 +89,9 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
                 damage.run
             )),
         ),
+        StoreError::Version { what, found, supported } if found < supported && what.starts_with("postgres:") => {
+            ("older", Exit::Newer, hint("`waypost store upgrade` upgrades the tables"))
+        }
         StoreError::Version { found, supported, .. } if found < supported => (
             "older",
             Exit::Newer,
@@ -148,6 +157,12 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::Poisoned { .. } => {
             ("poisoned", Exit::CannotWrite, hint("resume; acknowledged records are safe"))
         }
+        StoreError::Denied { .. } => (
+            "not_permitted",
+            Exit::NotTrusted,
+            hint("check user and password, and the rights that `docs/format-postgres.md` lists"),
+        ),
+        StoreError::Unsupported { .. } => ("unsupported", Exit::Newer, None),
         StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),
         StoreError::Unknown { .. } => {
             ("unknown", Exit::Unreachable, hint("resume; the store has the final outcome"))

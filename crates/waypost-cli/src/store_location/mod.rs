@@ -19,6 +19,7 @@ use crate::atomic_file::open_regular;
 use crate::error::Error;
 use crate::format::text::quoted;
 
+pub(crate) mod postgres;
 mod search;
 
 pub(crate) use search::{nearest, refuse_of_others};
@@ -37,6 +38,8 @@ pub(crate) enum StoreUrl {
     File(PathBuf),
     /// An SQLite database.
     Sqlite(PathBuf),
+    /// A PostgreSQL database, by its whole address, which may hold a password.
+    Postgres(String),
 }
 
 /// What a command is going to do with the store.
@@ -76,9 +79,8 @@ impl StoreUrl {
             Some(("memory", "")) => Ok(Self::Memory),
             Some(("file", rest)) => path(rest).map(Self::File),
             Some(("sqlite", rest)) => path(rest).map(Self::Sqlite),
-            // What follows may hold a password.
-            Some(("postgres" | "postgresql", _)) => {
-                Err(Error::usage("stores in PostgreSQL are not supported by this version", KINDS))
+            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => {
+                postgres::check(text).map(|()| Self::Postgres(text.to_owned()))
             }
             Some((kind, _)) if kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) && kind.len() > 1 => {
                 Err(Error::usage(format!("unknown store scheme `{kind}`"), KINDS))
@@ -94,20 +96,22 @@ impl StoreUrl {
             Self::Memory => "memory:".to_owned(),
             Self::File(_) => format!("file:{path}"),
             Self::Sqlite(_) => format!("sqlite:{path}"),
+            Self::Postgres(url) => postgres::name(url),
         })
     }
 
     /// Returns its path, of a store that has one.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
-            Self::Memory => None,
+            Self::Memory | Self::Postgres(_) => None,
             Self::File(path) | Self::Sqlite(path) => Some(path),
         }
     }
 
     fn is_there(&self) -> Result<bool, Error> {
         match self {
-            Self::Memory => Ok(true),
+            // A server is asked by the first use of the store.
+            Self::Memory | Self::Postgres(_) => Ok(true),
             Self::File(path) | Self::Sqlite(path) => is_there(path),
         }
     }
@@ -130,7 +134,7 @@ impl StoreUrl {
     }
 }
 
-const KINDS: &str = "give `sqlite:PATH`, `file:DIR` or `memory:`";
+const KINDS: &str = "give `sqlite:PATH`, `file:DIR`, `postgres://USER@HOST/DATABASE` or `memory:`";
 
 /// Opens the named or default store; `near` is the workflow file of the store.
 ///
@@ -331,6 +335,14 @@ pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
     store.to_string().starts_with("file:")
 }
 
+/// Returns an address as it may be shown: without a password.
+pub(crate) fn shown(text: &str) -> String {
+    match StoreUrl::parse(text) {
+        Ok(StoreUrl::Postgres(url)) => postgres::name(&url),
+        _ => text.to_owned(),
+    }
+}
+
 /// Says whether the store that is named ends with the process that uses it.
 pub(crate) fn is_memory(given: Option<&str>) -> bool {
     given.is_some_and(|text| matches!(StoreUrl::parse(text), Ok(StoreUrl::Memory)))
@@ -343,7 +355,7 @@ pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
         return if std::env::var("WAYPOST_STORE").is_ok_and(|set| set == text) {
             String::new()
         } else {
-            format!(" --store {}", quoted(text))
+            format!(" --store {}", quoted(&shown(text)))
         };
     }
     let search = |near: Option<&Path>| start_of_search(near).ok().and_then(|from| nearest(&from));
@@ -402,6 +414,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
     match url {
         StoreUrl::Memory => Ok(Arc::new(MemoryStore::new())),
+        StoreUrl::Postgres(url) => postgres::open(url),
         StoreUrl::Sqlite(path) => {
             let options = SqliteOptions::default();
             let opened = match access {
@@ -503,9 +516,11 @@ mod tests {
 
     #[test]
     fn an_address_with_a_password_is_not_repeated() {
-        let error = StoreUrl::parse("postgres://me:geheim@host/db").unwrap_err();
+        let error = StoreUrl::parse("postgres://me:geheim@host/db?colour=red").unwrap_err();
 
         assert!(!error.to_string().contains("geheim"));
+        #[cfg(feature = "postgres")]
+        assert_eq!(super::shown("postgres://me:geheim@host/db"), "postgres://me@host/db");
     }
 
     #[test]

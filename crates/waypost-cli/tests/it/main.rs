@@ -72,6 +72,7 @@ mod processes;
 mod prodigy;
 mod prodigy_runs;
 mod prodigy_values;
+mod postgres;
 mod pruning;
 mod reading;
 mod rechecking;

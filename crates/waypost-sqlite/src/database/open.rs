@@ -18,7 +18,7 @@ use waypost::lock::network_file_system;
 use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
 
-use crate::codec::delta_cache::DeltaCache;
+use waypost_codec::delta_cache::DeltaCache;
 use crate::database::error::SqliteError;
 use crate::database::folder;
 use crate::database::heads::HeadCache;

@@ -19,7 +19,7 @@ use waypost::store::{
     Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 
-use crate::codec::encode;
+use waypost_codec::encode;
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::{self, Place, SqliteOptions};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rusqlite::{Connection, OptionalExtension, Row};
 use waypost::id::{BranchPath, Digest, RunId};
 
-use crate::codec::encode::{CODEC_DELTA, CODEC_FULL};
+use waypost_codec::encode::{CODEC_DELTA, CODEC_FULL};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::heads::{HeadEnd, Newest};

@@ -6,7 +6,7 @@ pub(crate) mod ack_journal;
 pub(crate) mod branch;
 pub(crate) mod commit_order;
 pub(crate) mod counters;
-pub(crate) mod decode;
+pub(crate) mod frames;
 pub(crate) mod inspect;
 pub(crate) mod lease;
 pub(crate) mod read;

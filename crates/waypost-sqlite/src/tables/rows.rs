@@ -4,20 +4,18 @@
 //! branch's `newest`, which is on another page.
 
 use rusqlite::{Connection, OptionalExtension, Row};
-use waypost::id::{Digest, RunId};
-use waypost::record::{Flaw, HEADER_BYTES_MAX, Record};
+use waypost::id::RunId;
+use waypost::record::{Flaw, Record};
 use waypost::store::{Damage, StoreError};
+use waypost_codec::decode;
+use waypost_codec::row::{ReadBody, RowPlace, StoredRow};
 
-use crate::codec::delta_cache::CachedBody;
-use crate::codec::encode;
-use crate::codec::encode::{CODEC_DELTA, CODEC_FULL, CODEC_PLAIN, CODEC_TRIMMED};
-use crate::codec::header;
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::Place;
 use crate::database::values::count;
 use crate::tables::branch::Branch;
-use crate::tables::decode::{self, Decoded};
+use crate::tables::frames;
 
 /// Bits of a key for the seq.
 pub(crate) const SEQ_BITS: u32 = 32;
@@ -142,10 +140,7 @@ pub(crate) fn is_in_quarantine(connection: &Connection, key: i64) -> Result<bool
 }
 
 struct Columns {
-    codec: Option<i64>,
-    digest: [u8; 32],
-    header: Vec<u8>,
-    has_body: bool,
+    row: StoredRow,
     body: Option<Vec<u8>>,
 }
 
@@ -156,10 +151,12 @@ fn columns(connection: &Connection, key: i64, want: Want) -> Result<Option<Colum
     };
     let columns = connection.prepare_cached(sql)?.query_row([key], |row| {
         Ok(Columns {
-            codec: row.get(0)?,
-            digest: row.get(1)?,
-            header: row.get(2)?,
-            has_body: row.get(3)?,
+            row: StoredRow {
+                codec: row.get(0)?,
+                digest: row.get(1)?,
+                header: row.get(2)?,
+                has_body: row.get(3)?,
+            },
             body: if want == Want::Whole { row.get(4)? } else { None },
         })
     });
@@ -179,60 +176,14 @@ impl Columns {
         branch: &Branch,
         seq: u64,
     ) -> Result<Result<Record, Flaw>, Failure> {
-        let digest = Digest::from_bytes(self.digest);
-        let header =
-            match header::decode(&mut place.delta_cache.compressor.contexts(), self.header, HEADER_BYTES_MAX)
-            {
-                Ok(header) => header,
-                Err(why) => return Ok(Err(Flaw::Malformed(format!("cannot read the header: {why}")))),
-            };
-        let frame_kind = self.codec.and_then(decode::kind);
-        let (body, made) = match (frame_kind, self.body) {
+        let Self { row, body } = self;
+        let body = match (row.codec.and_then(decode::kind), body) {
             (Some(kind), Some(bytes)) => {
-                match decode::decode(connection, place, run, branch, seq, (kind, bytes))? {
-                    Ok(Decoded { body, chain, check }) => (Some(body), Some((chain, check))),
-                    // A defect of the header takes precedence.
-                    Err(why) => {
-                        let header = Record::open(digest, header, None);
-                        return Ok(Err(header.err().unwrap_or(Flaw::Malformed(why))));
-                    }
-                }
+                let decoded = frames::decode(connection, place, run, branch, seq, (kind, bytes))?;
+                decoded.map(ReadBody::Decoded)
             }
-            (_, body) => (body, None),
+            (_, body) => Ok(body.map_or(ReadBody::Nothing, ReadBody::Plain)),
         };
-        let record = match Record::open(digest, header, body) {
-            Ok(record) => record,
-            Err(flaw) => return Ok(Err(flaw)),
-        };
-        if let Some(why) = misplaced(&record, run, branch, seq) {
-            return Ok(Err(Flaw::Malformed(why)));
-        }
-        let fits = match self.codec {
-            None => record.header().body.is_none() && !self.has_body,
-            Some(CODEC_PLAIN | CODEC_FULL | CODEC_DELTA) => record.header().body.is_some() && self.has_body,
-            Some(CODEC_TRIMMED) => record.header().body.is_some() && !self.has_body,
-            Some(_) => false,
-        };
-        if !fits {
-            let codec = self.codec;
-            return Ok(Err(Flaw::Malformed(format!("codec {codec:?} does not match header and body"))));
-        }
-        if let Some(((chain, check), body)) = made.zip(record.body_bytes()) {
-            let position_bytes = encode::position_bytes(&record);
-            let (record, body) = (record.digest(), body.clone());
-            place.delta_cache.insert_read(
-                run,
-                &branch.path,
-                CachedBody { seq, record, check, body, position_bytes, chain },
-            );
-        }
-        Ok(Ok(record))
+        Ok(row.open(&place.delta_cache, RowPlace { run, branch: &branch.path, seq }, body))
     }
-}
-
-/// Returns a message if the record belongs to another place.
-fn misplaced(record: &Record, run: &RunId, branch: &Branch, seq: u64) -> Option<String> {
-    let header = record.header();
-    let is_here = header.run == *run && header.branch == branch.path && header.seq == seq;
-    (!is_here).then(|| format!("the header belongs to {}", header.reference()))
 }

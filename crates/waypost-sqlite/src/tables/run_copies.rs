@@ -8,7 +8,7 @@ use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::{Flaw, SealedRun};
 use waypost::store::{Damage, StoreError};
 
-use crate::codec::header::{self, RUN_BYTES_MAX};
+use waypost_codec::header::{self, RUN_BYTES_MAX};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::open::Place;
 use crate::database::values::time_text;

@@ -298,6 +298,7 @@ impl StoredSummary {
             checkpoints: 0,
             bytes: 0,
             holder: None,
+            until: None,
         };
         Self { id, leased: true, summary }
     }
@@ -331,6 +332,7 @@ impl StoredSummary {
             checkpoints: count(row.get(14)?)?,
             bytes: count(row.get(15)?)?,
             holder: None,
+            until: None,
         };
         Ok(Self { id: row.get(0)?, leased: row.get(16)?, summary })
     }

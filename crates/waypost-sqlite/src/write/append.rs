@@ -9,8 +9,8 @@ use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::{Reason, Record, RunStatus, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError};
 
-use crate::codec::encode::{CODEC_DELTA, CODEC_FULL};
-use crate::codec::encode::{Encoded, StoredBody, encode_full};
+use waypost_codec::encode::{CODEC_DELTA, CODEC_FULL};
+use waypost_codec::encode::{Encoded, StoredBody, encode_full};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::heads::{HeadEnd, Newest};

@@ -11,9 +11,9 @@ use waypost::record::{RETENTION_MIN, Record};
 use waypost::store::Trimmed;
 use waypost::store::retention::{self, Mark};
 
-use crate::codec::encode::{CODEC_DELTA, CODEC_TRIMMED};
-use crate::codec::encode::{StoredBody, encode_full};
-use crate::codec::frame;
+use waypost_codec::encode::{CODEC_DELTA, CODEC_TRIMMED};
+use waypost_codec::encode::{StoredBody, encode_full};
+use waypost_codec::frame;
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::Place;

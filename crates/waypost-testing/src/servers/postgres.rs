@@ -85,6 +85,15 @@ fn programs() -> Option<PathBuf> {
 }
 
 impl Cluster {
+    /// Starts another server, for a test that kills it.
+    ///
+    /// # Panics
+    /// As [`cluster`].
+    pub fn private() -> Self {
+        let programs = programs().unwrap_or_else(|| panic!("{MISSING}"));
+        Self::start(programs).unwrap_or_else(|error| panic!("PostgreSQL does not start: {error}"))
+    }
+
     fn start(programs: PathBuf) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("waypost-pg-").tempdir_in("/tmp")?.keep();
         let owner = owner()?;
@@ -97,8 +106,8 @@ impl Cluster {
 
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let settings = format!(
-            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\nfsync = off\n\
-             ssl = on\nssl_cert_file = 'test.pem'\nssl_key_file = 'test.key'\nmax_connections = 50\n",
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\n\
+             ssl = on\nssl_cert_file = 'test.pem'\nssl_key_file = 'test.key'\nmax_connections = 100\n",
             folder.display()
         );
         let access =

@@ -248,7 +248,7 @@ impl Store for Planted {
                 self.inner.acquire(run, branch, holder).await
             }
             Err(StoreError::Held { run, .. }) if self.has(HidesTheHolder) => {
-                Err(StoreError::Held { run, holder: None })
+                Err(StoreError::Held { run, holder: None, until: None })
             }
             Ok(_) if self.has(GivesTheSameToken) => Ok(Lease::new(run.clone(), FIRST_TOKEN, None)),
             answer => answer,

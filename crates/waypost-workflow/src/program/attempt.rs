@@ -16,13 +16,14 @@ use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_W
 use waypost::store::Store;
 
 use crate::expr::StepView;
-use crate::log::{Captured, Log, LogLimits, LogSink, Recorded, Streams, record};
+use crate::log::{Captured, Log, LogSink, Recorded, Streams, record};
 use crate::mask::Mask;
 use crate::supervisor::{
     Child, Exit, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError, kill_leftovers,
 };
 
 use super::command::Command;
+use super::leftovers::outlives_process;
 use super::outputs::{OutputFiles, OutputSources, StepOutputs};
 use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
@@ -163,7 +164,7 @@ impl WorkflowProgram {
     /// The reaper kills these processes unless the reaper was killed too. Processes of other steps are left
     /// to their own attempts. The run has no other holder until this attempt is recorded as cut.
     fn end_leftovers(&self, lost: &SupervisorError, attempt: &Attempt, mark: &str) {
-        if !matches!(lost, SupervisorError::Ended) || self.surroundings.store.home().is_none() {
+        if !matches!(lost, SupervisorError::Ended) || !outlives_process(self.surroundings.store.as_ref()) {
             return;
         }
         let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
@@ -213,7 +214,7 @@ impl WorkflowProgram {
             echo: self.surroundings.echo.clone(),
             bytes: Arc::clone(&logged),
         };
-        let mut log = Log::new(sink, LogLimits::default());
+        let mut log = Log::new(sink, self.log_limits());
         let streams = Streams { stdout: child.stdout.take(), stderr: child.stderr.take() };
         let mut must_end = pin!(attempt.stopped());
         let life = async {

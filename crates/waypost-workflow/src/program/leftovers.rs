@@ -11,12 +11,19 @@ use crate::supervisor::{LeftoversError, kill_leftovers};
 
 /// Returns the mark in the environment of every process of a run.
 ///
-/// The mark is made of the store's real path: a store has different names in different folders.
+/// The mark is made of the store's real path: a store has different names in different folders. A store without a
+/// folder has one name.
 pub(super) fn mark_of(store: &dyn Store, run: &RunId) -> String {
     let home = store.home().map(|home| home.canonicalize().unwrap_or_else(|_| home.to_owned()));
-    let place = home.as_ref().map(|home| home.as_os_str().as_encoded_bytes()).unwrap_or_default();
-    let parts = [place, run.as_str().as_bytes()];
+    let place = home.map_or_else(|| store.to_string().into(), std::path::PathBuf::into_os_string);
+    let parts = [place.as_encoded_bytes(), run.as_str().as_bytes()];
     Digest::of_parts(parts).to_string()[..32].to_owned()
+}
+
+/// Returns whether runs of a store outlive the process, and with them processes of their steps. The name of a store
+/// begins with its kind.
+pub(super) fn outlives_process(store: &dyn Store) -> bool {
+    store.to_string() != "memory:"
 }
 
 /// Returns name and value of the variable that marks the processes of a run.
@@ -30,13 +37,13 @@ pub fn run_mark(store: &dyn Store, run: &RunId) -> (&'static str, String) {
 /// Returns the living processes that steps of these runs have started, supervised or not.
 ///
 /// Reads every process of this machine once, however many runs are given. Processes of other users are not
-/// visible. A store without a home has no processes here. Empty on systems other than Linux.
+/// visible. A store in memory has no processes of before. Empty on systems other than Linux.
 ///
 /// # Errors
 /// The processes of this machine cannot be listed.
 pub fn processes_of(store: &dyn Store, runs: &[RunId]) -> io::Result<BTreeMap<RunId, Vec<u32>>> {
     let mut found: BTreeMap<RunId, Vec<u32>> = BTreeMap::new();
-    if store.home().is_none() || !cfg!(target_os = "linux") {
+    if !outlives_process(store) || !cfg!(target_os = "linux") {
         return Ok(found);
     }
     let mut marks: HashMap<Vec<u8>, &RunId> = HashMap::with_capacity(runs.len());
@@ -63,8 +70,8 @@ pub fn processes_of(store: &dyn Store, runs: &[RunId]) -> io::Result<BTreeMap<Ru
 /// # Errors
 /// As [`kill_leftovers`].
 pub fn kill_processes_of(store: &dyn Store, run: &RunId) -> Result<usize, LeftoversError> {
-    match store.home() {
-        None => Ok(0),
-        Some(_) => kill_leftovers(&[(MARK, &mark_of(store, run))]),
+    match outlives_process(store) {
+        false => Ok(0),
+        true => kill_leftovers(&[(MARK, &mark_of(store, run))]),
     }
 }

@@ -22,6 +22,7 @@ use waypost::{BranchPath, Digest, RunId, StepId};
 
 use crate::expr::{Condition, FAILED_STEP, Scope, WAITING_STEP};
 use crate::file::{Foreach, Parallel, RetryCause, Step, Work, Workflow, read_secret};
+use crate::log::LogLimits;
 use crate::mask::Mask;
 use crate::supervisor::{Exit, Supervisor, SupervisorProgram, kill_leftovers};
 
@@ -249,6 +250,14 @@ impl WorkflowProgram {
     /// Returns the folder of the run, if the store has folders.
     fn folder(&self) -> Option<PathBuf> {
         self.surroundings.store.folder(&self.surroundings.run)
+    }
+
+    /// Returns the limits of a log: smaller in a database, which has no folder of the run.
+    fn log_limits(&self) -> LogLimits {
+        match leftovers::outlives_process(self.surroundings.store.as_ref()) && self.folder().is_none() {
+            true => LogLimits::of_database(),
+            false => LogLimits::default(),
+        }
     }
 
     /// Returns the path of the file for many outcomes of a step.
@@ -610,9 +619,8 @@ impl Program for WorkflowProgram {
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {
         let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
         let mark = leftovers::mark_of(self.surroundings.store.as_ref(), lease.run());
-        // A kill of both supervisor and engine leaves processes of steps running. A store without a home ends
-        // with the process and has no run to resume.
-        if self.surroundings.store.home().is_some() && lease.token() != FIRST_TOKEN {
+        // A kill of both supervisor and engine leaves processes of steps running.
+        if leftovers::outlives_process(self.surroundings.store.as_ref()) && lease.token() != FIRST_TOKEN {
             kill_leftovers(&[(MARK, &mark)]).map_err(|error| begin_error(error.into()))?;
         }
         let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();

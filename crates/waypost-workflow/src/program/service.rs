@@ -19,7 +19,7 @@ use waypost::shape::Unfinished;
 use waypost::{BranchPath, StepId};
 
 use crate::file::{Step, Work};
-use crate::log::{Log, LogLimits, Streams, record};
+use crate::log::{Log, Streams, record};
 use crate::supervisor::{Exit, SupervisorError};
 
 use super::attempt::{BlobSink, not_started};
@@ -191,8 +191,9 @@ impl WorkflowProgram {
         };
         let (stop, stopped) = oneshot::channel();
         let (mask, grace) = (self.mask().clone(), service.command.grace());
+        let limits = self.log_limits();
         let life = tokio::spawn(async move {
-            let mut log = Log::new(sink, LogLimits::default());
+            let mut log = Log::new(sink, limits);
             let streams = Streams { stdout: child.stdout.take(), stderr: child.stderr.take() };
             let life = async {
                 tokio::select! {

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use jiff::Timestamp;
+
 use crate::id::{BranchPath, RunId};
 use crate::record::{Flaw, other_format};
 use crate::system::lock::Holder;
@@ -40,12 +42,18 @@ pub enum StoreError {
         run: RunId,
     },
     /// Another process has the lease. Nothing changed; wait or stop the other process.
-    #[error("run {run} is held by {}", holder.as_ref().map_or_else(|| "another process".to_owned(), ToString::to_string))]
+    #[error(
+        "run {run} is held by {}{}",
+        holder.as_ref().map_or_else(|| "another process".to_owned(), ToString::to_string),
+        until.map_or_else(String::new, |until| format!(", until {until:.0} unless renewed"))
+    )]
     Held {
         /// The run.
         run: RunId,
         /// The holder, if known.
         holder: Option<Holder>,
+        /// The end of a lease that expires, by the clock of the store. A kernel lock ends with its process.
+        until: Option<Timestamp>,
     },
     /// The lease was lost to another process. Nothing was written; stop all work of this run.
     #[error("lost the lease on run {run}: the newest token is {newest}, ours was {token}")]
@@ -130,6 +138,22 @@ pub enum StoreError {
     Poisoned {
         /// The file or database.
         place: String,
+    },
+    /// The database does not permit the call to this user. Nothing changed.
+    #[error("{store} does not permit this")]
+    Denied {
+        /// The store.
+        store: String,
+        /// The database's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The server cannot hold a store: too old, or with settings that lose acknowledged data. Nothing changed.
+    #[error("cannot use {store}: {why}")]
+    Unsupported {
+        /// The store.
+        store: String,
+        /// What is found, and what is needed.
+        why: String,
     },
     /// The store does not answer. As far as known, nothing changed.
     #[error("{store} cannot be reached")]

@@ -182,7 +182,7 @@ impl Store for MemoryStore {
     async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
         self.with(run, |kept| {
             if let Some(holder) = &kept.holder {
-                return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()) });
+                return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()), until: None });
             }
             kept.token += 1;
             kept.holder = Some(holder.clone());
@@ -365,7 +365,7 @@ impl Store for MemoryStore {
         let mut kept = self.open()?;
         let found = kept.runs.get(run).ok_or_else(|| StoreError::no_run(self, run))?;
         if let Some(holder) = &found.holder {
-            return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()) });
+            return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()), until: None });
         }
         kept.runs.remove(run);
         Ok(())

@@ -604,7 +604,7 @@ pub trait StoreExt: Store {
             match entry.summary.holder {
                 Some(holder) if holder.is_gone() => {
                     if begun.elapsed() > LET_GO_MAX {
-                        return Err(StoreError::Held { run: run.clone(), holder: Some(holder) });
+                        return Err(StoreError::Held { run: run.clone(), holder: Some(holder), until: None });
                     }
                 }
                 _ => return Ok(()),

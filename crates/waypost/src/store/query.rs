@@ -182,6 +182,8 @@ pub struct RunSummary {
     pub bytes: u64,
     /// The present holder of the lease, if any.
     pub holder: Option<Holder>,
+    /// The end of the holder's lease unless renewed, as in [`StoreError::Held`](super::StoreError::Held).
+    pub until: Option<Timestamp>,
 }
 
 impl RunSummary {

@@ -81,7 +81,7 @@ impl FileStore {
         seat: &Seat,
         holder: &Holder,
     ) -> Result<Option<RunLock>, StoreError> {
-        let held = |holder| Err(StoreError::Held { run: run.clone(), holder });
+        let held = |holder| Err(StoreError::Held { run: run.clone(), holder, until: None });
         match self.locking {
             Locking::InProcess if seat.writer.is_some() => held(seat.holder.clone()),
             Locking::InProcess => Ok(None),

@@ -66,6 +66,7 @@ impl FileStore {
             checkpoints: newest.as_ref().map_or(0, |commit| commit.checkpoints),
             bytes: bytes_of(&reader)?,
             holder,
+            until: None,
         })
     }
 

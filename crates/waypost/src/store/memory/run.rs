@@ -258,6 +258,7 @@ impl MemoryRun {
             checkpoints: stored().count() as u64,
             bytes: stored().map(bytes).sum::<usize>() as u64,
             holder: self.holder.clone(),
+            until: None,
         }
     }
 }

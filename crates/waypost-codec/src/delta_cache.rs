@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::Bytes;
 
-use crate::codec::compression::Compressor;
+use crate::compression::Compressor;
 use crate::lock;
 
 /// Most bytes of cached bodies: two of the largest, or a hundred runs with states of a MiB.
@@ -19,7 +19,7 @@ const BYTES_MAX: usize = 128 << 20;
 /// Most cached branches, because small bodies cost more than their bytes.
 const BRANCHES_MAX: usize = 4096;
 /// Most frames of a body; limits the cost of a read, and the loss through a damaged frame.
-pub(crate) const CHAIN_FRAMES_MAX: u32 = 512;
+pub const CHAIN_FRAMES_MAX: u32 = 512;
 /// A full frame is due when the last full frame and the later deltas exceed this multiple of a new full
 /// frame, estimated from the last compression ratio. A growing state never reaches the limit: its frames
 /// together are about as large as a full frame, and a full frame at each doubling would double the cost. A
@@ -32,8 +32,9 @@ const FULL_FRAMES_AFTER_WASTE: u8 = 3;
 
 /// Frame data shared by reads and writes of a store.
 #[derive(Debug, Default)]
-pub(crate) struct DeltaCache {
-    pub(crate) compressor: Compressor,
+pub struct DeltaCache {
+    /// The zstd contexts.
+    pub compressor: Compressor,
     bodies: Mutex<CachedBodies>,
     /// The last body read, for sequential readers.
     last: Mutex<Option<(RunId, BranchPath, CachedBody)>>,
@@ -47,20 +48,24 @@ struct CachedBodies {
 
 /// A cached body and its frame.
 #[derive(Debug, Clone)]
-pub(crate) struct CachedBody {
-    pub(crate) seq: u64,
+pub struct CachedBody {
+    /// The seq of the record.
+    pub seq: u64,
     /// Digest of the record.
-    pub(crate) record: Digest,
+    pub record: Digest,
     /// Check of the frame.
-    pub(crate) check: [u8; 8],
-    pub(crate) body: Bytes,
-    pub(crate) position_bytes: usize,
-    pub(crate) chain: CachedChain,
+    pub check: [u8; 8],
+    /// The bytes.
+    pub body: Bytes,
+    /// The end of the position in the bytes.
+    pub position_bytes: usize,
+    /// The cost of decoding the body.
+    pub chain: CachedChain,
 }
 
 /// The cost of decoding a body from its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CachedChain {
+pub struct CachedChain {
     full_bytes: u64,
     /// Size of the body of the full frame.
     full_body_bytes: u64,
@@ -73,13 +78,13 @@ pub(crate) struct CachedChain {
 
 impl CachedChain {
     /// Returns the chain of a full frame, given the size of frame and body.
-    pub(crate) fn of_full(bytes: usize, body_bytes: usize) -> Self {
+    pub fn of_full(bytes: usize, body_bytes: usize) -> Self {
         let (full_bytes, full_body_bytes) = (bytes as u64, body_bytes as u64);
         Self { full_bytes, full_body_bytes, delta_bytes: 0, moved: 0, frames: 1, delta_pause: 0 }
     }
 
     /// Returns the chain with another delta.
-    pub(crate) fn with(self, bytes: usize, moved: u64) -> Self {
+    pub fn with(self, bytes: usize, moved: u64) -> Self {
         Self {
             delta_bytes: self.delta_bytes + bytes as u64,
             moved: self.moved + moved,
@@ -89,17 +94,17 @@ impl CachedChain {
     }
 
     /// Returns whether to try a delta next.
-    pub(crate) fn may_grow(&self) -> bool {
+    pub fn may_grow(&self) -> bool {
         self.delta_pause == 0 && self.frames < CHAIN_FRAMES_MAX
     }
 
     /// Returns whether a delta of this size saves enough to depend on another frame.
-    pub(crate) fn is_worth(&self, delta_bytes: usize) -> bool {
+    pub fn is_worth(&self, delta_bytes: usize) -> bool {
         delta_bytes as u64 <= self.full_bytes / 2
     }
 
     /// Returns whether a full frame should replace the last delta of this chain, for a body of this size.
-    pub(crate) fn is_due(&self, body_bytes: usize) -> bool {
+    pub fn is_due(&self, body_bytes: usize) -> bool {
         // Products cannot overflow: bodies have at most 2^27 bytes, and a chain has few of them.
         (self.full_bytes + self.delta_bytes) * self.full_body_bytes
             > CHAIN_PER_FULL * self.full_bytes * body_bytes as u64
@@ -107,7 +112,7 @@ impl CachedChain {
     }
 
     /// Returns the chain of a full frame after this chain; `wasted` if an unprofitable delta was tried.
-    pub(crate) fn restarted(&self, bytes: usize, body_bytes: usize, wasted: bool) -> Self {
+    pub fn restarted(&self, bytes: usize, body_bytes: usize, wasted: bool) -> Self {
         let delta_pause = if wasted { FULL_FRAMES_AFTER_WASTE } else { self.delta_pause.saturating_sub(1) };
         Self { delta_pause, ..Self::of_full(bytes, body_bytes) }
     }
@@ -115,23 +120,23 @@ impl CachedChain {
 
 impl DeltaCache {
     /// Returns the cached body of a branch.
-    pub(crate) fn newest(&self, run: &RunId, branch: &BranchPath) -> Option<CachedBody> {
+    pub fn newest(&self, run: &RunId, branch: &BranchPath) -> Option<CachedBody> {
         lock(&self.bodies).by_branch.get(&(run.clone(), branch.clone())).cloned()
     }
 
     /// Caches the body that an append has written.
-    pub(crate) fn insert_written(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
+    pub fn insert_written(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
         lock(&self.bodies).put(run, branch, body);
     }
 
     /// Returns the cached bodies of a branch, as starting points for decoding another body.
-    pub(crate) fn cached(&self, run: &RunId, branch: &BranchPath) -> Vec<CachedBody> {
+    pub fn cached(&self, run: &RunId, branch: &BranchPath) -> Vec<CachedBody> {
         let last = lock(&self.last).clone().filter(|(of, path, _)| of == run && path == branch);
         last.map(|(_, _, body)| body).into_iter().chain(self.newest(run, branch)).collect()
     }
 
     /// Caches a body that was read.
-    pub(crate) fn insert_read(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
+    pub fn insert_read(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
         *lock(&self.last) = Some((run.clone(), branch.clone(), body.clone()));
         let mut bodies = lock(&self.bodies);
         let cached = bodies.by_branch.get(&(run.clone(), branch.clone()));
@@ -141,12 +146,12 @@ impl DeltaCache {
     }
 
     /// Removes a branch that has ended.
-    pub(crate) fn remove_branch(&self, run: &RunId, branch: &BranchPath) {
+    pub fn remove_branch(&self, run: &RunId, branch: &BranchPath) {
         lock(&self.bodies).remove(&(run.clone(), branch.clone()));
     }
 
     /// Removes a run that was released.
-    pub(crate) fn remove_run(&self, run: &RunId) {
+    pub fn remove_run(&self, run: &RunId) {
         let mut bodies = lock(&self.bodies);
         bodies.by_branch.retain(|(of, _), _| of != run);
         lock(&self.last).take_if(|(of, ..)| of == run);
@@ -180,7 +185,7 @@ impl CachedBodies {
 
 impl fmt::Debug for CachedBodies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tips").field("branches", &self.by_branch.len()).field("bytes", &self.bytes).finish()
+        f.debug_struct("CachedBodies").field("branches", &self.by_branch.len()).field("bytes", &self.bytes).finish()
     }
 }
 

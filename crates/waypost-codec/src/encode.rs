@@ -6,32 +6,34 @@ use std::collections::HashMap;
 use waypost::id::{BranchPath, Digest};
 use waypost::record::Record;
 
-use crate::codec::compression::Contexts;
-use crate::codec::delta_cache::{CachedBody, CachedChain, DeltaCache};
-use crate::codec::frame::{self, Body, Frame};
-use crate::codec::header;
+use crate::compression::Contexts;
+use crate::delta_cache::{CachedBody, CachedChain, DeltaCache};
+use crate::frame::{self, Body, Frame};
+use crate::header;
 
 /// The body is stored as is.
-pub(crate) const CODEC_PLAIN: i64 = 0;
+pub const CODEC_PLAIN: i64 = 0;
 /// The body is stored as a full frame.
-pub(crate) const CODEC_FULL: i64 = 1;
+pub const CODEC_FULL: i64 = 1;
 /// The body is stored as a delta frame of an earlier record of the branch.
-pub(crate) const CODEC_DELTA: i64 = 2;
+pub const CODEC_DELTA: i64 = 2;
 /// The body was dropped by retention.
-pub(crate) const CODEC_TRIMMED: i64 = -1;
+pub const CODEC_TRIMMED: i64 = -1;
 /// Largest body stored as is; a frame would not pay.
 const PLAIN_BYTES_MAX: usize = 256;
 
 /// The stored form of a record.
 #[derive(Debug)]
-pub(crate) struct Encoded {
-    pub(crate) header: Vec<u8>,
-    pub(crate) body: StoredBody,
+pub struct Encoded {
+    /// The packed header.
+    pub header: Vec<u8>,
+    /// The body.
+    pub body: StoredBody,
 }
 
 /// The stored form of a body.
 #[derive(Debug)]
-pub(crate) enum StoredBody {
+pub enum StoredBody {
     /// The record has no body.
     Nothing,
     /// Stored as is.
@@ -43,7 +45,8 @@ pub(crate) enum StoredBody {
 }
 
 impl StoredBody {
-    pub(crate) fn codec(&self) -> Option<i64> {
+    /// Returns the codec; `None` without a body.
+    pub fn codec(&self) -> Option<i64> {
         match self {
             Self::Nothing => None,
             Self::Plain => Some(CODEC_PLAIN),
@@ -53,7 +56,7 @@ impl StoredBody {
     }
 
     /// Returns codec and bytes; `plain` is the body itself.
-    pub(crate) fn columns<'a>(&'a self, plain: Option<&'a [u8]>) -> (Option<i64>, Option<&'a [u8]>) {
+    pub fn columns<'a>(&'a self, plain: Option<&'a [u8]>) -> (Option<i64>, Option<&'a [u8]>) {
         let bytes = match self {
             Self::Nothing => None,
             Self::Plain => plain,
@@ -64,7 +67,7 @@ impl StoredBody {
 }
 
 /// Encodes the records of a batch. The second value updates the cache after the write.
-pub(crate) fn encode(delta_cache: &DeltaCache, records: &[Record]) -> (Vec<Encoded>, CacheUpdate) {
+pub fn encode(delta_cache: &DeltaCache, records: &[Record]) -> (Vec<Encoded>, CacheUpdate) {
     let mut contexts = delta_cache.compressor.contexts();
     let mut update = CacheUpdate::default();
     let encoded = records.iter().map(|record| {
@@ -122,26 +125,26 @@ fn encode_body(
 }
 
 /// Encodes a record as a full frame, because its delta base is no longer there.
-pub(crate) fn encode_full(delta_cache: &DeltaCache, record: &Record) -> StoredBody {
+pub fn encode_full(delta_cache: &DeltaCache, record: &Record) -> StoredBody {
     let body = record.body_bytes().and_then(|bytes| Body::new(bytes, position_bytes(record)));
     let full = |body| frame::full(&mut delta_cache.compressor.contexts(), record.header().seq, body);
     body.and_then(full).map_or(StoredBody::Plain, |frame| StoredBody::Full(frame.bytes))
 }
 
 /// Returns the end of the position in a body.
-pub(crate) fn position_bytes(record: &Record) -> usize {
+pub fn position_bytes(record: &Record) -> usize {
     record.header().body.as_ref().map_or(0, |body| body.position_bytes as usize)
 }
 
 /// The newest body of each branch after the write of a batch.
 #[derive(Debug, Default)]
-pub(crate) struct CacheUpdate {
+pub struct CacheUpdate {
     bodies: HashMap<BranchPath, CachedBody>,
 }
 
 impl CacheUpdate {
     /// Updates the cache after the write of the batch.
-    pub(crate) fn keep(mut self, delta_cache: &DeltaCache, records: &[Record]) {
+    pub fn keep(mut self, delta_cache: &DeltaCache, records: &[Record]) {
         for record in records {
             let header = record.header();
             if header.end.is_some() {

@@ -23,12 +23,12 @@
 use waypost::id::Digest;
 use waypost::record::STATE_BYTES_MAX;
 
-use crate::codec::compression::{self, Contexts};
-use crate::codec::delta::{HUNKS_MAX, Hunk, Hunks};
+use crate::compression::{self, Contexts};
+use crate::delta::{HUNKS_MAX, Hunk, Hunks};
 
 /// Largest body in a frame, for writing and reading: a state, plus a position with a frontier of 100,000
 /// entries.
-pub(crate) const BODY_BYTES_MAX: usize = STATE_BYTES_MAX + (16 << 20);
+pub const BODY_BYTES_MAX: usize = STATE_BYTES_MAX + (16 << 20);
 /// Bytes of the check.
 const CHECK_BYTES: usize = 8;
 /// Bytes of the longest number.
@@ -36,14 +36,14 @@ const NUMBER_BYTES_MAX: usize = 10;
 
 /// A body with the end of its position.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Body<'a> {
+pub struct Body<'a> {
     bytes: &'a [u8],
     position_bytes: usize,
 }
 
 impl<'a> Body<'a> {
     /// Returns a body whose first `position_bytes` are its position, or `None` if the body is shorter.
-    pub(crate) fn new(bytes: &'a [u8], position_bytes: usize) -> Option<Self> {
+    pub fn new(bytes: &'a [u8], position_bytes: usize) -> Option<Self> {
         (position_bytes <= bytes.len()).then_some(Self { bytes, position_bytes })
     }
 
@@ -59,28 +59,31 @@ impl<'a> Body<'a> {
 
 /// A new frame, with its read cost.
 #[derive(Debug)]
-pub(crate) struct Frame {
-    pub(crate) bytes: Vec<u8>,
+pub struct Frame {
+    /// The stored bytes.
+    pub bytes: Vec<u8>,
     /// Bytes to move on decoding, beyond those of a full frame.
-    pub(crate) moved: u64,
+    pub moved: u64,
 }
 
 impl Frame {
     /// Returns the check, which identifies the frame among frames of the same record.
-    pub(crate) fn check(&self) -> [u8; CHECK_BYTES] {
+    pub fn check(&self) -> [u8; CHECK_BYTES] {
         check_of(&self.bytes).expect("a written frame has a checksum")
     }
 }
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// Complete alone.
     Full,
+    /// Made from an earlier body.
     Delta,
 }
 
 /// Encodes a body as a full frame.
-pub(crate) fn full(contexts: &mut Contexts, seq: u64, body: Body<'_>) -> Option<Frame> {
+pub fn full(contexts: &mut Contexts, seq: u64, body: Body<'_>) -> Option<Frame> {
     if body.bytes.len() > BODY_BYTES_MAX {
         return None;
     }
@@ -92,7 +95,7 @@ pub(crate) fn full(contexts: &mut Contexts, seq: u64, body: Body<'_>) -> Option<
 }
 
 /// Encodes a body as a delta of the earlier body of record `base`.
-pub(crate) fn delta(
+pub fn delta(
     contexts: &mut Contexts,
     seq: u64,
     body: Body<'_>,
@@ -125,7 +128,7 @@ pub(crate) fn delta(
 
 /// A frame that was read and verified.
 #[derive(Debug)]
-pub(crate) struct ParsedFrame {
+pub struct ParsedFrame {
     bytes: Vec<u8>,
     /// Start of the compressed part.
     packed_at: usize,
@@ -143,7 +146,7 @@ impl ParsedFrame {
     ///
     /// # Errors
     /// The defect as text.
-    pub(crate) fn new(mut bytes: Vec<u8>, seq: u64, kind: Kind) -> Result<Self, String> {
+    pub fn new(mut bytes: Vec<u8>, seq: u64, kind: Kind) -> Result<Self, String> {
         let found = check_of(&bytes)?;
         write_check(&mut bytes, seq, kind);
         if check_of(&bytes)? != found {
@@ -175,7 +178,7 @@ impl ParsedFrame {
     }
 
     /// Returns the base record of a delta; `None` for a full frame.
-    pub(crate) fn base(&self) -> Option<u64> {
+    pub fn base(&self) -> Option<u64> {
         match &self.head {
             Head::Full { .. } => None,
             Head::Delta { base, .. } => Some(*base),
@@ -183,7 +186,7 @@ impl ParsedFrame {
     }
 
     /// Returns the size of the body of a full frame.
-    pub(crate) fn body_bytes(&self) -> Option<usize> {
+    pub fn body_bytes(&self) -> Option<usize> {
         match self.head {
             Head::Full { bytes, .. } => Some(bytes),
             Head::Delta { .. } => None,
@@ -191,21 +194,21 @@ impl ParsedFrame {
     }
 
     /// Returns the size of the frame.
-    pub(crate) fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
     /// Returns the check, which identifies the frame among frames of the same record.
-    pub(crate) fn check(&self) -> [u8; CHECK_BYTES] {
+    pub fn check(&self) -> [u8; CHECK_BYTES] {
         check_of(&self.bytes).expect("the frame was checked before")
     }
 }
 
 /// Leading bytes of a delta that contain its base.
-pub(crate) const BASE_BYTES_MAX: usize = CHECK_BYTES + NUMBER_BYTES_MAX;
+pub const BASE_BYTES_MAX: usize = CHECK_BYTES + NUMBER_BYTES_MAX;
 
 /// Returns the base record of a delta from its leading bytes, unverified.
-pub(crate) fn base_of(begin: &[u8], seq: u64) -> Option<u64> {
+pub fn base_of(begin: &[u8], seq: u64) -> Option<u64> {
     let distance = Numbers { bytes: begin, at: CHECK_BYTES }.next().ok()?;
     seq.checked_sub(distance).filter(|base| distance > 0 && *base > 0)
 }
@@ -276,7 +279,7 @@ impl Numbers<'_> {
 
 /// A body under construction, frame by frame.
 #[derive(Debug, Default)]
-pub(crate) struct BodyBuilder {
+pub struct BodyBuilder {
     position: Vec<u8>,
     state: Vec<u8>,
     reference: Vec<u8>,
@@ -285,7 +288,7 @@ pub(crate) struct BodyBuilder {
 
 impl BodyBuilder {
     /// Starts with a known body.
-    pub(crate) fn of(body: Body<'_>) -> Self {
+    pub fn of(body: Body<'_>) -> Self {
         Self { position: body.position().to_vec(), state: body.state().to_vec(), ..Self::default() }
     }
 
@@ -293,7 +296,7 @@ impl BodyBuilder {
     ///
     /// # Errors
     /// The reason why the frame does not fit; the body is then invalid.
-    pub(crate) fn apply(&mut self, contexts: &mut Contexts, frame: &ParsedFrame) -> Result<u64, String> {
+    pub fn apply(&mut self, contexts: &mut Contexts, frame: &ParsedFrame) -> Result<u64, String> {
         let encoded = &frame.bytes[frame.packed_at..];
         match &frame.head {
             Head::Full { position_bytes, bytes } => {
@@ -322,7 +325,7 @@ impl BodyBuilder {
     }
 
     /// Returns the body.
-    pub(crate) fn finish(self) -> Vec<u8> {
+    pub fn finish(self) -> Vec<u8> {
         let mut bytes = self.position;
         bytes.reserve_exact(self.state.len());
         bytes.extend_from_slice(&self.state);
@@ -335,7 +338,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::codec::compression::Compressor;
+    use crate::compression::Compressor;
 
     fn builder(compressor: &Compressor, frames: &[(u64, Kind, Vec<u8>)]) -> Result<Vec<u8>, String> {
         let mut builder = BodyBuilder::default();

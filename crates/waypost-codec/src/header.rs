@@ -7,10 +7,10 @@ use std::sync::LazyLock;
 
 use waypost::record::STATE_BYTES_MAX;
 
-use crate::codec::compression::{self, Contexts, Dictionary};
+use crate::compression::{self, Contexts, Dictionary};
 
 /// Largest run record to compress; text and params of a workflow are limited to the size of a state.
-pub(crate) const RUN_BYTES_MAX: usize = STATE_BYTES_MAX;
+pub const RUN_BYTES_MAX: usize = STATE_BYTES_MAX;
 /// First byte of a header compressed with [`NAMES`].
 const COMPRESSED: u8 = 2;
 
@@ -23,7 +23,7 @@ const NAMES: &[u8] = include_bytes!("header.dict");
 static DICTIONARY: LazyLock<Dictionary> = LazyLock::new(|| Dictionary::new(NAMES));
 
 /// Returns the stored form of a header.
-pub(crate) fn encode(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
+pub fn encode(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
     let mut kept = vec![COMPRESSED];
     match contexts.compress_with(&DICTIONARY, header, &mut kept) {
         Some(()) if kept.len() < header.len() && header.len() <= RUN_BYTES_MAX => kept,
@@ -35,7 +35,7 @@ pub(crate) fn encode(contexts: &mut Contexts, header: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// The defect as text.
-pub(crate) fn decode(contexts: &mut Contexts, kept: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, String> {
+pub fn decode(contexts: &mut Contexts, kept: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, String> {
     match kept.first() {
         Some(&COMPRESSED) => {}
         // The digest shows whether the bytes are a header.
@@ -52,7 +52,7 @@ mod tests {
     use waypost::Digest;
 
     use super::*;
-    use crate::codec::compression::Compressor;
+    use crate::compression::Compressor;
 
     #[test]
     fn the_names_are_part_of_the_format() {

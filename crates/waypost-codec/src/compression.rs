@@ -27,44 +27,48 @@ const IDLE_MAX: usize = 4;
 const CONTEXT_BYTES_MAX: usize = 16 << 20;
 
 /// A dictionary for small texts of the same kind, prepared once.
-pub(crate) struct Dictionary {
+#[expect(missing_debug_implementations, reason = "zstd's contexts have none")]
+pub struct Dictionary {
     compress: CDict<'static>,
     decompress: DDict<'static>,
 }
 
 impl Dictionary {
-    pub(crate) fn new(bytes: &'static [u8]) -> Self {
+    /// Prepares the bytes for both directions.
+    pub fn new(bytes: &'static [u8]) -> Self {
         Self { compress: CDict::create(bytes, LEVEL), decompress: DDict::create(bytes) }
     }
 }
 
 /// A cache of contexts.
 #[derive(Default)]
-pub(crate) struct Compressor {
+pub struct Compressor {
     idle: Mutex<Vec<Contexts>>,
 }
 
 /// A compression and a decompression context.
-pub(crate) struct Contexts {
+#[expect(missing_debug_implementations, reason = "zstd's contexts have none")]
+pub struct Contexts {
     compress: CCtx<'static>,
     decompress: DCtx<'static>,
 }
 
 /// A borrowed pair of contexts, returned on drop.
-pub(crate) struct ContextGuard<'a> {
+#[expect(missing_debug_implementations, reason = "zstd's contexts have none")]
+pub struct ContextGuard<'a> {
     from: &'a Compressor,
     contexts: Option<Contexts>,
 }
 
 impl fmt::Debug for Compressor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Squeezer").field("kept", &lock(&self.idle).len()).finish()
+        f.debug_struct("Compressor").field("idle", &lock(&self.idle).len()).finish()
     }
 }
 
 impl Compressor {
     /// Lends a pair of contexts.
-    pub(crate) fn contexts(&self) -> ContextGuard<'_> {
+    pub fn contexts(&self) -> ContextGuard<'_> {
         let contexts = lock(&self.idle).pop();
         let contexts =
             contexts.unwrap_or_else(|| Contexts { compress: CCtx::create(), decompress: DCtx::create() });
@@ -111,15 +115,15 @@ macro_rules! borrowed {
 impl Contexts {
     /// Compresses `bytes`, which probably share parts with `reference`, and appends the result to `out`.
     /// Returns `None` if zstd fails; `out` is then unchanged.
-    pub(crate) fn compress(&mut self, reference: &[u8], bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    pub fn compress(&mut self, reference: &[u8], bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
         let context = borrowed!(&mut self.compress, CCtx);
         let result = refer(context, reference, bytes).and_then(|()| append(context, bytes, out));
         self.reset_compression();
         result.ok()
     }
 
-    /// As [`encode`](Self::pack), for small `bytes` of the kind covered by `dictionary`.
-    pub(crate) fn compress_with(
+    /// As [`compress`](Self::compress), for small `bytes` of the kind covered by `dictionary`.
+    pub fn compress_with(
         &mut self,
         dictionary: &'static Dictionary,
         bytes: &[u8],
@@ -137,7 +141,7 @@ impl Contexts {
     ///
     /// # Errors
     /// The defect of `encoded` as text. The output never exceeds `bytes`.
-    pub(crate) fn decompress(
+    pub fn decompress(
         &mut self,
         reference: &[u8],
         encoded: &[u8],
@@ -152,11 +156,11 @@ impl Contexts {
         made(result, bytes)
     }
 
-    /// As [`decode`](Self::unpack), for data packed with `dictionary`.
+    /// As [`decompress`](Self::decompress), for data packed with `dictionary`.
     ///
     /// # Errors
     /// The defect of `encoded` as text. The output never exceeds `bytes`.
-    pub(crate) fn decompress_with(
+    pub fn decompress_with(
         &mut self,
         dictionary: &'static Dictionary,
         encoded: &[u8],
@@ -191,7 +195,7 @@ impl Contexts {
 ///
 /// # Errors
 /// The size is missing, or exceeds `bytes_max`.
-pub(crate) fn size_of(encoded: &[u8], bytes_max: usize) -> Result<usize, String> {
+pub fn size_of(encoded: &[u8], bytes_max: usize) -> Result<usize, String> {
     let found = get_frame_content_size(encoded).ok().flatten();
     let found = found.ok_or("the compressed data has no content size")?;
     let size = usize::try_from(found).ok().filter(|size| *size <= bytes_max);

@@ -1,0 +1,119 @@
+//! Runs in a PostgreSQL store, from the command line.
+
+use waypost_testing::postgres::{LOCKED, PASSWORD, USER, cluster};
+
+use crate::rig::{Rig, expect, lives, wait_until};
+
+/// Two steps, the second of which waits for the file `go`.
+const FLOW: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo said by a; echo n=1 >> $WAYPOST_OUTPUT'}
+  - {id: b, run: 'echo b >> trace; echo $$ >> pids; until test -e go; do sleep 0.02; done; echo said by b'}
+  - {id: c, run: 'echo c >> trace', env: {N: '${{ steps.a.outputs.n }}'}}
+";
+
+fn url(user: &str, database: &str) -> String {
+    let cluster = cluster();
+    let folder = cluster.folder().display().to_string().replace('/', "%2F");
+    format!("postgres://{user}@{folder}:{}/{database}", cluster.port())
+}
+
+/// Makes a database with the tables of a store.
+fn rig(database: &str) -> Rig {
+    cluster().database(database, "SELECT 1");
+    let rig = Rig::with(FLOW).at(&url(USER, database));
+    expect(&rig, &["store", "init"], 0, &["Made store postgres://waypost@"]);
+    rig
+}
+
+#[test]
+fn a_killed_run_goes_on_where_it_stood() {
+    let rig = rig("killed");
+    let run = rig.start(&["run", "flow.yaml", "--id", "r"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    expect(&rig, &["list"], 0, &["running", "1/3"]);
+    expect(&rig, &["resume", "r"], 6, &["run r is held by process", ", until 20", " unless renewed"]);
+    expect(&rig, &["delete", "r", "--yes"], 6, &["held by process"]);
+
+    run.signal(libc::SIGKILL);
+    run.end();
+    wait_until("the end of its steps", || !lives(&rig.read("pids")));
+
+    // The lease of a dead process of this machine does not have to run out.
+    expect(&rig, &["list"], 0, &["interrupted", "1/3"]);
+    rig.write("go", "");
+    expect(&rig, &["resume", "r"], 0, &["3 of 3 steps are done"]);
+    assert_eq!(rig.read("trace"), "a\nb\nb\nc\n", "the cut step runs again, and no finished one");
+    expect(&rig, &["show", "r"], 0, &["r  completed", "n=1"]);
+    expect(&rig, &["logs", "r"], 0, &["said by a", "said by b"]);
+    expect(&rig, &["events", "r"], 0, &["run_resumed", "run_completed"]);
+    expect(&rig, &["verify", "--all"], 0, &["r: sound"]);
+    expect(&rig, &["store", "check"], 0, &["version 1: the derived data of 1 run is consistent"]);
+    expect(&rig, &["delete", "r", "--yes"], 0, &["Deleted run r"]);
+    expect(&rig, &["show", "r"], 5, &[]);
+}
+
+#[test]
+fn a_detached_run_is_stopped_and_resumed() {
+    let rig = rig("detached");
+    expect(&rig, &["run", "flow.yaml", "--id", "r", "--detach"], 0, &["Run r continues in process"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+
+    expect(&rig, &["stop", "r"], 0, &["Run r stopped"]);
+
+    rig.write("go", "");
+    expect(&rig, &["resume", "r"], 0, &["3 of 3 steps are done"]);
+}
+
+#[test]
+fn items_of_a_list_are_kept_in_the_database() {
+    let rig = rig("items");
+    rig.write(
+        "items.yaml",
+        "steps:
+  - id: each
+    foreach:
+      items: [eu, us, apac]
+      as: region
+      steps:
+        - {id: work, run: 'echo $REGION >> trace', env: {REGION: '${{ region }}'}}
+  - {id: long, run: 'seq 1 200000'}
+",
+    );
+
+    expect(&rig, &["run", "items.yaml", "--id", "r"], 0, &["2 of 2 steps are done"]);
+
+    let mut lines: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+    lines.sort();
+    assert_eq!(lines, ["apac", "eu", "us"]);
+    let log = rig.call(&["logs", "r", "long"]).stdout;
+    assert!(log.len() < 300 << 10 && log.starts_with(b"1\n2\n") && log.ends_with(b"200000\n"), "{}", log.len());
+}
+
+#[test]
+fn each_lack_of_a_server_has_its_exit_code() {
+    let rig = Rig::with(FLOW);
+    cluster().database("lacking", "SELECT 1");
+    let expect_at = |store: &str, code: i32, said: &[&str]| {
+        let output = rig.call(&["list", "--store", store]);
+        let told = rig.told(&output);
+        assert_eq!(output.status.code(), Some(code), "{store}: {told}");
+        for words in said {
+            assert!(told.contains(words), "{store} does not say `{words}`: {told}");
+        }
+        assert!(!told.contains("hunter22"), "{told}");
+    };
+
+    expect_at("postgres://me:hunter22@127.0.0.1:1/jobs", 69, &["postgres://me@127.0.0.1:1/jobs cannot be"]);
+    expect_at(&url(USER, "missing"), 69, &["database \"missing\" does not exist"]);
+    expect_at(&url(LOCKED, "lacking").replace(LOCKED, "locked:hunter22-wrong"), 77, &["does not permit"]);
+    expect_at("postgres://me:hunter22@host/jobs?colour=red", 2, &["unknown option `colour`"]);
+    expect_at(&url(USER, "lacking"), 5, &["has no tables of Waypost", "waypost store init --store"]);
+
+    let store = url(USER, "lacking");
+    let init = rig.call(&["store", "init", "--store", &store]);
+    assert_eq!(init.status.code(), Some(0), "{}", rig.told(&init));
+    // A role that may do nothing.
+    expect_at(&url(LOCKED, "lacking").replace(LOCKED, &format!("{LOCKED}:{PASSWORD}")), 77, &["permission denied"]);
+    cluster().sql("lacking", "UPDATE waypost.version SET version = 9");
+    expect_at(&store, 76, &["has format 9, this version reads up to 1"]);
+}

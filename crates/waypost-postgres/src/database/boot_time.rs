@@ -1,0 +1,27 @@
+//! The time since boot, which continues during a suspend of the machine: a lease ends meanwhile.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A moment since boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BootTime(Duration);
+
+impl BootTime {
+    /// Returns the present moment.
+    pub(crate) fn now() -> Self {
+        // macOS names the clock that continues during a suspend `MONOTONIC`.
+        #[cfg(target_os = "linux")]
+        let time = clock_gettime(ClockId::Boottime);
+        #[cfg(not(target_os = "linux"))]
+        let time = clock_gettime(ClockId::Monotonic);
+        let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+        Self(Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default()))
+    }
+
+    /// Returns the time since then.
+    pub(crate) fn elapsed(self) -> Duration {
+        Self::now().0.saturating_sub(self.0)
+    }
+}

@@ -1,0 +1,282 @@
+//! Connections and statements: what is sent, sent again, and given up.
+//!
+//! A connection whose statement has no answer is closed and never used again. A statement that was lost is sent
+//! again as it is: to ask whether it took effect proves nothing, since it may still arrive.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Timeouts};
+use tokio::sync::OnceCell;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Config, NoTls, Row};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+use waypost::store::StoreError;
+use waypost_codec::delta_cache::DeltaCache;
+
+use crate::database::error::{Cause, Failure};
+use crate::database::schema;
+use crate::database::settings::{PostgresOptions, STATEMENT_TIMEOUT, Settings};
+use crate::database::statement::Statement;
+
+/// The oldest supported server, as in `server_version_num`.
+const SERVER_MIN: i64 = 130_000;
+/// Longest wait for an answer: the server gives up before, unless a pooler or the network holds the answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(STATEMENT_TIMEOUT.as_secs() + 5);
+/// Longest wait for the request to cancel a statement.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
+/// Most repetitions of a statement that collided with another transaction.
+const COLLISIONS_MAX: u32 = 10;
+/// Shortest and longest pause before a repetition.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// A database with its connections, shared by all tasks of a store.
+#[derive(Debug)]
+pub(crate) struct Database {
+    /// The name of the store, without a password.
+    pub(crate) name: String,
+    pub(crate) options: PostgresOptions,
+    pub(crate) delta_cache: DeltaCache,
+    settings: Settings,
+    opened: OnceCell<Opened>,
+    checked: OnceCell<()>,
+    closed: AtomicBool,
+}
+
+/// The connections, and what the server said at the first.
+#[derive(Debug)]
+struct Opened {
+    pool: Pool,
+    /// The setting that loses acknowledged data, if any.
+    lossy: Option<String>,
+}
+
+/// The answer to a statement.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) rows: Vec<Row>,
+    /// An earlier answer to the same statement was lost: the effect may be that of the earlier one.
+    pub(crate) repeated: bool,
+}
+
+impl Answer {
+    /// Returns the only row of a statement that always has one.
+    pub(crate) fn row(&self) -> Result<&Row, Failure> {
+        let lacking = || Failure::Store(StoreError::Invalid("the server returned no row".to_owned()));
+        self.rows.first().ok_or_else(lacking)
+    }
+}
+
+impl Database {
+    pub(crate) fn new(settings: Settings, options: PostgresOptions) -> Self {
+        Self {
+            name: settings.name.clone(),
+            options,
+            delta_cache: DeltaCache::default(),
+            settings,
+            opened: OnceCell::new(),
+            checked: OnceCell::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Checks once that the store is open, and that its schema is of this version.
+    pub(crate) async fn check(&self) -> Result<(), Failure> {
+        self.refuse_closed()?;
+        self.checked.get_or_try_init(|| schema::check(self)).await.map(drop)
+    }
+
+    pub(crate) fn refuse_closed(&self) -> Result<(), StoreError> {
+        match self.closed.load(Ordering::Acquire) {
+            true => Err(StoreError::Closed(self.name.clone())),
+            false => Ok(()),
+        }
+    }
+
+    /// Closes all connections.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        if let Some(opened) = self.opened.get() {
+            opened.pool.close();
+        }
+    }
+
+    /// Returns the setting of the server that loses acknowledged data, if any.
+    pub(crate) async fn lossy(&self) -> Result<Option<&str>, Failure> {
+        Ok(self.opened().await?.lossy.as_deref())
+    }
+
+    async fn opened(&self) -> Result<&Opened, Failure> {
+        self.opened.get_or_try_init(|| self.open()).await
+    }
+
+    async fn open(&self) -> Result<Opened, Failure> {
+        let with_session = self.settings.with_session();
+        let (config, client) = match self.connect(&with_session).await {
+            Err(Failure::Refused(error)) if refuses_parameters(&error) => {
+                let config = self.settings.config.clone();
+                let client = self.connect(&config).await?;
+                (config, client)
+            }
+            client => (with_session, client?),
+        };
+        let lossy = self.judge(&client).await?;
+        let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = match self.settings.is_plain {
+            true => Manager::from_config(config, NoTls, manager_config),
+            false => Manager::from_config(config, self.tls()?, manager_config),
+        };
+        let pool = Pool::builder(manager)
+            .max_size(self.options.connections_max.max(1))
+            .runtime(deadpool_postgres::Runtime::Tokio1)
+            .timeouts(Timeouts { wait: Some(ANSWER_TIMEOUT), ..Timeouts::new() });
+        let pool = pool.build().map_err(|error| Failure::Away(error.into()))?;
+        Ok(Opened { pool, lossy })
+    }
+
+    /// Connects outside the pool.
+    async fn connect(&self, config: &Config) -> Result<Client, Failure> {
+        let client = if self.settings.is_plain {
+            let (client, connection) = config.connect(NoTls).await.map_err(Failure::of_connecting)?;
+            // Its end is the end of the client, which reports it.
+            tokio::spawn(async { drop(connection.await) });
+            client
+        } else {
+            let (client, connection) = config.connect(self.tls()?).await.map_err(Failure::of_connecting)?;
+            tokio::spawn(async { drop(connection.await) });
+            client
+        };
+        Ok(client)
+    }
+
+    fn tls(&self) -> Result<MakeRustlsConnect, Failure> {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if roots.is_empty() {
+            let why = "this machine has no trusted certificate authority (install `ca-certificates`, or set \
+                       SSL_CERT_FILE)";
+            return Err(Failure::Away(why.into()));
+        }
+        let provider = Arc::new(crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| Failure::Away(error.into()))?;
+        Ok(MakeRustlsConnect::new(builder.with_root_certificates(roots).with_no_client_auth()))
+    }
+
+    /// Refuses a server that cannot hold a store. Returns the setting that loses acknowledged data, if any.
+    async fn judge(&self, client: &Client) -> Result<Option<String>, Failure> {
+        const SETTINGS: &str = "SELECT current_setting('server_version_num')::bigint,
+            current_setting('transaction_isolation'), current_setting('fsync'),
+            current_setting('full_page_writes'), current_setting('synchronous_commit')";
+        let rows = client.query_typed(SETTINGS, &[]).await.map_err(Failure::of_statement)?;
+        let row = &rows[0];
+        let unsupported = |why: String| StoreError::Unsupported { store: self.name.clone(), why };
+        let (version, isolation): (i64, String) = (row.get(0), row.get(1));
+        if version < SERVER_MIN {
+            let (found, least) = (version / 10_000, SERVER_MIN / 10_000);
+            return Err(unsupported(format!("the server has version {found}, {least} is needed")).into());
+        }
+        if isolation != "read committed" {
+            return Err(unsupported(format!(
+                "transactions are {isolation} behind this pooler; set it once with `ALTER ROLE ... SET \
+                 default_transaction_isolation = 'read committed'`"
+            ))
+            .into());
+        }
+        let names = ["fsync", "full_page_writes", "synchronous_commit"];
+        let off = names.into_iter().enumerate().find(|(at, _)| row.get::<_, String>(at + 2) == "off");
+        Ok(off.map(|(_, name)| format!("{name} = off")))
+    }
+
+    /// Returns a connection of the pool.
+    pub(crate) async fn client(&self) -> Result<Object, Failure> {
+        let client = self.opened().await?.pool.get().await;
+        client.map_err(|error| match error {
+            PoolError::Backend(error) => Failure::of_connecting(error),
+            PoolError::Closed => StoreError::Closed(self.name.clone()).into(),
+            other => Failure::Away(other.into()),
+        })
+    }
+
+    /// Sends a statement once.
+    async fn send(&self, statement: &Statement) -> Result<Vec<Row>, Failure> {
+        let client = self.client().await?;
+        let parameters = statement.parameters();
+        let answer = client.query_typed(&statement.sql, &parameters);
+        let failure = match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+            Ok(Ok(rows)) => return Ok(rows),
+            Ok(Err(error)) => Failure::of_statement(error),
+            Err(_) => {
+                self.cancel(&client).await;
+                let seconds = ANSWER_TIMEOUT.as_secs();
+                Failure::Lost(format!("the server did not answer in {seconds} s").into())
+            }
+        };
+        if matches!(failure, Failure::Lost(_)) {
+            // Closed, and not given to another call.
+            drop(Object::take(client));
+        }
+        Err(failure)
+    }
+
+    /// Asks the server to give up a statement; it may be done by then.
+    async fn cancel(&self, client: &Client) {
+        let token = client.cancel_token();
+        let cancel = async {
+            match (self.settings.is_plain, self.tls()) {
+                (false, Ok(tls)) => drop(token.cancel_query(tls).await),
+                _ => drop(token.cancel_query(NoTls).await),
+            }
+        };
+        let _ = tokio::time::timeout(CANCEL_TIMEOUT, cancel).await;
+    }
+
+    /// Sends a statement, and sends the same again while its answer is lost or the server is away, for
+    /// [`PostgresOptions::patience`]. Before the first answer of the server, one attempt must do.
+    ///
+    /// The statement must have the same effect however often it is carried out.
+    pub(crate) async fn run(&self, statement: &Statement) -> Result<Answer, Failure> {
+        let was_opened = self.opened.initialized();
+        let begun = Instant::now();
+        let (mut repeated, mut attempts, mut collisions) = (false, 0_u32, 0);
+        loop {
+            let failure = match self.send(statement).await {
+                Ok(rows) => return Ok(Answer { rows, repeated }),
+                Err(failure) => failure,
+            };
+            let (may_repeat, cause): (bool, Cause) = match failure {
+                Failure::Lost(cause) => {
+                    repeated = true;
+                    (true, cause)
+                }
+                Failure::Away(cause) => (was_opened || repeated, cause),
+                Failure::Collided(cause) => {
+                    collisions += 1;
+                    (collisions <= COLLISIONS_MAX, cause)
+                }
+                decided => return Err(decided),
+            };
+            if !may_repeat || begun.elapsed() > self.options.patience {
+                return Err(if repeated { Failure::Lost(cause) } else { Failure::Away(cause) });
+            }
+            tokio::time::sleep(pause(attempts)).await;
+            attempts += 1;
+        }
+    }
+}
+
+/// Returns a pause that doubles with each attempt, between its half and its whole.
+fn pause(attempts: u32) -> Duration {
+    let whole = PAUSE.0.saturating_mul(1 << attempts.min(10)).min(PAUSE.1);
+    let random = RandomState::new().hash_one(attempts) % 1_000;
+    whole / 2 + whole.mul_f64(random as f64 / 2_000.0)
+}
+
+/// Returns whether a pooler refused the start-up parameters.
+fn refuses_parameters(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
+        && error.as_db_error().is_some_and(|error| error.message().contains("startup parameter"))
+}

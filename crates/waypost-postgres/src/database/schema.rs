@@ -1,0 +1,180 @@
+//! Tables and schema versions. Only [`init`] changes the schema, in one transaction under an advisory lock.
+//!
+//! Columns are described in docs/format-postgres.md.
+
+use tokio_postgres::Client;
+use waypost::store::StoreError;
+
+use crate::database::connect::Database;
+use crate::database::error::{Failure, no_schema};
+use crate::database::statement::Statement;
+
+/// The version that this crate reads and writes.
+pub(crate) const VERSION: u32 = 1;
+
+/// The key of the advisory lock for changes of the schema: `WAYPOST` in ASCII.
+const LOCK: i64 = 0x0057_4159_504f_5354;
+
+const TABLES: &str = r#"
+CREATE TABLE waypost.version (
+    id      boolean PRIMARY KEY DEFAULT true CHECK (id),
+    version bigint NOT NULL
+);
+CREATE TABLE waypost.migrations (
+    version    bigint PRIMARY KEY,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    tool       text NOT NULL
+);
+CREATE TABLE waypost.runs (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name       text COLLATE "C" NOT NULL UNIQUE,
+    workflow   text NOT NULL,
+    path       text,
+    labels     text NOT NULL,
+    created_at text COLLATE "C" NOT NULL
+);
+CREATE TABLE waypost.frozen (
+    run    bigint PRIMARY KEY REFERENCES waypost.runs ON DELETE CASCADE,
+    digest bytea NOT NULL,
+    record bytea NOT NULL
+);
+CREATE TABLE waypost.scopes (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    run         bigint NOT NULL REFERENCES waypost.runs ON DELETE CASCADE,
+    key         bytea NOT NULL,
+    path        text NOT NULL,
+    open        boolean NOT NULL,
+    newest      bigint NOT NULL,
+    tip         bytea,
+    bodies      bigint NOT NULL,
+    records     bigint NOT NULL,
+    bytes       bigint NOT NULL,
+    token       bigint NOT NULL DEFAULT 0,
+    held        boolean NOT NULL DEFAULT false,
+    holder      text,
+    until       timestamptz,
+    batch_token bigint NOT NULL DEFAULT 0,
+    batch_count bigint NOT NULL DEFAULT 0,
+    updated_at  text COLLATE "C",
+    status      text,
+    doubtful    boolean NOT NULL DEFAULT false,
+    step        text,
+    done        bigint NOT NULL DEFAULT 0,
+    total       bigint NOT NULL DEFAULT 0,
+    wake_at     text,
+    lost        bigint NOT NULL DEFAULT 0,
+    UNIQUE (run, key)
+) WITH (fillfactor = 70);
+CREATE INDEX scopes_run ON waypost.scopes (run, id);
+CREATE TABLE waypost.records (
+    scope    bigint NOT NULL REFERENCES waypost.scopes ON DELETE CASCADE,
+    seq      bigint NOT NULL,
+    external bytea,
+    about    bigint,
+    codec    bigint,
+    base     bigint CHECK (base < seq),
+    digest   bytea NOT NULL,
+    header   bytea NOT NULL,
+    body     bytea,
+    PRIMARY KEY (scope, seq)
+);
+ALTER TABLE waypost.records ALTER COLUMN header SET STORAGE EXTERNAL;
+ALTER TABLE waypost.records ALTER COLUMN body SET STORAGE EXTERNAL;
+CREATE INDEX records_external ON waypost.records (scope, sha256(external), seq) WHERE external IS NOT NULL;
+CREATE INDEX records_about ON waypost.records (scope, about, seq) WHERE about IS NOT NULL;
+CREATE TABLE waypost.signals (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    run      bigint NOT NULL REFERENCES waypost.runs ON DELETE CASCADE,
+    key      bytea NOT NULL,
+    consumed boolean NOT NULL DEFAULT false,
+    message  bytea NOT NULL,
+    UNIQUE (run, key)
+);
+CREATE INDEX signals_pending ON waypost.signals (run, id) WHERE NOT consumed;
+CREATE TABLE waypost.quarantine (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    run      bigint NOT NULL REFERENCES waypost.runs ON DELETE CASCADE,
+    scope    bigint NOT NULL,
+    seq      bigint NOT NULL,
+    why      text NOT NULL,
+    moved_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    codec    bigint,
+    base     bigint,
+    digest   bytea,
+    header   bytea,
+    body     bytea
+);
+CREATE INDEX quarantine_place ON waypost.quarantine (scope, seq);
+CREATE INDEX quarantine_run ON waypost.quarantine (run);
+CREATE TABLE waypost.blobs (
+    run   bigint NOT NULL REFERENCES waypost.runs ON DELETE CASCADE,
+    name  text COLLATE "C" NOT NULL,
+    at    bigint NOT NULL,
+    bytes bytea NOT NULL,
+    PRIMARY KEY (run, name, at)
+);
+"#;
+
+/// Returns the schema version of a database; `None` without tables.
+pub(crate) async fn version(database: &Database) -> Result<Option<u32>, Failure> {
+    let exists = Statement::new("SELECT to_regclass('waypost.version') IS NOT NULL");
+    let answer = database.run(&exists).await?;
+    if !answer.row()?.get::<_, bool>(0) {
+        return Ok(None);
+    }
+    let answer = database.run(&Statement::new("SELECT version FROM waypost.version")).await?;
+    let version: i64 = answer.row()?.get(0);
+    Ok(Some(u32::try_from(version).unwrap_or(u32::MAX)))
+}
+
+/// Checks that this version of the crate can use the database.
+///
+/// # Errors
+/// - [`StoreError::NotFound`]: the database has no tables of a store.
+/// - [`StoreError::Version`]: another version made them.
+pub(crate) async fn check(database: &Database) -> Result<(), Failure> {
+    match version(database).await? {
+        Some(VERSION) => Ok(()),
+        Some(found) => Err(version_error(database, found).into()),
+        None => Err(no_schema(database.name.clone()).into()),
+    }
+}
+
+fn version_error(database: &Database, found: u32) -> StoreError {
+    StoreError::Version { what: database.name.clone(), found, supported: VERSION }
+}
+
+/// Makes or upgrades the tables. Returns the version before; `None` if there were no tables.
+pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
+    match version(database).await? {
+        Some(found) if found > VERSION => Err(version_error(database, found).into()),
+        // Upgrades from older versions belong here, each in a transaction under the lock.
+        Some(found) => Ok(Some(found)),
+        None => {
+            let client = database.client().await?;
+            match make(&client).await {
+                Ok(()) => {}
+                // Another process was faster.
+                Err(_) if matches!(version(database).await, Ok(Some(VERSION))) => return Ok(Some(VERSION)),
+                Err(error) => return Err(error),
+            }
+            check(database).await.map(|()| None)
+        }
+    }
+}
+
+/// Makes the tables with one message: without an explicit transaction, its statements are one transaction, and
+/// no `COMMIT` can answer `ROLLBACK` unseen.
+async fn make(client: &Client) -> Result<(), Failure> {
+    let exists = client.query_typed("SELECT to_regnamespace('waypost') IS NOT NULL", &[]).await;
+    let exists = exists.map_err(Failure::of_statement)?;
+    // A role without the right to make schemas can use one that an administrator made.
+    let schema = if exists[0].get(0) { "" } else { "CREATE SCHEMA waypost;" };
+    let tool = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "SELECT pg_advisory_xact_lock({LOCK}); {schema} {TABLES}
+         INSERT INTO waypost.version (version) VALUES ({VERSION});
+         INSERT INTO waypost.migrations (version, tool) VALUES ({VERSION}, 'waypost {tool}');"
+    );
+    client.batch_execute(&text).await.map_err(Failure::of_statement)
+}

@@ -1,0 +1,39 @@
+//! Conversion of counts, times and names to column values and back.
+
+use jiff::Timestamp;
+use waypost::Digest;
+use waypost::id::BranchPath;
+
+/// Bytes of the key of a branch: half a SHA-256 is unique in a run, and keeps the index small. A path may be longer
+/// than an index entry.
+const KEY_BYTES: usize = 16;
+
+/// Converts a count to PostgreSQL's signed integer; real counts are far below the limit.
+pub(crate) fn int(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Converts a stored count back; a negative one is damage of a statistic.
+pub(crate) fn count(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or_default()
+}
+
+/// Formats a time so that text order equals time order.
+pub(crate) fn time_text(time: Timestamp) -> String {
+    format!("{time:.9}")
+}
+
+/// Parses a stored time.
+pub(crate) fn time_of(text: &str) -> Result<Timestamp, String> {
+    text.parse().map_err(|error| format!("`{text}` is not a time: {error}"))
+}
+
+/// Returns the key of a branch in its run.
+pub(crate) fn key_of(branch: &BranchPath) -> Vec<u8> {
+    Digest::of(branch.as_str().as_bytes()).as_bytes()[..KEY_BYTES].to_vec()
+}
+
+/// Returns the key of the main branch.
+pub(crate) fn main_key() -> Vec<u8> {
+    key_of(&BranchPath::main())
+}

@@ -1,0 +1,106 @@
+//! The leases of this store: what it knows about each, and the release when the last copy of a lease is dropped.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use waypost::id::{BranchPath, RunId};
+use waypost::record::{Durability, Record};
+use waypost::store::Guard;
+
+use crate::database::boot_time::BootTime;
+use crate::database::connect::Database;
+use crate::lock;
+use crate::tables::lease;
+
+/// Most branches whose newest acknowledged seq is kept; a large fan-out has more, which then go unchecked.
+const BRANCHES_MAX: usize = 10_000;
+
+/// The leases of a store, by run.
+pub(super) type HeldRuns = Mutex<HashMap<RunId, HeldRun>>;
+
+/// A run whose lease was taken by this store.
+#[derive(Debug)]
+pub(super) struct HeldRun {
+    pub(super) token: u64,
+    pub(super) durability: Durability,
+    /// When the last answered renewal was sent: from then on the lease lasts.
+    pub(super) renewed: BootTime,
+    /// Held during a write: two batches of a run are never in flight together.
+    pub(super) writing: Arc<tokio::sync::Mutex<()>>,
+    /// The newest acknowledged seq of each open branch.
+    acknowledged: HashMap<BranchPath, u64>,
+    /// The end of each blob.
+    pub(super) blobs: HashMap<String, u64>,
+}
+
+impl HeldRun {
+    pub(super) fn new(token: u64, durability: Durability, sent: BootTime) -> Self {
+        let writing = Arc::new(tokio::sync::Mutex::new(()));
+        let (acknowledged, blobs) = (HashMap::new(), HashMap::new());
+        Self { token, durability, renewed: sent, writing, acknowledged, blobs }
+    }
+
+    /// Takes in records that the server has acknowledged.
+    pub(super) fn acknowledge(&mut self, records: &[Record], sent: BootTime) {
+        self.renewed = self.renewed.max(sent);
+        for record in records {
+            let header = record.header();
+            if header.end.is_some() && !header.branch.is_main() {
+                self.acknowledged.remove(&header.branch);
+            } else if self.acknowledged.len() < BRANCHES_MAX || header.branch.is_main() {
+                self.acknowledged.insert(header.branch.clone(), header.seq);
+            }
+        }
+    }
+
+    /// Returns the newest acknowledged seq of a branch; of the main branch, 0 if nothing was written yet.
+    pub(super) fn acknowledged(&self, branch: &BranchPath) -> Option<u64> {
+        self.acknowledged.get(branch).copied().or(branch.is_main().then_some(0))
+    }
+
+    /// Returns whether the lease has certainly not ended.
+    pub(super) fn lasts(&self, lease: Duration) -> bool {
+        self.renewed.elapsed() < lease
+    }
+}
+
+/// Releases a lease when its last copy is dropped, as by a run that is dropped midway.
+pub(super) struct Release {
+    pub(super) database: Weak<Database>,
+    pub(super) held: Weak<HeldRuns>,
+    pub(super) run: RunId,
+    pub(super) token: u64,
+}
+
+impl Guard for Release {}
+
+impl fmt::Debug for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Release").field("run", &self.run).field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let (Some(held), Some(database)) = (self.held.upgrade(), self.database.upgrade()) else { return };
+        if !remove(&held, &self.run, self.token) {
+            return;
+        }
+        // Without a runtime, the lease ends by itself.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (run, token) = (self.run.clone(), self.token);
+        runtime.spawn(async move { lease::release(&database, &run, token, None).await.map_err(drop) });
+    }
+}
+
+/// Forgets a lease that has ended; returns whether it was there.
+pub(super) fn remove(held: &HeldRuns, run: &RunId, token: u64) -> bool {
+    let mut held = lock(held);
+    let is_there = held.get(run).is_some_and(|held| held.token == token);
+    if is_there {
+        held.remove(run);
+    }
+    is_there
+}

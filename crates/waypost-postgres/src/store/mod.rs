@@ -1,0 +1,476 @@
+//! The implementation of the store trait: what the store knows about its leases, and the task of each call.
+
+use std::fmt;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use waypost::id::{BranchPath, RunId};
+use waypost::lock::Holder;
+use waypost::record::{Durability, Record, SealedRun};
+use waypost::store::{
+    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
+    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+};
+use waypost_codec::encode;
+
+use crate::database::boot_time::BootTime;
+use crate::database::connect::Database;
+use crate::database::error::Failure;
+use crate::database::schema;
+use crate::database::settings::{PostgresOptions, Settings};
+use crate::lock;
+use crate::tables::{inspect, lease, read, runs, signals};
+use crate::write::append::{self, Written};
+use crate::write::{blobs, removal, trim};
+
+mod held;
+
+use held::{HeldRun, HeldRuns, Release};
+
+/// A lease is renewed after this part of its time.
+const RENEWALS_PER_LEASE: u32 = 4;
+/// A lease counts as lost this part of its time before its end, so that its processes end in time.
+const MARGIN_PER_LEASE: u32 = 6;
+
+/// Keeps runs in a PostgreSQL database.
+///
+/// Safe for concurrent use by many tasks and processes on many machines. Opening connects to nothing: the first call
+/// does, and checks server and schema.
+///
+/// Each call runs in a task of its own. A caller that is dropped cannot cut a write short: the task ends it, and a
+/// connection is never given to another call in the middle of an answer.
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+}
+
+/// What tasks share with the store.
+struct Shared {
+    database: Arc<Database>,
+    held: Arc<HeldRuns>,
+}
+
+impl PostgresStore {
+    /// Opens the store at a URL such as `postgres://USER@HOST/DATABASE`. Does not connect.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`]: the URL is wrong. The message does not quote it.
+    pub fn open(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
+        let database = Arc::new(Database::new(Settings::parse(url)?, options));
+        Ok(Self { shared: Arc::new(Shared { database, held: Arc::default() }) })
+    }
+
+    /// Makes the tables, or upgrades those of an older version. Returns the version before; `None` if there was none.
+    ///
+    /// # Errors
+    /// - [`StoreError::Version`]: a newer version made the tables.
+    /// - [`StoreError::Denied`]: the user may not change the schema.
+    pub async fn init(&self) -> Result<Option<u32>, StoreError> {
+        self.task(async |shared| schema::init(&shared.database).await).await
+    }
+
+    /// Returns the schema version of the database; `None` without tables.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`], [`StoreError::Denied`].
+    pub async fn schema(&self) -> Result<Option<u32>, StoreError> {
+        self.task(async |shared| schema::version(&shared.database).await).await
+    }
+
+    /// Does the work in a task that goes on when the caller is dropped.
+    async fn task<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        let name = &self.shared.database.name;
+        match tokio::spawn(work(Arc::clone(&self.shared))).await {
+            Ok(answer) => answer.map_err(|failure| failure.into_store_error(name)),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(error) => Err(StoreError::Unknown { store: name.clone(), source: error.into() }),
+            },
+        }
+    }
+
+    /// As [`task`](Self::task), after a check of the schema.
+    async fn call<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F + Send) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Failure>> + Send + 'static,
+    {
+        self.task(|shared| {
+            let database = Arc::clone(&shared.database);
+            let work = work(shared);
+            async move {
+                database.check().await?;
+                work.await
+            }
+        })
+        .await
+    }
+}
+
+impl Shared {
+    /// Returns the lease of this store on a run, as `read` sees it.
+    fn with_held<T>(&self, lease: &Lease, read: impl FnOnce(&mut HeldRun) -> T) -> Option<T> {
+        let mut held = lock(&self.held);
+        held.get_mut(lease.run()).filter(|held| held.token == lease.token()).map(read)
+    }
+
+    /// Waits until no other write of this store to the run is in flight.
+    async fn writing(&self, lease: &Lease) -> Option<tokio::sync::OwnedMutexGuard<()>> {
+        let writing = self.with_held(lease, |held| Arc::clone(&held.writing))?;
+        Some(writing.lock_owned().await)
+    }
+
+    fn hold(&self, run: &RunId, held: HeldRun) -> Lease {
+        let token = held.token;
+        self.database.delta_cache.remove_run(run);
+        lock(&self.held).insert(run.clone(), held);
+        let guard = Release {
+            database: Arc::downgrade(&self.database),
+            held: Arc::downgrade(&self.held),
+            run: run.clone(),
+            token,
+        };
+        Lease::new(run.clone(), token, None).guarded_by(Arc::new(guard))
+    }
+
+    fn forget(&self, run: &RunId, token: u64) {
+        if held::remove(&self.held, run, token) {
+            self.database.delta_cache.remove_run(run);
+        }
+    }
+
+    /// Refuses to promise durability on a server that does not keep it.
+    async fn refuse_lossy(&self, durability: Durability) -> Result<(), Failure> {
+        match (durability, self.database.lossy().await?) {
+            (Durability::Sync, Some(setting)) => {
+                let store = self.database.name.clone();
+                let why = format!(
+                    "the server has `{setting}`, which loses acknowledged checkpoints in a power cut; give the \
+                     run `durability: async`, or change the setting"
+                );
+                Err(StoreError::Unsupported { store, why }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn create(&self, run: SealedRun, first: Batch, holder: Holder) -> Result<Lease, Failure> {
+        let durability = run.record().durability;
+        self.refuse_lossy(durability).await?;
+        let id = run.record().run.clone();
+        let (encoded, update) = encode::encode(&self.database.delta_cache, &first.records);
+        let sent = BootTime::now();
+        let written = Written {
+            run: &id,
+            token: FIRST_TOKEN,
+            batch: &first,
+            encoded: &encoded,
+            durability: Durability::Sync,
+        };
+        append::create(&self.database, &run, &holder, written).await?;
+        let mut held = HeldRun::new(FIRST_TOKEN, durability, sent);
+        held.acknowledge(&first.records, sent);
+        let lease = self.hold(&id, held);
+        update.keep(&self.database.delta_cache, &first.records);
+        if first.release {
+            self.forget(&id, FIRST_TOKEN);
+        }
+        Ok(lease)
+    }
+
+    async fn acquire(&self, run: RunId, holder: Holder) -> Result<Lease, Failure> {
+        let durability = match runs::frozen(&self.database, &run).await {
+            Ok(frozen) => frozen.record().durability,
+            Err(Failure::Store(StoreError::Damaged { .. } | StoreError::Version { .. })) => Durability::Sync,
+            Err(failure) => return Err(failure),
+        };
+        self.refuse_lossy(durability).await?;
+        let sent = BootTime::now();
+        let token = lease::acquire(&self.database, &run, &holder).await?;
+        Ok(self.hold(&run, HeldRun::new(token, durability, sent)))
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, Failure> {
+        let length = self.database.options.lease;
+        let is_due = self.with_held(lease, |held| !held.lasts(length / RENEWALS_PER_LEASE));
+        if is_due == Some(true) {
+            let sent = BootTime::now();
+            if !lease::extend(&self.database, lease.run(), lease.token()).await? {
+                return Ok(Renewal::Lost);
+            }
+            self.with_held(lease, |held| held.renewed = held.renewed.max(sent));
+        }
+        lease::renewal(&self.database, lease).await
+    }
+
+    /// Renews a lease. One that nobody could renew in time counts as lost: another process may take it at its end.
+    async fn renew_in_time(&self, lease: &Lease) -> Result<Renewal, Failure> {
+        let length = self.database.options.lease;
+        match self.renew(lease).await {
+            Err(Failure::Away(_) | Failure::Lost(_))
+                if self.with_held(lease, |held| held.lasts(length - length / MARGIN_PER_LEASE))
+                    == Some(false) =>
+            {
+                Ok(Renewal::Lost)
+            }
+            renewal => renewal,
+        }
+    }
+
+    async fn append(&self, lease: Lease, batch: Batch) -> Result<Appended, Failure> {
+        let _writing = self.writing(&lease).await;
+        let durability = match self.with_held(&lease, |held| held.durability) {
+            Some(durability) if !batch.release => durability,
+            _ => Durability::Sync,
+        };
+        let (encoded, update) = encode::encode(&self.database.delta_cache, &batch.records);
+        let sent = BootTime::now();
+        let (run, token) = (lease.run(), lease.token());
+        let written = Written { run, token, batch: &batch, encoded: &encoded, durability };
+        let acknowledged =
+            |branch: &BranchPath| self.with_held(&lease, |held| held.acknowledged(branch)).flatten();
+        let answer = append::append(&self.database, written, acknowledged).await?;
+        if answer == Appended::Now {
+            self.with_held(&lease, |held| held.acknowledge(&batch.records, sent));
+            update.keep(&self.database.delta_cache, &batch.records);
+        }
+        if batch.release {
+            self.forget(run, token);
+        }
+        Ok(answer)
+    }
+
+    async fn append_blob(&self, lease: Lease, name: String, bytes: Vec<u8>) -> Result<(), Failure> {
+        let _writing = self.writing(&lease).await;
+        if bytes.is_empty() {
+            let row = lease::LeaseRow::get(&self.database, lease.run()).await?;
+            return match row.held && row.token == lease.token() {
+                true => Ok(()),
+                false => Err(row.fenced(lease.run(), lease.token()).into()),
+            };
+        }
+        let end = self.with_held(&lease, |held| held.blobs.get(&name).copied()).flatten();
+        let end = blobs::append(&self.database, &lease, &name, end, &bytes).await?;
+        self.with_held(&lease, |held| held.blobs.insert(name, end));
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), Failure> {
+        let leases: Vec<(RunId, u64)> =
+            lock(&self.held).drain().map(|(run, held)| (run, held.token)).collect();
+        let mut result = Ok(());
+        for (run, token) in leases {
+            match lease::release(&self.database, &run, token, None).await {
+                // Lost before, or deleted.
+                Ok(()) | Err(Failure::Store(_)) => {}
+                failed => result = result.and(failed),
+            }
+        }
+        self.database.close();
+        result
+    }
+}
+
+impl fmt::Display for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shared.database.name)
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").field("name", &self.shared.database.name).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for PostgresStore {
+    async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError> {
+        let (run, holder) = (run.clone(), holder.clone());
+        self.call(|shared| async move { shared.create(run, first, holder).await }).await
+    }
+
+    async fn run(&self, run: &RunId) -> Result<RunEntry, StoreError> {
+        let run = run.clone();
+        self.call(|shared| async move { runs::run(&shared.database, &run).await }).await
+    }
+
+    async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
+        let (run, holder) = (run.clone(), holder.clone());
+        self.call(|shared| async move { shared.acquire(run, holder).await }).await
+    }
+
+    async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError> {
+        let leases: Vec<Lease> = leases.iter().map(|lease| (*lease).clone()).collect();
+        self.call(|shared| async move {
+            let mut answers = Vec::with_capacity(leases.len());
+            for lease in &leases {
+                answers.push(shared.renew_in_time(lease).await?);
+            }
+            Ok(answers)
+        })
+        .await
+    }
+
+    async fn release(&self, lease: Lease, wake_at: Option<Timestamp>) -> Result<(), StoreError> {
+        self.call(|shared| async move {
+            let _writing = shared.writing(&lease).await;
+            lease::release(&shared.database, lease.run(), lease.token(), wake_at).await?;
+            shared.forget(lease.run(), lease.token());
+            Ok(())
+        })
+        .await
+    }
+
+    async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
+        let lease = batch.whole_run_lease(leases)?.clone();
+        self.call(|shared| async move { shared.append(lease, batch).await }).await
+    }
+
+    async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
+        let (run, page) = (run.clone(), page.clone());
+        self.call(|shared| async move { read::heads(&shared.database, &run, &page).await }).await
+    }
+
+    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
+        let (run, branch) = (run.clone(), branch.clone());
+        self.call(|shared| async move { read::load(&shared.database, &run, &branch, seq).await }).await
+    }
+
+    async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
+        let scan = scan.clone();
+        self.call(|shared| async move { read::scan(&shared.database, &scan).await }).await
+    }
+
+    async fn runs(&self, query: &RunQuery) -> Result<Runs, StoreError> {
+        let query = query.clone();
+        self.call(|shared| async move { runs::runs(&shared.database, &query).await }).await
+    }
+
+    async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
+        let (run, signal) = (run.clone(), signal.clone());
+        self.call(|shared| async move { signals::add(&shared.database, &run, &signal).await }).await
+    }
+
+    async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError> {
+        let run = run.clone();
+        self.call(|shared| async move { signals::pending(&shared.database, &run).await }).await
+    }
+
+    async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
+        if damage.run != *lease.run() {
+            let (run, other) = (&damage.run, lease.run());
+            return Err(StoreError::Invalid(format!("the lease belongs to run {other}, not to {run}")));
+        }
+        let (lease, damage) = (lease.clone(), damage.clone());
+        self.call(|shared| async move {
+            let _writing = shared.writing(&lease).await;
+            removal::quarantine(&shared.database, lease.token(), &damage).await?;
+            shared.database.delta_cache.remove_run(lease.run());
+            Ok(())
+        })
+        .await
+    }
+
+    async fn trim(&self, lease: &Lease, keep: u32, mode: TrimMode) -> Result<Trimmed, StoreError> {
+        let lease = lease.clone();
+        self.call(|shared| async move {
+            let _writing = match mode {
+                TrimMode::Apply => shared.writing(&lease).await,
+                TrimMode::DryRun => None,
+            };
+            let token = (mode == TrimMode::Apply).then(|| lease.token());
+            let trimmed = trim::trim(&shared.database, lease.run(), token, keep).await?;
+            if mode == TrimMode::Apply {
+                shared.database.delta_cache.remove_run(lease.run());
+            }
+            Ok(trimmed)
+        })
+        .await
+    }
+
+    async fn delete(&self, run: &RunId) -> Result<(), StoreError> {
+        let run = run.clone();
+        self.call(|shared| async move {
+            if let Err(Failure::Store(error @ StoreError::Version { .. })) =
+                runs::frozen(&shared.database, &run).await
+            {
+                return Err(error.into());
+            }
+            removal::delete(&shared.database, &run).await
+        })
+        .await
+    }
+
+    async fn deletions(&self) -> Result<Vec<RunId>, StoreError> {
+        // A deletion is one statement.
+        self.shared.database.refuse_closed().map(|()| Vec::new())
+    }
+
+    async fn inspect(&self, run: Option<&RunId>) -> Result<Vec<String>, StoreError> {
+        let Some(run) = run.cloned() else {
+            return self.call(|_| async { Ok(Vec::new()) }).await;
+        };
+        self.call(|shared| async move { inspect::run(&shared.database, &run).await }).await
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.shared.database.refuse_closed()?;
+        self.task(|shared| async move { shared.close().await }).await
+    }
+
+    fn blobs(&self) -> &dyn Blobs {
+        self
+    }
+
+    fn folder(&self, _: &RunId) -> Option<PathBuf> {
+        None
+    }
+
+    fn branches_max(&self) -> Option<u64> {
+        None
+    }
+
+    fn home(&self) -> Option<&Path> {
+        None
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Blobs for PostgresStore {
+    async fn append(&self, lease: &Lease, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.shared.database.refuse_closed()?;
+        blobs::check(name, bytes)?;
+        let (lease, name, bytes) = (lease.clone(), name.to_owned(), bytes.to_vec());
+        self.call(|shared| async move { shared.append_blob(lease, name, bytes).await }).await
+    }
+
+    async fn sync(&self, lease: &Lease, name: &str) -> Result<(), StoreError> {
+        blobs::check(name, b"")?;
+        let lease = lease.clone();
+        self.call(|shared| async move {
+            // A synced commit makes all commits before it durable.
+            match lease::extend(&shared.database, lease.run(), lease.token()).await? {
+                true => Ok(()),
+                false => {
+                    let row = lease::LeaseRow::get(&shared.database, lease.run()).await?;
+                    Err(row.fenced(lease.run(), lease.token()).into())
+                }
+            }
+        })
+        .await
+    }
+
+    async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
+        let (run, name) = (run.clone(), name.to_owned());
+        self.call(|shared| async move { blobs::read(&shared.database, &run, &name, offset).await }).await
+    }
+}

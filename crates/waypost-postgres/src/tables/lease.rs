@@ -1,0 +1,171 @@
+//! Leases: who may write a run, by which token, and until when.
+//!
+//! The lease of a run is the row of its main scope. The clock is that of the server, read at the moment of the
+//! comparison: a statement may wait for a lock longer than a lease lasts.
+
+use jiff::Timestamp;
+use waypost::id::RunId;
+use waypost::lock::Holder;
+use waypost::store::{Lease, Renewal, StoreError};
+
+use crate::database::connect::Database;
+use crate::database::error::Failure;
+use crate::database::schema::VERSION;
+use crate::database::statement::Statement;
+use crate::database::values::{count, int, main_key, time_text};
+use crate::tables::runs::{holder_of, holder_text};
+use crate::tables::signals;
+
+/// The row of a lease.
+#[derive(Debug)]
+pub(crate) struct LeaseRow {
+    pub(crate) token: u64,
+    /// Not released; it may have ended.
+    pub(crate) held: bool,
+    pub(crate) batch: (u64, u64),
+    /// Who holds it now, and until when.
+    pub(crate) holder: Option<(Option<Holder>, Timestamp)>,
+}
+
+impl LeaseRow {
+    /// Reads the row of a run.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]: the run does not exist.
+    pub(crate) async fn get(database: &Database, run: &RunId) -> Result<Self, Failure> {
+        const ROW: &str = "SELECT m.token, m.held, m.batch_token, m.batch_count,
+                m.held AND m.until > clock_timestamp(), m.holder,
+                (extract(epoch FROM m.until) * 1000000)::bigint
+            FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2 WHERE r.name = $1";
+        let find = Statement::new(ROW).text(run.as_str()).bytes(main_key());
+        let answer = database.run(&find).await?;
+        let row = answer.rows.first().ok_or_else(|| StoreError::no_run(&database.name, run))?;
+        let is_held: Option<bool> = row.get(4);
+        let until: Option<i64> = row.get(6);
+        let until = until.and_then(|until| Timestamp::from_microsecond(until).ok());
+        let holder: Option<&str> = row.get(5);
+        Ok(Self {
+            token: count(row.get(0)),
+            held: row.get(1),
+            batch: (count(row.get(2)), count(row.get(3))),
+            holder: until
+                .filter(|_| is_held == Some(true))
+                .map(|until| (holder.and_then(|text| holder_of(text).ok()), until)),
+        })
+    }
+
+    /// Returns the error for a lease that another process holds.
+    pub(crate) fn held_error(&self, run: &RunId) -> Option<StoreError> {
+        let (holder, until) = self.holder.as_ref()?;
+        Some(StoreError::Held { run: run.clone(), holder: holder.clone(), until: Some(*until) })
+    }
+
+    /// Returns the token of a holder that is certainly dead: a process of this machine that has ended. Its lease need
+    /// not run out. Its supervisor ends the rest of its processes.
+    pub(crate) fn token_of_dead(&self) -> Option<u64> {
+        let (holder, _) = self.holder.as_ref()?;
+        holder.as_ref().filter(|holder| holder.is_gone()).map(|_| self.token)
+    }
+
+    pub(crate) fn fenced(&self, run: &RunId, token: u64) -> StoreError {
+        StoreError::Fenced { run: run.clone(), token, newest: self.token }
+    }
+}
+
+/// Takes the lease of a run; returns its token.
+pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -> Result<u64, Failure> {
+    // A row that names this very holder is the effect of a lost answer, or a lease that its owner has dropped.
+    const ACQUIRE: &str = "UPDATE waypost.scopes m
+        SET token = m.token + 1, held = true, holder = $3, until = clock_timestamp() + $4 * interval '1 ms'
+        FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2
+            AND (NOT m.held OR m.until <= clock_timestamp() OR m.token = $5)
+            AND (SELECT version FROM waypost.version) = $6
+        RETURNING m.token";
+    let lease = int(database.options.lease.as_millis() as u64);
+    let mut dead = None;
+    // A second attempt after the death of the holder, and one more after that of the next.
+    for _ in 0..3 {
+        let acquire = Statement::new(ACQUIRE)
+            .text(run.as_str())
+            .bytes(main_key())
+            .text(holder_text(holder))
+            .int(lease)
+            .int(dead.map(int))
+            .int(i64::from(VERSION));
+        let answer = database.run(&acquire).await?;
+        if let Some(row) = answer.rows.first() {
+            return Ok(count(row.get(0)));
+        }
+        let row = LeaseRow::get(database, run).await?;
+        let is_ours = |row: &LeaseRow| {
+            row.holder.as_ref().is_some_and(|(found, _)| found.as_ref() == Some(holder))
+        };
+        if answer.repeated && is_ours(&row) {
+            return Ok(row.token);
+        }
+        dead = row.token_of_dead();
+        match row.held_error(run) {
+            Some(held) if dead.is_none() => return Err(held.into()),
+            Some(_) => {}
+            // It ended in between, or another version changes the schema.
+            None => crate::database::schema::check(database).await?,
+        }
+    }
+    let row = LeaseRow::get(database, run).await?;
+    Err(row.held_error(run).unwrap_or(StoreError::Held { run: run.clone(), holder: None, until: None }).into())
+}
+
+/// Extends a lease; returns whether it still holds.
+pub(crate) async fn extend(database: &Database, run: &RunId, token: u64) -> Result<bool, Failure> {
+    const EXTEND: &str = "UPDATE waypost.scopes m SET until = clock_timestamp() + $4 * interval '1 ms'
+        FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
+        RETURNING m.token";
+    let extend = Statement::new(EXTEND)
+        .text(run.as_str())
+        .bytes(main_key())
+        .int(int(token))
+        .int(int(database.options.lease.as_millis() as u64));
+    Ok(!database.run(&extend).await?.rows.is_empty())
+}
+
+/// Answers a renewal: whether the lease holds, and the pending requests to the run.
+pub(crate) async fn renewal(database: &Database, lease: &Lease) -> Result<Renewal, Failure> {
+    const RENEWAL: &str = "SELECT s.message FROM waypost.runs r
+        JOIN waypost.scopes m ON m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
+        LEFT JOIN waypost.signals s ON s.run = r.id AND NOT s.consumed WHERE r.name = $1 ORDER BY s.id";
+    let find =
+        Statement::new(RENEWAL).text(lease.run().as_str()).bytes(main_key()).int(int(lease.token()));
+    let answer = database.run(&find).await?;
+    if answer.rows.is_empty() {
+        return Ok(Renewal::Lost);
+    }
+    let messages = answer.rows.iter().filter_map(|row| row.get::<_, Option<&[u8]>>(0));
+    let signals = messages.map(signals::parse).collect::<Result<Vec<_>, _>>()?;
+    Ok(Renewal::Held(signals.into_iter().filter(|signal| signal.kind.is_for_the_run()).collect()))
+}
+
+/// Releases a lease.
+pub(crate) async fn release(
+    database: &Database,
+    run: &RunId,
+    token: u64,
+    wake_at: Option<Timestamp>,
+) -> Result<(), Failure> {
+    const RELEASE: &str = "UPDATE waypost.scopes m SET held = false, wake_at = coalesce($4, m.wake_at)
+        FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
+        RETURNING m.token";
+    let release = Statement::new(RELEASE)
+        .text(run.as_str())
+        .bytes(main_key())
+        .int(int(token))
+        .maybe_text(wake_at.map(time_text));
+    let answer = database.run(&release).await?;
+    if !answer.rows.is_empty() {
+        return Ok(());
+    }
+    let row = LeaseRow::get(database, run).await?;
+    match answer.repeated && row.token == token && !row.held {
+        true => Ok(()),
+        false => Err(row.fenced(run, token).into()),
+    }
+}

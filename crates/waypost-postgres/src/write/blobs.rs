@@ -1,0 +1,117 @@
+//! Logs and large lists, in chunks.
+
+use waypost::id::RunId;
+use waypost::store::{BLOB_CHUNK_BYTES, Lease, StoreError, check_blob_name};
+
+use crate::database::connect::Database;
+use crate::database::error::Failure;
+use crate::database::statement::Statement;
+use crate::database::values::{count, int, main_key};
+use crate::tables::lease::LeaseRow;
+
+/// Returns the size of a blob of a run.
+pub(crate) async fn size(database: &Database, run: &RunId, name: &str) -> Result<u64, Failure> {
+    const SIZE: &str = "SELECT b.at + length(b.bytes) FROM waypost.runs r
+        JOIN waypost.blobs b ON b.run = r.id AND b.name = $2 WHERE r.name = $1 ORDER BY b.at DESC LIMIT 1";
+    let size = Statement::new(SIZE).text(run.as_str()).text(name);
+    Ok(database.run(&size).await?.rows.first().map_or(0, |row| count(row.get(0))))
+}
+
+/// Adds a chunk at the end of a blob; returns the new end. `end` is where the caller expects the end, so that a chunk
+/// whose answer was lost is not added twice.
+///
+/// The chunk is not yet on disk: a later synced commit of the store makes it durable.
+pub(crate) async fn append(
+    database: &Database,
+    lease: &Lease,
+    name: &str,
+    end: Option<u64>,
+    bytes: &[u8],
+) -> Result<u64, Failure> {
+    const APPEND: &str = "WITH asynchronous AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
+        locked AS MATERIALIZED (
+            SELECT m.run FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
+            WHERE r.name = $1 AND m.token = $3 AND m.held FOR SHARE OF m),
+        put AS (
+            INSERT INTO waypost.blobs (run, name, at, bytes) SELECT l.run, $4, $5, $6 FROM locked l
+            WHERE $5 = coalesce((SELECT b.at + length(b.bytes) FROM waypost.blobs b
+                WHERE b.run = l.run AND b.name = $4 ORDER BY b.at DESC LIMIT 1), 0) RETURNING 1)
+        SELECT (SELECT count(*) FROM locked), (SELECT count(*) FROM put), (SELECT count(*) FROM asynchronous)";
+    let (run, token) = (lease.run(), lease.token());
+    let mut at = match end {
+        Some(end) => end,
+        None => size(database, run, name).await?,
+    };
+    let after = |at: u64| at + bytes.len() as u64;
+    // The second attempt follows a crash of the server that lost the last chunks.
+    for _ in 0..2 {
+        let append = Statement::new(APPEND)
+            .text(run.as_str())
+            .bytes(main_key())
+            .int(int(token))
+            .text(name)
+            .int(int(at))
+            .bytes(bytes.to_vec());
+        let answer = database.run(&append).await?;
+        let row = answer.row()?;
+        if row.get::<_, i64>(0) == 0 {
+            return Err(LeaseRow::get(database, run).await?.fenced(run, token).into());
+        }
+        let found = match row.get::<_, i64>(1) {
+            0 => size(database, run, name).await?,
+            _ => return Ok(after(at)),
+        };
+        if answer.repeated && found == after(at) {
+            return Ok(found);
+        }
+        at = found;
+    }
+    Err(StoreError::Invalid(format!("blob `{name}` of run {run} has another writer")).into())
+}
+
+/// Checks name and size of a chunk.
+///
+/// # Errors
+/// [`StoreError::Invalid`]: the name is invalid, or the chunk is too large.
+pub(crate) fn check(name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+    check_blob_name(name)?;
+    match bytes.len() > BLOB_CHUNK_BYTES {
+        true => Err(StoreError::Invalid(format!("{} bytes are more than one chunk", bytes.len()))),
+        false => Ok(()),
+    }
+}
+
+/// Reads the rest of the chunk at `offset`; empty at the end and for a missing blob.
+pub(crate) async fn read(
+    database: &Database,
+    run: &RunId,
+    name: &str,
+    offset: u64,
+) -> Result<Vec<u8>, Failure> {
+    // Several small chunks, such as lines of a log, are one answer.
+    const READ: &str = "SELECT b.at, b.bytes FROM waypost.runs r
+        JOIN waypost.blobs b ON b.run = r.id AND b.name = $2 AND b.at >= coalesce((
+            SELECT c.at FROM waypost.blobs c WHERE c.run = r.id AND c.name = $2 AND c.at <= $3
+            ORDER BY c.at DESC LIMIT 1), 0)
+        WHERE r.name = $1 ORDER BY b.at LIMIT 64";
+    let Ok(from) = i64::try_from(offset) else { return Ok(Vec::new()) };
+    if check_blob_name(name).is_err() {
+        return Ok(Vec::new());
+    }
+    let read = Statement::new(READ).text(run.as_str()).text(name).int(from);
+    let mut found = Vec::new();
+    for row in database.run(&read).await?.rows {
+        let (at, bytes): (i64, &[u8]) = (row.get(0), row.get(1));
+        // A chunk that a crash lost ends the blob here.
+        let Some(skip) = offset.checked_add(found.len() as u64).and_then(|next| next.checked_sub(count(at)))
+        else {
+            break;
+        };
+        found.extend_from_slice(bytes.get(skip as usize..).unwrap_or_default());
+        if found.len() >= BLOB_CHUNK_BYTES {
+            break;
+        }
+    }
+    found.truncate(BLOB_CHUNK_BYTES);
+    Ok(found)
+}

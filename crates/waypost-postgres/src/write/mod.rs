@@ -1,0 +1,7 @@
+//! New runs and new records, pruning, quarantine and removal. Every change is one statement, which is a transaction.
+
+pub(crate) mod append;
+pub(crate) mod blobs;
+pub(crate) mod chain;
+pub(crate) mod removal;
+pub(crate) mod trim;

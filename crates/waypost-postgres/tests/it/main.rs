@@ -1,0 +1,8 @@
+//! The PostgreSQL store, from outside.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by failing")]
+
+mod contract;
+mod faults;
+mod opening;
+mod proxy;
+mod support;

@@ -1,0 +1,120 @@
+//! The first use of a store: what the server and the schema must be, and how each lack is told.
+
+use waypost::store::{RunQuery, Store as _, StoreError};
+use waypost_postgres::{PostgresOptions, PostgresStore, SCHEMA_VERSION};
+use waypost_testing::contract::block_on;
+
+use crate::support::Site;
+
+#[test]
+fn tables_are_made_once_and_only_by_init() {
+    block_on(async {
+        let site = Site::empty().await;
+        let store = site.open();
+
+        let error = store.runs(&RunQuery::default()).await.unwrap_err();
+        assert!(matches!(&error, StoreError::NotFound { what, .. } if what == "tables of Waypost"), "{error}");
+        assert_eq!(store.schema().await.unwrap(), None);
+
+        let (one, two) = (site.open(), site.open());
+        let made = tokio::join!(one.init(), two.init());
+        let made = [made.0.unwrap(), made.1.unwrap()];
+        assert!(made.contains(&None), "one of them made the tables: {made:?}");
+        assert_eq!(store.init().await.unwrap(), Some(SCHEMA_VERSION));
+        assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
+    });
+}
+
+#[test]
+fn a_schema_of_another_version_is_refused() {
+    block_on(async {
+        let site = Site::new().await;
+        site.tables().await.batch_execute("UPDATE waypost.version SET version = 9").await.unwrap();
+        let store = site.open();
+
+        for error in
+            [store.runs(&RunQuery::default()).await.unwrap_err(), store.init().await.map(drop).unwrap_err()]
+        {
+            assert!(
+                matches!(error, StoreError::Version { found: 9, supported: SCHEMA_VERSION, .. }),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_worker_needs_no_right_to_change_the_schema() {
+    block_on(async {
+        let site = Site::new().await;
+        let role = format!("worker_{}", site.database());
+        let rights = format!(
+            "CREATE ROLE {role} LOGIN;
+             GRANT USAGE ON SCHEMA waypost TO {role};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA waypost TO {role};
+             REVOKE INSERT, UPDATE, DELETE ON waypost.version, waypost.migrations FROM {role}"
+        );
+        site.tables().await.batch_execute(&rights).await.unwrap();
+        let url = site.url().replace("user=waypost", &format!("user={role}"));
+        let worker = PostgresStore::open(&url, PostgresOptions::default()).unwrap();
+        let run = waypost_testing::records::run_id("r-1");
+        let mut links = waypost_testing::records::Links::of(&run);
+        let sealed = waypost_testing::records::sealed(waypost_testing::records::run_record(&run));
+
+        let lease = worker
+            .create(&sealed, links.step(), &waypost_testing::records::holder("worker"))
+            .await
+            .unwrap();
+        worker.blobs().append(&lease, "logs/a.log", b"line").await.unwrap();
+        waypost::store::Store::append(&worker, &[&lease], links.step()).await.unwrap();
+        worker.release(lease, None).await.unwrap();
+        worker.delete(&run).await.unwrap();
+
+        let none = format!("CREATE ROLE none_{role} LOGIN");
+        site.tables().await.batch_execute(&none).await.unwrap();
+        let url = site.url().replace("user=waypost", &format!("user=none_{role}"));
+        let stranger = PostgresStore::open(&url, PostgresOptions::default()).unwrap();
+        let error = stranger.runs(&RunQuery::default()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Denied { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_server_that_is_away_is_told_at_once() {
+    block_on(async {
+        let begun = std::time::Instant::now();
+        let store =
+            PostgresStore::open("postgres://me@127.0.0.1:1/jobs", PostgresOptions::default()).unwrap();
+
+        let error = store.runs(&RunQuery::default()).await.unwrap_err();
+
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+        assert!(begun.elapsed() < PostgresOptions::default().patience / 2);
+    });
+}
+
+/// The newest runs of many come by the index.
+#[test]
+fn a_list_of_many_runs_is_quick() {
+    block_on(async {
+        let site = Site::new().await;
+        let many = "INSERT INTO waypost.runs (name, workflow, path, labels, created_at)
+                SELECT 'r-' || n, 'nightly', NULL, '{}', '2026-01-01T00:00:00.000000000Z'
+                FROM generate_series(1, 100000) n;
+            INSERT INTO waypost.scopes (run, key, path, open, newest, bodies, records, bytes, status)
+                SELECT id, substr(sha256('main'), 1, 16), 'main', false, 1, 1, 1, 100, 'completed'
+                FROM waypost.runs;
+            ANALYZE";
+        site.tables().await.batch_execute(many).await.unwrap();
+        let store = site.open();
+        let query = RunQuery { limit: 50, ..RunQuery::default() };
+        store.runs(&query).await.unwrap();
+        let begun = std::time::Instant::now();
+
+        let found = store.runs(&query).await.unwrap();
+
+        let took = begun.elapsed();
+        assert_eq!((found.runs.len(), found.runs[0].run.as_str()), (50, "r-100000"));
+        assert!(took < std::time::Duration::from_millis(500), "{took:?}");
+    });
+}

@@ -1,0 +1,80 @@
+//! A store in a database of its own, and a way to look at its tables behind its back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tokio_postgres::{Client, NoTls};
+use waypost_postgres::{PostgresOptions, PostgresStore};
+use waypost_testing::postgres::{Cluster, USER, cluster};
+
+/// The variable with the connection of another server, as `host=... user=...` without a database.
+const SERVER_VARIABLE: &str = "WAYPOST_TEST_POSTGRES";
+
+/// A database with a store that a test opens and opens again.
+pub(crate) struct Site {
+    server: String,
+    database: String,
+}
+
+impl Site {
+    /// Makes a database with the tables of a store.
+    pub(crate) async fn new() -> Self {
+        let site = Self::empty().await;
+        site.open().init().await.unwrap();
+        site
+    }
+
+    /// Makes a database without tables.
+    pub(crate) async fn empty() -> Self {
+        let server = std::env::var(SERVER_VARIABLE).unwrap_or_else(|_| server_of(cluster()));
+        Self::at(server).await
+    }
+
+    /// Makes a database with the tables of a store on a server.
+    pub(crate) async fn on(cluster: &Cluster) -> Self {
+        let site = Self::at(server_of(cluster)).await;
+        site.open().init().await.unwrap();
+        site
+    }
+
+    async fn at(server: String) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let database = format!("waypost_test_{}_{number}", std::process::id());
+        let admin = connect(&format!("{server} dbname=postgres")).await;
+        admin.batch_execute(&format!("CREATE DATABASE {database}")).await.unwrap();
+        Self { server, database }
+    }
+
+    pub(crate) fn database(&self) -> &str {
+        &self.database
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("{} dbname={}", self.server, self.database)
+    }
+
+    pub(crate) fn open(&self) -> Arc<PostgresStore> {
+        Arc::new(PostgresStore::open(&self.url(), PostgresOptions::default()).unwrap())
+    }
+
+    /// Connects as another program does.
+    pub(crate) async fn tables(&self) -> Client {
+        connect(&self.url()).await
+    }
+
+    /// Ends all leases, as time does.
+    pub(crate) async fn end_leases(&self) {
+        self.tables().await.batch_execute("UPDATE waypost.scopes SET held = false WHERE held").await.unwrap();
+    }
+}
+
+fn server_of(cluster: &Cluster) -> String {
+    format!("host={} port={} user={USER}", cluster.folder().display(), cluster.port())
+}
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(async { drop(connection.await) });
+    client
+}
