@@ -61,7 +61,8 @@ pub(super) async fn restarted<'a, P: Program>(
         basis: Some(0),
         repair: next != seq + 1 || newest.is_none(),
         root: None,
-        idle_since: Some(engine.store.run(run).await?.summary.updated_at),
+        // Without a readable record, the run was idle until now.
+        idle_since: Some(newest.as_ref().map_or_else(|| engine.clock.now(), |record| record.header().created_at)),
         resume: newest.as_ref().map_or(0, |record| record.header().resume) + 1,
         repeated: None,
     };
