@@ -17,7 +17,7 @@ use crate::view::{GraphView, VERSION};
 mod mermaid;
 mod svg;
 
-pub(super) use svg::{clipped, embedded, sign};
+pub(super) use svg::{embedded, sign};
 
 /// Step of a picture.
 pub(super) struct Node {

@@ -54,7 +54,9 @@ impl Failure {
             };
         };
         match *code {
-            SqlState::T_R_DEADLOCK_DETECTED | SqlState::T_R_SERIALIZATION_FAILURE => Self::Collided(error.into()),
+            SqlState::T_R_DEADLOCK_DETECTED | SqlState::T_R_SERIALIZATION_FAILURE => {
+                Self::Collided(error.into())
+            }
             SqlState::UNIQUE_VIOLATION => Self::Taken,
             // The end of the server or of its session: whether the statement was committed before is not said.
             ref code if is_end(code) => Self::Lost(error.into()),

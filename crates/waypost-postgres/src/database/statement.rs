@@ -80,14 +80,14 @@ impl Statement {
     pub(crate) fn parameters(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
         fn typed(value: &Value) -> (&(dyn ToSql + Sync), Type) {
             match value {
-            Value::Int(value) => (value, Type::INT8),
-            Value::Bool(value) => (value, Type::BOOL),
-            Value::Text(value) => (value, Type::TEXT),
-            Value::Bytes(value) => (value, Type::BYTEA),
-            Value::Ints(values) => (values, Type::INT8_ARRAY),
-            Value::Bools(values) => (values, Type::BOOL_ARRAY),
-            Value::Texts(values) => (values, Type::TEXT_ARRAY),
-            Value::BytesList(values) => (values, Type::BYTEA_ARRAY),
+                Value::Int(value) => (value, Type::INT8),
+                Value::Bool(value) => (value, Type::BOOL),
+                Value::Text(value) => (value, Type::TEXT),
+                Value::Bytes(value) => (value, Type::BYTEA),
+                Value::Ints(values) => (values, Type::INT8_ARRAY),
+                Value::Bools(values) => (values, Type::BOOL_ARRAY),
+                Value::Texts(values) => (values, Type::TEXT_ARRAY),
+                Value::BytesList(values) => (values, Type::BYTEA_ARRAY),
             }
         }
         self.values.iter().map(typed).collect()

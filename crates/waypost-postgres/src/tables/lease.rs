@@ -97,9 +97,8 @@ pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -
             return Ok(count(row.get(0)));
         }
         let row = LeaseRow::get(database, run).await?;
-        let is_ours = |row: &LeaseRow| {
-            row.holder.as_ref().is_some_and(|(found, _)| found.as_ref() == Some(holder))
-        };
+        let is_ours =
+            |row: &LeaseRow| row.holder.as_ref().is_some_and(|(found, _)| found.as_ref() == Some(holder));
         if answer.repeated && is_ours(&row) {
             return Ok(row.token);
         }
@@ -112,7 +111,10 @@ pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -
         }
     }
     let row = LeaseRow::get(database, run).await?;
-    Err(row.held_error(run).unwrap_or(StoreError::Held { run: run.clone(), holder: None, until: None }).into())
+    Err(row
+        .held_error(run)
+        .unwrap_or(StoreError::Held { run: run.clone(), holder: None, until: None })
+        .into())
 }
 
 /// Extends a lease; returns whether it still holds.
@@ -133,8 +135,7 @@ pub(crate) async fn renewal(database: &Database, lease: &Lease) -> Result<Renewa
     const RENEWAL: &str = "SELECT s.message FROM waypost.runs r
         JOIN waypost.scopes m ON m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
         LEFT JOIN waypost.signals s ON s.run = r.id AND NOT s.consumed WHERE r.name = $1 ORDER BY s.id";
-    let find =
-        Statement::new(RENEWAL).text(lease.run().as_str()).bytes(main_key()).int(int(lease.token()));
+    let find = Statement::new(RENEWAL).text(lease.run().as_str()).bytes(main_key()).int(int(lease.token()));
     let answer = database.run(&find).await?;
     if answer.rows.is_empty() {
         return Ok(Renewal::Lost);

@@ -278,12 +278,9 @@ impl ScanPage<'_> {
                         }
                         match aside.as_ref().is_some_and(|aside| aside.contains(&seq)) {
                             true => Found::Absent,
-                            false => Found::Damaged(Box::new(rows::lost(
-                                database,
-                                &scan.run,
-                                &range.scope,
-                                seq,
-                            ))),
+                            false => {
+                                Found::Damaged(Box::new(rows::lost(database, &scan.run, &range.scope, seq)))
+                            }
                         }
                     }
                 };

@@ -94,8 +94,8 @@ fn open_whole(
                 Ok::<_, Infallible>(frame.unwrap_or_else(|| Err("the record is missing".to_owned())))
             };
             let Ok(frames) = decode::follow(seq, (kind, bytes), frame_at);
-            let decoded = frames
-                .and_then(|frames| decode::decode(&database.delta_cache, run, &scope.path, &frames));
+            let decoded =
+                frames.and_then(|frames| decode::decode(&database.delta_cache, run, &scope.path, &frames));
             decoded.map(ReadBody::Decoded)
         }
         (_, body) => Ok(body.map_or(ReadBody::Nothing, ReadBody::Plain)),
@@ -136,8 +136,7 @@ pub(crate) async fn quarantined(
     low: u64,
     high: u64,
 ) -> Result<Vec<u64>, Failure> {
-    const QUARANTINED: &str =
-        "SELECT seq FROM waypost.quarantine WHERE scope = $1 AND seq BETWEEN $2 AND $3";
+    const QUARANTINED: &str = "SELECT seq FROM waypost.quarantine WHERE scope = $1 AND seq BETWEEN $2 AND $3";
     let find = Statement::new(QUARANTINED).int(scope.id).int(int(low)).int(int(high));
     Ok(database.run(&find).await?.rows.iter().map(|row| row.get::<_, i64>(0) as u64).collect())
 }

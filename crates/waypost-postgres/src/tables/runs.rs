@@ -178,7 +178,8 @@ fn summary(row: &Row) -> Result<RunSummary, String> {
         path: row.get(3),
         status: RunSummary::true_status(&summary, holder.as_ref()),
         summary,
-        labels: serde_json::from_str(labels).map_err(|error| format!("the labels are unreadable: {error}"))?,
+        labels: serde_json::from_str(labels)
+            .map_err(|error| format!("the labels are unreadable: {error}"))?,
         created_at,
         updated_at: row.get::<_, Option<&str>>(6).map_or(Ok(created_at), time_of)?,
         checkpoints: count(row.get(16)),

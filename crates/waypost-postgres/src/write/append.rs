@@ -30,7 +30,8 @@ use crate::tables::{scopes, signals};
 use crate::write::chain::{Chain, add_sizes, chains, conflict, digest_of, mismatch, of_new_run};
 
 /// `$1` to `$10`: the scopes of the batch.
-const SCOPES: &str = "ends (key, path, is_new, head, tip, newest, last, open, bodies, records, bytes, n) AS MATERIALIZED (
+const SCOPES: &str =
+    "ends (key, path, is_new, head, tip, newest, last, open, bodies, records, bytes, n) AS MATERIALIZED (
     SELECT * FROM unnest($1::bytea[], $2::text[], $3::bool[], $4::bigint[], $5::bytea[], $6::bigint[],
         $7::bytea[], $8::bool[], $9::bigint[], $10::bigint[], $11::bigint[]) WITH ORDINALITY)";
 
@@ -109,7 +110,8 @@ moved AS (
 SELECT (SELECT holds FROM fence), (SELECT count(*) FROM put), (SELECT count(*) FROM moved)";
 
 /// Lets this transaction be acknowledged before the log is on disk.
-const ASYNC: &str = "WITH asynchronous AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), ";
+const ASYNC: &str =
+    "WITH asynchronous AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), ";
 const ASYNC_END: &str = ", (SELECT count(*) FROM asynchronous)";
 
 /// Returns the text of a statement.
@@ -243,23 +245,20 @@ pub(crate) async fn create(
     let kept = header::encode(&mut database.delta_cache.compressor.contexts(), sealed.bytes());
     let none = Summary::of_status(RunStatus::Running);
     let summarised = Batch { summary: Some(batch.summary.clone().unwrap_or(none)), ..batch.clone() };
-    let create = begin(
-        text_of(CREATE, written.durability),
-        Written { batch: &summarised, ..written },
-        chains,
-    )
-    .text(record.run.as_str())
-    .text(record.workflow.as_str())
-    .maybe_text(record.path.clone())
-    .text(labels)
-    .text(time_text(record.created_at))
-    .bytes(sealed.digest().as_bytes().to_vec())
-    .bytes(kept)
-    .text(holder_text(holder))
-    .int(i64::from(VERSION))
-    .int(int(database.options.lease.as_millis() as u64))
-    .int(int(batch.id.count))
-    .maybe_text(batch.changed_at().map(time_text));
+    let create =
+        begin(text_of(CREATE, written.durability), Written { batch: &summarised, ..written }, chains)
+            .text(record.run.as_str())
+            .text(record.workflow.as_str())
+            .maybe_text(record.path.clone())
+            .text(labels)
+            .text(time_text(record.created_at))
+            .bytes(sealed.digest().as_bytes().to_vec())
+            .bytes(kept)
+            .text(holder_text(holder))
+            .int(i64::from(VERSION))
+            .int(int(database.options.lease.as_millis() as u64))
+            .int(int(batch.id.count))
+            .maybe_text(batch.changed_at().map(time_text));
     let answer = database.run(&create).await?;
     if answer.row()?.get::<_, i64>(0) == 1 {
         return Ok(());

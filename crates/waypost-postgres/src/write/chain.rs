@@ -150,7 +150,8 @@ fn of_first(record: &Record) -> Result<Chain, StoreError> {
 
 /// Checks a repair: it follows a sound record, down to the newest body, past all damage.
 async fn of_repair(database: &Database, run: &RunId, record: &Record) -> Result<Chain, Failure> {
-    const END: &str = "SELECT s.tip, (SELECT coalesce(max(r.seq), 0) FROM waypost.records r WHERE r.scope = s.id)
+    const END: &str =
+        "SELECT s.tip, (SELECT coalesce(max(r.seq), 0) FROM waypost.records r WHERE r.scope = s.id)
         FROM waypost.scopes s WHERE s.id = $1";
     let header = record.header();
     let Some(scope) = scopes::find(database, run, &header.branch).await? else {

@@ -15,11 +15,7 @@ use crate::tables::scopes::{self, Scope};
 
 /// Moves a damaged record to quarantine, byte for byte. Bodies based on its body get full frames in the same
 /// statement: they are sound as long as its frame is.
-pub(crate) async fn quarantine(
-    database: &Database,
-    token: u64,
-    damage: &Damage,
-) -> Result<(), Failure> {
+pub(crate) async fn quarantine(database: &Database, token: u64, damage: &Damage) -> Result<(), Failure> {
     const MOVE: &str = "WITH locked AS MATERIALIZED (
             SELECT m.id FROM waypost.scopes m JOIN waypost.scopes s ON s.run = m.run
             WHERE s.id = $1 AND m.key = $3 AND m.token = $4 AND m.held FOR NO KEY UPDATE OF m),

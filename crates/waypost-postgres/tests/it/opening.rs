@@ -13,7 +13,10 @@ fn tables_are_made_once_and_only_by_init() {
         let store = site.open();
 
         let error = store.runs(&RunQuery::default()).await.unwrap_err();
-        assert!(matches!(&error, StoreError::NotFound { what, .. } if what == "tables of Waypost"), "{error}");
+        assert!(
+            matches!(&error, StoreError::NotFound { what, .. } if what == "tables of Waypost"),
+            "{error}"
+        );
         assert_eq!(store.schema().await.unwrap(), None);
 
         let (one, two) = (site.open(), site.open());
@@ -61,10 +64,8 @@ fn a_worker_needs_no_right_to_change_the_schema() {
         let mut links = waypost_testing::records::Links::of(&run);
         let sealed = waypost_testing::records::sealed(waypost_testing::records::run_record(&run));
 
-        let lease = worker
-            .create(&sealed, links.step(), &waypost_testing::records::holder("worker"))
-            .await
-            .unwrap();
+        let lease =
+            worker.create(&sealed, links.step(), &waypost_testing::records::holder("worker")).await.unwrap();
         worker.blobs().append(&lease, "logs/a.log", b"line").await.unwrap();
         waypost::store::Store::append(&worker, &[&lease], links.step()).await.unwrap();
         worker.release(lease, None).await.unwrap();

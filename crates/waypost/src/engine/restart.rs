@@ -62,7 +62,9 @@ pub(super) async fn restarted<'a, P: Program>(
         repair: next != seq + 1 || newest.is_none(),
         root: None,
         // Without a readable record, the run was idle until now.
-        idle_since: Some(newest.as_ref().map_or_else(|| engine.clock.now(), |record| record.header().created_at)),
+        idle_since: Some(
+            newest.as_ref().map_or_else(|| engine.clock.now(), |record| record.header().created_at),
+        ),
         resume: newest.as_ref().map_or(0, |record| record.header().resume) + 1,
         repeated: None,
     };
