@@ -97,3 +97,4 @@ mod unbelieved;
 mod undoing;
 mod upstream;
 mod waiting;
+mod watching;
