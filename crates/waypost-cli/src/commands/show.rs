@@ -33,7 +33,7 @@ use crate::view::FailedItem;
 use crate::view::step_of;
 use crate::view::{ClaimView, FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
-use items::Items;
+use items::ItemPage;
 use steps::Branch;
 
 mod items;
@@ -64,7 +64,8 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         let live = view.status == RunStatus::Running;
         let of_now = shown.at.is_none().then_some(view.steps.as_slice());
         if let Some([step]) = of_now {
-            let Items { items, next } = Items::read(store.as_ref(), &run, step, live, &args.items).await?;
+            let ItemPage { items, next } =
+                ItemPage::read(store.as_ref(), &run, step, live, &args.items).await?;
             (view.items, view.next) = (items, next);
         }
     }

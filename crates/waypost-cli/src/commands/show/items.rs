@@ -18,12 +18,12 @@ use crate::view::{ItemView, ShowView, StepStatus, StepView};
 const LIMIT: u64 = 50;
 
 /// The items of a page.
-pub(super) struct Items {
+pub(super) struct ItemPage {
     pub(super) items: Vec<ItemView>,
     pub(super) next: Option<String>,
 }
 
-impl Items {
+impl ItemPage {
     /// Reads a page of the items of a step. `live`: a process works on the run.
     pub(super) async fn read(
         store: &dyn Store,
