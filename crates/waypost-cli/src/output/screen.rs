@@ -192,10 +192,14 @@ impl Screen {
     fn take_record(&mut self, record: &Record, is_hidden: bool, runtime: &Runtime) {
         let header = record.header();
         let retry_at = retry_at(record);
+        let goes_on = matches!(&header.phase, Phase::Started | Phase::Progress { .. } | Phase::Restored);
+        if let Some(step) = header.step.as_ref().filter(|_| !goes_on && self.prints_lines()) {
+            self.finish_log(&called(&header.branch, step), runtime);
+        }
         let events = events::of(record);
         for event in &events {
             if !is_hidden {
-                self.show_event(event, record, runtime);
+                self.show_event(event, record);
             }
             if matches!(event.what, EventKind::StepCompleted(_))
                 && events.iter().any(|other| serves(other, event))
@@ -211,7 +215,7 @@ impl Screen {
         self.seen.checkpoint(header.seq, header.created_at);
     }
 
-    fn show_event(&mut self, event: &Event, record: &Record, runtime: &Runtime) {
+    fn show_event(&mut self, event: &Event, record: &Record) {
         let is_end = matches!(
             event.what,
             EventKind::StepCompleted(_)
@@ -219,9 +223,6 @@ impl Screen {
                 | EventKind::StepRetried(_)
                 | EventKind::Interrupted { .. }
         );
-        if is_end && self.prints_lines() {
-            self.finish_log(event, runtime);
-        }
         if self.output.live {
             if let Some(text) = self.told(event) {
                 self.print(&text);
@@ -310,26 +311,23 @@ impl Screen {
         let running = self.seen.running.iter_mut().map(|(step, running)| (step, &mut running.log));
         let mut lines = Vec::new();
         for (step, log) in running.chain(&mut self.seen.services) {
-            let name =
-                if self.of == ProgressOf::Runs { format!("{}: {step}", log.run()) } else { step.clone() };
+            let name = name_in_lines(self.of, step, log);
             let each = |line: String| lines.push(format!("{name} | {line}"));
             let _ = runtime.block_on(log.read(store.as_ref(), ReadTo::NextChunks, each));
         }
         lines.iter().for_each(|line| self.print(line));
     }
 
-    /// Prints the rest of the log of an ended attempt.
-    fn finish_log(&mut self, event: &Event, runtime: &Runtime) {
-        let Some(step) = name_of(event) else { return };
-        let Some(mut running) = self.seen.running.remove(&step) else { return };
-        self.print_rest(&step, &mut running.log, runtime);
-        self.seen.running.insert(step, running);
+    /// Prints the rest of the log of a step whose work has ended, or continues in branches.
+    fn finish_log(&mut self, step: &str, runtime: &Runtime) {
+        let Some(mut running) = self.seen.running.remove(step) else { return };
+        self.print_rest(step, &mut running.log, runtime);
+        self.seen.running.insert(step.to_owned(), running);
     }
 
     fn print_rest(&mut self, step: &str, log: &mut StepLog, runtime: &Runtime) {
         let Some(store) = self.store.get().and_then(Weak::upgrade) else { return };
-        let name =
-            if self.of == ProgressOf::Runs { format!("{}: {step}", log.run()) } else { step.to_owned() };
+        let name = name_in_lines(self.of, step, log);
         let each = |line: String| self.print(&format!("{name} | {line}"));
         let _ = runtime.block_on(log.read(store.as_ref(), ReadTo::End, each));
         if let Some(line) = log.finish() {
@@ -392,6 +390,11 @@ impl Screen {
         };
         Some(text)
     }
+}
+
+/// Returns the name before the lines of a step: with several runs, the run too.
+fn name_in_lines(of: ProgressOf, step: &str, log: &StepLog) -> String {
+    if of == ProgressOf::Runs { format!("{}: {step}", log.run()) } else { step.to_owned() }
 }
 
 /// Returns whether an event says that the completed step of `end` runs on as a service.

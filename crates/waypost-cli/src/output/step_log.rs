@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn a_line_has_neither_styles_nor_control_characters() {
         assert_eq!(text_of(b"\x1b[1;31mred\x1b[0m\tend\r"), "red end");
-        assert_eq!(text_of("gr\u{fc}n\u{7}".as_bytes()), "gr\u{fc}n\\u{7}");
+        assert_eq!(text_of("gr\u{fc}n\u{7}\u{85}a\rb".as_bytes()), "gr\u{fc}n\\u{85}a\\rb");
         assert_eq!(visible(b"10%\r20%\r").as_deref(), Some("20%"));
         assert_eq!(visible(b" \x1b[0m\r"), None);
     }
