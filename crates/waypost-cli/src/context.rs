@@ -41,6 +41,7 @@ fn reports_progress(command: &Command) -> bool {
         Command::Run(_)
             | Command::Resume(_)
             | Command::Events(_)
+            | Command::Watch(_)
             | Command::Fork(_)
             | Command::DeadLetters(DeadLetters::Retry(_))
     ) || matches!(command, Command::Logs(args) if args.follow)

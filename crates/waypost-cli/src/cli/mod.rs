@@ -139,6 +139,8 @@ pub(crate) enum Command {
     Signal(SignalArgs),
     /// Add an event to the run, from inside a step
     Event(EventArgs),
+    /// Watch a run under way, also of another terminal or detached
+    Watch(WatchArgs),
     /// Stop a run, resumable
     Stop(StopArgs),
     /// Cancel a run for good; its records stay
@@ -385,9 +387,38 @@ pub(crate) struct ShowArgs {
     /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
     #[arg(value_name = "RUN[@SEQ]")]
     pub(crate) run: Option<String>,
-    /// Show only this step, with all details
+    /// Show only this step, with all details; of a step with items, the items too
     #[arg(long, value_name = "STEP")]
     pub(crate) step: Option<String>,
+    #[command(flatten)]
+    pub(crate) items: ItemsArgs,
+}
+
+/// The listed items of a step.
+#[derive(Debug, Args)]
+pub(crate) struct ItemsArgs {
+    /// List only items with this status
+    #[arg(long, value_name = "STATUS", requires = "step")]
+    pub(crate) status: Option<ItemStatusName>,
+    /// List at most this many items [default: 50]
+    #[arg(long, value_name = "COUNT", requires = "step", value_parser = clap::value_parser!(u64).range(1..=LIMIT_MAX))]
+    pub(crate) limit: Option<u64>,
+    /// Continue after a page: the `next` of its JSON
+    #[arg(long, value_name = "CURSOR", requires = "step")]
+    pub(crate) after: Option<String>,
+}
+
+/// The statuses of an item, as they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum ItemStatusName {
+    Pending,
+    Running,
+    Waiting,
+    Completed,
+    Failed,
+    Skipped,
+    Cut,
 }
 
 #[derive(Debug, Args)]
@@ -551,6 +582,12 @@ pub(crate) struct CheckpointArgs {
     /// Label, for RUN@LABEL
     #[arg(long)]
     pub(crate) label: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// Run, `@` for the newest, or a unique prefix [default: the newest run under way]
+    pub(crate) run: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -80,7 +80,7 @@ pub(super) async fn begin(
     let words = context.store_words();
     context.output.answer(&format!(
         "Run {run} continues in process {pid}.\n\
-         Follow with: waypost events {run} -f{words}\n\
+         Watch with: waypost watch {run}{words}\n\
          Stop with: waypost stop {run}{words}"
     ))?;
     Ok(Exit::Done)

@@ -34,7 +34,13 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
         // Query the status first: records written in between then belong to a running run.
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
         let follows = args.follow && working;
-        let told = reader.read(context, follows).await?;
+        let each = async |record: &Record, passed: usize| {
+            for event in events::of(record).iter().skip(passed) {
+                print(&context.output, event)?;
+            }
+            Ok(())
+        };
+        let told = reader.read(context, follows, each).await?;
         if !follows {
             if !told && !args.follow && reader.damaged.is_empty() {
                 context.output.note("Nothing to print, because no event follows that cursor.");
@@ -68,7 +74,7 @@ enum Rank {
 ///
 /// Branches are read one after the other, while others may grow. A follower therefore prints only records not
 /// newer than those of the previous poll: their commits are complete.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     store: &'a dyn Store,
     run: &'a RunId,
     /// The newest printed record of each branch.
@@ -91,7 +97,7 @@ struct FoundEvents {
 }
 
 impl<'a> Reader<'a> {
-    fn new(store: &'a dyn Store, run: &'a RunId) -> Self {
+    pub(super) fn new(store: &'a dyn Store, run: &'a RunId) -> Self {
         let (printed, damaged) = (HashMap::new(), BTreeSet::new());
         Self { store, run, printed, damaged, begin: None, seen: Timestamp::MIN, opened: HashMap::new() }
     }
@@ -128,13 +134,19 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Prints new events; returns whether there were any.
-    async fn read(&mut self, context: &Context, follows: bool) -> Result<bool, Error> {
+    /// Passes new records to `each`, with the number of events to skip; returns whether there were any events.
+    /// `follows`: the newest records may not be complete yet.
+    pub(super) async fn read(
+        &mut self,
+        context: &Context,
+        follows: bool,
+        mut each: impl AsyncFnMut(&Record, usize) -> Result<(), Error>,
+    ) -> Result<bool, Error> {
         let horizon = if follows { self.seen } else { Timestamp::MAX };
         let mut found = self.find_new(context).await?;
         found.retain(|found| found.place.0 <= horizon);
         found.sort_by(|one, other| one.place.cmp(&other.place));
-        let mut told = false;
+        let mut any = false;
         for FoundEvents { place, branch, record } in found {
             let passed = match &self.begin {
                 Some((begin, _)) if place < *begin => u32::MAX,
@@ -147,13 +159,13 @@ impl<'a> Reader<'a> {
                 None if passed == u32::MAX => None,
                 None => self.record_at(&branch, seq).await?.map(Box::new),
             };
-            for event in record.iter().flat_map(|record| events::of(record)).skip(passed as usize) {
-                print(&context.output, &event)?;
-                told = true;
+            if let Some(record) = record.filter(|_| passed < u32::MAX) {
+                any |= events::of(&record).len() > passed as usize;
+                each(&record, passed as usize).await?;
             }
             self.printed.insert(branch, seq);
         }
-        Ok(told)
+        Ok(any)
     }
 
     /// Returns the unprinted records with their places; beyond the memory limit only the places.

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use jiff::Timestamp;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision};
-use waypost::record::{RunStatus, Start};
+use waypost::record::{Phase, RunStatus, Start};
 use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
@@ -16,7 +17,7 @@ use super::events::FOLLOW_INTERVAL;
 use crate::cli::LogsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::format::size;
+use crate::format::{size, time};
 use crate::output::{shown, whole};
 use crate::run::definition::Chosen;
 use crate::run::reference::{StepRef, encode, no_step};
@@ -36,6 +37,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         last: None,
         torn: false,
         grows: false,
+        live: false,
         headed: args.follow && !is_one_step(args.step.as_deref()),
     };
     loop {
@@ -49,7 +51,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         if context.output.json && !args.follow {
             return documents(context, store.as_ref(), &run, &tries).await;
         }
-        printer.grows = args.follow && working;
+        (printer.live, printer.grows) = (working, args.follow && working);
         let printed = printer.print(&tries).await?;
         if context.output.json {
             if !working {
@@ -179,6 +181,9 @@ async fn report_lost(
 struct Attempt {
     branch: BranchPath,
     start: Start,
+    began: Timestamp,
+    /// The time of the record of the end.
+    ended: Option<Timestamp>,
     /// Bytes printed, by the record of the end.
     printed: u64,
 }
@@ -203,11 +208,42 @@ impl Attempt {
 
     fn name(&self) -> String {
         let name = attempt_name(&self.start);
-        if self.branch.is_main() { name } else { format!("{}: {name}", self.branch) }
+        if self.branch.is_main() { name } else { format!("{}/{name}", self.branch) }
+    }
+
+    /// Returns the heading of a log: the step as `logs` takes it, the attempt, start, duration and size.
+    fn heading(&self, at: &LogsAt<'_>) -> String {
+        let lasted = match self.ended {
+            Some(ended) => format!("took {}", time::between(self.began, ended)),
+            // The duration and the size grow while the log is followed.
+            None if at.follows => {
+                return format!("==> {}, started {}, running <==", self.name(), time::utc(self.began));
+            }
+            None if at.live => format!("running for {}", time::between(self.began, at.now)),
+            None => "cut".to_owned(),
+        };
+        let stored = || {
+            let path = at.store.folder(at.run)?.join(self.blob());
+            std::fs::symlink_metadata(path).ok().map(|file| file.len())
+        };
+        let bytes = if self.printed > 0 { self.printed } else { stored().unwrap_or_default() };
+        let (began, size) = (time::utc(self.began), size::shown(bytes));
+        format!("==> {}, started {began}, {lasted}, {size} <==", self.name())
     }
 }
 
-/// Lists the attempts with a recorded start, in order.
+/// The run of the headings.
+struct LogsAt<'a> {
+    store: &'a dyn Store,
+    run: &'a RunId,
+    /// The run is under way.
+    live: bool,
+    /// The logs are followed.
+    follows: bool,
+    now: Timestamp,
+}
+
+/// Lists the attempts with a recorded start, in the order of starts over all branches.
 async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<Attempt>, Error> {
     let named = args.step.as_deref().map(StepRef::parse);
     let mut tries: Vec<Attempt> = Vec::new();
@@ -223,18 +259,21 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
                 ended.map(|step| Start { step, at: header.at.clone(), joins: false, needs: Vec::new() });
             let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
             let printed = printed.map_or(0, |log| log.bytes);
-            let ended = ended.iter().map(|start| (start, printed));
-            for (start, printed) in ended.chain(header.started.iter().map(|start| (start, 0))) {
+            let end = (!matches!(header.phase, Phase::Started | Phase::Progress { .. }))
+                .then_some(header.created_at);
+            let ended = ended.iter().map(|start| (start, printed, end));
+            for (start, printed, end) in ended.chain(header.started.iter().map(|start| (start, 0, None))) {
                 if named.as_ref().is_some_and(|named| !named.is(&header.branch, start.step.as_str())) {
                     continue;
                 }
                 let of = (header.branch.clone(), start.step.clone(), start.at.clone());
                 let place = *seen.entry(of).or_insert(tries.len());
                 if place == tries.len() {
-                    let (branch, start) = (header.branch.clone(), start.clone());
-                    tries.push(Attempt { branch, start, printed: 0 });
+                    let (branch, start, began) = (header.branch.clone(), start.clone(), header.created_at);
+                    tries.push(Attempt { branch, start, began, ended: None, printed: 0 });
                 }
                 tries[place].printed = tries[place].printed.max(printed);
+                tries[place].ended = end.or(tries[place].ended);
             }
         }
         match page.next {
@@ -242,6 +281,8 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
             None => break,
         }
     }
+    // Records of one commit share a time; those of outer branches come first.
+    tries.sort_by_key(|attempt| (attempt.began, attempt.branch.depth()));
     if args.last {
         let newest: HashMap<_, _> = tries
             .iter()
@@ -269,6 +310,8 @@ struct Printer<'a> {
     torn: bool,
     /// The logs may still grow.
     grows: bool,
+    /// The run is under way.
+    live: bool,
     /// Each log has a heading, as other steps may start while the logs are followed.
     headed: bool,
 }
@@ -299,7 +342,10 @@ impl Printer<'_> {
                     continue;
                 }
                 if (headed || self.last.is_some()) && self.last.as_ref() != Some(&blob) {
-                    let heading = self.context.output.paint.bold(&format!("==> {} <==", attempt.name()));
+                    let (store, run, now) = (self.store, self.run, self.context.now());
+                    let heading =
+                        attempt.heading(&LogsAt { store, run, live: self.live, follows: self.grows, now });
+                    let heading = self.context.output.paint.bold(&heading);
                     self.context.output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
                 }
                 let end = offset + chunk.len() as u64;

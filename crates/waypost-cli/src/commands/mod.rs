@@ -45,6 +45,7 @@ mod store;
 mod travel;
 mod undo;
 mod verify;
+mod watch;
 
 /// Executes a command.
 pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit, Error> {
@@ -68,6 +69,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Fork(args) => travel::fork(context, args).await,
         Command::Diff(args) => travel::diff(context, args).await,
         Command::Checkpoint(args) => checkpoint::checkpoint(context, args).await,
+        Command::Watch(args) => watch::watch(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,

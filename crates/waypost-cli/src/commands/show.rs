@@ -13,13 +13,13 @@ use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::{shape_of, spent};
+use waypost_workflow::program::{log_name, shape_of, spent};
 
 use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::format::{exit_code, time};
+use crate::format::{exit_code, size, time};
 use crate::output::{Output, log_lines, shown, shown_lines};
 use crate::run::definition::{path_in_force, resume_line};
 use crate::run::environment;
@@ -34,8 +34,10 @@ use crate::view::FailedItem;
 use crate::view::step_of;
 use crate::view::{ClaimView, FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
 
+use items::ItemPage;
 use steps::Branch;
 
+mod items;
 mod steps;
 pub(crate) mod waits;
 
@@ -60,6 +62,13 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         if view.steps.is_empty() {
             return Err(no_step(store.as_ref(), &run, named).await?);
         }
+        let live = view.status == RunStatus::Running;
+        let of_now = shown.at.is_none().then_some(view.steps.as_slice());
+        if let Some([step]) = of_now {
+            let ItemPage { items, next } =
+                ItemPage::read(store.as_ref(), &run, step, live, &args.items).await?;
+            (view.items, view.next) = (items, next);
+        }
     }
     if context.output.json {
         // Screens mark answered questions.
@@ -67,7 +76,15 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
             .retain(|wait| shown.at.is_some() || wait.on != WaitKind::Answer || !shown.is_given(wait));
         context.output.document(&view)?;
     } else if args.step.is_some() {
-        context.output.answer(&steps_in_full(context, &view))?;
+        let mut text = steps_in_full(context, &view);
+        if !view.items.is_empty() {
+            text.push_str(&format!("\n{}", items::table(context, &view, &args.items)));
+        }
+        context.output.answer(&text)?;
+        if let Some(status) = args.items.status.filter(|_| view.items.is_empty()) {
+            let name = StepStatus::from(status).name();
+            context.output.note(&format!("Nothing to list, because no further item is {name}."));
+        }
     } else {
         context.output.answer(&summary(context, &view, &shown))?;
     }
@@ -137,6 +154,14 @@ pub(super) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
 
 pub(super) fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
     shape_of(&workflow_in_force(snapshot)?, environment::parallel()).ok()
+}
+
+/// Returns the size of the log of a running step.
+fn running_log(store: &dyn Store, run: &RunId, step: &StepView) -> Option<u64> {
+    let at = step.running.as_ref().filter(|_| step.status == StepStatus::Running)?;
+    let (branch, id) = (BranchPath::new(&step.branch).ok()?, StepId::new(&step.id).ok()?);
+    let path = store.folder(run)?.join(log_name(&branch, &id, at));
+    std::fs::symlink_metadata(path).ok().map(|file| file.len())
 }
 
 /// Returns the first failed item of a step beyond its failure limits.
@@ -332,6 +357,8 @@ impl Shown {
             let end = step.ended_at.or_else(|| (step.status == StepStatus::Running).then(time::now));
             let work = step.started_at.zip(end).map(|(start, end)| idle.work(start, end));
             step.duration_ms = work.and_then(|work| u64::try_from(work.as_millis()).ok());
+            step.log_bytes =
+                step.log.as_ref().map(|log| log.bytes).or_else(|| running_log(store, &frozen.run, step));
             step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
         }
         let checkpoint = match &self.at {
@@ -363,6 +390,8 @@ impl Shown {
             steps,
             parent,
             waiting,
+            items: Vec::new(),
+            next: None,
             damaged: self
                 .snapshot
                 .damaged()
@@ -424,8 +453,9 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     fact("workflow", &view.workflow);
     fact("file", view.path.as_deref().unwrap_or_default());
     fact("steps", &format!("{} of {} done", progress.done, progress.total));
-    fact("started", &time::utc(frozen.created_at));
-    fact("changed", &time::utc(changed));
+    let since = |at| format!("{} ({})", time::utc(at), time::ago(at, context.now()));
+    fact("started", &since(frozen.created_at));
+    fact("changed", &since(changed));
     if let Some(until) = run_status::waits_until(&entry.summary).filter(|_| facts.at.is_none()) {
         fact("waits until", &time::utc(until));
     }
@@ -451,7 +481,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     fact("labels", &labels.join(", "));
     fact("parent", view.parent.as_deref().unwrap_or_default());
     text.push('\n');
-    text.push_str(&step_table(output, &view.steps));
+    text.push_str(&step_table(context, &view.steps));
     text.push('\n');
     for (step, settled) in view.steps.iter().filter_map(|step| Some((step, step.settled.as_ref()?))) {
         let on = if step.branch == "main" { String::new() } else { format!(" on {}", step.branch) };
@@ -515,10 +545,9 @@ fn painted(output: &Output, status: RunStatus) -> String {
     }
 }
 
-fn step_table(output: &Output, steps: &[StepView]) -> String {
+fn step_table(context: &Context, steps: &[StepView]) -> String {
     let branches = steps.iter().any(|step| step.branch != "main");
     let row = |step: &StepView| {
-        let lasted = step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis)));
         vec![
             match &step.name {
                 Some(name) => format!("{} ({})", step.id, shown(name)),
@@ -528,12 +557,19 @@ fn step_table(output: &Output, steps: &[StepView]) -> String {
             step.status.name().to_owned(),
             if step.attempts > 1 { step.attempts.to_string() } else { String::new() },
             step.exit_code.map(|code| code.to_string()).unwrap_or_default(),
-            lasted.unwrap_or_default(),
+            took(step).unwrap_or_default(),
+            step.log_bytes.map(size::shown).unwrap_or_default(),
             step.items.map_or_else(|| pairs(&step.outputs), ItemsView::told),
         ]
     };
     let rows: Vec<Vec<String>> = steps.iter().map(row).collect();
-    output.table(&["STEP", "BRANCH", "STATUS", "ATTEMPTS", "EXIT", "TOOK", "OUTPUTS"], &rows)
+    let heads = ["STEP", "BRANCH", "STATUS", "ATTEMPTS", "EXIT", "TOOK", "LOG", "OUTPUTS"];
+    context.output.table(&heads, &rows)
+}
+
+/// Returns the time of work on a step, without idle times; of a running step, since its start.
+fn took(step: &StepView) -> Option<String> {
+    step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis)))
 }
 
 fn pairs(values: &Map<String, Value>) -> String {
@@ -554,7 +590,7 @@ fn clipped(text: &str) -> String {
 }
 
 /// Formats why a step failed: the error with causes, and the end of the log.
-fn failure(context: &Context, run: &str, step: &StepView) -> String {
+pub(super) fn failure(context: &Context, run: &str, step: &StepView) -> String {
     let output = &context.output;
     let Some(error) = &step.error else { return String::new() };
     let headline = match step.holds_up {
@@ -594,7 +630,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
         fact("exit", step.exit_code.map(|code| code.to_string()));
         fact("started", step.started_at.map(time::utc));
         fact("ended", step.ended_at.map(time::utc));
-        fact("took", step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis))));
+        fact("took", took(step));
         fact("settled", step.settled.clone());
         fact("command", step.command.clone());
         for (name, value) in &step.outputs {
@@ -609,7 +645,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
         for claim in &step.evidence {
             fact("evidence", Some(claim_text(claim)));
         }
-        fact("log", step.log.as_ref().map(|log| format!("{} bytes", log.bytes)));
+        fact("log", step.log_bytes.map(size::shown));
         text.push_str(&failure(context, &view.run, step));
     }
     text

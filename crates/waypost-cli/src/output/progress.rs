@@ -13,6 +13,20 @@ use waypost::store;
 use super::Output;
 use super::screen::{Message, Screen};
 
+/// Why lines on stdout stopped.
+pub(super) type Unheard = Arc<Mutex<Option<io::Error>>>;
+
+/// What the progress is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProgressOf {
+    /// A run of this process.
+    Run,
+    /// Runs of this process, one after the other.
+    Runs,
+    /// A run of another process. Without a live region, the lines are the answer, on stdout.
+    WatchedRun,
+}
+
 /// Shows the progress of a run.
 ///
 /// stderr is written by the thread of a [`Screen`]: a slow reader of stderr delays no step. Objects of JSON
@@ -20,12 +34,11 @@ use super::screen::{Message, Screen};
 #[derive(Debug)]
 pub(crate) struct Progress {
     output: Output,
-    /// Lines of several runs follow each other.
-    of_many: bool,
+    of: ProgressOf,
     /// The line before the first event: a run that is refused has no event.
     heading: Mutex<Option<String>>,
-    /// Why the JSON lines stopped, after a failed write.
-    unheard: Mutex<Option<io::Error>>,
+    /// Why the lines on stdout stopped, after a failed write.
+    unheard: Unheard,
     /// The store with the logs of steps.
     store: Arc<OnceLock<Weak<dyn store::Store>>>,
     /// The screen, once opened; never in quiet mode or for JSON.
@@ -36,10 +49,16 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Selects the display mode.
-    pub(crate) fn new(output: &Output, of_many: bool) -> Self {
-        let (heading, unheard, store) = (Mutex::default(), Mutex::default(), Arc::default());
+    pub(crate) fn new(output: &Output, of: ProgressOf) -> Self {
+        let mut output = output.clone();
+        if of == ProgressOf::WatchedRun {
+            output.live &= output.terminal;
+            output.logs = !output.live;
+            output.actions = false;
+        }
+        let (heading, unheard, store) = (Mutex::default(), Arc::default(), Arc::default());
         let (screen, question) = (OnceLock::new(), Notify::new());
-        Self { output: output.clone(), of_many, heading, unheard, store, screen, question }
+        Self { output, of, heading, unheard, store, screen, question }
     }
 
     /// Sets the line to print before the first event.
@@ -64,7 +83,8 @@ impl Progress {
             return Ok(());
         }
         if self.screen.get().is_none() {
-            let screen = Screen::new(&self.output, self.of_many, Arc::clone(&self.store));
+            let screen =
+                Screen::new(&self.output, self.of, Arc::clone(&self.store), Arc::clone(&self.unheard));
             let _ = self.screen.set(screen.start()?);
         }
         self.send(Message::Open);
@@ -92,8 +112,22 @@ impl Progress {
 
     /// Returns why the answer was not fully written, except for a gone reader.
     pub(crate) fn unheard(&self) -> Option<io::Error> {
-        let mut unheard = self.unheard.lock().unwrap_or_else(PoisonError::into_inner);
-        unheard.take().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
+        self.take_unheard().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
+    }
+
+    /// Returns why the answer was not fully written.
+    pub(crate) fn take_unheard(&self) -> Option<io::Error> {
+        self.unheard.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Returns whether the progress is a live region.
+    pub(crate) fn is_live(&self) -> bool {
+        self.output.live
+    }
+
+    /// Shows a record of a watched run. On a terminal, the past is not shown.
+    pub(crate) fn watched(&self, record: Record, progress: store::Progress, is_past: bool) {
+        self.send(Message::Committed { records: vec![record], progress, is_past });
     }
 
     /// Says that a question of the run may be open.
@@ -116,13 +150,14 @@ impl Progress {
         self.send_and_wait(|done| Message::Answered { ends_line, done });
     }
 
+    /// Shows a line of its own.
+    pub(crate) fn note(&self, text: String) {
+        self.send(Message::Note(text));
+    }
+
     /// Shows an error that ends nothing.
     pub(crate) fn note_error(&self, text: &str) {
-        self.send(Message::Note(format!(
-            "{} {}",
-            self.output.paint_err.red("error:"),
-            super::shown_lines(text)
-        )));
+        self.note(format!("{} {}", self.output.paint_err.red("error:"), super::shown_lines(text)));
     }
 
     fn send(&self, message: Message) {
@@ -164,7 +199,7 @@ impl Observer for Progress {
         if records.iter().any(asks) {
             self.question_is_open();
         }
-        self.send(Message::Committed { records: records.to_vec(), progress });
+        self.send(Message::Committed { records: records.to_vec(), progress, is_past: false });
     }
 
     fn warned(&self, text: &str) {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -17,6 +17,7 @@ use waypost::record::{Phase, Record};
 use waypost::store::{self, Store};
 
 use super::event_line::EventLines;
+use super::progress::{ProgressOf, Unheard};
 use super::region::{Region, Size};
 use super::step_log::{ReadTo, StepLog};
 use super::step_progress::{StepProgress, called, name_of};
@@ -44,6 +45,8 @@ pub(super) enum Message {
     Committed {
         records: Vec<Record>,
         progress: store::Progress,
+        /// Older than the screen: not shown on a terminal.
+        is_past: bool,
     },
     Stopping(StopLevel, String),
     /// A question at the end of the screen, until the answer.
@@ -59,8 +62,9 @@ pub(super) enum Message {
 /// The state of the thread.
 pub(super) struct Screen {
     output: Output,
-    of_many: bool,
+    of: ProgressOf,
     store: Arc<OnceLock<Weak<dyn Store>>>,
+    unheard: Unheard,
     seen: StepProgress,
     region: Region,
     began: Instant,
@@ -73,12 +77,18 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    pub(super) fn new(output: &Output, of_many: bool, store: Arc<OnceLock<Weak<dyn Store>>>) -> Self {
+    pub(super) fn new(
+        output: &Output,
+        of: ProgressOf,
+        store: Arc<OnceLock<Weak<dyn Store>>>,
+        unheard: Unheard,
+    ) -> Self {
         let now = Instant::now();
         Self {
             output: output.clone(),
-            of_many,
+            of,
             store,
+            unheard,
             seen: StepProgress::from(now),
             region: Region::default(),
             began: now,
@@ -148,10 +158,10 @@ impl Screen {
                     self.print(&text);
                 }
             }
-            Message::Committed { records, progress } => {
+            Message::Committed { records, progress, is_past } => {
                 self.seen.progress = progress;
                 for record in &records {
-                    self.take_record(record, runtime);
+                    self.take_record(record, is_past && self.output.live, runtime);
                 }
             }
             Message::Question(prompt) => {
@@ -179,12 +189,18 @@ impl Screen {
         }
     }
 
-    fn take_record(&mut self, record: &Record, runtime: &Runtime) {
+    fn take_record(&mut self, record: &Record, is_hidden: bool, runtime: &Runtime) {
         let header = record.header();
         let retry_at = retry_at(record);
+        let goes_on = matches!(&header.phase, Phase::Started | Phase::Progress { .. } | Phase::Restored);
+        if let Some(step) = header.step.as_ref().filter(|_| !goes_on && self.prints_lines()) {
+            self.finish_log(&called(&header.branch, step), runtime);
+        }
         let events = events::of(record);
         for event in &events {
-            self.show_event(event, record, runtime);
+            if !is_hidden {
+                self.show_event(event, record);
+            }
             if matches!(event.what, EventKind::StepCompleted(_))
                 && events.iter().any(|other| serves(other, event))
             {
@@ -199,7 +215,7 @@ impl Screen {
         self.seen.checkpoint(header.seq, header.created_at);
     }
 
-    fn show_event(&mut self, event: &Event, record: &Record, runtime: &Runtime) {
+    fn show_event(&mut self, event: &Event, record: &Record) {
         let is_end = matches!(
             event.what,
             EventKind::StepCompleted(_)
@@ -207,9 +223,6 @@ impl Screen {
                 | EventKind::StepRetried(_)
                 | EventKind::Interrupted { .. }
         );
-        if is_end && self.prints_lines() {
-            self.finish_log(event, runtime);
-        }
         if self.output.live {
             if let Some(text) = self.told(event) {
                 self.print(&text);
@@ -225,7 +238,7 @@ impl Screen {
     }
 
     fn lines_of_events(&self) -> EventLines {
-        EventLines { of_many: self.of_many, digests: self.output.verbose }
+        EventLines { of_many: self.of == ProgressOf::Runs, digests: self.output.verbose }
     }
 
     /// Prints lines that stay, at the next refresh.
@@ -248,6 +261,10 @@ impl Screen {
             if !self.is_open || !above.is_empty() {
                 self.region.draw(&above, &[]);
             }
+        } else if self.of == ProgressOf::WatchedRun {
+            if let Err(error) = self.output.bytes(above.as_bytes()) {
+                *self.unheard.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
         } else if !above.is_empty() {
             self.output.aside(above.trim_end_matches('\n'));
         }
@@ -268,9 +285,13 @@ impl Screen {
         let turn = self.began.elapsed().as_millis() / TICK.as_millis();
         let spinner = SPINNER[usize::try_from(turn % SPINNER.len() as u128).unwrap_or_default()];
         let size = Size::now();
+        let ctrl_c = match self.of {
+            ProgressOf::WatchedRun => "Ctrl-C ends only the watching",
+            ProgressOf::Run | ProgressOf::Runs => "Ctrl-C stops, resumable",
+        };
         let (room, columns) = (size.lines() - 1, size.line_columns());
         let mut lines = self.seen.lines(spinner, room, columns);
-        lines.push(self.seen.status(columns, "Ctrl-C stops, resumable"));
+        lines.push(self.seen.status(columns, ctrl_c));
         self.region.draw(&std::mem::take(&mut self.above), &lines);
     }
 
@@ -290,24 +311,23 @@ impl Screen {
         let running = self.seen.running.iter_mut().map(|(step, running)| (step, &mut running.log));
         let mut lines = Vec::new();
         for (step, log) in running.chain(&mut self.seen.services) {
-            let name = if self.of_many { format!("{}: {step}", log.run()) } else { step.clone() };
+            let name = name_in_lines(self.of, step, log);
             let each = |line: String| lines.push(format!("{name} | {line}"));
             let _ = runtime.block_on(log.read(store.as_ref(), ReadTo::NextChunks, each));
         }
         lines.iter().for_each(|line| self.print(line));
     }
 
-    /// Prints the rest of the log of an ended attempt.
-    fn finish_log(&mut self, event: &Event, runtime: &Runtime) {
-        let Some(step) = name_of(event) else { return };
-        let Some(mut running) = self.seen.running.remove(&step) else { return };
-        self.print_rest(&step, &mut running.log, runtime);
-        self.seen.running.insert(step, running);
+    /// Prints the rest of the log of a step whose work has ended, or continues in branches.
+    fn finish_log(&mut self, step: &str, runtime: &Runtime) {
+        let Some(mut running) = self.seen.running.remove(step) else { return };
+        self.print_rest(step, &mut running.log, runtime);
+        self.seen.running.insert(step.to_owned(), running);
     }
 
     fn print_rest(&mut self, step: &str, log: &mut StepLog, runtime: &Runtime) {
         let Some(store) = self.store.get().and_then(Weak::upgrade) else { return };
-        let name = if self.of_many { format!("{}: {step}", log.run()) } else { step.to_owned() };
+        let name = name_in_lines(self.of, step, log);
         let each = |line: String| self.print(&format!("{name} | {line}"));
         let _ = runtime.block_on(log.read(store.as_ref(), ReadTo::End, each));
         if let Some(line) = log.finish() {
@@ -332,7 +352,7 @@ impl Screen {
         let header = record.header();
         let step = name_of(event)?;
         let took = time::lasted(self.seen.lasted(&step).unwrap_or_default());
-        let step = if self.of_many { format!("{}: {step}", header.run) } else { step };
+        let step = if self.of == ProgressOf::Runs { format!("{}: {step}", header.run) } else { step };
         let folder = self.store.get().and_then(Weak::upgrade).and_then(|store| store.folder(&header.run));
         actions::group((&step, &took), header, folder.as_deref())
     }
@@ -370,6 +390,11 @@ impl Screen {
         };
         Some(text)
     }
+}
+
+/// Returns the name before the lines of a step: with several runs, the run too.
+fn name_in_lines(of: ProgressOf, step: &str, log: &StepLog) -> String {
+    if of == ProgressOf::Runs { format!("{}: {step}", log.run()) } else { step.to_owned() }
 }
 
 /// Returns whether an event says that the completed step of `end` runs on as a service.

@@ -35,15 +35,15 @@ pub(super) struct StepLog {
     line: Vec<u8>,
     /// Bytes of the incomplete line beyond the limit.
     dropped_bytes: usize,
-    /// The last complete line that is not blank, as a terminal shows it.
-    last: String,
+    /// The last complete line that is not blank.
+    last: Vec<u8>,
 }
 
 impl StepLog {
     /// Returns the beginning of the log of an attempt.
     pub(super) fn new(run: &RunId, branch: &BranchPath, step: &StepId, at: &Try) -> Self {
         let blob = log_name(branch, step, at);
-        let (line, last) = (Vec::new(), String::new());
+        let (line, last) = (Vec::new(), Vec::new());
         Self { run: run.clone(), blob, offset: 0, line, dropped_bytes: 0, last }
     }
 
@@ -90,13 +90,13 @@ impl StepLog {
 
     /// Returns the last line that is not blank, complete or not, as a terminal shows it.
     pub(super) fn last_line(&self) -> String {
-        visible(&self.line).unwrap_or_else(|| self.last.clone())
+        visible(&self.line).or_else(|| visible(&self.last)).unwrap_or_default()
     }
 
     fn take_line(&mut self) -> String {
         let (line, dropped) = (std::mem::take(&mut self.line), std::mem::take(&mut self.dropped_bytes));
-        if let Some(last) = visible(&line) {
-            self.last = last;
+        if !line.trim_ascii().is_empty() {
+            self.last.clone_from(&line);
         }
         if dropped == 0 {
             return text_of(&line);
@@ -110,7 +110,11 @@ impl StepLog {
 
 /// Returns printed bytes as text for a screen: without styles and control characters.
 fn text_of(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(line));
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let text = String::from_utf8_lossy(line);
+    if line.iter().all(|byte| matches!(byte, b' '..=b'~')) {
+        return text.into_owned();
+    }
     shown(&anstream::adapter::strip_str(&text).to_string()).into_owned()
 }
 
@@ -128,7 +132,7 @@ mod tests {
     #[test]
     fn a_line_has_neither_styles_nor_control_characters() {
         assert_eq!(text_of(b"\x1b[1;31mred\x1b[0m\tend\r"), "red end");
-        assert_eq!(text_of("gr\u{fc}n\u{7}".as_bytes()), "gr\u{fc}n\\u{7}");
+        assert_eq!(text_of("gr\u{fc}n\u{7}\u{85}a\rb".as_bytes()), "gr\u{fc}n\\u{85}a\\rb");
         assert_eq!(visible(b"10%\r20%\r").as_deref(), Some("20%"));
         assert_eq!(visible(b" \x1b[0m\r"), None);
     }

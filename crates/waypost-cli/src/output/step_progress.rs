@@ -67,6 +67,8 @@ struct Items {
     total: Option<u64>,
     ended: u64,
     failed: u64,
+    /// The log of the step that opened the items.
+    log: Option<StepLog>,
 }
 
 impl StepProgress {
@@ -100,9 +102,11 @@ impl StepProgress {
         let Some(step) = name_of(event) else { return };
         match &event.what {
             EventKind::Progress { key, value } if key == "items" => {
-                let since = self.running.remove(&step).map_or_else(|| since(event.ts), |step| step.since);
+                let opener = self.running.remove(&step);
+                let since = opener.as_ref().map_or_else(|| since(event.ts), |opener| opener.since);
                 self.joined.remove(&step);
-                self.items.insert(step, Items { total: value.as_u64(), ..Items::since(since) });
+                let (total, log) = (value.as_u64(), opener.map(|opener| opener.log));
+                self.items.insert(step, Items { total, log, ..Items::since(since) });
             }
             EventKind::ItemStarted { .. } => drop(self.joined.remove(&step)),
             EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } if self.joined.contains(&step) => {}
@@ -142,10 +146,14 @@ impl StepProgress {
         self.checkpoint = Some((format!("@{seq}"), since(at)));
     }
 
-    /// The join continues the step, begun before the items.
+    /// The join continues the step, begun before its branches. `log`: the log of the step, if unknown.
     pub(super) fn join(&mut self, step: String, log: StepLog) {
-        let since = self.end_items(&step).unwrap_or_else(Instant::now);
-        self.start(step, since, Some(log));
+        let items = self.end_items(&step);
+        let running = self.running.remove(&step);
+        let since = running.as_ref().map(|running| running.since).or(items.as_ref().map(|items| items.since));
+        // The printed part of the log is not printed again.
+        let read = running.map(|running| running.log).or(items.and_then(|items| items.log));
+        self.start(step, since.unwrap_or_else(Instant::now), Some(read.unwrap_or(log)));
     }
 
     fn start(&mut self, step: String, since: Instant, log: Option<StepLog>) {
@@ -159,11 +167,11 @@ impl StepProgress {
         self.retrying.remove(step);
     }
 
-    /// Stops counting the items of a step, if it has items; returns the start of the step.
-    fn end_items(&mut self, step: &str) -> Option<Instant> {
+    /// Stops counting the items of a step, if it has items.
+    fn end_items(&mut self, step: &str) -> Option<Items> {
         let items = self.items.remove(step)?;
         self.joined.insert(step.to_owned());
-        Some(items.since)
+        Some(items)
     }
 
     /// Returns the duration of a running step.
@@ -290,7 +298,7 @@ impl NextAttempt {
 impl Items {
     /// Creates an empty count.
     fn since(since: Instant) -> Self {
-        Self { since, total: None, ended: 0, failed: 0 }
+        Self { since, total: None, ended: 0, failed: 0, log: None }
     }
 
     fn told(&self) -> String {

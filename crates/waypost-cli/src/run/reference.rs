@@ -283,6 +283,8 @@ pub(crate) enum Default {
     Newest,
     /// The newest resumable run.
     NewestResumable,
+    /// The newest run under way.
+    NewestLive,
     /// The only run.
     Only,
 }
@@ -441,12 +443,14 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
     let statuses = match default {
         Default::Newest | Default::Only => BTreeSet::new(),
         Default::NewestResumable => resumable_statuses(),
+        Default::NewestLive => BTreeSet::from([RunStatus::Running]),
     };
     let found = here_first(store, statuses).await?;
     let what = match default {
         Default::Only => return only(found.into_iter().map(|run| run.run).collect()),
         Default::Newest => "run in the store",
         Default::NewestResumable => "resumable run",
+        Default::NewestLive => "run under way",
     };
     let run = found.into_iter().next();
     run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "start one: `waypost run FILE`"))

@@ -66,7 +66,7 @@ struct Asker {
 }
 
 /// How a question ended.
-enum Asked {
+enum QuestionEnd {
     Answered,
     /// The typed answer is not valid.
     Refused(Error),
@@ -83,16 +83,16 @@ impl Asker {
                 && let Some(question) = open.first()
             {
                 match self.ask(question).await {
-                    Asked::Answered => {}
-                    Asked::Refused(error) => self.progress.note_error(&error.to_string()),
-                    Asked::Unanswered => return,
+                    QuestionEnd::Answered => {}
+                    QuestionEnd::Refused(error) => self.progress.note_error(&error.to_string()),
+                    QuestionEnd::Unanswered => return,
                 }
             }
         }
     }
 
     /// Asks until the question has an answer, from here or from elsewhere.
-    async fn ask(&mut self, question: &Waiting) -> Asked {
+    async fn ask(&mut self, question: &Waiting) -> QuestionEnd {
         let name = step_on(&question.branch, question.step.as_str());
         let view = WaitView::of(&question.branch, &question.step, &question.wait, Some(&self.workflow));
         let asked = question.wait.question.as_ref().and_then(|text| text.as_str()).unwrap_or_default();
@@ -103,24 +103,24 @@ impl Asker {
             line = next_line(&mut self.lines) => line,
             _ = self.stop.stopped() => {
                 self.progress.asked_all(true);
-                return Asked::Unanswered;
+                return QuestionEnd::Unanswered;
             }
             () = answered_elsewhere(&self.engine, &self.run, &question.wait.id) => {
                 self.progress.asked_all(true);
-                return Asked::Answered;
+                return QuestionEnd::Answered;
             }
         };
         // The return key has ended the line on the screen.
         self.progress.asked_all(line.is_none());
-        let Some(line) = line else { return Asked::Unanswered };
+        let Some(line) = line else { return QuestionEnd::Unanswered };
         if line.is_empty() {
-            return Asked::Answered;
+            return QuestionEnd::Answered;
         }
         match self.answer(question, &line).await {
             Ok(()) | Err(Error::Run(RunError::Answered { .. } | RunError::NoSuchWait { .. })) => {
-                Asked::Answered
+                QuestionEnd::Answered
             }
-            Err(error) => Asked::Refused(error),
+            Err(error) => QuestionEnd::Refused(error),
         }
     }
 

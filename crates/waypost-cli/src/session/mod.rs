@@ -25,7 +25,7 @@ use crate::exit::Exit;
 use crate::format::exit_code;
 use crate::format::time::now;
 use crate::output::actions::{Level, annotation, harmless, summarise};
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, ProgressOf};
 use crate::output::waits::{answer_command, question_text, wait_text};
 use crate::output::{log_lines, shown, shown_lines};
 use crate::run::dead_letters;
@@ -98,16 +98,16 @@ impl SessionReport {
 impl<'a> Session<'a> {
     /// Installs signal handlers and prepares the screen. After `timeout` the session is stopped.
     pub(crate) fn begin(context: &'a Context, timeout: Option<Duration>) -> Result<Self, Error> {
-        Self::begin_as(context, timeout, false)
+        Self::begin_as(context, timeout, ProgressOf::Run)
     }
 
     /// As [`Session::begin`], for several runs in sequence, with the run named on each line.
     pub(crate) fn begin_many(context: &'a Context) -> Result<Self, Error> {
-        Self::begin_as(context, None, true)
+        Self::begin_as(context, None, ProgressOf::Runs)
     }
 
-    fn begin_as(context: &'a Context, timeout: Option<Duration>, of_many: bool) -> Result<Self, Error> {
-        let progress = Arc::new(Progress::new(&context.output, of_many));
+    fn begin_as(context: &'a Context, timeout: Option<Duration>, of: ProgressOf) -> Result<Self, Error> {
+        let progress = Arc::new(Progress::new(&context.output, of));
         let stop = StopHandle::default();
         interrupt::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -509,9 +509,26 @@ struct StoppedAt {
     cause: Option<String>,
 }
 
-fn sentence(
+/// Returns the last lines about a run that another process has worked on, and the exit code of a session with
+/// this outcome. `step`: the failed step, or the steps in doubt.
+pub(crate) async fn conclusion(
+    store: &dyn Store,
     workflow: &Workflow,
-    outcome: &Outcome<WorkflowState>,
+    outcome: &Outcome<()>,
+    step: Option<String>,
+    told: &SessionReport,
+) -> Result<(String, Exit), Error> {
+    let place = step.map(|step| StoppedAt { step, cause: None });
+    let mut text = sentence(workflow, outcome, told, place.as_ref());
+    if outcome.status == RunStatus::CompletedWithFailures {
+        text.push_str(&dead_letters(store, workflow, told).await?);
+    }
+    Ok((text, exit(outcome, told)))
+}
+
+fn sentence<S>(
+    workflow: &Workflow,
+    outcome: &Outcome<S>,
     told: &SessionReport,
     place: Option<&StoppedAt>,
 ) -> String {
@@ -573,9 +590,9 @@ fn raise_budget(line: Option<&str>) -> String {
 }
 
 /// Returns the open waits of a run after a headline, and how to continue; at the end, the commands that answer.
-fn waits(
+fn waits<S>(
     workflow: &Workflow,
-    outcome: &Outcome<WorkflowState>,
+    outcome: &Outcome<S>,
     told: &SessionReport,
     head: &str,
     next: &str,
@@ -604,7 +621,7 @@ fn waits(
 }
 
 /// Returns the exit code of a session with this outcome.
-fn exit(outcome: &Outcome<WorkflowState>, told: &SessionReport) -> Exit {
+fn exit<S>(outcome: &Outcome<S>, told: &SessionReport) -> Exit {
     match outcome.status {
         RunStatus::Completed => Exit::Done,
         RunStatus::CompletedWithFailures => Exit::WithFailures,

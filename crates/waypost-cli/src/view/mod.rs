@@ -99,9 +99,30 @@ pub(crate) struct ShowView {
     pub(crate) error: Option<FailureView>,
     pub(crate) parent: Option<String>,
     pub(crate) waiting: Vec<WaitView>,
+    /// The items of the requested step, in the order of their starts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) items: Vec<ItemView>,
+    /// The cursor of the next page of items, if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<String>,
     /// Damaged or missing checkpoints, newest first: skipped newer ones, and ones missing from the history.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) damaged: Vec<String>,
+}
+
+/// An item of a step.
+#[derive(Debug, Serialize)]
+pub(crate) struct ItemView {
+    pub(crate) key: String,
+    #[serde(rename = "scope")]
+    pub(crate) branch: String,
+    pub(crate) status: StepStatus,
+    /// The highest attempt of its steps.
+    pub(crate) attempts: u32,
+    pub(crate) started_at: Timestamp,
+    pub(crate) ended_at: Option<Timestamp>,
+    /// The error of a failed item, with its causes.
+    pub(crate) error: Vec<String>,
 }
 
 /// The status of a step.
@@ -173,6 +194,12 @@ pub(crate) struct StepView {
     /// The printed text, if any; for screens.
     #[serde(skip)]
     pub(crate) log: Option<Printed>,
+    /// The size of the printed text, also of a running step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log_bytes: Option<u64>,
+    /// The last attempt with a recorded start.
+    #[serde(skip)]
+    pub(crate) running: Option<Try>,
     /// The executed command, if it differs from the text of the workflow; for screens.
     #[serde(skip)]
     pub(crate) command: Option<String>,

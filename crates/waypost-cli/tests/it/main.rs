@@ -103,3 +103,4 @@ mod unbelieved;
 mod undoing;
 mod upstream;
 mod waiting;
+mod watching;

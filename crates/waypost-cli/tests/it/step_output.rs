@@ -53,6 +53,29 @@ steps:
     expect(&rig, &["logs", "r", "each:a/ask"], 0, &["deep\n"]);
 }
 
+// The join of items and hooks continues the attempt of the step, with the same log.
+#[test]
+fn each_line_is_printed_once_around_a_join() {
+    let rig = Rig::with(
+        r"steps:
+  - id: each
+    foreach:
+      items: { run: 'echo listing >&2; echo a' }
+      as: x
+      steps: [{ id: ask, run: echo deep }]
+  - id: hooked
+    run: echo work
+    on_success: [{ run: echo hook }]
+",
+    );
+
+    let told = printed(&rig, &[]);
+
+    let lines = lines_of_steps(&told);
+    let hook = "hooked:on_success/hooked-on_success-1 | hook";
+    assert_eq!(lines, ["each | listing", "each | a", "each:a/ask | deep", "hooked | work", hook]);
+}
+
 #[test]
 fn lines_of_parallel_steps_never_mix() {
     let step = |n: u32| {

@@ -76,7 +76,7 @@ fn screen(bytes: &str, columns: usize) -> String {
             '\n' => row += 1,
             '\x1b' => {
                 let mut code = String::new();
-                while let Some(c) = rest.next() {
+                for c in rest.by_ref() {
                     code.push(c);
                     if c.is_ascii_alphabetic() {
                         break;

@@ -349,7 +349,9 @@ impl StepFacts<'_> {
                 self.end.map(|header| &header.phase),
                 Some(Phase::Skipped(SkipCause::UpstreamFailed(_)))
             ),
-            log: ending.and_then(|ending| ending.log.clone()),
+            log: ending.and_then(|ending| ending.log.clone()).filter(|_| status != StepStatus::Running),
+            log_bytes: None,
+            running: self.start.map(|(start, _)| start.at.clone()),
             command: ending.and_then(|ending| ending.command.clone()),
         }
     }

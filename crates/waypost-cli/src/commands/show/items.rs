@@ -1,0 +1,204 @@
+//! The items of a step, a page at a time.
+
+use jiff::Timestamp;
+use waypost::record::{End, Phase, Record, Status, WaitKind};
+use waypost::store::{Scan, Store, StoreExt as _};
+use waypost::{BranchPath, RunId};
+
+use super::Context;
+use crate::cli::{ItemStatusName, ItemsArgs};
+use crate::error::Error;
+use crate::format::text::quoted;
+use crate::format::time;
+use crate::output::shown;
+use crate::run::dead_letters;
+use crate::view::{ItemView, ShowView, StepStatus, StepView};
+
+/// The default size of a page.
+const LIMIT: u64 = 50;
+
+/// The items of a page.
+pub(super) struct ItemPage {
+    pub(super) items: Vec<ItemView>,
+    pub(super) next: Option<String>,
+}
+
+impl ItemPage {
+    /// Reads a page of the items of a step. `live`: a process works on the run.
+    pub(super) async fn read(
+        store: &dyn Store,
+        run: &RunId,
+        step: &StepView,
+        live: bool,
+        args: &ItemsArgs,
+    ) -> Result<Self, Error> {
+        let mut opened = opened(store, run, step).await?;
+        if opened.is_empty() && (args.status.is_some() || args.limit.is_some() || args.after.is_some()) {
+            let message = format!("step `{}` of run {run} has no items", step.id);
+            return Err(Error::usage(
+                message,
+                "`--status`, `--limit` and `--after` select items of a `foreach`",
+            ));
+        }
+        if let Some(after) = &args.after {
+            let place = opened.iter().position(|(branch, _)| branch.as_str() == after).ok_or_else(|| {
+                Error::not_found(format!("item `{after}` of step `{}`", step.id), "use the `next` of a page")
+            })?;
+            opened.drain(..=place);
+        }
+        let (wanted, limit) = (args.status.map(StepStatus::from), args.limit.unwrap_or(LIMIT) as usize);
+        let mut page = Self { items: Vec::new(), next: None };
+        for (branch, started_at) in opened {
+            let newest = store.newest(run, &branch).await?;
+            let status = status(&newest, live);
+            if wanted.is_some_and(|wanted| wanted != status) {
+                continue;
+            }
+            if page.items.len() == limit {
+                page.next = page.items.last().map(|item| item.branch.clone());
+                break;
+            }
+            page.items.push(item(store, run, &newest, (status, started_at)).await?);
+        }
+        Ok(page)
+    }
+}
+
+/// Returns the branches of the items that started, in order, with their starts.
+async fn opened(
+    store: &dyn Store,
+    run: &RunId,
+    step: &StepView,
+) -> Result<Vec<(BranchPath, Timestamp)>, Error> {
+    let mut opened = Vec::new();
+    let is_item = |branch: &BranchPath| {
+        let is_below = branch.parent().is_some_and(|above| above.as_str() == step.branch);
+        let by_step = branch.opened_by().is_some_and(|(opener, _)| opener.as_str() == step.id);
+        is_below && by_step && branch.pass_number().is_none()
+    };
+    let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        let headers = page.records.iter().map(Record::header).filter(|header| is_item(&header.branch));
+        opened.extend(headers.map(|header| (header.branch.clone(), header.created_at)));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(opened),
+        }
+    }
+}
+
+/// Returns the status of an item by its newest record.
+fn status(newest: &Record, live: bool) -> StepStatus {
+    match newest.header().end {
+        Some(End::Completed) => StepStatus::Completed,
+        Some(End::Skipped) => StepStatus::Skipped,
+        Some(End::Failed) => StepStatus::Failed,
+        Some(End::Cancelled) => StepStatus::Cut,
+        None => {
+            let frontier = newest.position().map(|position| position.frontier).unwrap_or_default();
+            let has = |status: Status| frontier.iter().any(|entry| entry.status == status);
+            let waits =
+                frontier.iter().flat_map(|entry| &entry.waits).any(|wait| wait.on != WaitKind::Children);
+            match () {
+                () if waits => StepStatus::Waiting,
+                () if has(Status::Started) && live => StepStatus::Running,
+                () if has(Status::Started) => StepStatus::Cut,
+                () if has(Status::Failed) => StepStatus::Failed,
+                () if live && frontier.iter().any(|entry| entry.at.attempt > 0) => StepStatus::Running,
+                () => StepStatus::Pending,
+            }
+        }
+    }
+}
+
+async fn item(
+    store: &dyn Store,
+    run: &RunId,
+    newest: &Record,
+    (status, opened_at): (StepStatus, Timestamp),
+) -> Result<ItemView, Error> {
+    let branch = &newest.header().branch;
+    let (mut attempts, mut started_at) = (0, None);
+    let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        for header in page.records.iter().map(Record::header) {
+            if !header.started.is_empty() {
+                started_at.get_or_insert(header.created_at);
+            }
+            let starts = header.started.iter().map(|start| start.at.attempt);
+            attempts = starts.chain([header.at.attempt, attempts]).max().unwrap_or_default();
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    let error = match status {
+        StepStatus::Failed => match &dead_letters::cause(store, run, newest).await?.header().phase {
+            Phase::Failed(failure) => failure.error.clone(),
+            _ => Vec::new(),
+        },
+        _ => Vec::new(),
+    };
+    Ok(ItemView {
+        key: branch.opened_by().map(|(_, key)| key).unwrap_or_default(),
+        branch: branch.to_string(),
+        status,
+        attempts,
+        started_at: started_at.unwrap_or(opened_at),
+        ended_at: newest.header().end.map(|_| newest.header().created_at),
+        error,
+    })
+}
+
+/// Formats a page of items as a table, with the command for the next page.
+pub(super) fn table(context: &Context, view: &ShowView, args: &ItemsArgs) -> String {
+    let row = |item: &ItemView| {
+        let end = match item.status {
+            StepStatus::Running => Some(context.now()),
+            _ => item.ended_at,
+        };
+        vec![
+            item.key.clone(),
+            item.status.name().to_owned(),
+            if item.attempts > 1 { item.attempts.to_string() } else { String::new() },
+            end.map(|end| time::between(item.started_at, end)).unwrap_or_default(),
+            item.error.first().cloned().unwrap_or_default(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = view.items.iter().map(row).collect();
+    let mut text = context.output.table(&["ITEM", "STATUS", "ATTEMPTS", "TOOK", "ERROR"], &rows);
+    if let Some((next, step)) = view.next.as_ref().zip(view.steps.first()) {
+        let status = args.status.map(|status| format!(" --status {}", StepStatus::from(status).name()));
+        let limit = args.limit.map(|limit| format!(" --limit {limit}"));
+        let step =
+            if step.branch == "main" { step.id.clone() } else { format!("{}/{}", step.branch, step.id) };
+        text.push_str(&format!(
+            "\nMore items: waypost show {} --step {}{}{} --after {}{}",
+            view.run,
+            quoted(&step),
+            status.unwrap_or_default(),
+            limit.unwrap_or_default(),
+            quoted(&shown(next)),
+            context.store_words()
+        ));
+    }
+    text.push('\n');
+    text
+}
+
+impl From<ItemStatusName> for StepStatus {
+    fn from(name: ItemStatusName) -> Self {
+        match name {
+            ItemStatusName::Pending => Self::Pending,
+            ItemStatusName::Running => Self::Running,
+            ItemStatusName::Waiting => Self::Waiting,
+            ItemStatusName::Completed => Self::Completed,
+            ItemStatusName::Failed => Self::Failed,
+            ItemStatusName::Skipped => Self::Skipped,
+            ItemStatusName::Cut => Self::Cut,
+        }
+    }
+}
