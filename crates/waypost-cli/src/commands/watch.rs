@@ -103,7 +103,7 @@ impl Watcher<'_> {
                 for event in events::of(record) {
                     match event.what {
                         EventKind::Interrupted { by: Some(ref by), .. } => *stopped_by = Some(by.clone()),
-                        EventKind::RunResumed => *stopped_by = None,
+                        EventKind::RunResumed { .. } => *stopped_by = None,
                         _ => {}
                     }
                     if context.output.json {

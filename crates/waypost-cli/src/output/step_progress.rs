@@ -342,7 +342,7 @@ mod tests {
             run: RunId::new("r").unwrap(),
             branch,
             seq: 1,
-            parent: None,
+            parents: Vec::new(),
             step: Some(StepId::new(step).unwrap()),
             attempt: Some(1),
             what,
