@@ -65,6 +65,7 @@ mod or_resume;
 mod paper;
 mod parallel;
 mod passes_again;
+mod preflight;
 mod printing;
 mod probes;
 mod processes;

@@ -441,6 +441,11 @@ impl Condition {
         }
     }
 
+    /// Returns whether the condition is false in every run: it reads nothing.
+    pub(crate) fn is_never(&self) -> bool {
+        matches!(self.0.constant(), Some(Ok(Value::Bool(false))))
+    }
+
     /// Returns the condition as written, without `${{ }}`.
     #[must_use]
     pub fn as_str(&self) -> &str {
