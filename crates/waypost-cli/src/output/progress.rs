@@ -42,6 +42,8 @@ pub(crate) struct Progress {
 /// The events so far.
 #[derive(Debug)]
 struct StepProgress {
+    /// Names of steps in the file, by id.
+    names: BTreeMap<String, String>,
     /// Running steps, by name with branch (unless main).
     running: BTreeMap<String, Instant>,
     /// Items, by name of their step.
@@ -86,6 +88,11 @@ impl Progress {
     /// Sets the line to print before the first event.
     pub(crate) fn head(&self, text: String) {
         *self.heading.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }
+
+    /// Sets the names of steps, by id.
+    pub(crate) fn name_steps(&self, names: BTreeMap<String, String>) {
+        self.seen().names = names;
     }
 
     /// Sets the store for the logs of steps.
@@ -226,6 +233,7 @@ impl StepProgress {
     /// Creates an empty view that starts at `now`.
     fn from(now: Instant) -> Self {
         Self {
+            names: BTreeMap::new(),
             running: BTreeMap::new(),
             items: BTreeMap::new(),
             joined: BTreeSet::new(),
@@ -235,6 +243,12 @@ impl StepProgress {
             stopping: None,
             unheard: None,
         }
+    }
+
+    /// Returns a step with its name, if it has one.
+    fn titled(&self, step: &str) -> String {
+        let id = step.rsplit('/').next().unwrap_or(step);
+        self.names.get(id).map_or_else(|| step.to_owned(), |name| format!("{step} ({})", super::shown(name)))
     }
 
     /// Returns a heartbeat line after enough silence by `now`, and restarts the interval.
@@ -379,10 +393,13 @@ impl Live {
                 short if short.as_secs() < 60 => format!("{}s", short.as_secs()),
                 long => time::lasted(long),
             };
-            format!("{spinner:>7} {step} {lasted}")
+            format!("{spinner:>7} {} {lasted}", seen.titled(step))
         };
-        let bars =
-            seen.items.iter().take(LINES_MAX).map(|(step, items)| format!("        {step} {}", items.bar()));
+        let bars = seen
+            .items
+            .iter()
+            .take(LINES_MAX)
+            .map(|(step, items)| format!("        {} {}", seen.titled(step), items.bar()));
         let mut lines: Vec<String> = bars.collect();
         lines.extend(seen.running.iter().take(LINES_MAX - lines.len()).map(line));
         lines.push(seen.status(Region::columns()));
@@ -395,6 +412,7 @@ impl Live {
         let paint = output.paint_err;
         let step = name_of(event).unwrap_or_default();
         let took = seen.running.get(&step);
+        let step = seen.titled(&step);
         let took = took.map(|since| format!(" ({})", time::lasted(since.elapsed()))).unwrap_or_default();
         let why = |error: &[String]| super::shown(error.first().map_or("", String::as_str)).into_owned();
         let text = match &event.what {

@@ -123,6 +123,9 @@ impl<'a> Session<'a> {
     /// Creates the engine of this session for a workflow.
     pub(crate) fn engine(&self, store: Arc<dyn Store>, program: &WorkflowProgram) -> Engine {
         self.progress.read_logs_of(&store);
+        let steps = program.workflow().all_steps();
+        let named = steps.filter_map(|step| Some((step.id.clone(), step.name.clone()?)));
+        self.progress.name_steps(named.collect());
         program.equip(Engine::new(store)).with_observer(Arc::clone(&self.progress) as _)
     }
 

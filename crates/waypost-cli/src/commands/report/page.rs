@@ -112,10 +112,11 @@ impl Page<'_> {
         };
         let _ = writeln!(
             text,
-            "<details{open}><summary class=\"{status}\"><b>{} {}{}</b> {status} <span class=\"dim\">{took}</span></summary>",
+            "<details{open}><summary class=\"{status}\"><b>{} {}{}</b>{} {status} <span class=\"dim\">{took}</span></summary>",
             sign(status),
             escaped(&branch),
             escaped(&step.id),
+            step.name.as_ref().map(|name| format!(" {}", escaped(name))).unwrap_or_default(),
         );
         let mut facts = vec![
             ("attempts", if step.attempts > 1 { step.attempts.to_string() } else { String::new() }),
