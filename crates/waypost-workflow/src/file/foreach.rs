@@ -288,7 +288,10 @@ fn warn_of_shared_files(checker: &mut Checker<'_>, (id, foreach): (&str, &Foreac
     let works_together = |draft: &&step::Draft<'_>| {
         let is_agent = matches!(draft.work, Some((Work::Agent(_), _)));
         let is_shared = draft.dir.as_ref().is_none_or(|(dir, _)| of_any_item(dir));
-        is_agent && is_shared && foreach.max_parallel != Some(1)
+        // Evidence about a file of the item says where its agent writes.
+        let claims = draft.evidence.iter().flat_map(|draft| &draft.evidence.claims);
+        let has_own_file = claims.filter_map(|claim| claim.subject.as_ref()).any(|file| !of_any_item(file));
+        is_agent && is_shared && !has_own_file && foreach.max_parallel != Some(1)
     };
     if let Some(draft) = body.drafts.iter().filter(|_| !is_single).find(works_together) {
         let message = format!("the agents of several items of `{id}` may work in one folder at once");

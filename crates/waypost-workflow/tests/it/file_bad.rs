@@ -552,7 +552,7 @@ fn a_function_that_is_misspelled_is_named() {
     );
     assert_eq!(
         of("alway()"),
-        "there is no function `alway` | Some(\"always\") | the functions are `always`, `failure`, `success`, `skipped`, `range` and `dict`"
+        "there is no function `alway` | Some(\"always\") | the functions are `always`, `failure`, `success`, `skipped`, `range`, `dict`, `fromjson` and `tojson`"
     );
 }
 
