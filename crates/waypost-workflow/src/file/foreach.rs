@@ -295,10 +295,8 @@ fn warn_of_shared_files(checker: &mut Checker<'_>, (id, foreach): (&str, &Foreac
     };
     if let Some(draft) = body.drafts.iter().filter(|_| !is_single).find(works_together) {
         let message = format!("the agents of several items of `{id}` may work in one folder at once");
-        let help = format!(
-            "give each item a folder, as in `dir: work/${{{{ item_index }}}}`, or set `max_parallel: 1`"
-        );
-        checker.warn(draft.id_node, message, &help);
+        let help = "give each item a folder, as in `dir: work/${{ item_index }}`, or set `max_parallel: 1`";
+        checker.warn(draft.id_node, message, help);
     }
     for draft in body.drafts.iter().filter(|_| !is_single) {
         let claims = draft.evidence.iter().flat_map(|draft| &draft.evidence.claims).filter(overwrites);

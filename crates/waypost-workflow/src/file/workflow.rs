@@ -89,8 +89,8 @@ impl Body {
     /// beside the sequence.
     pub(crate) fn before(steps: &[Step], place: usize) -> Option<usize> {
         let is_in_line = |place: &usize| steps[*place].announces.is_none();
-        let of_wait = steps[place].announces.is_some().then_some(1).unwrap_or_default();
-        (0..place).rev().filter(is_in_line).nth(of_wait)
+        let skips_wait = steps[place].announces.is_some();
+        (0..place).rev().filter(is_in_line).nth(usize::from(skips_wait))
     }
 
     /// Returns all steps, with nested steps, hooks and included files, in the order of the file.
