@@ -32,8 +32,8 @@ pub(crate) struct ShowLetters {
 
 #[derive(Debug, Args)]
 pub(crate) struct RetryArgs {
-    /// Run, `@` for the newest, or a unique prefix
-    pub(crate) run: String,
+    /// Run, `@` for the newest, or a unique prefix [default: the newest]
+    pub(crate) run: Option<String>,
     /// Keys of the items [default: all]
     pub(crate) keys: Vec<String>,
     /// Replace the item of the named dead letter, as JSON

@@ -41,12 +41,35 @@ const COMMANDS: &[(&str, &str)] = &[
     ("save", "checkpoint"),
     ("backup", "archive"),
     ("dlq", "dead-letters"),
+    ("apply", "run"),
+    ("launch", "run"),
+    ("trigger", "run"),
+    ("recover", "resume"),
+    ("replay", "resume"),
+    ("steps", "show"),
+    ("top", "list"),
+    ("dag", "graph"),
+    ("draw", "graph"),
+    ("tree", "graph"),
+    ("viz", "graph"),
+    ("visualize", "graph"),
+    ("compare", "diff"),
+    ("test", "check"),
+    ("purge", "prune"),
+    ("destroy", "delete"),
+    ("confirm", "answer"),
+    ("reply", "answer"),
+    ("repair", "doctor"),
+    ("unlock", "doctor"),
 ];
 
 /// Options of other commands and tools, and the option of the command.
 const OPTIONS: &[(&str, &str, &str)] = &[
     ("run", "--set", "-p"),
     ("run", "--params", "-p"),
+    ("run", "--var", "-p"),
+    ("run", "--arg", "-p"),
+    ("run", "--args", "-p"),
     ("run", "--name", "--id"),
     ("run", "--run-id", "--id"),
     ("run", "--resume", "--or-resume"),
@@ -66,6 +89,26 @@ const OPTIONS: &[(&str, &str, &str)] = &[
     ("resume", "--step", "--from"),
     ("resume", "--retry", "--retry-failed"),
     ("resume", "--failed", "--retry-failed"),
+    ("resume", "--var", "--set"),
+    ("resume", "--reset", "--restart"),
+    ("resume", "--fresh", "--restart"),
+    ("resume", "--start-from", "--from"),
+    ("resume", "--rerun", "--from"),
+    ("fork", "--step", "--from"),
+    ("fork", "--file", "--with"),
+    ("stop", "--timeout", "--wait"),
+    ("stop", "-t", "--wait"),
+    ("cancel", "--timeout", "--wait"),
+    ("cancel", "--undo", "--undo-steps"),
+    ("rollback", "--undo", "--undo-steps"),
+    ("report", "-o", "--out"),
+    ("report", "--output", "--out"),
+    ("list", "-s", "--status"),
+    ("list", "--state", "--status"),
+    ("prune", "--state", "--status"),
+    ("prune", "--before", "--older-than"),
+    ("prune", "--age", "--older-than"),
+    ("logs", "-n", "--last"),
     ("fork", "--set", "-p"),
     ("logs", "--tail", "--last"),
     ("list", "-n", "--limit"),
@@ -105,7 +148,8 @@ pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
             return error;
         };
         let is_option = |(command, other, _): &&(&str, &str, &str)| {
-            *command == found.get_name() && option.split('=').next() == Some(other)
+            let name = if found.get_name() == "retry" { "resume" } else { found.get_name() };
+            *command == name && option.split('=').next() == Some(other)
         };
         let hidden =
             |long: &str| found.get_arguments().any(|arg| arg.is_hide_set() && arg.get_long() == Some(long));

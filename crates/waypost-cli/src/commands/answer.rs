@@ -35,7 +35,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
         _ => return Err(unnamed("answer", &asking(&engine).await?)),
     };
     let run = match args.run.as_deref() {
-        None | Some("@") => only(asking(&engine).await?)?,
+        None | Some("@") => only(asking(&engine).await?, "run with an open question")?,
         name => find(store.as_ref(), name, Default::Newest).await?,
     };
     let (open, answered) = questions(&engine, &run).await?;

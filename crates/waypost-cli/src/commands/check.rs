@@ -1,5 +1,7 @@
 //! `waypost check`: the problems of a workflow file, and the order of its steps.
 
+use std::path::Path;
+
 use waypost_workflow::file::{Mode, Step, Warning, Workflow};
 
 use super::Context;
@@ -7,7 +9,7 @@ use crate::cli::CheckArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::run::{environment, workflow_file};
+use crate::run::{environment, preflight, workflow_file};
 use crate::view::{CheckView, CheckedStepView, ProblemView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
@@ -15,7 +17,14 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
     let workflow = workflow_file::read(&args.file)?;
     let agents = environment::agents();
     let known: Vec<&str> = agents.names().collect();
-    let warnings = [workflow.all_warnings(), workflow.unknown_agents(&known)].concat();
+    let params =
+        workflow.params().iter().map(|param| (param.name.clone(), param.default.clone().unwrap_or_default()));
+    let base = args.file.parent().unwrap_or(Path::new(""));
+    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+    let lacks = preflight::lacks_of(&workflow, &params.collect(), base, |_| true);
+    let places = lacks.into_iter().map(|lack| (lack.line, format!("step {}: {}", lack.step, lack.message)));
+    let missing = workflow.warn_at(places, "create it, unless an earlier step makes it");
+    let warnings = [workflow.all_warnings(), workflow.unknown_agents(&known), missing].concat();
     let steps: Vec<CheckedStepView> = workflow.steps().iter().map(|step| view(&workflow, step)).collect();
     if context.output.json {
         context.output.document(&CheckView {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{Engine, Snapshot};
 use waypost::record::{Header, Record, RunStatus};
-use waypost::store::Store;
+use waypost::store::{RunSummary, Store};
 use waypost_workflow::program::WorkflowState;
 
 use super::Context;
@@ -20,7 +20,7 @@ use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
 use crate::run::definition::Chosen;
 use crate::run::questions::refuse_secret;
-use crate::run::reference::{Default, find, find_to_decide, unfinished_statuses};
+use crate::run::reference::{Default, find, here_first, only, unfinished_statuses};
 use crate::store_location::Access;
 use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};
 
@@ -175,7 +175,7 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
 
 async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
-    let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
+    let run = find(store.as_ref(), args.run.as_deref(), Default::Newest).await?;
     let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
@@ -211,8 +211,10 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
 
 async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
-    let qualifying = unfinished_statuses().into_iter().chain([RunStatus::CompletedWithFailures]).collect();
-    let run = find_to_decide(store.as_ref(), args.run.as_deref(), qualifying).await?;
+    let run = match args.run.as_deref() {
+        None | Some("@") => only(with_letters(store.as_ref()).await?, "run with dead letters")?,
+        name => find(store.as_ref(), name, Default::Newest).await?,
+    };
     if args.keys.is_empty() && !args.all {
         return Err(Error::usage("no dead letter selected".to_owned(), "name keys, or give `--all`"));
     }
@@ -230,6 +232,18 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     let count = found.len();
     context.output.done(&format!("Dropped {count} of the dead letters of run {run}."))?;
     Ok(Exit::Done)
+}
+
+/// Returns the runs with dead letters, newest first.
+async fn with_letters(store: &dyn Store) -> Result<Vec<RunId>, Error> {
+    let qualifying = unfinished_statuses().into_iter().chain([RunStatus::CompletedWithFailures]).collect();
+    let mut found = Vec::new();
+    for RunSummary { run, .. } in here_first(store, qualifying).await? {
+        if !letters_of(store, &run).await?.is_empty() {
+            found.push(run);
+        }
+    }
+    Ok(found)
 }
 
 fn nothing(context: &Context, run: &RunId, why: &str) -> Result<Exit, Error> {

@@ -27,7 +27,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     let mut runs: Vec<RunId> = Vec::with_capacity(args.runs.len());
     for name in &args.runs {
         let found = match asks {
-            true => find_to_decide(store.as_ref(), Some(name), BTreeSet::new()).await,
+            true => find_to_decide(store.as_ref(), Some(name), BTreeSet::new(), "run").await,
             false => find_unasked(store.as_ref(), Some(name), BTreeSet::new()).await,
         };
         let run = match found {

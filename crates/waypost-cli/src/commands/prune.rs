@@ -58,7 +58,7 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
     }
     if let Some(keep) = args.keep {
         let runs = match &args.run {
-            Some(name) => vec![find_to_decide(store.as_ref(), Some(name), BTreeSet::new()).await?],
+            Some(name) => vec![find_to_decide(store.as_ref(), Some(name), BTreeSet::new(), "run").await?],
             // A run with at most `keep` checkpoints has at most `keep` states.
             None => all(store.as_ref(), &RunQuery::default())
                 .await?

@@ -1,6 +1,6 @@
 //! `waypost resume`: continues a run from its newest checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -9,6 +9,7 @@ use waypost::engine::{
     Snapshot, StopHandle, Then, due_runs,
 };
 use waypost::folder::REPORT;
+use waypost::plan::Action;
 use waypost::record::{Choice as SettlementChoice, RunRecord, RunStatus};
 use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -22,7 +23,8 @@ use crate::exit::Exit;
 use crate::format::text::relative_to_here;
 use crate::run::definition::{Choice, Chosen, choose};
 use crate::run::environment::{self, Local};
-use crate::run::params::{BegunWork, Setting};
+use crate::run::params::{BegunWork, Setting, current};
+use crate::run::preflight;
 use crate::run::reference::{Default as Meant, StepRef, encode, find, no_branch};
 use crate::run::run_status;
 use crate::session::{Nothing, Session, SessionReport};
@@ -317,8 +319,8 @@ impl Prepared {
             Err(error) => return Err(error.into()),
         };
         chosen.tell(context);
-        environment::refuse_missing_secrets(&chosen.workflow)?;
         environment::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
+        refuse_lacks(context, store, run, (&frozen, &chosen), args).await?;
         let mut local = Local::look()?;
         local.has_bash =
             frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
@@ -494,6 +496,35 @@ fn begun_anew(branch: &BranchPath) -> Error {
     let message =
         format!("cannot combine `--retry-failed` with this change: `{opener}` restarts with all its items");
     Error::usage(message, "omit `--retry-failed`: failed items rerun with all others")
+}
+
+/// Refuses to resume while a secret is missing, or a folder, file or program of a step that will run.
+async fn refuse_lacks(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    (frozen, chosen): (&RunRecord, &Chosen),
+    args: &ResumeArgs,
+) -> Result<(), Error> {
+    let secrets = environment::refuse_missing_secrets(&chosen.workflow);
+    let base = frozen.base.as_deref().map(|base| store_location::from_home(store.home(), base));
+    let base = base.unwrap_or_default();
+    let look = |params: &Map<String, Value>, reused: &BTreeSet<StepId>| {
+        let runs = |step: &str| !reused.iter().any(|known| known.as_str() == step);
+        preflight::lacks_of(&chosen.workflow, params, &base, runs)
+    };
+    let mut found = look(&frozen.params, &BTreeSet::new());
+    if !found.is_empty()
+        && !args.restart
+        && let Ok(snapshot) = Snapshot::read(store.as_ref(), run).await
+    {
+        let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
+        let rests = |action| matches!(action, Action::Reuse | Action::Recheck | Action::Skip);
+        let on_main = plan.decisions.into_iter().filter(|decision| decision.branch.is_main());
+        let reused = on_main.filter(|decision| rests(decision.action)).map(|decision| decision.step);
+        found = look(&current(&snapshot), &reused.collect());
+    }
+    preflight::refused(secrets.err().into_iter().collect(), &found)
 }
 
 /// Warns of declared variables with other values than at the creation of the run.

@@ -24,6 +24,7 @@ use crate::format::text::relative_to_here;
 use crate::run::definition::path_in_force;
 use crate::run::environment::{self, Local};
 use crate::run::params::current;
+use crate::run::preflight;
 use crate::run::reference::{self, resumable_statuses};
 use crate::run::workflow_file;
 use crate::session::{Session, SessionReport};
@@ -49,11 +50,21 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         text: args.params.clone(),
     };
     let given = over_those_of_run(context, &workflow, given, &args).await;
-    let params = workflow.resolve_params(&given).map_err(|error| wrong_params(error, &given, &args))?;
+    let params = workflow.resolve_params(&given).map_err(|error| wrong_params(error, &given, &args));
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
-    environment::refuse_missing_secrets(&workflow)?;
     environment::refuse_unknown_step(&workflow, args.until.as_deref())?;
+    let known = params.as_ref().cloned().unwrap_or_default();
+    let runs = |step: &str| args.until.as_deref().is_none_or(|until| workflow.leads_to(step, until));
+    let lacks = preflight::lacks_of(&workflow, &known, &base, runs);
+    let secrets = environment::refuse_missing_secrets(&workflow);
+    let (params, missing) = match params {
+        Ok(params) => (params, None),
+        Err(error) => (Map::new(), Some(error)),
+    };
+    // An existing run may have finished the first steps.
+    let certain = if args.or_resume { &[] } else { lacks.as_slice() };
+    preflight::refused(missing.into_iter().chain(secrets.err()).collect(), certain)?;
     if args.dry_run {
         return dry_run(context, &workflow, id.as_ref(), args.until.as_deref());
     }
@@ -78,6 +89,10 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         }
         _ => None,
     };
+    preflight::refused(Vec::new(), &lacks)?;
+    for lack in &lacks {
+        context.output.warn(&format!("{}, unless an earlier step makes it", preflight::shown(lack)));
+    }
     let warnings = workflow.all_warnings();
     if !warnings.is_empty() {
         context.output.detail(&check::rendered(&warnings));

@@ -24,7 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
-    let run = find_to_decide(store.as_ref(), args.run.as_deref(), [RunStatus::Running].into()).await?;
+    let run =
+        find_to_decide(store.as_ref(), args.run.as_deref(), [RunStatus::Running].into(), "live run").await?;
     let summary = store.run(&run).await?.summary;
     let Some(holder) = summary.holder.or_else(|| keepalive_holder(store.as_ref(), &run)) else {
         return told(context, &run, summary.status, None);

@@ -31,6 +31,9 @@ pub(crate) async fn watch(context: &Context, args: WatchArgs) -> Result<Exit, Er
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let progress = Progress::new(&context.output, ProgressOf::WatchedRun);
     progress.read_logs_of(&store);
+    if let Some(workflow) = show::workflow_in_force(&Snapshot::read(store.as_ref(), &run).await?) {
+        progress.name_steps(&workflow);
+    }
     let mut watcher = Watcher { context, store: &store, run: &run, progress, stopped_by: None };
     if is_under_way(store.as_ref(), &run).await? {
         watcher.progress.open().map_err(Error::Runtime)?;

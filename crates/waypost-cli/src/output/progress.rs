@@ -1,5 +1,6 @@
 //! Progress of a run: a live region on a terminal, a line per event elsewhere, JSON on request.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -9,6 +10,7 @@ use waypost::engine::{Observer, StopLevel};
 use waypost::events;
 use waypost::record::{Phase, Position, Record, Wait, WaitKind};
 use waypost::store;
+use waypost_workflow::file::Workflow;
 
 use super::Output;
 use super::screen::{Message, Screen};
@@ -45,6 +47,8 @@ pub(crate) struct Progress {
     screen: OnceLock<SyncSender<Message>>,
     /// Wakes the task that asks, after a question of the run.
     question: Notify,
+    /// Names of steps in the file, by id.
+    names: Mutex<BTreeMap<String, String>>,
 }
 
 impl Progress {
@@ -57,13 +61,20 @@ impl Progress {
             output.actions = false;
         }
         let (heading, unheard, store) = (Mutex::default(), Arc::default(), Arc::default());
-        let (screen, question) = (OnceLock::new(), Notify::new());
-        Self { output, of, heading, unheard, store, screen, question }
+        let (screen, question, names) = (OnceLock::new(), Notify::new(), Mutex::default());
+        Self { output, of, heading, unheard, store, screen, question, names }
     }
 
     /// Sets the line to print before the first event.
     pub(crate) fn head(&self, text: String) {
         *self.heading.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }
+
+    /// Shows the names of steps beside their ids.
+    pub(crate) fn name_steps(&self, workflow: &Workflow) {
+        let named = workflow.all_steps().filter_map(|step| Some((step.id.clone(), step.name.clone()?)));
+        let names = named.collect();
+        *self.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
     }
 
     /// Sets the store for the logs of steps.
@@ -87,7 +98,7 @@ impl Progress {
                 Screen::new(&self.output, self.of, Arc::clone(&self.store), Arc::clone(&self.unheard));
             let _ = self.screen.set(screen.start()?);
         }
-        self.send(Message::Open);
+        self.send(Message::Open(self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()));
         Ok(())
     }
 

@@ -37,8 +37,8 @@ const MESSAGES_MAX: usize = 256;
 
 /// What the screen shows next.
 pub(super) enum Message {
-    /// The work begins: ticks from now on.
-    Open,
+    /// The work begins: ticks from now on. With the names of steps, by id.
+    Open(BTreeMap<String, String>),
     /// A line of its own.
     Note(String),
     Warning(String),
@@ -149,7 +149,10 @@ impl Screen {
 
     fn take(&mut self, message: Message, runtime: &Runtime) {
         match message {
-            Message::Open => self.is_open = true,
+            Message::Open(names) => {
+                self.is_open = true;
+                self.seen.names.extend(names);
+            }
             Message::Note(text) => self.print(&text),
             Message::Warning(text) => self.print(&self.output.warning(&text)),
             Message::Stopping(level, text) => {
@@ -363,6 +366,7 @@ impl Screen {
         let step = name_of(event).unwrap_or_default();
         let took = self.seen.lasted(&step);
         let took = took.map(|took| format!(" ({})", time::lasted(took))).unwrap_or_default();
+        let step = self.seen.titled(&step);
         let why = |error: &[String]| super::shown(error.first().map_or("", String::as_str)).into_owned();
         let text = match &event.what {
             EventKind::StepCompleted(_) => format!("{} {step}{took}", paint.green("   done")),

@@ -23,6 +23,8 @@ const BAR_COLUMNS: u64 = 20;
 /// The events so far.
 #[derive(Debug)]
 pub(super) struct StepProgress {
+    /// Names of steps in the file, by id.
+    pub(super) names: BTreeMap<String, String>,
     /// Running steps, by name with branch (unless main).
     pub(super) running: BTreeMap<String, RunningStep>,
     /// Steps with a failed attempt, until the next attempt starts.
@@ -75,6 +77,7 @@ impl StepProgress {
     /// Creates an empty view that starts at `now`.
     pub(super) fn from(now: Instant) -> Self {
         Self {
+            names: BTreeMap::new(),
             running: BTreeMap::new(),
             retrying: BTreeMap::new(),
             services: BTreeMap::new(),
@@ -86,6 +89,12 @@ impl StepProgress {
             stopping: None,
             starts: 0,
         }
+    }
+
+    /// Returns a step with its name, if it has one.
+    pub(super) fn titled(&self, step: &str) -> String {
+        let id = step.rsplit('/').next().unwrap_or(step);
+        self.names.get(id).map_or_else(|| step.to_owned(), |name| format!("{step} ({})", super::shown(name)))
     }
 
     /// Returns a heartbeat line after enough silence by `now`, and restarts the interval.
@@ -216,16 +225,16 @@ impl StepProgress {
     pub(super) fn lines(&self, spinner: char, room: usize, columns: usize) -> Vec<String> {
         let mut running: Vec<_> = self.running.iter().collect();
         running.sort_unstable_by_key(|(_, running)| Reverse(running.nth));
-        let bars = self.items.iter().map(|(step, items)| vec![items.bar(step, columns)]);
+        let bars = self.items.iter().map(|(step, items)| vec![items.bar(&self.titled(step), columns)]);
         let steps = running.into_iter().map(|(step, running)| {
             let took = format!(" {}", whole_seconds(running.since.elapsed()));
             let last = running.log.last_line();
             let last = (!last.is_empty()).then(|| format!("        | {last}"));
-            let first = fitted(&format!("{spinner:>7} {step}"), &took, columns);
+            let first = fitted(&format!("{spinner:>7} {}", self.titled(step)), &took, columns);
             std::iter::once(first).chain(last).collect()
         });
         let now = time::now();
-        let retries = self.retrying.iter().map(|(step, next)| vec![next.line(step, now, columns)]);
+        let retries = self.retrying.iter().map(|(step, next)| vec![next.line(&self.titled(step), now, columns)]);
         let blocks: Vec<Vec<String>> = bars.chain(steps).chain(retries).collect();
         let (mut lines, count) = (Vec::new(), blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {

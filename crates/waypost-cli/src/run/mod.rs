@@ -12,6 +12,7 @@ pub(crate) mod keepalive;
 pub(crate) mod limits;
 pub(crate) mod params;
 pub(crate) mod questions;
+pub(crate) mod preflight;
 pub(crate) mod reference;
 pub(crate) mod run_status;
 pub(crate) mod workflow_file;

@@ -354,7 +354,7 @@ pub(crate) async fn find_unasked(
     given: Option<&str>,
     qualifying: BTreeSet<RunStatus>,
 ) -> Result<RunId, Error> {
-    let found = find_to_decide(store, given, qualifying).await;
+    let found = find_to_decide(store, given, qualifying, "unfinished run").await;
     let text = given.unwrap_or_default();
     match &found {
         Ok(run) | Err(Error::Lost { run, .. }) if cuts_number(run.as_str(), text) => {
@@ -374,7 +374,8 @@ fn cuts_number(name: &str, text: &str) -> bool {
         && text.as_bytes().last().is_some_and(is_digit)
 }
 
-/// Finds the run for a command that decides or removes: `@`, or no name, must be unambiguous.
+/// Finds the run for a command that decides or removes: `@`, or no name, must be unambiguous. `what` names the runs
+/// that qualify.
 ///
 /// # Errors
 /// Those of [`find`]. [`Error::Usage`]: several runs qualify. [`Error::NotFound`]: no run qualifies.
@@ -382,10 +383,11 @@ pub(crate) async fn find_to_decide(
     store: &dyn Store,
     given: Option<&str>,
     qualifying: BTreeSet<RunStatus>,
+    what: &str,
 ) -> Result<RunId, Error> {
     match given {
         None | Some("@") => {
-            only(here_first(store, qualifying).await?.into_iter().map(|run| run.run).collect())
+            only(here_first(store, qualifying).await?.into_iter().map(|run| run.run).collect(), what)
         }
         Some(_) => find(store, given, Default::Newest).await,
     }
@@ -395,9 +397,9 @@ pub(crate) async fn find_to_decide(
 ///
 /// # Errors
 /// As for [`find_to_decide`].
-pub(crate) fn only(mut candidates: Vec<RunId>) -> Result<RunId, Error> {
+pub(crate) fn only(mut candidates: Vec<RunId>, what: &str) -> Result<RunId, Error> {
     match candidates.len() {
-        0 => Err(Error::not_found("run in question", "`waypost list` lists the runs")),
+        0 => Err(Error::not_found(what, "`waypost list` lists the runs")),
         1 => Ok(candidates.remove(0)),
         count => {
             let names = listed(&candidates);
@@ -447,7 +449,7 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
     };
     let found = here_first(store, statuses).await?;
     let what = match default {
-        Default::Only => return only(found.into_iter().map(|run| run.run).collect()),
+        Default::Only => return only(found.into_iter().map(|run| run.run).collect(), "run"),
         Default::Newest => "run in the store",
         Default::NewestResumable => "resumable run",
         Default::NewestLive => "run under way",

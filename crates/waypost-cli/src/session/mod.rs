@@ -145,6 +145,7 @@ impl<'a> Session<'a> {
     /// Creates the engine of this session for a workflow.
     pub(crate) fn engine(&self, store: Arc<dyn Store>, program: &WorkflowProgram) -> Engine {
         self.progress.read_logs_of(&store);
+        self.progress.name_steps(program.workflow());
         program.equip(Engine::new(store)).with_observer(Arc::clone(&self.progress) as _)
     }
 

@@ -291,7 +291,8 @@ fn what_became_of_many_items_stands_in_a_file() {
 fn lists_that_are_none_fail_by_name() {
     let flow = |items: &str, more: &str| {
         format!(
-            "steps:\n  - id: each\n    foreach:\n      items: {items}\n{more}      steps: [{{run: 'touch ran'}}]\n"
+            "steps:\n  - {{id: first, run: 'true'}}\n  - id: each\n    foreach:\n      items: {items}\n{more}      steps: \
+             [{{run: 'touch ran'}}]\n"
         )
     };
     for (name, items, more) in [

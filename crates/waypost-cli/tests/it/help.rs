@@ -95,6 +95,14 @@ fn an_unknown_word_is_answered_with_the_one_meant() {
         (&["resume", "--param=a=1"], "'--set'"),
         (&["delete", "x", "--force"], "'--yes'"),
         (&["show", "--stpe", "a"], "'--step'"),
+        (&["retry", "-p", "a=1"], "'--set'"),
+        (&["run", "--var", "a=1"], "'-p'"),
+        (&["run", "--parallel", "2"], "'--max-parallel'"),
+        (&["prune", "--state", "failed"], "'--status'"),
+        (&["stop", "-t", "1s"], "'--wait'"),
+        (&["report", "-o", "x"], "'--out'"),
+        (&["dag"], "'graph'"),
+        (&["replay"], "'resume'"),
     ] {
         let said = rig.waypost(args);
         assert!(said.starts_with("exit 2") && said.contains(meant), "{args:?}: {said}");

@@ -67,6 +67,7 @@ mod paper;
 mod parallel;
 mod passes_again;
 mod postgres;
+mod preflight;
 mod printing;
 mod probes;
 mod processes;

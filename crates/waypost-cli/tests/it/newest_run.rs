@@ -54,26 +54,33 @@ fn what_decides_or_removes_refuses_a_choice() {
         &["rollback", "@@1"],
         &["delete", "@", "--yes"],
         &["prune", "@", "--keep", "3"],
-        &["dead-letters", "drop", "@", "--all"],
         &["answer", "yes"],
         &["cancel"],
         &["rollback", "--to", "verified"],
         &["delete", "--yes"],
-        &["dead-letters", "drop", "--all"],
     ] {
         let refused = call(&rig, "", args);
         let told = rig.told(&refused);
         assert_eq!(refused.status.code(), Some(2), "{args:?}: {told}");
         assert!(told.contains("run-a") && told.contains("run-b"), "{args:?}: {told}");
     }
-    for stop in [&["stop", "@"][..], &["stop"]] {
-        let unlike = call(&rig, "", stop);
-        assert_eq!(unlike.status.code(), Some(5), "no run is live: {}", rig.told(&unlike));
+    for (args, why) in [
+        (&["stop", "@"][..], "there is no live run"),
+        (&["stop"], "there is no live run"),
+        (&["dead-letters", "drop", "--all"], "there is no run with dead letters"),
+        (&["dead-letters", "drop", "@", "--all"], "there is no run with dead letters"),
+    ] {
+        let refused = call(&rig, "", args);
+        let told = rig.told(&refused);
+        assert_eq!(refused.status.code(), Some(5), "{args:?}: {told}");
+        assert!(told.contains(why), "{args:?}: {told}");
     }
 
     // A single candidate is no ambiguity.
     assert_eq!(call(&rig, "", &["answer", "run-b", "no"]).status.code(), Some(0));
     assert_eq!(call(&rig, "", &["answer", "@", "yes"]).status.code(), Some(0));
+    let none = call(&rig, "", &["approve"]);
+    assert!(rig.told(&none).contains("there is no run with an open question"), "{}", rig.told(&none));
     assert_eq!(call(&rig, "", &["resume", "run-a", "-q"]).status.code(), Some(0));
     assert_eq!(call(&rig, "a", &["delete", "@", "--yes"]).status.code(), Some(0));
     assert_eq!(call(&rig, "", &["show", "run-a"]).status.code(), Some(5));
@@ -130,4 +137,23 @@ fn stop_without_a_name_needs_a_single_live_run() {
     let stopped = call(&rig, "a", &["stop"]);
     assert_eq!(stopped.status.code(), Some(0));
     assert!(rig.told(&stopped).contains("Run two stopped"), "{}", rig.told(&stopped));
+}
+
+#[test]
+fn commands_about_dead_letters_find_their_run() {
+    let rig = Rig::with(
+        "steps:\n  - id: each\n    foreach: {items: [x, y], max_failures: 1, steps: [{id: go, run: 'test -e ok || test \"$I\" \
+         = x', env: {I: '${{ item }}'}}]}\n",
+    );
+    rig.write("fine.yaml", "steps: [{run: 'true'}]\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(3));
+    for args in [&["dead-letters", "list"][..], &["dead-letters", "show"]] {
+        assert!(rig.waypost(args).contains("exit code 1"), "{args:?}: {}", rig.waypost(args));
+    }
+    assert_eq!(rig.call(&["dead-letters", "retry", "-q"]).status.code(), Some(3));
+    assert_eq!(rig.call(&["run", "fine.yaml", "--id", "s", "-q"]).status.code(), Some(0));
+    // The newest run has none; a single run has some.
+    assert!(rig.waypost(&["dead-letters", "retry"]).contains("run s has no dead letters"));
+    assert_eq!(rig.call(&["dead-letters", "drop", "--all"]).status.code(), Some(0));
+    assert_eq!(rig.call(&["dead-letters", "drop", "--all"]).status.code(), Some(5));
 }

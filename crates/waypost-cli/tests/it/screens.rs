@@ -164,3 +164,17 @@ fn a_job_with_a_terminal_gets_a_line_an_event() {
     assert!(!moves(&of_job) && of_job.contains("step_started a"), "{of_job:?}");
     assert!(!moves(&of_actions) && of_actions.contains("::error"), "{of_actions:?}");
 }
+
+#[test]
+fn names_of_steps_are_beside_their_ids() {
+    let rig = Rig::with("steps:\n  - {id: a, name: First <step>, run: 'true'}\n  - {id: b, run: 'true'}\n");
+    let shown = on_terminal(|screen| {
+        let mut command = rig.command(&["run", "flow.yaml", "--id", "r"]);
+        command.env("TERM", "xterm");
+        assert!(command.stderr(Stdio::from(screen)).status().unwrap().success());
+    });
+    assert!(shown.contains("done a (First <step>) (") || shown.contains(" a (First <step>) ("), "{shown}");
+    assert!(rig.waypost(&["show", "r"]).contains("a (First <step>)"));
+    let page = String::from_utf8(rig.call(&["report", "r", "--html"]).stdout).unwrap();
+    assert!(page.contains("✓ a</b> First &lt;step&gt; completed"), "{page}");
+}

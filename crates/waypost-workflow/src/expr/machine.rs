@@ -112,7 +112,7 @@ fn from_json(text: minijinja::Value) -> Result<minijinja::Value, Error> {
             convert::described_or_kind(&text)
         )));
     };
-    let value = crate::output::parse_json(json.as_bytes());
+    let value = super::json::parse_json(json.as_bytes());
     let value = value.map_err(|error| invalid(format!("`{}` is not JSON: {error}", convert::shown(json))))?;
     Ok(convert::from_json(&value))
 }

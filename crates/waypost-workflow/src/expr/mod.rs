@@ -8,6 +8,7 @@
 //! when a step runs. The caller passes a [`Scope`], and decides about the readable names at a place.
 
 mod convert;
+mod json;
 mod lex;
 mod machine;
 mod names;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+pub(crate) use self::json::parse_json;
 pub(crate) use self::names::{Call, FAILED_STEP, WAITING_STEP, is_taken};
 pub use self::names::{ELEMENT, Reference};
 pub use self::scope::{ItemsView, Scope, StepView};
@@ -439,6 +441,11 @@ impl Condition {
             }
             Some(Err(error)) => Err(vec![SyntaxError::new(0..text.len(), error.message)]),
         }
+    }
+
+    /// Returns whether the condition is false in every run: it reads nothing.
+    pub(crate) fn is_never(&self) -> bool {
+        matches!(self.0.constant(), Some(Ok(Value::Bool(false))))
     }
 
     /// Returns the condition as written, without `${{ }}`.

@@ -286,7 +286,8 @@ fn call(tokens: &[Token<'_>], index: usize, uses: &mut Uses) -> Result<(), Synta
 fn unknown_function(token: &Token<'_>) -> SyntaxError {
     let error = SyntaxError::new(token.range.clone(), format!("there is no function `{}`", token.text));
     let near = nearest(token.text, FUNCTIONS);
-    error.hint(near).help(format!("the functions are {}", listed(FUNCTIONS)))
+    let own = FUNCTIONS.into_iter().filter(|name| ![FROM_JSON_OF_GITHUB, TO_JSON_OF_GITHUB].contains(name));
+    error.hint(near).help(format!("the functions are {}", listed(own)))
 }
 
 fn skipped(tokens: &[Token<'_>], index: usize) -> Result<Call, SyntaxError> {

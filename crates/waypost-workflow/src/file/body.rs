@@ -79,7 +79,28 @@ pub(super) fn drafts<'n>(
 pub(super) fn ordered<'n>(checker: &mut Checker<'_>, drafts: Vec<Draft<'n>>) -> BodyDraft<'n> {
     let index = graph::index(checker, &drafts);
     let order = graph::order(checker, &drafts, &index);
+    if let Some(order) = &order {
+        warn_of_shared_folders(checker, &drafts, order);
+    }
     BodyDraft { drafts, index, order }
+}
+
+/// Warns of agents without an order in one folder: each changes the files of the other.
+fn warn_of_shared_folders(checker: &mut Checker<'_>, drafts: &[Draft<'_>], order: &EdgeOrder) {
+    let is_agent = |draft: &Draft<'_>| matches!(draft.work, Some((Work::Agent(_), _)));
+    let folder = |draft: &'_ Draft<'_>| draft.dir.as_ref().map(|(dir, _)| dir.as_str().to_owned());
+    let mut first: HashMap<Option<String>, usize> = HashMap::new();
+    for (place, draft) in drafts.iter().enumerate().filter(|(_, draft)| is_agent(draft)) {
+        let Some(other) = first.insert(folder(draft), place) else { continue };
+        if !order.is_before(other, place) && !order.is_before(place, other) {
+            let message = format!(
+                "the agents of `{}` and `{}` may work in one folder at once",
+                drafts[other].id, draft.id
+            );
+            let help = "give each a `dir` of its own, or let one step need the other";
+            checker.warn(draft.id_node, message, help);
+        }
+    }
 }
 
 impl<'n> BodyDraft<'n> {

@@ -68,6 +68,14 @@ impl<'s> Checker<'s> {
         self.problems.push(problem);
     }
 
+    /// Adds a warning at `node`.
+    pub(crate) fn warn(&mut self, node: &Node, message: impl Into<String>, help: &str) {
+        if !self.warnings.is_full() {
+            let problem = self.source.problem(&node.span, message).help(help);
+            self.warnings.push(problem);
+        }
+    }
+
     /// Adds a problem: `node` has another type than `wanted`.
     pub(crate) fn mismatch(&mut self, node: &Node, what: &str, wanted: &str, help: &str) {
         self.wrong(node, format!("`{what}` must be {wanted}, not {}", node.described()), help);
@@ -239,7 +247,16 @@ impl<'s> Checker<'s> {
             }
         };
         match Condition::parse_with(text, &self.locals) {
-            Ok(condition) => Some(condition),
+            Ok(condition) => {
+                if what == "if" && condition.is_never() {
+                    self.warn(
+                        node,
+                        "the condition is never true: the step never runs",
+                        "remove `if`, or the step",
+                    );
+                }
+                Some(condition)
+            }
             Err(errors) => {
                 self.syntax(node, text, errors);
                 None

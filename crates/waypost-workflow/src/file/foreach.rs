@@ -15,6 +15,7 @@ use super::matrix::{self, Matrix};
 use super::node::{Kind, Node};
 use super::parallel::PARALLEL_MAX;
 use super::step::{self, Defaults};
+use super::work::Work;
 use super::workflow::{Body, Step};
 use crate::expr::{Condition, Formula, Scope, Template};
 use crate::output::JsonPath;
@@ -284,6 +285,19 @@ fn warn_of_shared_files(checker: &mut Checker<'_>, (id, foreach): (&str, &Foreac
             claim.terms.not || matches!(&claim.expect, Some(Expected::Map(entries)) if is_absent(entries));
         !is_negated && (is_pin || is_parallel_file && texts.into_iter().all(of_any_item))
     };
+    let works_together = |draft: &&step::Draft<'_>| {
+        let is_agent = matches!(draft.work, Some((Work::Agent(_), _)));
+        let is_shared = draft.dir.as_ref().is_none_or(|(dir, _)| of_any_item(dir));
+        // Evidence about a file of the item says where its agent writes.
+        let claims = draft.evidence.iter().flat_map(|draft| &draft.evidence.claims);
+        let has_own_file = claims.filter_map(|claim| claim.subject.as_ref()).any(|file| !of_any_item(file));
+        is_agent && is_shared && !has_own_file && foreach.max_parallel != Some(1)
+    };
+    if let Some(draft) = body.drafts.iter().filter(|_| !is_single).find(works_together) {
+        let message = format!("the agents of several items of `{id}` may work in one folder at once");
+        let help = "give each item a folder, as in `dir: work/${{ item_index }}`, or set `max_parallel: 1`";
+        checker.warn(draft.id_node, message, help);
+    }
     for draft in body.drafts.iter().filter(|_| !is_single) {
         let claims = draft.evidence.iter().flat_map(|draft| &draft.evidence.claims).filter(overwrites);
         let shared = claims.filter_map(|claim| claim.subject.as_ref()).find(|subject| of_any_item(subject));

@@ -18,16 +18,16 @@ const COMBINATIONS_MAX: usize = 10_000;
 /// Combinations of values, each a map with a value for each axis.
 #[derive(Debug, Clone)]
 pub struct Matrix {
-    axes: Vec<(String, Values)>,
-    exclude: Values,
-    include: Values,
+    axes: Vec<(String, ValueList)>,
+    exclude: ValueList,
+    include: ValueList,
     /// The combinations, if no list of values is an expression.
     known: Option<Arc<Vec<Value>>>,
 }
 
 /// List of values.
 #[derive(Debug, Clone)]
-enum Values {
+enum ValueList {
     Listed(Vec<Value>),
     Expression(Template),
 }
@@ -51,8 +51,8 @@ impl Matrix {
     pub(super) fn templates(&self) -> impl Iterator<Item = &Template> {
         let lists = self.axes.iter().map(|(_, values)| values).chain([&self.exclude, &self.include]);
         lists.filter_map(|values| match values {
-            Values::Listed(_) => None,
-            Values::Expression(text) => Some(text),
+            ValueList::Listed(_) => None,
+            ValueList::Expression(text) => Some(text),
         })
     }
 
@@ -85,9 +85,9 @@ impl Matrix {
 
     /// Returns the matrix for a digest.
     pub(super) fn meaning(&self) -> Value {
-        let values = |values: &Values| match values {
-            Values::Listed(values) => Value::from(values.clone()),
-            Values::Expression(text) => Value::from(text.as_str()),
+        let values = |values: &ValueList| match values {
+            ValueList::Listed(values) => Value::from(values.clone()),
+            ValueList::Expression(text) => Value::from(text.as_str()),
         };
         let axes: Vec<Value> =
             self.axes.iter().map(|(name, list)| serde_json::json!([name, values(list)])).collect();
@@ -95,7 +95,7 @@ impl Matrix {
     }
 }
 
-impl Values {
+impl ValueList {
     fn list(&self, name: &str, scope: &Scope) -> Result<Vec<Value>, MatrixError> {
         match self {
             Self::Listed(values) => Ok(values.clone()),
@@ -159,7 +159,7 @@ pub(super) fn matrix(checker: &mut Checker<'_>, node: &Node, fields: &Fields<'_>
     }
     let mut others = ["exclude", "include"].map(|key| {
         let help = format!("write a list of maps: `{key}: [{{ os: mac, python: \"3.11\" }}]`");
-        fields.get(key).map_or(Some(Values::Listed(Vec::new())), |node| values(checker, node, key, &help))
+        fields.get(key).map_or(Some(ValueList::Listed(Vec::new())), |node| values(checker, node, key, &help))
     });
     let (exclude, include) = (others[0].take()?, others[1].take()?);
     // A problem was reported.
@@ -204,7 +204,7 @@ pub(super) fn matrix(checker: &mut Checker<'_>, node: &Node, fields: &Fields<'_>
 }
 
 /// Reads a list of values, or an expression for one.
-fn values(checker: &mut Checker<'_>, node: &Node, name: &str, help: &str) -> Option<Values> {
+fn values(checker: &mut Checker<'_>, node: &Node, name: &str, help: &str) -> Option<ValueList> {
     match &node.kind {
         Kind::List(nodes) => {
             if nodes.is_empty() {
@@ -221,9 +221,9 @@ fn values(checker: &mut Checker<'_>, node: &Node, name: &str, help: &str) -> Opt
                 checker.wrong(node, "a literal list of values cannot contain expressions", help);
                 return None;
             }
-            Some(Values::Listed(values))
+            Some(ValueList::Listed(values))
         }
-        Kind::Text(text) if text.contains("${{") => checker.template(node, name).map(Values::Expression),
+        Kind::Text(text) if text.contains("${{") => checker.template(node, name).map(ValueList::Expression),
         _ => {
             checker.mismatch(node, name, "a list", help);
             None

@@ -6,8 +6,8 @@ use regex_lite::Regex;
 use serde_json::{Map, Value};
 
 use super::workflow::Workflow;
+use crate::expr::parse_json;
 use crate::expr::{NumberError, described, exact_number};
-use crate::output::parse_json;
 use crate::suggest::{listed, nearest};
 
 /// Largest param; every checkpoint has it.

@@ -251,6 +251,13 @@ pub(super) fn env<'n>(checker: &mut Checker<'_>, node: &'n Node) -> Vec<Variable
             continue;
         }
         let template = checker.template(value, name);
+        if let Some(variable) = value.spelled().and_then(|text| super::evidence::variables_in(text).next()) {
+            let message = format!("nothing expands `${variable}` here: `{name}` is taken as written");
+            let help = format!(
+                "read a variable of the file with `${{{{ env.{variable} }}}}`, or expand it in the command"
+            );
+            checker.warn(value, message, &help);
+        }
         let first = !variables.iter().any(|(known, ..)| known == name);
         if let (true, true, Some(template)) = (sound, first, template) {
             variables.push((name.to_owned(), template, value));

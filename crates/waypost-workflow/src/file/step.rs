@@ -66,6 +66,8 @@ pub(super) static STEP: KeySet = KeySet {
     ],
     later: &["budget", "interrupt_before", "interrupt_after"],
     elsewhere: &[
+        ("on_waiting", "the workflow, beside `steps`"),
+        ("on_finish", "the workflow, beside `steps`"),
         ("secrets", "the workflow, beside `steps`"),
         ("checkpoints", "the workflow, beside `steps`"),
         ("defaults", "the workflow, beside `steps`"),

@@ -89,8 +89,8 @@ impl Body {
     /// beside the sequence.
     pub(crate) fn before(steps: &[Step], place: usize) -> Option<usize> {
         let is_in_line = |place: &usize| steps[*place].announces.is_none();
-        let of_wait = steps[place].announces.is_some().then_some(1).unwrap_or_default();
-        (0..place).rev().filter(is_in_line).nth(of_wait)
+        let skips_wait = steps[place].announces.is_some();
+        (0..place).rev().filter(is_in_line).nth(usize::from(skips_wait))
     }
 
     /// Returns all steps, with nested steps, hooks and included files, in the order of the file.
@@ -318,6 +318,34 @@ impl Workflow {
         found.into_iter().map(|problem| self.warning(Cow::Owned(problem))).chain(below).collect()
     }
 
+    /// Returns warnings at lines of the file.
+    pub fn warn_at(&self, found: impl Iterator<Item = (usize, String)>, help: &str) -> Vec<Warning<'_>> {
+        let source = SourceText::new(self.path.clone(), Arc::clone(&self.text));
+        let mut problems = Problems::default();
+        for (line, message) in found {
+            let before =
+                self.text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum::<usize>();
+            let text = self.text[before..].lines().next().unwrap_or_default();
+            let start = before + text.len() - text.trim_start().len();
+            problems.push(source.problem(&(start..before + text.trim_end().len()), message).help(help));
+        }
+        let (found, _) = problems.finish(&source);
+        found.into_iter().map(|problem| self.warning(Cow::Owned(problem))).collect()
+    }
+
+    /// Returns whether `step` of the top list is `until`, or a direct or indirect need of it.
+    #[must_use]
+    pub fn leads_to(&self, step: &str, until: &str) -> bool {
+        let Some(until) = self.body.index.get(until) else { return false };
+        let (mut open, mut seen) = (vec![*until], BTreeSet::new());
+        while let Some(place) = open.pop() {
+            if seen.insert(place) {
+                open.extend(self.body.upstream(&self.body.steps[place]).map(|need| need.index));
+            }
+        }
+        self.body.index.get(step).is_some_and(|place| seen.contains(place))
+    }
+
     /// Returns the included files of the steps.
     fn children(&self) -> impl Iterator<Item = &Self> {
         self.of_file().filter_map(|step| step.work.child()).map(ChildWorkflow::workflow)
@@ -489,6 +517,11 @@ impl Step {
     /// The expression that cannot be evaluated.
     pub fn resolve_shared_env(&self, scope: &Scope) -> Result<BTreeMap<String, String>, ExprError> {
         self.resolve(scope, &self.env[..2])
+    }
+
+    /// Returns whether the file sets the variable for the step.
+    pub(crate) fn sets_env(&self, name: &str) -> bool {
+        self.env.iter().flatten().any(|(known, _)| known == name)
     }
 
     fn resolve(

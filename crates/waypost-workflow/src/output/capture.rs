@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::json::parse_json;
+use crate::expr::parse_json;
 use crate::expr::{NumberError, exact_number, shown};
 
 /// Largest captured output; every checkpoint after the step has it.
@@ -117,10 +117,4 @@ fn number_of(text: &str) -> Result<Value, CaptureError> {
 /// Returns `text` without one newline at its end, CRLF included.
 pub(super) fn without_last_newline(text: &str) -> &str {
     text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line))
-}
-
-/// Returns the parser's message without the place, which the error has in separate fields.
-pub(super) fn json_problem(error: &serde_json::Error) -> String {
-    let message = error.to_string();
-    message.split(" at line ").next().unwrap_or_default().to_owned()
 }

@@ -4,7 +4,6 @@
 
 mod capture;
 mod file;
-mod json;
 mod path;
 
 pub use self::capture::{CAPTURE_BYTES_MAX, Capture, CaptureError};
@@ -12,7 +11,6 @@ pub use self::file::{
     OUTPUT_BYTES_MAX, OUTPUT_COUNT_MAX, OUTPUT_NAME_BYTES_MAX, OutputError, Written, is_output_name,
     parse_output_file,
 };
-pub(crate) use self::json::parse_json;
 pub(crate) use self::path::file_text;
 pub use self::path::{PathError, value_at, value_in};
 pub use waypost::json_path::JsonPath;

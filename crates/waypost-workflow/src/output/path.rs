@@ -4,7 +4,7 @@ use serde_json::Value;
 use waypost::json_path::{JsonPath, MissingPart, PathPart};
 
 use super::capture::without_last_newline;
-use super::json::parse_json;
+use crate::expr::parse_json;
 use crate::expr::{described, shown};
 use crate::suggest::{listed, nearest};
 

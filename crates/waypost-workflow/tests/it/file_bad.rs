@@ -159,18 +159,35 @@ fn keys_of_other_tools_are_answered_with_ours() {
         (in_step("continueOn: {failure: true}"), "did you mean `continue_on_error`?"),
         (in_step("preconditions: [a]"), "did you mean `if`?"),
         (on_top("preconditions: [a]"), "write `if` in a step"),
-        (on_top("handlerOn: {failure: {run: a}}"), "did you mean `on_failure`?"),
-        (on_top("finally: [a]"), "`if: always()`"),
+        (on_top("handlerOn: {failure: {run: a}}"), "`on_failure`, `on_waiting` or `on_finish`"),
+        (in_step("handlerOn: {failure: {run: a}}"), "`on_success` or `on_failure`"),
+        (on_top("finally: [a]"), "`on_finish`"),
+        (in_step("finally: [a]"), "`if: always()`"),
+        (in_step("on_finish: [{run: a}]"), "use the key in the workflow"),
+        (on_top("strategy: {matrix: {os: [a]}}"), "`foreach: {"),
+        (on_top("matrix: {os: [a]}"), "`foreach: {"),
+        (on_top("retryPolicy: {limit: 1}"), "`defaults: { retry"),
+        (on_top("continueOn: {failure: true}"), "write `continue_on_error` in a step"),
+        (on_top("defaults: {image: alpine}"), "docker run"),
+        (on_top("'on': push"), "cron"),
+        (in_step("concurrency: 1"), "`max_parallel`"),
+        (in_step("loop: [a]"), "did you mean `foreach`?"),
+        (
+            "steps: [{foreach: {items: [a], concurrency: 1, steps: [{run: a}]}}]\n".to_owned(),
+            "limit the items",
+        ),
+        ("steps: [{foreach: {items: [a], exclude: [], steps: [{run: a}]}}]\n".to_owned(), "beside `matrix`"),
+        ("steps: [{foreach: {in: [a], do: [{run: a}]}}]\n".to_owned(), "did you mean `items`?"),
         (on_top("schedule: '0 0 * * *'"), "cron"),
         (on_top("concurrency: 1"), "`max_parallel`"),
         ("steps: [{uses: actions/checkout@v4}]\n".to_owned(), "write the commands in `run`"),
         (in_step("with: {a: b}"), "`env`"),
-        (in_step("if: fromjson(env.A)"), "`capture: json`"),
-        (in_step("if: (env.A | fromjson) == 1"), "`capture: json`"),
+        (in_step("if: startsWith(env.A, 'x')"), "startingwith"),
     ] {
         let said = problems_of(text.as_bytes());
         assert!(said.contains(ours), "{text}{said}");
-        assert_eq!(said.matches("error: ").count(), 1, "one problem: {text}{said}");
+        let problems = if text.contains("do: [") { 2 } else { 1 };
+        assert_eq!(said.matches("error: ").count(), problems, "one problem a key: {text}{said}");
     }
 }
 
@@ -535,7 +552,7 @@ fn a_function_that_is_misspelled_is_named() {
     );
     assert_eq!(
         of("alway()"),
-        "there is no function `alway` | Some(\"always\") | the functions are `always`, `failure`, `success`, `skipped`, `range` and `dict`"
+        "there is no function `alway` | Some(\"always\") | the functions are `always`, `failure`, `success`, `skipped`, `range`, `dict`, `fromjson` and `tojson`"
     );
 }
 

@@ -132,10 +132,11 @@ impl Page<'_> {
             step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis))).unwrap_or_default();
         let _ = writeln!(
             text,
-            "<details{open}><summary class=\"{status}\"><b>{} {}{}</b> {status} <span class=\"dim\">{took}</span></summary>",
+            "<details{open}><summary class=\"{status}\"><b>{} {}{}</b>{} {status} <span class=\"dim\">{took}</span></summary>",
             sign(status),
             escaped(&branch),
             escaped(&step.id),
+            step.name.as_ref().map(|name| format!(" {}", escaped(name))).unwrap_or_default(),
         );
         let mut facts = vec![
             ("attempts", if step.attempts > 1 { step.attempts.to_string() } else { String::new() }),

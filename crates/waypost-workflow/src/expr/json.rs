@@ -8,8 +8,7 @@ use std::fmt;
 use serde_json::Value;
 use waypost::unique_keys::UniqueKeys;
 
-use super::capture::json_problem;
-use crate::expr::{NumberError, exact_number, shown};
+use super::convert::{NumberError, exact_number, shown};
 
 /// Error in a JSON document, with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,4 +76,10 @@ fn end_of_text(bytes: &[u8], start: usize) -> usize {
         at += if bytes[at] == b'\\' { 2 } else { 1 };
     }
     at + 1
+}
+
+/// Returns the parser's message without the place, which the error has in separate fields.
+fn json_problem(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    message.split(" at line ").next().unwrap_or_default().to_owned()
 }

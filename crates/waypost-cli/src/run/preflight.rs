@@ -1,0 +1,41 @@
+//! Checks before a run starts: params, secrets, and the folders, files and programs of its steps.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use waypost_workflow::file::Workflow;
+use waypost_workflow::program::{Lack, Machine, lacks};
+
+use crate::error::Error;
+use crate::run::environment;
+
+/// Returns what the steps lack; `runs` says whether a step of the top list runs.
+pub(crate) fn lacks_of(
+    workflow: &Workflow,
+    params: &Map<String, Value>,
+    base: &Path,
+    runs: impl Fn(&str) -> bool,
+) -> Vec<Lack> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let agents = environment::agents();
+    lacks(workflow, params, Machine { base, path: &path, agents: &agents }, runs)
+}
+
+/// Returns a lack with its step, for a message.
+pub(crate) fn shown(lack: &Lack) -> String {
+    format!("step {} (line {}): {}", lack.step, lack.line, lack.message)
+}
+
+/// Returns the problems of a start as one error, if there are any; `found` are errors with their own hint.
+pub(crate) fn refused(mut found: Vec<Error>, lacks: &[Lack]) -> Result<(), Error> {
+    let certain: Vec<String> = lacks.iter().filter(|lack| lack.is_certain).map(shown).collect();
+    if certain.is_empty() && found.len() < 2 {
+        return found.pop().map_or(Ok(()), Err);
+    }
+    let problems: Vec<String> = found.iter().map(ToString::to_string).chain(certain).collect();
+    let message = match problems.as_slice() {
+        [problem] => format!("cannot start the run: {problem}"),
+        problems => format!("cannot start the run:\n  {}", problems.join("\n  ")),
+    };
+    Err(Error::usage(message, "`waypost check FILE` shows these problems with their places"))
+}
