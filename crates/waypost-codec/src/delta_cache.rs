@@ -185,7 +185,10 @@ impl CachedBodies {
 
 impl fmt::Debug for CachedBodies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CachedBodies").field("branches", &self.by_branch.len()).field("bytes", &self.bytes).finish()
+        f.debug_struct("CachedBodies")
+            .field("branches", &self.by_branch.len())
+            .field("bytes", &self.bytes)
+            .finish()
     }
 }
 

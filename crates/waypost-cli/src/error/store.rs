@@ -89,7 +89,9 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
                 damage.run
             )),
         ),
-        StoreError::Version { what, found, supported } if found < supported && what.starts_with("postgres:") => {
+        StoreError::Version { what, found, supported }
+            if found < supported && what.starts_with("postgres:") =>
+        {
             ("older", Exit::Newer, hint("`waypost store upgrade` upgrades the tables"))
         }
         StoreError::Version { found, supported, .. } if found < supported => (

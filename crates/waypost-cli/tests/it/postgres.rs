@@ -86,7 +86,11 @@ fn items_of_a_list_are_kept_in_the_database() {
     lines.sort();
     assert_eq!(lines, ["apac", "eu", "us"]);
     let log = rig.call(&["logs", "r", "long"]).stdout;
-    assert!(log.len() < 300 << 10 && log.starts_with(b"1\n2\n") && log.ends_with(b"200000\n"), "{}", log.len());
+    assert!(
+        log.len() < 300 << 10 && log.starts_with(b"1\n2\n") && log.ends_with(b"200000\n"),
+        "{}",
+        log.len()
+    );
 }
 
 #[test]
@@ -113,7 +117,11 @@ fn each_lack_of_a_server_has_its_exit_code() {
     let init = rig.call(&["store", "init", "--store", &store]);
     assert_eq!(init.status.code(), Some(0), "{}", rig.told(&init));
     // A role that may do nothing.
-    expect_at(&url(LOCKED, "lacking").replace(LOCKED, &format!("{LOCKED}:{PASSWORD}")), 77, &["permission denied"]);
+    expect_at(
+        &url(LOCKED, "lacking").replace(LOCKED, &format!("{LOCKED}:{PASSWORD}")),
+        77,
+        &["permission denied"],
+    );
     cluster().sql("lacking", "UPDATE waypost.version SET version = 9");
     expect_at(&store, 76, &["has format 9, this version reads up to 1"]);
 }

@@ -1,7 +1,7 @@
-//! Connections and statements: what is sent, sent again, and given up.
+//! Connections and statements, with repetitions after a lost answer.
 //!
-//! A connection whose statement has no answer is closed and never used again. A statement that was lost is sent
-//! again as it is: to ask whether it took effect proves nothing, since it may still arrive.
+//! A connection without an answer is closed and never used again. A lost statement is sent again unchanged. A question
+//! about the effect proves nothing, since the statement may still arrive.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -28,12 +28,12 @@ const SERVER_MIN: i64 = 130_000;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(STATEMENT_TIMEOUT.as_secs() + 5);
 /// Longest wait for the request to cancel a statement.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most repetitions of a statement that collided with another transaction.
+/// Most repetitions of a statement after a collision with another transaction.
 const COLLISIONS_MAX: u32 = 10;
 /// Shortest and longest pause before a repetition.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// A database with its connections, shared by all tasks of a store.
+/// A database with connections, shared by all tasks of a store.
 #[derive(Debug)]
 pub(crate) struct Database {
     /// The name of the store, without a password.
@@ -46,11 +46,11 @@ pub(crate) struct Database {
     closed: AtomicBool,
 }
 
-/// The connections, and what the server said at the first.
+/// The connections, and the settings of the server.
 #[derive(Debug)]
 struct Opened {
     pool: Pool,
-    /// The setting that loses acknowledged data, if any.
+    /// A setting by which acknowledged data may be lost, if any.
     lossy: Option<String>,
 }
 
@@ -58,12 +58,12 @@ struct Opened {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) rows: Vec<Row>,
-    /// An earlier answer to the same statement was lost: the effect may be that of the earlier one.
+    /// An earlier answer to the same statement was lost: the effect may be an earlier effect.
     pub(crate) repeated: bool,
 }
 
 impl Answer {
-    /// Returns the only row of a statement that always has one.
+    /// Returns the first row; for statements with a single row.
     pub(crate) fn row(&self) -> Result<&Row, Failure> {
         let lacking = || Failure::Store(StoreError::Invalid("the server returned no row".to_owned()));
         self.rows.first().ok_or_else(lacking)
@@ -83,7 +83,7 @@ impl Database {
         }
     }
 
-    /// Checks once that the store is open, and that its schema is of this version.
+    /// Checks that the store is open, and once that the schema has this version.
     pub(crate) async fn check(&self) -> Result<(), Failure> {
         self.refuse_closed()?;
         self.checked.get_or_try_init(|| schema::check(self)).await.map(drop)
@@ -104,7 +104,7 @@ impl Database {
         }
     }
 
-    /// Returns the setting of the server that loses acknowledged data, if any.
+    /// Returns a setting of the server by which acknowledged data may be lost, if any.
     pub(crate) async fn lossy(&self) -> Result<Option<&str>, Failure> {
         Ok(self.opened().await?.lossy.as_deref())
     }
@@ -141,7 +141,7 @@ impl Database {
     async fn connect(&self, config: &Config) -> Result<Client, Failure> {
         let client = if self.settings.is_plain {
             let (client, connection) = config.connect(NoTls).await.map_err(Failure::of_connecting)?;
-            // Its end is the end of the client, which reports it.
+            // The client reports the end of the connection.
             tokio::spawn(async { drop(connection.await) });
             client
         } else {
@@ -166,7 +166,7 @@ impl Database {
         Ok(MakeRustlsConnect::new(builder.with_root_certificates(roots).with_no_client_auth()))
     }
 
-    /// Refuses a server that cannot hold a store. Returns the setting that loses acknowledged data, if any.
+    /// Refuses a server without the needs of a store. Returns a setting by which acknowledged data may be lost, if any.
     async fn judge(&self, client: &Client) -> Result<Option<String>, Failure> {
         const SETTINGS: &str = "SELECT current_setting('server_version_num')::bigint,
             current_setting('transaction_isolation'), current_setting('fsync'),
@@ -181,8 +181,8 @@ impl Database {
         }
         if isolation != "read committed" {
             return Err(unsupported(format!(
-                "transactions are {isolation} behind this pooler; set it once with `ALTER ROLE ... SET \
-                 default_transaction_isolation = 'read committed'`"
+                "transactions are {isolation}, and a pooler refuses the setting of the session: `ALTER ROLE ... \
+                 SET default_transaction_isolation = 'read committed'`"
             ))
             .into());
         }
@@ -222,7 +222,7 @@ impl Database {
         Err(failure)
     }
 
-    /// Asks the server to give up a statement; it may be done by then.
+    /// Requests the end of a statement; the statement may have ended before.
     async fn cancel(&self, client: &Client) {
         let token = client.cancel_token();
         let cancel = async {
@@ -234,10 +234,10 @@ impl Database {
         let _ = tokio::time::timeout(CANCEL_TIMEOUT, cancel).await;
     }
 
-    /// Sends a statement, and sends the same again while its answer is lost or the server is away, for
-    /// [`PostgresOptions::patience`]. Before the first answer of the server, one attempt must do.
+    /// Sends a statement. Repeats the same statement for [`PostgresOptions::patience`] while answers are lost or the
+    /// server is away. Before the first connection, a single attempt is made.
     ///
-    /// The statement must have the same effect however often it is carried out.
+    /// Repetitions of the statement must have the same effect as a single execution.
     pub(crate) async fn run(&self, statement: &Statement) -> Result<Answer, Failure> {
         let was_opened = self.opened.initialized();
         let begun = Instant::now();
@@ -268,7 +268,7 @@ impl Database {
     }
 }
 
-/// Returns a pause that doubles with each attempt, between its half and its whole.
+/// Returns a random pause; the upper limit doubles with each attempt.
 fn pause(attempts: u32) -> Duration {
     let whole = PAUSE.0.saturating_mul(1 << attempts.min(10)).min(PAUSE.1);
     let random = RandomState::new().hash_one(attempts) % 1_000;

@@ -1,18 +1,18 @@
-//! A statement with typed values: one message to the server, without a prepared statement, so that a pooler between
-//! transactions may give every statement another server connection.
+//! A statement with typed values: one message to the server, without a prepared statement. So a pooler may use another
+//! server connection for every statement.
 
 use std::borrow::Cow;
 
 use tokio_postgres::types::{ToSql, Type};
 
-/// A statement with its values, which may be sent again.
+/// A statement with values, ready for repetitions.
 #[derive(Debug)]
 pub(crate) struct Statement {
     pub(crate) sql: Cow<'static, str>,
     values: Vec<Value>,
 }
 
-/// A value with its type.
+/// A value with a type.
 #[derive(Debug)]
 enum Value {
     Int(Option<i64>),
@@ -71,7 +71,7 @@ impl Statement {
         self.with(Value::BytesList(values))
     }
 
-    /// Returns the number of values so far, which is the number of the last one in the text.
+    /// Returns the number of values so far: the number of the last value in the text.
     pub(crate) fn count(&self) -> usize {
         self.values.len()
     }
@@ -80,14 +80,14 @@ impl Statement {
     pub(crate) fn parameters(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
         fn typed(value: &Value) -> (&(dyn ToSql + Sync), Type) {
             match value {
-            Value::Int(value) => (value, Type::INT8),
-            Value::Bool(value) => (value, Type::BOOL),
-            Value::Text(value) => (value, Type::TEXT),
-            Value::Bytes(value) => (value, Type::BYTEA),
-            Value::Ints(values) => (values, Type::INT8_ARRAY),
-            Value::Bools(values) => (values, Type::BOOL_ARRAY),
-            Value::Texts(values) => (values, Type::TEXT_ARRAY),
-            Value::BytesList(values) => (values, Type::BYTEA_ARRAY),
+                Value::Int(value) => (value, Type::INT8),
+                Value::Bool(value) => (value, Type::BOOL),
+                Value::Text(value) => (value, Type::TEXT),
+                Value::Bytes(value) => (value, Type::BYTEA),
+                Value::Ints(values) => (values, Type::INT8_ARRAY),
+                Value::Bools(values) => (values, Type::BOOL_ARRAY),
+                Value::Texts(values) => (values, Type::TEXT_ARRAY),
+                Value::BytesList(values) => (values, Type::BYTEA_ARRAY),
             }
         }
         self.values.iter().map(typed).collect()

@@ -1,4 +1,4 @@
-//! The contract of a store, kept by this one.
+//! The contract of a store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl StoreFixture for Postgres {
                 self.flip("records", "body", &record(run, branch, *seq)).await;
             }
         }
-        // Its cache would hide the damage.
+        // The cache would hide the damage.
         self.store = Some(self.site.open());
     }
 

@@ -1,4 +1,4 @@
-//! Servers that die, answers that are lost, and holders that wake up too late.
+//! Killed servers, lost answers, and late holders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
 use crate::proxy::{Proxy, When};
 use crate::support::Site;
 
-/// The statement of an append, as the proxy recognises it.
+/// A part of the statement of an append.
 const APPEND: &[u8] = b"opened AS (";
 
 async fn begin(store: &PostgresStore, links: &mut Links) -> waypost::store::Lease {
@@ -35,7 +35,7 @@ fn a_lost_answer_is_asked_for_with_the_same_batch() {
         let mut links = Links::of(&run_id("r-1"));
         let lease = begin(&store, &mut links).await;
 
-        // The commit happens, and its answer does not arrive.
+        // The commit happens, and the answer does not arrive.
         proxy.cut(When::AfterTheAnswer);
         assert_eq!(Store::append(&store, &[&lease], links.step()).await.unwrap(), Appended::Now);
         // The statement does not arrive.
@@ -194,7 +194,7 @@ fn a_call_that_is_dropped_is_ended_by_its_task() {
             // Long enough to send, too short for an answer.
             let _ = tokio::time::timeout(Duration::from_micros(50), append).await;
         }
-        // The next write waits for those before.
+        // The next write waits for earlier writes.
         assert_eq!(Store::append(&*store, &[&lease], links.step()).await.unwrap(), Appended::Now);
 
         assert_eq!(count(&site).await, 7);
@@ -231,7 +231,7 @@ fn a_holder_that_wakes_up_after_its_lease_is_refused() {
     });
 }
 
-/// A renewed lease does not end, and its row may be locked by a batch at the same moment.
+/// A renewed lease does not end, even while a batch locks the row.
 #[test]
 fn renewals_and_batches_do_not_disturb_each_other() {
     block_on(async {
@@ -269,11 +269,9 @@ fn a_store_that_went_back_is_damaged() {
         Store::append(&*store, &[&lease], before.clone()).await.unwrap();
 
         // A standby without the last record takes over.
-        let back = format!(
-            "DELETE FROM waypost.records WHERE seq = 2;
-             UPDATE waypost.scopes SET newest = 1, tip = (SELECT digest FROM waypost.records WHERE seq = 1)"
-        );
-        site.tables().await.batch_execute(&back).await.unwrap();
+        let back = "DELETE FROM waypost.records WHERE seq = 2;
+             UPDATE waypost.scopes SET newest = 1, tip = (SELECT digest FROM waypost.records WHERE seq = 1)";
+        site.tables().await.batch_execute(back).await.unwrap();
 
         let error = Store::append(&*store, &[&lease], links.step()).await.unwrap_err();
         assert!(matches!(&error, StoreError::Damaged { damage, .. } if damage.seq == 2), "{error}");

@@ -1,4 +1,4 @@
-//! The first use of a store: what the server and the schema must be, and how each lack is told.
+//! The first use of a store: demands on server and schema, and the errors.
 
 use waypost::store::{RunQuery, Store as _, StoreError};
 use waypost_postgres::{PostgresOptions, PostgresStore, SCHEMA_VERSION};
@@ -13,13 +13,16 @@ fn tables_are_made_once_and_only_by_init() {
         let store = site.open();
 
         let error = store.runs(&RunQuery::default()).await.unwrap_err();
-        assert!(matches!(&error, StoreError::NotFound { what, .. } if what == "tables of Waypost"), "{error}");
+        assert!(
+            matches!(&error, StoreError::NotFound { what, .. } if what == "tables of Waypost"),
+            "{error}"
+        );
         assert_eq!(store.schema().await.unwrap(), None);
 
         let (one, two) = (site.open(), site.open());
         let made = tokio::join!(one.init(), two.init());
         let made = [made.0.unwrap(), made.1.unwrap()];
-        assert!(made.contains(&None), "one of them made the tables: {made:?}");
+        assert!(made.contains(&None), "a single call made the tables: {made:?}");
         assert_eq!(store.init().await.unwrap(), Some(SCHEMA_VERSION));
         assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
     });
@@ -61,10 +64,8 @@ fn a_worker_needs_no_right_to_change_the_schema() {
         let mut links = waypost_testing::records::Links::of(&run);
         let sealed = waypost_testing::records::sealed(waypost_testing::records::run_record(&run));
 
-        let lease = worker
-            .create(&sealed, links.step(), &waypost_testing::records::holder("worker"))
-            .await
-            .unwrap();
+        let lease =
+            worker.create(&sealed, links.step(), &waypost_testing::records::holder("worker")).await.unwrap();
         worker.blobs().append(&lease, "logs/a.log", b"line").await.unwrap();
         waypost::store::Store::append(&worker, &[&lease], links.step()).await.unwrap();
         worker.release(lease, None).await.unwrap();
@@ -80,7 +81,7 @@ fn a_worker_needs_no_right_to_change_the_schema() {
 }
 
 #[test]
-fn a_server_that_is_away_is_told_at_once() {
+fn a_server_that_is_away_is_reported_at_once() {
     block_on(async {
         let begun = std::time::Instant::now();
         let store =

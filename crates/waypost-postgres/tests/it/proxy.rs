@@ -1,4 +1,4 @@
-//! A proxy before a server, which loses chosen statements or their answers.
+//! A proxy before a server; loses chosen statements or answers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use waypost_postgres::{PostgresOptions, PostgresStore};
 pub(crate) enum When {
     /// The server never gets the statement.
     BeforeTheStatement,
-    /// The server has carried it out, and its answer is lost.
+    /// The server has carried out the statement, and the answer is lost.
     AfterTheAnswer,
     /// The client loses the connection, and the server gets the statement later.
     Late(Duration),
@@ -47,7 +47,8 @@ impl State {
         if when != Some(When::Always) {
             *plan = None;
         }
-        when.inspect(|_| drop(self.cuts.fetch_add(1, Ordering::Relaxed)))
+        self.cuts.fetch_add(u32::from(when.is_some()), Ordering::Relaxed);
+        when
     }
 }
 

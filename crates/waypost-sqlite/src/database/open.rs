@@ -18,12 +18,12 @@ use waypost::lock::network_file_system;
 use waypost::store::StoreError;
 use waypost::{Clock, SystemClock};
 
-use waypost_codec::delta_cache::DeltaCache;
 use crate::database::error::SqliteError;
 use crate::database::folder;
 use crate::database::heads::HeadCache;
 use crate::database::schema;
 use crate::database::wal_prealloc::{FramesSeen, WalPrealloc};
+use waypost_codec::delta_cache::DeltaCache;
 
 /// How long a call waits for writing processes. SQLite has no fair queue. With hundreds of concurrent runs, a
 /// writer may be unlucky for many seconds, and giving up would stop a run with a sound disk.

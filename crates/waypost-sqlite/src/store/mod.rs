@@ -19,7 +19,6 @@ use waypost::store::{
     Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 
-use waypost_codec::encode;
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::{self, Place, SqliteOptions};
@@ -36,6 +35,7 @@ use crate::write::append;
 use crate::write::commit::{Writer, Writes};
 use crate::write::removal;
 use crate::write::trim;
+use waypost_codec::encode;
 
 mod deletion;
 

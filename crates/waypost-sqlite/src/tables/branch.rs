@@ -9,7 +9,6 @@ use std::sync::Arc;
 use rusqlite::{Connection, OptionalExtension, Row};
 use waypost::id::{BranchPath, Digest, RunId};
 
-use waypost_codec::encode::{CODEC_DELTA, CODEC_FULL};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::heads::{HeadEnd, Newest};
@@ -17,6 +16,7 @@ use crate::database::values::{count, int};
 use crate::tables::counters;
 use crate::tables::rows::{BRANCH_ID_MAX, SEQ_BITS, SEQ_MAX, key, seq_of};
 use crate::tables::tail_check::Loss;
+use waypost_codec::encode::{CODEC_DELTA, CODEC_FULL};
 
 /// A branch of a run.
 #[derive(Debug, Clone)]

@@ -44,13 +44,11 @@ pub(crate) fn take_lock_unnoted(place: &Place, run: &RunId) -> Result<RunLock, S
 
 fn not_taken(run: &RunId, error: LockError) -> StoreError {
     match error {
-        LockError::Held { holder, .. } => {
-            StoreError::Held {
-                run: run.clone(),
-                holder: Some(*holder).filter(|holder| holder.pid != 0),
-                until: None,
-            }
-        }
+        LockError::Held { holder, .. } => StoreError::Held {
+            run: run.clone(),
+            holder: Some(*holder).filter(|holder| holder.pid != 0),
+            until: None,
+        },
         LockError::NetworkFileSystem { .. } => StoreError::Invalid(error.to_string()),
         LockError::Io { path, source } => StoreError::of_write("lock", path.display().to_string(), source),
     }

@@ -8,11 +8,11 @@ use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::{Flaw, SealedRun};
 use waypost::store::{Damage, StoreError};
 
-use waypost_codec::header::{self, RUN_BYTES_MAX};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::open::Place;
 use crate::database::values::time_text;
 use crate::tables::read::View;
+use waypost_codec::header::{self, RUN_BYTES_MAX};
 
 /// The tables with run records.
 const TABLES: [&str; 2] = ["frozen", "frozen_copies"];

@@ -9,8 +9,6 @@ use waypost::id::{BranchPath, Digest, RunId};
 use waypost::record::{Reason, Record, RunStatus, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError};
 
-use waypost_codec::encode::{CODEC_DELTA, CODEC_FULL};
-use waypost_codec::encode::{Encoded, StoredBody, encode_full};
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::heads::{HeadEnd, Newest};
@@ -20,6 +18,8 @@ use crate::tables::branch::{Branch, newest_row};
 use crate::tables::rows::{BRANCH_ID_MAX, Found, SEQ_MAX, Want, fetch, key};
 use crate::tables::run_copies;
 use crate::tables::runs::labels_text;
+use waypost_codec::encode::{CODEC_DELTA, CODEC_FULL};
+use waypost_codec::encode::{Encoded, StoredBody, encode_full};
 
 /// Creates a run with its first batch; its lease has [`FIRST_TOKEN`]. Returns whether every body was stored
 /// as packed.

@@ -11,9 +11,6 @@ use waypost::record::{RETENTION_MIN, Record};
 use waypost::store::Trimmed;
 use waypost::store::retention::{self, Mark};
 
-use waypost_codec::encode::{CODEC_DELTA, CODEC_TRIMMED};
-use waypost_codec::encode::{StoredBody, encode_full};
-use waypost_codec::frame;
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::Place;
@@ -21,6 +18,9 @@ use crate::database::values::{count, int};
 use crate::tables::branch::Branch;
 use crate::tables::read::View;
 use crate::tables::rows::{Found, SEQ_MAX, Want, fetch, key, seq_of};
+use waypost_codec::encode::{CODEC_DELTA, CODEC_TRIMMED};
+use waypost_codec::encode::{StoredBody, encode_full};
+use waypost_codec::frame;
 
 /// The plan of a trim.
 #[derive(Debug, Default)]

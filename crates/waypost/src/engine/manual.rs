@@ -84,7 +84,9 @@ impl Engine {
                     return Ok(at);
                 }
                 if begun.elapsed() >= WRITTEN_WITHIN {
-                    return Err(StoreError::Held { run: run.clone(), holder: Some(holder), until: None }.into());
+                    return Err(
+                        StoreError::Held { run: run.clone(), holder: Some(holder), until: None }.into()
+                    );
                 }
                 tokio::time::sleep(POLL_INTERVAL).await;
                 continue;
