@@ -24,6 +24,14 @@ impl Postgres {
         Self { site, store }
     }
 
+    /// As [`fresh`](Self::fresh), without a runtime: connections of one runtime are not used in another.
+    pub(crate) fn fresh_anywhere() -> Self {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let site = std::thread::spawn(move || runtime().block_on(Site::new())).join().unwrap();
+        let store = Some(site.open());
+        Self { site, store }
+    }
+
     async fn flip(&self, table: &str, column: &str, row: &str) {
         let text = format!(
             "UPDATE waypost.{table} SET {column} = set_byte({column}, length({column}) / 2,

@@ -259,6 +259,41 @@ fn renewals_and_batches_do_not_disturb_each_other() {
 }
 
 #[test]
+fn a_batch_that_collides_is_sent_again_a_few_times() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let mut links = Links::of(&run_id("r-1"));
+        let lease = begin(&store, &mut links).await;
+        // A sequence counts failed transactions too.
+        let trigger = "CREATE SEQUENCE attempts; CREATE TABLE failing (count bigint);
+            INSERT INTO failing VALUES (3);
+            CREATE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('attempts') <= (SELECT count FROM failing) THEN
+                    RAISE EXCEPTION 'a deadlock' USING ERRCODE = '40P01';
+                END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER collide BEFORE INSERT ON waypost.records FOR EACH ROW EXECUTE FUNCTION collide()";
+        let tables = site.tables().await;
+        tables.batch_execute(trigger).await.unwrap();
+        let attempts =
+            async || tables.query_one("SELECT last_value FROM attempts", &[]).await.unwrap().get::<_, i64>(0);
+
+        assert_eq!(Store::append(&*store, &[&lease], links.step()).await.unwrap(), Appended::Now);
+        assert_eq!(attempts().await, 4);
+
+        tables.batch_execute("UPDATE failing SET count = 1000").await.unwrap();
+        let batch = links.step();
+        let error = Store::append(&*store, &[&lease], batch.clone()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+        assert_eq!(attempts().await, 4 + 11);
+        tables.batch_execute("UPDATE failing SET count = 0").await.unwrap();
+        assert_eq!(Store::append(&*store, &[&lease], batch).await.unwrap(), Appended::Now);
+    });
+}
+
+#[test]
 fn a_store_that_went_back_is_damaged() {
     block_on(async {
         let site = Site::new().await;

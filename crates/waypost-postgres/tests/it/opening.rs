@@ -4,6 +4,7 @@ use waypost::store::{RunQuery, Store as _, StoreError};
 use waypost_postgres::{PostgresOptions, PostgresStore, SCHEMA_VERSION};
 use waypost_testing::contract::block_on;
 
+use crate::proxy::{Proxy, When};
 use crate::support::Site;
 
 #[test]
@@ -91,6 +92,27 @@ fn a_server_that_is_away_is_reported_at_once() {
 
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
         assert!(begun.elapsed() < PostgresOptions::default().patience / 2);
+    });
+}
+
+#[test]
+fn a_pooler_that_refuses_parameters_is_enough() {
+    block_on(async {
+        let site = Site::new().await;
+        let proxy = Proxy::before(&site.url(), b"options\0").await;
+        proxy.cut(When::Pooler);
+        let store = proxy.store(PostgresOptions::default());
+
+        assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
+        assert_eq!(proxy.cuts(), 1, "the parameters are sent once");
+
+        // A role with another isolation level is refused there, and harmless without a pooler.
+        let sql =
+            format!("ALTER DATABASE {} SET default_transaction_isolation = serializable", site.database());
+        site.tables().await.batch_execute(&sql).await.unwrap();
+        let error = proxy.store(PostgresOptions::default()).runs(&RunQuery::default()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
+        site.open().runs(&RunQuery::default()).await.unwrap();
     });
 }
 

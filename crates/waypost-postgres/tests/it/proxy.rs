@@ -23,6 +23,8 @@ pub(crate) enum When {
     Late(Duration),
     /// As `AfterTheAnswer`, every time.
     Always,
+    /// Start-up parameters are refused, as by a pooler between transactions.
+    Pooler,
 }
 
 /// A proxy on a Unix socket.
@@ -44,7 +46,7 @@ impl State {
     fn next(&self) -> Option<When> {
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         let when = *plan;
-        if when != Some(When::Always) {
+        if !matches!(when, Some(When::Always | When::Pooler)) {
             *plan = None;
         }
         self.cuts.fetch_add(u32::from(when.is_some()), Ordering::Relaxed);
@@ -103,6 +105,13 @@ impl Drop for Proxy {
     }
 }
 
+/// Returns the error message of a pooler about a start-up parameter.
+fn refusal() -> Vec<u8> {
+    let fields = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
+    let length = u32::try_from(fields.len() + 4).unwrap().to_be_bytes();
+    [b"E".as_slice(), &length, fields].concat()
+}
+
 /// Carries bytes both ways until either side ends or a planned loss.
 async fn serve(mut client: UnixStream, mut server: UnixStream, state: Arc<State>) {
     let (mut from_client, mut from_server) = (vec![0; 1 << 20], vec![0; 1 << 20]);
@@ -120,6 +129,10 @@ async fn serve(mut client: UnixStream, mut server: UnixStream, state: Arc<State>
                     Some(When::AfterTheAnswer | When::Always) => {
                         let _ = server.write_all(sent).await;
                         let _ = server.read(&mut from_server).await;
+                        return;
+                    }
+                    Some(When::Pooler) => {
+                        let _ = client.write_all(&refusal()).await;
                         return;
                     }
                     Some(When::Late(delay)) => {
