@@ -209,17 +209,27 @@ impl Shared {
         lease::renewal(&self.database, lease).await
     }
 
-    /// Renews a lease. Without a renewal in time, the lease counts as lost: another process may take the lease at the end.
-    async fn renew_in_time(&self, lease: &Lease) -> Result<Renewal, Failure> {
+    /// Renews a lease. Without an answer in time, the lease counts as lost: another process may take the lease at the end.
+    async fn renew_in_time(self: &Arc<Self>, lease: &Lease) -> Result<Renewal, Failure> {
         let length = self.database.options.lease;
-        match self.renew(lease).await {
-            Err(Failure::Away(_) | Failure::Lost(_))
-                if self.with_held(lease, |held| held.lasts(length - length / MARGIN_PER_LEASE))
-                    == Some(false) =>
+        let time = length - length / MARGIN_PER_LEASE;
+        let Some(passed) = self.with_held(lease, |held| held.renewed.elapsed()) else {
+            return self.renew(lease).await;
+        };
+        // A task of its own, which a late answer does not leave in the middle.
+        let renewal = tokio::spawn({
+            let (shared, lease) = (Arc::clone(self), lease.clone());
+            async move { shared.renew(&lease).await }
+        });
+        match tokio::time::timeout(time.saturating_sub(passed), renewal).await {
+            Ok(Ok(Err(Failure::Away(_) | Failure::Lost(_)))) | Err(_)
+                if self.with_held(lease, |held| held.lasts(time)) == Some(false) =>
             {
                 Ok(Renewal::Lost)
             }
-            renewal => renewal,
+            Ok(Ok(renewal)) => renewal,
+            Ok(Err(error)) => Err(Failure::Lost(error.into())),
+            Err(elapsed) => Err(Failure::Lost(elapsed.into())),
         }
     }
 

@@ -231,6 +231,32 @@ fn a_holder_that_wakes_up_after_its_lease_is_refused() {
     });
 }
 
+/// A holder without a connection gives up before another process may take the lease.
+#[test]
+fn a_lease_without_renewal_is_lost_in_time() {
+    block_on(async {
+        let site = Site::new().await;
+        let proxy = Proxy::before(&site.url(), b"SET until").await;
+        let lease_time = Duration::from_millis(1_200);
+        let store = proxy.store(PostgresOptions { lease: lease_time, ..PostgresOptions::default() });
+        let mut links = Links::of(&run_id("r-1"));
+        let begun = std::time::Instant::now();
+        let lease = begin(&store, &mut links).await;
+        proxy.cut(When::Always);
+
+        loop {
+            match store.renew(&[&lease]).await {
+                Ok(answer) if answer == [Renewal::Lost] => break,
+                Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                Err(error) => assert!(error.retry(), "{error}"),
+            }
+        }
+
+        assert!(begun.elapsed() < lease_time, "{:?}", begun.elapsed());
+        assert!(proxy.cuts() > 0);
+    });
+}
+
 /// A renewed lease does not end, even while a batch locks the row.
 #[test]
 fn renewals_and_batches_do_not_disturb_each_other() {
