@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Timeouts};
 use tokio::sync::OnceCell;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Config, NoTls, Row};
+use tokio_postgres::{Client, Config, Error, NoTls, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 use waypost::store::StoreError;
@@ -19,7 +19,7 @@ use waypost_codec::delta_cache::DeltaCache;
 
 use crate::database::error::{Cause, Failure};
 use crate::database::schema;
-use crate::database::settings::{PostgresOptions, STATEMENT_TIMEOUT, Settings};
+use crate::database::settings::{LOCK_TIMEOUT, PostgresOptions, STATEMENT_TIMEOUT, Settings};
 use crate::database::statement::Statement;
 
 /// The oldest supported server, as in `server_version_num`.
@@ -50,6 +50,8 @@ pub(crate) struct Database {
 #[derive(Debug)]
 struct Opened {
     pool: Pool,
+    /// Statements of a connection share a session, as without a pooler.
+    has_session: bool,
     /// A setting by which acknowledged data may be lost, if any.
     lossy: Option<String>,
 }
@@ -123,7 +125,7 @@ impl Database {
             }
             client => (with_session, client?),
         };
-        let lossy = self.judge(&client).await?;
+        let (has_session, lossy) = self.judge(&client).await?;
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = match self.settings.is_plain {
             true => Manager::from_config(config, NoTls, manager_config),
@@ -134,7 +136,7 @@ impl Database {
             .runtime(deadpool_postgres::Runtime::Tokio1)
             .timeouts(Timeouts { wait: Some(ANSWER_TIMEOUT), ..Timeouts::new() });
         let pool = pool.build().map_err(|error| Failure::Away(error.into()))?;
-        Ok(Opened { pool, lossy })
+        Ok(Opened { pool, has_session, lossy })
     }
 
     /// Connects outside the pool.
@@ -167,10 +169,11 @@ impl Database {
     }
 
     /// Refuses a server without the needs of a store. Returns a setting by which acknowledged data may be lost, if any.
-    async fn judge(&self, client: &Client) -> Result<Option<String>, Failure> {
+    async fn judge(&self, client: &Client) -> Result<(bool, Option<String>), Failure> {
         const SETTINGS: &str = "SELECT current_setting('server_version_num')::bigint,
             current_setting('transaction_isolation'), current_setting('fsync'),
-            current_setting('full_page_writes'), current_setting('synchronous_commit')";
+            current_setting('full_page_writes'), current_setting('synchronous_commit'),
+            current_setting('lock_timeout')";
         let rows = client.query_typed(SETTINGS, &[]).await.map_err(Failure::of_statement)?;
         let row = &rows[0];
         let unsupported = |why: String| StoreError::Unsupported { store: self.name.clone(), why };
@@ -188,7 +191,9 @@ impl Database {
         }
         let names = ["fsync", "full_page_writes", "synchronous_commit"];
         let off = names.into_iter().enumerate().find(|(at, _)| row.get::<_, String>(at + 2) == "off");
-        Ok(off.map(|(_, name)| format!("{name} = off")))
+        // A pooler may drop the start-up parameters without an error.
+        let has_session = row.get::<_, &str>(5) == format!("{}s", LOCK_TIMEOUT.as_secs());
+        Ok((has_session, off.map(|(_, name)| format!("{name} = off"))))
     }
 
     /// Returns a connection of the pool.
@@ -204,8 +209,7 @@ impl Database {
     /// Sends a statement once.
     async fn send(&self, statement: &Statement) -> Result<Vec<Row>, Failure> {
         let client = self.client().await?;
-        let parameters = statement.parameters();
-        let answer = client.query_typed(&statement.sql, &parameters);
+        let answer = self.query(&client, statement);
         let failure = match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
             Ok(Ok(rows)) => return Ok(rows),
             Ok(Err(error)) => Failure::of_statement(error),
@@ -220,6 +224,17 @@ impl Database {
             drop(Object::take(client));
         }
         Err(failure)
+    }
+
+    /// Sends a statement; a frequent one as a prepared statement of the session, which the server plans once.
+    async fn query(&self, client: &Object, statement: &Statement) -> Result<Vec<Row>, Error> {
+        let parameters = statement.parameters();
+        if !statement.is_frequent || !self.opened.get().is_some_and(|opened| opened.has_session) {
+            return client.query_typed(&statement.sql, &parameters).await;
+        }
+        let (values, types): (Vec<_>, Vec<_>) = parameters.into_iter().unzip();
+        let prepared = client.prepare_typed_cached(&statement.sql, &types).await?;
+        client.query(&prepared, &values).await
     }
 
     /// Requests the end of a statement; the statement may have ended before.
@@ -276,7 +291,7 @@ fn pause(attempts: u32) -> Duration {
 }
 
 /// Returns whether a pooler refused the start-up parameters.
-fn refuses_parameters(error: &tokio_postgres::Error) -> bool {
+fn refuses_parameters(error: &Error) -> bool {
     error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
         && error.as_db_error().is_some_and(|error| error.message().contains("startup parameter"))
 }

@@ -14,7 +14,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The server ends a longer statement. A batch takes milliseconds; only a vast deletion takes seconds.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// The server ends a longer wait for a lock: half of a statement.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 /// Default port of PostgreSQL.
 const PORT: u16 = 5432;
 /// Largest password file; each line is for a database.

@@ -9,6 +9,8 @@ use tokio_postgres::types::{ToSql, Type};
 #[derive(Debug)]
 pub(crate) struct Statement {
     pub(crate) sql: Cow<'static, str>,
+    /// Sent for every batch, with the same text: a connection without a pooler keeps the plan.
+    pub(crate) is_frequent: bool,
     values: Vec<Value>,
 }
 
@@ -27,7 +29,11 @@ enum Value {
 
 impl Statement {
     pub(crate) fn new(sql: impl Into<Cow<'static, str>>) -> Self {
-        Self { sql: sql.into(), values: Vec::new() }
+        Self { sql: sql.into(), is_frequent: false, values: Vec::new() }
+    }
+
+    pub(crate) fn frequent(self) -> Self {
+        Self { is_frequent: true, ..self }
     }
 
     fn with(mut self, value: Value) -> Self {

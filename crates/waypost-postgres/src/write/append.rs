@@ -314,6 +314,7 @@ pub(crate) async fn append(
     };
     let consumed = batch.consumed.iter().map(|id| Some(signals::key_of(id))).collect();
     let append = begin(text_of(APPEND, written.durability), written, chains)
+        .frequent()
         .text(run.as_str())
         .int(i64::from(VERSION))
         .bytes_list(consumed)

@@ -14,8 +14,8 @@ use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
 use crate::proxy::{Proxy, When};
 use crate::support::Site;
 
-/// A part of the statement of an append.
-const APPEND: &[u8] = b"opened AS (";
+/// A value of the statement of an append: the path of the main branch. The text of the statement is sent once.
+const APPEND: &[u8] = b"main";
 
 async fn begin(store: &PostgresStore, links: &mut Links) -> waypost::store::Lease {
     let first = links.step();
