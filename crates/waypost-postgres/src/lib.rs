@@ -1,17 +1,17 @@
 //! The Waypost store in a PostgreSQL database.
 //!
-//! [`PostgresStore`] keeps all runs in the schema `waypost` of a database. A process holds a run by a lease, which
-//! is a row with a token, a holder and an end; every write locks the row and compares the token.
+//! [`PostgresStore`] keeps all runs in the schema `waypost` of a database. A process holds a run by a lease: a
+//! row with a token, a holder and an end. Every write locks the row and compares the token.
 //!
-//! Rooms, each of which uses only the rooms before it:
+//! Rooms, each of which uses only the rooms before:
 //!
 //! - `database`: settings, connections, statements, schema and errors.
 //! - `tables`: verified reads, summaries and leases.
 //! - `write`: new runs, appends, pruning and removal.
-//! - `store`: the operations of the trait, each in a task that the caller cannot cut short.
+//! - `store`: the operations of the trait, each in a separate task.
 //!
-//! The compact stored form of records is that of `waypost-codec`. The crate knows SQL. It makes no decisions about
-//! runs and never reads a state.
+//! `waypost-codec` has the compact stored form of records. The crate knows SQL, makes no decisions about runs, and never
+//! reads a state.
 
 mod database;
 mod store;
@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use database::settings::PostgresOptions;
 pub use store::PostgresStore;
 
-/// The schema version that this crate reads and writes.
+/// The schema version of this crate.
 pub const SCHEMA_VERSION: u32 = database::schema::VERSION;
 
 /// Locks a mutex, even after a panic: the guarded data is consistent between statements.

@@ -234,7 +234,8 @@ impl StepProgress {
             std::iter::once(first).chain(last).collect()
         });
         let now = time::now();
-        let retries = self.retrying.iter().map(|(step, next)| vec![next.line(&self.titled(step), now, columns)]);
+        let retries =
+            self.retrying.iter().map(|(step, next)| vec![next.line(&self.titled(step), now, columns)]);
         let blocks: Vec<Vec<String>> = bars.chain(steps).chain(retries).collect();
         let (mut lines, count) = (Vec::new(), blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {

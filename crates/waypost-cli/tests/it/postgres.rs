@@ -1,5 +1,6 @@
 //! Runs in a PostgreSQL store, from the command line.
 
+use waypost_testing::certificates::AUTHORITY;
 use waypost_testing::postgres::{LOCKED, PASSWORD, USER, cluster};
 
 use crate::rig::{Rig, expect, lives, wait_until};
@@ -91,6 +92,29 @@ fn items_of_a_list_are_kept_in_the_database() {
         "{}",
         log.len()
     );
+}
+
+#[test]
+fn a_connection_to_another_machine_is_encrypted() {
+    let rig = rig("encrypted");
+    rig.write("authority.pem", AUTHORITY);
+    let store = |host: &str| {
+        format!("postgres://{USER}:{PASSWORD}@{host}:{}/encrypted?sslmode=require", cluster().port())
+    };
+    let list = |host: &str, authority: &str| {
+        let mut command = rig.command(&["list", "--store", &store(host)]);
+        let output = command.env("SSL_CERT_FILE", rig.path(authority)).output().unwrap();
+        let told = rig.told(&output);
+        assert!(!told.contains(PASSWORD), "{told}");
+        (output.status.code(), told)
+    };
+
+    assert_eq!(list("localhost", "authority.pem").0, Some(0));
+    // The certificate is that of another name, and that of an unknown authority.
+    for (host, authority) in [("127.0.0.2", "authority.pem"), ("localhost", "flow.yaml")] {
+        let (code, told) = list(host, authority);
+        assert_eq!(code, Some(69), "{told}");
+    }
 }
 
 #[test]

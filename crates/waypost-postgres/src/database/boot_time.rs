@@ -1,4 +1,4 @@
-//! The time since boot, which continues during a suspend of the machine: a lease ends meanwhile.
+//! The time since boot, including suspends of the machine: a lease ends meanwhile.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) struct BootTime(Duration);
 impl BootTime {
     /// Returns the present moment.
     pub(crate) fn now() -> Self {
-        // macOS names the clock that continues during a suspend `MONOTONIC`.
+        // On macOS, `MONOTONIC` continues during a suspend.
         #[cfg(target_os = "linux")]
         let time = clock_gettime(ClockId::Boottime);
         #[cfg(not(target_os = "linux"))]

@@ -1,7 +1,7 @@
-//! Connections and statements: what is sent, sent again, and given up.
+//! Connections and statements, with repetitions after a lost answer.
 //!
-//! A connection whose statement has no answer is closed and never used again. A statement that was lost is sent
-//! again as it is: to ask whether it took effect proves nothing, since it may still arrive.
+//! A connection without an answer is closed and never used again. A lost statement is sent again unchanged. A question
+//! about the effect proves nothing, since the statement may still arrive.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Timeouts};
 use tokio::sync::OnceCell;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Config, NoTls, Row};
+use tokio_postgres::{Client, Config, Error, NoTls, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 use waypost::store::StoreError;
@@ -19,7 +19,7 @@ use waypost_codec::delta_cache::DeltaCache;
 
 use crate::database::error::{Cause, Failure};
 use crate::database::schema;
-use crate::database::settings::{PostgresOptions, STATEMENT_TIMEOUT, Settings};
+use crate::database::settings::{LOCK_TIMEOUT, PostgresOptions, STATEMENT_TIMEOUT, Settings};
 use crate::database::statement::Statement;
 
 /// The oldest supported server, as in `server_version_num`.
@@ -28,12 +28,12 @@ const SERVER_MIN: i64 = 130_000;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(STATEMENT_TIMEOUT.as_secs() + 5);
 /// Longest wait for the request to cancel a statement.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most repetitions of a statement that collided with another transaction.
+/// Most repetitions of a statement after a collision with another transaction.
 const COLLISIONS_MAX: u32 = 10;
 /// Shortest and longest pause before a repetition.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// A database with its connections, shared by all tasks of a store.
+/// A database with connections, shared by all tasks of a store.
 #[derive(Debug)]
 pub(crate) struct Database {
     /// The name of the store, without a password.
@@ -46,11 +46,13 @@ pub(crate) struct Database {
     closed: AtomicBool,
 }
 
-/// The connections, and what the server said at the first.
+/// The connections, and the settings of the server.
 #[derive(Debug)]
 struct Opened {
     pool: Pool,
-    /// The setting that loses acknowledged data, if any.
+    /// Statements of a connection share a session, as without a pooler.
+    has_session: bool,
+    /// A setting by which acknowledged data may be lost, if any.
     lossy: Option<String>,
 }
 
@@ -58,12 +60,12 @@ struct Opened {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) rows: Vec<Row>,
-    /// An earlier answer to the same statement was lost: the effect may be that of the earlier one.
+    /// An earlier answer to the same statement was lost: the effect may be an earlier effect.
     pub(crate) repeated: bool,
 }
 
 impl Answer {
-    /// Returns the only row of a statement that always has one.
+    /// Returns the first row; for statements with a single row.
     pub(crate) fn row(&self) -> Result<&Row, Failure> {
         let lacking = || Failure::Store(StoreError::Invalid("the server returned no row".to_owned()));
         self.rows.first().ok_or_else(lacking)
@@ -83,7 +85,7 @@ impl Database {
         }
     }
 
-    /// Checks once that the store is open, and that its schema is of this version.
+    /// Checks that the store is open, and once that the schema has this version.
     pub(crate) async fn check(&self) -> Result<(), Failure> {
         self.refuse_closed()?;
         self.checked.get_or_try_init(|| schema::check(self)).await.map(drop)
@@ -104,7 +106,7 @@ impl Database {
         }
     }
 
-    /// Returns the setting of the server that loses acknowledged data, if any.
+    /// Returns a setting of the server by which acknowledged data may be lost, if any.
     pub(crate) async fn lossy(&self) -> Result<Option<&str>, Failure> {
         Ok(self.opened().await?.lossy.as_deref())
     }
@@ -123,7 +125,7 @@ impl Database {
             }
             client => (with_session, client?),
         };
-        let lossy = self.judge(&client).await?;
+        let (has_session, lossy) = self.judge(&client).await?;
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = match self.settings.is_plain {
             true => Manager::from_config(config, NoTls, manager_config),
@@ -134,14 +136,14 @@ impl Database {
             .runtime(deadpool_postgres::Runtime::Tokio1)
             .timeouts(Timeouts { wait: Some(ANSWER_TIMEOUT), ..Timeouts::new() });
         let pool = pool.build().map_err(|error| Failure::Away(error.into()))?;
-        Ok(Opened { pool, lossy })
+        Ok(Opened { pool, has_session, lossy })
     }
 
     /// Connects outside the pool.
     async fn connect(&self, config: &Config) -> Result<Client, Failure> {
         let client = if self.settings.is_plain {
             let (client, connection) = config.connect(NoTls).await.map_err(Failure::of_connecting)?;
-            // Its end is the end of the client, which reports it.
+            // The client reports the end of the connection.
             tokio::spawn(async { drop(connection.await) });
             client
         } else {
@@ -166,11 +168,12 @@ impl Database {
         Ok(MakeRustlsConnect::new(builder.with_root_certificates(roots).with_no_client_auth()))
     }
 
-    /// Refuses a server that cannot hold a store. Returns the setting that loses acknowledged data, if any.
-    async fn judge(&self, client: &Client) -> Result<Option<String>, Failure> {
+    /// Refuses a server without the needs of a store. Returns a setting by which acknowledged data may be lost, if any.
+    async fn judge(&self, client: &Client) -> Result<(bool, Option<String>), Failure> {
         const SETTINGS: &str = "SELECT current_setting('server_version_num')::bigint,
             current_setting('transaction_isolation'), current_setting('fsync'),
-            current_setting('full_page_writes'), current_setting('synchronous_commit')";
+            current_setting('full_page_writes'), current_setting('synchronous_commit'),
+            current_setting('lock_timeout')";
         let rows = client.query_typed(SETTINGS, &[]).await.map_err(Failure::of_statement)?;
         let row = &rows[0];
         let unsupported = |why: String| StoreError::Unsupported { store: self.name.clone(), why };
@@ -181,14 +184,16 @@ impl Database {
         }
         if isolation != "read committed" {
             return Err(unsupported(format!(
-                "transactions are {isolation} behind this pooler; set it once with `ALTER ROLE ... SET \
-                 default_transaction_isolation = 'read committed'`"
+                "transactions are {isolation}, and a pooler refuses the setting of the session: `ALTER ROLE ... \
+                 SET default_transaction_isolation = 'read committed'`"
             ))
             .into());
         }
         let names = ["fsync", "full_page_writes", "synchronous_commit"];
         let off = names.into_iter().enumerate().find(|(at, _)| row.get::<_, String>(at + 2) == "off");
-        Ok(off.map(|(_, name)| format!("{name} = off")))
+        // A pooler may drop the start-up parameters without an error.
+        let has_session = row.get::<_, &str>(5) == format!("{}s", LOCK_TIMEOUT.as_secs());
+        Ok((has_session, off.map(|(_, name)| format!("{name} = off"))))
     }
 
     /// Returns a connection of the pool.
@@ -204,8 +209,7 @@ impl Database {
     /// Sends a statement once.
     async fn send(&self, statement: &Statement) -> Result<Vec<Row>, Failure> {
         let client = self.client().await?;
-        let parameters = statement.parameters();
-        let answer = client.query_typed(&statement.sql, &parameters);
+        let answer = self.query(&client, statement);
         let failure = match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
             Ok(Ok(rows)) => return Ok(rows),
             Ok(Err(error)) => Failure::of_statement(error),
@@ -222,7 +226,18 @@ impl Database {
         Err(failure)
     }
 
-    /// Asks the server to give up a statement; it may be done by then.
+    /// Sends a statement; a frequent one as a prepared statement of the session, which the server plans once.
+    async fn query(&self, client: &Object, statement: &Statement) -> Result<Vec<Row>, Error> {
+        let parameters = statement.parameters();
+        if !statement.is_frequent || !self.opened.get().is_some_and(|opened| opened.has_session) {
+            return client.query_typed(&statement.sql, &parameters).await;
+        }
+        let (values, types): (Vec<_>, Vec<_>) = parameters.into_iter().unzip();
+        let prepared = client.prepare_typed_cached(&statement.sql, &types).await?;
+        client.query(&prepared, &values).await
+    }
+
+    /// Requests the end of a statement; the statement may have ended before.
     async fn cancel(&self, client: &Client) {
         let token = client.cancel_token();
         let cancel = async {
@@ -234,10 +249,10 @@ impl Database {
         let _ = tokio::time::timeout(CANCEL_TIMEOUT, cancel).await;
     }
 
-    /// Sends a statement, and sends the same again while its answer is lost or the server is away, for
-    /// [`PostgresOptions::patience`]. Before the first answer of the server, one attempt must do.
+    /// Sends a statement. Repeats the same statement for [`PostgresOptions::patience`] while answers are lost or the
+    /// server is away. Before the first connection, a single attempt is made.
     ///
-    /// The statement must have the same effect however often it is carried out.
+    /// Repetitions of the statement must have the same effect as a single execution.
     pub(crate) async fn run(&self, statement: &Statement) -> Result<Answer, Failure> {
         let was_opened = self.opened.initialized();
         let begun = Instant::now();
@@ -268,7 +283,7 @@ impl Database {
     }
 }
 
-/// Returns a pause that doubles with each attempt, between its half and its whole.
+/// Returns a random pause; the upper limit doubles with each attempt.
 fn pause(attempts: u32) -> Duration {
     let whole = PAUSE.0.saturating_mul(1 << attempts.min(10)).min(PAUSE.1);
     let random = RandomState::new().hash_one(attempts) % 1_000;
@@ -276,7 +291,7 @@ fn pause(attempts: u32) -> Duration {
 }
 
 /// Returns whether a pooler refused the start-up parameters.
-fn refuses_parameters(error: &tokio_postgres::Error) -> bool {
+fn refuses_parameters(error: &Error) -> bool {
     error.code() == Some(&SqlState::PROTOCOL_VIOLATION)
         && error.as_db_error().is_some_and(|error| error.message().contains("startup parameter"))
 }

@@ -1,4 +1,4 @@
-//! Failures of a statement, by what is known about its effect and by the next action.
+//! Failures of a statement, by the known effect and by the next action.
 
 use std::error::Error as StdError;
 use std::io;
@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Store(StoreError),
     /// Not sent, or certainly without effect: the server is away, full of connections, or starts.
     Away(Cause),
-    /// Sent, and no answer came: it may have taken effect, now or later.
+    /// Sent, without an answer: the statement may take effect, now or later.
     Lost(Cause),
     /// Refused by a conflict with another transaction; the same statement may succeed.
     Collided(Cause),
@@ -43,10 +43,10 @@ impl Failure {
         }
     }
 
-    /// Judges the error of a statement that was sent.
+    /// Judges the error of a sent statement.
     pub(crate) fn of_statement(error: Error) -> Self {
         let Some(code) = error.code() else {
-            // A value that has no form in the protocol was never sent; all others are losses of the connection.
+            // An invalid value was never sent; all other errors are losses of the connection.
             return if error.is_closed() || has_io(&error) {
                 Self::Lost(error.into())
             } else {
@@ -58,14 +58,14 @@ impl Failure {
                 Self::Collided(error.into())
             }
             SqlState::UNIQUE_VIOLATION => Self::Taken,
-            // The end of the server or of its session: whether the statement was committed before is not said.
+            // The server or the session ended, before or after the commit.
             ref code if is_end(code) => Self::Lost(error.into()),
             ref code if is_away(code) => Self::Away(error.into()),
             _ => Self::Refused(Box::new(error)),
         }
     }
 
-    /// Returns the error of the store call; `store` is its name.
+    /// Returns the error of the store call; `store` is the name of the store.
     pub(crate) fn into_store_error(self, store: &str) -> StoreError {
         let store = store.to_owned();
         match self {

@@ -9,7 +9,7 @@ use crate::database::connect::Database;
 use crate::database::error::{Failure, no_schema};
 use crate::database::statement::Statement;
 
-/// The version that this crate reads and writes.
+/// The version of this crate.
 pub(crate) const VERSION: u32 = 1;
 
 /// The key of the advisory lock for changes of the schema: `WAYPOST` in ASCII.
@@ -127,11 +127,11 @@ pub(crate) async fn version(database: &Database) -> Result<Option<u32>, Failure>
     Ok(Some(u32::try_from(version).unwrap_or(u32::MAX)))
 }
 
-/// Checks that this version of the crate can use the database.
+/// Checks the schema version of the database.
 ///
 /// # Errors
 /// - [`StoreError::NotFound`]: the database has no tables of a store.
-/// - [`StoreError::Version`]: another version made them.
+/// - [`StoreError::Version`]: another version made the tables.
 pub(crate) async fn check(database: &Database) -> Result<(), Failure> {
     match version(database).await? {
         Some(VERSION) => Ok(()),
@@ -163,12 +163,12 @@ pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
     }
 }
 
-/// Makes the tables with one message: without an explicit transaction, its statements are one transaction, and
-/// no `COMMIT` can answer `ROLLBACK` unseen.
+/// Makes the tables with a single message. Without an explicit transaction, the message is a single transaction, and
+/// no `COMMIT` can answer `ROLLBACK` unnoticed.
 async fn make(client: &Client) -> Result<(), Failure> {
     let exists = client.query_typed("SELECT to_regnamespace('waypost') IS NOT NULL", &[]).await;
     let exists = exists.map_err(Failure::of_statement)?;
-    // A role without the right to make schemas can use one that an administrator made.
+    // A role without the right to make schemas can use an existing schema.
     let schema = if exists[0].get(0) { "" } else { "CREATE SCHEMA waypost;" };
     let tool = env!("CARGO_PKG_VERSION");
     let text = format!(

@@ -1,4 +1,4 @@
-//! The settings of a connection: the URL, and what the environment adds.
+//! The settings of a connection, from the URL and the environment.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -14,13 +14,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The server ends a longer statement. A batch takes milliseconds; only a vast deletion takes seconds.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// The server ends a longer wait for a lock: half of a statement.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 /// Default port of PostgreSQL.
 const PORT: u16 = 5432;
 /// Largest password file; each line is for a database.
 const PASSFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// How a store uses its server.
+/// The use of the server by a store.
 #[derive(Debug, Clone)]
 pub struct PostgresOptions {
     /// Most connections of this process.
@@ -51,7 +51,7 @@ impl Settings {
     /// Reads a URL.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`]: the URL is wrong. The message does not quote the URL, which may hold a password.
+    /// [`StoreError::Invalid`]: the URL is wrong. The message does not quote the URL: there may be a password.
     pub(crate) fn parse(url: &str) -> Result<Self, StoreError> {
         let invalid = |why: &str| {
             StoreError::Invalid(format!(
@@ -61,17 +61,17 @@ impl Settings {
         };
         let mut config = Config::from_str(url).map_err(|error| {
             let cause = std::error::Error::source(&error).map(|cause| format!(" ({cause})"));
-            invalid(&format!("it is not a connection string{}", cause.unwrap_or_default()))
+            invalid(&format!("not a connection string{}", cause.unwrap_or_default()))
         })?;
         if config.get_hosts().is_empty() {
-            return Err(invalid("it has no host"));
+            return Err(invalid("no host"));
         }
         if config.get_dbname().is_none() {
-            return Err(invalid("it has no database"));
+            return Err(invalid("no database"));
         }
         if config.get_user().is_none() {
             let user = std::env::var("PGUSER").or_else(|_| std::env::var("USER"));
-            config.user(user.map_err(|_| invalid("it has no user"))?);
+            config.user(user.map_err(|_| invalid("no user"))?);
         }
         if config.get_password().is_none() {
             match std::env::var("PGPASSWORD").ok().filter(|password| !password.is_empty()) {
@@ -95,7 +95,7 @@ impl Settings {
         Ok(Self { config, name, is_plain })
     }
 
-    /// Returns the settings with those of the session as start-up parameters. A pooler refuses them.
+    /// Adds the settings of the session as start-up parameters. A pooler refuses start-up parameters.
     pub(crate) fn with_session(&self) -> Config {
         let mut config = self.config.clone();
         config.options(format!(

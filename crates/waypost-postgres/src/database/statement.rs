@@ -1,18 +1,20 @@
-//! A statement with typed values: one message to the server, without a prepared statement, so that a pooler between
-//! transactions may give every statement another server connection.
+//! A statement with typed values: one message to the server, without a prepared statement. So a pooler may use another
+//! server connection for every statement.
 
 use std::borrow::Cow;
 
 use tokio_postgres::types::{ToSql, Type};
 
-/// A statement with its values, which may be sent again.
+/// A statement with values, ready for repetitions.
 #[derive(Debug)]
 pub(crate) struct Statement {
     pub(crate) sql: Cow<'static, str>,
+    /// Sent for every batch, with the same text: a connection without a pooler keeps the plan.
+    pub(crate) is_frequent: bool,
     values: Vec<Value>,
 }
 
-/// A value with its type.
+/// A value with a type.
 #[derive(Debug)]
 enum Value {
     Int(Option<i64>),
@@ -27,7 +29,11 @@ enum Value {
 
 impl Statement {
     pub(crate) fn new(sql: impl Into<Cow<'static, str>>) -> Self {
-        Self { sql: sql.into(), values: Vec::new() }
+        Self { sql: sql.into(), is_frequent: false, values: Vec::new() }
+    }
+
+    pub(crate) fn frequent(self) -> Self {
+        Self { is_frequent: true, ..self }
     }
 
     fn with(mut self, value: Value) -> Self {
@@ -71,7 +77,7 @@ impl Statement {
         self.with(Value::BytesList(values))
     }
 
-    /// Returns the number of values so far, which is the number of the last one in the text.
+    /// Returns the number of values so far: the number of the last value in the text.
     pub(crate) fn count(&self) -> usize {
         self.values.len()
     }

@@ -13,12 +13,12 @@ pub(crate) fn int(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Converts a stored count back; a negative one is damage of a statistic.
+/// Converts a stored count back; a negative count is damage of a statistic.
 pub(crate) fn count(value: i64) -> u64 {
     u64::try_from(value).unwrap_or_default()
 }
 
-/// Formats a time so that text order equals time order.
+/// Formats a time; text order equals time order.
 pub(crate) fn time_text(time: Timestamp) -> String {
     format!("{time:.9}")
 }
@@ -28,7 +28,7 @@ pub(crate) fn time_of(text: &str) -> Result<Timestamp, String> {
     text.parse().map_err(|error| format!("`{text}` is not a time: {error}"))
 }
 
-/// Returns the key of a branch in its run.
+/// Returns the key of a branch in a run.
 pub(crate) fn key_of(branch: &BranchPath) -> Vec<u8> {
     Digest::of(branch.as_str().as_bytes()).as_bytes()[..KEY_BYTES].to_vec()
 }

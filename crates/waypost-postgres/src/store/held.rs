@@ -1,4 +1,4 @@
-//! The leases of this store: what it knows about each, and the release when the last copy of a lease is dropped.
+//! The leases of this store, and the release at the drop of the last copy of a lease.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,18 +14,18 @@ use crate::database::connect::Database;
 use crate::lock;
 use crate::tables::lease;
 
-/// Most branches whose newest acknowledged seq is kept; a large fan-out has more, which then go unchecked.
+/// Most branches with a known acknowledged seq; further branches of a large fan-out go unchecked.
 const BRANCHES_MAX: usize = 10_000;
 
 /// The leases of a store, by run.
 pub(super) type HeldRuns = Mutex<HashMap<RunId, HeldRun>>;
 
-/// A run whose lease was taken by this store.
+/// A run under a lease of this store.
 #[derive(Debug)]
 pub(super) struct HeldRun {
     pub(super) token: u64,
     pub(super) durability: Durability,
-    /// When the last answered renewal was sent: from then on the lease lasts.
+    /// The sending of the last answered renewal: the begin of the lease.
     pub(super) renewed: BootTime,
     /// Held during a write: two batches of a run are never in flight together.
     pub(super) writing: Arc<tokio::sync::Mutex<()>>,
@@ -42,7 +42,7 @@ impl HeldRun {
         Self { token, durability, renewed: sent, writing, acknowledged, blobs }
     }
 
-    /// Takes in records that the server has acknowledged.
+    /// Adds acknowledged records.
     pub(super) fn acknowledge(&mut self, records: &[Record], sent: BootTime) {
         self.renewed = self.renewed.max(sent);
         for record in records {
@@ -66,7 +66,7 @@ impl HeldRun {
     }
 }
 
-/// Releases a lease when its last copy is dropped, as by a run that is dropped midway.
+/// Releases a lease at the drop of the last copy, as of a run dropped midway.
 pub(super) struct Release {
     pub(super) database: Weak<Database>,
     pub(super) held: Weak<HeldRuns>,
@@ -88,14 +88,14 @@ impl Drop for Release {
         if !remove(&held, &self.run, self.token) {
             return;
         }
-        // Without a runtime, the lease ends by itself.
+        // Without a runtime, the lease runs out.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (run, token) = (self.run.clone(), self.token);
         runtime.spawn(async move { lease::release(&database, &run, token, None).await.map_err(drop) });
     }
 }
 
-/// Forgets a lease that has ended; returns whether it was there.
+/// Removes an ended lease; returns whether the lease was known.
 pub(super) fn remove(held: &HeldRuns, run: &RunId, token: u64) -> bool {
     let mut held = lock(held);
     let is_there = held.get(run).is_some_and(|held| held.token == token);

@@ -1,4 +1,4 @@
-//! The implementation of the store trait: what the store knows about its leases, and the task of each call.
+//! The implementation of the store trait: the leases of the store, and the task of each call.
 
 use std::fmt;
 use std::future::Future;
@@ -30,9 +30,9 @@ mod held;
 
 use held::{HeldRun, HeldRuns, Release};
 
-/// A lease is renewed after this part of its time.
+/// A lease is renewed after this part of the time.
 const RENEWALS_PER_LEASE: u32 = 4;
-/// A lease counts as lost this part of its time before its end, so that its processes end in time.
+/// A lease counts as lost this part of the time before the end, so that the processes of the run end in time.
 const MARGIN_PER_LEASE: u32 = 6;
 
 /// Keeps runs in a PostgreSQL database.
@@ -40,13 +40,13 @@ const MARGIN_PER_LEASE: u32 = 6;
 /// Safe for concurrent use by many tasks and processes on many machines. Opening connects to nothing: the first call
 /// does, and checks server and schema.
 ///
-/// Each call runs in a task of its own. A caller that is dropped cannot cut a write short: the task ends it, and a
-/// connection is never given to another call in the middle of an answer.
+/// Each call runs in a task of its own. The drop of a call does not interrupt a write, and a connection never
+/// serves another call in the middle of an answer.
 pub struct PostgresStore {
     shared: Arc<Shared>,
 }
 
-/// What tasks share with the store.
+/// The shared part of a store and its tasks.
 struct Shared {
     database: Arc<Database>,
     held: Arc<HeldRuns>,
@@ -56,13 +56,13 @@ impl PostgresStore {
     /// Opens the store at a URL such as `postgres://USER@HOST/DATABASE`. Does not connect.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`]: the URL is wrong. The message does not quote it.
+    /// [`StoreError::Invalid`]: the URL is wrong. The message does not quote the URL.
     pub fn open(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
         let database = Arc::new(Database::new(Settings::parse(url)?, options));
         Ok(Self { shared: Arc::new(Shared { database, held: Arc::default() }) })
     }
 
-    /// Makes the tables, or upgrades those of an older version. Returns the version before; `None` if there was none.
+    /// Makes or upgrades the tables. Returns the version before; `None` without tables.
     ///
     /// # Errors
     /// - [`StoreError::Version`]: a newer version made the tables.
@@ -79,7 +79,7 @@ impl PostgresStore {
         self.task(async |shared| schema::version(&shared.database).await).await
     }
 
-    /// Does the work in a task that goes on when the caller is dropped.
+    /// Does the work in a task, which continues after a drop of the caller.
     async fn task<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -145,7 +145,7 @@ impl Shared {
         }
     }
 
-    /// Refuses to promise durability on a server that does not keep it.
+    /// Refuses a promise of durability on a server without durability.
     async fn refuse_lossy(&self, durability: Durability) -> Result<(), Failure> {
         match (durability, self.database.lossy().await?) {
             (Durability::Sync, Some(setting)) => {
@@ -209,17 +209,27 @@ impl Shared {
         lease::renewal(&self.database, lease).await
     }
 
-    /// Renews a lease. One that nobody could renew in time counts as lost: another process may take it at its end.
-    async fn renew_in_time(&self, lease: &Lease) -> Result<Renewal, Failure> {
+    /// Renews a lease. Without an answer in time, the lease counts as lost: another process may take the lease at the end.
+    async fn renew_in_time(self: &Arc<Self>, lease: &Lease) -> Result<Renewal, Failure> {
         let length = self.database.options.lease;
-        match self.renew(lease).await {
-            Err(Failure::Away(_) | Failure::Lost(_))
-                if self.with_held(lease, |held| held.lasts(length - length / MARGIN_PER_LEASE))
-                    == Some(false) =>
+        let time = length - length / MARGIN_PER_LEASE;
+        let Some(passed) = self.with_held(lease, |held| held.renewed.elapsed()) else {
+            return self.renew(lease).await;
+        };
+        // A task of its own, which a late answer does not leave in the middle.
+        let renewal = tokio::spawn({
+            let (shared, lease) = (Arc::clone(self), lease.clone());
+            async move { shared.renew(&lease).await }
+        });
+        match tokio::time::timeout(time.saturating_sub(passed), renewal).await {
+            Ok(Ok(Err(Failure::Away(_) | Failure::Lost(_)))) | Err(_)
+                if self.with_held(lease, |held| held.lasts(time)) == Some(false) =>
             {
                 Ok(Renewal::Lost)
             }
-            renewal => renewal,
+            Ok(Ok(renewal)) => renewal,
+            Ok(Err(error)) => Err(Failure::Lost(error.into())),
+            Err(elapsed) => Err(Failure::Lost(elapsed.into())),
         }
     }
 
@@ -410,7 +420,7 @@ impl Store for PostgresStore {
     }
 
     async fn deletions(&self) -> Result<Vec<RunId>, StoreError> {
-        // A deletion is one statement.
+        // A deletion is a single statement.
         self.shared.database.refuse_closed().map(|()| Vec::new())
     }
 
@@ -457,7 +467,7 @@ impl Blobs for PostgresStore {
         blobs::check(name, b"")?;
         let lease = lease.clone();
         self.call(|shared| async move {
-            // A synced commit makes all commits before it durable.
+            // A synced commit makes all earlier commits durable.
             match lease::extend(&shared.database, lease.run(), lease.token()).await? {
                 true => Ok(()),
                 false => {

@@ -1,4 +1,4 @@
-//! Comparison of counters with the records that they count.
+//! Comparison of counters with the counted records.
 
 use waypost::id::RunId;
 

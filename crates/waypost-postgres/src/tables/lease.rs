@@ -1,7 +1,7 @@
-//! Leases: who may write a run, by which token, and until when.
+//! Leases: the right to write a run, with a token and an end.
 //!
-//! The lease of a run is the row of its main scope. The clock is that of the server, read at the moment of the
-//! comparison: a statement may wait for a lock longer than a lease lasts.
+//! The lease of a run is the row of the main scope. The clock of the server counts, at the moment of the comparison: a
+//! statement may wait for a lock longer than a lease lasts.
 
 use jiff::Timestamp;
 use waypost::id::RunId;
@@ -20,10 +20,10 @@ use crate::tables::signals;
 #[derive(Debug)]
 pub(crate) struct LeaseRow {
     pub(crate) token: u64,
-    /// Not released; it may have ended.
+    /// Not released; the lease may have ended.
     pub(crate) held: bool,
     pub(crate) batch: (u64, u64),
-    /// Who holds it now, and until when.
+    /// The present holder, and the end of the lease.
     pub(crate) holder: Option<(Option<Holder>, Timestamp)>,
 }
 
@@ -54,14 +54,14 @@ impl LeaseRow {
         })
     }
 
-    /// Returns the error for a lease that another process holds.
+    /// Returns the error for a lease of another process.
     pub(crate) fn held_error(&self, run: &RunId) -> Option<StoreError> {
         let (holder, until) = self.holder.as_ref()?;
         Some(StoreError::Held { run: run.clone(), holder: holder.clone(), until: Some(*until) })
     }
 
-    /// Returns the token of a holder that is certainly dead: a process of this machine that has ended. Its lease need
-    /// not run out. Its supervisor ends the rest of its processes.
+    /// Returns the token of a dead holder: an ended process of this machine. The lease need not run out. The supervisor
+    /// ends the remaining processes of the run.
     pub(crate) fn token_of_dead(&self) -> Option<u64> {
         let (holder, _) = self.holder.as_ref()?;
         holder.as_ref().filter(|holder| holder.is_gone()).map(|_| self.token)
@@ -72,9 +72,8 @@ impl LeaseRow {
     }
 }
 
-/// Takes the lease of a run; returns its token.
+/// Takes the lease of a run; returns the token.
 pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -> Result<u64, Failure> {
-    // A row that names this very holder is the effect of a lost answer, or a lease that its owner has dropped.
     const ACQUIRE: &str = "UPDATE waypost.scopes m
         SET token = m.token + 1, held = true, holder = $3, until = clock_timestamp() + $4 * interval '1 ms'
         FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2
@@ -83,7 +82,7 @@ pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -
         RETURNING m.token";
     let lease = int(database.options.lease.as_millis() as u64);
     let mut dead = None;
-    // A second attempt after the death of the holder, and one more after that of the next.
+    // A second attempt after the death of the holder, a third after the death of the next holder.
     for _ in 0..3 {
         let acquire = Statement::new(ACQUIRE)
             .text(run.as_str())
@@ -106,7 +105,7 @@ pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -
         match row.held_error(run) {
             Some(held) if dead.is_none() => return Err(held.into()),
             Some(_) => {}
-            // It ended in between, or another version changes the schema.
+            // The lease ended in between, or the schema has another version.
             None => crate::database::schema::check(database).await?,
         }
     }
@@ -117,7 +116,7 @@ pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -
         .into())
 }
 
-/// Extends a lease; returns whether it still holds.
+/// Extends a lease; returns whether the lease is still valid.
 pub(crate) async fn extend(database: &Database, run: &RunId, token: u64) -> Result<bool, Failure> {
     const EXTEND: &str = "UPDATE waypost.scopes m SET until = clock_timestamp() + $4 * interval '1 ms'
         FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3

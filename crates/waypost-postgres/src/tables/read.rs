@@ -13,13 +13,13 @@ use crate::database::values::int;
 use crate::tables::rows::{self, Found, fetch};
 use crate::tables::scopes::{self, Scope};
 
-/// Bytes of bodies per page of heads: a page has at least one head, and at most a few of the largest.
+/// Bytes of bodies per page of heads: a page has a head at least, and at most a few of the largest.
 const PAGE_BODY_BYTES_MAX: usize = 128 << 20;
 /// Branches read per statement.
 const SCOPES_AT_ONCE: usize = 256;
 /// Records read per statement.
 const RECORDS_AT_ONCE: usize = 1_024;
-/// Largest seq: that of the other database store.
+/// Largest seq, as in the SQLite store.
 const SEQ_MAX: u64 = (1 << 32) - 1;
 
 /// The start of the next page: scope id and seq.
@@ -74,8 +74,8 @@ pub(crate) async fn heads(database: &Database, run: &RunId, page: &Page) -> Resu
     }
 }
 
-/// Returns the branches that are stored as ended and have a sound newest record. For the main branch, the body must
-/// be sound too, because it is the result of the run. Joins read the bodies of other branches.
+/// Returns the ended branches with a sound newest record. For the main branch, the body must be sound too, as the
+/// result of the run. Joins read the bodies of other branches.
 async fn ended(database: &Database, run: &RunId, scopes: &[Scope]) -> Result<HashSet<i64>, Failure> {
     const NEWEST: &str = "SELECT s.id, r.codec, r.digest, r.header, r.body IS NOT NULL FROM waypost.scopes s
         JOIN waypost.records r ON r.scope = s.id AND r.seq = s.newest WHERE s.id = ANY($1)";
@@ -232,7 +232,7 @@ impl ScanPage<'_> {
         Ok(())
     }
 
-    /// Reads the next records of `ranges` with one statement, and shortens the ranges by what was read.
+    /// Reads the next records of `ranges` with a single statement, and shortens the ranges.
     async fn add_rows(&mut self, ranges: &mut [Range]) -> Result<(), Failure> {
         let (database, scan) = (self.database, self.scan);
         let newest_first = scan.order == ScanOrder::NewestFirst;

@@ -1,4 +1,4 @@
-//! Records by branch and seq. A missing row is detected by the `newest` of its scope.
+//! Records by branch and seq. The `newest` of the scope shows a missing row.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -20,15 +20,15 @@ use crate::tables::scopes::Scope;
 /// The content at a seq.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// A record, verified as far as it was read.
+    /// A record, verified as far as read.
     Sound(Box<Record>),
-    /// A damaged record that is not in quarantine.
+    /// A damaged record outside the quarantine.
     Damaged(Box<Damage>),
     /// Nothing, or a quarantined record.
     Absent,
 }
 
-/// Reads a whole record of a branch, with the frames of its body; `seq` is at most its newest.
+/// Reads a whole record of a branch, with the frames of the body; `seq` is at most the newest.
 ///
 /// # Errors
 /// [`StoreError::Version`] if a newer version wrote the record.
@@ -38,7 +38,7 @@ pub(crate) async fn fetch(
     scope: &Scope,
     seq: u64,
 ) -> Result<Found, Failure> {
-    // The base of a frame is in its row, so that one statement reads the whole chain.
+    // A row has the base of the frame, so a single statement reads the whole chain.
     const CHAIN: &str = "WITH RECURSIVE chain AS (
             SELECT seq, codec, base, digest, header, body, 1 AS frames FROM waypost.records
             WHERE scope = $1 AND seq = $2
@@ -58,7 +58,7 @@ pub(crate) async fn fetch(
     damaged(damage_at(database, run, scope, seq, flaw))
 }
 
-/// Returns the record of a row without its body: `codec, digest, header, body IS NOT NULL` from the column `at` on.
+/// Returns the record of a row without the body: `codec, digest, header, body IS NOT NULL` from the column `at` on.
 pub(crate) fn open_header(
     database: &Database,
     run: &RunId,

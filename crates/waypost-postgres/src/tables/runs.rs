@@ -1,4 +1,4 @@
-//! Run records and summaries. The row of a run never changes; what changes is in the row of its main scope.
+//! Run records and summaries. The row of a run never changes; the row of the main scope has the summary.
 
 use tokio_postgres::Row;
 use waypost::id::{BranchPath, Digest, RunId};
@@ -15,10 +15,10 @@ use crate::database::statement::Statement;
 use crate::database::values::{count, int, main_key, time_of, time_text};
 use crate::tables::read::unknown_cursor;
 
-/// Most rows read per statement, for a query whose filters skip many.
+/// Most rows read per statement, for a query with filters.
 const ROWS_AT_ONCE: usize = 1_000;
 
-/// Returns the text that selects summaries; `$1` is the key of the main scope. The counts are added after the limit.
+/// Returns the text of a query for summaries; `$1` is the key of the main scope. The counts follow after the limit.
 fn summaries(conditions: &str, limit: usize) -> String {
     format!(
         "SELECT q.*, c.records, c.bytes FROM (
@@ -34,7 +34,7 @@ fn summaries(conditions: &str, limit: usize) -> String {
     )
 }
 
-/// Returns the frozen record of a run and its summary.
+/// Returns the frozen record and the summary of a run.
 pub(crate) async fn run(database: &Database, run: &RunId) -> Result<RunEntry, Failure> {
     let record = frozen(database, run).await?;
     let find = Statement::new(summaries("r.name = $2", 1)).bytes(main_key()).text(run.as_str());
@@ -68,14 +68,14 @@ fn open_frozen(database: &Database, digest: &[u8], record: Vec<u8>) -> Result<Se
     SealedRun::open(Digest::from_bytes(digest), record)
 }
 
-/// Returns the summaries of the runs that match, newest first.
+/// Returns the summaries of the matching runs, newest first.
 pub(crate) async fn runs(database: &Database, query: &RunQuery) -> Result<Runs, Failure> {
     let mut before = match &query.cursor {
         Some(text) => text.parse().map_err(|_| unknown_cursor(text))?,
         None => i64::MAX,
     };
     let limit = query.limit();
-    // Filters that only this process can judge skip rows, so a page may need several statements.
+    // This process applies some filters, so a page may need several statements.
     let at_once = if query.statuses.is_empty() && query.labels.is_empty() { limit + 1 } else { ROWS_AT_ONCE };
     let mut found = Runs { runs: Vec::new(), damaged: Vec::new(), next: None };
     let mut last = before;
@@ -128,7 +128,7 @@ fn select(query: &RunQuery, before: i64, limit: usize) -> Statement {
         statement = add(statement.text(time_text(since)), "m.updated_at >= ?");
     }
     if !query.statuses.is_empty() {
-        // What a live holder changes about a status, the caller judges.
+        // The caller judges the effect of a live holder on a status.
         let names = written_statuses(query);
         statement = add(statement.texts(names), "(m.held OR m.status = ANY(?))");
     }
@@ -136,7 +136,7 @@ fn select(query: &RunQuery, before: i64, limit: usize) -> Statement {
     statement
 }
 
-/// Returns the stored statuses that can result in the requested statuses for a run without a holder.
+/// Returns the stored statuses for the requested statuses of a run without a holder.
 fn written_statuses(query: &RunQuery) -> Vec<String> {
     let mut names: Vec<_> = query.statuses.iter().map(|status| status.name().to_owned()).collect();
     if query.statuses.contains(&RunStatus::InDoubt) {
@@ -168,7 +168,7 @@ fn summary(row: &Row) -> Result<RunSummary, String> {
     };
     let holder: Option<&str> = row.get(14);
     let holder: Option<Holder> = holder.map(holder_of).transpose()?;
-    // Nobody waits for the lease of a dead process of this machine.
+    // The lease of a dead process of this machine need not run out.
     let holder = holder.filter(|holder| !holder.is_gone());
     let until: Option<i64> = row.get::<_, Option<i64>>(15).filter(|_| holder.is_some());
     let created_at = time_of(row.get(5))?;
@@ -215,7 +215,7 @@ pub(crate) fn status_of(name: &str) -> Option<RunStatus> {
     ALL.into_iter().find(|status| status.name() == name)
 }
 
-/// The columns of a summary, for a write; `None` keeps the stored ones.
+/// The columns of a summary, for a write; `None` keeps the stored columns.
 pub(crate) fn with_summary(statement: Statement, summary: Option<&Summary>) -> Statement {
     let none = Summary::of_status(RunStatus::Running);
     let given = summary.unwrap_or(&none);

@@ -1,4 +1,4 @@
-//! Runs by name, and the scopes of a run: one row for each branch, with its end.
+//! Runs by name, and the scopes of a run: a row for each branch, with the end of the branch.
 
 use tokio_postgres::Row;
 use waypost::id::{BranchPath, RunId};
@@ -9,7 +9,7 @@ use crate::database::error::Failure;
 use crate::database::statement::Statement;
 use crate::database::values::{count, int, key_of};
 
-/// A branch as its row describes it.
+/// The row of a branch.
 #[derive(Debug, Clone)]
 pub(crate) struct Scope {
     pub(crate) id: i64,

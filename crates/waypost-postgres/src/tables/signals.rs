@@ -8,7 +8,7 @@ use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::database::statement::Statement;
 
-/// Returns the key of a signal: its id may have any length and any characters.
+/// Returns the key of a signal: an id may have any length and any characters.
 pub(crate) fn key_of(id: &str) -> Vec<u8> {
     Digest::of(id.as_bytes()).as_bytes().to_vec()
 }

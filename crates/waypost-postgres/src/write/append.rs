@@ -1,14 +1,14 @@
-//! New runs and new records: each batch is one statement.
+//! New runs and new records: each batch is a single statement.
 //!
 //! ```text
-//!   locked   the rows of all scopes of the batch, in order: the lease has the token, each chain its expected end
-//!   fence    all of them were found so, or nothing below happens
+//!   locked   the rows of all scopes of the batch, in order: the lease has the token, each chain the expected end
+//!   fence    all rows are locked, or nothing below happens
 //!   opened   rows of new scopes          put    the records
 //!   consumed the messages                moved  the ends, the summary and the lease
 //! ```
 //!
 //! The rows are locked before their token is read, so a new holder cannot come between the comparison and the
-//! write. A batch that was applied moves the ends, so the same batch is never applied again.
+//! write. An applied batch moves the ends, so the same batch is never applied again.
 
 use std::collections::HashSet;
 
@@ -123,7 +123,7 @@ fn text_of(statement: &str, durability: Durability) -> String {
     }
 }
 
-/// What a batch is written with.
+/// A batch to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written<'a> {
     pub(crate) run: &'a RunId,
@@ -133,13 +133,13 @@ pub(crate) struct Written<'a> {
     pub(crate) durability: Durability,
 }
 
-/// Begins a statement with the values that both statements have.
+/// Begins a statement with the common values of both statements.
 fn begin(text: String, written: Written<'_>, mut chains: Vec<Chain>) -> Statement {
     let Written { token, batch, encoded, .. } = written;
     add_sizes(&mut chains, &batch.records, encoded);
     let digest = |digest: Option<Digest>| digest.map(|digest| digest.as_bytes().to_vec());
     let numbers = |number: fn(&Chain) -> u64| chains.iter().map(|chain| Some(int(number(chain)))).collect();
-    // The lease is locked although the batch may not write its scope; its end is then left as it is.
+    // The lease is locked even if the batch does not write the main scope, whose end then stays.
     let has_main = chains.iter().any(|chain| chain.path.is_main());
     let lease_only = (!has_main).then_some(());
     let extra = |mut values: Vec<Option<i64>>, value| {
@@ -216,7 +216,7 @@ impl Columns {
     }
 }
 
-/// Returns the seq of the record that a delta is based on.
+/// Returns the seq of the delta base.
 pub(crate) fn base_of(body: &StoredBody) -> Option<i64> {
     match body {
         StoredBody::Delta(_, base, _) => Some(int(*base)),
@@ -224,7 +224,7 @@ pub(crate) fn base_of(body: &StoredBody) -> Option<i64> {
     }
 }
 
-/// Creates a run with its first batch; its lease has [`FIRST_TOKEN`].
+/// Creates a run with a first batch, under a lease with [`FIRST_TOKEN`].
 pub(crate) async fn create(
     database: &Database,
     sealed: &SealedRun,
@@ -264,7 +264,7 @@ pub(crate) async fn create(
         return Ok(());
     }
     schema::check(database).await?;
-    // After a lost answer, the run may be the one of this call: no other has this holder and this record.
+    // After a lost answer, this call may have made the run: no other run has this holder and this record.
     if answer.repeated && is_made(database, sealed, holder).await? {
         return Ok(());
     }
@@ -284,7 +284,7 @@ async fn is_made(database: &Database, sealed: &SealedRun, holder: &Holder) -> Re
     Ok(!database.run(&find).await?.rows.is_empty())
 }
 
-/// Returns the branches of the first batch of a run; there is always a main branch, which has the lease.
+/// Returns the branches of the first batch of a run, always with a main branch for the lease.
 fn chains_of_new(records: &[Record]) -> Result<Vec<Chain>, StoreError> {
     let mut chains = of_new_run(records)?;
     if !chains.iter().any(|chain| chain.path.is_main()) {
@@ -295,14 +295,14 @@ fn chains_of_new(records: &[Record]) -> Result<Vec<Chain>, StoreError> {
 
 /// Appends a batch under the lease with the token.
 ///
-/// `acknowledged` returns the newest seq of a branch that this store has acknowledged under the lease.
+/// `acknowledged` returns the newest acknowledged seq of a branch under the lease of this store.
 pub(crate) async fn append(
     database: &Database,
     written: Written<'_>,
     acknowledged: impl Fn(&BranchPath) -> Option<u64>,
 ) -> Result<Appended, Failure> {
     let Written { run, token, batch, .. } = written;
-    // A batch that contradicts itself is refused; but one that was applied before is answered.
+    // A contradictory batch is refused, unless applied before.
     let sound = match batch.check(run, token) {
         Ok(()) => chains(database, run, &batch.records).await,
         Err(error) => Err(error.into()),
@@ -314,6 +314,7 @@ pub(crate) async fn append(
     };
     let consumed = batch.consumed.iter().map(|id| Some(signals::key_of(id))).collect();
     let append = begin(text_of(APPEND, written.durability), written, chains)
+        .frequent()
         .text(run.as_str())
         .int(i64::from(VERSION))
         .bytes_list(consumed)
@@ -322,7 +323,7 @@ pub(crate) async fn append(
         .maybe_text(batch.changed_at().map(time_text));
     let answer = match database.run(&append).await {
         Ok(answer) => answer,
-        // A branch that the batch begins has a row.
+        // A new branch of the batch has a row.
         Err(Failure::Taken) => return judge(database, written, &acknowledged, None).await,
         Err(failure) => return Err(failure),
     };
@@ -330,16 +331,16 @@ pub(crate) async fn append(
     if !row.get::<_, bool>(0) {
         schema::check(database).await?;
         let answer_before = judge(database, written, &acknowledged, None).await?;
-        // The earlier sending of this very call was the one that counted.
+        // An earlier attempt of this call took effect.
         return Ok(if answer.repeated { Appended::Now } else { answer_before });
     }
     let put = count(row.get(1));
-    assert!(put == batch.records.len() as u64, "a fence that holds lets every record of the batch through");
+    assert!(put == batch.records.len() as u64, "with the fence, every record of the batch is written");
     Ok(Appended::Now)
 }
 
-/// Says why a batch was not applied: it was before, the lease is lost, the store has lost records, or the chain does
-/// not fit.
+/// Returns the reason for a batch without effect: applied before, a lost lease, lost records of the store, or another
+/// end of a chain.
 async fn judge(
     database: &Database,
     written: Written<'_>,
@@ -359,7 +360,7 @@ async fn judge(
         return answered_before(database, batch).await;
     }
     if is_holder && lease.token < token {
-        // A standby that lags behind took over: it never saw this lease.
+        // A lagging standby took over, without this lease.
         return Err(lost(database, run, main, 0).into());
     }
     if !(lease.held && lease.token == token) {
@@ -368,7 +369,7 @@ async fn judge(
     // The first record at fault is named, whichever side finds the fault.
     let refused_at = match &refusal {
         Some(StoreError::Conflict { branch, seq, .. }) => Some((branch, *seq)),
-        Some(_) => return Err(refusal.expect("it was just matched").into()),
+        Some(_) => return Err(refusal.expect("the refusal was just matched").into()),
         None => None,
     };
     let mut begun = HashSet::new();
@@ -398,7 +399,7 @@ async fn judge(
     Err(conflict(first, "another write to the branch came between".to_owned()).into())
 }
 
-/// Returns the end of a branch by its row: newest seq, and the digest of that record unless it was lost.
+/// Returns the end of a branch by its row: newest seq, and the digest of the newest record unless lost.
 async fn end_of(
     database: &Database,
     run: &RunId,
@@ -410,14 +411,14 @@ async fn end_of(
     Ok(answer.rows.first().map_or((0, None), |row| (count(row.get(0)), digest_of(row.get(1)))))
 }
 
-/// Returns the error for a store that is older than what it acknowledged.
+/// Returns the error for a store without an acknowledged record.
 fn lost(database: &Database, run: &RunId, branch: BranchPath, seq: u64) -> StoreError {
     let place = format!("{}, which acknowledged the record before", database.name);
     let damage = Damage { run: run.clone(), branch, seq, place, flaw: Flaw::Missing };
     StoreError::of_damage(damage, None)
 }
 
-/// Acknowledges a repeated batch after a look at its last record: the id of the batch alone could be that of another.
+/// Acknowledges a repeated batch after a comparison of the last record: another batch could have the same id.
 async fn answered_before(database: &Database, batch: &Batch) -> Result<Appended, Failure> {
     const FIND: &str = "SELECT 1 FROM waypost.runs r JOIN waypost.scopes s ON s.run = r.id AND s.key = $2
         JOIN waypost.records c ON c.scope = s.id AND c.seq = $3 AND c.digest = $4 WHERE r.name = $1";
@@ -447,8 +448,7 @@ mod tests {
     use super::*;
     use crate::database::settings::{PostgresOptions, Settings};
 
-    /// Sends a batch while another process takes the lease: its claim is written, and not committed yet. Returns whether
-    /// the fence held, and the number of records after the claim.
+    /// Sends a batch during the uncommitted claim of another process. Returns whether the fence held, and the number of records after the claim.
     async fn race(name: &str, lock: &str) -> (bool, i64) {
         cluster().database(name, "SELECT 1");
         let url = cluster().connection(USER, name);
@@ -490,7 +490,7 @@ mod tests {
     fn a_claim_in_flight_fences_a_batch() {
         block_on(async {
             assert_eq!(race("fenced", " FOR NO KEY UPDATE OF s").await, (false, 1));
-            // A negative control: a token that is read without the lock lets the batch through after the claim.
+            // A negative control: without the lock, the batch takes effect after the claim.
             assert_eq!(race("unlocked", "").await, (true, 2));
         });
     }

@@ -17,10 +17,10 @@ pub(crate) async fn size(database: &Database, run: &RunId, name: &str) -> Result
     Ok(database.run(&size).await?.rows.first().map_or(0, |row| count(row.get(0))))
 }
 
-/// Adds a chunk at the end of a blob; returns the new end. `end` is where the caller expects the end, so that a chunk
-/// whose answer was lost is not added twice.
+/// Adds a chunk at the end of a blob; returns the new end. `end` is the expected end: a repetition after a
+/// lost answer adds no second chunk.
 ///
-/// The chunk is not yet on disk: a later synced commit of the store makes it durable.
+/// The chunk is not yet on disk: a later synced commit makes the chunk durable.
 pub(crate) async fn append(
     database: &Database,
     lease: &Lease,
@@ -43,7 +43,7 @@ pub(crate) async fn append(
         None => size(database, run, name).await?,
     };
     let after = |at: u64| at + bytes.len() as u64;
-    // The second attempt follows a crash of the server that lost the last chunks.
+    // The second attempt follows a crash of the server with a loss of the last chunks.
     for _ in 0..2 {
         let append = Statement::new(APPEND)
             .text(run.as_str())
@@ -88,7 +88,7 @@ pub(crate) async fn read(
     name: &str,
     offset: u64,
 ) -> Result<Vec<u8>, Failure> {
-    // Several small chunks, such as lines of a log, are one answer.
+    // Several small chunks, as of a log, are read together.
     const READ: &str = "SELECT b.at, b.bytes FROM waypost.runs r
         JOIN waypost.blobs b ON b.run = r.id AND b.name = $2 AND b.at >= coalesce((
             SELECT c.at FROM waypost.blobs c WHERE c.run = r.id AND c.name = $2 AND c.at <= $3
@@ -102,7 +102,7 @@ pub(crate) async fn read(
     let mut found = Vec::new();
     for row in database.run(&read).await?.rows {
         let (at, bytes): (i64, &[u8]) = (row.get(0), row.get(1));
-        // A chunk that a crash lost ends the blob here.
+        // After a gap, the rest of the blob is unknown.
         let Some(skip) = offset.checked_add(found.len() as u64).and_then(|next| next.checked_sub(count(at)))
         else {
             break;

@@ -1,4 +1,4 @@
-//! The ends of the branches that a batch continues, as the statement must find them.
+//! The expected ends of the branches of a batch.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ pub(crate) struct Chain {
     pub(crate) path: BranchPath,
     /// The branch has no row yet.
     pub(crate) is_new: bool,
-    /// The end that its row must have: newest seq, and the digest of that record unless it was lost.
+    /// The expected end in the row: newest seq, and the digest of the newest record unless lost.
     pub(crate) head: u64,
     pub(crate) tip: Option<Digest>,
     /// The end after the batch.
@@ -40,12 +40,12 @@ impl Chain {
         Self { path: path.clone(), is_new, head, tip, newest, open: true, bodies, records, bytes, last }
     }
 
-    /// Returns the main branch of a run whose first batch does not write it.
+    /// Returns a main branch without records.
     pub(crate) fn empty_main() -> Self {
         Self::new(&BranchPath::main(), true, 0, None)
     }
 
-    /// Returns the digest for the row after the batch: of the newest record, if it is there.
+    /// Returns the digest for the row after the batch: of the newest record, unless lost.
     pub(crate) fn tip_after(&self) -> Option<Digest> {
         self.last.filter(|(seq, _)| *seq == self.newest).map(|(_, digest)| digest)
     }
@@ -74,8 +74,8 @@ impl Chain {
 
 /// Returns the branches of a batch in the order of their first record.
 ///
-/// A record names the end that it continues, so a branch is not read before: the statement compares. Only a repair
-/// reads its branch.
+/// A record names the continued end, so no branch is read before: the statement compares. Only a repair reads the
+/// branch.
 ///
 /// # Errors
 /// [`StoreError::Conflict`]: the records do not fit each other.
@@ -148,7 +148,7 @@ fn of_first(record: &Record) -> Result<Chain, StoreError> {
     }
 }
 
-/// Checks a repair: it follows a sound record, down to the newest body, past all damage.
+/// Checks a repair, which follows a sound record, down to the newest body, past all damage.
 async fn of_repair(database: &Database, run: &RunId, record: &Record) -> Result<Chain, Failure> {
     const END: &str =
         "SELECT s.tip, (SELECT coalesce(max(r.seq), 0) FROM waypost.records r WHERE r.scope = s.id)
@@ -182,12 +182,12 @@ async fn of_repair(database: &Database, run: &RunId, record: &Record) -> Result<
     }
 }
 
-/// Returns the digest of a column, if it is one.
+/// Returns the digest in a column; `None` for another length.
 pub(crate) fn digest_of(column: Option<&[u8]>) -> Option<Digest> {
     column.and_then(|column| column.try_into().ok()).map(Digest::from_bytes)
 }
 
-/// Returns the error for a record that does not continue its branch.
+/// Returns the error for a record at the wrong place.
 pub(crate) fn conflict(record: &Record, why: String) -> StoreError {
     let header = record.header();
     let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);

@@ -1,4 +1,4 @@
-//! New runs and new records, pruning, quarantine and removal. Every change is one statement, which is a transaction.
+//! New runs and new records, pruning, quarantine and removal. Every change is a single statement.
 
 pub(crate) mod append;
 pub(crate) mod blobs;

@@ -13,8 +13,8 @@ use crate::tables::lease::LeaseRow;
 use crate::tables::rows::{Found, fetch, quarantined};
 use crate::tables::scopes::{self, Scope};
 
-/// Moves a damaged record to quarantine, byte for byte. Bodies based on its body get full frames in the same
-/// statement: they are sound as long as its frame is.
+/// Moves a damaged record to quarantine, byte for byte. Dependent bodies get full frames in the
+/// same statement: the damaged record may have a sound frame.
 pub(crate) async fn quarantine(database: &Database, token: u64, damage: &Damage) -> Result<(), Failure> {
     const MOVE: &str = "WITH locked AS MATERIALIZED (
             SELECT m.id FROM waypost.scopes m JOIN waypost.scopes s ON s.run = m.run
@@ -81,7 +81,7 @@ pub(crate) async fn quarantine(database: &Database, token: u64, damage: &Damage)
     }
 }
 
-/// A body with its new full frame.
+/// A body with a new full frame.
 #[derive(Debug)]
 pub(crate) struct Freed {
     pub(crate) seq: i64,
@@ -90,7 +90,7 @@ pub(crate) struct Freed {
     pub(crate) bytes_before: i64,
 }
 
-/// Returns the sound records whose delta is based on record `seq`, with full frames.
+/// Returns the sound records with record `seq` as delta base, with full frames.
 pub(crate) async fn dependants(
     database: &Database,
     run: &RunId,
@@ -112,7 +112,7 @@ pub(crate) async fn dependants(
     Ok(freed)
 }
 
-/// Deletes a run with all its rows, while its lease is free.
+/// Deletes a run with all rows, while the lease is free.
 pub(crate) async fn delete(database: &Database, run: &RunId) -> Result<(), Failure> {
     const DELETE: &str = "WITH free AS MATERIALIZED (
             SELECT m.run FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2

@@ -1,7 +1,7 @@
-//! Pruning of bodies, and full frames for bodies that depend on pruned bodies.
+//! Pruning of bodies, and full frames for dependent bodies.
 //!
-//! The plan is made by reads: under its lease, no other process changes the run, and this one writes one batch at
-//! a time. The statement that applies the plan compares the token.
+//! Reads make the plan: under the lease, no other process changes the run, and this process writes a single batch at a
+//! time. The applying statement compares the token.
 
 use std::collections::BTreeSet;
 
@@ -30,8 +30,8 @@ struct BranchPlan {
     bytes: i64,
 }
 
-/// Drops the bodies of all sound checkpoints of each branch except those of [`retention::kept`]. Without a token,
-/// only counts them.
+/// Drops the bodies of all sound checkpoints of each branch except [`retention::kept`]. Without a token, only counts
+/// the bodies.
 pub(crate) async fn trim(
     database: &Database,
     run: &RunId,
@@ -81,7 +81,7 @@ async fn plan(
     let (mut marks, mut sound) = (Vec::new(), BTreeSet::new());
     for row in &rows {
         let seq = count(row.get(0));
-        // Damaged records are neither counted nor changed; quarantine handles them.
+        // Damaged records are neither counted nor changed.
         if let Found::Sound(record) = fetch(database, run, scope, seq).await? {
             marks.push(if marks.is_empty() { Mark::of_newest(&record) } else { Mark::of(record.header()) });
             sound.insert(seq);
@@ -114,7 +114,7 @@ async fn plan(
 }
 
 async fn apply(database: &Database, run: &RunId, token: u64, plan: BranchPlan) -> Result<(), Failure> {
-    // Repeated after a lost answer, it finds no body to drop, and writes the same frames.
+    // A repetition finds no body to drop, and writes the same frames.
     const APPLY: &str = "WITH locked AS MATERIALIZED (
             SELECT m.id FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
             WHERE r.name = $1 AND m.token = $3 AND m.held FOR NO KEY UPDATE OF m),

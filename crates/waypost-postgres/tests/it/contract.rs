@@ -1,4 +1,4 @@
-//! The contract of a store, kept by this one.
+//! The contract of a store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +20,14 @@ pub(crate) struct Postgres {
 impl Postgres {
     pub(crate) async fn fresh() -> Self {
         let site = Site::new().await;
+        let store = Some(site.open());
+        Self { site, store }
+    }
+
+    /// As [`fresh`](Self::fresh), without a runtime: connections of one runtime are not used in another.
+    pub(crate) fn fresh_anywhere() -> Self {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let site = std::thread::spawn(move || runtime().block_on(Site::new())).join().unwrap();
         let store = Some(site.open());
         Self { site, store }
     }
@@ -65,7 +73,7 @@ impl StoreFixture for Postgres {
                 self.flip("records", "body", &record(run, branch, *seq)).await;
             }
         }
-        // Its cache would hide the damage.
+        // The cache would hide the damage.
         self.store = Some(self.site.open());
     }
 

@@ -3,6 +3,7 @@
 
 mod contract;
 mod faults;
+mod graphs;
 mod opening;
 mod proxy;
 mod support;

@@ -1,9 +1,10 @@
-//! The first use of a store: what the server and the schema must be, and how each lack is told.
+//! The first use of a store: demands on server and schema, and the errors.
 
 use waypost::store::{RunQuery, Store as _, StoreError};
 use waypost_postgres::{PostgresOptions, PostgresStore, SCHEMA_VERSION};
 use waypost_testing::contract::block_on;
 
+use crate::proxy::{Proxy, When};
 use crate::support::Site;
 
 #[test]
@@ -22,7 +23,7 @@ fn tables_are_made_once_and_only_by_init() {
         let (one, two) = (site.open(), site.open());
         let made = tokio::join!(one.init(), two.init());
         let made = [made.0.unwrap(), made.1.unwrap()];
-        assert!(made.contains(&None), "one of them made the tables: {made:?}");
+        assert!(made.contains(&None), "a single call made the tables: {made:?}");
         assert_eq!(store.init().await.unwrap(), Some(SCHEMA_VERSION));
         assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
     });
@@ -81,7 +82,7 @@ fn a_worker_needs_no_right_to_change_the_schema() {
 }
 
 #[test]
-fn a_server_that_is_away_is_told_at_once() {
+fn a_server_that_is_away_is_reported_at_once() {
     block_on(async {
         let begun = std::time::Instant::now();
         let store =
@@ -91,6 +92,27 @@ fn a_server_that_is_away_is_told_at_once() {
 
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
         assert!(begun.elapsed() < PostgresOptions::default().patience / 2);
+    });
+}
+
+#[test]
+fn a_pooler_that_refuses_parameters_is_enough() {
+    block_on(async {
+        let site = Site::new().await;
+        let proxy = Proxy::before(&site.url(), b"options\0").await;
+        proxy.cut(When::Pooler);
+        let store = proxy.store(PostgresOptions::default());
+
+        assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
+        assert_eq!(proxy.cuts(), 1, "the parameters are sent once");
+
+        // A role with another isolation level is refused there, and harmless without a pooler.
+        let sql =
+            format!("ALTER DATABASE {} SET default_transaction_isolation = serializable", site.database());
+        site.tables().await.batch_execute(&sql).await.unwrap();
+        let error = proxy.store(PostgresOptions::default()).runs(&RunQuery::default()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
+        site.open().runs(&RunQuery::default()).await.unwrap();
     });
 }
 

@@ -1,4 +1,4 @@
-//! A proxy before a server, which loses chosen statements or their answers.
+//! A proxy before a server; loses chosen statements or answers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,12 +17,14 @@ use waypost_postgres::{PostgresOptions, PostgresStore};
 pub(crate) enum When {
     /// The server never gets the statement.
     BeforeTheStatement,
-    /// The server has carried it out, and its answer is lost.
+    /// The server has carried out the statement, and the answer is lost.
     AfterTheAnswer,
     /// The client loses the connection, and the server gets the statement later.
     Late(Duration),
     /// As `AfterTheAnswer`, every time.
     Always,
+    /// Start-up parameters are refused, as by a pooler between transactions.
+    Pooler,
 }
 
 /// A proxy on a Unix socket.
@@ -44,12 +46,11 @@ impl State {
     fn next(&self) -> Option<When> {
         let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         let when = *plan;
-        if when != Some(When::Always) {
+        if !matches!(when, Some(When::Always | When::Pooler)) {
             *plan = None;
         }
-        when.inspect(|_| {
-            self.cuts.fetch_add(1, Ordering::Relaxed);
-        })
+        self.cuts.fetch_add(u32::from(when.is_some()), Ordering::Relaxed);
+        when
     }
 }
 
@@ -104,6 +105,13 @@ impl Drop for Proxy {
     }
 }
 
+/// Returns the error message of a pooler about a start-up parameter.
+fn refusal() -> Vec<u8> {
+    let fields = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
+    let length = u32::try_from(fields.len() + 4).unwrap().to_be_bytes();
+    [b"E".as_slice(), &length, fields].concat()
+}
+
 /// Carries bytes both ways until either side ends or a planned loss.
 async fn serve(mut client: UnixStream, mut server: UnixStream, state: Arc<State>) {
     let (mut from_client, mut from_server) = (vec![0; 1 << 20], vec![0; 1 << 20]);
@@ -121,6 +129,10 @@ async fn serve(mut client: UnixStream, mut server: UnixStream, state: Arc<State>
                     Some(When::AfterTheAnswer | When::Always) => {
                         let _ = server.write_all(sent).await;
                         let _ = server.read(&mut from_server).await;
+                        return;
+                    }
+                    Some(When::Pooler) => {
+                        let _ = client.write_all(&refusal()).await;
                         return;
                     }
                     Some(When::Late(delay)) => {

@@ -1,4 +1,4 @@
-//! A store in a database of its own, and a way to look at its tables behind its back.
+//! A store in a separate database, and direct access to the tables.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use waypost_testing::postgres::{Cluster, USER, cluster};
 /// The variable with the connection of another server, as `host=... user=...` without a database.
 const SERVER_VARIABLE: &str = "WAYPOST_TEST_POSTGRES";
 
-/// A database with a store that a test opens and opens again.
+/// A database with a store.
 pub(crate) struct Site {
     server: String,
     database: String,
