@@ -383,7 +383,7 @@ fn a_detached_run_goes_on_by_itself() {
 
         let named = run(&["run", "flow.yaml", "-v", "--detach"]);
         let said = rig.told(&named);
-        assert!(said.contains("continues in process") && said.contains("waypost events flow-"), "{said}");
+        assert!(said.contains("continues in process") && said.contains("waypost watch flow-"), "{said}");
         wait_until("the other run", || rig.json(&["list", "--json"])["runs"][0]["status"] == "completed");
         assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2), "no secret");
         assert_eq!(run(&["run", "flow.yaml", "--id", "r", "--detach"]).status.code(), Some(2), "it is there");
