@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{ArgMatches, FromArgMatches as _};
 use tokio::runtime::Runtime;
 
-use crate::cli::{Cli, Command};
+use crate::cli::Cli;
 use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -74,15 +74,16 @@ fn on_large_stack<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
 }
 
 fn main() -> ExitCode {
-    let parsed = on_large_stack(|| match parsed() {
-        // The supervisor forks, so it runs without a second thread.
-        Ok((cli, _)) if matches!(cli.command, Command::Supervise) => None,
-        Ok((cli, matches)) => Some(executed(cli, &matches)),
-        Err(exit) => Some(exit),
+    // The supervisor forks: its process never has a second thread.
+    if std::env::args_os().skip(1).eq([run::environment::SUPERVISE]) {
+        return waypost_workflow::supervisor::main();
+    }
+    let exit = on_large_stack(|| match parsed() {
+        Ok((cli, matches)) => executed(cli, &matches),
+        Err(exit) => exit,
     });
-    match parsed {
-        Ok(Some(exit)) => exit.into(),
-        Ok(None) => waypost_workflow::supervisor::main(),
+    match exit {
+        Ok(exit) => exit.into(),
         Err(error) => output::refused(&cli::command().error(clap::error::ErrorKind::Io, error)).into(),
     }
 }

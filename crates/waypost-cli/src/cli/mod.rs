@@ -174,9 +174,6 @@ pub(crate) enum Command {
     Graph(GraphArgs),
     /// Print the report of a run, as Markdown or as one HTML page
     Report(ReportArgs),
-    /// Supervise the processes of one run; started by `run` and `resume`
-    #[command(hide = true)]
-    Supervise,
 }
 
 /// Whether `run` and `resume` print the output of steps.

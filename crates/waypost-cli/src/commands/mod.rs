@@ -94,6 +94,5 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Demo(args) => demo::demo(context, args).await,
         Command::Graph(args) => graph::graph(context, args).await,
         Command::Report(args) => report::report(context, args).await,
-        Command::Supervise => unreachable!("the supervisor is started before there is a runtime"),
     }
 }

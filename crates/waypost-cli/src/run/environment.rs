@@ -16,6 +16,9 @@ use waypost_workflow::supervisor::SupervisorProgram;
 
 use crate::error::Error;
 
+/// The only argument of a process that supervises the processes of a run.
+pub(crate) const SUPERVISE: &str = "supervise";
+
 /// The run setting that records whether bash existed when the run was created.
 pub(crate) const BASH: &str = "bash";
 
@@ -40,7 +43,7 @@ impl Local {
             environment: std::env::vars_os().collect(),
             has_bash,
             parallel: parallel(),
-            supervisor: SupervisorProgram::this_program(["supervise"]).map_err(Error::Runtime)?,
+            supervisor: SupervisorProgram::this_program([SUPERVISE]).map_err(Error::Runtime)?,
         })
     }
 

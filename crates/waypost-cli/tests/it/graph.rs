@@ -63,7 +63,7 @@ fn a_run_is_drawn_with_the_status_of_each_step() {
         "✓ fetch",
         "<title>go: 1 failed, 2 completed</title>",
         "<g class=\"waiting box\"><title>group: waiting</title>",
-        "⏸ ask",
+        "‖ ask",
         "<g class=\"pending\"><title>last: pending</title>",
     ] {
         assert!(picture.contains(part), "{part}: {picture}");
