@@ -67,24 +67,24 @@ fn runtime() -> std::io::Result<Runtime> {
 /// The stack of the command, whatever the soft limit of the caller (`ulimit -s`): that of a usual main thread.
 const STACK_BYTES: usize = 8 * 1024 * 1024;
 
-/// Calls a function on a thread with a stack of [`STACK_BYTES`].
-fn on_large_stack<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> std::io::Result<T> {
-    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(call)?;
-    Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-}
-
 fn main() -> ExitCode {
     // The supervisor forks: its process never has a second thread.
     if std::env::args_os().skip(1).eq([run::environment::SUPERVISE]) {
         return waypost_workflow::supervisor::main();
     }
-    let exit = on_large_stack(|| match parsed() {
+    let exit = match std::thread::Builder::new().stack_size(STACK_BYTES).spawn(command) {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        // Without a second thread, the stack of this one has to do.
+        Err(_) => command(),
+    };
+    exit.into()
+}
+
+/// Executes the command line; an error is reported.
+fn command() -> Exit {
+    match parsed() {
         Ok((cli, matches)) => executed(cli, &matches),
         Err(exit) => exit,
-    });
-    match exit {
-        Ok(exit) => exit.into(),
-        Err(error) => output::refused(&cli::command().error(clap::error::ErrorKind::Io, error)).into(),
     }
 }
 

@@ -166,7 +166,7 @@ fn dead_letters_and_failures_are_marked_with_their_logs() {
         "<p class=\"failed\"><b>✗ step each failed:</b> 1 of 2 items failed</p>",
         "<p class=\"failed\"><b>✗ step last failed:</b> exit code 3</p>",
         "<p class=\"failed\"><b>✗ 1 failed item</b> (dead letters)",
-        "<g class=\"failed\"><title>each: failed</title>",
+        "<g class=\"failed box\"><title>each: failed</title>",
         "<g class=\"failed\"><title>last: failed</title>",
         "<summary class=\"failed\"><b>✗ each:bad/work</b> exit code 1</summary>",
         "<pre>oops",

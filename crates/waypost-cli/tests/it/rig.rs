@@ -291,6 +291,7 @@ pub(crate) fn check(name: &str, text: &str) {
         (r"\b[0-9a-f]{64}\b", "[DIGEST]"),
         (r#""bytes": \d+"#, r#""bytes": [BYTES]"#),
         (r#""bytes":\d+"#, r#""bytes":[BYTES]"#),
+        (r#""duration_ms": \d+"#, r#""duration_ms": [MILLIS]"#),
         (r"\bbytes=\d+", "bytes=[BYTES]"),
         (r"\n  bytes \d+\n", "\n  bytes [BYTES]\n"),
         (r"\(\d+ bytes\)", "([BYTES] bytes)"),

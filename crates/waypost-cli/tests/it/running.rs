@@ -334,7 +334,7 @@ fn an_answer_that_could_not_be_written_is_told() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     let calls: [&[&str]; 3] = [
         &["run", "flow.yaml", "--id", "r-1", "--json"],
-        &["run", "flow.yaml", "--id", "r-2", "-q"],
+        &["run", "flow.yaml", "--id", "r-2"],
         &["resume", "r-1", "--json"],
     ];
     for args in calls {
