@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::{Rig, Running, code_of, expect};
+use crate::rig::{Rig, Running, code_of, expect, wait_until};
 use crate::terminal::Terminal;
 
 /// A finished step, a step until the file `go` exists, and items; the second of them fails.
@@ -26,7 +26,7 @@ steps:
 fn started(rig: &Rig, more: &[&str]) -> Running {
     let running = rig.start(&[&["run", "flow.yaml", "--id", "r", "-q"], more].concat());
     rig.wait_for(".waypost/runs/r/logs/slow.1.log", |text| text == "begun\n");
-    crate::rig::wait_until("the end of the items", || {
+    wait_until("the end of the items", || {
         let view = rig.json(&["show", "r", "--json"]);
         view["steps"]
             .as_array()
@@ -76,13 +76,16 @@ fn a_run_is_watched_from_another_terminal() {
 fn a_watched_run_is_printed_like_its_events() {
     let rig = Rig::with(FLOW);
     let running = started(&rig, &[]);
-    let (watching, json) = (rig.start(&["watch", "r"]), rig.start(&["watch", "r", "--json"]));
+    let watch = |args: &[&str], name: &str| {
+        let file = std::fs::File::create(rig.path(name)).unwrap();
+        Running::of(rig.command(args).stdout(file))
+    };
+    let (mut watching, mut json) = (watch(&["watch", "r"], "told"), watch(&["watch", "r", "--json"], "json"));
+    wait_until("both watch", || ["told", "json"].iter().all(|name| !rig.read(name).is_empty()));
 
     rig.write("go", "");
-    let (watched, json) = (watching.end(), json.end());
-
-    assert_eq!(watched.status.code(), Some(3), "{}", rig.told(&watched));
-    let told = String::from_utf8(watched.stdout).unwrap();
+    assert_eq!((watching.code(), json.code()), (Some(3), Some(3)));
+    let told = rig.read("told");
     let place = |words: &str| told.find(words).unwrap_or_else(|| panic!("no `{words}`: {told}"));
     assert!(place("step_started first") < place("\nfirst | one\n"));
     assert!(place("\nfirst | one\n") < place("step_completed first"));
@@ -95,7 +98,7 @@ fn a_watched_run_is_printed_like_its_events() {
     assert!(told.ends_with("\nRetry with: waypost dead-letters retry r\n"), "{told}");
     // Each event is printed once, as by `events`.
     let events = rig.waypost(&["events", "r", "--json"]).matches("\"v\":1").count();
-    assert_eq!(String::from_utf8_lossy(&json.stdout).matches("\"v\":1").count(), events);
+    assert_eq!(rig.read("json").matches("\"v\":1").count(), events);
     assert_eq!(running.end().status.code(), Some(3));
     // A finished run is not watched.
     expect(
