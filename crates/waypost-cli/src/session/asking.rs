@@ -69,7 +69,7 @@ struct Asker {
 enum QuestionEnd {
     Answered,
     /// The typed answer is not valid.
-    Refused(Error),
+    Refused(Box<Error>),
     /// The input has ended, or the session stops.
     Unanswered,
 }
@@ -120,7 +120,7 @@ impl Asker {
             Ok(()) | Err(Error::Run(RunError::Answered { .. } | RunError::NoSuchWait { .. })) => {
                 QuestionEnd::Answered
             }
-            Err(error) => QuestionEnd::Refused(error),
+            Err(error) => QuestionEnd::Refused(Box::new(error)),
         }
     }
 

@@ -35,7 +35,7 @@ fn a_head_names_the_run_and_how_it_stands() {
     | run | `r-1` |
     | status | **running** |
     | workflow | `waypost.yaml` |
-    | made | 2026-09-21T14:13:20Z |
+    | created | 2026-09-21T14:13:20Z |
 
     | param | value |
     | --- | --- |
@@ -78,7 +78,7 @@ fn a_completed_step_shows_what_it_gave() {
     | redone | 1 |
     | command | `cat a \| wc -l ` |
     | exit code | 0 |
-    | printed | 70000 bytes |
+    | log | 70000 bytes |
     | usage | 5 tokens in, 7 out, cost 0.25, m\_1 |
 
     | output | value |
@@ -120,12 +120,12 @@ fn a_failed_step_shows_its_error_and_the_end_of_its_log() {
     | checkpoint | `r-1@1` |
     | at | 2026-09-21T14:13:20Z |
     | exit code | 2 |
-    | printed | 12 bytes |
+    | log | 12 bytes |
 
     - it ended with 2
       - because of \*stars\* and lines
 
-    The end of its log:
+    End of the log:
 
     `````text
     error: ``` in a log
