@@ -75,7 +75,7 @@ fn a_completed_step_shows_what_it_gave() {
     | checkpoint | `r-1@1` |
     | at | 2026-09-21T14:13:20Z |
     | attempt | 2 |
-    | redone | 1 |
+    | reruns | 1 |
     | command | `cat a \| wc -l ` |
     | exit code | 0 |
     | log | 70000 bytes |
