@@ -44,7 +44,7 @@ pub fn frame_of(codec: Option<i64>, body: Option<Vec<u8>>) -> Result<(Kind, Vec<
     }
 }
 
-/// The frames of a body, its own frame first, each with the seq of its record.
+/// The delta chain of a body, newest frame first. Each frame has the seq of its record.
 pub type Frames = Vec<(u64, ParsedFrame)>;
 
 /// Returns the frames of the body of record `seq`. `frame_at` reads the frame of another record of the branch, or

@@ -1,7 +1,7 @@
 //! The stored form of a header or run record. Most of a header is field names, so headers are compressed with
 //! a dictionary of these names. Each header is independent, so damage affects only a single header.
 //!
-//! Stored bytes start with a byte that marks compression, or are plain JSON, which starts with a brace.
+//! The first byte is a compression mark, or the opening brace of plain JSON.
 
 use std::sync::LazyLock;
 

@@ -209,7 +209,7 @@ fn reduced(needs: &[Vec<usize>]) -> Vec<Vec<usize>> {
     kept
 }
 
-/// Returns the places in an order in which each is after its needs. The reader has refused cycles.
+/// Returns the places in topological order: needs first. The reader has refused cycles.
 fn sorted(needs: &[Vec<usize>]) -> Vec<usize> {
     let mut waits: Vec<usize> = needs.iter().map(Vec::len).collect();
     let mut followers = vec![Vec::new(); needs.len()];

@@ -83,12 +83,12 @@ impl StepLog {
         Ok(())
     }
 
-    /// Returns the incomplete line at the end of a log that grows no more, if there is one.
+    /// Returns the incomplete last line of a finished log, if any.
     pub(super) fn finish(&mut self) -> Option<String> {
         (!self.line.is_empty()).then(|| self.take_line())
     }
 
-    /// Returns the last line that is not blank, complete or not, as a terminal shows it.
+    /// Returns the last line with text, also if incomplete, as shown on a terminal.
     pub(super) fn last_line(&self) -> String {
         visible(&self.line).or_else(|| visible(&self.last)).unwrap_or_default()
     }

@@ -226,7 +226,7 @@ impl Database {
         Err(failure)
     }
 
-    /// Sends a statement; a frequent one as a prepared statement of the session, which the server plans once.
+    /// Sends a statement. Frequent statements are prepared once for each connection.
     async fn query(&self, client: &Object, statement: &Statement) -> Result<Vec<Row>, Error> {
         let parameters = statement.parameters();
         if !statement.is_frequent || !self.opened.get().is_some_and(|opened| opened.has_session) {

@@ -216,7 +216,7 @@ impl Shared {
         let Some(passed) = self.with_held(lease, |held| held.renewed.elapsed()) else {
             return self.renew(lease).await;
         };
-        // A task of its own, which a late answer does not leave in the middle.
+        // The renewal runs in a separate task: a timeout of the caller does not cancel the statement.
         let renewal = tokio::spawn({
             let (shared, lease) = (Arc::clone(self), lease.clone());
             async move { shared.renew(&lease).await }

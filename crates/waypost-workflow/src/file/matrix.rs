@@ -56,7 +56,7 @@ impl Matrix {
         })
     }
 
-    /// Returns the combinations: the product of the axes without the excluded ones, then the included ones.
+    /// Returns the combinations: the product of the axes minus `exclude`, followed by the entries of `include`.
     ///
     /// # Errors
     /// [`MatrixError`].

@@ -1,4 +1,4 @@
-//! Checks before a run that the folders, files and programs exist which the steps name.
+//! Preflight: checks that the folders, files and programs named by the steps exist before the run starts.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,7 +20,7 @@ pub struct Lack {
     pub line: usize,
     /// What is missing: lower case, no full stop.
     pub message: String,
-    /// Whether the step certainly starts, and no step before it can make what is missing.
+    /// The step starts in any case, and has no upstream step that could create the missing file or program.
     pub is_certain: bool,
 }
 

@@ -52,7 +52,7 @@ pub(super) fn standalone(title: &str, nodes: &[Node]) -> String {
          stroke=\"none\"/>\n",
         escaped(title)
     );
-    draw(&mut svg, nodes, &layout, (GAP_X, GAP_X));
+    draw(&mut svg, nodes, &layout, Point { x: GAP_X, y: GAP_X });
     svg + "</svg>\n"
 }
 
@@ -70,7 +70,7 @@ pub(in crate::commands) fn embedded(nodes: &[Node]) -> String {
         "<svg role=\"img\" aria-label=\"Steps and their dependencies\" viewBox=\"0 0 {width} {height}\" \
          style=\"width:{width}px\">\n"
     );
-    draw(&mut svg, nodes, &layout, (1, 1));
+    draw(&mut svg, nodes, &layout, Point { x: 1, y: 1 });
     svg + "</svg>\n"
 }
 
@@ -157,7 +157,14 @@ fn rows(nodes: &[Node]) -> Vec<(Vec<usize>, bool)> {
         .collect()
 }
 
-fn draw(svg: &mut String, nodes: &[Node], layout: &Layout, (x, y): (usize, usize)) {
+/// The top left corner of a drawing, in pixels.
+#[derive(Clone, Copy)]
+struct Point {
+    x: usize,
+    y: usize,
+}
+
+fn draw(svg: &mut String, nodes: &[Node], layout: &Layout, Point { x, y }: Point) {
     for (node, own) in nodes.iter().zip(&layout.boxes) {
         for need in node.needs.iter().map(|need| &layout.boxes[*need]) {
             let (x1, y1) = (x + need.left + need.width / 2, y + need.top + need.height);
@@ -170,11 +177,11 @@ fn draw(svg: &mut String, nodes: &[Node], layout: &Layout, (x, y): (usize, usize
         }
     }
     for (node, own) in nodes.iter().zip(&layout.boxes) {
-        draw_node(svg, node, own, (x + own.left, y + own.top));
+        draw_node(svg, node, own, Point { x: x + own.left, y: y + own.top });
     }
 }
 
-fn draw_node(svg: &mut String, node: &Node, own: &Placed, (x, y): (usize, usize)) {
+fn draw_node(svg: &mut String, node: &Node, own: &Placed, Point { x, y }: Point) {
     let status = node.status.as_ref();
     let mut classes: Vec<&str> = status.map(|status| status.worst).into_iter().collect();
     classes.extend(own.within.as_ref().map(|_| "box"));
@@ -218,7 +225,7 @@ fn draw_node(svg: &mut String, node: &Node, own: &Placed, (x, y): (usize, usize)
     }
     if let Some(inner) = &own.within {
         let left = x + (own.width - inner.width) / 2;
-        draw(svg, &node.within, inner, (left, y + TITLE));
+        draw(svg, &node.within, inner, Point { x: left, y: y + TITLE });
     }
     svg.push_str("</g>\n");
 }
