@@ -805,3 +805,64 @@ fn a_tolerated_failure_counts_again_if_its_input_is_equal() {
         assert_eq!(ran(&rig), "a", "{effect}");
     }
 }
+
+// Cause: the end of a step was looked for in the history of its scope, which begins anew when the scope is reentered.
+// Fix: the ledger names the end.
+#[test]
+fn a_step_reused_in_a_reentered_item_can_be_named() {
+    let rig = Rig::with(
+        "steps:
+  - id: a
+    foreach: {items: [x], steps: [{id: w, run: 'echo > a.txt', evidence: [{file: a.txt}]}]}
+  - id: b
+    foreach:
+      items: [x]
+      as: outer
+      steps:
+        - id: c
+          foreach:
+            items: [x]
+            steps:
+              - {id: v, run: 'echo > v.txt', evidence: [{file: v.txt}]}
+              - {id: u, run: echo u >> trace}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    remove(&rig, "a.txt");
+    remove(&rig, "v.txt");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "u\n");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "b:x/c:x/u", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "u\nu\n");
+}
+
+// Cause: a request in a later pass removed the open group from the state, so that the passes counted from 1 again.
+// Fix: a request drops results from its pass on, and the open group continues in its state.
+#[test]
+fn a_requested_pass_after_a_lost_one_keeps_its_number() {
+    let rig = Rig::with(THREE_PASSES);
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    remove(&rig, "p.2");
+
+    assert_eq!(resume(&rig, &["--from", "b~3/p"]), Some(0));
+
+    assert_eq!(ran(&rig), "p2 p3 c");
+}
+
+// Cause: the end of a pass and the reuse of the next pass shared a record, with the state after the next pass.
+// Fix: the end has a record of its own.
+#[test]
+fn a_pass_reused_after_a_rerun_keeps_the_next_number() {
+    let rig = Rig::with(THREE_PASSES);
+    assert_eq!(run(&rig), Some(0));
+    remove(&rig, "p.2");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    ran(&rig);
+    remove(&rig, "p.1");
+
+    assert_eq!(resume(&rig, &["--from", "b~3/p"]), Some(0));
+
+    assert_eq!(ran(&rig), "p1 p3 c");
+}

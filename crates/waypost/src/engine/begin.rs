@@ -398,7 +398,7 @@ fn move_on(base: &mut Base, moved: Reopened, drafts: &mut Vec<Draft>) -> Result<
     let Reopened { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
     base.redone.extend(forgotten);
     if let (Some(by_name), Some(further)) = (drafts.last_mut(), more.first_mut()) {
-        by_name.stand = Some(unchanged_body(&base.record, &base.position)?);
+        by_name.body = Some(unchanged_body(&base.record, &base.position)?);
         let continues = basis.unwrap_or(record.header().seq);
         further.basis = Some(continues);
         basis = Some(base.basis.unwrap_or(base.record.header().seq));

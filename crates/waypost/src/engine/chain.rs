@@ -39,8 +39,8 @@ pub(crate) struct Draft {
     pub(crate) taken: Option<Box<Taken>>,
     /// The basis, if different from the previous record. For the first draft of a batch, the chain has the basis.
     pub(crate) basis: Option<u64>,
-    /// The body of this draft, if the next draft of the batch moves the branch elsewhere.
-    pub(crate) stand: Option<Body>,
+    /// The body of this draft, if a later draft of the batch replaces the state or the position.
+    pub(crate) body: Option<Body>,
 }
 
 impl Draft {
@@ -68,7 +68,7 @@ impl Draft {
             about: None,
             taken: None,
             basis: None,
-            stand: None,
+            body: None,
         }
     }
 
@@ -177,7 +177,7 @@ impl Chain {
     }
 
     /// Seals `drafts` and appends these to `records`. The last record carries `body`; the others carry their own
-    /// `stand`, if any. Does not move the chain: see [`Chain::advance`].
+    /// body, if any. Does not move the chain: see [`Chain::advance`].
     pub(crate) fn seal(
         &self,
         drafts: &[Draft],
@@ -193,7 +193,7 @@ impl Chain {
             header.prev = prev;
             header.repeated = std::mem::replace(&mut repeated, header.to_repeat());
             let is_last = index + 1 == drafts.len();
-            let body = if is_last { body.take() } else { draft.stand.clone() };
+            let body = if is_last { body.take() } else { draft.body.clone() };
             let record = Record::seal(header, body)?;
             prev = Some(record.digest());
             records.push(record);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use crate::id::StepId;
+use crate::id::{RunId, StepId};
 use crate::projection::events::CHECKPOINT_FAILED;
 use crate::record::{Body, End, FailedStep, Note, Phase, Position, Reason, RunStatus, Status};
 use crate::store::{Batch, BatchId, Lease, StoreError, Summary, TrimMode};
@@ -69,24 +69,10 @@ impl<'a, P: Program> Session<'a, P> {
         let now = self.time();
         let mut records = Vec::with_capacity(ids.len());
         for id in &ids {
-            let (program, scope) = (self.program, self.scopes.get_mut(*id));
-            let level = scope.shape.level();
-            let encode = |bytes: &mut Vec<u8>| program.encode(level, &scope.state, bytes);
-            let body = Body::with(&scope.position, program.schema(level), encode);
-            let who = |scope: &Scope<'_, P::State>| {
-                let made = scope.drafts.iter().rfind(|draft| matches!(draft.phase, Phase::Completed(_)));
-                let draft = made.or(scope.drafts.last());
-                (scope.chain.run.clone(), draft.and_then(|draft| draft.step.clone()))
-            };
-            let body = body.map_err(|source| {
-                let (run, step) = who(scope);
-                RunError::Serialize { run, step, source }
-            })?;
-            if let Some(warning) = scope.warn_of_size(body.state_bytes()) {
-                self.engine.observer.warned(&warning);
-            }
+            let body = self.body_of(*id)?;
+            let scope = self.scopes.get_mut(*id);
             scope.chain.seal(&scope.drafts, body, now, &mut records).map_err(|source| {
-                let (run, step) = who(scope);
+                let (run, step) = reporter(scope);
                 RunError::Record { run, step, source }
             })?;
         }
@@ -102,6 +88,31 @@ impl<'a, P: Program> Session<'a, P> {
             updated_at: None,
             release: status.is_some(),
         })
+    }
+
+    /// Encodes the position and the state of a scope.
+    fn body_of(&mut self, id: ScopeId) -> Result<Body, RunError> {
+        let (program, scope) = (self.program, self.scopes.get_mut(id));
+        let level = scope.shape.level();
+        let encode = |bytes: &mut Vec<u8>| program.encode(level, &scope.state, bytes);
+        let body = Body::with(&scope.position, program.schema(level), encode).map_err(|source| {
+            let (run, step) = reporter(scope);
+            RunError::Serialize { run, step, source }
+        })?;
+        if let Some(warning) = scope.warn_of_size(body.state_bytes()) {
+            self.engine.observer.warned(&warning);
+        }
+        Ok(body)
+    }
+
+    /// Gives the last draft of a scope its own body: later drafts of the batch replace the state.
+    pub(super) fn keep_body(&mut self, id: ScopeId) -> Result<(), RunError> {
+        self.number(id);
+        let body = self.body_of(id)?;
+        if let Some(last) = self.scopes.get_mut(id).drafts.last_mut() {
+            last.body = Some(body);
+        }
+        Ok(())
     }
 
     /// Returns the branches with drafts in the order of their records in a batch: by depth, then by name, as
@@ -368,4 +379,11 @@ fn says_itself(draft: &Draft, failed: &FailedStep) -> bool {
 
 fn is_final(phase: &Phase) -> bool {
     matches!(phase, Phase::Failed(failure) if !failure.retried && !failure.tolerated)
+}
+
+/// Returns the run, and the step that a failed commit names: the newest completed one.
+fn reporter<S>(scope: &Scope<'_, S>) -> (RunId, Option<StepId>) {
+    let made = scope.drafts.iter().rfind(|draft| matches!(draft.phase, Phase::Completed(_)));
+    let draft = made.or(scope.drafts.last());
+    (scope.chain.run.clone(), draft.and_then(|draft| draft.step.clone()))
 }

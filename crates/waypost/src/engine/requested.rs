@@ -154,6 +154,8 @@ struct StepOnPath {
     kind: RerunKind,
     /// True for the requested step itself; false for an opener above.
     is_named: bool,
+    /// The first pass of the step to rerun: that of the next scope on the path.
+    pass: u32,
 }
 
 /// Excludes the reuse of a step and of all downstream steps, whose results are out of force; returns the results to remove
@@ -169,11 +171,13 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
         if at != place && results == Results::Drop && step.must_ask_again(true, None) {
             position.ask_about(&step.id, None);
         }
-        position.drop_results(&step.id);
+        position.drop_results_from(&step.id, if at == place { requested.pass } else { 1 });
         if (at != place || requested.is_named) && step.opens() {
             position.rerun_whole.insert(step.id.clone());
         }
-        if !position.has_result(&step.id) {
+        // An open step continues in its state: a pass reads the outputs of the pass before.
+        let is_open = position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
+        if !is_open && !position.has_result(&step.id) {
             forgotten.push(Forget::Step(step.id.clone()));
         }
     }
@@ -185,11 +189,14 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
 fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepOnPath> {
     if *on == request.branch {
         let step = request.step.clone();
-        return Some(StepOnPath { step, kind: request.kind, is_named: true });
+        return Some(StepOnPath { step, kind: request.kind, is_named: true, pass: 1 });
     }
     let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
-    Some(StepOnPath { step: opener_of(shape, &next)?, kind: request.kind, is_named: false })
+    let (step, opener) = (opener_of(shape, &next)?, next.opened_by()?);
+    let is_pass = shape.of_branch(on)?.children_named(&opener.0)?.1.passes;
+    let pass = opener.1.parse().ok().filter(|_| is_pass).unwrap_or(1);
+    Some(StepOnPath { step, kind: request.kind, is_named: false, pass })
 }
 
 /// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.

@@ -449,10 +449,11 @@ impl<'a> BranchLoader<'a> {
             return Err(RunError::InvalidStep(step.clone()));
         }
         let store = self.engine.store.as_ref();
-        let no_state = |why: String| RunError::NoState { at: format!("branch `{branch}` of run {run}"), why };
+        let no_state = |why: String| RunError::NoState { at: format!("run {run}"), why };
         let Some(known) = branches.get(&(branch.depth(), branch.clone())) else {
-            let why = "the branch does not exist, has failed, or is not awaited by a step";
-            return Err(no_state(why.to_owned()));
+            return Err(no_state(format!(
+                "`{branch}` does not exist, has failed, or is not awaited by a step"
+            )));
         };
         let at = (known.record.header(), &known.position);
         let ended = match failed_on(store, at, step).await? {
@@ -460,7 +461,7 @@ impl<'a> BranchLoader<'a> {
             None => ended_on(store, self.shape, at, step).await?,
         };
         let Some(ended) = ended else {
-            return Err(no_state(format!("step `{step}` has not finished on the branch")));
+            return Err(no_state(format!("step `{branch}/{step}` has not finished")));
         };
         let seq = ended.header().seq;
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })

@@ -192,8 +192,9 @@ async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result
     Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.since)))
 }
 
-/// Returns the end of a finished step of a branch, even without a ledger entry: the ledger omits steps without
-/// claims.
+/// Returns the end of a finished step of a branch. The ledger of a graph without evidence omits ends: then the
+/// end is the newest one in the history. A reentered scope has ends from before its first record: only the ledger
+/// names these.
 pub(super) async fn ended_on(
     store: &dyn Store,
     shape: &Shape,
@@ -206,6 +207,12 @@ pub(super) async fn ended_on(
     });
     if is_open {
         return Ok(None);
+    }
+    if let Some(settled) = position.ledger.get(step) {
+        match store.load(&header.run, &header.branch, settled.seq).await {
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {}
+            record => return record.map(Some),
+        }
     }
     let ends = |record: &Record| {
         let ended = match &record.header().phase {

@@ -126,8 +126,13 @@ impl Position {
 
     /// Drops the results out of force of a step. A question about the step stays.
     pub(crate) fn drop_results(&mut self, step: &StepId) {
+        self.drop_results_from(step, 1);
+    }
+
+    /// Drops the results out of force of a step, from a pass on. A question about the step stays.
+    pub(crate) fn drop_results_from(&mut self, step: &StepId, first: u32) {
         if let Some(results) = self.reusable.get_mut(step) {
-            results.retain(|pass, _| *pass == QUESTION);
+            results.retain(|pass, _| *pass == QUESTION || *pass < first);
             if results.is_empty() {
                 self.reusable.remove(step);
             }
