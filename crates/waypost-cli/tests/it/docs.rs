@@ -26,14 +26,21 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
+/// Returns the pages of `docs` without the list of the site, at any depth.
+fn book(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let mut pages: Vec<_> = folders.iter().flat_map(|folder| book(folder)).collect();
+    pages.extend(files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md")));
+    pages.retain(|page| !page.ends_with("SUMMARY.md"));
+    pages
+}
+
 /// Returns the pages for users.
 fn pages() -> Vec<PathBuf> {
     let root = repository();
     let mut pages = vec![root.join("README.md")];
-    for folder in ["docs", "docs/guide"] {
-        let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
-        pages.extend(entries.filter(|path| path.extension().is_some_and(|end| end == "md")));
-    }
+    pages.extend(book(&root.join("docs")));
     let examples = fs::read_dir(root.join("examples")).unwrap().map(|entry| entry.unwrap().path());
     pages.extend(examples.map(|example| example.join("README.md")));
     pages.sort();
