@@ -5,6 +5,7 @@
 
 mod bench;
 mod ci;
+mod fuzz;
 mod machine;
 mod output;
 #[cfg(target_os = "linux")]
@@ -54,6 +55,12 @@ enum Command {
         #[arg(long, default_value_t = 10, requires = "report")]
         worst: usize,
     },
+    /// Run each fuzz target for a time; needs `cargo-fuzz`
+    Fuzz {
+        /// Seconds for each target
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+    },
     /// Measure speed and size against the raw limits of this machine
     Bench(bench::BenchOptions),
     /// Be a measured process; for `bench` only
@@ -85,6 +92,7 @@ fn main() -> ExitCode {
         Command::Test { args } => ci::test(&args),
         Command::Ci => ci::ci(),
         Command::Docs => release::docs(),
+        Command::Fuzz { seconds } => fuzz::run(seconds),
         Command::Package => release::package(),
         Command::Tidy { root, report: true, worst } => tidy::report(&root.unwrap_or_else(repo::root), worst),
         Command::Tidy { root, .. } => tidy::run(&root.unwrap_or_else(repo::root)),
