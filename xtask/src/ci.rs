@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 
-use crate::{bench, machine, output, repo, tidy};
+use crate::{bench, machine, output, release, repo, tidy};
 
 /// Runs every test of the workspace, after installing missing programs.
 ///
@@ -35,7 +35,8 @@ pub(crate) fn ci() -> anyhow::Result<()> {
         ("tidy", || tidy::run(&repo::root())),
         ("format", || repo::run(&mut repo::cargo(&["fmt", "--all", "--check"]))),
         ("clippy", || repo::run(&mut clippy())),
-        ("docs", || repo::run(&mut docs())),
+        ("docs", release::docs),
+        ("package", release::package),
         ("bench --short", || bench::run(&bench::BenchOptions::short())),
         ("test", || test(&[])),
         // Needs ptrace and the mounts of Linux.
@@ -63,10 +64,4 @@ pub(crate) fn ci() -> anyhow::Result<()> {
 
 fn clippy() -> Command {
     repo::cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
-}
-
-fn docs() -> Command {
-    let mut command = repo::cargo(&["doc", "--workspace", "--no-deps"]);
-    command.env("RUSTDOCFLAGS", "-D warnings");
-    command
 }

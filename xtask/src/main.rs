@@ -5,10 +5,12 @@
 
 mod bench;
 mod ci;
+mod fuzz;
 mod machine;
 mod output;
 #[cfg(target_os = "linux")]
 mod prove;
+mod release;
 mod repo;
 mod tidy;
 
@@ -34,9 +36,13 @@ enum Command {
         #[arg(last = true)]
         args: Vec<String>,
     },
-    /// Run all checks of a change: tidy, format, clippy, docs, benchmarks in short form, tests, kills in
-    /// short form
+    /// Run all checks of a change: tidy, format, clippy, docs, packages, benchmarks in short form, tests, kills
+    /// in short form
     Ci,
+    /// Build the pages of the crates, and the site of `docs` if `mdbook` is installed
+    Docs,
+    /// Make the archives of the public crates, and check the licences of all dependencies
+    Package,
     /// Check the rules of the repository that a tool can check
     Tidy {
         /// The folder to check [default: this repository]
@@ -48,6 +54,12 @@ enum Command {
         /// Places to print of each kind
         #[arg(long, default_value_t = 10, requires = "report")]
         worst: usize,
+    },
+    /// Run each fuzz target for a time; needs `cargo-fuzz`
+    Fuzz {
+        /// Seconds for each target
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
     },
     /// Measure speed and size against the raw limits of this machine
     Bench(bench::BenchOptions),
@@ -79,6 +91,9 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Test { args } => ci::test(&args),
         Command::Ci => ci::ci(),
+        Command::Docs => release::docs(),
+        Command::Fuzz { seconds } => fuzz::run(seconds),
+        Command::Package => release::package(),
         Command::Tidy { root, report: true, worst } => tidy::report(&root.unwrap_or_else(repo::root), worst),
         Command::Tidy { root, .. } => tidy::run(&root.unwrap_or_else(repo::root)),
         Command::Bench(options) => bench::run(&options),

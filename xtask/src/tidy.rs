@@ -69,6 +69,7 @@ const CHECKS: &[Check] = &[
     manifests::reasons,
     links::markdown_links,
     links::named_pages,
+    links::site,
     links::decision_pages,
     figures::above_limits,
     pure_core::check,

@@ -1,8 +1,8 @@
 //! The stored form of records in the database stores: headers by a dictionary, bodies as full frames or deltas.
 //!
-//! Bytes in, bytes out: the crate has no connection, no SQL and no path. `docs/format-sqlite.md` specifies the
-//! bytes, which are the same in every database. `encode` makes the stored form, `row` and `decode` read it, and
-//! `delta_cache` keeps the bases of deltas in memory.
+//! Bytes in, bytes out: the crate has no connection, no SQL and no path. `docs/concepts/format-sqlite.md` specifies
+//! the bytes, which are the same in every database. `encode` makes the stored form, `row` and `decode` read it,
+//! and `delta_cache` keeps the bases of deltas in memory.
 
 pub mod compression;
 pub mod decode;

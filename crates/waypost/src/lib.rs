@@ -65,7 +65,7 @@
 //! | roll back, or rerun a step | [`Resume::from_checkpoint`](graph::Resume::from_checkpoint), [`Resume::from_step`](graph::Resume::from_step) |
 //! | fork a run, and inspect any checkpoint | [`Engine::fork`], [`Engine::inspect`], [`diff`](mod@diff) |
 //! | read states of older programs | [`schema::Migrations`] |
-//! | keep runs in memory, in a folder, or in SQLite | [`memory::MemoryStore`], [`file::FileStore`], the crate `waypost-sqlite` |
+//! | keep runs in memory, in a folder, or in a database | [`memory::MemoryStore`], [`file::FileStore`], the crates `waypost-sqlite` and `waypost-postgres` |
 //! | move a checkpoint to another store | [`portable::Portable`], [`Engine::import`] |
 //! | write checkpoints from your own loop, with evidence | [`recorder`], [`evidence`] |
 //!

@@ -21,6 +21,30 @@ pub(super) fn markdown_links(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// The site: every page of `docs` is in its list, and links only to pages of the site.
+pub(super) fn site(tree: &Tree) -> Vec<Finding> {
+    let Some(list) = tree.file("docs/SUMMARY.md") else { return Vec::new() };
+    let listed: Vec<&str> = list.lines().flat_map(|(_, line)| targets(line)).collect();
+    let mut findings = Vec::new();
+    for page in tree.with_extension(&["md"]).filter(|page| page.path != list.path) {
+        let Some(path) = page.path.strip_prefix("docs/") else { continue };
+        if !listed.contains(&path) {
+            findings.push(Finding::new(&page.path, 0, "is not in `docs/SUMMARY.md`"));
+        }
+        for (number, line) in page.prose() {
+            let outside = targets(line).filter(|target| {
+                let path = target.split('#').next().unwrap_or_default();
+                !path.is_empty()
+                    && !target.contains("://")
+                    && !resolve(&page.path, path).is_some_and(|to| to.starts_with("docs/"))
+            });
+            let message = |target| format!("the link `{target}` leaves the site: name the file as `code`");
+            findings.extend(outside.map(|target| Finding::new(&page.path, number, message(target))));
+        }
+    }
+    findings
+}
+
 /// Every page of `docs/` named in a text exists, linked or not; tests may name invented pages.
 pub(super) fn named_pages(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -19,7 +19,7 @@ pub(super) fn workspace_dependencies(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in crates(tree) {
         for (table, number, entry) in entries(file) {
-            let depends = table.ends_with("dependencies]");
+            let depends = table.ends_with("dependencies]") && table != "[workspace.dependencies]";
             if depends && !entry.contains(".workspace = true") && !entry.contains("workspace = true") {
                 let message = "take the dependency from the workspace: `name.workspace = true`";
                 findings.push(Finding::new(&file.path, number, message));

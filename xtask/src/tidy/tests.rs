@@ -158,6 +158,28 @@ fn links_lead_to_files_and_headings() {
 }
 
 #[test]
+fn the_site_lists_its_pages_and_stays_inside() {
+    let list = "# Summary\n[A](a.md)\n- [B](x/b.md)\n";
+    let page = "[own](#b) [a](../a.md) [web](https://a.invalid)\n[out](../../y.md)\n# B\n";
+
+    let found = findings_of(&[
+        ("docs/SUMMARY.md", list),
+        ("docs/a.md", ""),
+        ("docs/c.md", ""),
+        ("docs/x/b.md", page),
+        ("y.md", ""),
+    ]);
+
+    assert_eq!(
+        found,
+        [
+            "docs/c.md: is not in `docs/SUMMARY.md`",
+            "docs/x/b.md:2: the link `../../y.md` leaves the site: name the file as `code`",
+        ]
+    );
+}
+
+#[test]
 fn a_page_that_a_comment_names_is_there() {
     let text = "// See docs/a.md and docs/gone.md, not https://x.invalid/docs/z.md.\n";
 

@@ -162,7 +162,7 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
         StoreError::Denied { .. } => (
             "not_permitted",
             Exit::NotTrusted,
-            hint("check user and password, and the rights that `docs/format-postgres.md` lists"),
+            hint("check user and password; a worker reads and writes all tables of the schema `waypost`"),
         ),
         StoreError::Unsupported { .. } => ("unsupported", Exit::Newer, None),
         StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),

@@ -65,7 +65,7 @@ pub(crate) fn lock_of_key(store: &dyn Store, run: &RunId, key: &StepId) -> Optio
     Some(locks(store, run)?.join(format!("{run}{KEYS}")).join(format!("{key}.lock")))
 }
 
-/// Its lock, beside that of the run (`docs/format-sqlite.md`).
+/// Its lock, beside that of the run (`docs/concepts/format-sqlite.md`).
 fn lock_of(store: &dyn Store, run: &RunId) -> Option<PathBuf> {
     Some(locks(store, run)?.join(format!("{run}.waits")))
 }

@@ -90,7 +90,7 @@ fn a_resume_is_stopped_while_it_looks_at_evidence() {
 
 // Bug: a run with an interrupted step `idempotent: false` exited 8, and the right code was undocumented. Cause:
 // WORKFLOW 5 lists 8 and the signal's own code. Fix: 8 is right, because a resume needs a decision first;
-// docs/workflow-file.md and the table in `--help` say so.
+// docs/reference/workflow-file.md and the table in `--help` say so.
 #[test]
 fn a_signal_with_a_step_in_doubt_exits_with_the_doubt_code() {
     for url in ["sqlite:kept/waypost.db", "file:kept"] {

@@ -1,6 +1,6 @@
 //! Tables and schema versions. Only [`init`] changes the schema, in one transaction under an advisory lock.
 //!
-//! Columns are described in docs/format-postgres.md.
+//! Columns are described in docs/concepts/format-postgres.md.
 
 use tokio_postgres::Client;
 use waypost::store::StoreError;

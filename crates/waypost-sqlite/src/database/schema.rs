@@ -2,7 +2,7 @@
 //!
 //! The version is in `user_version`. Every transaction that follows a commit of another connection checks it,
 //! so that a running program is refused after an upgrade by another program. Columns are described in
-//! docs/format-sqlite.md.
+//! docs/concepts/format-sqlite.md.
 
 use std::fs::{File, OpenOptions};
 use std::io;

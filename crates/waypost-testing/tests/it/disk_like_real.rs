@@ -49,11 +49,11 @@ impl Side {
                 waypost::disk::Kind::File => text(found),
                 other => text(other),
             }),
-            12 if let Some(opened) = opened => {
-                write_whole(self.open[opened].as_mut(), &vec![b'x'; length]).map(text)
-            }
-            _ if let Some(opened) = opened => self.open[opened].truncate(second * 100).map(text),
-            _ => self.disk.sync_dir(&source).map(text),
+            which => match (which, opened) {
+                (12, Some(opened)) => write_whole(self.open[opened].as_mut(), &vec![b'x'; length]).map(text),
+                (_, Some(opened)) => self.open[opened].truncate(second * 100).map(text),
+                (_, None) => self.disk.sync_dir(&source).map(text),
+            },
         };
         answer.unwrap_or_else(|error| format!("{:?}", error.raw_os_error().ok_or(error.kind())))
     }

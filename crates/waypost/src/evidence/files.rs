@@ -42,7 +42,7 @@ const TREE: &str = "tree:";
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExistsProbe;
 
-/// Checks `file_sha256`: the digest of a regular file's bytes, or the tree digest (docs/format.md) of a
+/// Checks `file_sha256`: the digest of a regular file's bytes, or the tree digest (docs/concepts/format.md) of a
 /// folder or of the files that match [a pattern](super::is_pattern).
 ///
 /// - `failed`: the digest differs, the subject does not exist, or the pattern has no match.

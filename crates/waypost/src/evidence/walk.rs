@@ -5,7 +5,7 @@
 //!        each entry --> leaf: tag, type, path, digest of what it holds --> Merkle tree over the leaves, sorted by path
 //! ```
 //!
-//! docs/format.md specifies the digest.
+//! docs/concepts/format.md specifies the digest.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;

@@ -7,7 +7,7 @@
 //! - during a fan-out: the newest checkpoint of each child branch, with its headers, and the frozen items,
 //! - the names of the steps that have begun since the checkpoint.
 //!
-//! The file begins with its own hash; docs/format.md specifies each byte.
+//! The file begins with its own hash; docs/concepts/format.md specifies each byte.
 //!
 //! ```text
 //!   store --Portable::of--> Portable --save--> file --load--> Portable --> state, position, definition, config
