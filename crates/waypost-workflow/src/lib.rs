@@ -8,3 +8,5 @@ pub mod output;
 pub mod program;
 mod suggest;
 pub mod supervisor;
+
+pub use suggest::nearest;
