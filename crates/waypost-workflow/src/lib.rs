@@ -29,3 +29,5 @@ pub mod output;
 pub mod program;
 mod suggest;
 pub mod supervisor;
+
+pub use suggest::nearest;

@@ -6,7 +6,8 @@
 const DISTANCE_SHARE_MAX: f64 = 0.4;
 
 /// Returns the name in `known` nearest to `name`, if near enough; of equally near names the first.
-pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+#[must_use]
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let folded = name.to_lowercase();
     let mut best: Option<(usize, &str)> = None;
     for candidate in known {

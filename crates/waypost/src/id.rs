@@ -3,6 +3,7 @@
 //! The constructor checks every name once; the rest of the library relies on the check. Names are never used
 //! as unescaped paths: [`BranchPath::file_name`] is the only form that reaches a folder.
 
+use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -72,7 +73,7 @@ macro_rules! serde_as_text {
 }
 
 macro_rules! text_id {
-    ($(#[$doc:meta])* $name:ident, $check:path) => {
+    ($(#[$doc:meta])* $name:ident, $check:path, $canonical:path) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(Arc<str>);
@@ -85,7 +86,8 @@ macro_rules! text_id {
             /// # Errors
             /// [`InvalidName`] has the rule for valid names.
             pub fn new(text: &str) -> Result<Self, InvalidName> {
-                $check(text)?;
+                let text = $canonical(text);
+                $check(&text)?;
                 Ok(Self(text.into()))
             }
 
@@ -148,17 +150,18 @@ macro_rules! text_id {
 
 text_id! {
     /// The name of a run: letters, digits, `.`, `_`, `-`; starts with a letter or digit.
-    RunId, check_run_id
+    RunId, check_run_id, Cow::Borrowed
 }
 text_id! {
     /// The name of a step: letters, digits, `_`, `-`; starts with a letter or `_`.
-    StepId, check_step_id
+    StepId, check_step_id, Cow::Borrowed
 }
 text_id! {
     /// A line of execution in a run, as displayed: `main`, or `summarise:eu`, nested with `/`.
     ///
-    /// A key is arbitrary text; all bytes except letters, digits, `.`, `_`, `-` are percent-encoded.
-    BranchPath, check_branch
+    /// A key is arbitrary text; all bytes except letters, digits, `.`, `_`, `-` are percent-encoded. Letters outside
+    /// ASCII are accepted as they are, and shown by [`BranchPath::readable`].
+    BranchPath, check_branch, canonical_branch
 }
 
 /// Letters of the random suffix of an id: Crockford's base 32, without ambiguous letters.
@@ -246,6 +249,55 @@ fn check_branch(text: &str) -> Result<(), InvalidName> {
     Ok(())
 }
 
+/// Encodes the characters of a branch path outside ASCII, which keys may have in text from a person.
+fn canonical_branch(text: &str) -> Cow<'_, str> {
+    if text.is_ascii() {
+        return Cow::Borrowed(text);
+    }
+    let mut encoded = String::with_capacity(text.len() * 3);
+    for found in text.chars() {
+        if found.is_ascii() {
+            encoded.push(found);
+        } else {
+            encode_key(found.encode_utf8(&mut [0; 4]), &mut encoded);
+        }
+    }
+    Cow::Owned(encoded)
+}
+
+/// Returns the text of branch paths for a person: encoded letters outside ASCII are decoded. Control characters, marks
+/// that change the direction of text, and white space stay encoded. [`BranchPath::new`] accepts the result.
+pub fn readable(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return Cow::Borrowed(text);
+    }
+    let (mut readable, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find('%') {
+        readable.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let (taken, decoded) = encoded_letter(rest).map_or((1, '%'), |(taken, letter)| (taken, letter));
+        readable.push(decoded);
+        rest = &rest[taken..];
+    }
+    readable.push_str(rest);
+    Cow::Owned(readable)
+}
+
+/// Decodes the letter outside ASCII at the start of `text`, with the length of its code.
+fn encoded_letter(text: &str) -> Option<(usize, char)> {
+    for bytes in 2..=4 {
+        let code = text.get(..3 * bytes).filter(|code| code.bytes().step_by(3).all(|byte| byte == b'%'))?;
+        let Some(decoded) = decode_key(code) else { continue };
+        let letter = decoded.chars().next()?;
+        let is_hidden = letter.is_control()
+            || letter.is_whitespace()
+            || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        return (decoded.chars().count() == 1 && !letter.is_ascii() && !is_hidden)
+            .then_some((code.len(), letter));
+    }
+    None
+}
+
 const MAIN: &str = "main";
 
 impl BranchPath {
@@ -257,6 +309,11 @@ impl BranchPath {
     /// Says whether this is the main branch.
     pub fn is_main(&self) -> bool {
         &*self.0 == MAIN
+    }
+
+    /// Returns the path for a person: see [`readable`].
+    pub fn readable(&self) -> Cow<'_, str> {
+        readable(&self.0)
     }
 
     /// Returns the number of ancestors: 0 for the main branch.

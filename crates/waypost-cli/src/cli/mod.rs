@@ -423,7 +423,7 @@ pub(crate) struct CheckpointsArgs {
     /// Run, `@` for the newest, or a unique prefix [default: the newest]
     pub(crate) run: Option<String>,
     /// Only checkpoints of this branch [default: all]
-    #[arg(long, value_name = "BRANCH")]
+    #[arg(long, visible_alias = "scope", value_name = "BRANCH")]
     pub(crate) branch: Option<String>,
     /// List at most this many checkpoints
     #[arg(long, value_name = "COUNT", default_value_t = LIMIT_MAX, value_parser = clap::value_parser!(u64).range(1..=LIMIT_MAX))]

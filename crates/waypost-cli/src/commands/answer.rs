@@ -42,7 +42,11 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
     let question = meant(&run, &open, &answered, id)?;
     refuse_secret(store.as_ref(), &run, text).await?;
     let value = taken(store.as_ref(), &run, question, text).await?;
-    engine.answer(run.as_str(), &question.wait.id, value.clone()).await?;
+    let step = step_on(&question.branch, question.step.as_str());
+    engine.answer(run.as_str(), &question.wait.id, value.clone()).await.map_err(|error| match error {
+        RunError::Answered { run, .. } => RunError::Answered { run, id: step },
+        error => error,
+    })?;
     if context.output.json {
         context.output.document(&AnsweredView {
             v: VERSION,
@@ -118,7 +122,7 @@ async fn told(
 ) -> Result<Exit, Error> {
     let entry = store.run(run).await?;
     let next = match (is_held(store, run).await?, others) {
-        (true, _) => "; its process continues with the answer".to_owned(),
+        (true, _) => "; the process of the run continues".to_owned(),
         (false, 0) => format!("; {}", how_to_resume(entry.record.record(), &context.store_words())),
         (false, 1) => "; one more question is open".to_owned(),
         (false, others) => format!("; {others} more questions are open"),

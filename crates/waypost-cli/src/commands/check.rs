@@ -71,7 +71,9 @@ fn view(workflow: &Workflow, step: &Step) -> CheckedStepView {
 }
 
 fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
-    let count = match steps.len() {
+    let hooks: Vec<&str> =
+        workflow.steps().iter().filter(|step| step.is_for_hooks()).map(|step| step.id.as_str()).collect();
+    let count = match steps.len() - hooks.len() {
         1 => "1 step".to_owned(),
         count => format!("{count} steps"),
     };
@@ -85,7 +87,8 @@ fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
             Mode::Graph if !step.needs.is_empty() => format!(" after {}", step.needs.join(", ")),
             Mode::Graph | Mode::Sequence => String::new(),
         };
-        text.push_str(&format!("  {}{needs}\n", step.id));
+        let kind = if hooks.contains(&step.id.as_str()) { " (hooks)" } else { "" };
+        text.push_str(&format!("  {}{kind}{needs}\n", step.id));
     }
     text
 }

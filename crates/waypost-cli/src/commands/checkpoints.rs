@@ -1,6 +1,7 @@
 //! `waypost checkpoints`: the records of a run, each read and checked.
 
 use waypost::engine::MARK;
+use waypost::id::readable;
 use waypost::record::Record;
 use waypost::store::{Damage, Scan, Store, StoreError};
 
@@ -136,7 +137,7 @@ pub(crate) fn table(output: &Output, views: &[CheckpointView]) -> String {
     let row = |view: &CheckpointView| {
         let attempt = view.attempt.filter(|attempt| *attempt > 1).map(|attempt| format!(" ({attempt})"));
         vec![
-            view.reference.clone(),
+            readable(&view.reference).into_owned(),
             view.created_at.map(time::utc).unwrap_or_default(),
             view.phase.unwrap_or_default().to_owned(),
             match (&view.step, &view.label) {

@@ -121,7 +121,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         let error = letter.failure.error.first().map_or("", String::as_str);
         vec![
             shown(&letter.key).into_owned(),
-            if branches { letter.branch.to_string() } else { String::new() },
+            if branches { letter.branch.readable().into_owned() } else { String::new() },
             letter.index.to_string(),
             failed,
             letter.attempts.to_string(),
@@ -154,7 +154,7 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
         let mut text = format!(
             "{}\n  branch    {}\n  item      {}\n  attempts  {}\n",
             shown(&letter.key),
-            shown(letter.branch.as_str()),
+            shown(&letter.branch.readable()),
             shown(&item),
             letter.attempts
         );

@@ -4,17 +4,20 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use waypost::engine::Snapshot;
 use waypost::events::{self, Cursor, Event};
 use waypost::record::{Flaw, Record, RunStatus};
 use waypost::store::{Damage, Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
 
 use super::Context;
+use super::plan::names_of;
 use crate::cli::EventsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::output::event_line::EventLines;
+use crate::output::step_names::StepNames;
 
 /// Poll interval of a followed run: fast for a person, and cheap.
 pub(crate) const FOLLOW_INTERVAL: Duration = Duration::from_millis(300);
@@ -26,6 +29,10 @@ const KEPT_MAX: usize = 20_000;
 pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, Error> {
     let after = args.after.as_deref().map(cursor).transpose()?;
     let (store, run) = context.find(args.run.as_deref()).await?;
+    let names = match context.output.json {
+        true => StepNames::default(),
+        false => Snapshot::read(store.as_ref(), &run).await.as_ref().map(names_of).unwrap_or_default(),
+    };
     let mut reader = Reader::new(store.as_ref(), &run);
     if let Some(after) = after {
         reader.begin_after(after).await?;
@@ -36,7 +43,7 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
         let follows = args.follow && working;
         let each = async |record: &Record, passed: usize| {
             for event in events::of(record).iter().skip(passed) {
-                print(&context.output, event)?;
+                print(&context.output, event, &names)?;
             }
             Ok(())
         };
@@ -241,11 +248,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn print(output: &Output, event: &Event) -> Result<(), Error> {
+fn print(output: &Output, event: &Event, names: &StepNames) -> Result<(), Error> {
     if output.json {
         output.line(event)?;
     } else {
-        output.answer(&EventLines { of_many: false, digests: output.verbose }.line(event))?;
+        output.answer(&EventLines { of_many: false, digests: output.verbose, names }.line(event))?;
     }
     Ok(())
 }

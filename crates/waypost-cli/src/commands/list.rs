@@ -12,6 +12,7 @@ use crate::exit::Exit;
 use crate::format::size;
 use crate::format::time;
 use crate::output::shown;
+use crate::run::disk_use::bytes_of;
 use crate::run::reference::resumable_statuses;
 use crate::run::run_status::{self, Corrected};
 use crate::store_location::registry;
@@ -155,7 +156,7 @@ async fn found(
     }
     // After the correction, some runs may not match the query any more.
     listed.retain(|run| query.statuses.is_empty() || query.statuses.contains(&run.status));
-    let runs = listed.into_iter().map(|run| view(store.home(), run, of)).collect();
+    let runs = listed.into_iter().map(|run| view(store, run, of)).collect();
     Ok(Found { runs, unreadable: found.damaged, next: found.next })
 }
 
@@ -220,7 +221,8 @@ fn query(context: &Context, store: &dyn Store, args: &ListArgs) -> RunQuery {
     }
 }
 
-fn view(home: Option<&std::path::Path>, run: RunSummary, of: Option<&str>) -> RunView {
+fn view(store: &dyn Store, run: RunSummary, of: Option<&str>) -> RunView {
+    let (home, bytes) = (store.home(), bytes_of(store, &run));
     let until = run_status::waits_until(&run);
     RunView {
         run: run.run.to_string(),
@@ -235,7 +237,7 @@ fn view(home: Option<&std::path::Path>, run: RunSummary, of: Option<&str>) -> Ru
         updated_at: run.updated_at,
         resumable: run.status.is_resumable(),
         checkpoints: run.checkpoints,
-        bytes: run.bytes,
+        bytes,
         labels: run.labels,
     }
 }

@@ -208,7 +208,7 @@ impl Attempt {
 
     fn name(&self) -> String {
         let name = attempt_name(&self.start);
-        if self.branch.is_main() { name } else { format!("{}/{name}", self.branch) }
+        if self.branch.is_main() { name } else { format!("{}/{name}", self.branch.readable()) }
     }
 
     /// Returns the heading of a log: the step as `logs` takes it, the attempt, start, duration and size.

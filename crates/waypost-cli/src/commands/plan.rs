@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use waypost::engine::Snapshot;
+use waypost::id::readable;
 use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record, Settled, SettledAs};
 use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
@@ -19,6 +20,7 @@ use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::format::time;
 use crate::output::shown;
+use crate::output::step_names::StepNames;
 use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
@@ -34,7 +36,7 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let (plan, stops) = planned(context, &store, &snapshot).await?;
     report_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
-    print(context, Some(run.as_str()), &plan, stops)?;
+    print(context, Some(run.as_str()), (&plan, stops), &names_of(&snapshot))?;
     Ok(Exit::Done)
 }
 
@@ -123,7 +125,12 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     }
     for execution in &executions {
         let ExecutionView { action, reference, cause, at, .. } = execution;
-        text.push_str(&format!("{} {action} at {reference}: {}\n", time::utc(*at), shown(&cause.text)));
+        text.push_str(&format!(
+            "{} {action} at {}: {}\n",
+            time::utc(*at),
+            readable(reference),
+            shown(&cause.text)
+        ));
     }
     if records.is_empty() {
         text.push_str("No record of the run mentions this step.");
@@ -262,7 +269,10 @@ fn sentence(decision: &Decision) -> String {
         Action::Ask => "needs a decision",
         Action::Skip => "skip",
     };
-    let on = if decision.branch.is_main() { String::new() } else { format!(" on {}", decision.branch) };
+    let on = match decision.branch.is_main() {
+        true => String::new(),
+        false => format!(" on {}", decision.branch.readable()),
+    };
     format!("step {step}{on}: {would}, because {cause}")
 }
 
@@ -325,15 +335,21 @@ pub(super) async fn planned(
     Ok((plan, stops))
 }
 
+/// Returns the names of the steps in the definition in force.
+pub(super) fn names_of(snapshot: &Snapshot) -> StepNames {
+    super::show::workflow_in_force(snapshot).as_ref().map(StepNames::of).unwrap_or_default()
+}
+
 /// Prints a plan, with a note if nothing is to be done.
 pub(crate) fn print(
     context: &Context,
     run: Option<&str>,
-    plan: &Plan,
-    stops: Vec<String>,
+    planned: (&Plan, Vec<String>),
+    names: &StepNames,
 ) -> Result<(), Error> {
+    let (plan, stops) = planned;
     let is_stopped = !stops.is_empty();
-    show(context, run, plan, stops)?;
+    show(context, run, (plan, stops), names)?;
     if !context.output.json && !is_stopped && plan.decisions.iter().all(Decision::changes_nothing) {
         context.output.note("A resume would do nothing, because every step is finished.");
     }
@@ -344,8 +360,8 @@ pub(crate) fn print(
 pub(crate) fn show(
     context: &Context,
     run: Option<&str>,
-    plan: &Plan,
-    stops: Vec<String>,
+    (plan, stops): (&Plan, Vec<String>),
+    names: &StepNames,
 ) -> Result<(), Error> {
     let decisions: Vec<DecisionView> = plan.decisions.iter().map(DecisionView::from).collect();
     if context.output.json {
@@ -357,10 +373,12 @@ pub(crate) fn show(
         })?;
         return Ok(());
     }
-    let row = |decision: &DecisionView| {
-        let branch = if decision.branch == "main" { String::new() } else { decision.branch.clone() };
-        vec![decision.step.clone(), branch, decision.action.to_owned(), decision.cause.text.clone()]
+    let row = |(decision, view): (&Decision, DecisionView)| {
+        let branch = &decision.branch;
+        let step = names.beside(view.step.clone(), branch, &view.step);
+        let branch = if branch.is_main() { String::new() } else { branch.readable().into_owned() };
+        vec![step, branch, view.action.to_owned(), view.cause.text]
     };
-    let rows: Vec<Vec<String>> = decisions.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = plan.decisions.iter().zip(decisions).map(row).collect();
     Ok(context.output.answer(&context.output.table(&["STEP", "BRANCH", "ACTION", "CAUSE"], &rows))?)
 }

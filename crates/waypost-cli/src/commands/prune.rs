@@ -2,10 +2,7 @@
 //!
 //! An unfinished run is deleted only by its status: `--status failed`. A running run always stays.
 
-use std::collections::{BTreeSet, HashSet};
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use waypost::RunId;
@@ -20,8 +17,9 @@ use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
+use crate::run::disk_use::bytes_of;
 use crate::run::reference::find_to_decide;
-use crate::store_location::{self, Access};
+use crate::store_location::Access;
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
 pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
@@ -180,24 +178,6 @@ fn keep(view: &mut PruneView, run: &RunId, error: StoreError) -> Result<(), Erro
         StoreError::NotFound { .. } => Ok(()),
         error => Err(error.into()),
     }
-}
-
-/// Returns the disk usage of a run: records and folder.
-fn bytes_of(store: &dyn Store, run: &RunSummary) -> u64 {
-    let folder = store.folder(&run.run).map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
-    if store_location::keeps_records_in_folders(store) { folder } else { folder + run.bytes }
-}
-
-/// Returns the bytes of all files beneath a folder, each inode once. Unreadable files are ignored, as the
-/// number is only informative.
-fn bytes_in(folder: &Path, seen: &mut HashSet<(u64, u64)>) -> u64 {
-    let Ok(entries) = fs::read_dir(folder) else { return 0 };
-    let bytes = entries.flatten().map(|entry| match entry.metadata() {
-        Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path(), seen),
-        Ok(metadata) if seen.insert((metadata.dev(), metadata.ino())) => metadata.len(),
-        _ => 0,
-    });
-    bytes.sum()
 }
 
 fn tell(context: &Context, args: &PruneArgs, view: &PruneView) -> Result<Exit, Error> {

@@ -11,10 +11,11 @@ use waypost::report::{SectionKey, head, section};
 use waypost::store::{Scan, Store, StoreError};
 use waypost::{BranchPath, RunId, StepId};
 
-use super::{Context, graph, show};
+use super::{Context, graph, plan, show};
 use crate::cli::ReportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::output::step_names::StepNames;
 use crate::run::dead_letters;
 use crate::run::idle_times::IdleTimes;
 use crate::run::run_status;
@@ -31,7 +32,8 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     args.out.as_deref().map(store_location::refuse_no_folder).transpose()?;
     let mut snapshot = Snapshot::read(store.as_ref(), &run).await?;
     run_status::correct_snapshot(store.as_ref(), &mut snapshot);
-    let history = read(store.as_ref(), &run).await?;
+    let names = plan::names_of(&snapshot);
+    let history = read(store.as_ref(), &run, &names).await?;
     for reference in &history.damaged {
         let text =
             format!("checkpoint {reference} is damaged and omitted; `waypost verify {run}` shows details");
@@ -123,13 +125,17 @@ pub(super) struct RunHistory {
 }
 
 /// Reads all records of a run, oldest first, branch by branch.
-pub(super) async fn read(store: &dyn Store, run: &RunId) -> Result<RunHistory, StoreError> {
+pub(super) async fn read(
+    store: &dyn Store,
+    run: &RunId,
+    names: &StepNames,
+) -> Result<RunHistory, StoreError> {
     let mut history = RunHistory::default();
     let mut scan = Scan::of(run);
     loop {
         let page = store.scan(&scan).await?;
         for record in &page.records {
-            history.take(record);
+            history.take(record, names);
         }
         for damage in &page.damaged {
             history.damaged.push(crate::run::reference::damaged_reference(run, damage).to_string());
@@ -160,7 +166,7 @@ impl RunHistory {
         ended.map(|ended| (&ended.key.branch, &ended.key.step, ended.outcome))
     }
 
-    fn take(&mut self, record: &Record) {
+    fn take(&mut self, record: &Record, names: &StepNames) {
         let header = record.header();
         let outcome = match &header.phase {
             Phase::Completed(_) => Some("completed"),
@@ -206,7 +212,8 @@ impl RunHistory {
         if let Some(usage) = &header.usage {
             *self.usage.get_or_insert_default() += usage;
         }
-        let Some(section) = section(record) else { return };
+        let name = header.step.as_ref().and_then(|step| names.name(&header.branch, step.as_str()));
+        let Some(section) = section(record, name) else { return };
         let ending: Option<&Ending> = match &header.phase {
             Phase::Completed(ending) => Some(ending),
             Phase::Failed(failure) => Some(&failure.ending),

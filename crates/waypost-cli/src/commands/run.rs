@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use waypost::RunId;
-use waypost::engine::{RunError, SessionOptions, Snapshot};
+use waypost::engine::{Engine, RunError, SessionOptions, Snapshot, StopLevel};
 use waypost::folder::REPORT;
-use waypost::plan::{Effective, Verdicts, plan};
-use waypost::record::{FrontierEntry, Position, RunRecord, RunStatus};
+use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{RunQuery, RunSummary, Store, StoreError};
+use waypost::{MemoryStore, RunId};
 use waypost_workflow::file::{Document, GivenParams, ParamsError, ReadError, Workflow, read_params_file};
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
@@ -21,6 +20,7 @@ use crate::cli::{ResumeArgs, RunArgs, is_stdin};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::relative_to_here;
+use crate::output::step_names::StepNames;
 use crate::run::definition::path_in_force;
 use crate::run::environment::{self, Local};
 use crate::run::params::current;
@@ -66,7 +66,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     let certain = if args.or_resume { &[] } else { lacks.as_slice() };
     preflight::refused(missing.into_iter().chain(secrets.err()).collect(), certain)?;
     if args.dry_run {
-        return dry_run(context, &workflow, id.as_ref(), args.until.as_deref());
+        return dry_run(context, Beginning { workflow, params, id, base, args, creation: None }).await;
     }
     let store = context.store(Some(&args.file), Access::Create).map_err(not_made)?;
     if let Some(id) = &id {
@@ -310,32 +310,25 @@ fn is_of_medium(error: &StoreError) -> bool {
     }
 }
 
-/// Prints the steps in order of execution.
-fn dry_run(
-    context: &Context,
-    workflow: &Workflow,
-    id: Option<&RunId>,
-    until: Option<&str>,
-) -> Result<Exit, Error> {
-    let shape = shape_of(workflow, environment::parallel())?;
-    let entry = |place: usize| FrontierEntry::ready(shape.steps()[place].id.clone());
-    let position =
-        Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() };
-    let branch = waypost::BranchPath::main();
-    let effective = Effective {
-        branch,
-        seq: 0,
-        lost: 0,
-        position,
-        evidence: Default::default(),
-        reusable: Default::default(),
-        passes: Default::default(),
-        in_flux: Default::default(),
-        stopped_by: None,
-    };
-    let mut plan = plan(&shape, &[effective], &Verdicts::new(), context.now());
-    let stops = until.map(|until| resume::stop_after(&mut plan, &shape, until)).transpose()?;
-    super::plan::print(context, id.map(RunId::as_str), &plan, Vec::new())?;
+/// Prints the decisions about the steps of a new run: a run in memory, stopped before its first step.
+async fn dry_run(context: &Context, beginning: Beginning) -> Result<Exit, Error> {
+    let Beginning { workflow, params, id, base, args, .. } = beginning;
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let run = id.clone().unwrap_or_else(|| RunId::random(workflow.name()));
+    let local = Local::look()?;
+    let record = record(context, store.as_ref(), &workflow, &params, &run, &base, &args, &local)?;
+    let shape = shape_of(&workflow, environment::parallel())?;
+    let options = environment::session_options(&workflow);
+    options.stop.stop(StopLevel::Graceful, "a dry run starts no step");
+    let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
+    let state = program.initial_state(params)?;
+    program.equip(Engine::new(Arc::clone(&store))).run_program(&program, record, state, options).await?;
+    let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    let (mut plan, _) = super::plan::planned(context, &store, &snapshot).await?;
+    let stops =
+        args.until.as_deref().map(|until| resume::stop_after(&mut plan, &shape, until)).transpose()?;
+    let names = StepNames::of(program.workflow());
+    super::plan::show(context, id.as_ref().map(RunId::as_str), (&plan, Vec::new()), &names)?;
     stops.iter().for_each(|note| context.output.note(note));
     context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::evidence::shown_value;
+use waypost::id::readable;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
@@ -309,19 +310,13 @@ impl Shown {
         let Some((shape, record)) = self.shape().zip(at) else {
             return self.snapshot.entry.summary.summary.progress;
         };
-        let total = shape.steps().len() as u64;
-        let done = match record.position() {
-            Ok(position) => {
-                let open = Unfinished::of(&shape, &position).count() + position.unsuccessful_count();
-                total.saturating_sub(open as u64)
-            }
-            // Retention dropped the state.
-            Err(_) => {
-                steps.iter().filter(|step| shape.step(&step.id).is_some() && step.is_finished()).count()
-                    as u64
-            }
-        };
-        Progress { done, total }
+        if let Ok(position) = record.position() {
+            return Unfinished::of(&shape, &position).progress(&shape, &position);
+        }
+        // Retention dropped the state.
+        let is_counted = |step: &&StepView| shape.step(&step.id).is_some_and(|step| !step.is_for_hooks);
+        let done = steps.iter().filter(is_counted).filter(|step| step.is_finished()).count() as u64;
+        Progress { done, total: shape.counted() }
     }
 
     /// Returns the step whose failure stops the run; of several, the one shown by `list`. Tolerated failures
@@ -448,7 +443,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         }
     };
     if let Some(checkpoint) = &view.checkpoint {
-        fact("checkpoint", &checkpoint.reference);
+        fact("checkpoint", &readable(&checkpoint.reference));
     }
     fact("workflow", &view.workflow);
     fact("file", view.path.as_deref().unwrap_or_default());
@@ -484,7 +479,8 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     text.push_str(&step_table(context, &view.steps));
     text.push('\n');
     for (step, settled) in view.steps.iter().filter_map(|step| Some((step, step.settled.as_ref()?))) {
-        let on = if step.branch == "main" { String::new() } else { format!(" on {}", step.branch) };
+        let on =
+            if step.branch == "main" { String::new() } else { format!(" on {}", readable(&step.branch)) };
         let _ = writeln!(text, "Step {}{on}: {}", step.id, shown(settled));
     }
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
@@ -553,7 +549,7 @@ fn step_table(context: &Context, steps: &[StepView]) -> String {
                 Some(name) => format!("{} ({})", step.id, shown(name)),
                 None => step.id.clone(),
             },
-            if branches { step.branch.clone() } else { String::new() },
+            if branches { readable(&step.branch).into_owned() } else { String::new() },
             step.status.name().to_owned(),
             if step.attempts > 1 { step.attempts.to_string() } else { String::new() },
             step.exit_code.map(|code| code.to_string()).unwrap_or_default(),
@@ -619,13 +615,14 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
     let output = &context.output;
     let mut text = String::new();
     for step in &view.steps {
-        let _ = writeln!(text, "{}  {}", output.paint.bold(&step.id), step.status.name());
+        let name = step.name.as_ref().map(|name| format!(" ({})", shown(name))).unwrap_or_default();
+        let _ = writeln!(text, "{}{name}  {}", output.paint.bold(&step.id), step.status.name());
         let mut fact = |name: &str, value: Option<String>| {
             if let Some(value) = value {
                 let _ = writeln!(text, "  {name:<8} {}", shown_lines(&value).replace('\n', "\n           "));
             }
         };
-        fact("branch", (step.branch != "main").then(|| step.branch.clone()));
+        fact("branch", (step.branch != "main").then(|| readable(&step.branch).into_owned()));
         fact("attempts", Some(step.attempts.to_string()));
         fact("exit", step.exit_code.map(|code| code.to_string()));
         fact("started", step.started_at.map(time::utc));

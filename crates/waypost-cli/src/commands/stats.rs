@@ -1,4 +1,5 @@
-//! `waypost stats`: counts over the store, from the stored summaries of runs. Reads no records.
+//! `waypost stats`: counts over the store, from the stored summaries of runs and the sizes of their files. Reads no
+//! records.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,6 +15,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
 use crate::format::time;
+use crate::run::disk_use::bytes_of;
 use crate::store_location::{Access, StoreUrl};
 use crate::view::{StatsView, UnreadableRunView, VERSION, WorkflowStatsView};
 
@@ -36,6 +38,7 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<Exit, Er
     loop {
         let page = store.runs(&query).await?;
         for run in page.runs {
+            let run = RunSummary { bytes: bytes_of(store.as_ref(), &run), ..run };
             count(&mut view, &run);
             workflows.entry(run.workflow.clone()).or_default().count(&run);
         }
@@ -174,7 +177,7 @@ fn told(context: &Context, view: &StatsView) -> String {
                 .filter(|lost| *lost > 0)
                 .map_or(String::new(), |lost| lost.to_string()),
         ),
-        ("records", size::shown(view.bytes)),
+        ("size", size::shown(view.bytes)),
         ("database", view.database_bytes.map(size::shown).unwrap_or_default()),
         ("time", format!("{} from start to last checkpoint, total of all runs", lasted(view.elapsed_ms))),
         ("first begun", view.first_started_at.map(time::utc).unwrap_or_default()),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{ResumeFrom, RunError, Snapshot};
+use waypost::engine::{Engine, ResumeFrom, RunError, Snapshot};
 use waypost::folder::REPORT;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Reason, Record, RunRecord};
@@ -80,7 +80,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     if context.output.quiet {
         return Ok(Exit::Done);
     }
-    super::plan::show(context, Some(run.as_str()), &plan, Vec::new())?;
+    super::plan::show(context, Some(run.as_str()), (&plan, Vec::new()), &super::plan::names_of(&snapshot))?;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let next = format!("Resume with: waypost resume {run}{}", context.store_words());
     context.output.answer(&format!("Rolled back run {run} to {to}: {done}.\n{next}"))?;
@@ -334,7 +334,8 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Read)?;
     let before = checkpoint(store.as_ref(), &args.before).await?;
     let after = checkpoint(store.as_ref(), &args.after).await?;
-    let (old, new) = (state(store.as_ref(), &before).await?, state(store.as_ref(), &after).await?);
+    let engine = Engine::new(store);
+    let (old, new) = (state(&engine, &before).await?, state(&engine, &after).await?);
     let differences = waypost::diff(&old, &new);
     if context.output.json {
         let (before, after) = (before.to_string(), after.to_string());
@@ -371,7 +372,8 @@ pub(super) fn on_main(at: &CheckpointRef, does: &str) -> Result<(), Error> {
     }
     Err(Error::usage(
         format!(
-            "{does} a checkpoint of branch `{branch}`: only checkpoints of the main branch are supported"
+            "{does} a checkpoint of branch `{}`: only checkpoints of the main branch are supported",
+            branch.readable()
         ),
         format!(
             "name a checkpoint such as {run}@3; `waypost checkpoints {run} --branch main` lists the \
@@ -380,9 +382,10 @@ pub(super) fn on_main(at: &CheckpointRef, does: &str) -> Result<(), Error> {
     ))
 }
 
-async fn state(store: &dyn Store, at: &CheckpointRef) -> Result<Value, Error> {
-    let record = store.load(&at.run, &at.branch, at.seq).await?;
-    let gone = |why: &str| RunError::NoState { at: at.to_string(), why: why.to_owned() };
-    let bytes = record.state_bytes().ok_or_else(|| gone("retention dropped its state"))?;
-    serde_json::from_slice(bytes).map_err(|_| gone("it is not JSON: another program wrote it").into())
+async fn state(engine: &Engine, at: &CheckpointRef) -> Result<Value, Error> {
+    let record = engine.load_with_state(at).await?;
+    serde_json::from_slice(record.state_bytes().unwrap_or_default()).map_err(|_| {
+        let why = "it is not JSON: another program wrote it".to_owned();
+        RunError::NoState { at: at.to_string(), why }.into()
+    })
 }

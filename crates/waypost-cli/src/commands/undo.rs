@@ -46,7 +46,7 @@ pub(super) async fn undo_after(
     let mut views = Vec::new();
     let told = |undone: &Undone| {
         let Undone { step, branch, iteration, is_undone, .. } = undone;
-        let mut on = if branch.is_main() { String::new() } else { format!(" on {branch}") };
+        let mut on = if branch.is_main() { String::new() } else { format!(" on {}", branch.readable()) };
         on.extend(iteration.last().map(|pass| format!(" (pass {pass})")));
         if *is_undone {
             context.output.note(&format!("Undid step {step}{on}."));

@@ -179,10 +179,13 @@ impl Watcher<'_> {
             return Ok(Exit::Done);
         };
         let (text, exit) = conclusion(store.as_ref(), &workflow, &outcome, step, &report).await?;
-        if !context.output.json {
-            context.output.answer(&text)?;
+        if context.output.json {
+            return Ok(exit);
         }
-        Ok(exit)
+        match context.output.answer(&text) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(exit),
+        }
     }
 }
 

@@ -122,7 +122,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
 /// Returns the ways on from evidence that cannot be checked.
 fn put_right(run: &RunId, questions: &[Decision]) -> String {
     let accept = questions.first().map_or_else(String::new, |Decision { branch, step, .. }| {
-        let step = if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") };
+        let step = if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) };
         format!("; or accept the current evidence: `waypost evidence accept {run} {}`", quoted(&step))
     });
     format!("remove the obstacle, then: `waypost resume {run}`{accept}")

@@ -7,23 +7,37 @@ use waypost::events::{Event, EventKind};
 use waypost::record::{Wait, WaitKind};
 
 use super::shown;
+use super::step_names::StepNames;
+use super::step_progress::branch_of;
 use crate::format::time;
+
+/// The name of an event with a warning.
+const WARNING: &str = "warning";
 
 /// How events are written as lines.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct EventLines {
+pub(crate) struct EventLines<'a> {
     /// With several runs, the place includes the run.
     pub(crate) of_many: bool,
     /// Digests are included.
     pub(crate) digests: bool,
+    /// The names of steps.
+    pub(crate) names: &'a StepNames,
 }
 
-impl EventLines {
+impl EventLines<'_> {
     /// Formats an event as a line: time, place, name, and fields.
     pub(crate) fn line(self, event: &Event) -> String {
         let run = if self.of_many { event.run.as_str() } else { "" };
         let at = if self.of_many && !event.branch.is_main() { "/" } else { "" };
         let mut text = format!("{}  {:<10}", time::utc(event.ts), format!("{run}{at}{}", place(event)));
+        if let EventKind::Custom { name, data: Value::String(warning) } = &event.what
+            && name == WARNING
+        {
+            let step = event.step.as_ref().map(|step| format!(" {step}")).unwrap_or_default();
+            let _ = write!(text, " {name}{step}: {}", shown(warning));
+            return text;
+        }
         let mut rest = match serde_json::to_value(&event.what) {
             Ok(Value::Object(rest)) => rest,
             _ => Map::new(),
@@ -32,7 +46,8 @@ impl EventLines {
         let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
         let _ = write!(text, " {name}");
         if let Some(step) = &event.step {
-            let _ = write!(text, " {step}");
+            let branch = branch_of(event).unwrap_or_else(|| event.branch.clone());
+            text = self.names.beside(format!("{text} {step}"), &branch, step.as_str());
         }
         if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
             let _ = write!(text, " attempt={attempt}");
@@ -95,5 +110,9 @@ fn tell(text: &mut String, key: &str, value: &Value) {
 }
 
 fn place(event: &Event) -> String {
-    if event.branch.is_main() { format!("@{}", event.seq) } else { format!("{}@{}", event.branch, event.seq) }
+    if event.branch.is_main() {
+        format!("@{}", event.seq)
+    } else {
+        format!("{}@{}", event.branch.readable(), event.seq)
+    }
 }

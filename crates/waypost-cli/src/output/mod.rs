@@ -23,6 +23,7 @@ pub(crate) mod progress;
 mod region;
 mod screen;
 mod step_log;
+pub(crate) mod step_names;
 mod step_progress;
 pub(crate) mod waits;
 

@@ -1,6 +1,5 @@
 //! Progress of a run: a live region on a terminal, a line per event elsewhere, JSON on request.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -14,6 +13,7 @@ use waypost_workflow::file::Workflow;
 
 use super::Output;
 use super::screen::{Message, Screen};
+use super::step_names::StepNames;
 
 /// Why lines on stdout stopped.
 pub(super) type Unheard = Arc<Mutex<Option<io::Error>>>;
@@ -47,8 +47,7 @@ pub(crate) struct Progress {
     screen: OnceLock<SyncSender<Message>>,
     /// Wakes the task that asks, after a question of the run.
     question: Notify,
-    /// Names of steps in the file, by id.
-    names: Mutex<BTreeMap<String, String>>,
+    names: Mutex<StepNames>,
 }
 
 impl Progress {
@@ -72,9 +71,7 @@ impl Progress {
 
     /// Shows the names of steps beside their ids.
     pub(crate) fn name_steps(&self, workflow: &Workflow) {
-        let named = workflow.all_steps().filter_map(|step| Some((step.id.clone(), step.name.clone()?)));
-        let names = named.collect();
-        *self.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        *self.names.lock().unwrap_or_else(PoisonError::into_inner) = StepNames::of(workflow);
     }
 
     /// Sets the store for the logs of steps.

@@ -20,6 +20,7 @@ use super::event_line::EventLines;
 use super::progress::{ProgressOf, Unheard};
 use super::region::{Region, Size};
 use super::step_log::{ReadTo, StepLog};
+use super::step_names::StepNames;
 use super::step_progress::{StepProgress, called, name_of};
 use super::{Output, actions};
 use crate::format::time;
@@ -38,7 +39,7 @@ const MESSAGES_MAX: usize = 256;
 /// What the screen shows next.
 pub(super) enum Message {
     /// The work begins: ticks from now on. With the names of steps, by id.
-    Open(BTreeMap<String, String>),
+    Open(StepNames),
     /// A line of its own.
     Note(String),
     Warning(String),
@@ -151,7 +152,7 @@ impl Screen {
         match message {
             Message::Open(names) => {
                 self.is_open = true;
-                self.seen.names.extend(names);
+                self.seen.names = names;
             }
             Message::Note(text) => self.print(&text),
             Message::Warning(text) => self.print(&self.output.warning(&text)),
@@ -240,8 +241,9 @@ impl Screen {
         self.print(&line);
     }
 
-    fn lines_of_events(&self) -> EventLines {
-        EventLines { of_many: self.of == ProgressOf::Runs, digests: self.output.verbose }
+    fn lines_of_events(&self) -> EventLines<'_> {
+        let of_many = self.of == ProgressOf::Runs;
+        EventLines { of_many, digests: self.output.verbose, names: &self.seen.names }
     }
 
     /// Prints lines that stay, at the next refresh.

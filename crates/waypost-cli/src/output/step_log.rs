@@ -70,7 +70,15 @@ impl StepLog {
             }
             self.offset += chunk.len() as u64;
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
-                let text = part.strip_suffix(b"\n").unwrap_or(part);
+                let mut text = part.strip_suffix(b"\n").unwrap_or(part);
+                let printed = text.strip_suffix(b"\r").unwrap_or(text);
+                if let Some(at) = printed.iter().rposition(|byte| *byte == b'\r') {
+                    // A progress bar rewrites its line: only the last text counts.
+                    text = &text[at + 1..];
+                    (self.line, self.dropped_bytes) = (Vec::new(), 0);
+                } else if self.line.ends_with(b"\r") && !text.is_empty() {
+                    (self.line, self.dropped_bytes) = (Vec::new(), 0);
+                }
                 let room = LINE_BYTES_MAX - self.line.len();
                 self.line.extend_from_slice(&text[..text.len().min(room)]);
                 self.dropped_bytes += text.len().saturating_sub(room);

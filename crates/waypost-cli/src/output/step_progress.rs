@@ -13,6 +13,7 @@ use waypost::{BranchPath, StepId};
 
 use super::region::fitted;
 use super::step_log::StepLog;
+use super::step_names::StepNames;
 use crate::format::time;
 
 /// Interval of silence before a heartbeat line; log viewers give up on silent jobs later.
@@ -23,8 +24,7 @@ const BAR_COLUMNS: u64 = 20;
 /// The events so far.
 #[derive(Debug)]
 pub(super) struct StepProgress {
-    /// Names of steps in the file, by id.
-    pub(super) names: BTreeMap<String, String>,
+    pub(super) names: StepNames,
     /// Running steps, by name with branch (unless main).
     pub(super) running: BTreeMap<String, RunningStep>,
     /// Steps with a failed attempt, until the next attempt starts.
@@ -77,7 +77,7 @@ impl StepProgress {
     /// Creates an empty view that starts at `now`.
     pub(super) fn from(now: Instant) -> Self {
         Self {
-            names: BTreeMap::new(),
+            names: StepNames::default(),
             running: BTreeMap::new(),
             retrying: BTreeMap::new(),
             services: BTreeMap::new(),
@@ -93,8 +93,9 @@ impl StepProgress {
 
     /// Returns a step with its name, if it has one.
     pub(super) fn titled(&self, step: &str) -> String {
-        let id = step.rsplit('/').next().unwrap_or(step);
-        self.names.get(id).map_or_else(|| step.to_owned(), |name| format!("{step} ({})", super::shown(name)))
+        let (branch, id) = step.rsplit_once('/').unwrap_or(("main", step));
+        let branch = BranchPath::new(branch).unwrap_or_else(|_| BranchPath::main());
+        self.names.beside(step.to_owned(), &branch, id)
     }
 
     /// Returns a heartbeat line after enough silence by `now`, and restarts the interval.
@@ -281,18 +282,21 @@ fn log_of(event: &Event) -> Option<StepLog> {
 
 /// Returns the display name of a step, with its branch. An item is named after its opener.
 pub(super) fn name_of(event: &Event) -> Option<String> {
-    let step = event.step.as_ref()?;
-    let branch = match event.what {
+    Some(called(&branch_of(event)?, event.step.as_ref()?))
+}
+
+/// Returns the branch of an event's step: the step of an item event is its opener.
+pub(super) fn branch_of(event: &Event) -> Option<BranchPath> {
+    match event.what {
         EventKind::ItemStarted { .. } | EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
-            event.branch.parent()?
+            event.branch.parent()
         }
-        _ => event.branch.clone(),
-    };
-    Some(called(&branch, step))
+        _ => Some(event.branch.clone()),
+    }
 }
 
 pub(super) fn called(branch: &BranchPath, step: &StepId) -> String {
-    if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") }
+    if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) }
 }
 
 impl NextAttempt {

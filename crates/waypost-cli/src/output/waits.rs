@@ -1,6 +1,7 @@
 //! An open wait as text, with the command to fulfil it.
 
 use serde_json::Value;
+use waypost::id::readable;
 use waypost::record::WaitKind;
 
 use super::{shown, shown_lines};
@@ -44,7 +45,7 @@ pub(crate) fn answer_command(run: &str, wait: &WaitView, words: &str) -> String 
 fn name(wait: &WaitView) -> String {
     match wait.branch.as_str() {
         "main" => wait.step.clone(),
-        branch => format!("{branch}/{}", wait.step),
+        branch => format!("{}/{}", readable(branch), wait.step),
     }
 }
 

@@ -51,7 +51,7 @@ impl FailedAt {
                 within = None;
             }
         }
-        let path = around.first().map(|branch| shown(branch.as_str()).into_owned());
+        let path = around.first().map(|branch| shown(&branch.readable()).into_owned());
         let name = match (item, path) {
             (_, None) => step.to_string(),
             (Some(key), Some(_)) if around.len() == 1 => format!("{step} of item {}", shown(&key)),

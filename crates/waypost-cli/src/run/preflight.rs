@@ -18,7 +18,9 @@ pub(crate) fn lacks_of(
 ) -> Vec<Lack> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let agents = environment::agents();
-    lacks(workflow, params, Machine { base, path: &path, agents: &agents }, runs)
+    let defines = |name: &str| name.starts_with("BASH_FUNC_") || name == "BASH_ENV" || name == "ENV";
+    let has_functions = std::env::vars_os().any(|(name, _)| name.to_str().is_some_and(defines));
+    lacks(workflow, params, Machine { base, path: &path, agents: &agents, has_functions }, runs)
 }
 
 /// Returns a lack with its step, for a message.

@@ -199,7 +199,7 @@ pub(crate) async fn encode(
 
 /// Returns a step on a branch in the syntax of [`StepRef::parse`].
 pub(crate) fn step_on(branch: &BranchPath, step: &str) -> String {
-    if branch.is_main() { step.to_owned() } else { format!("{branch}/{step}") }
+    if branch.is_main() { step.to_owned() } else { format!("{}/{step}", branch.readable()) }
 }
 
 /// A step as named by the user: `STEP` on any branch, `BRANCH/STEP` on one branch, or `BRANCH` with all its

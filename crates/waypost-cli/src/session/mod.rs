@@ -166,7 +166,7 @@ impl<'a> Session<'a> {
 
     /// Resumes a run that waits for a time or a signal, as often as one arrives within `wait`. A question to the
     /// person at this terminal is waited for; other questions do not extend the wait, but an answer in this time
-    /// is processed.
+    /// is processed. After a failure, only a person resumes: a resume retries the failed steps.
     pub(crate) async fn wait_out(
         &self,
         engine: &Engine,
@@ -176,9 +176,9 @@ impl<'a> Session<'a> {
         wait: Duration,
     ) -> Result<Outcome<WorkflowState>, Error> {
         let end = Instant::now() + wait;
-        let _staying = (outcome.status == RunStatus::Waiting)
+        let _staying = (outcome.status == RunStatus::Waiting && outcome.failures.is_empty())
             .then(|| Keepalive::begin(engine.store().as_ref(), &outcome.run));
-        while outcome.status == RunStatus::Waiting {
+        while outcome.status == RunStatus::Waiting && outcome.failures.is_empty() {
             if outcome.waiting.iter().any(|waiting| waiting.wait.on == WaitKind::Answer) {
                 self.progress.question_is_open();
             }
@@ -268,7 +268,7 @@ impl<'a> Session<'a> {
         std::future::pending().await
     }
 
-    /// Prints the outcome, and how to continue.
+    /// Prints the outcome, and how to continue. A gone reader of the conclusion does not change the exit code.
     pub(crate) async fn conclude(
         &self,
         engine: &Engine,
@@ -276,6 +276,19 @@ impl<'a> Session<'a> {
         outcome: &Outcome<WorkflowState>,
         told: &SessionReport,
     ) -> Result<Exit, Error> {
+        match self.print_conclusion(engine, program, outcome, told).await {
+            Err(error) if !error.is_broken_pipe() => Err(error),
+            _ => Ok(exit(outcome, told)),
+        }
+    }
+
+    async fn print_conclusion(
+        &self,
+        engine: &Engine,
+        program: &WorkflowProgram,
+        outcome: &Outcome<WorkflowState>,
+        told: &SessionReport,
+    ) -> Result<(), Error> {
         let output = &self.context.output;
         if self.asking().take().is_some() {
             self.progress.asked_all(true);
@@ -302,7 +315,7 @@ impl<'a> Session<'a> {
         if outcome.idle {
             self.idle(engine.store().as_ref(), program.workflow(), outcome, told).await?;
         } else if !output.json {
-            if outcome.status == RunStatus::Failed {
+            if matches!(outcome.status, RunStatus::Failed | RunStatus::Waiting) {
                 self.report_failures(engine.store().as_ref(), program, outcome, told).await?;
             }
             let doubt = match outcome.status {
@@ -322,10 +335,10 @@ impl<'a> Session<'a> {
         if output.actions {
             self.report_job(program.workflow(), outcome, told, failed);
         }
-        if let Some(error) = self.progress.unheard() {
-            return Err(error.into());
+        match self.progress.unheard() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
         }
-        Ok(exit(outcome, told))
     }
 
     /// Returns the steps in doubt, and the cause of the first.

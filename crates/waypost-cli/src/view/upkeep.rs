@@ -92,7 +92,7 @@ pub(crate) struct StatsView {
     pub(crate) checkpoints: u64,
     /// Checkpoints that could not be written, a failure that was tolerated.
     pub(crate) lost_checkpoints: u64,
-    /// Stored bytes of the records.
+    /// Bytes of the runs: records and files, logs included.
     pub(crate) bytes: u64,
     /// Bytes of the database files; `None` for other stores.
     pub(crate) database_bytes: Option<u64>,

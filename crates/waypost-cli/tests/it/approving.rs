@@ -78,7 +78,7 @@ fn an_unanswered_question_stays_open() {
     let mut terminal = Terminal::new(80, 24);
     let running = Running::of(&mut terminal.command(&rig, &["resume", "r"]));
     terminal.wait_for("`no`:");
-    expect(&rig, &["answer", "r", "yes"], 0, &["its process continues with the answer"]);
+    expect(&rig, &["answer", "r", "yes"], 0, &["the process of the run continues"]);
     terminal.wait_for("`production`:");
     terminal.type_keys("production\n");
     terminal.wait_for("Run r is completed");

@@ -350,3 +350,19 @@ fn a_condition_without_results_is_decided_in_the_plan() {
     rig.write("ok", "");
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
 }
+
+#[test]
+fn a_dry_run_decides_what_no_result_decides() {
+    let rig = Rig::with(
+        "params: {where: {default: eu}}\nsteps:\n  - {id: a, run: touch ran}\n  - {id: us, if: 'params.where == \"us\"', run: 'true'}\n  - {id: some, if: 'steps.a.exit_code == 0', run: 'true'}\n",
+    );
+    let plan = |args: &[&str]| {
+        let plan = rig.json(&[&["run", "flow.yaml", "--dry-run", "--json"], args].concat());
+        let told = |one: &serde_json::Value| format!("{} {}", one["step"], one["action"]).replace('"', "");
+        plan["decisions"].as_array().unwrap().iter().map(told).collect::<Vec<_>>()
+    };
+
+    assert_eq!(plan(&[]), ["a run", "us skip", "some run"]);
+    assert_eq!(plan(&["-p", "where=us"]), ["a run", "us run", "some run"]);
+    assert!(!rig.path("ran").exists() && !rig.path(".waypost").exists());
+}

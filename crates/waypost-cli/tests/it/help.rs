@@ -103,10 +103,21 @@ fn an_unknown_word_is_answered_with_the_one_meant() {
         (&["report", "-o", "x"], "'--out'"),
         (&["dag"], "'graph'"),
         (&["replay"], "'resume'"),
+        (&["monitor"], "'watch'"),
+        (&["skip"], "waypost resume RUN --skip STEP"),
+        (&["run", "--skip", "a"], "`waypost resume` has the option `--skip`"),
+        (&["run", "-f", "x"], "name the file or the run without an option"),
+        (&["run", "--format", "json"], "`--json` prints JSON"),
+        (&["logs", "--tail", "3"], "tail -n 20"),
+        (&["dead-letters", "ls"], "'list'"),
     ] {
         let said = rig.waypost(args);
         assert!(said.starts_with("exit 2") && said.contains(meant), "{args:?}: {said}");
         assert!(!said.contains("as a value"), "{args:?}: {said}");
+    }
+    for args in [&["resume", "--force"][..], &["run", "--follow"], &["dead-letters", "replay"], &["worker"]] {
+        let said = rig.waypost(args);
+        assert!(said.starts_with("exit 2") && !said.contains("tip:"), "{args:?}: {said}");
     }
     for internal in [&["supervice"][..], &["run", "--detachd"]] {
         let said = rig.waypost(internal);

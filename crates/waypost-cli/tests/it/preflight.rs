@@ -38,10 +38,17 @@ fn a_step_with_nothing_before_it_needs_its_things() {
         ("{id: a, run: 'true', dir: flow.yaml}", "`flow.yaml` is not a folder"),
         ("{id: a, run: 'true', shell: [no-such, -c]}", "program `no-such` does not exist"),
         ("{id: a, agent: claude, prompt: x}", "program `claude` does not exist"),
+        ("{id: a, run: no-such-program --help}", "program `no-such-program` does not exist"),
+        (
+            "{id: a, workflow: inner.yaml, params: {to: gone}}",
+            "step a (line 2): step x of `inner.yaml` (line 2): folder `gone` does not exist",
+        ),
         ("{id: g, steps: [{id: a, run: 'true', dir: gone}]}", "step a (line 2): folder `gone`"),
         ("{id: a, foreach: {items: {file: no.txt}, steps: [{run: a}]}}", "item file `no.txt` does not exist"),
     ] {
         let rig = Rig::with(&format!("steps:\n  - {step}\n"));
+        let inner = "params: {to: {type: string}}\nsteps: [{id: x, run: 'true', dir: '${{ params.to }}'}]\n";
+        rig.write("inner.yaml", inner);
         let told = rig.waypost(&["run", "flow.yaml"]);
         assert!(told.starts_with("exit 2\n") && told.contains(wanted), "{step}: {told}");
         assert!(
@@ -120,12 +127,42 @@ fn check_warns_of_what_never_works_as_meant() {
         assert!(told.starts_with("exit 0\n") && told.contains(wanted), "{text}: {told}");
     }
     for text in [
-        "steps: [{run: a, env: {PRICE: '$5', X: '${{ run.id }}'}}]",
-        "steps: [{id: a, run: b}, {run: c, if: 'steps.a.exit_code == 0'}]",
-        "steps: [{id: e, foreach: {items: [x, y], max_parallel: 1, steps: [{run: a}]}}]",
+        "steps: [{run: 'true', env: {PRICE: '$5', X: '${{ run.id }}'}}]",
+        "steps: [{id: a, run: 'true'}, {run: 'true', if: 'steps.a.exit_code == 0'}]",
+        "steps: [{id: e, foreach: {items: [x, y], max_parallel: 1, steps: [{run: 'true'}]}}]",
     ] {
         let rig = Rig::with(&format!("{text}\n"));
         let told = rig.waypost(&["check", "flow.yaml"]);
         assert!(!told.contains("warning"), "{text}: {told}");
+    }
+}
+
+#[test]
+fn a_command_is_refused_only_for_a_certain_lack() {
+    for command in [
+        "no-such-program || true",
+        "if no-such-program; then true; fi",
+        "no-such-program() { true; }; no-such-program",
+        "./made.sh || true",
+        "A=1 true",
+        "# no-such-program\n      true",
+        "time true",
+    ] {
+        let rig = Rig::with(&format!("steps:\n  - id: a\n    run: |\n      {command}\n"));
+        let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+        assert!(told.starts_with("exit 0\n"), "{command}: {told}");
+    }
+}
+
+#[test]
+fn the_programs_of_hooks_are_a_warning() {
+    let rig = Rig::with(
+        "on_finish: [{id: f, run: no-such-finish}]\nsteps:\n  - {id: a, run: 'true', on_failure: [{id: h, run: no-such-hook}]}\n  - {id: b, run: no-such-later, continue_on_error: true}\n",
+    );
+
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+
+    for program in ["no-such-finish", "no-such-hook", "no-such-later"] {
+        assert!(told.contains(&format!("program `{program}` does not exist, unless")), "{program}: {told}");
     }
 }

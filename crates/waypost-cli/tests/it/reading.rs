@@ -276,3 +276,70 @@ fn events_stand_in_the_order_in_which_they_were_written() {
         assert_eq!(told(&["events", "r", "--json", "--after", &last]), Vec::<String>::new());
     }
 }
+
+#[test]
+fn the_size_of_a_run_counts_its_logs() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with("steps: [{id: a, run: 'head -c 500000 /dev/zero'}]\n").at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+
+        let listed = rig.json(&["list", "--json"])["runs"][0]["bytes"].as_u64().unwrap();
+
+        assert!((500_000..700_000).contains(&listed), "{store}: {listed}");
+        let stats = rig.json(&["stats", "--json"]);
+        assert_eq!((&stats["bytes"], &stats["workflows"][0]["bytes"]), (&listed.into(), &listed.into()));
+    }
+}
+
+#[test]
+fn a_key_outside_ascii_is_shown_and_taken() {
+    let rig = Rig::with(
+        "steps:\n  - {id: each, foreach: {items: [größe, \"a b\", \"\\e日本\"], as: x, steps: [{id: s, run: 'echo on \"$X\"', env: {X: '${{ x }}'}}]}}\n",
+    );
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    for part in
+        ["each:größe@1 item_started", "each:größe/s | on größe", "each:a%20b/s | on a b", "each:%1B日本/s | "]
+    {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+
+    assert!(rig.waypost(&["logs", "r"]).contains("==> each:größe/s (attempt 1)"));
+    assert!(rig.waypost(&["report", "r"]).contains("## `each:größe/s`: completed"));
+    for step in ["each:größe", "each:größe/s", "each:gr%C3%B6%C3%9Fe/s"] {
+        assert!(rig.waypost(&["logs", "r", step]).contains("on größe\n"), "{step}");
+    }
+    assert!(rig.waypost(&["logs", "r", "each:%1B日本/s"]).starts_with("exit 0\n--- stdout\non "));
+    let listed = rig.waypost(&["checkpoints", "r", "--scope", "each:größe"]);
+    assert!(listed.contains("\nr/each:größe@1 "), "{listed}");
+    assert!(rig.waypost(&["show", "r/each:größe@1"]).contains("checkpoint  r/each:größe@1"));
+    let json = rig.json(&["checkpoints", "r", "--scope", "each:größe", "--json"]);
+    assert_eq!(json["checkpoints"][0]["scope"], "each:gr%C3%B6%C3%9Fe", "a document has the exact text");
+}
+
+#[test]
+fn a_name_stands_beside_the_id_of_a_step() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, name: First step, run: echo x}\n  - {id: sub, workflow: inner.yaml}\n  - {id: each, name: All, foreach: {items: [1], steps: [{id: s, name: One, run: 'false'}]}}\n",
+    );
+    rig.write("inner.yaml", "steps: [{id: a, run: echo y}, {id: b, name: Inner, run: echo z}]\n");
+
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+
+    for part in [
+        " step_started a (First step)\n",
+        " step_started a\n",
+        " step_started b (Inner)\n",
+        " item_dead each (All) ",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(rig.waypost(&["events", "r"]).contains(" step_failed s (One) "));
+    let plan = rig.waypost(&["plan", "r"]);
+    assert!(plan.contains("\na (First step) ") && plan.contains("\ns (One) "), "{plan}");
+    let report = rig.waypost(&["report", "r"]);
+    for part in
+        ["## `a` (First step): completed", "## `sub:workflow/a`: completed", "## `each:1/s` (One): failed"]
+    {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+}

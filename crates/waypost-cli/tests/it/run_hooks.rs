@@ -132,3 +132,18 @@ fn a_wrong_hook_of_a_run_is_refused() {
         assert!(told.starts_with("exit 78") && told.contains(wanted), "{top}: {told}");
     }
 }
+
+#[test]
+fn steps_of_hooks_are_not_counted() {
+    let rig = Rig::with(&format!("{HOOKS}steps: [{A}, {{id: ask, approve: Go?}}]\n"));
+    let waits = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    assert!(waits.contains("Run r waits: 1 of 2 steps are done."), "{waits}");
+    assert_eq!(code(&rig, &["answer", "r", "yes"]), Some(0));
+
+    let told = rig.waypost(&["resume", "r"]);
+
+    assert!(told.contains("Run r is completed: 2 of 2 steps are done."), "{told}");
+    assert!(rig.waypost(&["show", "r@1"]).contains("0 of 2 done"));
+    let checked = rig.waypost(&["check", "flow.yaml"]);
+    assert!(checked.contains("has 2 steps") && checked.contains("  on_finish (hooks)\n"), "{checked}");
+}

@@ -463,3 +463,17 @@ fn git_ignores_a_named_store_and_a_store_of_a_full_disk() {
         assert_eq!(rig.read(&format!("{folder}/.gitignore")), "*\n# mine\n", "{store:?}");
     }
 }
+
+// Bug: `waypost run | head -1` ended with 0 after a failed run. Cause: any write to a closed pipe ended the command with
+// 0. Fix: a gone reader of the conclusion does not change the exit code of a run.
+#[test]
+fn a_closed_pipe_keeps_the_exit_code_of_a_run() {
+    let rig = Rig::with("steps: [{id: a, run: 'false'}]\n");
+    for args in [&["run", "flow.yaml", "--id", "r"][..], &["resume", "r"], &["resume", "r", "--json"]] {
+        let mut command = rig.command(args);
+        let mut child = command.spawn().unwrap();
+        drop((child.stdout.take(), child.stderr.take()));
+
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{args:?}");
+    }
+}

@@ -242,3 +242,12 @@ fn a_terminal_shows_each_line_with_logs() {
     assert!(shown.contains("a | one\na | two\n   done a ("), "{shown}");
     drop(running);
 }
+
+#[test]
+fn a_progress_bar_prints_its_last_text() {
+    let rig = Rig::with(
+        "steps: [{id: a, run: 'for i in $(seq 2000); do printf \"\\rat %d%%\" $i; done; echo; printf \"one\\r\\ntwo\\r\"'}]\n",
+    );
+
+    assert_eq!(lines_of_steps(&printed(&rig, &[])), ["a | at 2000%", "a | one", "a | two"]);
+}

@@ -438,3 +438,15 @@ fn a_rollback_reruns_a_finished_step_that_has_rerun_since() {
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(8), "step b is asked about");
     assert_eq!(traced(&rig), "a");
 }
+
+// Bug: `diff` refused the record of a failure: "retention dropped its state". Cause: of the records of one commit, only
+// the last has the state. Fix: the state is read from that record.
+#[test]
+fn a_diff_reads_any_record_of_a_commit() {
+    let rig = Rig::with("steps: [{id: a, run: 'false'}, {id: b, run: 'true'}]\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    let told = rig.waypost(&["diff", "r@1", "r@2"]);
+
+    assert!(told.starts_with("exit 0\n") && told.contains("+ failed: "), "{told}");
+}

@@ -419,3 +419,23 @@ fn a_stop_request_ahead_of_the_clock_stops_no_later_resume() {
 
     assert_eq!(code_of(&rig, &["resume", "r", "-q", "--wait", "1s"]), Some(75));
 }
+
+// Bug: a signal or an answer during `run` repeated a failed step, even with `idempotent: false`. Cause: the session
+// resumed the run, and a resume retries failed steps. Fix: after a failure, only a person resumes.
+#[test]
+fn after_a_failure_a_signal_resumes_no_run() {
+    let rig = Rig::with(
+        "max_parallel: 2\nsteps:\n  - {id: pay, needs: [], idempotent: false, run: 'echo paid >> trace; exit 1'}\n  - {id: mail, needs: [], wait: go}\n",
+    );
+
+    let told = rig.waypost(&["run", "flow.yaml", "--id", "r", "--wait", "5m"]);
+
+    assert!(told.starts_with("exit 75\n"), "{told}");
+    for part in ["error: step pay failed: exit code 1", "Run r waits: 0 of 2", "waypost signal r go"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert_eq!(code(&rig, &["signal", "r", "go"]), Some(0));
+    assert_eq!(rig.read("trace"), "paid\n");
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
+    assert_eq!(rig.read("trace"), "paid\npaid\n", "a resume by a person retries the step");
+}

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::budget::Budget;
 use super::child::ChildWorkflow;
 use super::evidence::Evidence;
-use super::hooks::Hook;
+use super::hooks::{Hook, HookOn};
 use super::parallel::Parallel;
 use super::params::Param;
 use super::problem::{Problem, Problems, SourceText, Warning};
@@ -499,6 +499,12 @@ pub struct Step {
 }
 
 impl Step {
+    /// Returns whether the step was made for hooks of the run, and is not written in `steps`.
+    #[must_use]
+    pub fn is_for_hooks(&self) -> bool {
+        matches!(self.hooks.as_slice(), [Hook { on: HookOn::Run, .. }])
+    }
+
     /// Evaluates the `env` of the step: the workflow's, then that of `defaults`, then the step's own.
     ///
     /// Each layer may read the layers before.

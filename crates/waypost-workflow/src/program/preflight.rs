@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::expr::{Reference, Scope, Template};
-use crate::file::{AgentCommand, Body, ItemSource, Shell, Step, Tolerance, Work, Workflow};
+use crate::file::{AgentCommand, Body, ChildWorkflow, ItemSource, Shell, Step, Tolerance, Work, Workflow};
 
 use super::Agents;
 
@@ -33,31 +33,56 @@ pub struct Machine<'a> {
     pub path: &'a OsString,
     /// Commands of agents.
     pub agents: &'a Agents,
+    /// The environment may define functions of the shell.
+    pub has_functions: bool,
 }
 
 /// Returns what the steps of a workflow lack; `runs` says whether a step of the top list runs.
 ///
-/// Included files and hooks are left out: their folders and values depend on the run.
+/// Values that are known only during the run, such as outputs and items, are left out.
 pub fn lacks(
     workflow: &Workflow,
     params: &Map<String, Value>,
     machine: Machine<'_>,
     runs: impl Fn(&str) -> bool,
 ) -> Vec<Lack> {
-    let mut look = Look { scope: Scope::new("", params), machine, found: Vec::new() };
+    let mut look = Look { scope: Scope::new("", params), machine, top: machine.base, found: Vec::new() };
     for step in workflow.steps().iter().filter(|step| runs(&step.id)) {
         look.step(workflow.body(), step, true);
     }
+    workflow.on_failure().into_iter().for_each(|hook| look.list(hook, false));
     look.found
 }
 
 struct Look<'a> {
     scope: Scope,
     machine: Machine<'a>,
+    /// Base folder of the main file.
+    top: &'a Path,
     found: Vec<Lack>,
 }
 
 impl Look<'_> {
+    fn list(&mut self, list: &Body, is_first: bool) {
+        list.steps().iter().for_each(|step| self.step(list, step, is_first));
+    }
+
+    /// Looks at the steps of an included file, with its params if these are known.
+    fn child(&mut self, step: &Step, child: &ChildWorkflow, scope: &Scope, is_first: bool) {
+        let (workflow, base) = (child.workflow(), self.top.join(child.folder()));
+        let params = child.given(scope).ok().and_then(|given| workflow.resolve_params(&given).ok());
+        let scope = Scope::new("", &params.unwrap_or_default());
+        let (machine, top) = (Machine { base: &base, ..self.machine }, self.top);
+        let mut look = Look { scope, machine, top, found: Vec::new() };
+        look.list(workflow.body(), is_first);
+        workflow.on_failure().into_iter().for_each(|hook| look.list(hook, false));
+        let of_file = |Lack { step: inner, line, message, is_certain }| {
+            let message = format!("step {inner} of `{}` (line {line}): {message}", child.file());
+            Lack { step: step.id.clone(), line: step.line, message, is_certain }
+        };
+        self.found.extend(look.found.into_iter().map(of_file));
+    }
+
     /// Looks at a step of a list; `is_first` says whether the list certainly starts, with nothing upstream.
     fn step(&mut self, list: &Body, step: &Step, is_first: bool) {
         let is_sure = step.condition.is_none() && step.continue_on_error == Tolerance::Nothing;
@@ -74,7 +99,7 @@ impl Look<'_> {
             let is_known = |read: &Reference| matches!(read.path[0].as_str(), "params" | "env");
             text.references().all(is_known).then(|| text.render(&scope).ok()).flatten()
         };
-        let Machine { base, path, agents } = self.machine;
+        let Machine { base, path, agents, has_functions } = self.machine;
         if step.work.command().is_some()
             && let Some(dir) = step.dir.as_ref().and_then(known)
         {
@@ -86,6 +111,11 @@ impl Look<'_> {
             });
         }
         let sets_path = step.sets_env("PATH");
+        let first_word = match &step.work {
+            Work::Run(text) | Work::Service(text) if is_plain_shell(&step.shell) => known(text),
+            _ => None,
+        };
+        let first_word = first_word.as_deref().and_then(first_program).filter(|_| !has_functions);
         let program = match (&step.work, &step.shell) {
             (Work::Agent(agent), shell) => match (agents.get(&agent.name), shell) {
                 (Some(AgentCommand::Words(words)), _) | (Some(_), Shell::Command(words)) => words.first(),
@@ -94,7 +124,8 @@ impl Look<'_> {
             (work, Shell::Command(words)) if work.command().is_some() => words.first(),
             _ => None,
         };
-        if let Some(program) = program.filter(|program| !sets_path && !has_program(program, base, path)) {
+        let named = program.map(String::as_str).into_iter().chain(first_word);
+        for program in named.filter(|program| !sets_path && !has_program(program, base, path)) {
             lack(Some(format!("program `{program}` does not exist")));
         }
         if let Some(ItemSource::File(file, _)) = step.work.foreach().map(|foreach| &foreach.items)
@@ -103,12 +134,40 @@ impl Look<'_> {
         {
             lack(Some(format!("item file `{file}` does not exist")));
         }
-        if let Some(body) = step.work.body().filter(|_| step.work.child().is_none()) {
+        if let Some(child) = step.work.child() {
+            self.child(step, child, &scope, is_first);
+        } else if let Some(body) = step.work.body() {
             // A list of items may be empty.
-            let is_first = is_first && step.work.foreach().is_none();
-            body.steps().iter().for_each(|inner| self.step(body, inner, is_first));
+            self.list(body, is_first && step.work.foreach().is_none());
         }
+        step.hooks.iter().for_each(|hook| self.list(&hook.body, false));
     }
+}
+
+/// Words at the start of a command that name no program.
+const SHELL_WORDS: &str = ". : [ [[ alias bg bind break builtin caller case cd command compgen complete compopt continue \
+    coproc declare dirs disown do done echo elif else enable esac eval exec exit export false fc fg fi for function \
+    getopts hash help history if in jobs kill let local logout mapfile popd printf pushd pwd read readarray readonly \
+    return select set shift shopt source suspend test then time times trap true type typeset ulimit umask unalias \
+    unset until wait while";
+
+/// Returns whether a shell reads POSIX commands, and stops at a missing program.
+fn is_plain_shell(shell: &Shell) -> bool {
+    match shell {
+        Shell::Default => true,
+        Shell::Command(words) => *words == Shell::BASH || *words == Shell::SH,
+    }
+}
+
+/// Returns the program at the start of a command, if that is certain without a shell: a plain word without a path, that
+/// is no word of the shell, in a line of a single simple command.
+fn first_program(command: &str) -> Option<&str> {
+    let line = command.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'))?;
+    let word = line.split_whitespace().next()?;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.');
+    let is_simple = !line.contains(['|', '&', ';', '`', '(', ')', '<', '>', '\\', '{', '}']);
+    let is_program = word.chars().all(is_plain) && !SHELL_WORDS.split_whitespace().any(|known| known == word);
+    (is_simple && is_program).then_some(word)
 }
 
 /// Returns whether a program exists and may be executed: at a path, or in a folder of `PATH`.

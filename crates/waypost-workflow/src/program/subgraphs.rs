@@ -128,6 +128,7 @@ fn subgraph(
         node.list = step.list.as_ref().map(|list| list.parse()).transpose()?;
         node.skipped_with = skipped_with(step, &node.needs);
         node.idempotent = step.idempotent;
+        node.is_for_hooks = step.is_for_hooks();
         node.cuts_max = step.cuts_max.unwrap_or_else(|| around.file.workflow.cuts_max());
         node.claims = super::WorkflowProgram::is_checked_later(step);
         // A wait has no timeout.

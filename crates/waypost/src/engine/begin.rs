@@ -578,7 +578,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
     if newest.header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(newest.header().run.clone()));
     }
-    let total = program.shape().steps().len() as u64;
+    let total = program.shape().counted();
     let waiting = Waiting::of_position(&BranchPath::main(), &position_of(newest)?);
     Ok(Outcome {
         run: newest.header().run.clone(),

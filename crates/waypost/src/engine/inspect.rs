@@ -510,6 +510,14 @@ impl Engine {
         Ok(Look { verdicts, settled, claims: found.into_iter().collect(), ended, doubted })
     }
 
+    /// Loads a checkpoint with its state: of a batch of records, the last has the state.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: retention dropped the state. Others of the store.
+    pub async fn load_with_state(&self, at: &CheckpointRef) -> Result<Record, RunError> {
+        load_with_state(self, &at.run, &at.branch, at.seq).await
+    }
+
     /// Reads a checkpoint of any branch with its state. Runs nothing and changes nothing.
     ///
     /// # Errors
@@ -524,7 +532,7 @@ impl Engine {
             let why = format!("the definition has no branch `{}`", at.branch);
             return Err(RunError::NoState { at: at.to_string(), why });
         };
-        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
+        let record = self.load_with_state(at).await?;
         let state = decode_state(program, shape.level(), &record)?;
         Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
     }

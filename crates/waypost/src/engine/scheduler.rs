@@ -412,11 +412,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     pub(super) fn progress(&self) -> Progress {
-        let main = self.main();
-        let total = main.shape.steps().len();
-        let open = main.unfinished_count() + main.position.unsuccessful_count();
-        let done = total.saturating_sub(open);
-        Progress { done: done as u64, total: total as u64 }
+        self.main().progress()
     }
 }
 

@@ -12,6 +12,7 @@ use crate::record::{
     End, EndDigests, Failure, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
     STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
 };
+use crate::store::Progress;
 
 use super::chain::{Chain, Draft};
 use super::escalation::FailingBranch;
@@ -396,11 +397,11 @@ impl<'a, S> Scope<'a, S> {
         self.unfinished.get_or_insert_with(|| Unfinished::of(self.shape, &self.position))
     }
 
-    /// Returns the number of unfinished steps.
-    pub(super) fn unfinished_count(&self) -> usize {
+    /// Returns the progress of the branch.
+    pub(super) fn progress(&self) -> Progress {
         match &self.unfinished {
-            Some(unfinished) => unfinished.count(),
-            None => Unfinished::of(self.shape, &self.position).count(),
+            Some(unfinished) => unfinished.progress(self.shape, &self.position),
+            None => Unfinished::of(self.shape, &self.position).progress(self.shape, &self.position),
         }
     }
 

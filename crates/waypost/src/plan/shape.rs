@@ -61,6 +61,8 @@ pub struct Step {
     /// The hooks: children opened after the step's work, with any outcome. The outcome takes effect after the hooks
     /// have ended. A rerun of the step reruns its hooks.
     pub hooks: Option<Children>,
+    /// The step exists only for hooks of the run: the progress does not count the step.
+    pub is_for_hooks: bool,
     /// SHA-256 over the definition of the step.
     pub fingerprint: Digest,
     /// For an opener: the same hash without inner steps and item list, if these have their own digests.
@@ -89,6 +91,7 @@ impl Step {
             claims: false,
             children: None,
             hooks: None,
+            is_for_hooks: false,
             fingerprint,
             frame: None,
             list: None,
@@ -338,6 +341,11 @@ impl Shape {
             }
             walk.push(next);
         }
+    }
+
+    /// Returns the number of steps without those for hooks of the run.
+    pub fn counted(&self) -> u64 {
+        self.steps.iter().filter(|step| !step.is_for_hooks).count() as u64
     }
 
     /// Returns the steps in the given order.

@@ -84,12 +84,14 @@ pub fn section_key(record: &Record) -> Option<SectionKey> {
     Some(SectionKey { branch, step, iteration: header.at.iteration.clone(), accepted })
 }
 
-/// Returns the section added by a record; `None` if the record has no outcome of a step.
-pub fn section(record: &Record) -> Option<Section> {
+/// Returns the section added by a record, with the `name` of the step beside its id; `None` if the record has no outcome of
+/// a step.
+pub fn section(record: &Record, name: Option<&str>) -> Option<Section> {
     let header = record.header();
     let key = section_key(record)?;
     let status = status_of(header)?;
-    let mut text = format!("{}\n## {}: {status}\n\n", key.marker(), title(&key));
+    let name = name.map(|name| format!(" ({})", inline(name))).unwrap_or_default();
+    let mut text = format!("{}\n## {}{name}: {status}\n\n", key.marker(), title(&key));
     let facts = facts(header).into_iter().map(|(name, value)| [name.to_owned(), value]);
     table(&mut text, ["", ""], facts);
     match &header.phase {
@@ -157,7 +159,7 @@ fn starts(report: &str) -> impl Iterator<Item = usize> {
 fn title(key: &SectionKey) -> String {
     let place: Vec<_> = key.iteration.iter().map(u32::to_string).collect();
     let place = if place.is_empty() { String::new() } else { format!(" [{}]", place.join(".")) };
-    let branch = if key.branch.is_main() { String::new() } else { format!("{}/", key.branch) };
+    let branch = if key.branch.is_main() { String::new() } else { format!("{}/", key.branch.readable()) };
     format!("{}{place}", code(&format!("{branch}{}", key.step)))
 }
 

@@ -15,7 +15,7 @@ fn section_of(change: impl FnOnce(&mut Header)) -> Option<Section> {
     let mut header = links.header(&BranchPath::main());
     header.phase = Phase::Completed(Ending::default());
     change(&mut header);
-    section(&links.seal_bare(header))
+    section(&links.seal_bare(header), None)
 }
 
 fn text_of(change: impl FnOnce(&mut Header)) -> String {
@@ -279,8 +279,8 @@ fn a_section_is_replaced_and_never_stands_twice() {
 #[test]
 fn a_child_branch_has_sections_of_its_own() {
     let mut links = Links::of(&run_id("r-1"));
-    let of_main = section(&links.record(&BranchPath::main())).unwrap();
-    let of_item = section(&links.record(&branch("each:a--b%3E"))).unwrap();
+    let of_main = section(&links.record(&BranchPath::main()), None).unwrap();
+    let of_item = section(&links.record(&branch("each:a--b%3E")), None).unwrap();
     assert_ne!(of_main.key, of_item.key);
     let report = put(&put("", &of_main), &of_item);
     assert_eq!(put(&report, &of_item), report);

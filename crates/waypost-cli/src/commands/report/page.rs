@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 use waypost::engine::Snapshot;
+use waypost::id::readable;
 use waypost::record::{Note, Usage};
 
 use super::timeline::timeline;
@@ -126,7 +127,8 @@ impl Page<'_> {
 
     fn step(&self, text: &mut String, step: &StepView) {
         let status = step.status.name();
-        let branch = if step.branch == "main" { String::new() } else { format!("{}/", step.branch) };
+        let branch =
+            if step.branch == "main" { String::new() } else { format!("{}/", readable(&step.branch)) };
         let open = if matches!(status, "completed" | "pending" | "skipped") { "" } else { " open" };
         let took =
             step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis))).unwrap_or_default();
@@ -190,13 +192,16 @@ impl Page<'_> {
         }
         text.push_str("<h2 id=\"dead-letters\">Dead letters</h2>\n");
         for letter in self.letters.iter().take(LETTERS_MAX) {
-            let step =
-                letter.step.as_ref().map(|step| format!("{}/{step}", letter.branch)).unwrap_or_default();
+            let step = letter
+                .step
+                .as_ref()
+                .map(|step| format!("{}/{step}", letter.branch.readable()))
+                .unwrap_or_default();
             let mut errors = letter.failure.error.iter();
             let _ = writeln!(
                 text,
                 "<details open><summary class=\"failed\"><b>✗ {}</b> {}</summary>",
-                escaped(if step.is_empty() { letter.branch.as_str() } else { &step }),
+                escaped(&if step.is_empty() { letter.branch.readable() } else { step.into() }),
                 escaped(errors.next().map_or("failed", String::as_str)),
             );
             for cause in errors {
@@ -228,7 +233,7 @@ impl Page<'_> {
             let _ = writeln!(
                 text,
                 "<tr><td>{0}</td><td>{1}{pass}</td><td class=\"{2}\">{3} {2}</td><td>{4}</td><td>{5}</td><td>{6}</td></tr>",
-                escaped(end.key.branch.as_str()),
+                escaped(&end.key.branch.readable()),
                 escaped(end.key.step.as_str()),
                 end.outcome,
                 sign(end.outcome),

@@ -32,7 +32,7 @@ pub(super) fn timeline(history: &RunHistory, session: LastSession) -> String {
         time::utc(last),
     );
     for (bar, (outcome, end)) in bars.into_iter().zip(ends) {
-        let branch = if bar.branch.is_main() { String::new() } else { format!("{}/", bar.branch) };
+        let branch = if bar.branch.is_main() { String::new() } else { format!("{}/", bar.branch.readable()) };
         let pass: String = bar.at.iteration.iter().map(|count| format!(" [{count}]")).collect();
         let attempt =
             if bar.at.attempt > 1 { format!(", attempt {}", bar.at.attempt) } else { String::new() };

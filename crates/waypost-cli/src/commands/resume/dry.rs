@@ -21,6 +21,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
+use crate::output::step_names::StepNames;
 use crate::run::current_evidence::{self, restart_services};
 
 pub(super) async fn dry_run(
@@ -75,7 +76,8 @@ pub(super) async fn dry_run(
     let questions = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
     notes.extend(questions.map(|question| question_text(question, asked)));
     settle(&mut plan, asked);
-    crate::commands::plan::show(context, Some(run.as_str()), &plan, stops)?;
+    let names = StepNames::of(&prepared.chosen.workflow);
+    crate::commands::plan::show(context, Some(run.as_str()), (&plan, stops), &names)?;
     notes.iter().for_each(|note| context.output.note(note));
     context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)

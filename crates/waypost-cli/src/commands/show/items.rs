@@ -1,6 +1,7 @@
 //! The items of a step, a page at a time.
 
 use jiff::Timestamp;
+use waypost::id::readable;
 use waypost::record::{End, Phase, Record, Status, WaitKind};
 use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
@@ -173,8 +174,11 @@ pub(super) fn table(context: &Context, view: &ShowView, args: &ItemsArgs) -> Str
     if let Some((next, step)) = view.next.as_ref().zip(view.steps.first()) {
         let status = args.status.map(|status| format!(" --status {}", StepStatus::from(status).name()));
         let limit = args.limit.map(|limit| format!(" --limit {limit}"));
-        let step =
-            if step.branch == "main" { step.id.clone() } else { format!("{}/{}", step.branch, step.id) };
+        let step = if step.branch == "main" {
+            step.id.clone()
+        } else {
+            format!("{}/{}", readable(&step.branch), step.id)
+        };
         text.push_str(&format!(
             "\nMore items: waypost show {} --step {}{}{} --after {}{}",
             view.run,

@@ -1,8 +1,9 @@
 //! Unfinished steps of a graph, derived from the frontier of a position.
 
-use crate::record::Position;
+use crate::record::{Position, Settled};
+use crate::store::Progress;
 
-use super::Shape;
+use super::{Shape, Step};
 
 /// The unfinished steps: the frontier, and all steps downstream of the frontier.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +44,18 @@ impl Unfinished {
     /// Returns the number of unfinished steps.
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// Returns the progress at a position: the steps done with success, of all steps but those for hooks of the run.
+    pub fn progress(&self, shape: &Shape, position: &Position) -> Progress {
+        let is_open = |place: usize, step: &Step| {
+            self.has(place) || position.ledger.get(&step.id).is_some_and(Settled::is_unsuccessful)
+        };
+        let hooks = shape.steps.iter().enumerate().filter(|(_, step)| step.is_for_hooks);
+        let open_hooks = hooks.filter(|(place, step)| is_open(*place, step)).count();
+        let open = (self.count + position.unsuccessful_count() - open_hooks) as u64;
+        let total = shape.counted();
+        Progress { done: total.saturating_sub(open), total }
     }
 
     /// Marks a step as finished, and returns the newly ready steps.

@@ -282,7 +282,7 @@ fn sections_of(records: &[&Record]) -> Vec<Section> {
     let mut sections = Vec::new();
     while let Some((record, key)) = keyed.next() {
         if keyed.peek().is_none_or(|(_, next)| *next != key) {
-            sections.extend(report::section(record));
+            sections.extend(report::section(record, None));
         }
     }
     sections
@@ -324,7 +324,7 @@ impl<'a> ReportSections<'a> {
         loop {
             let end = self.end.get_or_insert_with(|| ReportTail::read(self.disk, self.path, TAIL_BYTES));
             let is_written =
-                || report::section(record).is_some_and(|section| end.text.contains(&section.text));
+                || report::section(record, None).is_some_and(|section| end.text.contains(&section.text));
             if end.named.contains(&name) && is_written() {
                 return true;
             }
