@@ -496,6 +496,7 @@ impl<'a, S: State> Resume<'a, S> {
         }
         let held = ResumeOptions {
             session: session.options()?,
+            claimed: options.claimed,
             adopt: options.adopt,
             restart: options.restart.map(|state| Box::new(state) as Held),
             from: options.from,
