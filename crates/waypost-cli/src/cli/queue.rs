@@ -1,5 +1,6 @@
 //! Options of `submit` and `worker`.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -69,4 +70,7 @@ pub(crate) struct WorkerArgs {
     /// Also claim runs submitted with this base, and run their steps in this folder; may be repeated
     #[arg(long = "base", value_name = "NAME=DIR", value_parser = key_value)]
     pub(crate) bases: Vec<(String, String)>,
+    /// Serve counters in the format of Prometheus at http://ADDRESS/metrics
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Option<SocketAddr>,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -20,12 +21,15 @@ use super::resume::passed_budget;
 use crate::cli::WorkerArgs;
 use crate::error::Error;
 use crate::exit::{Exit, TIMEOUT};
-use crate::output::progress::{Progress, ProgressOf};
 use crate::run::definition::Chosen;
 use crate::run::environment::{self, Local};
 use crate::run::needs::{self, Offer};
 use crate::session::interrupt;
 use crate::store_location::{self, Access};
+
+use metrics::Counters;
+
+mod metrics;
 
 pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
@@ -36,12 +40,32 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
         offer.bases.insert(name, found.map_err(|source| Error::Unreadable { path: folder, source })?);
     }
     let stop = StopHandle::default();
-    let progress = Arc::new(Progress::new(&context.output, ProgressOf::Runs));
-    interrupt::listen(stop.clone(), progress).map_err(Error::Runtime)?;
+    let output = context.output.clone();
+    let report = move |level, by: &str| {
+        match level {
+        StopLevel::Graceful => output.note(&format!(
+            "{by}: the worker claims no more, and ends with its present runs; a second signal gives these back"
+        )),
+        StopLevel::Kill => output.note(&format!("{by}: the present runs go back to the queue")),
+    }
+    };
+    interrupt::listen(stop.clone(), report).map_err(Error::Runtime)?;
     let holder = Holder::here(context.now()).map_err(Error::Runtime)?;
-    let executor =
-        RunExecutor { context: context.clone(), store: Arc::clone(&store), local: Local::look()?, offer };
-    context.output.note(&format!("Worker for {store}, {} runs at once", args.runs));
+    let counters = Arc::<Counters>::default();
+    if let Some(address) = args.metrics {
+        let served = metrics::serve(address, Arc::clone(&counters), Arc::clone(&store)).await;
+        served.map_err(|error| {
+            Error::usage(format!("cannot serve metrics at {address}: {error}"), "choose another address")
+        })?;
+    }
+    let executor = RunExecutor {
+        counters,
+        context: context.clone(),
+        store: Arc::clone(&store),
+        local: Local::look()?,
+        offer,
+    };
+    context.output.note(&format!("Worker for {store} (-j {})", args.runs));
     let worker = Worker::new(Arc::clone(&store), executor).with_slots(args.runs).with_stop(stop);
     worker.run(&holder).await?;
     store.close().await?;
@@ -56,6 +80,7 @@ struct RunExecutor {
     store: Arc<dyn Store>,
     local: Local,
     offer: Offer,
+    counters: Arc<Counters>,
 }
 
 #[async_trait]
@@ -67,7 +92,9 @@ impl Executor for RunExecutor {
     async fn execute(&self, lease: Lease, stop: StopHandle) -> Left {
         let run = lease.run().clone();
         self.context.output.note(&format!("Run {run} is claimed."));
-        match self.executed(lease, stop).await {
+        Counters::add(&self.counters.claimed);
+        Counters::add(&self.counters.running);
+        let left = match self.executed(lease, stop).await {
             Ok(outcome) => {
                 let (status, done) = (outcome.status, outcome.progress);
                 let by = outcome.stopped_by.as_deref().map(|by| format!(" ({by})")).unwrap_or_default();
@@ -83,10 +110,17 @@ impl Executor for RunExecutor {
                 self.context.tell(&error);
                 left_after(&error)
             }
-        }
+        };
+        self.counters.running.fetch_sub(1, Ordering::Relaxed);
+        Counters::add(match left {
+            Left::AtRest => &self.counters.at_rest,
+            Left::Unfinished => &self.counters.returned,
+        });
+        left
     }
 
     fn warn(&self, error: &StoreError) {
+        Counters::add(&self.counters.errors);
         self.context.output.warn(&error.to_string());
     }
 }

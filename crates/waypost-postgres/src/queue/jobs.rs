@@ -164,3 +164,104 @@ pub(crate) async fn depth(database: &Database) -> Result<u64, Failure> {
     let answer = database.run(&Statement::new("SELECT count(*) FROM waypost.ready")).await?;
     Ok(count(answer.row()?.get(0)))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio_postgres::{Client, NoTls};
+    use waypost_testing::contract::block_on;
+    use waypost_testing::postgres::{USER, cluster};
+    use waypost_testing::records::holder;
+
+    use super::*;
+    use crate::database::schema;
+    use crate::database::settings::{PostgresOptions, Settings};
+
+    /// Two ready runs, as rows.
+    const RUNS: &str = "INSERT INTO waypost.runs (name, workflow, labels, created_at)
+            VALUES ('r-1', 'w', '{}', ''), ('r-2', 'w', '{}', '');
+        INSERT INTO waypost.scopes (run, key, path, open, newest, bodies, records, bytes, status)
+            SELECT id, '\\x00', 'main', true, 0, 0, 0, 0, 'queued' FROM waypost.runs ORDER BY id;
+        INSERT INTO waypost.jobs (run, priority, needs) SELECT id, 0, '' FROM waypost.runs;
+        INSERT INTO waypost.ready (scope, run, priority) SELECT id, run, 0 FROM waypost.scopes ORDER BY id;
+        INSERT INTO waypost.workers (holder, lease_ms, until)
+            VALUES ('{}', 60000, clock_timestamp() + interval '1 min')";
+
+    async fn site(name: &str) -> (Database, Client) {
+        cluster().database(name, "SELECT 1");
+        let url = cluster().connection(USER, name);
+        let database = Database::new(Settings::parse(&url).unwrap(), PostgresOptions::default());
+        schema::init(&database).await.unwrap();
+        let (other, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+        tokio::spawn(async { drop(connection.await) });
+        other.batch_execute(RUNS).await.unwrap();
+        (database, other)
+    }
+
+    /// Claims a run by a text of the statement.
+    async fn claimed(database: &Database, text: &str) -> Vec<String> {
+        let statement = Statement::new(with_lease(text))
+            .texts(vec![String::new()])
+            .int(1)
+            .text(holder_text(&holder("worker")))
+            .int(1)
+            .int(i64::from(VERSION));
+        database.run(&statement).await.unwrap().rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Claims a run while another transaction holds rows of `r-1`, and ends after the begin of the claim. Returns the
+    /// claimed runs, and whether the claim waited for the end.
+    async fn race(name: &str, begin: &str, text: &str) -> (Vec<String>, bool) {
+        let (database, other) = site(name).await;
+        other.batch_execute(&format!("BEGIN; {begin}")).await.unwrap();
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        let end = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+            other.batch_execute("COMMIT").await.unwrap();
+        };
+        let claim = async {
+            let claimed = claimed(&database, text).await;
+            (claimed, ended.load(std::sync::atomic::Ordering::Relaxed))
+        };
+        tokio::join!(claim, end).0
+    }
+
+    #[test]
+    fn a_claim_passes_over_the_claim_of_another_worker() {
+        let claim = "DELETE FROM waypost.ready WHERE scope = (SELECT min(scope) FROM waypost.ready)";
+        block_on(async {
+            assert_eq!(race("skipped", claim, CLAIM).await, (vec!["r-2".to_owned()], false));
+            // A negative control: without SKIP LOCKED, the claim waits for the other.
+            let waits = CLAIM.replace(" SKIP LOCKED", "");
+            assert!(race("waited", claim, &waits).await.1);
+        });
+    }
+
+    #[test]
+    fn a_claim_takes_no_lease_that_was_taken_meanwhile() {
+        let resume = "UPDATE waypost.scopes SET token = token + 1, held = true, worker = 1
+            WHERE id = (SELECT min(id) FROM waypost.scopes)";
+        block_on(async {
+            assert_eq!(race("fenced_claim", resume, CLAIM).await.0, [""; 0]);
+            // A negative control: without the token, the run of another process is stolen.
+            let steals = CLAIM.replace("AND m.token = t.token", "");
+            assert_eq!(race("stolen_claim", resume, &steals).await.0, ["r-1"]);
+        });
+    }
+
+    #[test]
+    fn the_clock_of_the_server_ends_a_lease() {
+        let fast = |text: &str| with_lease(text).replace("statement_timestamp()", "now() + interval '1 h'");
+        block_on(async {
+            let (database, other) = site("clocks").await;
+            let held = "UPDATE waypost.scopes SET held = true, worker = 1, status = 'running'";
+            other.batch_execute(held).await.unwrap();
+
+            assert_eq!(claimed(&database, CLAIM).await, [""; 0]);
+            // A negative control: the clock of a worker may be fast.
+            assert_eq!(claimed(&database, &fast(CLAIM)).await, ["r-1"]);
+        });
+    }
+}

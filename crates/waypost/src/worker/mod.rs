@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,7 +100,8 @@ impl<E: Executor> Worker<E> {
             let free = self.slots.get().saturating_sub(running.len());
             let mut pause = jittered(poll);
             if free > 0 && !is_draining {
-                match self.claim(queue, holder, &mut served, free).await {
+                let claim = self.claim(queue, holder, &mut served, free);
+                match beside(&mut running, claim).await {
                     Ok(leases) => running.extend(leases.into_iter().map(|lease| self.execute(queue, lease))),
                     Err(error) => {
                         self.executor.warn(&error);
@@ -142,7 +144,7 @@ impl<E: Executor> Worker<E> {
     /// Executes a claimed run, and makes an unfinished run ready for other workers.
     async fn execute(&self, queue: &dyn Queue, lease: Lease) {
         let (run, stop): (RunId, _) = (lease.run().clone(), StopHandle::default());
-        let mut executed = std::pin::pin!(self.executor.execute(lease, stop.clone()));
+        let mut executed = pin!(self.executor.execute(lease.clone(), stop.clone()));
         let left = tokio::select! {
             left = &mut executed => left,
             () = self.stop.killed() => {
@@ -151,10 +153,27 @@ impl<E: Executor> Worker<E> {
                 executed.await
             }
         };
-        if left == Left::Unfinished
-            && let Err(error) = queue.requeue(&run).await
-        {
-            self.executor.warn(&error);
+        if left == Left::Unfinished {
+            // The executor has released the lease, or lost it.
+            let _ = self.store.release(lease, None).await;
+            if let Err(error) = queue.requeue(&run).await {
+                self.executor.warn(&error);
+            }
+        }
+    }
+}
+
+/// Does some work to its end, while runs proceed.
+async fn beside<T>(
+    running: &mut FuturesUnordered<impl Future<Output = ()>>,
+    work: impl Future<Output = T>,
+) -> T {
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            _ = running.next(), if !running.is_empty() => {}
         }
     }
 }
