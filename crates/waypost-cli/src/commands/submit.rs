@@ -5,6 +5,7 @@ use waypost::RunId;
 use waypost::engine::Engine;
 use waypost::record::RunStatus;
 use waypost::store::Job;
+use waypost_workflow::file::{Work, Workflow};
 use waypost_workflow::program::WorkflowProgram;
 
 use super::Context;
@@ -12,7 +13,7 @@ use super::run::{Given, free_id, record, refuse_other, refuse_secrets};
 use crate::cli::SubmitArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::run::environment::Local;
+use crate::run::environment::{self, Local};
 use crate::run::needs;
 use crate::run::reference;
 use crate::store_location::Access;
@@ -29,6 +30,7 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
             "name a store in PostgreSQL with `--store`, or run the file here: `waypost run`",
         ));
     };
+    refuse_unknown_agents(&workflow)?;
     let local = Local::look()?;
     let mut needs = needs::of_workflow(&workflow, (&base, args.base.as_deref()), &local);
     needs.extend(args.tags.iter().map(|tag| format!("tag:{tag}")));
@@ -52,7 +54,8 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
             record.settings.insert(needs::BASE.to_owned(), Value::String(base.clone()));
         }
         let surroundings = local.of_run(run.clone(), base, store.clone());
-        let program = WorkflowProgram::new(workflow, surroundings)?;
+        // A worker has the secrets.
+        let program = WorkflowProgram::to_look(workflow, surroundings)?;
         let state = program.initial_state(params.clone())?;
         refuse_secrets(&program, &record)?;
         program.check_items(&params)?;
@@ -63,6 +66,23 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
     let status = store.run(&run).await?.summary.status;
     store.close().await?;
     told(context, &run, status, !existing)
+}
+
+/// Refuses agents without a command here: the run keeps the commands of its submission.
+fn refuse_unknown_agents(workflow: &Workflow) -> Result<(), Error> {
+    let agents = environment::agents();
+    let is_unknown = |name: &&String| agents.get(name).is_none();
+    let mut names = workflow.all_steps().filter_map(|step| match &step.work {
+        Work::Agent(agent) => Some(&agent.name),
+        _ => None,
+    });
+    match names.find(is_unknown) {
+        Some(name) => Err(Error::usage(
+            format!("cannot submit the run: agent `{name}` is not configured"),
+            "`waypost config` lists the agents",
+        )),
+        None => Ok(()),
+    }
 }
 
 fn told(context: &Context, run: &RunId, status: RunStatus, created: bool) -> Result<Exit, Error> {

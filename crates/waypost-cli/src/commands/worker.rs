@@ -10,7 +10,6 @@ use serde_json::Value;
 use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StopHandle, StopLevel,
 };
-use waypost::lock::Holder;
 use waypost::record::RunStatus;
 use waypost::store::{Lease, Store, StoreError};
 use waypost::worker::{Executor, Left, Worker};
@@ -50,7 +49,6 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
     }
     };
     interrupt::listen(stop.clone(), report).map_err(Error::Runtime)?;
-    let holder = Holder::here(context.now()).map_err(Error::Runtime)?;
     let counters = Arc::<Counters>::default();
     if let Some(address) = args.metrics {
         let served = metrics::serve(address, Arc::clone(&counters), Arc::clone(&store)).await;
@@ -66,8 +64,8 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
         offer,
     };
     context.output.note(&format!("Worker for {store} (-j {})", args.runs));
-    let worker = Worker::new(Arc::clone(&store), executor).with_slots(args.runs).with_stop(stop);
-    worker.run(&holder).await?;
+    let worker = Worker::with_executor(Arc::clone(&store), executor).with_slots(args.runs).with_stop(stop);
+    worker.run().await?;
     store.close().await?;
     context.output.note("The worker has ended.");
     Ok(Exit::Done)
@@ -181,12 +179,7 @@ fn left(outcome: &Outcome<WorkflowState>) -> Left {
 fn left_after(error: &Error) -> Left {
     match error {
         Error::Run(RunError::Store(source) | RunError::Checkpoint { source, .. }) | Error::Store(source) => {
-            match source {
-                StoreError::Fenced { .. } | StoreError::Unreachable { .. } | StoreError::Unknown { .. } => {
-                    Left::Unfinished
-                }
-                _ => Left::AtRest,
-            }
+            Left::after(source)
         }
         Error::Run(RunError::NotBegun { .. }) => Left::Unfinished,
         _ => Left::AtRest,

@@ -108,7 +108,7 @@ fn a_killed_worker_loses_only_its_running_steps() {
     drain(worker);
 
     assert_eq!(sorted_trace(&rig), every_step_once(3), "no finished step runs again");
-    expect(&rig, &["why", "r-1", "b"], 0, &["the run was cut"]);
+    expect(&rig, &["why", "r-1", "b"], 0, &["the previous attempt was cut"]);
 }
 
 /// A worker that sleeps past its lease: its steps end before another worker claims its run, and its results are refused.

@@ -127,7 +127,9 @@ const CLAIM: &str = "WITH picked AS MATERIALIZED (
     claimed AS (
         UPDATE waypost.scopes m SET token = m.token + 1, held = true, holder = $3, worker = $4 FROM taken t
         WHERE m.id = t.scope AND m.token = t.token AND m.status IN ('queued', 'waiting', 'running')
-        RETURNING m.run, m.token)
+        RETURNING m.run, m.token),
+    cleared AS (
+        UPDATE waypost.jobs j SET missing = NULL FROM claimed c WHERE j.run = c.run AND j.missing IS NOT NULL)
     SELECT r.name, c.token FROM claimed c JOIN waypost.runs r ON r.id = c.run";
 
 /// The claim of a worker.

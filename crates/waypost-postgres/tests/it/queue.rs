@@ -7,6 +7,7 @@ use std::time::Duration;
 use waypost::RunId;
 use waypost::record::RunStatus;
 use waypost::store::{Batch, Job, Lease, Queue as _, Signal, SignalKind, Store as _, Summary};
+use waypost::worker::Worker;
 use waypost_postgres::{PostgresOptions, PostgresStore};
 use waypost_testing::contract::block_on;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
@@ -216,5 +217,33 @@ fn a_busy_process_keeps_its_leases() {
 
         assert_eq!(next.depth().await.unwrap(), 0);
         assert!(next.run(lease.run()).await.unwrap().summary.holder.is_some());
+    });
+}
+
+/// A graph of functions, submitted by one process and executed by another.
+#[test]
+fn a_worker_executes_registered_graphs() {
+    async fn add(state: u32, _: waypost::Context) -> Result<u32, waypost::StepError> {
+        Ok(state + 1)
+    }
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let graph = waypost::Graph::<u32>::builder("sum").step("one", add).step("two", add).build().unwrap();
+        let engine = waypost::Engine::new(Arc::clone(&store) as _);
+        let run = engine.run(&graph, "monday", 40).submit(Job::default()).await.unwrap();
+        assert_eq!(store.run(&run).await.unwrap().summary.status, RunStatus::Queued);
+
+        let stop = waypost::StopHandle::default();
+        let worker = Worker::new(site.open()).register(&graph).with_stop(stop.clone());
+        let working = tokio::spawn(worker.run());
+        while store.run(&run).await.unwrap().summary.status != RunStatus::Completed {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        stop.stop(waypost::StopLevel::Graceful, "test");
+        working.await.unwrap().unwrap();
+
+        let outcome = engine.resume(&graph, "monday").await.unwrap();
+        assert_eq!((outcome.state, outcome.status), (42, RunStatus::Completed));
     });
 }

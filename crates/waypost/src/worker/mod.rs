@@ -20,7 +20,12 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use crate::engine::{StopHandle, StopLevel};
 use crate::id::RunId;
 use crate::store::{Lease, Queue, Store, StoreError};
+use crate::system::clock::{Clock as _, SystemClock};
 use crate::system::lock::Holder;
+
+mod graphs;
+
+pub use graphs::GraphExecutor;
 
 /// Pause between polls without hints. Each poll is a few statements.
 const POLL: Duration = Duration::from_secs(1);
@@ -38,6 +43,19 @@ pub enum Left {
     AtRest,
     /// The worker stopped the run, or lost its lease: another worker continues.
     Unfinished,
+}
+
+impl Left {
+    /// Returns how a run leaves its worker after an error of the store: without lease or store, another worker continues.
+    #[must_use]
+    pub fn after(error: &StoreError) -> Self {
+        match error {
+            StoreError::Fenced { .. } | StoreError::Unreachable { .. } | StoreError::Unknown { .. } => {
+                Self::Unfinished
+            }
+            _ => Self::AtRest,
+        }
+    }
 }
 
 /// Executes claimed runs.
@@ -64,7 +82,7 @@ pub struct Worker<E> {
 
 impl<E: Executor> Worker<E> {
     /// Makes a worker that executes one run at a time.
-    pub fn new(store: Arc<dyn Store>, executor: E) -> Self {
+    pub fn with_executor(store: Arc<dyn Store>, executor: E) -> Self {
         Self { store, executor, slots: NonZeroUsize::MIN, stop: StopHandle::default() }
     }
 
@@ -84,7 +102,12 @@ impl<E: Executor> Worker<E> {
     ///
     /// # Errors
     /// [`StoreError::Unsupported`]: the store has no queue. Others of the first access to the store.
-    pub async fn run(self, holder: &Holder) -> Result<(), StoreError> {
+    pub async fn run(self) -> Result<(), StoreError> {
+        let holder = Holder::here(SystemClock.now()).map_err(|source| StoreError::Io {
+            action: "read",
+            place: "the process table".into(),
+            source,
+        })?;
         let Some(queue) = self.store.queue() else {
             let why = "only a store on a server has a queue for workers".to_owned();
             return Err(StoreError::Unsupported { store: self.store.to_string(), why });
@@ -100,7 +123,7 @@ impl<E: Executor> Worker<E> {
             let free = self.slots.get().saturating_sub(running.len());
             let mut pause = jittered(poll);
             if free > 0 && !is_draining {
-                let claim = self.claim(queue, holder, &mut served, free);
+                let claim = self.claim(queue, &holder, &mut served, free);
                 match beside(&mut running, claim).await {
                     Ok(leases) => running.extend(leases.into_iter().map(|lease| self.execute(queue, lease))),
                     Err(error) => {
