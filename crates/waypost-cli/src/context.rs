@@ -86,6 +86,7 @@ impl Context {
         }
         let near = match &cli.command {
             Command::Run(args) => Some(args.file.as_path()),
+            Command::Submit(args) => Some(args.file.as_path()),
             Command::Check(args) => Some(args.file.as_path()),
             _ => None,
         };

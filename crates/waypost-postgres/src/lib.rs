@@ -1,12 +1,13 @@
 //! The Waypost store in a PostgreSQL database.
 //!
 //! [`PostgresStore`] keeps all runs in the schema `waypost` of a database. A process holds a run by a lease: a
-//! row with a token, a holder and an end. Every write locks the row and compares the token.
+//! row with a token and a holder, which ends with the row of the process. Every write locks the row and compares the token.
 //!
 //! Rooms, each of which uses only the rooms before:
 //!
 //! - `database`: settings, connections, statements, schema and errors.
 //! - `tables`: verified reads, summaries and leases.
+//! - `queue`: submitted runs, claims, hints, and the worker that holds the leases of the process.
 //! - `write`: new runs, appends, pruning and removal.
 //! - `store`: the operations of the trait, each in a separate task.
 //!
@@ -14,6 +15,7 @@
 //! reads a state.
 
 mod database;
+mod queue;
 mod store;
 mod tables;
 mod write;

@@ -92,6 +92,7 @@ pub mod recorder;
 pub mod schema;
 pub mod store;
 mod system;
+pub mod worker;
 
 pub use engine::{
     Doubtful, Engine, OnChange, OnDamage, OnDoubt, OnUnknown, Outcome, RunError, StopHandle, StopLevel,
@@ -112,4 +113,4 @@ pub use store::memory::MemoryStore;
 pub use store::portable::{Portable, SaveMode};
 pub use store::{Scan, Store, StoreError, StoreExt, file, folder, memory, portable};
 pub use system::clock::{Clock, SystemClock};
-pub use system::{clock, disk, in_use, lock};
+pub use system::{clock, deadline, disk, in_use, lock};

@@ -8,7 +8,7 @@ use super::Cli;
 
 /// The groups of commands, in the order of the help.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Run", &["run", "resume", "retry", "stop", "cancel", "watch", "event"]),
+    ("Run", &["run", "resume", "retry", "stop", "cancel", "watch", "submit", "worker", "event"]),
     (
         "Look",
         &[

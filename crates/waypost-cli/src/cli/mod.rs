@@ -16,6 +16,7 @@ mod evidence;
 mod exchange;
 mod groups;
 mod letters;
+mod queue;
 mod scripts;
 mod steps;
 mod travel;
@@ -28,6 +29,7 @@ pub(crate) use exchange::{
 };
 pub(crate) use groups::command;
 pub(crate) use letters::{DeadLetter, DeadLetters, DropArgs, RetryArgs, ShowLetters};
+pub(crate) use queue::{SubmitArgs, WorkerArgs};
 pub(crate) use scripts::{DemoArgs, GraphArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
@@ -141,6 +143,10 @@ pub(crate) enum Command {
     Event(EventArgs),
     /// Watch a run under way, also of another terminal or detached
     Watch(WatchArgs),
+    /// Submit a run to the workers of a store in PostgreSQL
+    Submit(SubmitArgs),
+    /// Claim and execute submitted runs, until SIGTERM
+    Worker(WorkerArgs),
     /// Stop a run, resumable
     Stop(StopArgs),
     /// Cancel a run for good; its records stay
@@ -194,7 +200,7 @@ impl PrintedArgs {
     }
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct RunArgs {
     /// Workflow file, or `-` for stdin
     #[arg(default_value_os_t = default_file())]

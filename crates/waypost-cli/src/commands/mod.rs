@@ -42,10 +42,12 @@ mod show;
 mod stats;
 mod stop;
 mod store;
+mod submit;
 mod travel;
 mod undo;
 mod verify;
 mod watch;
+mod worker;
 
 /// Executes a command.
 pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit, Error> {
@@ -70,6 +72,8 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Diff(args) => travel::diff(context, args).await,
         Command::Checkpoint(args) => checkpoint::checkpoint(context, args).await,
         Command::Watch(args) => watch::watch(context, args).await,
+        Command::Submit(args) => submit::submit(context, args).await,
+        Command::Worker(args) => worker::worker(context, args).await,
         Command::Stop(args) => stop::stop(context, args).await,
         Command::Run(args) => run::run(context, args).await,
         Command::Resume(args) => resume::resume(context, args).await,

@@ -45,10 +45,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         refuse_without_file(&args)?;
     }
     let workflow = workflow_file::read(&args.file)?;
-    let given = GivenParams {
-        file: args.params_file.as_deref().map(params_of).transpose()?.unwrap_or_default(),
-        text: args.params.clone(),
-    };
+    let given = given_params(&args)?;
     let given = over_those_of_run(context, &workflow, given, &args).await;
     let params = workflow.resolve_params(&given).map_err(|error| wrong_params(error, &given, &args));
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
@@ -98,6 +95,30 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         context.output.detail(&check::rendered(&warnings));
     }
     begin(context, store, Beginning { workflow, params, id, base, args, creation }).await
+}
+
+/// The checked input of a new run.
+pub(super) struct Given {
+    pub(super) workflow: Workflow,
+    pub(super) params: Map<String, Value>,
+    pub(super) base: PathBuf,
+}
+
+impl Given {
+    /// Reads and checks the input of a run that starts elsewhere.
+    pub(super) fn of(args: &RunArgs) -> Result<Self, Error> {
+        let workflow = workflow_file::read(&args.file)?;
+        let given = given_params(args)?;
+        let params = workflow.resolve_params(&given).map_err(|error| wrong_params(error, &given, args))?;
+        Ok(Self { workflow, params, base: base_folder(args)? })
+    }
+}
+
+fn given_params(args: &RunArgs) -> Result<GivenParams, Error> {
+    Ok(GivenParams {
+        file: args.params_file.as_deref().map(params_of).transpose()?.unwrap_or_default(),
+        text: args.params.clone(),
+    })
 }
 
 /// Refuses options that need the path of the workflow file.
@@ -178,7 +199,7 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
         Some(id) => id.clone(),
         None => free_id(store.as_ref(), workflow.name()).await?,
     };
-    let record = record(context, store.as_ref(), &workflow, &params, &run, &base, &args, &local)?;
+    let record = record(context, store.as_ref(), (&workflow, &params), &run, &base, &args, &local)?;
     let options = SessionOptions {
         until: environment::until(args.until.as_deref())?,
         fail_fast: args.fail_fast,
@@ -365,7 +386,7 @@ fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {
 }
 
 /// Refuses an existing run that was created with other settings than requested.
-async fn refuse_other(
+pub(super) async fn refuse_other(
     store: &dyn Store,
     id: &RunId,
     params: &Map<String, Value>,
@@ -446,12 +467,11 @@ fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
     ))
 }
 
-#[expect(clippy::too_many_arguments, reason = "a run record is made of all of these, here only")]
-fn record(
+/// Makes the record of a new run.
+pub(super) fn record(
     context: &Context,
     store: &dyn Store,
-    workflow: &Workflow,
-    params: &Map<String, Value>,
+    (workflow, params): (&Workflow, &Map<String, Value>),
     run: &RunId,
     base: &Path,
     args: &RunArgs,

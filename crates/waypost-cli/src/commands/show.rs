@@ -11,7 +11,7 @@ use waypost::evidence::shown_value;
 use waypost::id::readable;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
-use waypost::store::{Damage, Progress, Signal, Store, StoreExt as _};
+use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{log_name, shape_of, spent};
@@ -33,7 +33,9 @@ use crate::run::run_status;
 use crate::store_location;
 use crate::view::FailedItem;
 use crate::view::step_of;
-use crate::view::{ClaimView, FailureView, ItemsView, ShowView, StepStatus, StepView, VERSION, WaitView};
+use crate::view::{
+    ClaimView, FailureView, ItemsView, QueueView, ShowView, StepStatus, StepView, VERSION, WaitView,
+};
 
 use items::ItemPage;
 use steps::Branch;
@@ -385,6 +387,7 @@ impl Shown {
             steps,
             parent,
             waiting,
+            queue: queue_of(store, &frozen.run).await?,
             items: Vec::new(),
             next: None,
             damaged: self
@@ -430,6 +433,26 @@ fn used(usage: &Usage) -> String {
     parts.join(", ")
 }
 
+/// Returns the place of a run in the queue.
+async fn queue_of(store: &dyn Store, run: &RunId) -> Result<Option<QueueView>, Error> {
+    let Some(queue) = store.queue() else { return Ok(None) };
+    let Some(QueuedJob { job, is_ready: ready, missing }) = queue.job(run).await? else { return Ok(None) };
+    let (priority, not_before) = (job.priority, job.not_before);
+    let (missing, since) = missing.filter(|_| ready).unzip();
+    Ok(Some(QueueView { ready, priority, not_before, missing, since }))
+}
+
+fn place_in_queue(queue: &QueueView) -> String {
+    match (&queue.missing, queue.since, queue.not_before) {
+        (Some(missing), Some(since), _) => {
+            format!("no worker has {missing}, since {}", time::utc(since))
+        }
+        (_, _, Some(not_before)) if queue.ready => format!("not before {}", time::utc(not_before)),
+        _ if queue.ready => "waits for a worker".to_owned(),
+        _ => String::new(),
+    }
+}
+
 fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     let output = &context.output;
     let entry = &facts.snapshot.entry;
@@ -469,6 +492,9 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     }
     if frozen.durability == waypost::record::Durability::Async {
         fact("durability", "async: a power cut may lose the last seconds");
+    }
+    if let Some(queue) = &view.queue {
+        fact("queue", &place_in_queue(queue));
     }
     fact("params", &pairs(&view.params));
     fact("usage", &view.usage.as_ref().map(used).unwrap_or_default());

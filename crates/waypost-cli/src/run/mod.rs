@@ -11,6 +11,7 @@ pub(crate) mod hooks;
 pub(crate) mod idle_times;
 pub(crate) mod keepalive;
 pub(crate) mod limits;
+pub(crate) mod needs;
 pub(crate) mod params;
 pub(crate) mod preflight;
 pub(crate) mod questions;

@@ -4,16 +4,14 @@
 //! processes remain after the third signal, the run's supervisor kills them.
 
 use std::io;
-use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use waypost::engine::{StopHandle, StopLevel};
 
 use crate::exit::exit_of;
-use crate::output::progress::Progress;
 
-/// Listens for signals from now on, until the process ends.
-pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()> {
+/// Listens for signals from now on, until the process ends; `report` tells the user of each.
+pub(crate) fn listen(stop: StopHandle, report: impl Fn(StopLevel, &str) + Send + 'static) -> io::Result<()> {
     // `nohup` ignores the signal before the program starts.
     let hears_hangup = !is_ignored(libc::SIGHUP);
     let (ready, listens) = std::sync::mpsc::channel();
@@ -27,7 +25,7 @@ pub(crate) fn listen(stop: StopHandle, progress: Arc<Progress>) -> io::Result<()
             Ok((runtime, signals)) => {
                 // The caller waits for this message.
                 let _ = ready.send(Ok(()));
-                runtime.block_on(escalate(signals, &stop, &progress));
+                runtime.block_on(escalate(signals, &stop, report));
             }
             Err(error) => drop(ready.send(Err(error))),
         }
@@ -68,11 +66,11 @@ impl Signals {
 }
 
 /// Escalates by one level per signal, and exits at the third.
-async fn escalate(mut signals: Signals, stop: &StopHandle, progress: &Progress) {
+async fn escalate(mut signals: Signals, stop: &StopHandle, report: impl Fn(StopLevel, &str)) {
     for level in [StopLevel::Graceful, StopLevel::Kill] {
         let by = signals.next().await;
         stop.stop(level, by);
-        progress.stopping(level, by);
+        report(level, by);
     }
     std::process::exit(i32::from(exit_of(signals.next().await).code()));
 }

@@ -109,7 +109,9 @@ impl<'a> Session<'a> {
     fn begin_as(context: &'a Context, timeout: Option<Duration>, of: ProgressOf) -> Result<Self, Error> {
         let progress = Arc::new(Progress::new(&context.output, of));
         let stop = StopHandle::default();
-        interrupt::listen(stop.clone(), Arc::clone(&progress)).map_err(Error::Runtime)?;
+        let shown = Arc::clone(&progress);
+        let report = move |level, by: &str| shown.stopping(level, by);
+        interrupt::listen(stop.clone(), report).map_err(Error::Runtime)?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         Ok(Self { context, stop, progress, deadline, began: now(), asking: Mutex::default() })
     }

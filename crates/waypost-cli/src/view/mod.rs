@@ -99,6 +99,9 @@ pub(crate) struct ShowView {
     pub(crate) error: Option<FailureView>,
     pub(crate) parent: Option<String>,
     pub(crate) waiting: Vec<WaitView>,
+    /// The place of a submitted run in the queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) queue: Option<QueueView>,
     /// The items of the requested step, in the order of their starts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) items: Vec<ItemView>,
@@ -108,6 +111,18 @@ pub(crate) struct ShowView {
     /// Damaged or missing checkpoints, newest first: skipped newer ones, and ones missing from the history.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) damaged: Vec<String>,
+}
+
+/// The place of a submitted run in the queue.
+#[derive(Debug, Serialize)]
+pub(crate) struct QueueView {
+    /// The run waits for a worker.
+    pub(crate) ready: bool,
+    pub(crate) priority: i32,
+    pub(crate) not_before: Option<Timestamp>,
+    /// What a worker lacked for the run, and since when.
+    pub(crate) missing: Option<String>,
+    pub(crate) since: Option<Timestamp>,
 }
 
 /// An item of a step.
@@ -503,6 +518,16 @@ pub(crate) struct StoppedView {
     pub(crate) status: RunStatus,
     /// The run was running, and this call stopped it.
     pub(crate) stopped: bool,
+}
+
+/// The answer of `submit`.
+#[derive(Debug, Serialize)]
+pub(crate) struct SubmittedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) status: RunStatus,
+    /// This call created the run.
+    pub(crate) created: bool,
 }
 
 /// The answer of `checkpoint`.

@@ -105,3 +105,4 @@ mod undoing;
 mod upstream;
 mod waiting;
 mod watching;
+mod workers;

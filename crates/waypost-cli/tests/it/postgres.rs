@@ -48,7 +48,7 @@ fn a_killed_run_goes_on_where_it_stood() {
     expect(&rig, &["logs", "r"], 0, &["said by a", "said by b"]);
     expect(&rig, &["events", "r"], 0, &["run_resumed", "run_completed"]);
     expect(&rig, &["verify", "--all"], 0, &["r: sound"]);
-    expect(&rig, &["store", "check"], 0, &["version 1: the derived data of 1 run is consistent"]);
+    expect(&rig, &["store", "check"], 0, &["version 2: the derived data of 1 run is consistent"]);
     expect(&rig, &["delete", "r", "--yes"], 0, &["Deleted run r"]);
     expect(&rig, &["show", "r"], 5, &[]);
 }
@@ -147,5 +147,5 @@ fn each_lack_of_a_server_has_its_exit_code() {
         &["permission denied"],
     );
     cluster().sql("lacking", "UPDATE waypost.version SET version = 9");
-    expect_at(&store, 76, &["has format 9, this version reads up to 1"]);
+    expect_at(&store, 76, &["has format 9, this version reads up to 2"]);
 }

@@ -3,15 +3,18 @@
 //! A connection without an answer is closed and never used again. A lost statement is sent again unchanged. A question
 //! about the effect proves nothing, since the statement may still arrive.
 
+use std::future::poll_fn;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Timeouts};
-use tokio::sync::OnceCell;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Notify, OnceCell};
+use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Config, Error, NoTls, Row};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 use waypost::store::StoreError;
@@ -50,6 +53,8 @@ pub(crate) struct Database {
 #[derive(Debug)]
 struct Opened {
     pool: Pool,
+    /// The settings of a connection, with those of a session if the server accepts them.
+    config: Config,
     /// Statements of a connection share a session, as without a pooler.
     has_session: bool,
     /// A setting by which acknowledged data may be lost, if any.
@@ -74,6 +79,7 @@ impl Answer {
 
 impl Database {
     pub(crate) fn new(settings: Settings, options: PostgresOptions) -> Self {
+        let options = PostgresOptions { lease: settings.lease.unwrap_or(options.lease), ..options };
         Self {
             name: settings.name.clone(),
             options,
@@ -128,30 +134,50 @@ impl Database {
         let (has_session, lossy) = self.judge(&client).await?;
         let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = match self.settings.is_plain {
-            true => Manager::from_config(config, NoTls, manager_config),
-            false => Manager::from_config(config, self.tls()?, manager_config),
+            true => Manager::from_config(config.clone(), NoTls, manager_config),
+            false => Manager::from_config(config.clone(), self.tls()?, manager_config),
         };
         let pool = Pool::builder(manager)
             .max_size(self.options.connections_max.max(1))
             .runtime(deadpool_postgres::Runtime::Tokio1)
             .timeouts(Timeouts { wait: Some(ANSWER_TIMEOUT), ..Timeouts::new() });
         let pool = pool.build().map_err(|error| Failure::Away(error.into()))?;
-        Ok(Opened { pool, has_session, lossy })
+        Ok(Opened { pool, config, has_session, lossy })
     }
 
     /// Connects outside the pool.
     async fn connect(&self, config: &Config) -> Result<Client, Failure> {
-        let client = if self.settings.is_plain {
+        // The client reports the end of the connection.
+        self.connect_with((config, self.settings.is_plain), &Arc::default()).await.map(|(client, _)| client)
+    }
+
+    /// Connects outside the pool, for another runtime.
+    pub(crate) async fn connect_apart(&self) -> Result<Client, Failure> {
+        self.connect(&self.opened().await?.config).await
+    }
+
+    /// Connects to listen for hints; returns the task of the connection too.
+    pub(crate) async fn connect_to_listen(
+        &self,
+        arrived: &Arc<Notify>,
+    ) -> Result<(Client, JoinHandle<()>), Failure> {
+        let settings = self.settings.listen.as_deref().unwrap_or(&self.settings);
+        self.connect_with((&settings.config, settings.is_plain), arrived).await
+    }
+
+    async fn connect_with(
+        &self,
+        (config, is_plain): (&Config, bool),
+        arrived: &Arc<Notify>,
+    ) -> Result<(Client, JoinHandle<()>), Failure> {
+        let arrived = Arc::clone(arrived);
+        Ok(if is_plain {
             let (client, connection) = config.connect(NoTls).await.map_err(Failure::of_connecting)?;
-            // The client reports the end of the connection.
-            tokio::spawn(async { drop(connection.await) });
-            client
+            (client, tokio::spawn(drive(connection, arrived)))
         } else {
             let (client, connection) = config.connect(self.tls()?).await.map_err(Failure::of_connecting)?;
-            tokio::spawn(async { drop(connection.await) });
-            client
-        };
-        Ok(client)
+            (client, tokio::spawn(drive(connection, arrived)))
+        })
     }
 
     fn tls(&self) -> Result<MakeRustlsConnect, Failure> {
@@ -279,6 +305,19 @@ impl Database {
             }
             tokio::time::sleep(pause(attempts)).await;
             attempts += 1;
+        }
+    }
+}
+
+/// Drives a connection; each received hint is passed on.
+async fn drive<S, T>(mut connection: Connection<S, T>, arrived: Arc<Notify>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+        if matches!(message, AsyncMessage::Notification(_)) {
+            arrived.notify_one();
         }
     }
 }

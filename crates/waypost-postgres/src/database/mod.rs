@@ -1,6 +1,5 @@
 //! Settings, connections, statements, schema and errors.
 
-pub(crate) mod boot_time;
 pub(crate) mod connect;
 pub(crate) mod error;
 pub(crate) mod schema;

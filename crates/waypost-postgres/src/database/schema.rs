@@ -10,10 +10,17 @@ use crate::database::error::{Failure, no_schema};
 use crate::database::statement::Statement;
 
 /// The version of this crate.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The key of the advisory lock for changes of the schema: `WAYPOST` in ASCII.
 const LOCK: i64 = 0x0057_4159_504f_5354;
+
+/// Records the change of the schema.
+const MIGRATION: &str = concat!(
+    "INSERT INTO waypost.migrations (version, tool) SELECT version, 'waypost ",
+    env!("CARGO_PKG_VERSION"),
+    "' FROM waypost.version;"
+);
 
 const TABLES: &str = r#"
 CREATE TABLE waypost.version (
@@ -115,6 +122,34 @@ CREATE TABLE waypost.blobs (
 );
 "#;
 
+/// The tables of the queue, new in version 2: the lease of a scope ends with its worker.
+const QUEUE: &str = r#"
+ALTER TABLE waypost.scopes DROP COLUMN until, ADD COLUMN worker bigint;
+CREATE INDEX scopes_worker ON waypost.scopes (worker) WHERE held;
+CREATE TABLE waypost.workers (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    holder   text NOT NULL,
+    lease_ms bigint NOT NULL,
+    until    timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01);
+CREATE TABLE waypost.jobs (
+    run        bigint PRIMARY KEY REFERENCES waypost.runs ON DELETE CASCADE,
+    priority   bigint NOT NULL,
+    needs      text NOT NULL,
+    not_before timestamptz,
+    missing    text,
+    since      timestamptz
+);
+CREATE TABLE waypost.ready (
+    scope      bigint PRIMARY KEY REFERENCES waypost.scopes ON DELETE CASCADE,
+    run        bigint NOT NULL REFERENCES waypost.jobs ON DELETE CASCADE,
+    priority   bigint NOT NULL,
+    rank       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    not_before timestamptz
+) WITH (autovacuum_vacuum_scale_factor = 0.01);
+CREATE INDEX ready_order ON waypost.ready (priority DESC, rank);
+"#;
+
 /// Returns the schema version of a database; `None` without tables.
 pub(crate) async fn version(database: &Database) -> Result<Option<u32>, Failure> {
     let exists = Statement::new("SELECT to_regclass('waypost.version') IS NOT NULL");
@@ -148,8 +183,21 @@ fn version_error(database: &Database, found: u32) -> StoreError {
 pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
     match version(database).await? {
         Some(found) if found > VERSION => Err(version_error(database, found).into()),
-        // Upgrades from older versions belong here, each in a transaction under the lock.
-        Some(found) => Ok(Some(found)),
+        Some(VERSION) => Ok(Some(VERSION)),
+        Some(found) => {
+            let client = database.client().await?;
+            let text = format!(
+                "SELECT pg_advisory_xact_lock({LOCK}); LOCK TABLE waypost.scopes; {QUEUE}
+                 UPDATE waypost.version SET version = {VERSION}; {MIGRATION}"
+            );
+            match client.batch_execute(&text).await {
+                Ok(()) => {}
+                // Another process was faster.
+                Err(_) if matches!(version(database).await, Ok(Some(VERSION))) => {}
+                Err(error) => return Err(Failure::of_statement(error)),
+            }
+            Ok(Some(found))
+        }
         None => {
             let client = database.client().await?;
             match make(&client).await {
@@ -170,11 +218,10 @@ async fn make(client: &Client) -> Result<(), Failure> {
     let exists = exists.map_err(Failure::of_statement)?;
     // A role without the right to make schemas can use an existing schema.
     let schema = if exists[0].get(0) { "" } else { "CREATE SCHEMA waypost;" };
-    let tool = env!("CARGO_PKG_VERSION");
     let text = format!(
-        "SELECT pg_advisory_xact_lock({LOCK}); {schema} {TABLES}
+        "SELECT pg_advisory_xact_lock({LOCK}); {schema} {TABLES} {QUEUE}
          INSERT INTO waypost.version (version) VALUES ({VERSION});
-         INSERT INTO waypost.migrations (version, tool) VALUES ({VERSION}, 'waypost {tool}');"
+         {MIGRATION}"
     );
     client.batch_execute(&text).await.map_err(Failure::of_statement)
 }

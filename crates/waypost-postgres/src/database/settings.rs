@@ -1,5 +1,6 @@
 //! The settings of a connection, from the URL and the environment.
 
+use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::str::FromStr as _;
@@ -15,6 +16,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(45);
 /// The server ends a longer wait for a lock: half of a statement.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
+/// Shortest and longest lease: a renewal takes part of a second, and a lost worker delays its runs this long.
+const LEASES: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3_600);
 /// Default port of PostgreSQL.
 const PORT: u16 = 5432;
 /// Largest password file; each line is for a database.
@@ -45,6 +48,10 @@ pub(crate) struct Settings {
     pub(crate) name: String,
     /// Whether the connection may be unencrypted.
     pub(crate) is_plain: bool,
+    /// The server to listen at, past a pooler.
+    pub(crate) listen: Option<Box<Settings>>,
+    /// How long a lease is valid without a renewal, if the URL says so.
+    pub(crate) lease: Option<Duration>,
 }
 
 impl Settings {
@@ -59,7 +66,12 @@ impl Settings {
                  `postgres://USER@HOST/DATABASE`"
             ))
         };
-        let mut config = Config::from_str(url).map_err(|error| {
+        let (url, listen) = split_option(url, "listen=");
+        let (url, lease) = split_option(&url, "lease=");
+        let lease = lease.map(|text| lease_of(&text).ok_or_else(|| invalid("`lease` is not 1 to 3600 s")));
+        let lease = lease.transpose()?;
+        let listen = listen.map(|url| Self::parse(&url).map(Box::new)).transpose()?;
+        let mut config = Config::from_str(&url).map_err(|error| {
             let cause = std::error::Error::source(&error).map(|cause| format!(" ({cause})"));
             invalid(&format!("not a connection string{}", cause.unwrap_or_default()))
         })?;
@@ -92,7 +104,7 @@ impl Settings {
             config.connect_timeout(CONNECT_TIMEOUT);
         }
         config.application_name("waypost");
-        Ok(Self { config, name, is_plain })
+        Ok(Self { config, name, is_plain, listen, lease })
     }
 
     /// Adds the settings of the session as start-up parameters. A pooler refuses start-up parameters.
@@ -107,6 +119,36 @@ impl Settings {
         ));
         config
     }
+}
+
+/// Parses the option `lease`, in seconds.
+fn lease_of(text: &str) -> Option<Duration> {
+    text.parse().ok().map(Duration::from_secs).filter(|lease| LEASES.contains(lease))
+}
+
+/// Splits off an option of this program; its value is percent-encoded.
+fn split_option(url: &str, name: &str) -> (String, Option<String>) {
+    let Some((base, options)) = url.split_once('?') else { return (url.to_owned(), None) };
+    let (own, others): (Vec<&str>, Vec<&str>) =
+        options.split('&').partition(|option| option.starts_with(name));
+    let value = own.first().map(|option| decoded(&option[name.len()..]));
+    match others.is_empty() {
+        true => (base.to_owned(), value),
+        false => (format!("{base}?{}", others.join("&")), value),
+    }
+}
+
+/// Decodes percent-encoded bytes.
+fn decoded(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        match part.get(..2).and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => bytes.extend([&[byte], &part.as_bytes()[2..]].concat()),
+            None => bytes.extend([b"%", part.as_bytes()].concat()),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn is_local(host: &Host) -> bool {
@@ -206,6 +248,16 @@ mod tests {
             Settings::parse("postgres://me@%2Ftmp%2Fx/jobs").unwrap().name,
             "postgres://me@%2Ftmp%2Fx/jobs"
         );
+    }
+
+    #[test]
+    fn the_server_to_listen_at_is_an_address_of_its_own() {
+        let url = "postgres://me@pool:6432/jobs?lease=5&sslmode=require&listen=postgres%3A%2F%2Fme@db%2Fjobs";
+        let settings = Settings::parse(url).unwrap();
+
+        assert_eq!(settings.name, "postgres://me@pool:6432/jobs");
+        assert_eq!(settings.lease, Some(Duration::from_secs(5)));
+        assert_eq!(settings.listen.unwrap().name, "postgres://me@db/jobs");
     }
 
     #[test]

@@ -9,13 +9,17 @@ use waypost::id::{BranchPath, RunId};
 use waypost::record::{Durability, Record};
 use waypost::store::Guard;
 
-use crate::database::boot_time::BootTime;
 use crate::database::connect::Database;
+use crate::database::error::Failure;
 use crate::lock;
+use crate::queue::worker::Worker;
 use crate::tables::lease;
 
 /// Most branches with a known acknowledged seq; further branches of a large fan-out go unchecked.
 const BRANCHES_MAX: usize = 10_000;
+
+/// Pause before another attempt to release a lease.
+const RELEASE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The leases of a store, by run.
 pub(super) type HeldRuns = Mutex<HashMap<RunId, HeldRun>>;
@@ -25,8 +29,8 @@ pub(super) type HeldRuns = Mutex<HashMap<RunId, HeldRun>>;
 pub(super) struct HeldRun {
     pub(super) token: u64,
     pub(super) durability: Durability,
-    /// The sending of the last answered renewal: the begin of the lease.
-    pub(super) renewed: BootTime,
+    /// The worker with the end of the lease.
+    pub(super) worker: Arc<Worker>,
     /// Held during a write: two batches of a run are never in flight together.
     pub(super) writing: Arc<tokio::sync::Mutex<()>>,
     /// The newest acknowledged seq of each open branch.
@@ -36,15 +40,14 @@ pub(super) struct HeldRun {
 }
 
 impl HeldRun {
-    pub(super) fn new(token: u64, durability: Durability, sent: BootTime) -> Self {
+    pub(super) fn new(token: u64, durability: Durability, worker: Arc<Worker>) -> Self {
         let writing = Arc::new(tokio::sync::Mutex::new(()));
         let (acknowledged, blobs) = (HashMap::new(), HashMap::new());
-        Self { token, durability, renewed: sent, writing, acknowledged, blobs }
+        Self { token, durability, worker, writing, acknowledged, blobs }
     }
 
     /// Adds acknowledged records.
-    pub(super) fn acknowledge(&mut self, records: &[Record], sent: BootTime) {
-        self.renewed = self.renewed.max(sent);
+    pub(super) fn acknowledge(&mut self, records: &[Record]) {
         for record in records {
             let header = record.header();
             if header.end.is_some() && !header.branch.is_main() {
@@ -58,11 +61,6 @@ impl HeldRun {
     /// Returns the newest acknowledged seq of a branch; of the main branch, 0 if nothing was written yet.
     pub(super) fn acknowledged(&self, branch: &BranchPath) -> Option<u64> {
         self.acknowledged.get(branch).copied().or(branch.is_main().then_some(0))
-    }
-
-    /// Returns whether the lease has certainly not ended.
-    pub(super) fn lasts(&self, lease: Duration) -> bool {
-        self.renewed.elapsed() < lease
     }
 }
 
@@ -91,7 +89,14 @@ impl Drop for Release {
         // Without a runtime, the lease runs out.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (run, token) = (self.run.clone(), self.token);
-        runtime.spawn(async move { lease::release(&database, &run, token, None).await.map_err(drop) });
+        runtime.spawn(async move {
+            // The worker lives on, so the lease would never end.
+            while let Err(Failure::Away(_) | Failure::Lost(_)) =
+                lease::release(&database, &run, token, None).await
+            {
+                tokio::time::sleep(RELEASE_PAUSE).await;
+            }
+        });
     }
 }
 

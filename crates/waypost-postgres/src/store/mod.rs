@@ -1,9 +1,11 @@
 //! The implementation of the store trait: the leases of the store, and the task of each call.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -11,17 +13,19 @@ use waypost::id::{BranchPath, RunId};
 use waypost::lock::Holder;
 use waypost::record::{Durability, Record, SealedRun};
 use waypost::store::{
-    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
-    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Job, Lease, Page, Queue, QueuedJob, Renewal,
+    RunEntry, RunQuery, Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 use waypost_codec::encode;
 
-use crate::database::boot_time::BootTime;
 use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::database::schema;
 use crate::database::settings::{PostgresOptions, Settings};
 use crate::lock;
+use crate::queue::hints::{self, Hints};
+use crate::queue::jobs::{self, Claim};
+use crate::queue::worker::{self, Worker};
 use crate::tables::{inspect, lease, read, runs, signals};
 use crate::write::append::{self, Written};
 use crate::write::{blobs, removal, trim};
@@ -29,11 +33,6 @@ use crate::write::{blobs, removal, trim};
 mod held;
 
 use held::{HeldRun, HeldRuns, Release};
-
-/// A lease is renewed after this part of the time.
-const RENEWALS_PER_LEASE: u32 = 4;
-/// A lease counts as lost this part of the time before the end, so that the processes of the run end in time.
-const MARGIN_PER_LEASE: u32 = 6;
 
 /// Keeps runs in a PostgreSQL database.
 ///
@@ -50,6 +49,9 @@ pub struct PostgresStore {
 struct Shared {
     database: Arc<Database>,
     held: Arc<HeldRuns>,
+    /// The row of this process, from the first lease on.
+    worker: tokio::sync::Mutex<Option<Arc<Worker>>>,
+    hints: Hints,
 }
 
 impl PostgresStore {
@@ -59,7 +61,8 @@ impl PostgresStore {
     /// [`StoreError::Invalid`]: the URL is wrong. The message does not quote the URL.
     pub fn open(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
         let database = Arc::new(Database::new(Settings::parse(url)?, options));
-        Ok(Self { shared: Arc::new(Shared { database, held: Arc::default() }) })
+        let (held, worker, hints) = (Arc::default(), tokio::sync::Mutex::default(), Hints::default());
+        Ok(Self { shared: Arc::new(Shared { database, held, worker, hints }) })
     }
 
     /// Makes or upgrades the tables. Returns the version before; `None` without tables.
@@ -127,7 +130,7 @@ impl Shared {
     }
 
     fn hold(&self, run: &RunId, held: HeldRun) -> Lease {
-        let token = held.token;
+        let (token, deadline) = (held.token, held.worker.deadline.clone());
         self.database.delta_cache.remove_run(run);
         lock(&self.held).insert(run.clone(), held);
         let guard = Release {
@@ -136,7 +139,17 @@ impl Shared {
             run: run.clone(),
             token,
         };
-        Lease::new(run.clone(), token, None).guarded_by(Arc::new(guard))
+        let lease = Lease::new(run.clone(), token, None).guarded_by(Arc::new(guard));
+        deadline.into_iter().fold(lease, Lease::until)
+    }
+
+    /// Returns the worker of this process; a new one after the end of the former.
+    async fn worker(&self, holder: &Holder) -> Result<Arc<Worker>, Failure> {
+        let mut worker = self.worker.lock().await;
+        match worker.as_ref().filter(|worker| worker.lasts()) {
+            Some(worker) => Ok(Arc::clone(worker)),
+            None => Ok(Arc::clone(worker.insert(Worker::register(&self.database, holder).await?))),
+        }
     }
 
     fn forget(&self, run: &RunId, token: u64) {
@@ -165,7 +178,7 @@ impl Shared {
         self.refuse_lossy(durability).await?;
         let id = run.record().run.clone();
         let (encoded, update) = encode::encode(&self.database.delta_cache, &first.records);
-        let sent = BootTime::now();
+        let worker = self.worker(&holder).await?;
         let written = Written {
             run: &id,
             token: FIRST_TOKEN,
@@ -173,9 +186,9 @@ impl Shared {
             encoded: &encoded,
             durability: Durability::Sync,
         };
-        append::create(&self.database, &run, &holder, written).await?;
-        let mut held = HeldRun::new(FIRST_TOKEN, durability, sent);
-        held.acknowledge(&first.records, sent);
+        append::create(&self.database, &run, (&holder, worker.id), written).await?;
+        let mut held = HeldRun::new(FIRST_TOKEN, durability, worker);
+        held.acknowledge(&first.records);
         let lease = self.hold(&id, held);
         update.keep(&self.database.delta_cache, &first.records);
         if first.release {
@@ -191,42 +204,49 @@ impl Shared {
             Err(failure) => return Err(failure),
         };
         self.refuse_lossy(durability).await?;
-        let sent = BootTime::now();
-        let token = lease::acquire(&self.database, &run, &holder).await?;
-        Ok(self.hold(&run, HeldRun::new(token, durability, sent)))
+        let worker = self.worker(&holder).await?;
+        let token = lease::acquire(&self.database, &run, &holder, worker.id).await?;
+        Ok(self.hold(&run, HeldRun::new(token, durability, worker)))
     }
 
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, Failure> {
-        let length = self.database.options.lease;
-        let is_due = self.with_held(lease, |held| !held.lasts(length / RENEWALS_PER_LEASE));
-        if is_due == Some(true) {
-            let sent = BootTime::now();
-            if !lease::extend(&self.database, lease.run(), lease.token()).await? {
-                return Ok(Renewal::Lost);
+    /// Claims ready runs; a run whose durability the server cannot keep is released.
+    async fn claim(
+        &self,
+        holder: Holder,
+        served: BTreeSet<BTreeSet<String>>,
+        count: usize,
+    ) -> Result<Vec<Lease>, Failure> {
+        let worker = self.worker(&holder).await?;
+        let claim = Claim { holder: &holder, worker: worker.id, served: &served, count };
+        let mut leases = Vec::new();
+        for (run, token) in jobs::claim(&self.database, claim).await? {
+            if lock(&self.held).get(&run).is_some_and(|held| held.token == token) {
+                continue;
             }
-            self.with_held(lease, |held| held.renewed = held.renewed.max(sent));
+            let frozen = runs::frozen(&self.database, &run).await;
+            let durability = frozen.map_or(Durability::Sync, |frozen| frozen.record().durability);
+            let lease = self.hold(&run, HeldRun::new(token, durability, Arc::clone(&worker)));
+            self.refuse_lossy(durability).await?;
+            leases.push(lease);
         }
-        lease::renewal(&self.database, lease).await
+        Ok(leases)
     }
 
-    /// Renews a lease. Without an answer in time, the lease counts as lost: another process may take the lease at the end.
-    async fn renew_in_time(self: &Arc<Self>, lease: &Lease) -> Result<Renewal, Failure> {
-        let length = self.database.options.lease;
-        let time = length - length / MARGIN_PER_LEASE;
-        let Some(passed) = self.with_held(lease, |held| held.renewed.elapsed()) else {
-            return self.renew(lease).await;
+    /// Answers whether a lease holds, and the pending requests to its run. Without an answered renewal in time, the lease
+    /// counts as lost: another process may take the lease at the end.
+    async fn renew(self: &Arc<Self>, lease: &Lease) -> Result<Renewal, Failure> {
+        let Some(worker) = self.with_held(lease, |held| Arc::clone(&held.worker)) else {
+            return lease::renewal(&self.database, lease).await;
         };
-        // The renewal runs in a separate task: a timeout of the caller does not cancel the statement.
+        // The question is asked in a separate task: a timeout of the caller does not cancel the statement.
         let renewal = tokio::spawn({
             let (shared, lease) = (Arc::clone(self), lease.clone());
-            async move { shared.renew(&lease).await }
+            async move { lease::renewal(&shared.database, &lease).await }
         });
-        match tokio::time::timeout(time.saturating_sub(passed), renewal).await {
-            Ok(Ok(Err(Failure::Away(_) | Failure::Lost(_)))) | Err(_)
-                if self.with_held(lease, |held| held.lasts(time)) == Some(false) =>
-            {
-                Ok(Renewal::Lost)
-            }
+        let left = worker.time().saturating_sub(worker.renewed());
+        let answer = tokio::time::timeout(left, renewal).await;
+        match answer {
+            _ if !worker.lasts() => Ok(Renewal::Lost),
             Ok(Ok(renewal)) => renewal,
             Ok(Err(error)) => Err(Failure::Lost(error.into())),
             Err(elapsed) => Err(Failure::Lost(elapsed.into())),
@@ -240,14 +260,13 @@ impl Shared {
             _ => Durability::Sync,
         };
         let (encoded, update) = encode::encode(&self.database.delta_cache, &batch.records);
-        let sent = BootTime::now();
         let (run, token) = (lease.run(), lease.token());
         let written = Written { run, token, batch: &batch, encoded: &encoded, durability };
         let acknowledged =
             |branch: &BranchPath| self.with_held(&lease, |held| held.acknowledged(branch)).flatten();
         let answer = append::append(&self.database, written, acknowledged).await?;
         if answer == Appended::Now {
-            self.with_held(&lease, |held| held.acknowledge(&batch.records, sent));
+            self.with_held(&lease, |held| held.acknowledge(&batch.records));
             update.keep(&self.database.delta_cache, &batch.records);
         }
         if batch.release {
@@ -281,6 +300,9 @@ impl Shared {
                 Ok(()) | Err(Failure::Store(_)) => {}
                 failed => result = result.and(failed),
             }
+        }
+        if let Some(worker) = self.worker.lock().await.take() {
+            result = result.and(worker::leave(&self.database, &worker).await);
         }
         self.database.close();
         result
@@ -322,7 +344,7 @@ impl Store for PostgresStore {
         self.call(|shared| async move {
             let mut answers = Vec::with_capacity(leases.len());
             for lease in &leases {
-                answers.push(shared.renew_in_time(lease).await?);
+                answers.push(shared.renew(lease).await?);
             }
             Ok(answers)
         })
@@ -366,7 +388,12 @@ impl Store for PostgresStore {
 
     async fn signal(&self, run: &RunId, signal: &Signal) -> Result<Signalled, StoreError> {
         let (run, signal) = (run.clone(), signal.clone());
-        self.call(|shared| async move { signals::add(&shared.database, &run, &signal).await }).await
+        self.call(|shared| async move {
+            let added = signals::add(&shared.database, &run, &signal).await?;
+            shared.hints.send(&shared.database).await;
+            Ok(added)
+        })
+        .await
     }
 
     async fn signals(&self, run: &RunId) -> Result<Vec<Signal>, StoreError> {
@@ -440,6 +467,10 @@ impl Store for PostgresStore {
         self
     }
 
+    fn queue(&self) -> Option<&dyn Queue> {
+        Some(self)
+    }
+
     fn folder(&self, _: &RunId) -> Option<PathBuf> {
         None
     }
@@ -468,7 +499,7 @@ impl Blobs for PostgresStore {
         let lease = lease.clone();
         self.call(|shared| async move {
             // A synced commit makes all earlier commits durable.
-            match lease::extend(&shared.database, lease.run(), lease.token()).await? {
+            match lease::confirm(&shared.database, lease.run(), lease.token()).await? {
                 true => Ok(()),
                 false => {
                     let row = lease::LeaseRow::get(&shared.database, lease.run()).await?;
@@ -482,5 +513,75 @@ impl Blobs for PostgresStore {
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
         let (run, name) = (run.clone(), name.to_owned());
         self.call(|shared| async move { blobs::read(&shared.database, &run, &name, offset).await }).await
+    }
+}
+
+#[async_trait]
+impl Queue for PostgresStore {
+    async fn submit(&self, run: &RunId, job: &Job) -> Result<(), StoreError> {
+        let (run, job) = (run.clone(), job.clone());
+        self.call(|shared| async move {
+            jobs::submit(&shared.database, &run, &job).await?;
+            shared.hints.send(&shared.database).await;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn requeue(&self, run: &RunId) -> Result<(), StoreError> {
+        let run = run.clone();
+        self.call(|shared| async move {
+            jobs::requeue(&shared.database, &run).await?;
+            shared.hints.send(&shared.database).await;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn job(&self, run: &RunId) -> Result<Option<QueuedJob>, StoreError> {
+        let run = run.clone();
+        self.call(|shared| async move { jobs::job(&shared.database, &run).await }).await
+    }
+
+    async fn needs(&self, known: &BTreeSet<BTreeSet<String>>) -> Result<Vec<BTreeSet<String>>, StoreError> {
+        let known = known.clone();
+        self.call(|shared| async move { jobs::needs(&shared.database, &known).await }).await
+    }
+
+    async fn report_missing(&self, needs: &BTreeSet<String>, missing: &str) -> Result<(), StoreError> {
+        let (needs, missing) = (needs.clone(), missing.to_owned());
+        self.call(|shared| async move { jobs::report_missing(&shared.database, &needs, &missing).await })
+            .await
+    }
+
+    async fn expire(&self) -> Result<(), StoreError> {
+        self.call(|shared| async move {
+            worker::bury_dead(&shared.database).await?;
+            jobs::expire(&shared.database).await
+        })
+        .await
+    }
+
+    async fn claim(
+        &self,
+        holder: &Holder,
+        served: &BTreeSet<BTreeSet<String>>,
+        count: usize,
+    ) -> Result<Vec<Lease>, StoreError> {
+        let (holder, served) = (holder.clone(), served.clone());
+        self.call(|shared| async move { shared.claim(holder, served, count).await }).await
+    }
+
+    async fn wait(&self, longest: Duration) {
+        // The time ends the wait.
+        let _ = tokio::time::timeout(longest, self.shared.hints.arrived.notified()).await;
+    }
+
+    async fn listen(&self) -> Option<String> {
+        hints::listen(&self.shared.database, &self.shared.hints.arrived).await
+    }
+
+    async fn depth(&self) -> Result<u64, StoreError> {
+        self.call(|shared| async move { jobs::depth(&shared.database).await }).await
     }
 }

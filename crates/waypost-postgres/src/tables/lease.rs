@@ -1,7 +1,8 @@
 //! Leases: the right to write a run, with a token and an end.
 //!
-//! The lease of a run is the row of the main scope. The clock of the server counts, at the moment of the comparison: a
-//! statement may wait for a lock longer than a lease lasts.
+//! The lease of a run is the row of the main scope. It ends with the worker that holds it: a process has a single row in
+//! `workers`, and a single renewal. The clock of the server counts. A renewal counts from the end of its waits for locks.
+//! A comparison counts from the begin of its statement, as the compared end: a newer end is not visible to the statement.
 
 use jiff::Timestamp;
 use waypost::id::RunId;
@@ -15,6 +16,19 @@ use crate::database::statement::Statement;
 use crate::database::values::{count, int, main_key, time_text};
 use crate::tables::runs::{holder_of, holder_text};
 use crate::tables::signals;
+
+/// The end of the worker of scope `m`; null without a worker. After a start of the server, every worker has the time of a
+/// lease for a renewal.
+pub(crate) const UNTIL: &str =
+    "(SELECT greatest(w.until, pg_postmaster_start_time() + w.lease_ms * interval '1 ms')
+    FROM waypost.workers w WHERE w.id = m.worker)";
+/// Whether a worker holds scope `m`.
+pub(crate) const HELD: &str = "coalesce(m.held AND {UNTIL} > statement_timestamp(), false)";
+
+/// Returns a statement with the conditions about leases.
+pub(crate) fn with_lease(text: &str) -> String {
+    text.replace("{HELD}", HELD).replace("{UNTIL}", UNTIL)
+}
 
 /// The row of a lease.
 #[derive(Debug)]
@@ -34,13 +48,12 @@ impl LeaseRow {
     /// [`StoreError::NotFound`]: the run does not exist.
     pub(crate) async fn get(database: &Database, run: &RunId) -> Result<Self, Failure> {
         const ROW: &str = "SELECT m.token, m.held, m.batch_token, m.batch_count,
-                m.held AND m.until > clock_timestamp(), m.holder,
-                (extract(epoch FROM m.until) * 1000000)::bigint
+                {HELD}, m.holder, (extract(epoch FROM {UNTIL}) * 1000000)::bigint
             FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2 WHERE r.name = $1";
-        let find = Statement::new(ROW).text(run.as_str()).bytes(main_key());
+        let find = Statement::new(with_lease(ROW)).text(run.as_str()).bytes(main_key());
         let answer = database.run(&find).await?;
         let row = answer.rows.first().ok_or_else(|| StoreError::no_run(&database.name, run))?;
-        let is_held: Option<bool> = row.get(4);
+        let is_held: bool = row.get(4);
         let until: Option<i64> = row.get(6);
         let until = until.and_then(|until| Timestamp::from_microsecond(until).ok());
         let holder: Option<&str> = row.get(5);
@@ -49,7 +62,7 @@ impl LeaseRow {
             held: row.get(1),
             batch: (count(row.get(2)), count(row.get(3))),
             holder: until
-                .filter(|_| is_held == Some(true))
+                .filter(|_| is_held)
                 .map(|until| (holder.and_then(|text| holder_of(text).ok()), until)),
         })
     }
@@ -72,23 +85,27 @@ impl LeaseRow {
     }
 }
 
-/// Takes the lease of a run; returns the token.
-pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -> Result<u64, Failure> {
+/// Takes the lease of a run for a worker; returns the token.
+pub(crate) async fn acquire(
+    database: &Database,
+    run: &RunId,
+    holder: &Holder,
+    worker: i64,
+) -> Result<u64, Failure> {
     const ACQUIRE: &str = "UPDATE waypost.scopes m
-        SET token = m.token + 1, held = true, holder = $3, until = clock_timestamp() + $4 * interval '1 ms'
+        SET token = m.token + 1, held = true, holder = $3, worker = $4
         FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2
-            AND (NOT m.held OR m.until <= clock_timestamp() OR m.token = $5)
+            AND (NOT {HELD} OR m.token = $5)
             AND (SELECT version FROM waypost.version) = $6
         RETURNING m.token";
-    let lease = int(database.options.lease.as_millis() as u64);
     let mut dead = None;
     // A second attempt after the death of the holder, a third after the death of the next holder.
     for _ in 0..3 {
-        let acquire = Statement::new(ACQUIRE)
+        let acquire = Statement::new(with_lease(ACQUIRE))
             .text(run.as_str())
             .bytes(main_key())
             .text(holder_text(holder))
-            .int(lease)
+            .int(worker)
             .int(dead.map(int))
             .int(i64::from(VERSION));
         let answer = database.run(&acquire).await?;
@@ -116,17 +133,13 @@ pub(crate) async fn acquire(database: &Database, run: &RunId, holder: &Holder) -
         .into())
 }
 
-/// Extends a lease; returns whether the lease is still valid.
-pub(crate) async fn extend(database: &Database, run: &RunId, token: u64) -> Result<bool, Failure> {
-    const EXTEND: &str = "UPDATE waypost.scopes m SET until = clock_timestamp() + $4 * interval '1 ms'
+/// Confirms a lease by a write to its row; returns whether the lease holds.
+pub(crate) async fn confirm(database: &Database, run: &RunId, token: u64) -> Result<bool, Failure> {
+    const CONFIRM: &str = "UPDATE waypost.scopes m SET held = m.held
         FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
         RETURNING m.token";
-    let extend = Statement::new(EXTEND)
-        .text(run.as_str())
-        .bytes(main_key())
-        .int(int(token))
-        .int(int(database.options.lease.as_millis() as u64));
-    Ok(!database.run(&extend).await?.rows.is_empty())
+    let confirm = Statement::new(CONFIRM).text(run.as_str()).bytes(main_key()).int(int(token));
+    Ok(!database.run(&confirm).await?.rows.is_empty())
 }
 
 /// Answers a renewal: whether the lease holds, and the pending requests to the run.
@@ -151,9 +164,14 @@ pub(crate) async fn release(
     token: u64,
     wake_at: Option<Timestamp>,
 ) -> Result<(), Failure> {
-    const RELEASE: &str = "UPDATE waypost.scopes m SET held = false, wake_at = coalesce($4, m.wake_at)
-        FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
-        RETURNING m.token";
+    const RELEASE: &str = "WITH released AS (
+            UPDATE waypost.scopes m SET held = false, wake_at = coalesce($4, m.wake_at)
+            FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
+            RETURNING m.id, m.run),
+        woken AS (INSERT INTO waypost.ready (scope, run, priority, not_before)
+            SELECT m.id, m.run, j.priority, $4::timestamptz FROM released m JOIN waypost.jobs j ON j.run = m.run
+            WHERE $4 IS NOT NULL ON CONFLICT (scope) DO NOTHING)
+        SELECT 1 FROM released";
     let release = Statement::new(RELEASE)
         .text(run.as_str())
         .bytes(main_key())

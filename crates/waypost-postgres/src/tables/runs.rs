@@ -13,6 +13,7 @@ use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::database::statement::Statement;
 use crate::database::values::{count, int, main_key, time_of, time_text};
+use crate::tables::lease::{HELD, UNTIL, with_lease};
 use crate::tables::read::unknown_cursor;
 
 /// Most rows read per statement, for a query with filters.
@@ -20,12 +21,13 @@ const ROWS_AT_ONCE: usize = 1_000;
 
 /// Returns the text of a query for summaries; `$1` is the key of the main scope. The counts follow after the limit.
 fn summaries(conditions: &str, limit: usize) -> String {
+    let held = with_lease(HELD);
     format!(
         "SELECT q.*, c.records, c.bytes FROM (
              SELECT r.id, r.name, r.workflow, r.path, r.labels, r.created_at, m.updated_at, m.status, m.doubtful,
                  m.step, m.done, m.total, m.wake_at, m.lost,
-                 CASE WHEN m.held AND m.until > clock_timestamp() THEN m.holder END AS holder,
-                 (extract(epoch FROM m.until) * 1000000)::bigint AS until
+                 CASE WHEN {held} THEN m.holder END AS holder,
+                 (extract(epoch FROM {UNTIL}) * 1000000)::bigint AS until
              FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $1
              WHERE {conditions} ORDER BY r.id DESC LIMIT {limit}) q
          CROSS JOIN LATERAL (SELECT coalesce(sum(s.records), 0)::bigint AS records,

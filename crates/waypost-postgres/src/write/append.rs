@@ -5,6 +5,7 @@
 //!   fence    all rows are locked, or nothing below happens
 //!   opened   rows of new scopes          put    the records
 //!   consumed the messages                moved  the ends, the summary and the lease
+//!   woken    the place of a waiting run in the queue
 //! ```
 //!
 //! The rows are locked before their token is read, so a new holder cannot come between the comparison and the
@@ -53,11 +54,11 @@ made AS (
 frozen AS (INSERT INTO waypost.frozen (run, digest, record) SELECT id, $37, $38 FROM made RETURNING 1),
 places AS (
     INSERT INTO waypost.scopes (run, key, path, open, newest, tip, bodies, records, bytes, token, held, holder,
-        until, batch_token, batch_count, updated_at, status, doubtful, step, done, total, wake_at, lost)
+        worker, batch_token, batch_count, updated_at, status, doubtful, step, done, total, wake_at, lost)
     SELECT made.id, e.key, e.path, e.open, e.newest, e.last, e.bodies, e.records, e.bytes,
         CASE WHEN e.key = $29 THEN $30 ELSE 0 END, e.key = $29 AND NOT $31,
         CASE WHEN e.key = $29 THEN $39 END,
-        CASE WHEN e.key = $29 THEN clock_timestamp() + $41 * interval '1 ms' END,
+        CASE WHEN e.key = $29 THEN $41 END,
         CASE WHEN e.key = $29 THEN $30 ELSE 0 END, CASE WHEN e.key = $29 THEN $42 ELSE 0 END,
         CASE WHEN e.key = $29 THEN $43 END, CASE WHEN e.key = $29 THEN $22 END,
         $21 AND e.key = $29 AND $23, CASE WHEN e.key = $29 THEN $24 END,
@@ -95,10 +96,9 @@ moved AS (
         open = CASE WHEN e.newest IS NULL THEN s.open ELSE e.open END,
         bodies = s.bodies + e.bodies, records = s.records + e.records, bytes = s.bytes + e.bytes,
         held = s.held AND NOT (s.key = $29 AND $31),
-        until = CASE WHEN s.key = $29 THEN clock_timestamp() + $35 * interval '1 ms' ELSE s.until END,
         batch_token = CASE WHEN s.key = $29 THEN $30 ELSE s.batch_token END,
-        batch_count = CASE WHEN s.key = $29 THEN $36 ELSE s.batch_count END,
-        updated_at = CASE WHEN s.key = $29 THEN coalesce($37, s.updated_at) ELSE s.updated_at END,
+        batch_count = CASE WHEN s.key = $29 THEN $35 ELSE s.batch_count END,
+        updated_at = CASE WHEN s.key = $29 THEN coalesce($36, s.updated_at) ELSE s.updated_at END,
         status = CASE WHEN s.key = $29 AND $21 THEN $22 ELSE s.status END,
         doubtful = CASE WHEN s.key = $29 AND $21 THEN $23 ELSE s.doubtful END,
         step = CASE WHEN s.key = $29 AND $21 THEN $24 ELSE s.step END,
@@ -106,8 +106,15 @@ moved AS (
         total = CASE WHEN s.key = $29 AND $21 THEN $26 ELSE s.total END,
         wake_at = CASE WHEN s.key = $29 AND $21 THEN $27 ELSE s.wake_at END,
         lost = CASE WHEN s.key = $29 AND $21 THEN $28 ELSE s.lost END
-    FROM ends e, locked l WHERE s.id = l.id AND e.key = l.key AND (SELECT holds FROM fence) RETURNING 1)
-SELECT (SELECT holds FROM fence), (SELECT count(*) FROM put), (SELECT count(*) FROM moved)";
+    FROM ends e, locked l WHERE s.id = l.id AND e.key = l.key AND (SELECT holds FROM fence) RETURNING 1),
+woken AS (
+    INSERT INTO waypost.ready (scope, run, priority, not_before)
+    SELECT l.id, j.run, j.priority, $27::timestamptz FROM locked l
+    JOIN waypost.runs r ON r.name = $32 JOIN waypost.jobs j ON j.run = r.id
+    WHERE $31 AND $22 = 'waiting' AND $27 IS NOT NULL AND l.key = $29 AND (SELECT holds FROM fence)
+    ON CONFLICT (scope) DO NOTHING RETURNING 1)
+SELECT (SELECT holds FROM fence), (SELECT count(*) FROM put), (SELECT count(*) FROM moved),
+    (SELECT count(*) FROM woken)";
 
 /// Lets this transaction be acknowledged before the log is on disk.
 const ASYNC: &str =
@@ -228,7 +235,7 @@ pub(crate) fn base_of(body: &StoredBody) -> Option<i64> {
 pub(crate) async fn create(
     database: &Database,
     sealed: &SealedRun,
-    holder: &Holder,
+    (holder, worker): (&Holder, i64),
     written: Written<'_>,
 ) -> Result<(), Failure> {
     let (record, batch) = (sealed.record(), written.batch);
@@ -256,7 +263,7 @@ pub(crate) async fn create(
             .bytes(kept)
             .text(holder_text(holder))
             .int(i64::from(VERSION))
-            .int(int(database.options.lease.as_millis() as u64))
+            .int(worker)
             .int(int(batch.id.count))
             .maybe_text(batch.changed_at().map(time_text));
     let answer = database.run(&create).await?;
@@ -318,7 +325,6 @@ pub(crate) async fn append(
         .text(run.as_str())
         .int(i64::from(VERSION))
         .bytes_list(consumed)
-        .int(int(database.options.lease.as_millis() as u64))
         .int(int(batch.id.count))
         .maybe_text(batch.changed_at().map(time_text));
     let answer = match database.run(&append).await {
@@ -459,7 +465,7 @@ mod tests {
         let (first, durability) = (links.step(), Durability::Sync);
         let (encoded, _) = encode::encode(&database.delta_cache, &first.records);
         let first = Written { run: &run, token: 1, batch: &first, encoded: &encoded, durability };
-        create(&database, &sealed(run_record(&run)), &holder("first"), first).await.unwrap();
+        create(&database, &sealed(run_record(&run)), (&holder("first"), 1), first).await.unwrap();
         let (claimer, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
         tokio::spawn(async { drop(connection.await) });
         claimer.batch_execute("BEGIN; UPDATE waypost.scopes SET token = token + 1").await.unwrap();
@@ -473,7 +479,6 @@ mod tests {
             .text(run.as_str())
             .int(i64::from(VERSION))
             .bytes_list(Vec::new())
-            .int(60_000)
             .int(2)
             .maybe_text(None);
         let claim = async {

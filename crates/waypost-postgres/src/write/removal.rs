@@ -9,7 +9,7 @@ use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::database::statement::Statement;
 use crate::database::values::{int, main_key};
-use crate::tables::lease::LeaseRow;
+use crate::tables::lease::{LeaseRow, with_lease};
 use crate::tables::rows::{Found, fetch, quarantined};
 use crate::tables::scopes::{self, Scope};
 
@@ -116,12 +116,13 @@ pub(crate) async fn dependants(
 pub(crate) async fn delete(database: &Database, run: &RunId) -> Result<(), Failure> {
     const DELETE: &str = "WITH free AS MATERIALIZED (
             SELECT m.run FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
-            WHERE r.name = $1 AND (NOT m.held OR m.until <= clock_timestamp() OR m.token = $3)
+            WHERE r.name = $1 AND (NOT {HELD} OR m.token = $3)
             FOR UPDATE OF m)
         DELETE FROM waypost.runs r USING free WHERE r.id = free.run RETURNING r.id";
     let mut dead = None;
     for _ in 0..2 {
-        let delete = Statement::new(DELETE).text(run.as_str()).bytes(main_key()).int(dead.map(int));
+        let delete =
+            Statement::new(with_lease(DELETE)).text(run.as_str()).bytes(main_key()).int(dead.map(int));
         let answer = database.run(&delete).await?;
         if !answer.rows.is_empty() {
             return Ok(());

@@ -205,9 +205,7 @@ fn a_call_that_is_dropped_is_ended_by_its_task() {
 fn a_holder_that_wakes_up_after_its_lease_is_refused() {
     block_on(async {
         let site = Site::new().await;
-        let lease_time = Duration::from_millis(300);
-        let options = PostgresOptions { lease: lease_time, ..PostgresOptions::default() };
-        let open = || PostgresStore::open(&site.url(), options.clone()).unwrap();
+        let open = || PostgresStore::open(&site.url(), PostgresOptions::default()).unwrap();
         let (paused, next) = (open(), open());
         let mut links = Links::of(&run_id("r-1"));
         let lease = begin(&paused, &mut links).await;
@@ -219,7 +217,7 @@ fn a_holder_that_wakes_up_after_its_lease_is_refused() {
             other => panic!("expected the holder and the end of its lease, got {other:?}"),
         }
 
-        tokio::time::sleep(lease_time * 2).await;
+        site.end_workers().await;
         let taken = next.acquire(links.run(), &main, &holder("next")).await.unwrap();
 
         let late = links.clone().step();

@@ -6,4 +6,5 @@ mod faults;
 mod graphs;
 mod opening;
 mod proxy;
+mod queue;
 mod support;

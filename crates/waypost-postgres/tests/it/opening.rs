@@ -48,6 +48,25 @@ fn a_schema_of_another_version_is_refused() {
 }
 
 #[test]
+fn a_store_of_version_1_is_upgraded() {
+    block_on(async {
+        let site = Site::new().await;
+        let old = "DROP TABLE waypost.ready, waypost.jobs, waypost.workers;
+            DROP INDEX waypost.scopes_worker;
+            ALTER TABLE waypost.scopes DROP COLUMN worker, ADD COLUMN until timestamptz;
+            UPDATE waypost.version SET version = 1; DELETE FROM waypost.migrations";
+        site.tables().await.batch_execute(old).await.unwrap();
+        let store = site.open();
+        assert!(store.runs(&RunQuery::default()).await.is_err());
+
+        assert_eq!(store.init().await.unwrap(), Some(1));
+
+        assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
+        assert_eq!(store.schema().await.unwrap(), Some(SCHEMA_VERSION));
+    });
+}
+
+#[test]
 fn a_worker_needs_no_right_to_change_the_schema() {
     block_on(async {
         let site = Site::new().await;

@@ -63,6 +63,12 @@ impl Site {
         connect(&self.url()).await
     }
 
+    /// Ends the workers, as a long sleep of their processes does.
+    pub(crate) async fn end_workers(&self) {
+        let text = "UPDATE waypost.workers SET until = '-infinity', lease_ms = 0";
+        self.tables().await.batch_execute(text).await.unwrap();
+    }
+
     /// Ends all leases, as time does.
     pub(crate) async fn end_leases(&self) {
         self.tables().await.batch_execute("UPDATE waypost.scopes SET held = false WHERE held").await.unwrap();

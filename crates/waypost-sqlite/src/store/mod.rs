@@ -15,8 +15,8 @@ use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
 use waypost::store::{
-    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
-    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Queue, Renewal, RunEntry, RunQuery,
+    Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 
 use crate::database::error::{Failure, SqliteError};
@@ -565,6 +565,10 @@ impl Store for SqliteStore {
 
     fn blobs(&self) -> &dyn Blobs {
         self
+    }
+
+    fn queue(&self) -> Option<&dyn Queue> {
+        None
     }
 
     fn folder(&self, run: &RunId) -> Option<PathBuf> {

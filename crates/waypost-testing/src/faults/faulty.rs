@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 use waypost::lock::Holder;
 use waypost::record::{Record, SealedRun};
 use waypost::store::{
-    Appended, Batch, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned,
-    Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+    Appended, Batch, Blobs, Damage, Heads, Lease, Page, Queue, Renewal, RunEntry, RunQuery, Runs, Scan,
+    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 use waypost::{BranchPath, RunId};
 
@@ -286,6 +286,10 @@ impl Store for FaultyStore {
 
     fn blobs(&self) -> &dyn Blobs {
         self
+    }
+
+    fn queue(&self) -> Option<&dyn Queue> {
+        None
     }
 
     fn folder(&self, run: &RunId) -> Option<PathBuf> {

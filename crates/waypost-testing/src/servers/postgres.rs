@@ -38,13 +38,16 @@ pub const USER: &str = "waypost";
 pub const LOCKED: &str = "locked";
 /// The password of every role.
 pub const PASSWORD: &str = "hunter22-of-the-tests";
-/// Starts the server and stops it at the end of the pipe.
+/// Starts the server, again while a file `restart` exists, and stops it at the end of the pipe.
 const WATCH: &str = r#"trap '' INT TERM HUP
-"$1/postgres" -D "$2/data" >"$2/log" 2>&1 &
-server=$!
+serve() {
+    "$1/postgres" -D "$2/data" >>"$2/log" 2>&1
+    while rm "$2/restart" 2>/dev/null; do "$1/postgres" -D "$2/data" >>"$2/log" 2>&1; done
+}
+serve "$1" "$2" &
 read -r _
-kill -QUIT "$server"
-wait "$server"
+kill -QUIT "$(head -n 1 "$2/data/postmaster.pid")"
+wait
 rm -rf "$2""#;
 
 /// A private server.
@@ -175,6 +178,23 @@ impl Cluster {
     /// If the server reports an error.
     pub fn sql(&self, database: &str, text: &str) {
         self.run(database, text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    }
+
+    /// Kills the server as a crash does, and starts it again; returns when it answers.
+    ///
+    /// # Panics
+    /// If the server has no process, or does not start.
+    pub fn restart(&self) {
+        fs::write(self.folder.join("restart"), "").unwrap_or_else(|error| panic!("{error}"));
+        let note = fs::read_to_string(self.folder.join("data/postmaster.pid"));
+        let note = note.unwrap_or_else(|error| panic!("no server: {error}"));
+        let pid = note.lines().next().unwrap_or_default();
+        let killed = Command::new("kill").args(["-QUIT", pid]).status();
+        assert!(killed.is_ok_and(|status| status.success()), "cannot kill server {pid}");
+        while fs::exists(self.folder.join("restart")).unwrap_or(true) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.wait().unwrap_or_else(|error| panic!("the server does not start again: {error}"));
     }
 
     /// Returns the connection of a role to a database through the socket.

@@ -11,8 +11,8 @@ use waypost::lock::Holder;
 use waypost::memory::MemoryStore;
 use waypost::record::{Record, SealedRun};
 use waypost::store::{
-    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
-    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Queue, Renewal, RunEntry, RunQuery,
+    Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
 use waypost::{BranchPath, RunId};
 use waypost_testing::contract::{self, DamageTarget, StoreFixture, block_on};
@@ -203,6 +203,10 @@ impl StoreFixture for PlantedFixture {
 
     async fn quarantined(&mut self, run: &RunId) -> Vec<Vec<u8>> {
         if self.bug == DeletesDamage { Vec::new() } else { self.memory.quarantined(run).await }
+    }
+
+    fn queue(&self) -> Option<&dyn Queue> {
+        None
     }
 
     fn folder(&self) -> Option<PathBuf> {

@@ -69,7 +69,7 @@ pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, lacking};
 pub use budget::{BUDGET, spent};
 pub use error::ProgramError;
 pub use leftovers::{kill_processes_of, processes_of, run_mark};
-pub use preflight::{Lack, Machine, lacks};
+pub use preflight::{Lack, Machine, has_program, lacks};
 pub use scratch::ScratchError;
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 pub use step_events::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
@@ -627,7 +627,9 @@ impl Program for WorkflowProgram {
         }
         let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();
         let lock = lock.map_err(|error| begin_error(error.into()))?;
-        let supervisor = Supervisor::start(self.surroundings.supervisor.clone(), lock).await;
+        let deadline = lease.deadline().map(waypost::deadline::Deadline::try_clone_descriptor).transpose();
+        let deadline = deadline.map_err(|error| begin_error(error.into()))?;
+        let supervisor = Supervisor::start_until(self.surroundings.supervisor.clone(), lock, deadline).await;
         let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
         let folder = self.surroundings.store.folder(lease.run());
         let scratch = ScratchFolder::make(folder).map_err(|error| begin_error(error.into()))?;

@@ -171,7 +171,8 @@ fn first_program(command: &str) -> Option<&str> {
 }
 
 /// Returns whether a program exists and may be executed: at a path, or in a folder of `PATH`.
-fn has_program(program: &str, base: &Path, path: &OsString) -> bool {
+#[must_use]
+pub fn has_program(program: &str, base: &Path, path: &OsString) -> bool {
     let is_executable = |file: &Path| {
         file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
     };

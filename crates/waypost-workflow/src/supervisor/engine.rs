@@ -89,6 +89,20 @@ impl Supervisor {
     ///
     /// After each of these errors no process is left, and the duplicate of the lock is closed.
     pub async fn start(program: SupervisorProgram, lock: Option<OwnedFd>) -> Result<Self, SupervisorError> {
+        Self::start_until(program, lock, None).await
+    }
+
+    /// As [`start`](Self::start), under a lease that runs out: at the deadline all processes end, and the supervisor.
+    ///
+    /// `deadline` is a descriptor of a [`Deadline`](waypost::deadline::Deadline), which the engine may move.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub async fn start_until(
+        program: SupervisorProgram,
+        lock: Option<OwnedFd>,
+        deadline: Option<OwnedFd>,
+    ) -> Result<Self, SupervisorError> {
         let (ours, theirs) = channel::pair().map_err(SupervisorError::Channel)?;
         let control = Link::new(ours).map_err(SupervisorError::Channel)?;
         let mut command = Command::new(&program.path);
@@ -110,7 +124,7 @@ impl Supervisor {
             reapers: Mutex::default(),
             next_id: AtomicU32::new(1),
         };
-        if let Err(reason) = shared.greet(lock).await {
+        if let Err(reason) = shared.greet(lock, deadline).await {
             let killed = reason == ENDED_AT_ONCE && shared.was_killed().await;
             shared.kill_process();
             return Err(match killed {
@@ -201,9 +215,10 @@ impl Supervisor {
 }
 
 impl Shared {
-    async fn greet(&self, lock: Option<OwnedFd>) -> Result<(), &'static str> {
-        let lock: Vec<BorrowedFd<'_>> = lock.iter().map(AsFd::as_fd).collect();
-        self.control.send(&Control::Hello.encode(), &lock).await.map_err(|_| ENDED_AT_ONCE)?;
+    async fn greet(&self, lock: Option<OwnedFd>, deadline: Option<OwnedFd>) -> Result<(), &'static str> {
+        let hello = Control::Hello { has_lock: lock.is_some(), has_deadline: deadline.is_some() };
+        let descriptors: Vec<BorrowedFd<'_>> = lock.iter().chain(&deadline).map(AsFd::as_fd).collect();
+        self.control.send(&hello.encode(), &descriptors).await.map_err(|_| ENDED_AT_ONCE)?;
         let answer = tokio::time::timeout(START_MAX, self.control.receive()).await;
         match answer.map_err(|_| "no response")? {
             None => Err(ENDED_AT_ONCE),

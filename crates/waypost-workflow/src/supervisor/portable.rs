@@ -49,6 +49,18 @@ impl GroupSupervisor {
         Ok(Self { groups: Arc::new(Groups { alive: Mutex::default(), _lock: lock }) })
     }
 
+    /// As [`start`](Self::start): without a separate supervisor, no process ends the steps at the deadline.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn start_until(
+        program: SupervisorProgram,
+        lock: Option<OwnedFd>,
+        _deadline: Option<OwnedFd>,
+    ) -> Result<Self, SupervisorError> {
+        Self::start(program, lock).await
+    }
+
     /// Starts a step's process in a new process group.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 //!                          step     step           hold neither
 //! ```
 //!
-//! - The engine dies: its ends close. Each reaper kills its tree and ends; the supervisor waits for the
+//! - The lease of the engine ends, or the engine dies: its ends close. Each reaper kills its tree and ends; the supervisor waits for the
 //!   reapers and ends. The last of these processes releases the lock.
 //! - The supervisor dies: `alive` closes. Each reaper kills its tree and reports to the engine.
 //! - A reaper dies: the supervisor, also a child sub-reaper, adopts the step's tree and kills it.
@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
+use waypost::deadline::Deadline;
 
 use super::channel;
 use super::reaper;
@@ -39,6 +40,9 @@ const REAPER_END_MAX: Duration = Duration::from_secs(5);
 
 /// Stack of a reaper. A scan of `/proc` takes a few pages; the rest is never touched.
 const REAPER_STACK_BYTES: usize = 1024 * 1024;
+
+/// Longest wait without a look at the deadline: a wait does not count suspends of the machine, a lease does.
+const LOOK_AT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Exit code of a supervisor that could not serve (`EX_SOFTWARE` of sysexits.h).
 const EXIT_FAILED: u8 = 70;
@@ -84,6 +88,7 @@ fn serve() -> io::Result<()> {
         alive_read,
         buffer: vec![0; MESSAGE_BYTES_MAX],
         lock: None,
+        deadline: None,
         reapers: HashMap::new(),
         awaited: Vec::new(),
         orphans: None,
@@ -107,6 +112,8 @@ struct SupervisorProcess {
     alive_read: OwnedFd,
     buffer: Vec<u8>,
     lock: Option<OwnedFd>,
+    /// When the steps must have ended; the engine moves the deadline.
+    deadline: Option<Deadline>,
     /// Living reapers: process id to the engine's id.
     reapers: HashMap<Pid, u32>,
     /// Descriptors to close when the reaper is dead and no orphan is left.
@@ -117,10 +124,15 @@ struct SupervisorProcess {
 }
 
 impl SupervisorProcess {
-    /// Serves until the engine is gone.
+    /// Serves until the engine is gone or its lease ends.
     fn serve_engine(&mut self) {
         loop {
-            let pause = self.orphans.as_mut().map(Rounds::pause);
+            let left = self.left();
+            if left == Some(Duration::ZERO) {
+                return;
+            }
+            let left = left.map(|left| left.min(LOOK_AT_DEADLINE));
+            let pause = [self.orphans.as_mut().map(Rounds::pause), left].into_iter().flatten().min();
             let [message, child] = self.wait(pause);
             if child || self.orphans.is_some() {
                 self.reap();
@@ -129,6 +141,11 @@ impl SupervisorProcess {
                 return;
             }
         }
+    }
+
+    /// Returns the time to the deadline, if there is one. An unreadable deadline has passed.
+    fn left(&self) -> Option<Duration> {
+        self.deadline.as_ref().map(|deadline| deadline.get().map_or(Duration::ZERO, |at| at.left()))
     }
 
     fn wait(&self, pause: Option<Duration>) -> [bool; 2] {
@@ -147,30 +164,35 @@ impl SupervisorProcess {
         let mut buffer = std::mem::take(&mut self.buffer);
         let received = channel::receive(&self.control, &mut buffer);
         let known = match received {
-            Ok(Some((bytes, mut descriptors))) => match Control::decode(bytes) {
-                Ok(Control::Hello) => {
-                    self.lock = descriptors.pop();
-                    true
-                }
-                Ok(Control::Reaper { id }) => {
-                    // Without a descriptor (this process has none left) the engine's other end closes: this
-                    // reaper counts as lost.
-                    if let Some(channel) = descriptors.pop() {
-                        self.fork_reaper(id, channel);
+            Ok(Some((bytes, descriptors))) => {
+                let mut descriptors = descriptors.into_iter();
+                match Control::decode(bytes) {
+                    Ok(Control::Hello { has_lock, has_deadline }) => {
+                        self.lock = if has_lock { descriptors.next() } else { None };
+                        let deadline = if has_deadline { descriptors.next() } else { None };
+                        self.deadline = deadline.map(Deadline::from_descriptor);
+                        true
                     }
-                    true
+                    Ok(Control::Reaper { id }) => {
+                        // Without a descriptor (this process has none left) the engine's other end closes: this
+                        // reaper counts as lost.
+                        if let Some(channel) = descriptors.next() {
+                            self.fork_reaper(id, channel);
+                        }
+                        true
+                    }
+                    Ok(Control::Await { id }) => {
+                        self.awaited.extend(descriptors.next().map(|descriptor| (id, descriptor)));
+                        self.answer_awaited();
+                        true
+                    }
+                    Ok(Control::Kill { id }) => {
+                        self.kill_reaper(id);
+                        true
+                    }
+                    Err(_) => false,
                 }
-                Ok(Control::Await { id }) => {
-                    self.awaited.extend(descriptors.pop().map(|descriptor| (id, descriptor)));
-                    self.answer_awaited();
-                    true
-                }
-                Ok(Control::Kill { id }) => {
-                    self.kill_reaper(id);
-                    true
-                }
-                Err(_) => false,
-            },
+            }
             Ok(None) => false,
             Err(error) => error.kind() == io::ErrorKind::WouldBlock,
         };

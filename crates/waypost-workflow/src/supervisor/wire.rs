@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Protocol version, raised with every change of these messages; the supervisor's first answer.
-pub(super) const PROTOCOL: u8 = 1;
+pub(super) const PROTOCOL: u8 = 2;
 
 /// Longest request in one message. Well below the usual socket buffer (208 KiB): a message always fits. Above
 /// the size of arguments and environment of an ordinary step.
@@ -29,8 +29,8 @@ pub(super) const DESCRIPTORS_MAX: usize = 4;
 /// Message of the engine to the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Control {
-    /// First message, with the run's lock as descriptor if there is a lock.
-    Hello,
+    /// First message, with the given descriptors: of the run's lock, and of the deadline of its lease.
+    Hello { has_lock: bool, has_deadline: bool },
     /// Fork a reaper that serves the passed descriptor.
     Reaper { id: u32 },
     /// Close the passed descriptor once the reaper and all its remaining processes are dead.
@@ -42,7 +42,7 @@ pub(super) enum Control {
 impl Control {
     pub(super) fn encode(self) -> [u8; 5] {
         let (tag, id) = match self {
-            Self::Hello => (1, 0),
+            Self::Hello { has_lock, has_deadline } => (1, u32::from(has_lock) | u32::from(has_deadline) << 1),
             Self::Reaper { id } => (2, id),
             Self::Await { id } => (3, id),
             Self::Kill { id } => (4, id),
@@ -55,7 +55,7 @@ impl Control {
         let [tag, id @ ..] = <[u8; 5]>::try_from(bytes).map_err(|_| unreadable())?;
         let id = u32::from_ne_bytes(id);
         match tag {
-            1 => Ok(Self::Hello),
+            1 => Ok(Self::Hello { has_lock: id & 1 != 0, has_deadline: id & 2 != 0 }),
             2 => Ok(Self::Reaper { id }),
             3 => Ok(Self::Await { id }),
             4 => Ok(Self::Kill { id }),

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
+use waypost::deadline::{BootTime, Deadline};
 use waypost_workflow::supervisor::{
     Exit, Output, SpawnError, Stdin, Supervisor, SupervisorError, SupervisorProgram, leftovers,
 };
 
-use crate::rig::{self, line, marked, new_mark, output, script, shell, until};
+use crate::rig::{self, PROGRAM, line, marked, new_mark, output, script, shell, until};
 
 #[tokio::test]
 async fn exit_codes_and_signals_are_reported() {
@@ -343,4 +344,24 @@ async fn an_abandoned_start_leaves_nothing() {
     until("all abandoned steps are dead", || marked(&mark).is_empty()).await;
     let mut child = supervisor.spawn(script("echo alive")).await.unwrap();
     assert_eq!(line(&mut child).await, "alive");
+}
+
+/// A worker that sleeps past its lease cannot end its steps: the supervisor does.
+#[tokio::test]
+async fn steps_end_with_the_lease_of_a_stopped_engine() {
+    let soon = || BootTime::now().after(Duration::from_millis(300));
+    let deadline = Deadline::new(soon()).unwrap();
+    let descriptor = deadline.try_clone_descriptor().unwrap();
+    let program = SupervisorProgram { path: PROGRAM.into(), arg0: None, args: vec!["supervise".into()] };
+    let supervisor = Supervisor::start_until(program, None, Some(descriptor)).await.unwrap();
+    let mut child = supervisor.spawn(script("sleep 1000")).await.unwrap();
+
+    // A renewal moves the deadline, without a message.
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    deadline.set(soon()).unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(supervisor.pid().is_some_and(rig::lives));
+
+    assert!(matches!(child.wait().await, Err(SupervisorError::Ended)));
+    assert_eq!(deadline.get().unwrap().left(), Duration::ZERO);
 }

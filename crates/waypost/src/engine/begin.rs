@@ -9,7 +9,8 @@ use crate::id::{BranchPath, StepId};
 use crate::plan::change;
 use crate::plan::shape::Shape;
 use crate::record::{
-    Choice, Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, SealedRun, Try,
+    Choice, Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, RunStatus,
+    SealedRun, Try,
 };
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 use crate::system::lock::Holder;
@@ -64,6 +65,22 @@ pub(super) async fn first<P: Program>(
     session.site = Arc::new(engine.site(run.record()));
     let status = session.create(run, holder).await?;
     session.work(status).await
+}
+
+/// Creates a run without starting it, for the queue of the store.
+pub(super) async fn queued<P: Program>(
+    engine: &Engine,
+    program: &P,
+    run: &SealedRun,
+    state: P::State,
+    holder: &Holder,
+) -> Result<(), RunError> {
+    let chain = Chain::first(run);
+    let mut main = Scope::new(chain, program.shape(), first_position(program.shape(), 0), state);
+    let phase = Phase::Interrupted { in_progress: false, by: "the queue".to_owned() };
+    main.drafts.push(Draft::new(phase, Reason::Start, None, Try::default()));
+    let mut session = Session::new(engine, program, main, SessionOptions::default())?;
+    session.create_as(run, holder, Some(RunStatus::Queued)).await
 }
 
 /// Returns the position of a run before its first step.
@@ -151,12 +168,13 @@ async fn make_session<'a, P: Program>(
 ) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
     let (passes_missing, carries) = (options.from.is_some() || carried.is_some(), carried.as_ref());
+    let is_claimed = is_claimed(&options, &base);
     let Some(mut begin) = find_begin(engine, program, lease, &mut base, &mut options, carries).await? else {
         let outcome = idle(&base.snapshot, program)?;
         validated(&base, &outcome.state, &mut options)?;
         return Ok(Prepared::Idle(Box::new(outcome)));
     };
-    let chain = chain_after(&base, lease, newest_seq);
+    let chain = chain_after(&base, lease, newest_seq, is_claimed);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
     if options.from.is_some() {
         pass_missing(engine, lease).await?;
@@ -172,6 +190,7 @@ async fn make_session<'a, P: Program>(
     session.accepted_packs = std::mem::take(&mut begin.accepted_packs);
     session.on_unknown = options.on_unknown;
     session.by_person = options.by.is_some();
+    session.is_claimed = is_claimed;
     session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
     session.retries = matches!(options.on_doubt, OnDoubt::Retry);
     session.believes = matches!(options.on_doubt, OnDoubt::Done);
@@ -217,6 +236,11 @@ async fn make_session<'a, P: Program>(
         return Err(RunError::InDoubt { run: lease.run().clone(), questions });
     }
     Ok(Prepared::Session(Box::new(session)))
+}
+
+/// Returns whether a worker continues a run at rest: no resume, unlike the claim of a run whose worker died.
+fn is_claimed<S>(options: &ResumeOptions<S>, base: &Base) -> bool {
+    options.claimed.is_some() && base.snapshot.entry.summary.summary.status != RunStatus::Running
 }
 
 impl Base {
@@ -278,7 +302,8 @@ async fn find_begin<P: Program>(
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-    let (position, forgotten) = position_for_retry(began_with, &base.record)?;
+    let is_claimed = is_claimed(options, base);
+    let (position, forgotten) = position_for_retry(began_with, &base.record, is_claimed)?;
     base.position = position;
     base.redone.extend(forgotten);
     refuse_unfinished_undo(lease.run(), &base.position, options.from.as_ref())?;
@@ -298,7 +323,8 @@ async fn find_begin<P: Program>(
     let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
     let choices = options.choices.clone();
     let asked = asked(options, (&requested, &choices), resume, program.keeps_apart());
-    let asked = ResumeQuery { again: is_again, ..asked };
+    let trust = if is_claimed { Trust::Blind } else { asked.trust };
+    let asked = ResumeQuery { again: is_again, trust, is_claimed, ..asked };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let bases = carried.map_or(&[][..], |carried| &carried.bases);
@@ -457,7 +483,8 @@ async fn main_line<'a, P: Program>(
     if main.reopens {
         let was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
         let by_person = options.by.is_some();
-        reopen(&mut main, Reopening { now: engine.clock.now(), by_person, was_killed });
+        let is_claimed = is_claimed(options, base);
+        reopen(&mut main, Reopening { now: engine.clock.now(), by_person, was_killed, is_claimed });
         decide_openers(program, &mut main);
     }
     if let Some(config) = &config_over {
@@ -505,6 +532,7 @@ fn asked<'a, S>(
     let recovers = matches!(options.on_doubt, OnDoubt::Ask);
     ResumeQuery {
         trust,
+        is_claimed: false,
         again: false,
         verifies_all: false,
         by_hand,
@@ -533,7 +561,7 @@ pub(super) fn by_hand() -> Draft {
 }
 
 /// Returns the end of the main branch's chain for the records of a base.
-fn chain_after(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
+fn chain_after(base: &Base, lease: &Lease, newest_seq: u64, is_claimed: bool) -> Chain {
     let continued = base.basis.unwrap_or(base.record.header().seq);
     Chain {
         run: lease.run().clone(),
@@ -545,8 +573,8 @@ fn chain_after(base: &Base, lease: &Lease, newest_seq: u64) -> Chain {
         // Also if an earlier session quarantined the damage and died before its first commit.
         repair: base.next != newest_seq + 1,
         root: None,
-        idle_since: Some(base.snapshot.latest()),
-        resume: base.snapshot.newest().header().resume + 1,
+        idle_since: (!is_claimed).then(|| base.snapshot.latest()),
+        resume: base.snapshot.newest().header().resume + u64::from(!is_claimed),
         repeated: base.snapshot.newest().header().to_repeat(),
     }
 }

@@ -96,12 +96,17 @@ pub(super) fn upstream(failed: Option<&StepId>) -> Upstream<'_> {
     failed.map_or(Upstream::Succeeded, Upstream::Failed)
 }
 
-/// Reads the position of a record and retries its failures. Returns the results to remove from the state.
+/// Reads the position of a record and retries its failures, except for the claim of a run at rest. Returns the results to
+/// remove from the state.
 pub(super) fn position_for_retry(
     shape: &Shape,
     record: &Record,
+    is_claimed: bool,
 ) -> Result<(Position, Vec<Forget>), StoreError> {
     let mut position = position_as_recorded(record)?;
+    if is_claimed {
+        return Ok((position, Vec::new()));
+    }
     let forgotten = retry_failures(shape, &mut position);
     Ok((position, forgotten))
 }

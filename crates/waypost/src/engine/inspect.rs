@@ -244,7 +244,7 @@ pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreErr
 fn position_in(record: &Record, root: &Shape) -> Result<Position, StoreError> {
     match root.of_branch(&record.header().branch) {
         _ if !has_state(record) => Ok(Position::default()),
-        Some(own) => Ok(position_for_retry(own, record)?.0),
+        Some(own) => Ok(position_for_retry(own, record, false)?.0),
         None => position_of(record),
     }
 }

@@ -255,6 +255,20 @@ impl Engine {
         begin::first(self, program, &sealed, state, options, &holder).await
     }
 
+    /// Creates a run in status [`RunStatus::Queued`](crate::RunStatus::Queued), and starts nothing.
+    ///
+    /// # Errors
+    /// Those of [`run_program`](Self::run_program).
+    pub async fn queue_program<P: Program>(
+        &self,
+        program: &P,
+        run: RunRecord,
+        state: P::State,
+    ) -> Result<(), RunError> {
+        let sealed = SealedRun::seal(run).map_err(|source| StoreError::Invalid(source.to_string()))?;
+        begin::queued(self, program, &sealed, state, &self.holder()?).await
+    }
+
     /// Resumes a run.
     ///
     /// # Errors

@@ -463,11 +463,11 @@ pub(super) async fn resume_child<P: Program>(
     let shape = &*children_of(session.scopes.get(opener.scope), opener.place).shape;
     let (base, mut position, drafts, basis, forgotten) = match moved {
         Some(Reopened { record, position, drafts, basis, mut forgotten }) => {
-            forgotten.extend(position_for_retry(shape, &record)?.1);
+            forgotten.extend(position_for_retry(shape, &record, session.is_claimed)?.1);
             (record, position, drafts, basis, forgotten)
         }
         None => {
-            let (position, steps) = position_for_retry(shape, &head.record)?;
+            let (position, steps) = position_for_retry(shape, &head.record, session.is_claimed)?;
             (head.record.clone(), position, Vec::new(), None, steps)
         }
     };
@@ -527,8 +527,8 @@ pub(super) async fn resume_child<P: Program>(
     let is_new = !session.is_again || head.record.header().token != lease.token();
     scope.reopens = is_moved || is_new || session.scopes.get(opener.scope).reopens;
     if scope.reopens {
-        let Session { by_person, was_killed, .. } = *session;
-        reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed });
+        let Session { by_person, was_killed, is_claimed, .. } = *session;
+        reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed, is_claimed });
         decide_openers(session.program, &mut scope);
     }
     scope.drafts.extend(drafts);

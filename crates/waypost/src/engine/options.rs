@@ -11,6 +11,7 @@ use super::{RunError, StopHandle, unpanicked};
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{Choice, Definition, RerunRequest};
+use crate::store::Lease;
 
 /// The reaction to a checkpoint that cannot be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,6 +71,9 @@ pub struct Interrupts {
 pub struct ResumeOptions<S> {
     /// The options of the session.
     pub session: SessionOptions,
+    /// The lease of a claim, instead of a new lease. The claim of a queued or waiting run is no resume: its evidence is not
+    /// checked, and no retry budget is reset.
+    pub claimed: Option<Lease>,
     /// Adopts the program's graph, although the run has another graph with a known shape.
     pub adopt: Option<Adoption>,
     /// Restarts the run with this state, by decision of the user. The configuration in force stays.
@@ -108,6 +112,7 @@ impl<S> Default for ResumeOptions<S> {
     fn default() -> Self {
         Self {
             session: SessionOptions::default(),
+            claimed: None,
             adopt: None,
             restart: None,
             from: None,

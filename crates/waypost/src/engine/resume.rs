@@ -27,10 +27,15 @@ pub(super) async fn resumed<P: Program>(
     options: ResumeOptions<P::State>,
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
-    engine.store.wait_for_release(run).await?;
     // Read before the acquisition of the lease: later stop requests are meant for this session.
-    let mut overtaken = stop_requests(engine, run).await?;
-    let lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
+    let (mut overtaken, lease) = match &options.claimed {
+        Some(lease) => (Vec::new(), lease.clone()),
+        None => {
+            engine.store.wait_for_release(run).await?;
+            let overtaken = stop_requests(engine, run).await?;
+            (overtaken, engine.store.acquire(run, &BranchPath::main(), holder).await?)
+        }
+    };
     let (then, kept, on_unknown) = (options.then, options.session.clone(), options.on_unknown);
     let (mut options, mut carried) = (options, None);
     loop {
@@ -197,6 +202,8 @@ pub(super) struct Reopening {
     pub(super) by_person: bool,
     /// The previous session was killed: each running step counts another interruption.
     pub(super) was_killed: bool,
+    /// A worker continues a queued or waiting run: failed steps stay failed.
+    pub(super) is_claimed: bool,
 }
 
 /// Returns whether the previous session was killed. False if the session ended, was asked to stop, or the machine
@@ -222,7 +229,7 @@ fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
 /// Applies a resume to the unfinished steps of a scope: interrupted and failed steps are ready, failed steps have
 /// a reset retry budget, and held steps continue.
 pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
-    let Reopening { now, by_person, was_killed } = reopening;
+    let Reopening { now, by_person, was_killed, is_claimed } = reopening;
     let mut is_rerun = false;
     for entry in &mut scope.position.frontier {
         entry.continue_wait(now);
@@ -242,7 +249,7 @@ pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
                 entry.status = Status::Ready;
                 scope.cut.push(entry.step.clone());
             }
-            Status::Failed => {
+            Status::Failed if !is_claimed => {
                 scope.redecided.insert(entry.step.clone());
                 entry.status = Status::Ready;
                 entry.failures = 0;
@@ -260,7 +267,7 @@ pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
             Status::Ready if by_person => {
                 (entry.failures, entry.wake_at) = (0, None);
             }
-            Status::Ready | Status::Waiting => {}
+            Status::Ready | Status::Waiting | Status::Failed => {}
         }
     }
     if is_rerun {

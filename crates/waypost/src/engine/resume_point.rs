@@ -66,6 +66,8 @@ impl ResumePoint {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ResumeQuery<'a> {
     pub(super) trust: Trust,
+    /// True if a worker continues a run at rest: failures are not retried.
+    pub(super) is_claimed: bool,
     /// True if the same session continues: unchanged evidence is not verified again.
     pub(super) again: bool,
     /// True to verify in any case: all steps have ended, and the last rerun may have invalidated other evidence;
@@ -111,6 +113,7 @@ pub(super) async fn find<P: Program>(
     }
     let mut survey = BranchLoader::new(engine, shape);
     survey.requested = Some(asked.requested);
+    survey.is_claimed = asked.is_claimed;
     let run = base.snapshot.entry.record.record();
     let site = engine.site(run);
     let (mut branches, mut moves) = survey.survey((&base.record, &base.position)).await?;
@@ -227,11 +230,13 @@ struct BranchLoader<'a> {
     left_behind: BTreeMap<BranchPath, Reopened>,
     /// The requested branches; these and their ancestors are loaded in any case.
     requested: Option<&'a Requested>,
+    /// True if failures are not retried.
+    is_claimed: bool,
 }
 
 impl<'a> BranchLoader<'a> {
     fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
-        Self { engine, shape, left_behind: BTreeMap::new(), requested: None }
+        Self { engine, shape, left_behind: BTreeMap::new(), requested: None, is_claimed: false }
     }
 
     /// Returns whether a branch is requested, or an ancestor of a requested branch.
@@ -346,7 +351,7 @@ impl<'a> BranchLoader<'a> {
                 continue;
             }
             let position = match self.shape.of_branch(&name) {
-                Some(own) => position_for_retry(own, &in_force)?.0,
+                Some(own) => position_for_retry(own, &in_force, self.is_claimed)?.0,
                 None => position_of(&in_force)?,
             };
             let is_given_up = matches!(in_force.header().end, Some(End::Failed | End::Cancelled));

@@ -77,6 +77,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) by_person: bool,
     /// True if the previous session was killed.
     pub(super) was_killed: bool,
+    /// True if a worker continues a run at rest, without a resume.
+    pub(super) is_claimed: bool,
     /// True while a step with many interruptions runs alone.
     pub(super) is_isolated: bool,
     /// Branches with steps to be started after the commit.
@@ -216,6 +218,7 @@ impl<'a, P: Program> Session<'a, P> {
             clock: Arc::new(SteadyClock::new(Arc::clone(&engine.clock))),
             by_person: false,
             was_killed: false,
+            is_claimed: false,
             is_isolated: false,
             launching: BTreeSet::new(),
             waiting_to_start: BTreeSet::new(),
@@ -283,6 +286,17 @@ impl<'a, P: Program> Session<'a, P> {
     ) -> Result<Option<RunStatus>, RunError> {
         self.schedule_first();
         let status = self.idle_status();
+        self.create_as(run, holder, status).await?;
+        Ok(status)
+    }
+
+    /// Creates the run with its first batch, which has the status of a run at rest, if any.
+    pub(super) async fn create_as(
+        &mut self,
+        run: &SealedRun,
+        holder: &Holder,
+        status: Option<RunStatus>,
+    ) -> Result<(), RunError> {
         let batch = self.batch(status)?;
         let lease =
             self.engine.store.create(run, batch.clone(), holder).await.map_err(|source| match source {
@@ -293,7 +307,7 @@ impl<'a, P: Program> Session<'a, P> {
             })?;
         self.lease = Some(lease);
         self.acknowledged(&batch);
-        Ok(status)
+        Ok(())
     }
 
     /// Runs until nothing can progress; `status` is set if this is the case at once. For sessions of new runs.

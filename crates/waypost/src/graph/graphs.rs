@@ -8,8 +8,14 @@ use futures_util::future::BoxFuture;
 
 use super::Graph;
 use super::level::State;
+use crate::engine::StopHandle;
 use crate::engine::{Engine, Outcome, RunError, due_runs};
 use crate::id::RunId;
+use crate::record::RunStatus;
+use crate::store::{Lease, StoreError};
+
+/// The begin of the need of a submitted run for its graph; the name of the graph follows.
+pub const GRAPH_NEED: &str = "graph:";
 
 /// The graphs of a program, by name: which runs the program can resume.
 #[derive(Clone, Default)]
@@ -35,6 +41,26 @@ impl Graphs {
         self.by_name.insert(graph.name().to_owned(), Arc::new(graph.clone()));
         self
     }
+
+    /// Returns whether a graph of this name is in the set.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// Continues a run under the lease of a claim. Returns the status of the run.
+    pub(crate) async fn resume_claimed(
+        &self,
+        engine: &Engine,
+        lease: Lease,
+        stop: &StopHandle,
+    ) -> Result<RunStatus, RunError> {
+        let run = lease.run().clone();
+        let name = engine.store().run(&run).await?.record.record().workflow.clone();
+        let unknown = || StoreError::Invalid(format!("run {run} belongs to graph `{name}`, not registered"));
+        let graph = self.by_name.get(&name).ok_or_else(unknown)?;
+        Ok(graph.resume(engine, &run, Some((lease, stop))).await?.status)
+    }
 }
 
 /// A graph with its state type erased, for resumes.
@@ -43,6 +69,7 @@ trait ResumeRun: Send + Sync {
         &'a self,
         engine: &'a Engine,
         run: &'a RunId,
+        claimed: Option<(Lease, &'a StopHandle)>,
     ) -> BoxFuture<'a, Result<Outcome<()>, RunError>>;
 }
 
@@ -51,8 +78,16 @@ impl<S: State> ResumeRun for Graph<S> {
         &'a self,
         engine: &'a Engine,
         run: &'a RunId,
+        claimed: Option<(Lease, &'a StopHandle)>,
     ) -> BoxFuture<'a, Result<Outcome<()>, RunError>> {
-        async move { engine.resume(self, run).await.map(|outcome| outcome.map_state(drop)) }.boxed()
+        async move {
+            let resume = match claimed {
+                Some((lease, stop)) => engine.resume(self, run).stop_handle(stop).claimed(lease),
+                None => engine.resume(self, run),
+            };
+            resume.await.map(|outcome| outcome.map_state(drop))
+        }
+        .boxed()
     }
 }
 
@@ -75,7 +110,7 @@ impl Engine {
             // A run deleted since the listing is no error.
             let Ok(entry) = self.store().run(&run).await else { continue };
             if let Some(graph) = graphs.by_name.get(&entry.record.record().workflow) {
-                let outcome = graph.resume(self, &run).await;
+                let outcome = graph.resume(self, &run, None).await;
                 resumed.push((run, outcome));
             }
         }

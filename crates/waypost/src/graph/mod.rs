@@ -72,7 +72,7 @@ pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT, SUBGRAPH_KEY, UsingResou
 pub use context::{Context, SAID_BYTES_MAX};
 pub use error::{GraphError, StepError, ToStepError};
 pub use fork::{Each, Fork};
-pub use graphs::Graphs;
+pub use graphs::{GRAPH_NEED, Graphs};
 pub use history::HistoryEntry;
 pub use join::{BranchEnd, Branches, Child, ItemEnd, ItemEnds};
 pub use level::State;

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::Graph;
 use super::by_hand::{BranchEdits, Settles, held_edits, held_settle};
+use super::graphs::GRAPH_NEED;
 use super::level::{Held, State};
 use crate::engine::{
     Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, Outcome,
@@ -22,7 +23,7 @@ use crate::engine::{
 use crate::id::{BranchPath, RunId, StepId};
 use crate::projection::events::{self, Event};
 use crate::record::{Durability, Position, Record, RunRecord};
-use crate::store::{Progress, StoreError};
+use crate::store::{Job, Lease, Progress, StoreError};
 
 /// The key of the session settings in the run record. Later resumes use these as defaults.
 pub(super) const SETTINGS: &str = "session";
@@ -329,6 +330,32 @@ impl<'a, S: State> Run<'a, S> {
     }
 }
 
+impl<S: State> Run<'_, S> {
+    /// Creates the run in the queue of the store, for [`Worker`](crate::worker::Worker)s with this graph, and starts
+    /// nothing. Returns the id.
+    ///
+    /// # Errors
+    /// [`StoreError::Unsupported`]: the store has no queue. Those of a run.
+    pub async fn submit(self, mut job: Job) -> Result<RunId, RunError> {
+        let Self { engine, graph, id, state, session, durability, labels, config, .. } = self;
+        let Some(queue) = engine.store().queue() else {
+            let (store, why) = (engine.store().to_string(), "the store has no queue".to_owned());
+            return Err(StoreError::Unsupported { store, why }.into());
+        };
+        let id = match &id {
+            Some(id) => RunId::new(id)?,
+            None => RunId::random(graph.name()),
+        };
+        let record =
+            RunRecord { durability, labels, config, ..record_of(engine, graph, id.clone(), &session) };
+        let state: Held = Box::new(state);
+        engine.queue_program(&graph.erased(), record, state).await?;
+        job.needs.insert(format!("{GRAPH_NEED}{}", graph.name()));
+        queue.submit(&id, &job).await?;
+        Ok(id)
+    }
+}
+
 impl<'a, S: State> IntoFuture for Run<'a, S> {
     type Output = Result<Outcome<S>, RunError>;
     type IntoFuture = BoxFuture<'a, Self::Output>;
@@ -469,6 +496,12 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
+    /// Continues under the lease of a claim: see [`ResumeOptions::claimed`].
+    pub fn claimed(mut self, lease: Lease) -> Self {
+        self.options.claimed = Some(lease);
+        self
+    }
+
     /// Resumes, and returns a stream of the committed events, followed by the outcome.
     #[must_use]
     pub fn stream(mut self) -> RunStream<'a, S> {
@@ -496,6 +529,7 @@ impl<'a, S: State> Resume<'a, S> {
         }
         let held = ResumeOptions {
             session: session.options()?,
+            claimed: options.claimed,
             adopt: options.adopt,
             restart: options.restart.map(|state| Box::new(state) as Held),
             from: options.from,

@@ -475,6 +475,8 @@ impl RecordEvents<'_> {
                 self.push(EventKind::StepRetried(Box::new(failure.into())));
             }
             Phase::Failed(failure) => self.push(EventKind::StepFailed(Box::new(failure.into()))),
+            // A submitted run has not begun.
+            Phase::Interrupted { .. } if self.header.status == Some(RunStatus::Queued) => {}
             Phase::Interrupted { in_progress, by } => self.push(EventKind::Interrupted {
                 by: Some(by.clone()),
                 in_progress: *in_progress,

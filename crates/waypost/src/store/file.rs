@@ -43,8 +43,8 @@ use crate::id::{BranchPath, RunId};
 use crate::record::{Record, SealedRun};
 use crate::store::folder::{Trouble, append_blob, deletions, read_blob, sync_blob};
 use crate::store::{
-    Appended, Batch, BatchId, Blobs, Damage, Heads, Lease, Page, Renewal, RunEntry, RunQuery, Runs, Scan,
-    Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
+    Appended, Batch, BatchId, Blobs, Damage, Heads, Lease, Page, Queue, Renewal, RunEntry, RunQuery, Runs,
+    Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
 };
 use crate::system::disk::{Disk, Kind, RealDisk};
 use crate::system::lock::Holder;
@@ -373,6 +373,10 @@ impl Store for FileStore {
 
     fn blobs(&self) -> &dyn Blobs {
         self
+    }
+
+    fn queue(&self) -> Option<&dyn Queue> {
+        None
     }
 
     fn folder(&self, run: &RunId) -> Option<PathBuf> {

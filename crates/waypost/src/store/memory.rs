@@ -19,8 +19,8 @@ use crate::record::{Record, SealedRun};
 use crate::store::retention::{self, Mark};
 use crate::store::{
     Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, FIRST_TOKEN, Guard, Head, Heads, Lease, PAGE_ITEMS_MAX,
-    Page, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode,
-    Trimmed, check_blob_name,
+    Page, Queue, Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, Signalled, Store, StoreError,
+    TrimMode, Trimmed, check_blob_name,
 };
 use crate::system::lock::Holder;
 
@@ -392,6 +392,10 @@ impl Store for MemoryStore {
 
     fn blobs(&self) -> &dyn Blobs {
         self
+    }
+
+    fn queue(&self) -> Option<&dyn Queue> {
+        None
     }
 
     fn folder(&self, _: &RunId) -> Option<PathBuf> {

@@ -18,12 +18,14 @@ use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId};
 use crate::record::{Header, Record, SealedRun};
+use crate::system::deadline::Deadline;
 use crate::system::lock::{Holder, RunLock};
 
 mod batch;
 mod branches;
 mod error;
 mod query;
+mod queue;
 pub mod retention;
 
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
@@ -32,6 +34,7 @@ pub use query::{
     Head, Heads, History, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan,
     ScanOrder, Scanned, Trimmed, UnreadableRun,
 };
+pub use queue::{Job, Queue, QueuedJob};
 
 /// Keeps runs and their records.
 ///
@@ -231,6 +234,9 @@ pub trait Store: Debug + Display + Send + Sync {
     /// Returns the blobs: logs and other large data outside the records.
     fn blobs(&self) -> &dyn Blobs;
 
+    /// Returns the queue of the store, if workers share the store.
+    fn queue(&self) -> Option<&dyn Queue>;
+
     /// Returns the folder with `events.jsonl`, `report.md` and `logs/` of a run, if there is one.
     fn folder(&self, run: &RunId) -> Option<std::path::PathBuf>;
 
@@ -315,6 +321,7 @@ pub struct Lease {
     scope: Option<BranchPath>,
     token: u64,
     lock: Option<Arc<RunLock>>,
+    deadline: Option<Arc<Deadline>>,
     #[expect(dead_code, reason = "kept for its drop")]
     guard: Option<Arc<dyn Guard>>,
 }
@@ -325,7 +332,7 @@ pub trait Guard: Debug + Send + Sync {}
 impl Lease {
     /// Creates a lease of a whole run; for stores. A local store passes its kernel lock.
     pub fn new(run: RunId, token: u64, lock: Option<RunLock>) -> Self {
-        Self { run, scope: None, token, lock: lock.map(Arc::new), guard: None }
+        Self { run, scope: None, token, lock: lock.map(Arc::new), deadline: None, guard: None }
     }
 
     /// Narrows the lease to one scope, without its child scopes; for stores with several writers per run.
@@ -351,6 +358,12 @@ impl Lease {
         Self { guard: Some(guard), ..self }
     }
 
+    /// Adds the moment when all steps of the run must have ended; for stores without kernel locks.
+    #[must_use]
+    pub fn until(self, deadline: Arc<Deadline>) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+
     /// Returns the run.
     pub fn run(&self) -> &RunId {
         &self.run
@@ -359,6 +372,11 @@ impl Lease {
     /// Returns the fencing token; every record appended under this lease carries the token.
     pub fn token(&self) -> u64 {
         self.token
+    }
+
+    /// Returns the moment when all steps of the run must have ended, if the lease can run out.
+    pub fn deadline(&self) -> Option<&Deadline> {
+        self.deadline.as_deref()
     }
 
     /// Returns the kernel lock of the lease, if the store is local.

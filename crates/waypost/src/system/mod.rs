@@ -3,6 +3,7 @@
 //! The only module of the crate that knows operating-system details.
 
 pub mod clock;
+pub mod deadline;
 pub mod disk;
 pub mod in_use;
 pub mod lock;

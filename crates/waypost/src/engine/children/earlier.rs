@@ -71,7 +71,7 @@ impl<'a, P: Program> Session<'a, P> {
             };
             let shape: &'a Shape = &children_of(self.scopes.get(id), place).shape;
             let position = match record.body_bytes() {
-                Some(_) => position_for_retry(shape, &record)?.0,
+                Some(_) => position_for_retry(shape, &record, false)?.0,
                 None => Position::default(),
             };
             match position.origin {

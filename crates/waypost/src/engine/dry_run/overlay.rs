@@ -11,8 +11,9 @@ use jiff::Timestamp;
 use crate::id::{BranchPath, RunId};
 use crate::record::{Record, SealedRun};
 use crate::store::{
-    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, Head, Heads, Lease, Page, Renewal, RunEntry, RunQuery,
-    Runs, Scan, ScanOrder, Scanned, Signal, Signalled, Store, StoreError, Summary, TrimMode, Trimmed,
+    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, Head, Heads, Lease, Page, Queue, Renewal, RunEntry,
+    RunQuery, Runs, Scan, ScanOrder, Scanned, Signal, Signalled, Store, StoreError, Summary, TrimMode,
+    Trimmed,
 };
 use crate::system::lock::Holder;
 
@@ -206,6 +207,10 @@ impl Store for Overlay {
 
     fn blobs(&self) -> &dyn Blobs {
         self
+    }
+
+    fn queue(&self) -> Option<&dyn Queue> {
+        None
     }
 
     fn folder(&self, run: &RunId) -> Option<PathBuf> {

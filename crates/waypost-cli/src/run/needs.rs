@@ -1,0 +1,148 @@
+//! The needs of a submitted run, and what a worker has of them: folder, secrets, programs, tags.
+//!
+//! A need is a text `KIND:NAME`. Submissions and workers agree on the texts; the store only compares them. Names of
+//! secrets are recorded, never values.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use waypost_workflow::file::{AgentCommand, Shell, Work, Workflow};
+use waypost_workflow::program::{Agents, has_program};
+
+use crate::run::environment::{self, Local};
+
+/// The run setting with the name of the base folder.
+pub(crate) const BASE: &str = "base";
+/// The run setting with the commands of agents, as configured at the submission.
+pub(crate) const AGENTS: &str = "agents";
+
+/// Identifies this machine: its name, and its identifier if the system has one.
+fn host() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let id = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let id: String = id.trim().chars().take(8).collect();
+    if id.is_empty() { name } else { format!("{name}-{id}") }
+}
+
+/// Returns the needs of a workflow that runs in a folder of this machine, or in a named base.
+pub(crate) fn of_workflow(
+    workflow: &Workflow,
+    (folder, base): (&Path, Option<&str>),
+    local: &Local,
+) -> BTreeSet<String> {
+    let mut needs = BTreeSet::from([match base {
+        Some(base) => format!("base:{base}"),
+        None => format!("folder:{}:{}", host(), folder.display()),
+    }]);
+    let files = workflow.secret_files();
+    needs.extend(workflow.missing_secrets(|_| false).into_iter().map(|name| match files.get(name) {
+        Some(file) => format!("secret-file:{}", file.display()),
+        None => format!("secret:{name}"),
+    }));
+    let agents = environment::agents();
+    for step in workflow.all_steps() {
+        let program = match (&step.work, &step.shell) {
+            (Work::Agent(agent), shell) => match (agents.get(&agent.name), shell) {
+                (Some(AgentCommand::Words(words)), _) | (Some(_), Shell::Command(words)) => words.first(),
+                _ => None,
+            },
+            (work, Shell::Command(words)) if work.command().is_some() => words.first(),
+            (work, Shell::Default) if work.command().is_some() && local.has_bash => {
+                needs.insert("program:bash".to_owned());
+                None
+            }
+            _ => None,
+        };
+        // A program of the folder may come from an earlier step.
+        needs.extend(program.filter(|word| !word.contains('/')).map(|word| format!("program:{word}")));
+    }
+    needs
+}
+
+/// Returns the commands of the agents of a workflow, for the settings of the run.
+pub(crate) fn agents_of(workflow: &Workflow) -> Value {
+    let agents = environment::agents();
+    let mut commands = Map::new();
+    for step in workflow.all_steps() {
+        let Work::Agent(agent) = &step.work else { continue };
+        let command = agents.get(&agent.name).map(|command| match command {
+            AgentCommand::Shell(text) => json!(text),
+            AgentCommand::Words(words) => json!(words),
+        });
+        commands.extend(command.map(|command| (agent.name.clone(), command)));
+    }
+    Value::Object(commands)
+}
+
+/// Returns the agents of a run, as configured at its submission.
+pub(crate) fn agents_in(settings: &Map<String, Value>) -> Agents {
+    let command = |command: &Value| match command {
+        Value::String(text) => Some(AgentCommand::Shell(text.clone())),
+        Value::Array(words) => {
+            let words = words.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+            Some(AgentCommand::Words(words))
+        }
+        _ => None,
+    };
+    let kept = settings.get(AGENTS).and_then(Value::as_object).into_iter().flatten();
+    Agents::with(kept.filter_map(|(name, kept)| Some((name.clone(), command(kept)?))))
+}
+
+/// What a worker has, besides the environment of its process.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Offer {
+    pub(crate) tags: BTreeSet<String>,
+    /// The folders of named bases.
+    pub(crate) bases: BTreeMap<String, PathBuf>,
+}
+
+impl Offer {
+    /// Returns what this process lacks of some needs, for display.
+    pub(crate) fn lacks(&self, needs: &BTreeSet<String>) -> Option<String> {
+        let lacking: Vec<String> = needs.iter().filter_map(|need| self.lack(need)).collect();
+        (!lacking.is_empty()).then(|| lacking.join(", "))
+    }
+
+    fn lack(&self, need: &str) -> Option<String> {
+        let (kind, name) = need.split_once(':').unwrap_or((need, ""));
+        let (has, shown) = match kind {
+            "folder" => {
+                let (host, folder) = name.split_once(':').unwrap_or((name, ""));
+                let is_here = host == self::host() && Path::new(folder).is_dir();
+                (is_here, format!("folder `{folder}` of host `{host}`"))
+            }
+            "base" => (self.bases.contains_key(name), format!("base `{name}`")),
+            "tag" => (self.tags.contains(name), format!("tag `{name}`")),
+            "secret" => {
+                (std::env::var_os(name).is_some_and(|value| !value.is_empty()), format!("secret `{name}`"))
+            }
+            "secret-file" => (fs::File::open(name).is_ok(), format!("secret file `{name}`")),
+            "program" => {
+                let path = std::env::var_os("PATH").unwrap_or_default();
+                (has_program(name, Path::new("/"), &path), format!("program `{name}`"))
+            }
+            _ => (false, format!("`{need}`, unknown to this version")),
+        };
+        (!has).then_some(shown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_names_everything_that_it_lacks() {
+        let needs = |needs: &[&str]| needs.iter().map(|need| (*need).to_owned()).collect::<BTreeSet<_>>();
+        let offer = Offer { tags: needs(&["gpu"]), ..Offer::default() };
+        let here = format!("folder:{}:/", host());
+
+        assert_eq!(offer.lacks(&needs(&[&here, "tag:gpu", "program:sh", "secret:PATH"])), None);
+        assert_eq!(
+            offer.lacks(&needs(&["folder:moon:/", "tag:big", "program:no-such", "secret:NO_SUCH"])).unwrap(),
+            "folder `/` of host `moon`, program `no-such`, secret `NO_SUCH`, tag `big`"
+        );
+    }
+}

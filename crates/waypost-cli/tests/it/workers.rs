@@ -1,0 +1,311 @@
+//! Submitted runs and workers, as processes over a PostgreSQL store.
+
+use std::time::Duration;
+
+use waypost_testing::postgres::{Cluster, USER, cluster};
+
+use crate::rig::{Rig, Running, expect, lives, send, wait_until};
+
+/// Two steps, the second of which waits for the file `go`.
+const FLOW: &str = "steps:
+  - {id: a, run: 'echo $WAYPOST_RUN_ID a >> trace'}
+  - {id: b, run: 'echo $$ >> pids; until test -e go; do sleep 0.02; done; echo $WAYPOST_RUN_ID b >> trace'}
+";
+
+fn url(cluster: &Cluster, database: &str) -> String {
+    let folder = cluster.folder().display().to_string().replace('/', "%2F");
+    format!("postgres://{USER}@{folder}:{}/{database}", cluster.port())
+}
+
+/// Makes a store on a server; the options follow the address.
+fn rig_on(cluster: &Cluster, database: &str, options: &str) -> Rig {
+    cluster.database(database, "SELECT 1");
+    let rig = Rig::with(FLOW).at(&format!("{}{options}", url(cluster, database)));
+    expect(&rig, &["store", "init"], 0, &["Made store"]);
+    rig
+}
+
+fn rig(database: &str) -> Rig {
+    rig_on(cluster(), database, "")
+}
+
+fn submit(rig: &Rig, count: usize) {
+    for number in 1..=count {
+        expect(rig, &["submit", "flow.yaml", "--id", &format!("r-{number}")], 0, &["is queued"]);
+    }
+}
+
+fn status(rig: &Rig, run: &str) -> String {
+    rig.json(&["show", run, "--json"])["status"].as_str().unwrap_or_default().to_owned()
+}
+
+fn wait_for_end(rig: &Rig, count: usize) {
+    wait_until("the end of all runs", || {
+        let list = rig.json(&["list", "--status", "completed", "--json"]);
+        list["runs"].as_array().is_some_and(|runs| runs.len() == count)
+    });
+}
+
+/// Ends a worker by SIGTERM, and checks its exit.
+fn drain(worker: Running) {
+    worker.signal(libc::SIGTERM);
+    let output = worker.end_soon();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("The worker has ended."), "{said}");
+}
+
+fn sorted_trace(rig: &Rig) -> Vec<String> {
+    let mut lines: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+fn every_step_once(count: usize) -> Vec<String> {
+    let steps = |number| [format!("r-{number} a"), format!("r-{number} b")];
+    let mut lines: Vec<String> = (1..=count).flat_map(steps).collect();
+    lines.sort();
+    lines
+}
+
+fn each_step_runs_once(database: &str, workers: usize) {
+    let rig = rig(database);
+    rig.write("go", "");
+    submit(&rig, 20);
+    expect(&rig, &["list"], 0, &["queued"]);
+
+    let workers: Vec<Running> = (0..workers).map(|_| rig.start(&["worker", "-j", "3"])).collect();
+    wait_for_end(&rig, 20);
+    workers.into_iter().for_each(drain);
+
+    assert_eq!(sorted_trace(&rig), every_step_once(20));
+    expect(&rig, &["verify", "--all"], 0, &["r-20: sound"]);
+}
+
+#[test]
+fn two_workers_run_each_step_once() {
+    each_step_runs_once("two_workers", 2);
+}
+
+#[test]
+fn four_workers_run_each_step_once() {
+    each_step_runs_once("four_workers", 4);
+}
+
+#[test]
+fn a_killed_worker_loses_only_its_running_steps() {
+    let rig = rig("killed_worker");
+    submit(&rig, 3);
+    let killed = rig.start(&["worker", "-j", "3"]);
+    rig.wait_for("pids", |text| text.lines().count() == 3);
+    expect(&rig, &["show", "r-1"], 0, &["running", "held by", "(waypost)"]);
+
+    killed.signal(libc::SIGKILL);
+    killed.end();
+    let worker = rig.start(&["worker", "-j", "3"]);
+    rig.write("go", "");
+    wait_for_end(&rig, 3);
+    drain(worker);
+
+    assert_eq!(sorted_trace(&rig), every_step_once(3), "no finished step runs again");
+    expect(&rig, &["why", "r-1", "b"], 0, &["the previous attempt was cut"]);
+}
+
+/// A worker that sleeps past its lease: its steps end before another worker claims its run, and its results are refused.
+#[test]
+fn a_stopped_worker_loses_its_run_and_its_steps() {
+    let rig = rig_on(cluster(), "stopped_worker", "?lease=3");
+    submit(&rig, 1);
+    let stopped = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    let step = rig.read("pids");
+
+    stopped.signal(libc::SIGSTOP);
+    let worker = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+    assert!(!lives(&step), "the supervisor has ended the step before the claim");
+    stopped.signal(libc::SIGCONT);
+    std::thread::sleep(Duration::from_secs(1));
+    rig.write("go", "");
+    wait_for_end(&rig, 1);
+    drain(worker);
+    drain(stopped);
+
+    assert_eq!(sorted_trace(&rig), every_step_once(1));
+    expect(&rig, &["verify", "--all"], 0, &["r-1: sound"]);
+    assert_eq!(rig.read("pids").lines().count(), 2, "the stopped worker has not started the step again");
+}
+
+#[test]
+fn workers_survive_a_restart_of_the_server() {
+    let server = Cluster::private();
+    let rig = rig_on(&server, "restarted", "");
+    submit(&rig, 6);
+    let workers = [rig.start(&["worker", "-j", "3"]), rig.start(&["worker", "-j", "3"])];
+    rig.wait_for("pids", |text| text.lines().count() == 6);
+
+    server.restart();
+    rig.write("go", "");
+    wait_for_end(&rig, 6);
+    workers.into_iter().for_each(drain);
+
+    assert_eq!(sorted_trace(&rig), every_step_once(6));
+}
+
+#[test]
+fn a_second_submission_is_the_same_run() {
+    let rig = rig("twice");
+    rig.write("go", "");
+    submit(&rig, 1);
+
+    expect(
+        &rig,
+        &["submit", "flow.yaml", "--id", "r-1"],
+        0,
+        &["Nothing to submit, because run r-1 exists: queued"],
+    );
+    rig.write("other.yaml", FLOW);
+    expect(&rig, &["submit", "other.yaml", "--id", "r-1"], 2, &["its settings differ"]);
+    let worker = rig.start(&["worker"]);
+    wait_for_end(&rig, 1);
+    drain(worker);
+    expect(&rig, &["submit", "flow.yaml", "--id", "r-1"], 0, &["exists: completed"]);
+
+    assert_eq!(sorted_trace(&rig), every_step_once(1));
+}
+
+#[test]
+fn a_run_waits_for_a_worker_with_its_needs() {
+    let rig = rig("needs");
+    rig.write(
+        "secret.yaml",
+        "secrets: [API_TOKEN]\nsteps:\n  - run: 'test -n \"$API_TOKEN\"; pwd >> folder'\n",
+    );
+    let folder = rig.path("elsewhere");
+    std::fs::create_dir(&folder).unwrap();
+    let words = ["submit", "secret.yaml", "--id", "r", "--base", "data", "--tag", "gpu"];
+    expect(&rig, &words, 0, &["Run r is queued"]);
+
+    let lacking = rig.start(&["worker"]);
+    let missing = "no worker has base `data`, secret `API_TOKEN`, tag `gpu`, since";
+    wait_until("the report of the worker", || rig.waypost(&["show", "r"]).contains(missing));
+    assert_eq!(rig.json(&["show", "r", "--json"])["queue"]["ready"], true);
+    drain(lacking);
+    let base = format!("data={}", folder.display());
+    let mut able = rig.command(&["worker", "--base", &base, "--tags", "gpu,big"]);
+    let able = Running::of(able.env("API_TOKEN", "a-secret-of-tests"));
+    wait_for_end(&rig, 1);
+    drain(able);
+
+    let found = std::fs::read_to_string(folder.join("folder")).unwrap();
+    assert_eq!(found.trim(), folder.canonicalize().unwrap().display().to_string());
+}
+
+/// A wait gives the run back to the queue; a person's stop keeps it from the workers.
+#[test]
+fn waits_and_stops_of_runs_reach_the_workers() {
+    let rig = rig("waits");
+    rig.write("nap.yaml", "steps:\n  - {id: a, run: 'echo a >> trace'}\n  - {id: nap, sleep: 2s}\n  - {id: b, run: 'echo b >> trace'}\n");
+    let worker = rig.start(&["worker", "-j", "2"]);
+    expect(&rig, &["submit", "nap.yaml", "--id", "nap"], 0, &[]);
+    wait_for_end(&rig, 1);
+    assert_eq!(rig.read("trace"), "a\nb\n");
+
+    expect(&rig, &["submit", "flow.yaml", "--id", "r"], 0, &[]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    expect(&rig, &["stop", "r"], 0, &["Run r stopped (interrupted)"]);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(status(&rig, "r"), "interrupted");
+    expect(&rig, &["cancel", "r"], 0, &["cancelled"]);
+    drain(worker);
+}
+
+/// The first SIGTERM ends the claims, the second gives the present runs to other workers.
+#[test]
+fn a_drained_worker_finishes_or_returns_its_runs() {
+    let rig = rig("drained");
+    submit(&rig, 2);
+    let first = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.lines().count() == 1);
+
+    first.signal(libc::SIGTERM);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(rig.read("pids").lines().count(), 1, "no further claim");
+    send(first.pid(), libc::SIGTERM);
+    let said = first.end_soon();
+    assert_eq!(said.status.code(), Some(0), "{}", rig.told(&said));
+    assert_eq!((status(&rig, "r-1"), status(&rig, "r-2")), ("queued".to_owned(), "queued".to_owned()));
+
+    rig.write("go", "");
+    let second = rig.start(&["worker", "-j", "2"]);
+    wait_for_end(&rig, 2);
+    drain(second);
+    assert_eq!(sorted_trace(&rig), every_step_once(2));
+}
+
+#[test]
+fn a_local_store_has_no_queue() {
+    let rig = Rig::with(FLOW);
+
+    expect(&rig, &["submit", "flow.yaml"], 2, &["has no queue for workers", "waypost run"]);
+}
+
+/// Calls a program of the server's packages.
+fn call(server: &Cluster, name: &str, words: &[&str]) {
+    let port = server.port().to_string();
+    let mut program = std::process::Command::new(server.psql().with_file_name(name));
+    program.arg("-h").arg(server.folder()).args(["-p", &port, "-U", USER]).args(words);
+    let output = program.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn runs_continue_from_a_restored_dump() {
+    let rig = rig("dumped");
+    submit(&rig, 2);
+    let worker = rig.start(&["worker", "-j", "2"]);
+    rig.wait_for("pids", |text| text.lines().count() == 2);
+    let dump = rig.path("jobs.dump").display().to_string();
+    call(cluster(), "pg_dump", &["--format", "custom", "--schema", "waypost", "--file", &dump, "dumped"]);
+    worker.signal(libc::SIGKILL);
+    worker.end();
+
+    cluster().database("restored", "SELECT 1");
+    call(cluster(), "pg_restore", &["--dbname", "restored", &dump]);
+    let rig = rig.at(&url(cluster(), "restored"));
+    rig.write("go", "");
+    let worker = rig.start(&["worker", "-j", "2"]);
+    wait_for_end(&rig, 2);
+    drain(worker);
+
+    assert_eq!(sorted_trace(&rig), every_step_once(2));
+    expect(&rig, &["verify", "--all"], 0, &["r-2: sound"]);
+    expect(&rig, &["store", "check"], 0, &["the derived data of 2 runs is consistent"]);
+}
+
+#[test]
+fn a_worker_serves_its_counters() {
+    use std::io::{Read as _, Write as _};
+    let rig = rig("metrics");
+    rig.write("go", "");
+    submit(&rig, 1);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let worker = rig.start(&["worker", "--metrics", &address]);
+    wait_for_end(&rig, 1);
+
+    let scrape = || {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    wait_until("the count of the run", || scrape().contains("waypost_worker_at_rest_total 1"));
+
+    let answer = scrape();
+    for line in ["HTTP/1.1 200 OK", "waypost_worker_claimed_total 1", "waypost_queue_ready 0"] {
+        assert!(answer.contains(line), "{line}: {answer}");
+    }
+    drain(worker);
+}

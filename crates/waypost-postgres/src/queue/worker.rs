@@ -1,0 +1,145 @@
+//! The worker: the row of this process in `workers`, and the thread that renews it.
+//!
+//! All leases of a process end with its row. The thread has its own runtime and connection, so no busy step delays a
+//! renewal. After a lease without an answer the row is given up: its runs go to other workers, and the next lease of
+//! this process is that of a new worker.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+use waypost::deadline::{BootTime, Deadline};
+use waypost::lock::Holder;
+
+use crate::database::connect::Database;
+use crate::database::error::Failure;
+use crate::database::statement::Statement;
+use crate::database::values::int;
+use crate::lock;
+use crate::tables::runs::holder_text;
+
+/// A lease is renewed after this part of the time.
+const RENEWALS_PER_LEASE: u32 = 4;
+/// A lost renewal is repeated after this part of the time.
+const REPETITIONS_PER_LEASE: u32 = 60;
+/// The steps end this part of the time before the lease, so that no process is left at its end.
+const MARGIN_PER_LEASE: u32 = 6;
+
+/// The row of this process.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) id: i64,
+    /// When the steps of this worker end; `None` without files in memory.
+    pub(crate) deadline: Option<Arc<Deadline>>,
+    length: Duration,
+    /// The sending of the last answered renewal.
+    renewed: Mutex<BootTime>,
+    /// Ends the thread at its drop.
+    _thread: Sender<()>,
+}
+
+impl Worker {
+    /// Adds a row for this process, and starts its renewal.
+    pub(crate) async fn register(database: &Arc<Database>, holder: &Holder) -> Result<Arc<Self>, Failure> {
+        const REGISTER: &str = "WITH gone AS (
+                DELETE FROM waypost.workers WHERE until < clock_timestamp() - interval '1 hour')
+            INSERT INTO waypost.workers (holder, lease_ms, until)
+            VALUES ($1, $2, clock_timestamp() + $2 * interval '1 ms') RETURNING id";
+        let length = database.options.lease;
+        let sent = BootTime::now();
+        let register = Statement::new(REGISTER).text(holder_text(holder)).int(int(length.as_millis() as u64));
+        let id = database.run(&register).await?.row()?.get(0);
+        let (thread, stop) = channel();
+        let deadline = Deadline::new(sent.after(length - length / MARGIN_PER_LEASE)).ok().map(Arc::new);
+        let worker = Self { id, deadline, length, renewed: Mutex::new(sent), _thread: thread };
+        let worker = Arc::new(worker);
+        let (weak, database) = (Arc::downgrade(&worker), Arc::downgrade(database));
+        let renew = move || renew_until(&stop, &weak, &database, length);
+        let started = std::thread::Builder::new().name("waypost-lease".to_owned()).spawn(renew);
+        started.map_err(|error| Failure::Away(error.into()))?;
+        Ok(worker)
+    }
+
+    /// Returns the time since the sending of the last answered renewal.
+    pub(crate) fn renewed(&self) -> Duration {
+        lock(&self.renewed).elapsed()
+    }
+
+    /// Returns the time after which the leases count as lost, without a renewal.
+    pub(crate) fn time(&self) -> Duration {
+        self.length - self.length / MARGIN_PER_LEASE
+    }
+
+    /// Returns whether the leases of this worker have certainly not ended.
+    pub(crate) fn lasts(&self) -> bool {
+        self.renewed() < self.time()
+    }
+
+    fn extend(&self, sent: BootTime) {
+        *lock(&self.renewed) = sent;
+        if let Some(deadline) = &self.deadline {
+            // Without the write the steps end early, which is safe.
+            let _ = deadline.set(sent.after(self.time()));
+        }
+    }
+}
+
+/// Renews a worker until it is dropped, its lease has ended, or its row is gone.
+fn renew_until(stop: &Receiver<()>, worker: &Weak<Worker>, database: &Weak<Database>, length: Duration) {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let (mut client, mut pause) = (None, length / RENEWALS_PER_LEASE);
+    while stop.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        let (Some(worker), Some(database)) = (worker.upgrade(), database.upgrade()) else { return };
+        if !worker.lasts() {
+            return;
+        }
+        let sent = BootTime::now();
+        let renewal = renew(&database, &mut client, worker.id);
+        match runtime.block_on(async { tokio::time::timeout(length / RENEWALS_PER_LEASE, renewal).await }) {
+            Ok(Ok(true)) => {
+                worker.extend(sent);
+                pause = length / RENEWALS_PER_LEASE;
+            }
+            Ok(Ok(false)) => return,
+            Ok(Err(_)) | Err(_) => {
+                client = None;
+                pause = length / REPETITIONS_PER_LEASE;
+            }
+        }
+    }
+}
+
+/// Extends the lease of a worker; returns whether its row exists.
+async fn renew(database: &Database, client: &mut Option<Client>, id: i64) -> Result<bool, Failure> {
+    const RENEW: &str = "UPDATE waypost.workers SET until = clock_timestamp() + lease_ms * interval '1 ms'
+        WHERE id = $1 RETURNING id";
+    let client = match client {
+        Some(client) => client,
+        None => client.insert(database.connect_apart().await?),
+    };
+    let rows = client.query_typed(RENEW, &[(&id, Type::INT8)]).await.map_err(Failure::of_statement)?;
+    Ok(!rows.is_empty())
+}
+
+/// Removes the row of a worker without leases.
+pub(crate) async fn leave(database: &Database, worker: &Worker) -> Result<(), Failure> {
+    const LEAVE: &str = "DELETE FROM waypost.workers WHERE id = $1";
+    database.run(&Statement::new(LEAVE).int(worker.id)).await.map(drop)
+}
+
+/// Ends the leases of dead processes of this machine at once: these cannot renew a lease.
+pub(crate) async fn bury_dead(database: &Database) -> Result<(), Failure> {
+    const LIVING: &str = "SELECT id, holder FROM waypost.workers WHERE until > clock_timestamp()";
+    const BURY: &str =
+        "UPDATE waypost.workers SET until = '-infinity', lease_ms = 0 WHERE id = ANY($1) RETURNING id";
+    let is_dead = |text: &str| serde_json::from_str(text).is_ok_and(|holder: Holder| holder.is_gone());
+    let living = database.run(&Statement::new(LIVING)).await?;
+    let dead = living.rows.iter().filter(|row| is_dead(row.get(1))).map(|row| Some(row.get(0)));
+    let dead: Vec<Option<i64>> = dead.collect();
+    if !dead.is_empty() {
+        database.run(&Statement::new(BURY).ints(dead)).await?;
+    }
+    Ok(())
+}

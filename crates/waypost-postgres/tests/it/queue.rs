@@ -1,0 +1,249 @@
+//! The queue: each clause of its contract, with processes as separate stores.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use waypost::RunId;
+use waypost::record::RunStatus;
+use waypost::store::{Batch, Job, Lease, Queue as _, Signal, SignalKind, Store as _, Summary};
+use waypost::worker::Worker;
+use waypost_postgres::{PostgresOptions, PostgresStore};
+use waypost_testing::contract::block_on;
+use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
+
+use crate::support::Site;
+
+fn needs(texts: &[&str]) -> BTreeSet<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+fn job(priority: i32) -> Job {
+    Job { priority, not_before: None, needs: needs(&["tag:a", "tag:b"]) }
+}
+
+/// Creates a queued run, and submits it.
+async fn submit(store: &PostgresStore, name: &str, job: &Job) -> RunId {
+    let run = run_id(name);
+    let first = Links::of(&run).step();
+    let summary = Some(Summary::of_status(RunStatus::Queued));
+    let first = Batch { summary, release: true, ..first };
+    drop(store.create(&sealed(run_record(&run)), first, &holder("submit")).await.unwrap());
+    store.submit(&run, job).await.unwrap();
+    run
+}
+
+async fn claim(store: &PostgresStore, count: usize) -> Vec<Lease> {
+    store.claim(&holder("worker"), &BTreeSet::from([job(0).needs]), count).await.unwrap()
+}
+
+fn names(leases: &[Lease]) -> Vec<String> {
+    leases.iter().map(|lease| lease.run().to_string()).collect()
+}
+
+#[test]
+fn a_claim_excludes() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        for number in 0..30 {
+            submit(&store, &format!("r-{number}"), &job(0)).await;
+        }
+
+        let workers: Vec<Arc<PostgresStore>> = (0..4).map(|_| site.open()).collect();
+        let claiming = workers.iter().cloned().map(|worker| {
+            tokio::spawn(async move {
+                let mut claimed = Vec::new();
+                // An empty answer may mean that the other workers have locked the rows.
+                for _ in 0..40 {
+                    claimed.extend(claim(&worker, 2).await);
+                }
+                claimed
+            })
+        });
+        let mut claimed = Vec::new();
+        for worker in claiming.collect::<Vec<_>>() {
+            claimed.extend(worker.await.unwrap());
+        }
+
+        let mut found = names(&claimed);
+        found.sort();
+        found.dedup();
+        assert_eq!((claimed.len(), found.len()), (30, 30));
+        assert_eq!(store.depth().await.unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_claim_obeys_priority_needs_and_time() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        submit(&store, "low", &job(-1)).await;
+        submit(&store, "first", &job(0)).await;
+        submit(&store, "second", &job(0)).await;
+        submit(&store, "high", &job(7)).await;
+        submit(&store, "other", &Job { needs: needs(&["tag:c"]), ..job(9) }).await;
+        let later = waypost::clock::Clock::now(&waypost::SystemClock) + Duration::from_secs(3_600);
+        submit(&store, "later", &Job { not_before: Some(later), ..job(9) }).await;
+
+        let order = claim(&store, 10).await;
+
+        assert_eq!(names(&order), ["high", "first", "second", "low"]);
+        let known = BTreeSet::from([job(0).needs]);
+        assert_eq!(store.needs(&known).await.unwrap(), [needs(&["tag:c"])]);
+        store.report_missing(&needs(&["tag:c"]), "tag `c`").await.unwrap();
+        let missing = store.job(&run_id("other")).await.unwrap().unwrap().missing.unwrap();
+        assert_eq!(missing.0, "tag `c`");
+    });
+}
+
+#[test]
+fn a_lost_worker_leaves_its_runs() {
+    block_on(async {
+        let site = Site::new().await;
+        let (lost, next) = (site.open(), site.open());
+        submit(&next, "r-1", &job(0)).await;
+        let lease = claim(&lost, 1).await.pop().unwrap();
+
+        next.expire().await.unwrap();
+        assert_eq!(names(&claim(&next, 1).await), [""; 0], "the worker lives");
+        site.end_workers().await;
+        next.expire().await.unwrap();
+        assert_eq!(next.depth().await.unwrap(), 1);
+
+        // A result after the end of the lease, and before a claim, counts.
+        let mut links = Links::of(lease.run());
+        drop(links.step());
+        links.under(&lease);
+        lost.append(&[&lease], links.step()).await.unwrap();
+        let taken = claim(&next, 1).await.pop().unwrap();
+        assert_eq!(taken.token(), lease.token() + 1);
+        lost.append(&[&lease], links.step()).await.unwrap_err();
+    });
+}
+
+#[test]
+fn a_started_server_gives_workers_time_to_renew() {
+    block_on(async {
+        let site = Site::new().await;
+        let (away, next) = (site.open(), site.open());
+        submit(&next, "r-1", &job(0)).await;
+        let lease = claim(&away, 1).await.pop().unwrap();
+
+        // The end of the lease has passed while the server was away; the lease is longer than the server is up.
+        let text =
+            "UPDATE waypost.workers SET until = clock_timestamp() - interval '1 s', lease_ms = 86400000";
+        site.tables().await.batch_execute(text).await.unwrap();
+        next.expire().await.unwrap();
+
+        assert_eq!(next.depth().await.unwrap(), 0);
+        assert_eq!(next.run(lease.run()).await.unwrap().summary.status, RunStatus::Running);
+    });
+}
+
+#[test]
+fn a_wait_and_a_signal_make_a_run_ready() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        submit(&store, "r-1", &job(0)).await;
+        let lease = claim(&store, 1).await.pop().unwrap();
+        let mut links = Links::of(lease.run());
+        drop(links.step());
+        links.under(&lease);
+        let far = waypost::clock::Clock::now(&waypost::SystemClock) + Duration::from_secs(3_600);
+        let waiting = Summary { wake_at: Some(far), ..Summary::of_status(RunStatus::Waiting) };
+
+        let batch = Batch { summary: Some(waiting), release: true, ..links.step() };
+        store.append(&[&lease], batch).await.unwrap();
+        assert_eq!(names(&claim(&store, 1).await), [""; 0], "not before its time");
+        let kind = SignalKind::Named { name: "go".to_owned(), value: serde_json::Value::Null };
+        let signal =
+            Signal { id: "s".to_owned(), kind, branch: None, sender: String::new(), created_at: time(1) };
+        store.signal(lease.run(), &signal).await.unwrap();
+
+        assert_eq!(names(&claim(&store, 1).await), ["r-1"]);
+    });
+}
+
+#[test]
+fn the_first_submit_counts() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let run = submit(&store, "r-1", &job(1)).await;
+        let lease = claim(&store, 1).await.pop().unwrap();
+
+        store.submit(&run, &job(2)).await.unwrap();
+
+        assert_eq!(store.depth().await.unwrap(), 0);
+        assert_eq!(store.job(&run).await.unwrap().unwrap().job.priority, 1);
+        drop(lease);
+    });
+}
+
+#[test]
+fn a_hint_wakes_a_worker() {
+    block_on(async {
+        let site = Site::new().await;
+        let (worker, store) = (site.open(), site.open());
+        assert_eq!(worker.listen().await, None);
+        // The first hint is that of the connection.
+        worker.wait(Duration::from_secs(60)).await;
+
+        let begun = std::time::Instant::now();
+        let waiting = tokio::spawn(async move { worker.wait(Duration::from_secs(60)).await });
+        submit(&store, "r-1", &job(0)).await;
+        waiting.await.unwrap();
+
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    });
+}
+
+/// A worker renews all its leases by one row, and no busy runtime delays a renewal.
+#[test]
+fn a_busy_process_keeps_its_leases() {
+    block_on(async {
+        let site = Site::new().await;
+        let options = PostgresOptions { lease: Duration::from_secs(1), ..PostgresOptions::default() };
+        let busy = PostgresStore::open(&site.url(), options).unwrap();
+        let next = site.open();
+        submit(&next, "r-1", &job(0)).await;
+        let lease = claim(&busy, 1).await.pop().unwrap();
+
+        std::thread::sleep(Duration::from_secs(3));
+        next.expire().await.unwrap();
+
+        assert_eq!(next.depth().await.unwrap(), 0);
+        assert!(next.run(lease.run()).await.unwrap().summary.holder.is_some());
+    });
+}
+
+/// A graph of functions, submitted by one process and executed by another.
+#[test]
+fn a_worker_executes_registered_graphs() {
+    async fn add(state: u32, _: waypost::Context) -> Result<u32, waypost::StepError> {
+        Ok(state + 1)
+    }
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let graph = waypost::Graph::<u32>::builder("sum").step("one", add).step("two", add).build().unwrap();
+        let engine = waypost::Engine::new(Arc::clone(&store) as _);
+        let run = engine.run(&graph, "monday", 40).submit(Job::default()).await.unwrap();
+        assert_eq!(store.run(&run).await.unwrap().summary.status, RunStatus::Queued);
+
+        let stop = waypost::StopHandle::default();
+        let worker = Worker::new(site.open()).register(&graph).with_stop(stop.clone());
+        let working = tokio::spawn(worker.run());
+        while store.run(&run).await.unwrap().summary.status != RunStatus::Completed {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        stop.stop(waypost::StopLevel::Graceful, "test");
+        working.await.unwrap().unwrap();
+
+        let outcome = engine.resume(&graph, "monday").await.unwrap();
+        assert_eq!((outcome.state, outcome.status), (42, RunStatus::Completed));
+    });
+}

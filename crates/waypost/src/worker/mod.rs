@@ -1,0 +1,216 @@
+//! Workers: processes that claim submitted runs of a shared store and execute them.
+//!
+//! ```text
+//!   submit --> ready --claim--> execute --> end, wait, or ready again after the loss of the worker
+//! ```
+//!
+//! The [`Queue`] of a store keeps ready runs. A [`Worker`] decides which runs it serves, claims as many as it has free
+//! slots, and gives each to its [`Executor`]. Polling finds every ready run; hints of the store only shorten the wait.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, RandomState};
+use std::num::NonZeroUsize;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+
+use crate::engine::{StopHandle, StopLevel};
+use crate::id::RunId;
+use crate::store::{Lease, Queue, Store, StoreError};
+use crate::system::clock::{Clock as _, SystemClock};
+use crate::system::lock::Holder;
+
+mod graphs;
+
+pub use graphs::GraphExecutor;
+
+/// Pause between polls without hints. Each poll is a few statements.
+const POLL: Duration = Duration::from_secs(1);
+/// Pause between polls while hints arrive: a lost hint delays a run this long.
+const POLL_WITH_HINTS: Duration = Duration::from_secs(5);
+/// How long a decision about a set of needs holds: a missing file may appear.
+const NEEDS_KNOWN: Duration = Duration::from_secs(30);
+/// Pause after an error of the store, before the next poll.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(3);
+
+/// How a claimed run left its worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The run ended, waits, or needs a person.
+    AtRest,
+    /// The worker stopped the run, or lost its lease: another worker continues.
+    Unfinished,
+}
+
+impl Left {
+    /// Returns how a run leaves its worker after an error of the store: without lease or store, another worker continues.
+    #[must_use]
+    pub fn after(error: &StoreError) -> Self {
+        match error {
+            StoreError::Fenced { .. } | StoreError::Unreachable { .. } | StoreError::Unknown { .. } => {
+                Self::Unfinished
+            }
+            _ => Self::AtRest,
+        }
+    }
+}
+
+/// Executes claimed runs.
+#[async_trait]
+pub trait Executor: Send + Sync {
+    /// Returns what this worker lacks of a run's needs, for display; `None` if nothing is missing.
+    fn lacks(&self, needs: &BTreeSet<String>) -> Option<String>;
+
+    /// Executes a run under its lease, until the run is at rest or stopped. Reports errors itself.
+    async fn execute(&self, lease: Lease, stop: StopHandle) -> Left;
+
+    /// Reports an error of the queue; the worker tries again.
+    fn warn(&self, error: &StoreError);
+}
+
+/// A process that claims and executes runs.
+#[derive(Debug)]
+pub struct Worker<E> {
+    store: Arc<dyn Store>,
+    executor: E,
+    slots: NonZeroUsize,
+    stop: StopHandle,
+}
+
+impl<E: Executor> Worker<E> {
+    /// Makes a worker that executes one run at a time.
+    pub fn with_executor(store: Arc<dyn Store>, executor: E) -> Self {
+        Self { store, executor, slots: NonZeroUsize::MIN, stop: StopHandle::default() }
+    }
+
+    /// Executes up to `slots` runs at once.
+    #[must_use]
+    pub fn with_slots(self, slots: NonZeroUsize) -> Self {
+        Self { slots, ..self }
+    }
+
+    /// Ends the worker by a stop request: at the first level after its present runs, at the next by a stop of these.
+    #[must_use]
+    pub fn with_stop(self, stop: StopHandle) -> Self {
+        Self { stop, ..self }
+    }
+
+    /// Claims and executes runs until a stop is requested.
+    ///
+    /// # Errors
+    /// [`StoreError::Unsupported`]: the store has no queue. Others of the first access to the store.
+    pub async fn run(self) -> Result<(), StoreError> {
+        let holder = Holder::here(SystemClock.now()).map_err(|source| StoreError::Io {
+            action: "read",
+            place: "the process table".into(),
+            source,
+        })?;
+        let Some(queue) = self.store.queue() else {
+            let why = "only a store on a server has a queue for workers".to_owned();
+            return Err(StoreError::Unsupported { store: self.store.to_string(), why });
+        };
+        queue.depth().await?;
+        let poll = if queue.listen().await.is_none() { POLL_WITH_HINTS } else { POLL };
+        let (mut running, mut served) = (FuturesUnordered::new(), Served::default());
+        loop {
+            let is_draining = self.stop.is_asked();
+            if is_draining && running.is_empty() {
+                return Ok(());
+            }
+            let free = self.slots.get().saturating_sub(running.len());
+            let mut pause = jittered(poll);
+            if free > 0 && !is_draining {
+                let claim = self.claim(queue, &holder, &mut served, free);
+                match beside(&mut running, claim).await {
+                    Ok(leases) => running.extend(leases.into_iter().map(|lease| self.execute(queue, lease))),
+                    Err(error) => {
+                        self.executor.warn(&error);
+                        pause = PAUSE_AFTER_ERROR;
+                    }
+                }
+            }
+            tokio::select! {
+                _ = running.next(), if !running.is_empty() => {}
+                () = queue.wait(pause), if !is_draining => {}
+                _ = self.stop.stopped(), if !is_draining => {}
+            }
+        }
+    }
+
+    async fn claim(
+        &self,
+        queue: &dyn Queue,
+        holder: &Holder,
+        served: &mut Served,
+        free: usize,
+    ) -> Result<Vec<Lease>, StoreError> {
+        queue.expire().await?;
+        if served.since.is_none_or(|since| since.elapsed() > NEEDS_KNOWN) {
+            *served = Served { since: Some(Instant::now()), ..Served::default() };
+        }
+        for needs in queue.needs(&served.known).await? {
+            match self.executor.lacks(&needs) {
+                Some(missing) => queue.report_missing(&needs, &missing).await?,
+                None => drop(served.sets.insert(needs.clone())),
+            }
+            served.known.insert(needs);
+        }
+        match served.sets.is_empty() {
+            true => Ok(Vec::new()),
+            false => queue.claim(holder, &served.sets, free).await,
+        }
+    }
+
+    /// Executes a claimed run, and makes an unfinished run ready for other workers.
+    async fn execute(&self, queue: &dyn Queue, lease: Lease) {
+        let (run, stop): (RunId, _) = (lease.run().clone(), StopHandle::default());
+        let mut executed = pin!(self.executor.execute(lease.clone(), stop.clone()));
+        let left = tokio::select! {
+            left = &mut executed => left,
+            () = self.stop.killed() => {
+                let by = self.stop.asked().map(|asked| asked.by).unwrap_or_default();
+                stop.stop(StopLevel::Graceful, &by);
+                executed.await
+            }
+        };
+        if left == Left::Unfinished {
+            // The executor has released the lease, or lost it.
+            let _ = self.store.release(lease, None).await;
+            if let Err(error) = queue.requeue(&run).await {
+                self.executor.warn(&error);
+            }
+        }
+    }
+}
+
+/// Does some work to its end, while runs proceed.
+async fn beside<T>(
+    running: &mut FuturesUnordered<impl Future<Output = ()>>,
+    work: impl Future<Output = T>,
+) -> T {
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            _ = running.next(), if !running.is_empty() => {}
+        }
+    }
+}
+
+/// The sets of needs that a worker has judged.
+#[derive(Debug, Default)]
+struct Served {
+    since: Option<Instant>,
+    known: BTreeSet<BTreeSet<String>>,
+    sets: BTreeSet<BTreeSet<String>>,
+}
+
+/// Returns a random time around a pause: workers that started together do not poll together.
+fn jittered(pause: Duration) -> Duration {
+    let random = RandomState::new().hash_one(0) % 1_000;
+    pause / 2 + pause.mul_f64(random as f64 / 1_000.0)
+}
