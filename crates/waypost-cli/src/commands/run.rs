@@ -337,7 +337,7 @@ async fn dry_run(context: &Context, beginning: Beginning) -> Result<Exit, Error>
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let run = id.clone().unwrap_or_else(|| RunId::random(workflow.name()));
     let local = Local::look()?;
-    let record = record(context, store.as_ref(), &workflow, &params, &run, &base, &args, &local)?;
+    let record = record(context, store.as_ref(), (&workflow, &params), &run, &base, &args, &local)?;
     let shape = shape_of(&workflow, environment::parallel())?;
     let options = environment::session_options(&workflow);
     options.stop.stop(StopLevel::Graceful, "a dry run starts no step");

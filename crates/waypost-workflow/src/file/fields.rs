@@ -17,6 +17,7 @@ const FROM_ELSEWHERE: &[(&str, &str)] = &[
     ("continue_on", "continue_on_error"),
     ("count", "max"),
     ("cwd", "dir"),
+    ("dependencies", "needs"),
     ("depends", "needs"),
     ("depends_on", "needs"),
     ("environment", "env"),
@@ -37,12 +38,21 @@ const FROM_ELSEWHERE: &[(&str, &str)] = &[
     ("loop", "foreach"),
     ("maxAttempts", "max"),
     ("max_attempts", "max"),
+    ("maxActiveSteps", "max_parallel"),
+    ("max_active_steps", "max_parallel"),
+    ("max_concurrency", "max_parallel"),
+    ("max_retries", "retry"),
+    ("onError", "on_failure"),
+    ("on_error", "on_failure"),
     ("onExit", "on_finish"),
     ("on_exit", "on_finish"),
     ("parallel", "max_parallel"),
     ("parameters", "params"),
     ("precondition", "if"),
     ("preconditions", "if"),
+    ("register", "capture"),
+    ("repeatPolicy", "repeat"),
+    ("repeat_policy", "repeat"),
     ("retries", "retry"),
     ("retryPolicy", "retry"),
     ("retryStrategy", "retry"),
@@ -55,7 +65,11 @@ const FROM_ELSEWHERE: &[(&str, &str)] = &[
     ("withItems", "foreach"),
     ("with_items", "foreach"),
     ("when", "if"),
+    ("workdir", "dir"),
+    ("workingDir", "dir"),
     ("working-directory", "dir"),
+    ("working_dir", "dir"),
+    ("working_directory", "dir"),
 ];
 
 /// Keys of other tools with another form here: for a map with the second key, the help.
@@ -74,6 +88,13 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
     ("include", "items", MATRIX_ENTRIES),
     ("exclude", "items", MATRIX_ENTRIES),
     ("include", "steps", "call another file in a step: `- workflow: FILE`"),
+    ("imports", "steps", "call another file in a step: `- workflow: FILE`"),
+    ("notify", "on_finish", NOTIFY),
+    ("notifications", "on_finish", NOTIFY),
+    ("mailOn", "on_finish", NOTIFY),
+    ("mail_on", "on_finish", NOTIFY),
+    ("dotenv", "steps", ENV_FILE),
+    ("env_file", "steps", ENV_FILE),
     ("container", "run", CONTAINER),
     ("image", "run", CONTAINER),
     ("container", "steps", CONTAINER),
@@ -113,6 +134,8 @@ const RETRIES: &str = "write `retry` in a step, or `defaults: { retry: { max: 3 
 const HANDLERS: &str = "write the steps in `on_success`, `on_failure`, `on_waiting` or `on_finish`";
 const HANDLERS_OF_STEP: &str = "write the steps in `on_success` or `on_failure`";
 const CONTAINER: &str = "start the container in a command: `run: docker run --rm IMAGE COMMAND`";
+const NOTIFY: &str = "send the message in a hook: `on_failure: [{ run: ./notify.sh }]`, or `on_finish`";
+const ENV_FILE: &str = "load the file before the run: `set -a; . ./.env; set +a; waypost run FILE`";
 const SCHEDULE: &str = "start the run from cron or a systemd timer: `waypost run FILE --or-resume`";
 
 /// Keys of a map.

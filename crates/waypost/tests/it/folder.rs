@@ -198,7 +198,9 @@ fn a_report_of_many_pieces_is_what_the_whole_text_would_be() {
     begun.chunks(1_000).for_each(|records| folder.committed(records));
     let whole = place.report();
     assert!(whole.len() > 1 << 19, "{}", whole.len());
-    let sections = |records: &[Record]| -> Vec<Section> { records.iter().filter_map(section).collect() };
+    let sections = |records: &[Record]| -> Vec<Section> {
+        records.iter().filter_map(|record| section(record, None)).collect()
+    };
 
     // In one commit and in several, by the same writer and another, with a torn line at the end.
     let again: Vec<Record> =
