@@ -117,9 +117,9 @@ impl Executor for RunExecutor {
         left
     }
 
-    fn warn(&self, error: &StoreError) {
+    fn warn(&self, warning: &str) {
         Counters::add(&self.counters.errors);
-        self.context.output.warn(&error.to_string());
+        self.context.output.warn(warning);
     }
 }
 
