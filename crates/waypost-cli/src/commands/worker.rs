@@ -11,7 +11,7 @@ use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StopHandle, StopLevel,
 };
 use waypost::record::RunStatus;
-use waypost::store::{Lease, Store, StoreError};
+use waypost::store::{Lease, Store};
 use waypost::worker::{Executor, Left, Worker};
 use waypost_workflow::program::{LOSS, WorkflowProgram, WorkflowState};
 
