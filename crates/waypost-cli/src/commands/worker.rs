@@ -11,7 +11,7 @@ use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StopHandle, StopLevel,
 };
 use waypost::record::RunStatus;
-use waypost::store::{Lease, Store, StoreError};
+use waypost::store::{Lease, Store};
 use waypost::worker::{Executor, Left, Worker};
 use waypost_workflow::program::{LOSS, WorkflowProgram, WorkflowState};
 
@@ -117,9 +117,9 @@ impl Executor for RunExecutor {
         left
     }
 
-    fn warn(&self, error: &StoreError) {
+    fn warn(&self, warning: &str) {
         Counters::add(&self.counters.errors);
-        self.context.output.warn(&error.to_string());
+        self.context.output.warn(warning);
     }
 }
 

@@ -10,7 +10,7 @@ use waypost::engine::{StopHandle, StopLevel};
 
 use crate::exit::exit_of;
 
-/// Listens for signals from now on, until the process ends; `report` tells the user of each.
+/// Listens for signals from now on, until the process ends; `report` informs the user of each.
 pub(crate) fn listen(stop: StopHandle, report: impl Fn(StopLevel, &str) + Send + 'static) -> io::Result<()> {
     // `nohup` ignores the signal before the program starts.
     let hears_hangup = !is_ignored(libc::SIGHUP);

@@ -12,6 +12,7 @@ use waypost_postgres::{PostgresOptions, PostgresStore};
 use waypost_testing::contract::block_on;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
 
+use crate::proxy::{Proxy, When};
 use crate::support::Site;
 
 fn needs(texts: &[&str]) -> BTreeSet<String> {
@@ -245,5 +246,20 @@ fn a_worker_executes_registered_graphs() {
 
         let outcome = engine.resume(&graph, "monday").await.unwrap();
         assert_eq!((outcome.state, outcome.status), (42, RunStatus::Completed));
+    });
+}
+
+#[test]
+fn a_lost_connection_for_hints_is_reported() {
+    block_on(async {
+        let site = Site::new().await;
+        let proxy = Proxy::before(&site.url(), b"LISTEN waypost_").await;
+        let store = proxy.store(PostgresOptions::default());
+        assert_eq!(store.depth().await.unwrap(), 0);
+        proxy.cut(When::BeforeTheStatement);
+
+        let why = store.listen().await.unwrap();
+
+        assert!(why.contains("the connection for hints failed"), "{why}");
     });
 }

@@ -9,7 +9,7 @@ use super::{Executor, Left, Worker};
 use crate::engine::{Engine, RunError, StopHandle};
 use crate::graph::{GRAPH_NEED, Graph, Graphs, State};
 use crate::record::RunStatus;
-use crate::store::{Lease, Store, StoreError};
+use crate::store::{Lease, Store};
 
 /// Executes the runs of graphs, by the name of the graph.
 #[derive(Debug)]
@@ -50,5 +50,5 @@ impl Executor for GraphExecutor {
         }
     }
 
-    fn warn(&self, _: &StoreError) {}
+    fn warn(&self, _: &str) {}
 }

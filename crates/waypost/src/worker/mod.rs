@@ -67,8 +67,8 @@ pub trait Executor: Send + Sync {
     /// Executes a run under its lease, until the run is at rest or stopped. Reports errors itself.
     async fn execute(&self, lease: Lease, stop: StopHandle) -> Left;
 
-    /// Reports an error of the queue; the worker tries again.
-    fn warn(&self, error: &StoreError);
+    /// Reports an error of the queue, or the lack of hints; the worker continues.
+    fn warn(&self, warning: &str);
 }
 
 /// A process that claims and executes runs.
@@ -113,7 +113,13 @@ impl<E: Executor> Worker<E> {
             return Err(StoreError::Unsupported { store: self.store.to_string(), why });
         };
         queue.depth().await?;
-        let poll = if queue.listen().await.is_none() { POLL_WITH_HINTS } else { POLL };
+        let poll = match queue.listen().await {
+            None => POLL_WITH_HINTS,
+            Some(why) => {
+                self.executor.warn(&why);
+                POLL
+            }
+        };
         let (mut running, mut served) = (FuturesUnordered::new(), Served::default());
         loop {
             let is_draining = self.stop.is_asked();
@@ -127,7 +133,7 @@ impl<E: Executor> Worker<E> {
                 match beside(&mut running, claim).await {
                     Ok(leases) => running.extend(leases.into_iter().map(|lease| self.execute(queue, lease))),
                     Err(error) => {
-                        self.executor.warn(&error);
+                        self.executor.warn(&error.to_string());
                         pause = PAUSE_AFTER_ERROR;
                     }
                 }
@@ -180,7 +186,7 @@ impl<E: Executor> Worker<E> {
             // The executor has released the lease, or lost it.
             let _ = self.store.release(lease, None).await;
             if let Err(error) = queue.requeue(&run).await {
-                self.executor.warn(&error);
+                self.executor.warn(&error.to_string());
             }
         }
     }
