@@ -230,7 +230,8 @@ fn a_worker_executes_registered_graphs() {
     block_on(async {
         let site = Site::new().await;
         let store = site.open();
-        let graph = waypost::Graph::<u32>::builder("sum").step("one", add).step("two", add).build().unwrap();
+        let graph = waypost::Graph::<u32>::builder("sum").step("one", add).step("two", add);
+        let graph = graph.edge("one", "two").build().unwrap();
         let engine = waypost::Engine::new(Arc::clone(&store) as _);
         let run = engine.run(&graph, "monday", 40).submit(Job::default()).await.unwrap();
         assert_eq!(store.run(&run).await.unwrap().summary.status, RunStatus::Queued);
