@@ -6,14 +6,14 @@ use std::path::Path;
 use jiff::Timestamp;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision};
-use waypost::record::{Phase, Record, RunStatus, Start, Try};
+use waypost::record::{Phase, RunStatus, Start};
 use waypost::store::{Scan, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::log_name;
 
 use super::Context;
-use super::events::{FOLLOW_INTERVAL, Reader};
+use super::events::FOLLOW_INTERVAL;
 use crate::cli::LogsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -40,21 +40,9 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
         live: false,
         headed: args.follow && !is_one_step(args.step.as_deref()),
     };
-    let mut attempts = Attempts::of(args.step.as_deref());
-    let mut reader = Reader::new(store.as_ref(), &run);
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
-        if args.follow {
-            let each = async |record: &Record, _: usize| {
-                attempts.take(record);
-                Ok(())
-            };
-            // The order of the records does not matter here.
-            reader.read(context, false, each).await?;
-        } else {
-            attempts.read(store.as_ref(), &run).await?;
-        }
-        let tries = attempts.in_order(args.last);
+        let tries = tries(store.as_ref(), &run, &args).await?;
         if let Some(step) = args.step.as_ref().filter(|_| tries.is_empty())
             && (!args.follow || !working)
         {
@@ -255,73 +243,59 @@ struct LogsAt<'a> {
     now: Timestamp,
 }
 
-/// The attempts with a recorded start, read so far.
-struct Attempts {
-    named: Option<StepRef>,
-    found: Vec<Attempt>,
-    places: HashMap<(BranchPath, StepId, Try), usize>,
-}
-
-impl Attempts {
-    fn of(step: Option<&str>) -> Self {
-        Self { named: step.map(StepRef::parse), found: Vec::new(), places: HashMap::new() }
-    }
-
-    /// Takes in all records of a run.
-    async fn read(&mut self, store: &dyn Store, run: &RunId) -> Result<(), Error> {
-        let mut scan = Scan::of(run);
-        loop {
-            let page = store.scan(&scan).await?;
-            page.records.iter().for_each(|record| self.take(record));
-            match page.next {
-                Some(cursor) => scan.cursor = Some(cursor),
-                None => return Ok(()),
+/// Lists the attempts with a recorded start, in the order of starts over all branches.
+async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<Attempt>, Error> {
+    let named = args.step.as_deref().map(StepRef::parse);
+    let mut tries: Vec<Attempt> = Vec::new();
+    let mut seen: HashMap<_, usize> = HashMap::new();
+    let mut scan = Scan::of(run);
+    loop {
+        let page = store.scan(&scan).await?;
+        for record in &page.records {
+            let header = record.header();
+            // If the record of a start is damaged, the end of the attempt replaces it.
+            let ended = header.step.clone().filter(|_| header.at.attempt > 0);
+            let ended =
+                ended.map(|step| Start { step, at: header.at.clone(), joins: false, needs: Vec::new() });
+            let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
+            let printed = printed.map_or(0, |log| log.bytes);
+            let end = (!matches!(header.phase, Phase::Started | Phase::Progress { .. }))
+                .then_some(header.created_at);
+            let ended = ended.iter().map(|start| (start, printed, end));
+            for (start, printed, end) in ended.chain(header.started.iter().map(|start| (start, 0, None))) {
+                if named.as_ref().is_some_and(|named| !named.is(&header.branch, start.step.as_str())) {
+                    continue;
+                }
+                let of = (header.branch.clone(), start.step.clone(), start.at.clone());
+                let place = *seen.entry(of).or_insert(tries.len());
+                if place == tries.len() {
+                    let (branch, start, began) = (header.branch.clone(), start.clone(), header.created_at);
+                    tries.push(Attempt { branch, start, began, ended: None, printed: 0 });
+                }
+                tries[place].printed = tries[place].printed.max(printed);
+                tries[place].ended = end.or(tries[place].ended);
             }
         }
-    }
-
-    fn take(&mut self, record: &Record) {
-        let header = record.header();
-        // If the record of a start is damaged, the end of the attempt replaces it.
-        let ended = header.step.clone().filter(|_| header.at.attempt > 0);
-        let ended = ended.map(|step| Start { step, at: header.at.clone(), joins: false, needs: Vec::new() });
-        let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
-        let printed = printed.map_or(0, |log| log.bytes);
-        let end =
-            (!matches!(header.phase, Phase::Started | Phase::Progress { .. })).then_some(header.created_at);
-        let ended = ended.iter().map(|start| (start, printed, end));
-        for (start, printed, end) in ended.chain(header.started.iter().map(|start| (start, 0, None))) {
-            if self.named.as_ref().is_some_and(|named| !named.is(&header.branch, start.step.as_str())) {
-                continue;
-            }
-            let of = (header.branch.clone(), start.step.clone(), start.at.clone());
-            let place = *self.places.entry(of).or_insert(self.found.len());
-            if place == self.found.len() {
-                let (branch, start, began) = (header.branch.clone(), start.clone(), header.created_at);
-                self.found.push(Attempt { branch, start, began, ended: None, printed: 0 });
-            }
-            self.found[place].printed = self.found[place].printed.max(printed);
-            self.found[place].ended = end.or(self.found[place].ended);
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
         }
     }
-
-    /// Returns the attempts in the order of starts over all branches; `last`: only the newest of each step.
-    fn in_order(&self, last: bool) -> Vec<Attempt> {
-        let mut tries = self.found.clone();
-        // Records of one commit share a time; those of outer branches come first.
-        tries.sort_by_key(|attempt| (attempt.began, attempt.branch.depth()));
-        if last {
-            let of = |attempt: &Attempt| (attempt.branch.clone(), attempt.start.step.clone());
-            let newest: HashMap<_, _> =
-                tries.iter().enumerate().map(|(place, attempt)| (of(attempt), place)).collect();
-            let mut place = 0;
-            tries.retain(|attempt| {
-                place += 1;
-                newest[&of(attempt)] == place - 1
-            });
-        }
-        tries
+    // Records of one commit share a time; those of outer branches come first.
+    tries.sort_by_key(|attempt| (attempt.began, attempt.branch.depth()));
+    if args.last {
+        let newest: HashMap<_, _> = tries
+            .iter()
+            .enumerate()
+            .map(|(place, t)| ((t.branch.clone(), t.start.step.clone()), place))
+            .collect();
+        let mut place = 0;
+        tries.retain(|attempt| {
+            place += 1;
+            newest[&(attempt.branch.clone(), attempt.start.step.clone())] == place - 1
+        });
     }
+    Ok(tries)
 }
 
 struct Printer<'a> {

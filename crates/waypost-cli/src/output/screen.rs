@@ -4,7 +4,6 @@
 //! output of a step precedes the line about its end.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
@@ -14,9 +13,8 @@ use jiff::Timestamp;
 use tokio::runtime::Runtime;
 use waypost::engine::StopLevel;
 use waypost::events::{self, Event, EventKind};
-use waypost::record::{Phase, Record, Try};
+use waypost::record::{Phase, Record};
 use waypost::store::{self, Store};
-use waypost::{BranchPath, RunId};
 
 use super::event_line::EventLines;
 use super::progress::{ProgressOf, Unheard};
@@ -213,32 +211,12 @@ impl Screen {
                 self.seen.keep_service(event);
             }
             self.seen.take(event, retry_at);
-            if matches!(event.what, EventKind::RunResumed { .. }) {
-                self.follow_services(&header.run, runtime);
-            }
         }
         for start in header.started.iter().filter(|start| start.joins) {
             let log = StepLog::new(&header.run, &header.branch, &start.step, &start.at);
             self.seen.join(called(&header.branch, &start.step), log);
         }
         self.seen.checkpoint(header.seq, header.created_at);
-    }
-
-    /// Follows the logs of services that the session may restart, from their present ends on.
-    fn follow_services(&mut self, run: &RunId, runtime: &Runtime) {
-        let Some(store) = self.store.get().and_then(Weak::upgrade).filter(|_| self.prints_lines()) else {
-            return;
-        };
-        let at = Try { attempt: 1, ..Try::default() };
-        for step in self.seen.names.services() {
-            let name = called(&BranchPath::main(), &step);
-            if let Entry::Vacant(place) = self.seen.services.entry(name) {
-                let log = place.insert(StepLog::new(run, &BranchPath::main(), &step, &at));
-                // An unreadable log is printed from its start.
-                let _ = runtime.block_on(log.read(store.as_ref(), ReadTo::End, drop));
-                log.finish();
-            }
-        }
     }
 
     fn show_event(&mut self, event: &Event, record: &Record) {

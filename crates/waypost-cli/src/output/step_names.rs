@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{Work, Workflow};
+use waypost::BranchPath;
+use waypost_workflow::file::Workflow;
 
 use super::shown;
 
@@ -27,13 +27,6 @@ impl StepNames {
             within = child.map_or(within, |child| child.workflow());
         }
         within.step(step)?.name.as_deref()
-    }
-
-    /// Returns the service steps of the main branch.
-    pub(crate) fn services(&self) -> Vec<StepId> {
-        let steps = self.0.as_deref().map(Workflow::steps).unwrap_or_default();
-        let services = steps.iter().filter(|step| matches!(step.work, Work::Service(_)));
-        services.filter_map(|step| StepId::new(&step.id).ok()).collect()
     }
 
     /// Returns the text of a step followed by its name, if the step has one.

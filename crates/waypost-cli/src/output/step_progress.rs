@@ -169,7 +169,6 @@ impl StepProgress {
     fn start(&mut self, step: String, since: Instant, log: Option<StepLog>) {
         self.starts += 1;
         let nth = self.starts;
-        self.services.remove(&step);
         self.running.extend(log.map(|log| (step, RunningStep { since, nth, log })));
     }
 
