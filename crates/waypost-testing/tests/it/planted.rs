@@ -205,10 +205,6 @@ impl StoreFixture for PlantedFixture {
         if self.bug == DeletesDamage { Vec::new() } else { self.memory.quarantined(run).await }
     }
 
-    fn queue(&self) -> Option<&dyn Queue> {
-        None
-    }
-
     fn folder(&self) -> Option<PathBuf> {
         None
     }
@@ -216,6 +212,10 @@ impl StoreFixture for PlantedFixture {
 
 #[async_trait]
 impl Store for Planted {
+    fn queue(&self) -> Option<&dyn Queue> {
+        None
+    }
+
     async fn create(&self, run: &SealedRun, first: Batch, holder: &Holder) -> Result<Lease, StoreError> {
         let answer = self.inner.create(run, first.clone(), holder).await;
         match &answer {
