@@ -55,19 +55,26 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// Use this store: `sqlite:PATH`, `file:DIR`, `postgres://...` or `memory:` [default: the nearest `.waypost` upward]
-    #[arg(long, global = true, value_name = "URL", env = "WAYPOST_STORE", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        display_order = 900,
+        value_name = "URL",
+        env = "WAYPOST_STORE",
+        hide_env_values = true
+    )]
     pub(crate) store: Option<String>,
     /// Print JSON: one document, or one object per line for `run`, `resume` and `events`
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     pub(crate) json: bool,
     /// Colour the output [default: auto]
-    #[arg(long, global = true, value_name = "WHEN")]
+    #[arg(long, global = true, display_order = 900, value_name = "WHEN")]
     pub(crate) color: Option<Color>,
     /// Print only errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, display_order = 900, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Print more details
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 900)]
     pub(crate) verbose: bool,
 }
 

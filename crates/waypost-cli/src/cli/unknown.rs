@@ -98,8 +98,6 @@ const OPTIONS: &[(&str, &str, &str)] = &[
     ("run", "-P", "--max-parallel"),
     ("run", "--continue", "--or-resume"),
     ("resume", "-n", "--dry-run"),
-    ("resume", "-d", "--detach"),
-    ("resume", "--background", "--detach"),
     ("resume", "-p", "--set"),
     ("resume", "--param", "--set"),
     ("resume", "--params", "--set"),

@@ -115,7 +115,7 @@ fn an_unknown_word_is_answered_with_the_one_meant() {
         assert!(said.starts_with("exit 2") && said.contains(meant), "{args:?}: {said}");
         assert!(!said.contains("as a value"), "{args:?}: {said}");
     }
-    for args in [&["resume", "--force"][..], &["run", "--follow"], &["dead-letters", "replay"], &["worker"]] {
+    for args in [&["resume", "--force"][..], &["run", "--follow"], &["dead-letters", "replay"], &["frob"]] {
         let said = rig.waypost(args);
         assert!(said.starts_with("exit 2") && !said.contains("tip:"), "{args:?}: {said}");
     }
