@@ -105,8 +105,14 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(body)
     }
 
-    /// Gives the last draft of a scope its own body: later drafts of the batch replace the state.
-    pub(super) fn keep_body(&mut self, id: ScopeId) -> Result<(), RunError> {
+    /// Gives the uncommitted end of a pass its own body, if the next pass has a result: the result replaces the state.
+    pub(super) fn keep_state_of_ended_pass(&mut self, id: ScopeId) -> Result<(), RunError> {
+        let scope = self.scopes.get(id);
+        let new = scope.drafts.iter().rev().take_while(|draft| draft.body.is_none());
+        let mut ended = new.filter(|draft| matches!(draft.phase, Phase::Completed(_)));
+        if !ended.any(|draft| draft.step.as_ref().is_some_and(|step| scope.position.has_result(step))) {
+            return Ok(());
+        }
         self.number(id);
         let body = self.body_of(id)?;
         if let Some(last) = self.scopes.get_mut(id).drafts.last_mut() {

@@ -43,9 +43,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Settles ready steps with their reusable results, and drops results that cannot be reused.
     pub(super) async fn reuse_ready(&mut self, id: ScopeId) -> Result<(), RunError> {
-        if self.has_result_after_new_end(id) {
-            self.keep_body(id)?;
-        }
+        self.keep_state_of_ended_pass(id)?;
         loop {
             self.read_digests(id).await?;
             let Some(candidate) = self.next_candidate(id) else { return Ok(()) };

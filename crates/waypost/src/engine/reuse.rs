@@ -58,15 +58,6 @@ impl<P: Program> Session<'_, P> {
         scope.end.is_none() && !self.is_stopping() && scope.position.frontier.iter().any(has_result)
     }
 
-    /// Returns whether a pass has an uncommitted end, and the next pass a result. The record of an end keeps the state
-    /// of its pass, which the result of the next pass replaces.
-    pub(super) fn has_result_after_new_end(&self, id: ScopeId) -> bool {
-        let scope = self.scopes.get(id);
-        let new = scope.drafts.iter().rev().take_while(|draft| draft.body.is_none());
-        let ended = new.filter(|draft| matches!(draft.phase, Phase::Completed(_)));
-        ended.filter_map(|draft| draft.step.as_ref()).any(|step| scope.position.has_result(step))
-    }
-
     /// Records the input of a starting step.
     pub(super) fn note_input(&mut self, id: ScopeId, place: usize) {
         if !self.keeps_traces || self.scopes.get(id).entry(place).has_children() {

@@ -96,7 +96,7 @@ impl Engine {
     /// answer, a signal or a time in the past. Call this at the start of a program, and again at intervals.
     ///
     /// Returns each resumed run with its outcome. The error of one run does not stop the others: a run that another
-    /// process holds has [`StoreError::Held`](crate::StoreError::Held). Runs of other graphs, in doubt, failed or damaged are
+    /// process holds has [`StoreError::Held`]. Runs of other graphs, in doubt, failed or damaged are
     /// left alone.
     ///
     /// # Errors
