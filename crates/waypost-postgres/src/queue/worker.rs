@@ -86,7 +86,7 @@ impl Worker {
     }
 }
 
-/// Renews a worker until it is dropped, its lease has ended, or its row is gone.
+/// Renews a worker until the drop of the worker, the end of the lease, or the loss of the row.
 fn renew_until(stop: &Receiver<()>, worker: &Weak<Worker>, database: &Weak<Database>, length: Duration) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
     let (mut client, mut pause) = (None, length / RENEWALS_PER_LEASE);

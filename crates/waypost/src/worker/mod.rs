@@ -4,8 +4,8 @@
 //!   submit --> ready --claim--> execute --> end, wait, or ready again after the loss of the worker
 //! ```
 //!
-//! The [`Queue`] of a store keeps ready runs. A [`Worker`] decides which runs it serves, claims as many as it has free
-//! slots, and gives each to its [`Executor`]. Polling finds every ready run; hints of the store only shorten the wait.
+//! The [`Queue`] of a store keeps ready runs. A [`Worker`] claims the runs whose needs are met, up to the number of free
+//! slots, and passes each to the [`Executor`]. Polling finds every ready run; hints of the store only shorten the wait.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
