@@ -59,27 +59,13 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     if !own.is_empty() {
         return Ok(own.join(", and "));
     }
-    let why = failed_before(&snapshot).or_else(|| failed_in_passes(&snapshot));
-    Ok(why.unwrap_or_else(|| "no item failed".to_owned()))
+    Ok(failed_before(&snapshot).unwrap_or_else(|| "no item failed".to_owned()))
 }
 
 /// Returns the newest record of the main branch.
 fn main_of(snapshot: &Snapshot) -> Option<&Record> {
     let mut heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
     heads.find(|record| record.header().branch.is_main())
-}
-
-/// Returns how many items or steps failed in earlier passes of a loop, if any; these cannot be retried.
-fn failed_in_passes(snapshot: &Snapshot) -> Option<String> {
-    match main_of(snapshot)?.position().ok()?.failed_children() {
-        0 => None,
-        1 => Some(
-            "1 failure in an earlier iteration of a loop was tolerated, and cannot be retried".to_owned(),
-        ),
-        count => Some(format!(
-            "{count} failures in earlier iterations of a loop were tolerated, and cannot be retried"
-        )),
-    }
 }
 
 /// Returns how many items had failed in the parent run, if this run has no failed items.

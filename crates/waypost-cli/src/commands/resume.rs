@@ -30,7 +30,7 @@ use crate::run::run_status;
 use crate::session::{Nothing, Session, SessionReport};
 use crate::store_location::{self, Access};
 
-use choice::{Asked, decide, nothing_to_decide, refuse_broken};
+use choice::{Asked, decide, nothing_to_decide};
 use dry::dry_run;
 
 mod choice;
@@ -302,9 +302,6 @@ impl Prepared {
                 let is_told = args.treat_as.is_some() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {
                     return Err(nothing_to_decide(run));
-                }
-                if !args.retry.is_empty() {
-                    refuse_broken(context, store, &snapshot, &chosen).await?;
                 }
                 if !args.set.is_empty() && !args.restart {
                     let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;

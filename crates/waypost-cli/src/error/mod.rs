@@ -237,16 +237,6 @@ pub(crate) enum Error {
         /// The next action.
         hint: String,
     },
-    /// Another step must rerun first, as its result is not valid any more.
-    #[error("cannot retry items of run {run}: step `{step}` must rerun first: {cause}")]
-    Broken {
-        /// The run.
-        run: RunId,
-        /// The step.
-        step: StepId,
-        /// The cause, in words.
-        cause: String,
-    },
     /// The run has exceeded its budget.
     #[error("cannot start a step of run {run}: the budget is exceeded ({passed})")]
     Budget {
@@ -506,11 +496,6 @@ impl Error {
                 hint("a store can name programs to run: use your own with `--store sqlite:PATH`"),
             ),
             Self::Unverified { hint, .. } => ("evidence_failed", Exit::Evidence, Some(hint.clone())),
-            Self::Broken { run, .. } => (
-                "evidence_failed",
-                Exit::Evidence,
-                Some(format!("rerun the step with `waypost resume {run}`, then retry the items")),
-            ),
             Self::Budget { run, .. } => (
                 "budget",
                 Exit::Timeout,

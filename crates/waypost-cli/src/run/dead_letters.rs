@@ -116,8 +116,7 @@ async fn count(
 pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
     let branch = &newest.header().branch;
     let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
-    let mut fans = Fans { with_passes: true, ..Fans::default() };
-    fans.counts(store, run, newest, (above, opener)).await
+    Fans::default().counts(store, run, newest, (above, opener)).await
 }
 
 fn has_failed(header: &Header) -> bool {
@@ -128,12 +127,11 @@ fn was_left(header: &Header) -> bool {
     header.end == Some(End::Skipped) && header.reason == Reason::Manual
 }
 
-/// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out.
+/// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out, in each pass of a
+/// loop.
 #[derive(Debug, Default)]
 struct Fans {
     opened: BTreeMap<(BranchPath, StepId), BTreeSet<u64>>,
-    /// Includes the earlier passes of loops.
-    with_passes: bool,
 }
 
 impl Fans {
@@ -174,8 +172,7 @@ impl Fans {
             let stands = entries.flat_map(FrontierEntry::fans);
             let mut opened = BTreeSet::new();
             for fan in stands.chain(position.joined(step)) {
-                let passes = fan.passes.iter().filter(|_| self.with_passes);
-                opened.extend(passes.map(|pass| pass.since).chain([fan.since]));
+                opened.extend(fan.passes.iter().map(|pass| pass.since).chain([fan.since]));
             }
             self.opened.insert(fan.clone(), opened);
         }

@@ -866,3 +866,94 @@ fn a_pass_reused_after_a_rerun_keeps_the_next_number() {
 
     assert_eq!(ran(&rig), "p1 p3 c");
 }
+
+// Cause: a scope with the steps of two hooks had no digest, as the steps of the other hook have no end.
+// Fix: steps without an end have no part in the digest.
+#[test]
+fn reused_hooks_of_both_kinds_rerun_nothing_downstream() {
+    let rig = Rig::with(
+        "steps:
+  - id: g
+    steps:
+      - id: a
+        run: 'echo a >> trace; echo > a.txt'
+        evidence: [{sha256: a.txt}]
+        on_success: [{run: echo h >> trace}]
+        on_failure: [{run: echo k >> trace}]
+  - {id: b, run: echo b >> trace}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    remove(&rig, "a.txt");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a");
+}
+
+// Cause: the input of a hook was that of its step. Fix: the input of a hook is the result of the work.
+#[test]
+fn a_hook_is_reused_after_a_rerun_with_the_same_result() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; cat in; cat in > a.txt', capture: text, evidence: [{file: a.txt}]}
+  - id: b
+    run: 'echo b >> trace; echo > b.txt'
+    evidence: [{sha256: b.txt}]
+    on_success: [{run: echo h >> trace}]
+",
+    );
+    rig.write("in", "old");
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    rig.write("in", "new");
+    remove(&rig, "a.txt");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    assert_eq!(ran(&rig), "a b");
+}
+
+const ITEMS_OF_TWO_PASSES: &str = "steps:
+  - {id: b, run: 'echo b >> trace; echo > b.txt', evidence: [{sha256: b.txt}]}
+  - id: c
+    repeat: {until: iteration == 2, max: 2}
+    steps:
+      - id: f
+        foreach: {items: [x, y], as: i, max_parallel: 1, max_failures: 1, steps: [{id: p, run: 'echo $I$P >> trace; test -e ok || test $I$P = x1', env: {I: '${{ i }}', P: '${{ iteration }}'}}]}
+";
+
+// Cause: the retry was refused until a resume without it. Fix: the request is applied when the items are entered.
+#[test]
+fn items_are_retried_together_with_lost_evidence() {
+    let rig = Rig::with(ITEMS_OF_TWO_PASSES);
+    assert_eq!(run(&rig), Some(1));
+    assert_eq!(ran(&rig), "b x1 y1 x2 y2");
+    rig.write("ok", "");
+    remove(&rig, "b.txt");
+
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(0));
+
+    assert_eq!(ran(&rig), "b y1 x2 y2");
+}
+
+#[test]
+fn an_item_is_not_replaced_before_lost_evidence_reruns() {
+    let rig = Rig::with(
+        "steps:
+  - {id: b, run: 'echo b >> trace; echo > b.txt', evidence: [{sha256: b.txt}]}
+  - {id: f, foreach: {items: [x], as: i, max_failures: 1, steps: [{run: 'echo $I >> trace; test $I = y', env: {I: '${{ i }}'}}]}}
+",
+    );
+    assert_eq!(run(&rig), Some(3));
+    remove(&rig, "b.txt");
+    let retry = ["dead-letters", "retry", "r", "x", "--item", "\"y\"", "-q"];
+    assert_eq!(code_of(&rig, &retry), Some(2));
+    assert_eq!(resume(&rig, &[]), Some(3));
+    ran(&rig);
+
+    assert_eq!(code_of(&rig, &retry), Some(0));
+
+    assert_eq!(ran(&rig), "y");
+}

@@ -333,7 +333,7 @@ async fn find_begin<P: Program>(
         None => resume_point::find(engine, program, began_with, base, asked).await?,
         Some(_) => ResumePoint::default(),
     };
-    options.edit_branches.retain(|(branch, _)| !resume_point.unreached.contains(branch));
+    manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;
     if options.from.is_none() && !is_again {
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
         resume_point.questions.extend(lost);
@@ -388,6 +388,7 @@ async fn find_begin<P: Program>(
         check_frontier(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
+            manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;
         }
         // A decision about a step in doubt is applied together with a changed definition.
         let is_decided = options.from.is_none() && !matches!(options.on_doubt, OnDoubt::Ask);

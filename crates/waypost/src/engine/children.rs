@@ -1,6 +1,6 @@
 //! Opens children page by page, and starts these as capacity permits.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::plan::shape::{Children, Shape};
 use crate::projection::events::RerunCause;
 use crate::record::{
     Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, RerunKind, RerunRequest,
-    Status, Wait,
+    Status, Trace, Wait,
 };
 use crate::store::{Head, Page, Store, StoreError};
 
@@ -32,7 +32,7 @@ use super::reruns::{Reopened, to_rerun};
 use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
-use super::trace::{child_input, trace_of, work_digests};
+use super::trace::{EndResult, child_input, pins_of, trace_of, work_digests};
 use super::{Performed, Program, RunError, StepReport};
 
 mod earlier;
@@ -438,15 +438,17 @@ impl<'a, P: Program> Session<'a, P> {
         steps.into_iter().map(|step| invalidated(step, &cause(step))).collect()
     }
 
-    /// Returns the digest of the input of a child, if ends have traces.
+    /// Returns the digest of the input of a child, if ends have traces. A hook follows the work of its step: its input
+    /// is the result of the work, with the pins above, and not what the work was made from.
     pub(super) fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
-        let trace = self.keeps_traces.then(|| trace_of(self.program, self.scopes.get(id), place));
-        let input = trace.flatten().map(|trace| child_input(&trace, item));
-        let work = self.scopes.get(id).entry(place).hooks.as_ref().and_then(|fan| fan.work_digests);
-        match (input, work) {
-            (Some(input), Some(work)) => Some(Digest::merkle(&[input, work.both()])),
-            (input, _) => input,
-        }
+        let scope = self.scopes.get(id);
+        let trace = self.keeps_traces.then(|| trace_of(self.program, scope, place)).flatten()?;
+        let Some(work) = scope.entry(place).hooks.as_ref().and_then(|fan| fan.work_digests) else {
+            return Some(child_input(&trace, item));
+        };
+        let after_work = child_input(&Trace { needs: BTreeMap::new(), ..trace }, item);
+        let above = pins_of(scope, place, &EndResult::default());
+        Some(Digest::merkle(&[after_work, above, work.both()]))
     }
 
     fn record_page(&mut self, id: ScopeId, place: usize, reader: ItemReader) {

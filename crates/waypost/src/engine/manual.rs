@@ -5,7 +5,7 @@
 //! abandoned branches cannot be edited, because no step would read the change. An edited branch that ended with a
 //! failed child resumes with this child and its cancelled siblings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -356,6 +356,24 @@ pub(super) async fn refuse_left(
         "the run has no such branch"
     };
     Err(RunError::NotEdited { run, branch, why: why.to_owned() })
+}
+
+/// Removes the retries of branches that are entered again later: their failed steps run then.
+///
+/// # Errors
+/// [`RunError::NotEdited`]: a retry replaces the item of such a branch.
+pub(super) fn defer_retries<S>(
+    run: &RunId,
+    edits: &mut Vec<(BranchPath, EditBranch<S>)>,
+    unreached: &BTreeSet<BranchPath>,
+) -> Result<(), RunError> {
+    let replaced = edits.iter().find(|(branch, edit)| edit.item.is_some() && unreached.contains(branch));
+    if let Some((branch, _)) = replaced {
+        let why = "an earlier step or pass must rerun first; resume the run, then replace the item";
+        return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why: why.to_owned() });
+    }
+    edits.retain(|(branch, _)| !unreached.contains(branch));
+    Ok(())
 }
 
 /// Refuses all edits.

@@ -12,7 +12,7 @@ use crate::record::{FrontierEntry, Position, RequestCause, RerunKind, RerunReque
 use super::ResumeFrom;
 use super::definition::Forget;
 use super::invalidate::{Cut, Invalidated, Results, invalidate};
-use super::reruns::{Reopened, Target, opener_of};
+use super::reruns::{Reopened, Target, Targets, opener_of};
 
 /// The requested reruns, and the paths to the named branches.
 #[derive(Debug, Default)]
@@ -91,24 +91,35 @@ impl Requested {
     pub(super) fn defer(
         &self,
         shape: &Shape,
-        targets: &BTreeMap<BranchPath, Vec<Target>>,
+        Targets { targets, unreached }: &Targets,
         moves: &mut BTreeMap<BranchPath, Reopened>,
         results: Results,
     ) {
-        for ((branch, step), cause) in self.with_causes() {
-            let is_target =
+        let is_target = |branch: &BranchPath, step: &StepId| {
+            let is_step =
                 |target: &Target| target.step == *step && (target.is_requested || self.retries(branch, step));
-            if targets.get(branch).is_some_and(|targets| targets.iter().any(is_target)) {
-                continue;
-            }
-            let request = RerunRequest { cause, ..RerunRequest::new(branch.clone(), step.clone()) };
+            targets.get(branch).is_some_and(|targets| targets.iter().any(is_step))
+        };
+        let steps = self.with_causes().filter(|((branch, step), _)| !is_target(branch, step));
+        let steps = steps.map(|((branch, step), cause)| {
+            let kind = if self.retries(branch, step) { RerunKind::Retry } else { RerunKind::Rerun };
+            RerunRequest { branch: branch.clone(), step: step.clone(), kind, cause }
+        });
+        // The opener of a failed branch enters its branches again.
+        let openers = unreached.iter().filter_map(|branch| {
+            let (branch, step) = (branch.parent()?, opener_of(shape, branch)?);
+            let cause = RequestCause::Requested { by: self.by.clone() };
+            Some(RerunRequest { branch, step, kind: RerunKind::Retry, cause })
+        });
+        for request in steps.chain(openers) {
             let mut path: Vec<BranchPath> =
-                std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+                std::iter::successors(Some(request.branch.clone()), BranchPath::parent).collect();
             path.reverse();
             for on in path {
                 let below = below_on(shape, &on, &request);
                 let Some((own, below)) = shape.of_branch(&on).zip(below) else { break };
-                let moved = moves.get_mut(&on).filter(|moved| moved.position.has_result(&below.step));
+                let moved =
+                    moves.get_mut(&on).filter(|moved| is_out_of_force(own, &moved.position, &below.step));
                 let Some(moved) = moved else { continue };
                 moved.forgotten.extend(exclude(own, &mut moved.position, &below, results));
                 if let Some(main) = moves.get_mut(&BranchPath::main()) {
@@ -158,12 +169,24 @@ struct StepOnPath {
     pass: u32,
 }
 
-/// Excludes the reuse of a step and of all downstream steps, whose results are out of force; returns the results to remove
-/// from the state. With [`Results::Drop`], a downstream step with `idempotent: false` is in doubt.
+/// Returns whether a step of a scope is invalid: it is entered or runs again at its turn.
+fn is_out_of_force(shape: &Shape, position: &Position, step: &StepId) -> bool {
+    let amid_children = |entry: &FrontierEntry| entry.step == *step && entry.has_children();
+    let is_unfinished = || {
+        let place = shape.place(step.as_str());
+        place.is_some_and(|place| Unfinished::of(shape, position).has(place))
+    };
+    position.has_result(step) || is_unfinished() && !position.frontier.iter().any(amid_children)
+}
+
+/// Excludes the reuse of a step and, unless the step is retried, of all downstream steps, whose results are out of
+/// force; returns the results to remove from the state. With [`Results::Drop`], a downstream step with
+/// `idempotent: false` is in doubt.
 fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, results: Results) -> Vec<Forget> {
     let Some(place) = shape.place(requested.step.as_str()) else { return Vec::new() };
-    let mut forgotten = Vec::new();
-    for at in shape.downstream(&[place]).into_iter().chain([place]) {
+    let (is_retry, mut forgotten) = (requested.kind == RerunKind::Retry, Vec::new());
+    let downstream = if is_retry { BTreeSet::new() } else { shape.downstream(&[place]) };
+    for at in downstream.into_iter().chain([place]) {
         let step = &shape.steps()[at];
         if !position.has_result(&step.id) {
             continue;
@@ -172,7 +195,7 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
             position.ask_about(&step.id, None);
         }
         position.drop_results_from(&step.id, if at == place { requested.pass } else { 1 });
-        if (at != place || requested.is_named) && step.opens() {
+        if (at != place || requested.is_named) && step.opens() && !is_retry {
             position.rerun_whole.insert(step.id.clone());
         }
         // An open step continues in its state: a pass reads the outputs of the pass before.
@@ -303,7 +326,9 @@ pub(super) fn apply(
     for request in requests {
         let Some(below) = below_on(root, branch, request) else { continue };
         match below.kind {
-            RerunKind::Rerun | RerunKind::Add => drop(exclude(shape, position, &below, results)),
+            RerunKind::Rerun | RerunKind::Add | RerunKind::Retry => {
+                drop(exclude(shape, position, &below, results))
+            }
             RerunKind::Insert => keep_downstream(shape, position, &below.step),
             // The trace of an item excludes the list.
             RerunKind::Relist => {}

@@ -119,7 +119,14 @@ pub(super) fn targets(
             return false;
         };
         let opener = opener_of(shape, &below);
-        let joins = |target: &Target| target.claims.is_none() && opener.as_ref() == Some(&target.step);
+        // A later pass follows the pass that is joined again.
+        let is_later = |target: &Target| {
+            let position = &branches[&(above.depth(), above.clone())].position;
+            pass_of(position, &target.step, &below) > pass_of_end(position, target)
+        };
+        let joins = |target: &Target| {
+            target.claims.is_none() && opener.as_ref() == Some(&target.step) && !is_later(target)
+        };
         let downstream = || chooser.downstream_of(above, targets.iter().map(|target| &target.step));
         let is_redone = || {
             let place = shape.of_branch(above).zip(opener.as_ref());
@@ -242,6 +249,13 @@ impl Selection<'_> {
 fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
     let fan = position.fan_of(step).filter(|fan| fan.pass > 0);
     fan.and(branch.opened_by()).and_then(|(_, key)| key.parse().ok()).unwrap_or(0)
+}
+
+/// Returns the pass number of the end of a target; 0 without passes.
+fn pass_of_end(position: &Position, target: &Target) -> usize {
+    let Some(fan) = position.fan_of(&target.step) else { return 0 };
+    let earlier = fan.passes.iter().position(|pass| pass.settled.seq == target.seq);
+    earlier.map_or(fan.pass as usize, |index| index + 1)
 }
 
 /// Returns the end of the earlier pass of a step that a branch belongs to.

@@ -154,9 +154,10 @@ pub(super) async fn find<P: Program>(
     survey.note_joins(&mut branches).await?;
     let apart = program.keeps_apart() && !asked.requested.is_empty();
     let left_behind = std::mem::take(&mut survey.left_behind);
-    let Targets { targets, unreached } = targets(shape, &branches, &judged.broken, (asked.requested, apart));
+    let all = targets(shape, &branches, &judged.broken, (asked.requested, apart));
+    let targets = &all.targets;
     if asked.again {
-        let questions = conflicts(engine.store.as_ref(), &run.run, &targets, asked.resume).await?;
+        let questions = conflicts(engine.store.as_ref(), &run.run, targets, asked.resume).await?;
         if !questions.is_empty() {
             return Ok(ResumePoint { questions, ..ResumePoint::default() });
         }
@@ -169,7 +170,7 @@ pub(super) async fn find<P: Program>(
     };
     moves.extend(left_behind.into_iter().filter(|(branch, _)| joins_again(branch)));
     let mut rewinds = false;
-    for (branch, targets) in &targets {
+    for (branch, targets) in targets {
         let known = &branches[&(branch.depth(), branch.clone())];
         let taken = survey.take_back(program, (known, targets), (&branches, &judged), asked).await?;
         // Rerun children are joined first.
@@ -181,11 +182,11 @@ pub(super) async fn find<P: Program>(
     }
     if program.keeps_apart() {
         let results = Results::dropped(!asked.retries);
-        asked.requested.defer(shape, &targets, &mut moves, results);
+        asked.requested.defer(shape, &all, &mut moves, results);
     }
     let (looked, left, declarers) = (trust != Trust::Blind, judged.left, judged.declarers);
     let questions = Vec::new();
-    Ok(ResumePoint { questions, moves, settled, looked, left, rewinds, declarers, unreached })
+    Ok(ResumePoint { questions, moves, settled, looked, left, rewinds, declarers, unreached: all.unreached })
 }
 
 /// Moves openers with open hooks back to their work, if a branch of the work has failed evidence. Returns the

@@ -241,7 +241,7 @@ impl<'a, P: Program> Session<'a, P> {
         };
         scope.is_counted_out = true;
         let digests = match keeps_traces {
-            true => scope_digests(scope.shape, &scope.digests),
+            true => scope_digests(scope),
             // The state of a chain contains the outputs of nested children.
             false => scope.position.pins.map(|pins| EndDigests { output: Digest::merkle(&[]), pins }),
         };

@@ -183,13 +183,16 @@ pub(super) fn together(digests: impl Iterator<Item = EndDigests>) -> Option<EndD
     (!digests.is_empty()).then(|| EndDigests::merkle(&digests))
 }
 
-/// Returns the digests of a scope; `None` if a digest is unknown. The output covers the openers only: the state of the
-/// scope has the outputs of its own steps, without those of nested children.
-pub(super) fn scope_digests(shape: &Shape, digests: &HashMap<StepId, EndDigests>) -> Option<EndDigests> {
+/// Returns the digests of an ended scope; `None` if a digest is unknown. The output covers the openers only: the state of
+/// the scope has the outputs of its own steps, without those of nested children. A step without an end has no part in the
+/// scope: the steps of other hooks are in the same graph.
+pub(super) fn scope_digests<S>(scope: &Scope<'_, S>) -> Option<EndDigests> {
+    let ended = |step: &&Step| scope.position.ledger.contains_key(&step.id);
+    let digests_of = |step: &Step| scope.digests.get(&step.id).copied();
     let ends: Option<Vec<EndDigests>> =
-        sinks_and_openers(shape).map(|step| digests.get(&step.id).copied()).collect();
-    let openers = shape.steps().iter().filter(|step| step.children.is_some());
-    let outputs: Option<Vec<Digest>> = openers.map(|step| Some(digests.get(&step.id)?.output)).collect();
+        sinks_and_openers(scope.shape).filter(ended).map(digests_of).collect();
+    let openers = scope.shape.steps().iter().filter(|step| step.children.is_some()).filter(ended);
+    let outputs: Option<Vec<Digest>> = openers.map(|step| Some(digests_of(step)?.output)).collect();
     Some(EndDigests { output: Digest::merkle(&outputs?), pins: EndDigests::merkle(&ends?).pins })
 }
 

@@ -35,6 +35,8 @@ pub enum RerunKind {
     Insert,
     /// The step has another list of items: its children continue in another fan-out.
     Relist,
+    /// The step failed, or steps of its children: the failed steps run again, and downstream results are compared.
+    Retry,
 }
 
 impl RerunRequest {

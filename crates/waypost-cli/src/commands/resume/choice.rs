@@ -159,26 +159,3 @@ pub(super) fn nothing_to_decide(run: &RunId) -> Error {
     let message = format!("cannot decide: no step of run {run} is in doubt or failed");
     Error::usage(message, "omit `--treat-as`")
 }
-
-/// Refuses to retry items if evidence of finished steps has failed: these steps must rerun first.
-pub(super) async fn refuse_broken(
-    context: &Context,
-    store: &Arc<dyn Store>,
-    snapshot: &Snapshot,
-    chosen: &Chosen,
-) -> Result<(), Error> {
-    let look = current_evidence::look(store, snapshot, chosen, Occasion::Resume).await?;
-    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
-    look.tell_in(&mut plan, &chosen.shape);
-    let is_broken = |decision: &&Decision| {
-        decision.action == Action::Run && matches!(decision.cause, Cause::EvidenceFailed(_))
-    };
-    match plan.decisions.iter().find(is_broken) {
-        None => Ok(()),
-        Some(decision) => Err(Error::Broken {
-            run: snapshot.entry.summary.run.clone(),
-            step: decision.step.clone(),
-            cause: decision.cause.to_string(),
-        }),
-    }
-}
