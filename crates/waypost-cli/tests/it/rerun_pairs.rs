@@ -957,3 +957,43 @@ fn an_item_is_not_replaced_before_lost_evidence_reruns() {
 
     assert_eq!(ran(&rig), "y");
 }
+
+// Cause: a list changed upstream, and the branches of the changed step were opened as if there were none.
+// Fix: after an adoption, branches may have records.
+#[test]
+fn another_list_upstream_of_a_changed_inner_step_is_adopted() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo > a.txt', evidence: [{file: a.txt}]}
+  - {id: c, foreach: {items: [x], steps: [{run: echo c >> trace}]}}
+  - {id: d, foreach: {items: [1, 2], steps: [{id: e, foreach: {items: [z], steps: [{run: echo e >> trace}]}}]}}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    edit(&rig, "[x]", "[x, y]");
+    edit(&rig, "echo e", "echo  e");
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+
+    assert_eq!(ran(&rig), "c e e");
+}
+
+// Cause: a kept result stayed with any input. Fix: only its definition is accepted.
+#[test]
+fn a_kept_result_is_compared_after_another_list_upstream() {
+    let flow = "steps:
+  - {id: a, run: 'echo > a.txt', evidence: [{file: a.txt}]}
+  - {id: c, foreach: {items: [x], as: i, steps: [{id: n, run: 'echo c >> trace; echo $I > n-$I', env: {I: '${{ i }}'}, evidence: [{sha256: 'n-${{ i }}'}]}]}}
+  - {id: d, run: echo d >> trace}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    edit(&rig, "[x]", "[x, y]");
+    edit(&rig, "echo d", "echo  d");
+
+    assert_eq!(resume(&rig, &["--rerun-changed=c", "--keep-finished"]), Some(0));
+
+    assert_eq!(ran(&rig), "c d");
+}

@@ -370,12 +370,14 @@ async fn find_begin<P: Program>(
         let carried = definition::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
         base.notes = definition::causes_of(adoption, &carried, options.by.as_deref());
         base.position = carried.position;
+        base.position.note_rerun();
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         requested::defer_below(&carried.entered, &adoption.rerun, program.shape(), &mut base.position);
         base.redone.extend(carried.entered.into_iter().map(Forget::Join));
     }
     if adopts && options.adopt.is_none() && options.from.is_none() {
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
+        base.position.note_rerun();
     }
     if results == Results::Drop {
         let asks = matches!(options.on_doubt, OnDoubt::Ask);

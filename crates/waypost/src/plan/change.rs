@@ -227,7 +227,13 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
         let known = position.frontier.iter().find(|entry| entry.step == step.id);
         let open = after.needs(place).iter().find(|need| !finished[**need]);
-        let is_kept = kept.contains(&step.id);
+        let needs = || after.needs(place).iter().map(|need| &after.steps()[*need].id);
+        let reruns = |need: &StepId| {
+            redone.iter().any(|(step, _)| step == need) || asked.iter().any(|(step, _)| step == need)
+        };
+        // A kept result is of today's definition. Downstream of a rerun it runs again, and downstream of another list
+        // its trace is compared, as for any other result.
+        let follows_rerun = needs().any(reruns);
         let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined(&step.id));
         if let Some(fan) = fan.filter(|_| entered.contains(&step.id) && open.is_none()) {
             let fan_outs = fan.relisted.iter().copied().chain([fan.since]);
@@ -242,21 +248,28 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         if !was_finished && !is_half_done && !is_unsettled {
             continue;
         }
-        let is_same = is_kept || old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
+        let is_same = kept.contains(&step.id)
+            || old.get(&step.id) == Some(&step.fingerprint)
+            || within.contains(&step.id);
         // Unchanged steps downstream of a kept result are kept too; downstream of another list, traces are
         // compared.
         let need = open.map(|need| &after.steps()[*need].id).filter(|_| is_same && was_finished);
         let above = need.and_then(|need| reusable.iter().find(|(step, _)| step == need));
-        let is_kept = is_kept
-            || above.is_some_and(|(_, result)| matches!(result, Reusable::Ended { kept: true, .. }))
-            || need.is_some_and(|need| relisted.contains_key(need) && kept.contains(need));
-        let is_compared = above.is_some() || need.is_some_and(|need| relisted.contains_key(need));
+        let compares = |result: &Reusable| !matches!(result, Reusable::Ended { kept: true, .. });
+        let is_compared = needs().any(|need| {
+            let is_listed_anew = relisted.contains_key(need) && !kept.contains(need);
+            is_listed_anew || reusable.iter().any(|(step, result)| step == need && compares(result))
+        });
+        let is_kept = kept.contains(&step.id)
+            || above.is_some()
+            || need.is_some_and(|need| relisted.contains_key(need));
         let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
-        let end = end.filter(|end| need.is_some() && (is_kept || is_compared) && end.has_result());
+        let end = end
+            .filter(|end| need.is_some() && !follows_rerun && (is_kept || is_compared) && end.has_result());
         if let Some(end) = end {
             let fan = position.joined(&step.id).cloned().map(Box::new);
             let end = Settled { fan, ..end.clone() };
-            let result = if is_kept { Reusable::kept(end) } else { Reusable::ended(end, false) };
+            let result = if is_compared { Reusable::ended(end, false) } else { Reusable::kept(end) };
             reusable.push((step.id.clone(), result));
             continue;
         }
