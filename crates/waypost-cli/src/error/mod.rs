@@ -8,7 +8,7 @@ use waypost::engine::RunError;
 use waypost::lock::Holder;
 use waypost::portable::LoadError;
 use waypost::store::StoreError;
-use waypost::{CheckpointRef, InvalidName, RunId, StepId};
+use waypost::{CheckpointRef, InvalidName, RunId};
 use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;

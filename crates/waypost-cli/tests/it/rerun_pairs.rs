@@ -997,3 +997,27 @@ fn a_kept_result_is_compared_after_another_list_upstream() {
 
     assert_eq!(ran(&rig), "c d");
 }
+
+// Cause: the end of a passed-over step removed the request. Fix: the request stays until the step has run.
+#[test]
+fn a_request_outlasts_a_failure_upstream() {
+    for from in ["b", "g", "g/h"] {
+        let rig = Rig::with(
+            "steps:
+  - {id: a, run: 'echo a >> trace; echo > a.txt; test ! -e fail', evidence: [{sha256: a.txt}]}
+  - {id: b, run: echo b >> trace}
+  - {id: g, steps: [{id: h, run: echo h >> trace}]}
+",
+        );
+        assert_eq!(run(&rig), Some(0));
+        remove(&rig, "a.txt");
+        rig.write("fail", "");
+        assert_eq!(resume(&rig, &["--from", from]), Some(1), "{from}");
+        ran(&rig);
+        remove(&rig, "fail");
+
+        assert_eq!(resume(&rig, &[]), Some(0), "{from}");
+
+        assert_eq!(ran(&rig), if from == "b" { "a b h" } else { "a h" }, "{from}");
+    }
+}

@@ -325,19 +325,18 @@ impl<'a, S> Scope<'a, S> {
         self.position.failed.retain(|entry| entry.step != id);
         self.redecided.remove(&id);
         self.position.ask_no_more(&id);
-        if follow != super::Follow::To(place) {
+        // A skipped or passed-over step keeps its reusable results, and the requests about it.
+        let was_passed = settled
+            .as_ref()
+            .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver));
+        if follow != super::Follow::To(place) && !was_passed {
             self.position.rerun_whole.remove(&id);
             if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
                 let root = self.shape;
                 self.position.requests.retain(|request| !is_below(root, &request.branch, &id));
             }
-            if !settled
-                .as_ref()
-                .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver))
-            {
-                // No later pass follows: drop the results of later passes.
-                self.position.reusable.remove(&id);
-            }
+            // No later pass follows: drop the results of later passes.
+            self.position.reusable.remove(&id);
         }
         self.fans.retain(|fan| fan.place != place);
         match settled {
