@@ -24,7 +24,7 @@ use super::inspect::position_of;
 use super::invalidate::{Results, invalidated, upstream_of};
 use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
-use super::reruns::{Reopened, Target, Targets, opener_of, targets, to_rerun};
+use super::reruns::{Reopened, Target, opener_of, targets, to_rerun};
 use super::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use super::trust::conflicts;
 use super::trust::{
