@@ -372,7 +372,7 @@ impl Prepared {
             session.ask_questions(&engine, &told.run, program.workflow());
         }
         let kept = options.session.clone();
-        let resumed = session.watch(engine.resume_program(&program, &told.run, options)).await;
+        let resumed = session.watch_resume(&engine, &program, &told.run, options).await;
         let outcome = resumed.map_err(|error| match error {
             Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
             error => match &args.from {
