@@ -9,7 +9,7 @@ use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
 use waypost::store::{Signal, SignalKind, Store, StoreError};
 
 use super::branched::report_pending;
-use super::travel::{checkpoint, on_main};
+use super::travel::{checkpoint, of_main, on_main};
 use super::{Context, attest};
 use crate::atomic_file;
 use crate::cli::ExportArgs;
@@ -23,7 +23,7 @@ use crate::view::{ExportedView, VERSION};
 pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
-    on_main(&reference, "cannot export")?;
+    on_main(&reference, "cannot export", || of_main(&reference))?;
     atomic_file::refuse_taken(&args.file, args.replace)?;
     if args.attest {
         return attest::attest(context, &store, &reference, &args).await;

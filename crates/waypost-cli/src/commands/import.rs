@@ -17,7 +17,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 use super::Context;
 use super::archive::{Archived, checkpoint_in};
 use super::branched::{Params, id_of, report_given};
-use super::travel::{of_evidence_there, on_main};
+use super::travel::{of_evidence_there, of_main, on_main};
 use crate::cli::ImportCheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -56,7 +56,8 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     if args.show {
         return show(context, &portable, &workflow);
     }
-    on_main(&portable.reference(), "cannot start from")?;
+    let reference = portable.reference();
+    on_main(&reference, "cannot start from", || of_main(&reference))?;
     if !args.trust {
         let steps = match workflow.body().steps().len() {
             1 => "1 step".to_owned(),

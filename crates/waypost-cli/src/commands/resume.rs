@@ -20,12 +20,12 @@ use super::Context;
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::format::text::relative_to_here;
+use crate::format::text::{quoted, relative_to_here};
 use crate::run::definition::{Choice, Chosen, choose};
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
-use crate::run::reference::{Default as Meant, StepRef, encode, find, no_branch};
+use crate::run::reference::{Default as Meant, StepRef, encode, find, no_branch, step_on};
 use crate::run::run_status;
 use crate::session::{Nothing, Session, SessionReport};
 use crate::store_location::{self, Access};
@@ -91,6 +91,26 @@ async fn refuse_unknown_branch(store: &dyn Store, run: &RunId, from: Option<&str
     let named = from.and_then(|from| StepRef::parse(from).branch).filter(|branch| !branch.is_main());
     match named {
         Some(branch) if !store.branches(run).await?.contains(&branch) => Err(no_branch(run, &branch)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses `--from` with a step of other branches, named without its branch.
+async fn refuse_inner_step(
+    store: &dyn Store,
+    run: &RunId,
+    chosen: &Chosen,
+    from: Option<&str>,
+) -> Result<(), Error> {
+    let Some(StepRef { branch: None, step: Some(step) }) = from.map(StepRef::parse) else { return Ok(()) };
+    let has =
+        |branch: &BranchPath| chosen.shape.of_branch(branch).is_some_and(|own| own.place(&step).is_some());
+    match store.branches(run).await?.into_iter().find(has) {
+        Some(branch) if chosen.shape.place(&step).is_none() => {
+            let named = quoted(&step_on(&branch, &step));
+            let hint = format!("`waypost resume {run} --from {named}` names the step on one branch");
+            Err(Error::not_found(format!("step `{step}` on the main branch"), hint))
+        }
         _ => Ok(()),
     }
 }
@@ -317,6 +337,7 @@ impl Prepared {
         };
         chosen.tell(context);
         environment::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
+        refuse_inner_step(store.as_ref(), run, &chosen, args.from.as_deref()).await?;
         refuse_lacks(context, store, run, (&frozen, &chosen), args).await?;
         let mut local = Local::look()?;
         local.has_bash =
@@ -348,7 +369,7 @@ impl Prepared {
             session.ask_questions(&engine, &told.run, program.workflow());
         }
         let kept = options.session.clone();
-        let resumed = session.watch(engine.resume_program(&program, &told.run, options)).await;
+        let resumed = session.watch_resume(&engine, &program, &told.run, options).await;
         let outcome = resumed.map_err(|error| match error {
             Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
             error => match &args.from {

@@ -71,6 +71,11 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
             let ItemPage { items, next } =
                 ItemPage::read(store.as_ref(), &run, step, live, &args.items).await?;
             (view.items, view.next) = (items, next);
+            let idle = shown.idle_times();
+            for item in &mut view.items {
+                let end = item.ended_at.or_else(|| (item.status == StepStatus::Running).then(time::now));
+                item.duration_ms = end.and_then(|end| idle.work_ms(item.started_at, end));
+            }
         }
     }
     if context.output.json {
@@ -352,8 +357,7 @@ impl Shown {
             let found = found.and_then(|(workflow, branch)| step_of(workflow, &branch, &step.id));
             step.name = found.and_then(|step| step.name.clone());
             let end = step.ended_at.or_else(|| (step.status == StepStatus::Running).then(time::now));
-            let work = step.started_at.zip(end).map(|(start, end)| idle.work(start, end));
-            step.duration_ms = work.and_then(|work| u64::try_from(work.as_millis()).ok());
+            step.duration_ms = step.started_at.zip(end).and_then(|(start, end)| idle.work_ms(start, end));
             step.log_bytes =
                 step.log.as_ref().map(|log| log.bytes).or_else(|| running_log(store, &frozen.run, step));
             step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;

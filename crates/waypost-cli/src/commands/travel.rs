@@ -20,11 +20,12 @@ use super::resume::Prepared;
 use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::text::quoted;
 use crate::run::current_evidence;
-use crate::run::definition::{Chosen, of_fork};
+use crate::run::definition::{Chosen, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
 use crate::run::params::{Begin, BegunWork, ReadParam};
-use crate::run::reference::{Default as Meant, Reference, StepRef};
+use crate::run::reference::{Default as Meant, Reference, StepRef, step_on};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
 use crate::view::{DecisionView, DiffView, RolledBackView, VERSION};
@@ -51,9 +52,9 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
             ));
         }
     };
-    on_main(&CheckpointRef { run: run.clone(), branch: branch.clone(), seq }, "cannot roll back to")?;
     // Check that the checkpoint exists before anything is locked.
     let target = store.load(&run, &branch, seq).await?;
+    on_main(&target.header().reference(), "cannot roll back to", || to_branch(&target))?;
     refuse_without_state(&target)?;
     refuse_unverified(&store, &target, args.redo).await?;
     let undone = match args.undo_steps {
@@ -231,7 +232,11 @@ fn refuse_without_state(record: &Record) -> Result<(), RunError> {
 pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
-    on_main(&from, "cannot fork from")?;
+    on_main(&from, "cannot fork from", || {
+        let opener =
+            opener_on_main(&from.branch).map(|opener| format!(" --from {}", quoted(opener.as_str())));
+        format!("`waypost fork {}{}` reruns the branches", from.run, opener.unwrap_or_default())
+    })?;
     // Check that the checkpoint exists before any message.
     let begin = store.load(&from.run, &from.branch, from.seq).await?;
     refuse_without_state(&begin)?;
@@ -364,22 +369,37 @@ pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<Checkpoi
     Ok(CheckpointRef { run, branch, seq })
 }
 
-/// Refuses a checkpoint off the main branch.
-pub(super) fn on_main(at: &CheckpointRef, does: &str) -> Result<(), Error> {
-    let CheckpointRef { run, branch, .. } = at;
-    if branch.is_main() {
+/// Refuses a checkpoint off the main branch. `hint`: what to do instead.
+pub(super) fn on_main(at: &CheckpointRef, does: &str, hint: impl FnOnce() -> String) -> Result<(), Error> {
+    if at.branch.is_main() {
         return Ok(());
     }
-    Err(Error::usage(
-        format!(
-            "{does} a checkpoint of branch `{}`: only checkpoints of the main branch are supported",
-            branch.readable()
+    let branch = at.branch.readable();
+    let why = "only checkpoints of the main branch are supported";
+    Err(Error::usage(format!("{does} a checkpoint of branch `{branch}`: {why}"), hint()))
+}
+
+/// Returns the hint to name a checkpoint of the main branch.
+pub(super) fn of_main(at: &CheckpointRef) -> String {
+    let run = &at.run;
+    format!(
+        "name a checkpoint such as {run}@3; `waypost checkpoints {run} --branch main` lists the checkpoints"
+    )
+}
+
+/// Returns the command that continues a branch from a checkpoint of its own: a rerun of the next step there.
+fn to_branch(target: &Record) -> String {
+    let at = target.header().reference();
+    let frontier = target.position().map(|position| position.frontier).unwrap_or_default();
+    match frontier.first() {
+        Some(next) => format!(
+            "`waypost resume {} --from {}` continues the branch from this checkpoint, and reruns all steps \
+             downstream",
+            at.run,
+            quoted(&step_on(&at.branch, next.step.as_str()))
         ),
-        format!(
-            "name a checkpoint such as {run}@3; `waypost checkpoints {run} --branch main` lists the \
-             checkpoints"
-        ),
-    ))
+        None => of_main(&at),
+    }
 }
 
 async fn state(engine: &Engine, at: &CheckpointRef) -> Result<Value, Error> {

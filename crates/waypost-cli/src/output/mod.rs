@@ -74,6 +74,11 @@ fn is_ci() -> bool {
 }
 
 impl Output {
+    /// Returns whether each line of a step is printed. In a job of GitHub Actions, groups have the lines.
+    pub(crate) fn prints_lines(&self) -> bool {
+        self.logs && !self.actions
+    }
+
     /// Determines the modes from both streams and the options; `logs`: whether the printed text of steps is
     /// wanted, by default unless stderr is a screen.
     pub(crate) fn new(global: &Global, one_line: bool, logs: Option<bool>) -> Self {

@@ -1,5 +1,6 @@
 //! Progress of a run: a live region on a terminal, a line per event elsewhere, JSON on request.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -9,10 +10,13 @@ use waypost::engine::{Observer, StopLevel};
 use waypost::events;
 use waypost::record::{Phase, Position, Record, Wait, WaitKind};
 use waypost::store;
-use waypost_workflow::file::Workflow;
+use waypost::{BranchPath, RunId, StepId};
+use waypost_workflow::file::{Work, Workflow};
+use waypost_workflow::program::WorkflowProgram;
 
 use super::Output;
 use super::screen::{Message, Screen};
+use super::step_log::{ReadTo, StepLog};
 use super::step_names::StepNames;
 
 /// Why lines on stdout stopped.
@@ -48,6 +52,8 @@ pub(crate) struct Progress {
     /// Wakes the task that asks, after a question of the run.
     question: Notify,
     names: Mutex<StepNames>,
+    /// The logs of services that the next session may restart, at their ends before the session.
+    services: Mutex<BTreeMap<String, StepLog>>,
 }
 
 impl Progress {
@@ -61,7 +67,7 @@ impl Progress {
         }
         let (heading, unheard, store) = (Mutex::default(), Arc::default(), Arc::default());
         let (screen, question, names) = (OnceLock::new(), Notify::new(), Mutex::default());
-        Self { output, of, heading, unheard, store, screen, question, names }
+        Self { output, of, heading, unheard, store, screen, question, names, services: Mutex::default() }
     }
 
     /// Sets the line to print before the first event.
@@ -82,6 +88,24 @@ impl Progress {
         let _ = self.store.set(Arc::downgrade(store));
     }
 
+    /// Prints the lines of services that the next session restarts, from the present ends of their logs. A
+    /// later call would miss the first lines.
+    pub(crate) async fn follow_services(&self, store: &dyn store::Store, run: &RunId, workflow: &Workflow) {
+        if self.output.json || self.output.quiet || !self.output.prints_lines() {
+            return;
+        }
+        for step in workflow.steps().iter().filter(|step| matches!(step.work, Work::Service(_))) {
+            let Ok(id) = StepId::new(&step.id) else { continue };
+            let mut log = StepLog::new(run, &BranchPath::main(), &id, &WorkflowProgram::restarted_at());
+            // An unreadable log is printed from its start.
+            let _ = log.read(store, ReadTo::End, drop).await;
+            log.finish();
+            if log.is_begun() {
+                self.services.lock().unwrap_or_else(PoisonError::into_inner).insert(step.id.clone(), log);
+            }
+        }
+    }
+
     /// Shows progress from now on, until [`Progress::close`].
     ///
     /// # Errors
@@ -95,7 +119,9 @@ impl Progress {
                 Screen::new(&self.output, self.of, Arc::clone(&self.store), Arc::clone(&self.unheard));
             let _ = self.screen.set(screen.start()?);
         }
-        self.send(Message::Open(self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()));
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let services = std::mem::take(&mut *self.services.lock().unwrap_or_else(PoisonError::into_inner));
+        self.send(Message::Open { names, services });
         Ok(())
     }
 

@@ -38,8 +38,12 @@ const MESSAGES_MAX: usize = 256;
 
 /// What the screen shows next.
 pub(super) enum Message {
-    /// The work begins: ticks from now on. With the names of steps, by id.
-    Open(StepNames),
+    /// The work begins: ticks from now on.
+    Open {
+        names: StepNames,
+        /// The logs of services to follow.
+        services: BTreeMap<String, StepLog>,
+    },
     /// A line of its own.
     Note(String),
     Warning(String),
@@ -139,20 +143,16 @@ impl Screen {
 
     /// Returns the time to the next refresh; `None` for a closed screen.
     fn tick(&self) -> Option<Duration> {
-        let follows = self.output.live || self.prints_lines() && !self.seen.running.is_empty();
+        let follows = self.output.live || self.output.prints_lines() && !self.seen.running.is_empty();
         self.is_open.then_some(if follows { TICK } else { SLOW_TICK })
-    }
-
-    /// Returns whether each line of a step is printed. In a job of GitHub Actions, groups have the lines.
-    fn prints_lines(&self) -> bool {
-        self.output.logs && !self.output.actions
     }
 
     fn take(&mut self, message: Message, runtime: &Runtime) {
         match message {
-            Message::Open(names) => {
+            Message::Open { names, services } => {
                 self.is_open = true;
                 self.seen.names = names;
+                self.seen.services.extend(services);
             }
             Message::Note(text) => self.print(&text),
             Message::Warning(text) => self.print(&self.output.warning(&text)),
@@ -197,7 +197,7 @@ impl Screen {
         let header = record.header();
         let retry_at = retry_at(record);
         let goes_on = matches!(&header.phase, Phase::Started | Phase::Progress { .. } | Phase::Restored);
-        if let Some(step) = header.step.as_ref().filter(|_| !goes_on && self.prints_lines()) {
+        if let Some(step) = header.step.as_ref().filter(|_| !goes_on && self.output.prints_lines()) {
             self.finish_log(&called(&header.branch, step), runtime);
         }
         let events = events::of(record);
@@ -303,7 +303,7 @@ impl Screen {
     /// Reads new text of running steps: of all to print it, else of those in the region.
     fn read_logs(&mut self, runtime: &Runtime) {
         let Some(store) = self.store.get().and_then(Weak::upgrade) else { return };
-        if !self.prints_lines() {
+        if !self.output.prints_lines() {
             if self.output.live {
                 for step in self.seen.newest(Size::now().lines()) {
                     let Some(running) = self.seen.running.get_mut(&step) else { continue };
@@ -345,7 +345,7 @@ impl Screen {
         let running = std::mem::take(&mut self.seen.running);
         let mut logs: BTreeMap<String, StepLog> = std::mem::take(&mut self.seen.services);
         logs.extend(running.into_iter().map(|(step, running)| (step, running.log)));
-        if self.prints_lines() {
+        if self.output.prints_lines() {
             for (step, mut log) in logs {
                 self.print_rest(&step, &mut log, runtime);
             }

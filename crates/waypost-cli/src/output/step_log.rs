@@ -47,6 +47,11 @@ impl StepLog {
         Self { run: run.clone(), blob, offset: 0, line, dropped_bytes: 0, last }
     }
 
+    /// Returns whether the log has text, read so far.
+    pub(super) fn is_begun(&self) -> bool {
+        self.offset > 0
+    }
+
     /// Returns the run of the log.
     pub(super) fn run(&self) -> &RunId {
         &self.run

@@ -42,4 +42,9 @@ impl IdleTimes {
         let idle = self.0.iter().map(|(since, until)| length((*since).max(start), (*until).min(end)));
         length(start, end).saturating_sub(idle.sum())
     }
+
+    /// Returns the milliseconds of work from `start` to `end`.
+    pub(crate) fn work_ms(&self, start: Timestamp, end: Timestamp) -> Option<u64> {
+        u64::try_from(self.work(start, end).as_millis()).ok()
+    }
 }

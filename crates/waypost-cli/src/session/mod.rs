@@ -151,6 +151,18 @@ impl<'a> Session<'a> {
         program.equip(Engine::new(store)).with_observer(Arc::clone(&self.progress) as _)
     }
 
+    /// Drives a session that resumes a run, until it ends.
+    pub(crate) async fn watch_resume(
+        &self,
+        engine: &Engine,
+        program: &WorkflowProgram,
+        run: &RunId,
+        options: ResumeOptions<WorkflowState>,
+    ) -> Result<Outcome<WorkflowState>, Error> {
+        self.progress.follow_services(engine.store().as_ref(), run, program.workflow()).await;
+        self.watch(engine.resume_program(program, run, options)).await
+    }
+
     /// Drives the session until it ends.
     pub(crate) async fn watch(
         &self,
@@ -198,9 +210,8 @@ impl<'a> Session<'a> {
                 WaitResult::Something => {}
             }
             let options = ResumeOptions { session: options.clone(), ..ResumeOptions::default() };
-            let again = engine.resume_program(program, &outcome.run, options);
-            let Outcome { repaired, lost, .. } = outcome;
-            outcome = self.watch(again).await?;
+            let Outcome { run, repaired, lost, .. } = outcome;
+            outcome = self.watch_resume(engine, program, &run, options).await?;
             outcome.repaired.splice(..0, repaired);
             outcome.lost = outcome.lost.max(lost);
         }

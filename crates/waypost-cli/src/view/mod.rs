@@ -136,6 +136,8 @@ pub(crate) struct ItemView {
     pub(crate) attempts: u32,
     pub(crate) started_at: Timestamp,
     pub(crate) ended_at: Option<Timestamp>,
+    /// The time of work, without pauses between sessions.
+    pub(crate) duration_ms: Option<u64>,
     /// The error of a failed item, with its causes.
     pub(crate) error: Vec<String>,
 }

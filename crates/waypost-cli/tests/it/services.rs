@@ -112,3 +112,23 @@ fn services_that_cannot_be_are_refused() {
         check(&format!("service_wrong_{name}"), &Rig::with(flow).waypost(&["check", "flow.yaml"]));
     }
 }
+
+// A resume printed no line of a service that it restarted, or not the first lines: the reader began after the
+// start of the service. Now the reader begins at the end of the log before the session. A log is stored every
+// 200 ms: the pause at the end of `use` is longer.
+#[test]
+fn the_lines_of_a_restarted_service_are_printed() {
+    let rig = Rig::with(
+        "steps:\n  - {id: api, service: 'echo serving $(wc -l < pids); echo >> pids; exec sleep 1000'}\n  \
+         - {id: use, run: 'test -e ok; while [ $(wc -l < pids) -lt 2 ]; do sleep 0.02; done; sleep 1'}\n",
+    );
+    rig.write("pids", "");
+    let first = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    assert!(first.starts_with("exit 1\n") && first.contains("\napi | serving 0\n"), "{first}");
+    rig.write("ok", "");
+
+    let second = rig.waypost(&["resume", "r"]);
+
+    assert!(second.starts_with("exit 0\n") && second.contains("\napi | serving 1\n"), "{second}");
+    assert!(!second.contains("serving 0"), "{second}");
+}

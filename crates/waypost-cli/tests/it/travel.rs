@@ -247,8 +247,13 @@ fn a_checkpoint_of_a_branch_begins_no_run() {
         Rig::with("steps: [{id: f, foreach: {items: [a], steps: [{id: w, run: ':'}, {id: v, run: ':'}]}}]");
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
 
-    for args in [&["export", "r/f:a@2", "out.json"][..], &["fork", "r/f:a@2"], &["rollback", "r/f:a@2"]] {
+    for (args, hint) in [
+        (&["export", "r/f:a@2", "out.json"][..], "`waypost checkpoints r --branch main`"),
+        (&["fork", "r/f:a@2"], "`waypost fork r --from f` reruns the branches"),
+        (&["rollback", "r/f:a@2"], "`waypost resume r --from f:a/v` continues the branch"),
+    ] {
         let refused = rig.call(args);
+        assert!(rig.told(&refused).contains(hint), "{}", rig.told(&refused));
 
         assert_eq!(refused.status.code(), Some(2), "{args:?}: {}", rig.told(&refused));
         assert!(

@@ -84,6 +84,11 @@ impl WorkflowProgram {
         started.map(|step| self.service(step, state)).collect()
     }
 
+    /// Returns the attempt whose log a restarted service continues.
+    pub fn restarted_at() -> Try {
+        Try { attempt: 1, ..Try::default() }
+    }
+
     /// Starts the services not yet running; returns an event for each.
     pub(super) async fn ensure(
         &self,
@@ -98,9 +103,8 @@ impl WorkflowProgram {
                 continue;
             }
             let had_ended = running.remove(&service.step).is_some();
-            let at = Try { attempt: 1, ..Try::default() };
             let mut own = attempt.clone();
-            (own.branch, own.step, own.at) = (BranchPath::main(), service.step.clone(), at);
+            (own.branch, own.step, own.at) = (BranchPath::main(), service.step.clone(), Self::restarted_at());
             let started = self.spawn_service(service, &own).await?;
             if let Some(failure) = self.unserving(service, attempt).await {
                 end(started).await;

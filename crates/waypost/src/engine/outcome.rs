@@ -423,7 +423,7 @@ fn place_of(branch: &BranchPath, step: &StepId) -> String {
 /// Lists waits at the end of a sentence.
 fn waits_of(waiting: &[Waiting]) -> String {
     let report =
-        |waiting: &Waiting| format!("`{}` ({} on {})", waiting.wait.id, waiting.wait.key, waiting.branch);
+        |Waiting { branch, step, wait }: &Waiting| format!("`{}` of {}", wait.key, place_of(branch, step));
     match waiting {
         [] => "; it waits for nothing".to_owned(),
         waiting => format!("; it waits for {}", waiting.iter().map(report).collect::<Vec<_>>().join(", ")),

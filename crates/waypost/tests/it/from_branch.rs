@@ -110,3 +110,24 @@ async fn places_that_are_not_there_are_refused_and_nothing_changes() {
         );
     }
 }
+
+// An edit together with a rerun applies to the state at the start of the named step, and a crash does not repeat
+// the edit.
+#[tokio::test]
+async fn an_older_state_of_a_joined_branch_is_edited() {
+    for mut world in World::each() {
+        let stage = Stage::default();
+        let graph = completed(&world, &stage).await;
+        let edited = |state: &mut Notes| state.done.push("edited".to_owned());
+
+        let edit = async |world: &World| {
+            let resume = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "a2");
+            resume.edit_branch("plan:a", edited).into_future().await
+        };
+        stage.crash(&mut world, "a2", edit).await;
+        let outcome = world.engine.resume(&graph, "r").await.unwrap();
+
+        assert_eq!(outcome.state.done, ["plan", "a=a+edited+a2", "b=b", "after"]);
+        assert_eq!(stage.said(), ["a2", "a2", "merge", "after"]);
+    }
+}

@@ -1,5 +1,7 @@
 //! The items of a step, a page at a time.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use waypost::id::readable;
 use waypost::record::{End, Phase, Record, Status, WaitKind};
@@ -150,6 +152,7 @@ async fn item(
         attempts,
         started_at: started_at.unwrap_or(opened_at),
         ended_at: newest.header().end.map(|_| newest.header().created_at),
+        duration_ms: None,
         error,
     })
 }
@@ -157,15 +160,12 @@ async fn item(
 /// Formats a page of items as a table, with the command for the next page.
 pub(super) fn table(context: &Context, view: &ShowView, args: &ItemsArgs) -> String {
     let row = |item: &ItemView| {
-        let end = match item.status {
-            StepStatus::Running => Some(context.now()),
-            _ => item.ended_at,
-        };
+        let took = item.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis)));
         vec![
             item.key.clone(),
             item.status.name().to_owned(),
             if item.attempts > 1 { item.attempts.to_string() } else { String::new() },
-            end.map(|end| time::between(item.started_at, end)).unwrap_or_default(),
+            took.unwrap_or_default(),
             item.error.first().cloned().unwrap_or_default(),
         ]
     };
