@@ -35,8 +35,9 @@ pub(crate) fn ci() -> anyhow::Result<()> {
         ("tidy", || tidy::run(&repo::root())),
         ("format", || repo::run(&mut repo::cargo(&["fmt", "--all", "--check"]))),
         ("clippy", || repo::run(&mut clippy())),
+        ("features", release::features),
         ("docs", release::docs),
-        ("package", release::package),
+        ("package", || release::package(false)),
         ("bench --short", || bench::run(&bench::BenchOptions::short())),
         ("test", || test(&[])),
         // Needs ptrace and the mounts of Linux.

@@ -41,8 +41,14 @@ enum Command {
     Ci,
     /// Build the pages of the crates, and the site of `docs` if `mdbook` is installed
     Docs,
+    /// Check that each kind of evidence that is a feature can be left out
+    Features,
     /// Make the archives of the public crates, and check the licences of all dependencies
-    Package,
+    Package {
+        /// Also build each archive, as `cargo publish` does: as long as a first build
+        #[arg(long)]
+        verify: bool,
+    },
     /// Check the rules of the repository that a tool can check
     Tidy {
         /// The folder to check [default: this repository]
@@ -93,7 +99,8 @@ fn main() -> ExitCode {
         Command::Ci => ci::ci(),
         Command::Docs => release::docs(),
         Command::Fuzz { seconds } => fuzz::run(seconds),
-        Command::Package => release::package(),
+        Command::Features => release::features(),
+        Command::Package { verify } => release::package(verify),
         Command::Tidy { root, report: true, worst } => tidy::report(&root.unwrap_or_else(repo::root), worst),
         Command::Tidy { root, .. } => tidy::run(&root.unwrap_or_else(repo::root)),
         Command::Bench(options) => bench::run(&options),

@@ -39,11 +39,12 @@ struct Package {
 
 /// Makes the archive of every public crate, and checks the licences of all dependencies.
 ///
-/// The archives are not built: `cargo xtask test` has built the same sources.
+/// With `verify`, each archive is built too; `cargo xtask test` has built the same sources with all dependencies
+/// of the workspace, but not from the files of the archive.
 ///
 /// # Errors
-/// If an archive cannot be made, or a licence is unknown.
-pub(crate) fn package() -> anyhow::Result<()> {
+/// If an archive cannot be made or built, or a licence is unknown.
+pub(crate) fn package(verify: bool) -> anyhow::Result<()> {
     let output = repo::cargo(&["metadata", "--format-version", "1", "--locked"])
         .output()
         .context("cannot start `cargo metadata`")?;
@@ -58,12 +59,28 @@ pub(crate) fn package() -> anyhow::Result<()> {
     }
     output::note(format!("the licences of {} crates are known", metadata.packages.len()));
 
-    let mut command = repo::cargo(&["package", "--workspace", "--no-verify", "--allow-dirty", "--quiet"]);
+    let mut command = repo::cargo(&["package", "--workspace", "--allow-dirty", "--quiet"]);
+    if !verify {
+        command.arg("--no-verify");
+    }
     let internal = |package: &&Package| package.source.is_none() && package.publish.as_deref() == Some(&[]);
     for package in metadata.packages.iter().filter(internal) {
         command.args(["--exclude", &package.name]);
     }
     repo::run(&mut command)
+}
+
+/// Checks that the kinds of evidence can be left out: all, and all but one.
+///
+/// # Errors
+/// If a combination has an error or a warning, or a kind that was left out is accepted.
+pub(crate) fn features() -> anyhow::Result<()> {
+    for kept in ["", "container", "http", "postgres"] {
+        let mut check = repo::cargo(&["clippy", "-p", "waypost-evidence", "--no-default-features"]);
+        repo::run(check.args(["--features", kept, "--", "-D", "warnings"]))?;
+    }
+    repo::run(&mut repo::cargo(&["check", "-p", "waypost-workflow", "--no-default-features"]))?;
+    repo::run(&mut repo::cargo(&["test", "-p", "waypost-evidence", "--lib", "--no-default-features"]))
 }
 
 /// Builds the pages of the crates, and the site of `docs` if the program `mdbook` exists.

@@ -67,6 +67,7 @@ const CHECKS: &[Check] = &[
     manifests::workspace_lints,
     manifests::workspace_dependencies,
     manifests::reasons,
+    manifests::oldest_rust,
     links::markdown_links,
     links::named_pages,
     links::site,

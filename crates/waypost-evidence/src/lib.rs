@@ -34,6 +34,10 @@
 //! `examples/releases.rs` claims an HTTP answer and database rows, and adds its own kind. An engine and a
 //! recorder check them.
 //!
+//! # Features
+//! `http`, `container` and `postgres` (in `db_row`) are on by default. Without its feature, a kind has no probe,
+//! and a workflow file with a claim of that kind is refused.
+//!
 //! # Your own kinds
 //! Implement [`Probe`](waypost::evidence::Probe) and add the probe to the verifier:
 //!
@@ -74,16 +78,20 @@ use waypost::evidence::Verifier;
 
 pub mod claims;
 
-pub use databases::pg_config::{check_connection, recorded_connection};
-pub use databases::postgres::check_query;
 pub use databases::rows::{DB_ROW, RowProbe};
+pub use databases::subject::{check_connection, check_query, recorded_connection};
 pub use expectations::expect::{check, check_count, fits, literal_text, sign_of};
 pub use files::file::FileProbe;
 pub use files::json::{JSON_VALUE, JsonProbe, check_path};
-pub use network::container::{CONTAINER_RUNNING, ContainerProbe, ENGINES, check_container};
-pub use network::http::{API_RESPONSE, HttpProbe, METHODS, check_header, check_status};
+#[cfg(feature = "container")]
+pub use network::container::ContainerProbe;
+#[cfg(feature = "http")]
+pub use network::http::HttpProbe;
 pub use network::port::{NETWORK_REACHABLE, PortProbe, check_port};
-pub use network::url::{check_url, is_private_url};
+pub use network::subjects::{
+    API_RESPONSE, CONTAINER_RUNNING, ENGINES, METHODS, check_container, check_header, check_status,
+    check_url, is_private_url,
+};
 pub use programs::command::{COMMAND, CommandProbe};
 pub use programs::environment::Environment;
 pub use programs::exec::{EXEC, ExecProbe};
@@ -94,10 +102,13 @@ pub use programs::process::{PROCESS_EXISTS, ProcessProbe};
 /// variables of `environment`.
 #[must_use]
 pub fn verifier(environment: Environment) -> Verifier {
-    Verifier::new()
-        .with_probe(Arc::new(ContainerProbe::default()))
+    let verifier = Verifier::new();
+    #[cfg(feature = "container")]
+    let verifier = verifier.with_probe(Arc::new(ContainerProbe::default()));
+    #[cfg(feature = "http")]
+    let verifier = verifier.with_probe(Arc::new(HttpProbe));
+    verifier
         .with_probe(Arc::new(FileProbe::default()))
-        .with_probe(Arc::new(HttpProbe))
         .with_probe(Arc::new(JsonProbe))
         .with_probe(Arc::new(PortProbe))
         .with_probe(Arc::new(RowProbe::default()))
@@ -111,3 +122,24 @@ mod expectations;
 mod files;
 mod network;
 mod programs;
+
+/// Returns why a claim of a kind is refused that this build leaves out.
+fn left_out(feature: &str) -> String {
+    format!("the program was built without the feature `{feature}` of `waypost-evidence`")
+}
+
+#[cfg(all(test, not(any(feature = "container", feature = "http", feature = "postgres"))))]
+mod tests {
+    use super::{check_connection, check_container, check_url};
+
+    #[test]
+    fn a_kind_that_was_left_out_is_refused() {
+        for refused in [
+            check_url("https://example.org/").unwrap_err(),
+            check_container("web").unwrap_err(),
+            check_connection("postgres://example.org/a").unwrap_err(),
+        ] {
+            assert!(refused.contains("without the feature"), "{refused}");
+        }
+    }
+}

@@ -102,15 +102,25 @@ pub use evidence::{Probe, Verifier};
 pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError, ToStepError};
 pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
 pub use json::diff::diff;
-pub use json::{diff, json_path, path, unique_keys};
+pub use json::{diff, json_path};
+pub use plan::shape;
 pub use plan::shape::Retry;
-pub use plan::{change, shape};
 pub use projection::{events, report};
 pub use record::{Claim, Durability, FailureKind, Pack, RunStatus, Usage, Verdict, WaitKind};
 pub use schema::Migrations;
 pub use store::file::FileStore;
 pub use store::memory::MemoryStore;
 pub use store::portable::{Portable, SaveMode};
-pub use store::{Scan, Store, StoreError, StoreExt, file, folder, memory, portable};
+pub use store::{Scan, Store, StoreError, StoreExt, file, memory, portable};
+pub use system::clock;
 pub use system::clock::{Clock, SystemClock};
-pub use system::{clock, deadline, disk, in_use, lock};
+
+// For the other crates of Waypost only: these items change without notice.
+#[doc(hidden)]
+pub use json::{path, unique_keys};
+#[doc(hidden)]
+pub use plan::change;
+#[doc(hidden)]
+pub use store::folder;
+#[doc(hidden)]
+pub use system::{deadline, disk, in_use, lock};

@@ -42,6 +42,26 @@ pub(super) fn reasons(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Pages that name the oldest Rust give the version of the workspace manifest, which the tests run with.
+pub(super) fn oldest_rust(tree: &Tree) -> Vec<Finding> {
+    const WORD: &str = "Rust 1.";
+    let Some(root) = tree.file("Cargo.toml") else { return Vec::new() };
+    let version =
+        entries(root).find_map(|(_, _, entry)| entry.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+    let Some(minor) = version.and_then(|version| version.strip_prefix("1.")) else { return Vec::new() };
+    let mut findings = Vec::new();
+    for page in tree.files().iter().filter(|file| file.path.ends_with(".md")) {
+        for (number, line) in page.lines() {
+            let named = line.split_once(WORD).and_then(|(_, rest)| rest.split([' ', ',', '.']).next());
+            if named.is_some_and(|named| named != minor) {
+                let message = format!("names another Rust than `rust-version`: {WORD}{minor}");
+                findings.push(Finding::new(&page.path, number, message));
+            }
+        }
+    }
+    findings
+}
+
 /// Returns the manifests of crates, without the workspace manifest.
 fn crates(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.files().iter().filter(|file| file.path.ends_with("/Cargo.toml"))

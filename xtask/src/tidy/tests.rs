@@ -122,6 +122,16 @@ fn snapshots_without_a_test_are_found() {
 }
 
 #[test]
+fn pages_name_the_rust_of_the_manifest() {
+    let manifest = "[workspace.package]\nrust-version = \"1.95\"\n";
+    let page = "Rust 1.95 or newer\nRust 1.89 or newer\n";
+
+    let found = findings_of(&[("Cargo.toml", manifest), ("a.md", page)]);
+
+    assert_eq!(found, ["a.md:2: names another Rust than `rust-version`: Rust 1.95"]);
+}
+
+#[test]
 fn manifests_take_lints_and_versions_from_the_workspace() {
     let good = "[lints]\nworkspace = true\n[dependencies]\na.workspace = true\nb = { workspace = true, features = [] }\n";
     let bad = "[dependencies]\na = \"1\"\n";

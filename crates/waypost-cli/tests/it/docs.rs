@@ -13,7 +13,8 @@
 //! | `no-run` behind the language of a block | nothing: it installs, builds or is for another shell |
 //!
 //! Two lines of output are equal if all words are, except times, durations and sizes. A line with `…` is
-//! compared up to there. `/srv/etl` is the folder where the page runs.
+//! compared up to there. `/srv/etl` is the folder where the page runs, and the address of [`DATABASE`] is an empty
+//! database.
 //!
 //! A block `text help:COMMAND` is the help of a command, without the options of all commands.
 //! `WAYPOST_UPDATE_DOCS=1` writes these blocks, `WAYPOST_DOCS_PAGE=start` runs only pages with `start` in the path.
@@ -25,6 +26,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use waypost_testing::postgres::{USER, cluster};
+
+use crate::postgres::address;
 use crate::rig::Rig;
 
 /// The maximum number of blocks with `no-run`, over all pages.
@@ -60,6 +64,21 @@ fn pages() -> Vec<PathBuf> {
 
 /// The folder of a page in its output.
 const FOLDER: &str = "/srv/etl";
+
+/// The database of a page.
+const DATABASE: &str = "postgres://me@db.example/jobs";
+
+/// Returns the address of a new database if the page uses one, else the address of the page.
+fn database(path: &Path, page: &Page) -> String {
+    match page.script.contains(DATABASE) {
+        false => DATABASE.to_owned(),
+        true => {
+            let name = format!("docs_{}", path.file_stem().unwrap().to_string_lossy());
+            cluster().database(&name, "SELECT 1");
+            address(USER, &name)
+        }
+    }
+}
 
 /// The commands of a page.
 #[derive(Debug, Default)]
@@ -128,11 +147,11 @@ impl Page {
     }
 
     /// Returns the first line of each sample that is not in the output of its command.
-    fn missing(&self, outputs: &Path, folder: &str) -> Vec<String> {
+    fn missing(&self, outputs: &Path, places: &[(&str, &str)]) -> Vec<String> {
         let mut missing = Vec::new();
         for (number, sample) in &self.samples {
             let output = fs::read_to_string(outputs.join(number.to_string())).unwrap_or_default();
-            let output = output.replace(folder, FOLDER);
+            let output = places.iter().fold(output, |output, (actual, shown)| output.replace(actual, shown));
             let mut actual = output.lines().map(words);
             let lost = sample.iter().find(|line| match line.split_once('…') {
                 Some((head, _)) => !actual.any(|actual| actual.starts_with(&words(head))),
@@ -198,7 +217,9 @@ fn played(path: &Path, page: &Page) -> Option<String> {
     search.push(":");
     search.push(std::env::var_os("PATH").unwrap());
     let mut command = Command::new("bash");
-    command.args(["-euo", "pipefail", "-c", &page.script]).current_dir(rig.path("clone"));
+    let database = database(path, page);
+    let script = page.script.replace(DATABASE, &database);
+    command.args(["-euo", "pipefail", "-c", &script]).current_dir(rig.path("clone"));
     command.env("PATH", search).env("XDG_STATE_HOME", rig.path("state")).env_remove("WAYPOST_STORE");
     // Variables that a step has.
     command.env("WAYPOST_OUTPUT", rig.path("output"));
@@ -209,7 +230,8 @@ fn played(path: &Path, page: &Page) -> Option<String> {
         return Some(format!("{}: {}\n{}", path.display(), rig.told(&ended), page.script));
     }
     let folder = rig.path("clone").canonicalize().unwrap();
-    let missing = page.missing(&rig.path("samples"), &folder.display().to_string());
+    let places = [(&*folder.display().to_string(), FOLDER), (&*database, DATABASE)];
+    let missing = page.missing(&rig.path("samples"), &places);
     (!missing.is_empty()).then(|| format!("{}: {}", path.display(), missing.join("\n")))
 }
 
@@ -262,7 +284,7 @@ fn another_exit_code_or_output_is_seen() {
         command.args(["-euo", "pipefail", "-c", &page.script]).current_dir(folder.path());
         command.env("SAMPLES", folder.path());
         let is_fine =
-            command.output().unwrap().status.success() && page.missing(folder.path(), "-").is_empty();
+            command.output().unwrap().status.success() && page.missing(folder.path(), &[]).is_empty();
         assert_eq!(is_fine, is_right, "{text}: {}", page.script);
     }
 }

@@ -12,7 +12,8 @@ const FLOW: &str = "steps:
   - {id: c, run: 'echo c >> trace', env: {N: '${{ steps.a.outputs.n }}'}}
 ";
 
-fn url(user: &str, database: &str) -> String {
+/// Returns the address of a database of the test cluster.
+pub(crate) fn address(user: &str, database: &str) -> String {
     let cluster = cluster();
     let folder = cluster.folder().display().to_string().replace('/', "%2F");
     format!("postgres://{user}@{folder}:{}/{database}", cluster.port())
@@ -21,7 +22,7 @@ fn url(user: &str, database: &str) -> String {
 /// Makes a database with the tables of a store.
 fn rig(database: &str) -> Rig {
     cluster().database(database, "SELECT 1");
-    let rig = Rig::with(FLOW).at(&url(USER, database));
+    let rig = Rig::with(FLOW).at(&address(USER, database));
     expect(&rig, &["store", "init"], 0, &["Made store postgres://waypost@"]);
     rig
 }
@@ -132,17 +133,17 @@ fn each_lack_of_a_server_has_its_exit_code() {
     };
 
     expect_at("postgres://me:hunter22@127.0.0.1:1/jobs", 69, &["postgres://me@127.0.0.1:1/jobs cannot be"]);
-    expect_at(&url(USER, "missing"), 69, &["database \"missing\" does not exist"]);
-    expect_at(&url(LOCKED, "lacking").replace(LOCKED, "locked:hunter22-wrong"), 77, &["does not permit"]);
+    expect_at(&address(USER, "missing"), 69, &["database \"missing\" does not exist"]);
+    expect_at(&address(LOCKED, "lacking").replace(LOCKED, "locked:hunter22-wrong"), 77, &["does not permit"]);
     expect_at("postgres://me:hunter22@host/jobs?colour=red", 2, &["unknown option `colour`"]);
-    expect_at(&url(USER, "lacking"), 5, &["has no tables of Waypost", "waypost store init --store"]);
+    expect_at(&address(USER, "lacking"), 5, &["has no tables of Waypost", "waypost store init --store"]);
 
-    let store = url(USER, "lacking");
+    let store = address(USER, "lacking");
     let init = rig.call(&["store", "init", "--store", &store]);
     assert_eq!(init.status.code(), Some(0), "{}", rig.told(&init));
     // A role that may do nothing.
     expect_at(
-        &url(LOCKED, "lacking").replace(LOCKED, &format!("{LOCKED}:{PASSWORD}")),
+        &address(LOCKED, "lacking").replace(LOCKED, &format!("{LOCKED}:{PASSWORD}")),
         77,
         &["permission denied"],
     );

@@ -1,6 +1,5 @@
 //! Connection settings for PostgreSQL, from the claim (without a password) and the environment.
 
-use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -10,33 +9,18 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode};
 use waypost::evidence::Finding;
 
-/// URL schemes of PostgreSQL connections.
-const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
-/// Prefix of recorded connections in other notations; distinguishes a connection from a path.
-const PREFIX: &str = "postgres:";
-/// Prefix of a variable name.
-const VARIABLE: &str = "env:";
+use crate::databases::subject::{ConnectionText, PgVariables};
+
 /// Default port of PostgreSQL.
 const PORT: u16 = 5432;
 /// Largest password file; each line is for a database.
 const PASSFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns whether a subject is a PostgreSQL connection.
-pub(crate) fn is_postgres(subject: &str) -> bool {
-    subject.starts_with(PREFIX) || SCHEMES.iter().any(|scheme| subject.starts_with(scheme))
-}
-
-/// Returns the recorded form of a connection. `env:NAME` and `key=value` pairs get the prefix `postgres:`,
-/// which distinguishes them from paths.
-pub fn recorded_connection(text: &str) -> String {
-    if is_postgres(text) { text.to_owned() } else { format!("{PREFIX}{text}") }
-}
-
 /// Checks that a recorded subject is a PostgreSQL connection without a password.
 ///
 /// # Errors
 /// The reason as text, without a quotation of the subject.
-pub fn check_connection(subject: &str) -> Result<(), String> {
+pub(crate) fn check_subject(subject: &str) -> Result<(), String> {
     match ConnectionText::of(subject) {
         ConnectionText::Variable(name) => check_variable(name),
         ConnectionText::Plain(text) => plain(text).map(drop),
@@ -55,23 +39,8 @@ pub(crate) fn is_here(subject: &str) -> bool {
 
 fn is_local(host: &Host) -> bool {
     match host {
-        Host::Tcp(name) => crate::network::resolve::Host::read(name).is_here(),
+        Host::Tcp(name) => crate::network::host::Host::read(name).is_here(),
         Host::Unix(_) => true,
-    }
-}
-
-/// Notation of a connection.
-enum ConnectionText<'a> {
-    /// The name of a variable, read at the time of the check.
-    Variable(&'a str),
-    Plain(&'a str),
-}
-
-impl<'a> ConnectionText<'a> {
-    fn of(subject: &'a str) -> Self {
-        let is_url = SCHEMES.iter().any(|scheme| subject.starts_with(scheme));
-        let bare = if is_url { subject } else { subject.strip_prefix(PREFIX).unwrap_or(subject) };
-        bare.strip_prefix(VARIABLE).map_or(Self::Plain(bare), Self::Variable)
     }
 }
 
@@ -102,26 +71,6 @@ fn one_host(config: Config) -> Result<Config, String> {
             Err("the connection string has no host: a name, an address, or the folder of a socket".to_owned())
         }
         _ => Err("the connection string has several hosts, and a claim is about one database".to_owned()),
-    }
-}
-
-/// The variables for a check.
-#[derive(Debug, Clone, Default)]
-pub(crate) enum PgVariables {
-    /// The environment of this process, read at the time of use.
-    #[default]
-    Own,
-    /// A fixed set.
-    Given(BTreeMap<String, String>),
-}
-
-impl PgVariables {
-    fn get(&self, name: &str) -> Option<String> {
-        let value = match self {
-            Self::Own => std::env::var(name).ok(),
-            Self::Given(variables) => variables.get(name).cloned(),
-        };
-        value.filter(|value| !value.is_empty())
     }
 }
 
@@ -229,7 +178,8 @@ fn fields(line: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_connection, fields, is_here, recorded_connection};
+    use super::{fields, is_here};
+    use crate::{check_connection, recorded_connection};
 
     #[test]
     fn a_connection_names_one_host_and_holds_no_password() {

@@ -17,12 +17,15 @@ use tokio_postgres::{Client, Error, NoTls, Row};
 use waypost::evidence::{Finding, Limits};
 use waypost::record::Claim;
 
-use crate::databases::pg_config::{PgConfig, PgVariables};
+use crate::databases::pg_config::PgConfig;
+use crate::databases::pg_tls::ForPostgres;
 use crate::databases::rows::{
     self, ROWS_BYTES_MAX, ROWS_MAX, ReadRows, RowExpectation, SelectedRows, TableExpectation, quoted,
 };
+use crate::databases::subject::{PgVariables, check_query};
 use crate::expectations::decimal::{Decimal, is_plain};
-use crate::network::tls::ForPostgres;
+
+pub(crate) use crate::databases::pg_config::{check_subject, is_here};
 
 /// Default connect timeout.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -32,8 +35,6 @@ const TABLES_MAX: usize = 100;
 const DIGITS_MAX: usize = 15;
 /// Numeric column types, as named by the server.
 const NUMBERS: [&str; 6] = ["smallint", "integer", "bigint", "numeric", "real", "double precision"];
-/// First words of read-only queries.
-const READING: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
 
 /// Checks a claim about a PostgreSQL database.
 pub(crate) async fn check(
@@ -179,28 +180,6 @@ async fn query_value(client: &Client, text: &str, equals: &Value) -> Result<Find
     }
     let Some(row) = client.query_opt(&statement, &[]).await? else { return Err(rows::no_row().into()) };
     Ok(rows::compared_finding(equals, &value_of(&row, 0)?.0)?)
-}
-
-/// Checks that a query starts like a read-only query.
-///
-/// # Errors
-/// The reason as text.
-pub fn check_query(text: &str) -> Result<(), String> {
-    let mut rest = text.trim_start();
-    loop {
-        rest = match rest {
-            line if line.starts_with("--") => line.split_once('\n').map_or("", |(_, rest)| rest),
-            block if block.starts_with("/*") => block.split_once("*/").map_or("", |(_, rest)| rest),
-            open if open.starts_with('(') => &open[1..],
-            _ => break,
-        }
-        .trim_start();
-    }
-    let word = rest.split(|letter: char| !letter.is_ascii_alphabetic()).next().unwrap_or_default();
-    match READING.iter().any(|known| known.eq_ignore_ascii_case(word)) {
-        true => Ok(()),
-        false => Err(format!("a read-only query begins with {}", READING.join(", "))),
-    }
 }
 
 /// A table and its column types.

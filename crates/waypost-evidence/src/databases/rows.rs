@@ -7,7 +7,7 @@ use waypost::record::Claim;
 
 use crate::check;
 use crate::check_count;
-use crate::databases::pg_config::{PgVariables, is_here, is_postgres};
+use crate::databases::subject::{PgVariables, is_postgres};
 use crate::databases::{postgres, sqlite};
 use crate::expectations::expected::Expected;
 use crate::expectations::observed::recorded;
@@ -61,7 +61,7 @@ impl RowProbe {
 #[async_trait]
 impl Probe for RowProbe {
     fn kind(&self) -> ProbeKind {
-        let is_local = |claim: &Claim| !is_postgres(&claim.subject) || is_here(&claim.subject);
+        let is_local = |claim: &Claim| !is_postgres(&claim.subject) || postgres::is_here(&claim.subject);
         ProbeKind::new(DB_ROW, Cost::Waiting).local_if(is_local)
     }
 

@@ -13,15 +13,10 @@ use waypost::record::{Claim, Verdict};
 
 use crate::expectations::expected::{Expected, holds};
 use crate::network::http_client::{self, HttpRequest};
+use crate::network::subjects::{CONTAINER_RUNNING, ENGINES, check_container};
 
-/// Recorded kind of claims about containers.
-pub const CONTAINER_RUNNING: &str = "container_running";
-/// Accepted values of `engine`.
-pub const ENGINES: [&str; 3] = ["auto", "docker", "podman"];
 /// Prefix of an image digest.
 const DIGEST: &str = "sha256:";
-/// Longest name. Engines accept longer names; in practice nothing needs them.
-const NAME_CHARS_MAX: usize = 255;
 /// Digits of a container id in engine listings.
 const SHORT_ID_DIGITS: usize = 12;
 
@@ -207,19 +202,6 @@ impl Probe for ContainerProbe {
         let wanted = ContainerExpectation::read(&claim.expect)?;
         check_container(&claim.subject).map_err(Finding::failed)?;
         wanted.compared_finding(&self.inspect(&claim.subject, wanted.engine).await?)
-    }
-}
-
-/// Checks that `name` is a valid container name or id.
-///
-/// # Errors
-/// The reason as text.
-pub fn check_container(name: &str) -> Result<(), String> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    match begins && name.len() <= NAME_CHARS_MAX && name.bytes().all(is_plain) {
-        true => Ok(()),
-        false => Err("not a container name: use letters, digits, `_`, `.` and `-`".to_owned()),
     }
 }
 

@@ -1,10 +1,10 @@
 //! `api_response`: the answer of a URL.
 
 use async_trait::async_trait;
-use hyper::header::{HeaderName, LOCATION};
+use hyper::header::LOCATION;
 use hyper::{Method, StatusCode};
 use serde_json::{Map, Value, json};
-use waypost::evidence::{Cost, Finding, InvalidExpectation, Probe, ProbeKind, Site};
+use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site};
 use waypost::record::Claim;
 
 use crate::check;
@@ -12,15 +12,11 @@ use crate::check_path;
 use crate::expectations::expected::{Expected, holds, invalid};
 use crate::expectations::observed::recorded;
 use crate::files::json::{at, read_json};
-use crate::fits;
 use crate::network::http_client::{self, HttpRequest, HttpResponse};
+use crate::network::subjects::{API_RESPONSE, METHODS, check_header};
 use crate::network::tls;
 use crate::network::url::Url;
 
-/// Recorded kind of claims about HTTP answers.
-pub const API_RESPONSE: &str = "api_response";
-/// Methods that a claim may use. Other methods are meant to change data, and a claim is checked many times.
-pub const METHODS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "POST"];
 /// Most redirects to follow, all on the same host: a slash, `https` and a language account for three.
 const REDIRECTS_MAX: usize = 5;
 /// Statuses of a server or gateway that refuses or cannot answer. The actual answer stays unknown.
@@ -33,9 +29,6 @@ const NO_ANSWER: [StatusCode; 7] = [
     StatusCode::SERVICE_UNAVAILABLE,
     StatusCode::GATEWAY_TIMEOUT,
 ];
-
-/// Possible statuses of an answer (RFC 9110, section 15).
-const STATUSES: std::ops::RangeInclusive<u16> = 100..=599;
 
 /// Checks `api_response`: the `status` (default 2xx), `headers`, `body`, JSON values (`json`) and texts
 /// (`contains`) of an answer.
@@ -180,27 +173,6 @@ impl HttpExpectation {
             false => finding.because(format!("the response has no value at {}", missing.join(", "))),
         })
     }
-}
-
-/// Checks that an expectation, or every entry of a list, fits at least one possible status.
-///
-/// # Errors
-/// [`InvalidExpectation`] if no status fits.
-pub fn check_status(expect: &Value) -> Result<(), InvalidExpectation> {
-    check(expect)?;
-    if let Value::Array(list) = expect {
-        return list.iter().try_for_each(check_status);
-    }
-    let is_one = STATUSES.into_iter().any(|status| fits(expect, &status.into()) == Ok(true));
-    if is_one { Ok(()) } else { Err(InvalidExpectation::new(format!("no HTTP status matches `{expect}`"))) }
-}
-
-/// Checks that `name` is a valid header name.
-///
-/// # Errors
-/// The reason as text.
-pub fn check_header(name: &str) -> Result<(), String> {
-    HeaderName::try_from(name).map(drop).map_err(|_| format!("`{name}` is not a header name"))
 }
 
 fn texts(wanted: Option<&Value>) -> Result<Vec<String>, Finding> {

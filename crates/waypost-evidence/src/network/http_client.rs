@@ -28,6 +28,7 @@ pub(crate) struct HttpRequest<'a> {
 #[derive(Debug)]
 pub(crate) struct HttpResponse {
     pub(crate) status: StatusCode,
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only claims about HTTP answers read it"))]
     pub(crate) headers: HeaderMap,
     /// Empty unless the request wants the body.
     pub(crate) body: Vec<u8>,

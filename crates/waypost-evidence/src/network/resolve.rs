@@ -9,6 +9,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use waypost::evidence::Finding;
 
+use crate::network::host::Host;
+
 /// Connect timeout per address. A live machine answers within a second. Without a timeout, a silent address
 /// would use up the time of the check before the next address.
 const CALL: Duration = Duration::from_secs(3);
@@ -61,36 +63,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// The host part of a URL.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Host {
-    /// A literal address.
-    Address(IpAddr),
-    /// This machine.
-    Localhost,
-    /// A name to resolve.
-    Name(String),
-}
-
 impl Host {
-    pub(crate) fn read(text: &str) -> Self {
-        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
-        if let Ok(address) = bare.parse() {
-            return Self::Address(address);
-        }
-        let name = text.trim_end_matches('.').to_ascii_lowercase();
-        if name == "localhost" || name.ends_with(".localhost") { Self::Localhost } else { Self::Name(name) }
-    }
-
-    /// Returns whether the host is this machine.
-    pub(crate) fn is_here(&self) -> bool {
-        match self {
-            Self::Address(address) => address.to_canonical().is_loopback(),
-            Self::Localhost => true,
-            Self::Name(_) => false,
-        }
-    }
-
     /// Returns whether the host is a literal private address or `localhost`.
     pub(crate) fn is_private(&self) -> bool {
         match self {

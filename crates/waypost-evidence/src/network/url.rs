@@ -2,7 +2,7 @@
 
 use hyper::Uri;
 
-use crate::network::resolve::Host;
+use crate::network::host::Host;
 
 /// A parsed `http` or `https` URL.
 #[derive(Debug, Clone)]
@@ -89,19 +89,6 @@ fn has_scheme(reference: &str) -> bool {
     let end = reference.find([':', '/', '?', '#']);
     let before = end.filter(|end| reference[*end..].starts_with(':')).map(|end| &reference[..end]);
     before.is_some_and(|scheme| scheme.starts_with(|first: char| first.is_ascii_alphabetic()))
-}
-
-/// Checks that `text` is a valid URL for an HTTP request.
-///
-/// # Errors
-/// The reason as text, without a quotation of the URL.
-pub fn check_url(text: &str) -> Result<(), String> {
-    Url::read(text).map(drop)
-}
-
-/// Returns whether a URL has a private address or `localhost` as its host.
-pub fn is_private_url(text: &str) -> bool {
-    Url::read(text).is_ok_and(|url| url.host.is_private())
 }
 
 #[cfg(test)]

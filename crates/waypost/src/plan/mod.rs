@@ -13,6 +13,7 @@
 //! All steps neither in nor downstream of the frontier are finished. A record per branch is therefore enough
 //! input, for any length of history.
 
+#[doc(hidden)]
 pub mod change;
 pub mod shape;
 

@@ -4,6 +4,7 @@
 //! never reads a state.
 
 pub mod file;
+#[doc(hidden)]
 pub mod folder;
 pub mod memory;
 pub mod portable;
