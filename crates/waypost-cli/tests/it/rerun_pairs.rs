@@ -1021,3 +1021,26 @@ fn a_request_outlasts_a_failure_upstream() {
         assert_eq!(ran(&rig), if from == "b" { "a b h" } else { "a h" }, "{from}");
     }
 }
+
+// Cause: a changed step with hooks counted as an opener of another form. Fix: only steps with children are openers.
+#[test]
+fn a_changed_step_with_hooks_reruns_alone_in_its_item() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo > a.txt', evidence: [{file: a.txt}]}
+  - id: f
+    foreach:
+      items: [x]
+      steps:
+        - {id: p, run: echo p >> trace}
+        - {id: q, run: echo q >> trace, on_success: [{run: echo h >> trace}]}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    edit(&rig, "echo q", "echo  q");
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+
+    assert_eq!(ran(&rig), "q h");
+}

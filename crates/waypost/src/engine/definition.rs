@@ -388,7 +388,8 @@ fn is_same_but_list(old: &Step, new: &Step) -> bool {
 fn is_form_same(old: &Shape, new: &Shape) -> bool {
     old.steps().iter().all(|before| {
         new.step(before.id.as_str()).is_some_and(|step| {
-            let opens = before.opens() || step.opens();
+            // A changed step without children runs again, with its hooks.
+            let opens = before.children.is_some() || step.children.is_some();
             let same = before.fingerprint == step.fingerprint || !opens || is_same_but_list(before, step);
             let needs = before.needs.iter().cloned().collect::<BTreeSet<_>>();
             same && needs_known(new, old, step) == needs && before.routes == step.routes
