@@ -1044,3 +1044,28 @@ fn a_changed_step_with_hooks_reruns_alone_in_its_item() {
 
     assert_eq!(ran(&rig), "q h");
 }
+
+// Cause: a request below an opener reached the steps that follow the opener, and not its hooks.
+#[test]
+fn a_request_below_an_opener_reruns_its_hooks() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo > a.txt', evidence: [{file: a.txt}]}
+  - id: f
+    foreach: {items: [x, y], steps: [{id: p, run: echo p >> trace}]}
+    on_success: [{run: echo h >> trace}]
+  - {id: z, run: echo z >> trace}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    for is_lost in [false, true] {
+        ran(&rig);
+        if is_lost {
+            remove(&rig, "a.txt");
+        }
+
+        assert_eq!(resume(&rig, &["--from", "f:x/p"]), Some(0));
+
+        assert_eq!(ran(&rig), "p h z", "{is_lost}");
+    }
+}

@@ -76,6 +76,12 @@ pub(super) async fn open_again(
     let openers =
         own.filter(|target| shape.step(target.step.as_str()).is_some_and(|step| step.children.is_some()));
     position.rerun_whole.extend(openers.map(|target| target.step.clone()));
+    // All that follows a requested rerun runs again, also the hooks of the openers above.
+    if opening.results != Results::Keep {
+        let above = targets.iter().filter(|target| target.is_requested && target.claims.is_none());
+        let hooks = above.filter_map(|target| shape.step(target.step.as_str())?.hooks.as_ref());
+        position.rerun_whole.extend(hooks.map(|hooks| hooks.name.clone()));
+    }
     Ok(Some(Reopened { record: known.record.clone(), position, drafts, basis: None, forgotten }))
 }
 

@@ -197,6 +197,8 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
         position.drop_results_from(&step.id, if at == place { requested.pass } else { 1 });
         if (at != place || requested.is_named) && step.opens() && !is_retry {
             position.rerun_whole.insert(step.id.clone());
+        } else if let Some(hooks) = step.hooks.as_ref().filter(|_| !is_retry) {
+            position.rerun_whole.insert(hooks.name.clone());
         }
         // An open step continues in its state: a pass reads the outputs of the pass before.
         let is_open = position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
@@ -224,10 +226,17 @@ fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<St
 
 /// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.
 pub(super) fn defer_below(openers: &[StepId], requests: &[RerunRequest], shape: &Shape, main: &mut Position) {
-    let is_below = |request: &&RerunRequest| {
-        below_on(shape, &BranchPath::main(), request).is_some_and(|below| openers.contains(&below.step))
-    };
-    main.requests.extend(requests.iter().filter(is_below).cloned());
+    for request in requests {
+        let Some(below) = below_on(shape, &BranchPath::main(), request) else { continue };
+        if !openers.contains(&below.step) {
+            continue;
+        }
+        main.requests.insert(request.clone());
+        let hooks = shape.step(below.step.as_str()).and_then(|step| step.hooks.as_ref());
+        if let Some(hooks) = hooks.filter(|_| request.kind.reruns()) {
+            main.rerun_whole.insert(hooks.name.clone());
+        }
+    }
 }
 
 /// A child that continues in another fan-out.

@@ -192,7 +192,9 @@ impl<'a, P: Program> Session<'a, P> {
     pub(super) fn reruns_whole(&self, id: ScopeId, place: usize, child: &BranchPath) -> bool {
         let scope = self.scopes.get(id);
         let mut requests = self.main().position.requests.iter();
+        let hooks = child.opened_by().map(|(name, _)| name);
         scope.position.rerun_whole.contains(scope.step_id(place))
+            || hooks.is_some_and(|name| scope.position.rerun_whole.contains(&name))
             || requests.any(|request| is_later_pass(child, &request.branch))
     }
 
