@@ -331,8 +331,9 @@ impl<'a, S> Scope<'a, S> {
             .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver));
         if follow != super::Follow::To(place) && !was_passed {
             self.position.rerun_whole.remove(&id);
-            let hooks = self.shape.steps()[place].hooks.as_ref();
-            hooks.into_iter().for_each(|hooks| drop(self.position.rerun_whole.remove(&hooks.name)));
+            if let Some(hooks) = &self.shape.steps()[place].hooks {
+                self.position.rerun_whole.remove(&hooks.name);
+            }
             if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
                 let root = self.shape;
                 self.position.requests.retain(|request| !is_below(root, &request.branch, &id));
