@@ -35,7 +35,7 @@
 //! recorder check them.
 //!
 //! # Features
-//! `http`, `container` and `postgres` (in `db_row`) are on by default. Without its feature, a kind has no probe,
+//! `http`, `container` and `postgres` (in `db_row`) are on by default. A disabled feature removes the probe,
 //! and a workflow file with a claim of that kind is refused.
 //!
 //! # Your own kinds

@@ -42,7 +42,7 @@ pub(super) fn reasons(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Pages that name the oldest Rust give the version of the workspace manifest, which the tests run with.
+/// Checks that each page names the oldest Rust of the workspace manifest, the version of the tests.
 pub(super) fn oldest_rust(tree: &Tree) -> Vec<Finding> {
     const WORD: &str = "Rust 1.";
     let Some(root) = tree.file("Cargo.toml") else { return Vec::new() };

@@ -387,7 +387,7 @@ pub(super) fn of_main(at: &CheckpointRef) -> String {
     )
 }
 
-/// Returns the command that continues a branch from a checkpoint of its own: a rerun of the next step there.
+/// Returns the command that continues the branch of a checkpoint: a rerun of the next step.
 fn to_branch(target: &Record) -> String {
     let at = target.header().reference();
     let frontier = target.position().map(|position| position.frontier).unwrap_or_default();

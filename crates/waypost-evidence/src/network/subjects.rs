@@ -44,7 +44,7 @@ fn is_private(_: &str) -> Result<bool, String> {
     Err(crate::left_out("http"))
 }
 
-/// Checks that an expectation, or every entry of a list, fits at least one possible status.
+/// Checks that each expectation matches at least one possible status.
 ///
 /// # Errors
 /// [`InvalidExpectation`] if no status fits.

@@ -438,8 +438,8 @@ impl<'a, P: Program> Session<'a, P> {
         steps.into_iter().map(|step| invalidated(step, &cause(step))).collect()
     }
 
-    /// Returns the digest of the input of a child, if ends have traces. A hook follows the work of its step: its input
-    /// is the result of the work, with the pins above, and not what the work was made from.
+    /// Returns the digest of the input of a child, if ends have traces. The input of a hook is the result of the step's
+    /// work and the pins upstream, without the input of the work.
     pub(super) fn input_of_child(&self, id: ScopeId, place: usize, item: &Item) -> Option<Digest> {
         let scope = self.scopes.get(id);
         let trace = self.keeps_traces.then(|| trace_of(self.program, scope, place)).flatten()?;

@@ -358,7 +358,7 @@ pub(super) async fn refuse_left(
     Err(RunError::NotEdited { run, branch, why: why.to_owned() })
 }
 
-/// Removes the retries of branches that are entered again later: their failed steps run then.
+/// Removes the retries of branches entered later in this resume: the failed steps run on entry.
 ///
 /// # Errors
 /// [`RunError::NotEdited`]: a retry replaces the item of such a branch.

@@ -169,7 +169,7 @@ struct StepOnPath {
     pass: u32,
 }
 
-/// Returns whether a step of a scope is invalid: it is entered or runs again at its turn.
+/// Returns whether a step of a scope is invalid: unfinished, and without open children.
 fn is_out_of_force(shape: &Shape, position: &Position, step: &StepId) -> bool {
     let amid_children = |entry: &FrontierEntry| entry.step == *step && entry.has_children();
     let is_unfinished = || {

@@ -325,7 +325,7 @@ impl<'a, S> Scope<'a, S> {
         self.position.failed.retain(|entry| entry.step != id);
         self.redecided.remove(&id);
         self.position.ask_no_more(&id);
-        // A skipped or passed-over step keeps its reusable results, and the requests about it.
+        // A skipped or passed-over end keeps reusable results and requests.
         let was_passed = settled
             .as_ref()
             .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver));

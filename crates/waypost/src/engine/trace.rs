@@ -184,7 +184,7 @@ pub(super) fn together(digests: impl Iterator<Item = EndDigests>) -> Option<EndD
 }
 
 /// Returns the digests of an ended scope; `None` if a digest is unknown. The output covers the openers only: the state of
-/// the scope has the outputs of its own steps, without those of nested children. A step without an end has no part in the
+/// the scope has the outputs of the steps, without those of nested children. A step without an end has no part in the
 /// scope: the steps of other hooks are in the same graph.
 pub(super) fn scope_digests<S>(scope: &Scope<'_, S>) -> Option<EndDigests> {
     let ended = |step: &&Step| scope.position.ledger.contains_key(&step.id);

@@ -231,8 +231,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         let reruns = |need: &StepId| {
             redone.iter().any(|(step, _)| step == need) || asked.iter().any(|(step, _)| step == need)
         };
-        // A kept result is of today's definition. Downstream of a rerun it runs again, and downstream of another list
-        // its trace is compared, as for any other result.
+        // `--keep-finished` accepts the definition of a result. Another input is a rerun, as for any result.
         let follows_rerun = needs().any(reruns);
         let fan = known.and_then(|entry| entry.fan.as_ref()).or_else(|| position.joined(&step.id));
         if let Some(fan) = fan.filter(|_| entered.contains(&step.id) && open.is_none()) {
