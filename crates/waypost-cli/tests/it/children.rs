@@ -107,16 +107,22 @@ fn a_change_of_another_file_is_one_of_the_step_that_runs_it() {
         std::fs::remove_file(rig.path("jobs/bad")).unwrap();
         rig.write("jobs/load.yaml", &format!("# A comment changes nothing.\n{INNER}"));
         assert_eq!(code(&rig, &["resume", "r", "--dry-run"]), Some(0), "{store}");
-        rig.write("jobs/load.yaml", &INNER.replace("rows=$N", "rows=1$N"));
+        let unfinished = INNER.replace("rows=$N", "rows=1$N");
+        rig.write("jobs/load.yaml", &unfinished);
+        let plan = rig.call(&["resume", "r", "--dry-run"]);
+        assert_eq!(plan.status.code(), Some(0), "{store}");
+        let said = rig.told(&plan);
+        assert!(said.contains("load has another definition in unfinished steps; it runs jobs/load.yaml"), "{said}");
+        rig.write("jobs/load.yaml", &unfinished.replace("echo \"$NAME", "echo \"new $NAME"));
 
         let refused = rig.call(&["resume", "r"]);
 
         assert_eq!(refused.status.code(), Some(9), "{store}");
         let said = rig.told(&refused);
-        assert!(said.contains("step load has another definition; it runs jobs/load.yaml"), "{said}");
+        assert!(said.contains("load has another definition in first"), "{said}");
         std::fs::remove_file(rig.path("trace")).unwrap();
         assert_eq!(code(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0));
-        let again = "on monday load:workflow\nholding\n14 rows\n";
+        let again = "new on monday load:workflow\nholding\n14 rows\n";
         assert_eq!(rig.read("trace"), again, "{store}");
     }
 }
