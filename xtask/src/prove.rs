@@ -84,6 +84,8 @@ impl Store {
 enum Rig {
     /// Compare resumes of generated workflows with the reference model
     Resume(resume::ResumeProofOptions),
+    /// Compare the built command with the reference model, with a kill in each round
+    Command(command::CommandProofOptions),
     /// Switch off the rules of the engine in turn: the plays of `resume` must find a defect each time
     Mutants(mutants::MutantOptions),
 }
@@ -205,6 +207,7 @@ const RIGS: [(&str, &str); 3] =
 pub(crate) fn run(options: &ProofOptions) -> anyhow::Result<()> {
     match &options.rig {
         Some(Rig::Resume(options)) => return resume::run(options),
+        Some(Rig::Command(options)) => return command::run(options),
         Some(Rig::Mutants(options)) => return mutants::run(options),
         None => {}
     }
@@ -218,7 +221,7 @@ pub(crate) fn run(options: &ProofOptions) -> anyhow::Result<()> {
     let is_all = options.kill.is_empty() && options.store.is_empty() && options.operation.is_empty();
     if is_all {
         resume::run(&resume::ResumeProofOptions::of_proof(options.full))?;
-        resume::run(&resume::ResumeProofOptions::of_command(options.full))?;
+        command::run(&command::CommandProofOptions::of_proof(options.full))?;
     }
     if options.full && is_all {
         for (package, rig) in RIGS {

@@ -1,187 +1,329 @@
-//! Plays generated workflows through the built command, with `kill -9` at random moments of a resume.
+//! `cargo xtask prove command`: plays generated workflows through the built command, in lockstep with the
+//! reference model, and then with a `kill -9` at a random moment of each round.
 //!
-//! Each step of the workflow starts this program again ([`step`]). The world is a log of events, to which the
-//! program appends an execution. The play without a kill is compared with the reference model and with the
-//! printed plan.
+//! Each step starts this program again ([`step`]), which notes its execution in a log. The play without a kill
+//! is compared with the executions of the model and with the printed plan; each play with its files, outputs
+//! and exit code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use anyhow::Context as _;
-use rustix::fs::{FlockOperation, flock};
+use anyhow::{Context as _, bail};
 use serde_json::Value;
 use tempfile::TempDir;
 use waypost_testing::reference::definition::StepPath;
-use waypost_testing::reference::drive::{CommandScript, Effects, Event, Level};
+use waypost_testing::reference::generate::Features;
+use waypost_testing::reference::lockstep::{self, HALF, Lockstep, Round, StepInputs};
 use waypost_testing::seed::Seeded;
 
-use crate::repo;
+use super::resume::Seeds;
+use crate::{output, repo};
 
 const RUN: &str = "r";
 const WORKFLOW: &str = "flow.yaml";
-const LOG: &str = "events.jsonl";
+const LOG: &str = "executed.log";
+const INPUTS: &str = "inputs.json";
+const FILES: &str = "files";
 /// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 20;
 /// Latest time of a kill: a round takes about as long.
 const KILL_MILLIS_MAX: u64 = 250;
+/// Time for the steps of a killed session to end.
+const STEPS_END: Duration = Duration::from_millis(50);
+/// The steps that a kill can interrupt: `max_parallel` of the workflows.
+const INTERRUPTED_MAX: usize = 2;
+const EXITS_FAILED: [i32; 2] = [1, 4];
+const EXIT_DEAD_LETTERS: i32 = 3;
 const EXIT_NO_RUN: i32 = 5;
 const EXIT_IN_DOUBT: i32 = 8;
+
+/// Sets of features, such as `failures+hooks`.
+const MIXES: [&str; 8] = [
+    "base",
+    "hooks",
+    "failures+letters",
+    "edits",
+    "from",
+    "inplace",
+    "failures+hooks+edits",
+    "letters+from+hooks",
+];
+
+/// Compare the built command with the reference model, with a kill in each round
+#[derive(Debug, clap::Args)]
+pub(crate) struct CommandProofOptions {
+    /// Seeds of the workflows
+    #[arg(long, default_value = "0..10")]
+    seeds: Seeds,
+    /// Only workflows with these features, joined by `+` [default: several sets]
+    #[arg(long)]
+    features: Vec<String>,
+    /// Plays of each workflow with a kill in each round
+    #[arg(long, default_value_t = 1)]
+    kills: u64,
+    /// Stop after this number of defects per set of features
+    #[arg(long, default_value_t = 10)]
+    defects: usize,
+}
+
+/// Seeds per set of features.
+const SEEDS: (u64, u64) = (2, 125);
+
+impl CommandProofOptions {
+    /// Returns the seeds for `prove` without a subcommand.
+    pub(super) fn of_proof(is_full: bool) -> Self {
+        let (short, full) = SEEDS;
+        let seeds = Seeds::first(if is_full { full } else { short });
+        Self { seeds, features: Vec::new(), kills: 1, defects: 10 }
+    }
+}
+
+/// Plays all workflows, and fails if there is a defect.
+pub(super) fn run(options: &CommandProofOptions) -> anyhow::Result<()> {
+    super::built_waypost()?;
+    let mixes: Vec<String> = match options.features.is_empty() {
+        true => MIXES.map(str::to_owned).to_vec(),
+        false => options.features.clone(),
+    };
+    let mut count = 0;
+    for mix in mixes {
+        let features = lockstep::features(&mix).map_err(anyhow::Error::msg)?;
+        let (mut found, mut played) = (0, 0);
+        for seed in options.seeds.range() {
+            if found == options.defects {
+                break;
+            }
+            played += 1;
+            if let Some(defect) = find(seed, &features, options.kills)? {
+                found += 1;
+                let (next, kills) = (seed + 1, options.kills);
+                output::say(format!(
+                    "seed {seed}, {defect}\n  again: cargo xtask prove command --features {mix} --seeds \
+                     {seed}..{next} --kills {kills}"
+                ));
+            }
+        }
+        output::say(format!("{mix}: {found} of {played} workflows have a defect"));
+        count += found;
+    }
+    if count > 0 {
+        bail!("{count} workflows are not resumed as in the reference model");
+    }
+    Ok(())
+}
 
 /// Options of the hidden command for a step.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StepOptions {
     #[arg(long)]
-    seed: u64,
+    id: String,
     #[arg(long)]
-    level: super::resume::Level,
+    version: i64,
     #[arg(long)]
-    folder: PathBuf,
+    output_modulus: i64,
+    #[arg(long)]
+    file_modulus: i64,
+    /// The written file
+    #[arg(long)]
+    file: Option<String>,
+    /// Whether the content of the file before is an input
+    #[arg(long)]
+    edits: bool,
 }
 
 /// Executes a step of a generated workflow.
 pub(crate) fn step(options: &StepOptions) -> anyhow::Result<()> {
-    let (scope, step) = (env::var("WAYPOST_SCOPE")?, env::var("WAYPOST_STEP")?);
-    let scope = if scope == "main" { scope } else { format!("main/{scope}") };
-    let outputs: BTreeMap<String, i64> = env::vars()
-        .filter_map(|(name, value)| Some((name.strip_prefix("P_")?.to_owned(), value.parse().ok()?)))
-        .collect();
-    let script = script(options.seed, options.level.to_drive())?;
-    let mut log = Log::open(&options.folder)?;
-    let events = log.read()?;
-    let mut world = script.world(&events);
-    let effects = world.execute(&scope, &step, &outputs);
-    let Effects { output, file } = effects.with_context(|| format!("no step {step} in {scope}"))?;
-    log.append(&Event::Executed { scope, step, outputs })?;
-    if let Some((name, content)) = file {
-        fs::write(options.folder.join("files").join(name), content.to_string())?;
+    let scope = env::var("WAYPOST_SCOPE")?;
+    let scope = in_model(&scope);
+    let inputs: StepInputs = serde_json::from_slice(&fs::read(INPUTS)?)?;
+    let read = env::vars().filter(|(name, _)| name.starts_with("P_"));
+    let read: i64 = read.filter_map(|(_, value)| value.parse::<i64>().ok()).sum();
+    let mut value = options.version + read + inputs.hidden.get(&options.id).copied().unwrap_or(0);
+    let file = options.file.as_ref().map(|file| PathBuf::from(FILES).join(file));
+    if let Some(file) = file.as_ref().filter(|_| options.edits) {
+        let before = fs::read_to_string(file).unwrap_or_default();
+        value += before.parse::<i64>().unwrap_or(0);
+    }
+    let is_failed = inputs.fails(&scope, &options.id);
+    let output = value.rem_euclid(options.output_modulus);
+    let mut log = OpenOptions::new().append(true).create(true).open(LOG)?;
+    log.write_all(format!("{scope} {} {output}\n", options.id).as_bytes())?;
+    if let Some(file) = file {
+        let content = value.rem_euclid(options.file_modulus).to_string();
+        fs::write(file, if is_failed { HALF } else { &content })?;
+    }
+    if is_failed {
+        bail!("this step fails in this round");
     }
     let mut outputs = OpenOptions::new().append(true).create(true).open(env::var("WAYPOST_OUTPUT")?)?;
     writeln!(outputs, "v={output}")?;
     Ok(())
 }
 
-fn script(seed: u64, level: Level) -> anyhow::Result<CommandScript> {
-    CommandScript::of(seed, level).map_err(|halt| anyhow::anyhow!("the model has no rest: {halt:?}"))
-}
-
-/// The log of events, locked.
-struct Log(File);
-
-impl Log {
-    fn open(folder: &Path) -> anyhow::Result<Self> {
-        let file = OpenOptions::new().read(true).append(true).create(true).open(folder.join(LOG))?;
-        flock(&file, FlockOperation::LockExclusive)?;
-        Ok(Self(file))
-    }
-
-    fn read(&mut self) -> anyhow::Result<Vec<Event>> {
-        let mut text = String::new();
-        self.0.read_to_string(&mut text)?;
-        // A killed step leaves a line without an end.
-        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-        whole.lines().filter(|line| !line.is_empty()).map(|line| Ok(serde_json::from_str(line)?)).collect()
-    }
-
-    fn append(&mut self, event: &Event) -> anyhow::Result<()> {
-        let line = serde_json::to_string(event)?;
-        Ok(self.0.write_all(format!("\n{line}\n").as_bytes())?)
-    }
+/// Returns a branch as a scope of the model. The branch of hooks has two forms, for leaves and for openers.
+fn in_model(branch: &str) -> String {
+    if branch == "main" { branch.to_owned() } else { format!("main/{}", branch.replace("-hooks:", ":")) }
 }
 
 /// Plays the workflow of a seed without a kill, then `kills` times with a kill in each round. Returns the
 /// first defect.
-pub(super) fn find(seed: u64, level: super::resume::Level, kills: u64) -> anyhow::Result<Option<String>> {
-    let script = script(seed, level.to_drive())?;
+fn find(seed: u64, features: &Features, kills: u64) -> anyhow::Result<Option<String>> {
+    let execute = format!("'{}' prove-step", repo::this_program()?.display());
     for number in 0..=kills {
-        let play = Play::new(&script, seed, level)?;
+        let mut model = Lockstep::new(seed, features, &execute);
         let mut random = Seeded::new(seed.wrapping_mul(31).wrapping_add(number));
-        for round in 0..script.rounds() {
+        let play = Play::new()?;
+        let mut at = 0;
+        let no_rest = |halt| anyhow::anyhow!("seed {seed}: the model has no rest: {halt:?}");
+        while let Some(round) = model.next_round().map_err(no_rest)? {
             let kill = (number > 0).then(|| Duration::from_millis(random.below(KILL_MILLIS_MAX)));
-            let found = play.round(round, kill)?;
+            let found = play.round(&round, at == 0, kill)?;
             if !found.is_empty() {
                 let how =
                     kill.map_or_else(|| "undisturbed".to_owned(), |kill| format!("killed after {kill:?}"));
-                let kept = play.folder.keep();
-                return Ok(Some(format!("round {round}, {how}: {} ({})", found.join(", "), kept.display())));
+                let (args, folder) = (round.args.join(" "), play.folder.keep());
+                return Ok(Some(format!(
+                    "round {at} {args}, {how}: {} ({})",
+                    found.join(", "),
+                    folder.display()
+                )));
             }
+            at += 1;
         }
     }
     Ok(None)
 }
 
-struct Play<'a> {
-    script: &'a CommandScript,
+struct Play {
     folder: TempDir,
     waypost: PathBuf,
 }
 
-impl<'a> Play<'a> {
-    fn new(script: &'a CommandScript, seed: u64, level: super::resume::Level) -> anyhow::Result<Self> {
+/// An execution in the log.
+struct Executed {
+    path: StepPath,
+    output: i64,
+}
+
+impl Play {
+    fn new() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let waypost = env::current_exe()?.with_file_name("waypost");
-        fs::create_dir(folder.path().join("files"))?;
-        let execute = format!(
-            "'{}' prove-step --seed {seed} --level {} --folder '{}'",
-            repo::this_program()?.display(),
-            level.name(),
-            folder.path().display()
-        );
-        fs::write(folder.path().join(WORKFLOW), script.workflow(&execute))?;
-        Ok(Self { script, folder, waypost })
+        fs::create_dir(folder.path().join(FILES))?;
+        Ok(Self { folder, waypost: env::current_exe()?.with_file_name("waypost") })
     }
 
-    fn events(&self) -> anyhow::Result<Vec<Event>> {
-        Log::open(self.folder.path())?.read()
+    fn executed(&self) -> anyhow::Result<Vec<Executed>> {
+        let log = self.folder.path().join(LOG);
+        let text = if log.exists() { fs::read_to_string(log)? } else { String::new() };
+        let parse = |line: &str| {
+            let mut words = line.split(' ');
+            let path = StepPath::new(words.next()?, words.next()?);
+            Some(Executed { path, output: words.next()?.parse().ok()? })
+        };
+        text.lines().map(|line| parse(line).with_context(|| format!("the log has `{line}`"))).collect()
     }
 
-    fn tell(&self, event: &Event) -> anyhow::Result<()> {
-        Log::open(self.folder.path())?.append(event)
+    fn files(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let entries = fs::read_dir(self.folder.path().join(FILES))?;
+        let read = |entry: std::io::Result<fs::DirEntry>| {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            Ok((name, fs::read_to_string(entry.path())?))
+        };
+        entries.map(read).collect()
     }
 
-    fn executed(&self) -> anyhow::Result<Vec<StepPath>> {
-        Ok(self.script.world(&self.events()?).executed())
+    /// Prepares the folder for a round.
+    fn prepare(&self, round: &Round) -> anyhow::Result<()> {
+        let folder = self.folder.path();
+        fs::write(folder.join(WORKFLOW), &round.workflow)?;
+        fs::write(folder.join(INPUTS), serde_json::to_vec(&round.inputs)?)?;
+        for name in self.files()?.keys().filter(|name| !round.files_before.contains_key(*name)) {
+            fs::remove_file(folder.join(FILES).join(name))?;
+        }
+        Ok(())
     }
 
     /// Plays a round to rest and returns the defects.
-    fn round(&self, round: usize, kill: Option<Duration>) -> anyhow::Result<Vec<String>> {
-        for event in self.script.before(round) {
-            self.tell(&event)?;
-        }
-        self.write_files()?;
+    fn round(&self, round: &Round, is_first: bool, kill: Option<Duration>) -> anyhow::Result<Vec<String>> {
+        self.prepare(round)?;
         let before = self.executed()?.len();
-        let plan = if kill.is_none() && round > 0 { self.plan()? } else { BTreeMap::new() };
-        if let Some(why) = self.rest(kill)? {
-            return Ok(vec![why]);
-        }
-        let mut found = self.script.world(&self.events()?).check();
+        let plan = if kill.is_none() && !is_first { self.plan(&round.args)? } else { BTreeMap::new() };
+        let code = match self.rest(&round.args, is_first, kill)? {
+            Ok(code) => code,
+            Err(why) => return Ok(vec![why]),
+        };
         let executed = self.executed()?;
-        if kill.is_none() {
-            found.extend(self.script.compare(round, &executed[before..]));
-            found.extend(untrue(&plan, &executed[before..]));
+        let now: Vec<&StepPath> = executed[before..].iter().map(|executed| &executed.path).collect();
+        let (needless, missing) = difference(&now, &round.executed);
+        let mut found: Vec<String> = missing.iter().map(|path| format!("{path:?} did not run")).collect();
+        let may_repeat = kill.is_some() && (!round.is_calm || needless.len() <= INTERRUPTED_MAX);
+        if !may_repeat {
+            found.extend(needless.iter().map(|path| format!("{path:?} ran needlessly")));
         }
-        if found.is_empty() {
-            found.extend(self.rest(None)?);
-            let again = self.executed()?;
+        if kill.is_none() && round.is_calm {
+            found.extend(untrue(&plan, &now, &round.leaves));
+        }
+        if EXITS_FAILED.contains(&code) != round.has_failed {
+            found.push(format!(
+                "exit {code}, and the model {}",
+                if round.has_failed { "failed" } else { "completed" }
+            ));
+        }
+        found.extend(self.differing(round, &executed)?);
+        if found.is_empty() && code == 0 {
+            let again = self.rest(&[], false, None)?.err();
+            found.extend(again);
+            let more = self.executed()?;
             found.extend(
-                again[executed.len()..].iter().map(|path| format!("{path:?} ran in a second resume")),
+                more[executed.len()..].iter().map(|more| format!("{:?} ran in a second resume", more.path)),
             );
         }
         Ok(found)
     }
 
-    /// Resumes the run, session by session, until completion; returns a defect.
-    fn rest(&self, mut kill: Option<Duration>) -> anyhow::Result<Option<String>> {
-        let (mut is_made, mut retries) = (true, false);
+    /// Returns the files and outputs that differ from the model.
+    fn differing(&self, round: &Round, executed: &[Executed]) -> anyhow::Result<Vec<String>> {
+        let last: BTreeMap<&StepPath, i64> =
+            executed.iter().map(|executed| (&executed.path, executed.output)).collect();
+        let outputs = round.outputs.iter().filter(|(path, output)| last.get(path) != Some(output));
+        let mut found: Vec<String> = outputs
+            .map(|(path, output)| format!("{path:?} gave {:?}, and in the model {output}", last.get(path)))
+            .collect();
+        let files = self.files()?;
+        let names: BTreeSet<&String> = files.keys().chain(round.files_after.keys()).collect();
+        for name in names {
+            let (here, model) = (files.get(name), round.files_after.get(name));
+            if here != model {
+                found.push(format!("file {name} has {here:?}, and in the model {model:?}"));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Resumes the run, session by session, until rest. Returns the exit code, or a defect.
+    fn rest(
+        &self,
+        request: &[String],
+        is_first: bool,
+        mut kill: Option<Duration>,
+    ) -> anyhow::Result<Result<i32, String>> {
+        let (mut is_made, mut retries) = (!is_first, false);
+        let before = self.executed()?.len();
         for _ in 0..SESSIONS_MAX {
             let mut args = match is_made {
                 true => vec!["resume", RUN, "-q"],
                 false => vec!["run", WORKFLOW, "--id", RUN, "-q"],
             };
+            // A request is recorded before a step runs.
+            if is_made && self.executed()?.len() == before {
+                args.extend(request.iter().map(String::as_str));
+            }
             if retries && is_made {
                 args.extend(["--treat-as", "retry"]);
             }
@@ -190,36 +332,33 @@ impl<'a> Play<'a> {
                 std::thread::sleep(kill);
                 child.kill()?;
                 child.wait()?;
-                // A step may still be about to write.
-                std::thread::sleep(Duration::from_millis(50));
-                self.write_files()?;
+                std::thread::sleep(STEPS_END);
                 is_made = true;
                 continue;
             }
             let output = child.wait_with_output()?;
             match output.status.code() {
-                Some(0) => return Ok(None),
-                Some(EXIT_NO_RUN) => is_made = false,
-                Some(EXIT_IN_DOUBT) => {
-                    (is_made, retries) = (true, true);
-                    self.tell(&Event::Retries(true))?;
+                Some(code) if [0, EXIT_DEAD_LETTERS].contains(&code) || EXITS_FAILED.contains(&code) => {
+                    return Ok(Ok(code));
                 }
-                code => return Ok(Some(format!("{args:?} exits with {code:?}: {}", text_of(&output)))),
+                Some(EXIT_NO_RUN) => is_made = false,
+                Some(EXIT_IN_DOUBT) => (is_made, retries) = (true, true),
+                code => return Ok(Err(format!("{args:?} exits with {code:?}: {}", text_of(&output)))),
             }
         }
-        Ok(Some("the run never completes".to_owned()))
+        Ok(Err("the run never comes to rest".to_owned()))
     }
 
     /// Returns the planned action of each step.
-    fn plan(&self) -> anyhow::Result<BTreeMap<StepPath, String>> {
-        let output = self.start(&["plan", RUN, "--json"])?.wait_with_output()?;
+    fn plan(&self, args: &[String]) -> anyhow::Result<BTreeMap<StepPath, String>> {
+        let fixed = ["resume", RUN, "--dry-run", "--json"];
+        let all: Vec<&str> = fixed.into_iter().chain(args.iter().map(String::as_str)).collect();
+        let output = self.start(&all)?.wait_with_output()?;
         let plan: Value = serde_json::from_slice(&output.stdout).with_context(|| text_of(&output))?;
         let decisions = plan["decisions"].as_array().into_iter().flatten();
         let action = |decision: &Value| {
             let text = |key: &str| decision[key].as_str().unwrap_or_default().to_owned();
-            let scope = text("scope");
-            let scope = if scope == "main" { scope } else { format!("main/{scope}") };
-            (StepPath::new(&scope, &text("step")), text("action"))
+            (StepPath::new(&in_model(&text("scope")), &text("step")), text("action"))
         };
         Ok(decisions.map(action).collect())
     }
@@ -230,36 +369,32 @@ impl<'a> Play<'a> {
         command.env("HOME", self.folder.path()).env_remove("WAYPOST_STORE");
         Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
     }
+}
 
-    /// Writes the files of the world to disk and removes all others.
-    fn write_files(&self) -> anyhow::Result<()> {
-        let mut log = Log::open(self.folder.path())?;
-        let files = self.script.world(&log.read()?).files();
-        let folder = self.folder.path().join("files");
-        for file in fs::read_dir(&folder)? {
-            let file = file?;
-            if !files.contains_key(&*file.file_name().to_string_lossy()) {
-                fs::remove_file(file.path())?;
-            }
+/// Returns the executions beyond the expected ones, and the missing ones.
+fn difference(executed: &[&StepPath], expected: &[StepPath]) -> (Vec<StepPath>, Vec<StepPath>) {
+    let mut missing = expected.to_vec();
+    let mut needless = Vec::new();
+    for path in executed {
+        match missing.iter().position(|expected| expected == *path) {
+            Some(at) => drop(missing.swap_remove(at)),
+            None => needless.push((*path).clone()),
         }
-        for (name, content) in files {
-            fs::write(folder.join(name), content.to_string())?;
-        }
-        Ok(())
     }
+    (needless, missing)
 }
 
 /// Returns the wrong decisions of a plan: a `reuse` with an execution, or a `run`, `rerun` or `retry`
 /// without.
-fn untrue(plan: &BTreeMap<StepPath, String>, executed: &[StepPath]) -> Vec<String> {
-    let executed: BTreeSet<&StepPath> = executed.iter().collect();
-    let is_opener = |path: &StepPath| {
-        let part = format!("/{}", path.step);
-        plan.keys().any(|other| other.scope.contains(&part))
-    };
+fn untrue(
+    plan: &BTreeMap<StepPath, String>,
+    executed: &[&StepPath],
+    leaves: &BTreeSet<String>,
+) -> Vec<String> {
+    let executed: BTreeSet<&StepPath> = executed.iter().copied().collect();
     let wrong = |(path, action): (&StepPath, &String)| match (action.as_str(), executed.contains(path)) {
         ("reuse", true) => Some(format!("the plan reuses {path:?}, which ran")),
-        ("run" | "rerun" | "retry", false) if !is_opener(path) => {
+        ("run" | "rerun" | "retry", false) if leaves.contains(&*path.step) => {
             Some(format!("the plan runs {path:?}, which did not run"))
         }
         _ => None,

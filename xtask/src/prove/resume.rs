@@ -73,6 +73,17 @@ impl Requests {
 #[derive(Debug, Clone)]
 pub(crate) struct Seeds(Range<u64>);
 
+impl Seeds {
+    /// Returns the first `count` seeds.
+    pub(super) fn first(count: u64) -> Self {
+        Self(0..count)
+    }
+
+    pub(super) fn range(&self) -> Range<u64> {
+        self.0.clone()
+    }
+}
+
 impl FromStr for Seeds {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -96,12 +107,9 @@ pub(crate) struct ResumeProofOptions {
     /// Most crashes per round of a workflow, an even sample of its store calls
     #[arg(long, default_value_t = 12)]
     crashes: u64,
-    /// Requests of a person between the rounds, without `--command`
+    /// Requests of a person between the rounds
     #[arg(long, default_value = "none")]
     requests: Requests,
-    /// Play each workflow this many times through the built command, with a `kill -9` in each round
-    #[arg(long, value_name = "PLAYS", num_args = 0..=1, default_missing_value = "1")]
-    command: Option<u64>,
     /// Stop after this number of defects per level
     #[arg(long, default_value_t = 10)]
     defects: usize,
@@ -121,22 +129,8 @@ impl ResumeProofOptions {
             level: Vec::new(),
             crashes: if is_full { 4 } else { 2 },
             requests: Requests::None,
-            command: None,
             defects: 10,
         }
-    }
-}
-
-/// Seeds per level for plays through the built command.
-const COMMAND_SEEDS: (u64, u64) = (4, 250);
-
-impl ResumeProofOptions {
-    /// Returns the seeds through the built command for `prove` without a subcommand.
-    pub(super) fn of_command(is_full: bool) -> Self {
-        let (short, full) = COMMAND_SEEDS;
-        let seeds = Seeds(0..if is_full { full } else { short });
-        let level = vec![Level::Leaves, Level::Items, Level::Groups, Level::Passes];
-        Self { seeds, level, crashes: 0, requests: Requests::None, command: Some(1), defects: 10 }
     }
 }
 
@@ -144,9 +138,6 @@ impl ResumeProofOptions {
 pub(super) fn run(options: &ResumeProofOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let levels = if options.level.is_empty() { Level::value_variants() } else { &options.level };
-    if options.command.is_some() {
-        super::built_waypost()?;
-    }
     let mut count = 0;
     for level in levels {
         let mut found: Vec<String> = Vec::new();
@@ -156,21 +147,9 @@ pub(super) fn run(options: &ResumeProofOptions) -> anyhow::Result<()> {
                 break;
             }
             played += 1;
-            let defect = match options.command {
-                Some(_) if *level == Level::Chains => None,
-                Some(kills) => {
-                    super::command::find(seed, *level, kills)?.map(|defect| format!("seed {seed}, {defect}"))
-                }
-                None => {
-                    let defect = runtime.block_on(drive::find(
-                        seed,
-                        level.to_drive(),
-                        options.requests.to_drive(),
-                        options.crashes,
-                    ));
-                    defect.map(|defect| defect.to_string())
-                }
-            };
+            let requests = options.requests.to_drive();
+            let defect = drive::find(seed, level.to_drive(), requests, options.crashes);
+            let defect = runtime.block_on(defect).map(|defect| defect.to_string());
             if let Some(defect) = &defect {
                 output::say(format!("{defect}\n  again: {}", again(options, *level, seed)));
             }
@@ -188,9 +167,8 @@ pub(super) fn run(options: &ResumeProofOptions) -> anyhow::Result<()> {
 /// Returns the command that replays a single workflow.
 fn again(options: &ResumeProofOptions, level: Level, seed: u64) -> String {
     let (level, next, crashes, requests) = (level.name(), seed + 1, options.crashes, options.requests.name());
-    let command = options.command.map(|kills| format!(" --command {kills}")).unwrap_or_default();
     format!(
         "cargo xtask prove resume --level {level} --seeds {seed}..{next} --crashes {crashes} --requests \
-         {requests}{command}"
+         {requests}"
     )
 }

@@ -1069,3 +1069,51 @@ fn a_request_below_an_opener_reruns_its_hooks() {
         assert_eq!(ran(&rig), "p h z", "{is_lost}");
     }
 }
+
+// Cause: the evidence of finished steps was verified by the old definition first, also of a step that is gone.
+#[test]
+fn lost_evidence_of_a_removed_step_asks_nothing() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: echo a >> trace}
+  - {id: b, needs: [a], idempotent: false, run: 'echo > b.txt; echo b >> trace', evidence: [{file: b.txt}]}
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    remove(&rig, "b.txt");
+    rig.write("flow.yaml", "steps: [{id: a, run: echo a >> trace}]");
+
+    assert_eq!(resume(&rig, &["--keep-finished"]), Some(0));
+
+    assert_eq!(ran(&rig), "");
+}
+
+// Cause: a plan from the records had a rerun in the branch of an item that another list drops.
+#[test]
+fn a_plan_is_silent_about_a_dropped_item() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      steps:
+        - id: p
+          run: 'echo > p-$I; echo p-$I >> trace'
+          env: {I: '${{ item }}'}
+          evidence: [{file: 'p-${{ item }}'}]
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    remove(&rig, "p-x");
+    edit(&rig, "[x, y]", "[y, z]");
+
+    let plan = rig.json(&["resume", "r", "--rerun-changed", "--dry-run", "--json"]);
+
+    let scopes: Vec<&str> =
+        plan["decisions"].as_array().unwrap().iter().map(|row| row["scope"].as_str().unwrap()).collect();
+    assert!(!scopes.contains(&"f:x"), "{plan}");
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+    assert_eq!(ran(&rig), "p-z");
+}

@@ -5,13 +5,11 @@
 //! `play` runs a script undisturbed and then with crashes. The module uses only the public interface of the
 //! engine.
 
-mod command;
 mod play;
 mod program;
 mod script;
 mod shared_world;
 
-pub use command::{CommandScript, CommandWorld, Effects, Event};
 pub use play::{Crash, Defect, Level, find};
 pub(super) use play::{Rounds, first_defect};
 pub use script::Requests;

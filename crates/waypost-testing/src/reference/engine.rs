@@ -87,6 +87,8 @@ pub struct Engine {
     pub stopped: bool,
     /// Percentage of questions in which a person confirms the old result.
     pub confirm_percent: u64,
+    /// Whether steps compute with the outputs of openers. A workflow file passes only outputs of leaves.
+    pub reads_openers: bool,
     /// The number of questions.
     pub asked: usize,
     /// The number of reused results.
@@ -126,6 +128,7 @@ impl Engine {
             blocked: BTreeSet::new(),
             stopped: false,
             confirm_percent: CONFIRM_PERCENT,
+            reads_openers: true,
             asked: 0,
             reused: 0,
             may_rerun: BTreeSet::new(),

@@ -14,6 +14,7 @@ pub mod definition;
 pub mod drive;
 pub mod engine;
 pub mod generate;
+pub mod lockstep;
 pub mod play;
 pub mod position;
 pub mod request;

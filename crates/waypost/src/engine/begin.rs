@@ -329,8 +329,10 @@ async fn find_begin<P: Program>(
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let bases = carried.map_or(&[][..], |carried| &carried.bases);
     let asked = ResumeQuery { verifies_all, bases, ..asked };
+    // With another definition, the evidence of the old steps says nothing: only the interrupted steps are in doubt.
+    let before = ResumeQuery { still: asked.still || options.adopt.is_some(), ..asked };
     let mut resume_point = match options.from {
-        None => resume_point::find(engine, program, began_with, base, asked).await?,
+        None => resume_point::find(engine, program, began_with, base, before).await?,
         Some(_) => ResumePoint::default(),
     };
     manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;

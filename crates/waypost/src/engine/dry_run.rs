@@ -187,7 +187,11 @@ impl DryRun {
     pub fn correct<P: Program>(&self, program: &P, plan: &mut Plan) {
         let asked: BTreeSet<(&BranchPath, &StepId)> =
             self.questions.iter().map(|asked| (&asked.branch, &asked.step)).collect();
-        plan.decisions.retain(|decision| !self.is_left_out(&decision.branch));
+        let starts = |action| matches!(action, Action::Run | Action::Retry | Action::Restart);
+        plan.decisions.retain(|decision| {
+            !self.is_left_out(&decision.branch)
+                && !(starts(decision.action) && self.is_dropped(&decision.branch))
+        });
         for decision in &mut plan.decisions {
             let key = (decision.branch.clone(), decision.step.clone());
             let is_settled = self.skipped.contains_key(&key) || self.settled.contains_key(&key);
@@ -230,6 +234,12 @@ impl DryRun {
     fn is_left_out(&self, branch: &BranchPath) -> bool {
         let is_ended = |opener| self.skipped.contains_key(&opener) || self.settled.contains_key(&opener);
         !self.positions.contains_key(branch) && openers(branch).any(is_ended)
+    }
+
+    /// Returns whether the step around a branch opens other branches only: another list drops the item.
+    fn is_dropped(&self, branch: &BranchPath) -> bool {
+        !self.positions.contains_key(branch)
+            && openers(branch).next().is_some_and(|opener| self.started.contains_key(&opener))
     }
 
     /// Returns the decision about a step if the plan differs.

@@ -56,18 +56,6 @@ impl Script {
         Self::of_steps(seed, random, steps, requests)
     }
 
-    /// Returns the script of a seed for the built command, where a workflow file reads only outputs of
-    /// leaves.
-    ///
-    /// # Errors
-    /// [`Halt`]: a defect of the model.
-    pub(super) fn of_command(seed: u64, level: Level) -> Result<Self, Halt> {
-        let mut random = Seeded::new(seed);
-        let steps = normalized(&workflow(&mut random, &BTreeSet::new()), level);
-        let steps = for_command(&steps, false);
-        Self::of_steps(seed, random, steps, Requests::None)
-    }
-
     fn of_steps(seed: u64, mut random: Seeded, steps: Steps, requests: Requests) -> Result<Self, Halt> {
         let mut model =
             Engine::new(steps.clone(), FailurePolicy::KeepGoing, Rules::default(), Seeded::new(!seed));
@@ -182,19 +170,6 @@ fn normalized(steps: &Steps, level: Level) -> Steps {
         found.push(Arc::new(new));
     }
     found.into()
-}
-
-/// Restricts the steps to a valid workflow file: only leaves are read, and only the outermost group has
-/// several passes.
-fn for_command(steps: &Steps, in_passes: bool) -> Steps {
-    let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
-    let written = |step: &Arc<Step>| {
-        let reads = step.reads.iter().filter(|id| is_leaf(id)).cloned().collect();
-        let passes = if in_passes { 1 } else { step.passes };
-        let body = for_command(&step.body, in_passes || passes > 1);
-        Arc::new(Step { reads, passes, body, ..Step::clone(step) })
-    };
-    steps.iter().map(written).collect()
 }
 
 /// Returns the number of steps of a script, including nested steps.

@@ -121,32 +121,6 @@ impl WorldState {
         output
     }
 
-    /// Returns the inputs of a step: outputs of the newest executions.
-    pub(super) fn outputs_read(&self, scope: &str, step: &Step) -> BTreeMap<Name, i64> {
-        let read = |id: &Name| Some((id.clone(), self.output(scope, &*self.step(scope, id)?)?));
-        step.upstream().filter_map(read).collect()
-    }
-
-    /// Returns the value of a scope: the sum of the inputs of the opener and of the previous pass.
-    pub(super) fn value_of(&self, scope: &str) -> i64 {
-        let Some(parent) = Parent::of(scope) else { return 0 };
-        let Some(opener) = self.step(&parent.scope, &parent.opener) else { return 0 };
-        let before = match opener.kind == Kind::Group && parent.pass > 1 {
-            true => {
-                let pass = format!("{}/{}~{}", parent.scope, opener.id, parent.pass - 1);
-                let outputs = self
-                    .steps_of(&pass)
-                    .iter()
-                    .filter_map(|step| self.output(&pass, step))
-                    .collect::<Vec<_>>();
-                outputs.into_iter().sum::<i64>().rem_euclid(97)
-            }
-            false => 0,
-        };
-        let read: i64 = self.outputs_read(&parent.scope, &opener).values().sum();
-        self.value_of(&parent.scope) + read + before
-    }
-
     /// Checks that every output read is the output of the newest execution.
     fn check_outputs(&mut self, given: &Given) {
         let scope = &given.path.scope;

@@ -54,8 +54,12 @@ impl Engine {
     /// Returns the value that a step computes from the outputs of other steps.
     pub(super) fn value_read(&self, scope: &str, step: &Step) -> i64 {
         let position = self.position(scope);
+        let is_read =
+            |id: &Name| self.reads_openers || self.step(scope, id).is_some_and(|step| step.is_leaf());
         let output = |id: &Name| position.ledger.get(id).and_then(|end| end.output).unwrap_or(0);
-        position.input.value + step.upstream().map(output).sum::<i64>()
+        let output = |id: &Name| if is_read(id) { output(id) } else { 0 };
+        let given = if self.reads_openers { position.input.value } else { 0 };
+        given + step.upstream().map(output).sum::<i64>()
     }
 
     /// Returns whether an upstream step in this scope failed or was passed over.

@@ -1,0 +1,85 @@
+//! The part of the model's workflows and edits that a workflow file can express.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::definition::{Kind, Name, Step, Steps, all};
+use super::super::request::Adoption;
+
+/// The mark of hooks in the names of the model.
+pub(super) const HOOK: &str = ".on_";
+
+/// Returns the id of a step in a workflow file.
+pub(super) fn id(step: &str) -> String {
+    step.replace('.', "_")
+}
+
+/// Returns the steps without what a workflow file cannot express: reads without a need, nested passes, conditions
+/// on outputs of openers, and files shared by scopes.
+pub(super) fn restricted(steps: &Steps) -> Steps {
+    within(steps, false)
+}
+
+fn within(steps: &Steps, in_passes: bool) -> Steps {
+    let is_leaf = |id: &Name| steps.iter().any(|step| step.id == *id && step.is_leaf());
+    let written = |step: &Arc<Step>| {
+        let passes = if in_passes { 1 } else { step.passes };
+        let file = step.file.as_ref().map(|file| match file.contains("$S") {
+            true => file.clone(),
+            false => format!("{file}$S").into(),
+        });
+        Arc::new(Step {
+            reads: Vec::new(),
+            skip_if: step.skip_if.clone().filter(is_leaf),
+            body: within(&step.body, in_passes || passes > 1),
+            passes,
+            file,
+            ..Step::clone(step)
+        })
+    };
+    steps.iter().map(written).collect()
+}
+
+/// Returns an edit as the command can make it: a choice for each step of the main scope, and no changed hooks.
+/// Returns the arguments of the choices, too.
+pub(super) fn adoption(wanted: Adoption, old: &Steps) -> (Adoption, Vec<String>) {
+    let is_hook = |id: &Name| id.contains(HOOK);
+    let steps = with_old_hooks(&restricted(&wanted.steps), &all(old));
+    let mut rerun: BTreeSet<Name> = wanted.rerun_changed.into_iter().filter(|id| !is_hook(id)).collect();
+    let mut keep: BTreeSet<Name> = wanted.keep_finished.into_iter().filter(|id| !is_hook(id)).collect();
+    let mut chosen = Vec::new();
+    for step in steps.iter().filter(|step| !step.when.is_hook()) {
+        let own = [step.clone()];
+        let inner: BTreeSet<Name> = all(&own).iter().map(|step| step.id.clone()).collect();
+        if inner.iter().any(|id| rerun.contains(id)) || has_other_items(&own, old) {
+            rerun.extend(keep.extract_if(.., |id| inner.contains(id)));
+            chosen.push(step.id.to_string());
+        }
+    }
+    let mut args = Vec::new();
+    if !chosen.is_empty() {
+        args.push(format!("--rerun-changed={}", chosen.join(",")));
+    }
+    args.push("--keep-finished".to_owned());
+    let (rerun_changed, keep_finished) = (rerun.into_iter().collect(), keep.into_iter().collect());
+    (Adoption { steps, rerun_changed, keep_finished }, args)
+}
+
+fn with_old_hooks(steps: &Steps, old: &[Arc<Step>]) -> Steps {
+    let kept = |step: &Arc<Step>| {
+        if step.when.is_hook()
+            && let Some(before) = old.iter().find(|before| before.id == step.id)
+        {
+            return before.clone();
+        }
+        Arc::new(Step { body: with_old_hooks(&step.body, old), ..Step::clone(step) })
+    };
+    steps.iter().map(kept).collect()
+}
+
+fn has_other_items(steps: &[Arc<Step>], old: &Steps) -> bool {
+    let old = all(old);
+    let is_other =
+        |step: &Arc<Step>| old.iter().any(|before| before.id == step.id && before.items != step.items);
+    all(steps).iter().any(|step| step.kind == Kind::ForEach && is_other(step))
+}
