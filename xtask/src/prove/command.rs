@@ -306,7 +306,7 @@ impl Play {
         is_first: bool,
         mut kill: Option<Duration>,
     ) -> anyhow::Result<Result<i32, String>> {
-        let (mut is_made, mut retries) = (!is_first, false);
+        let (mut is_made, mut retries, mut requests) = (!is_first, false, !request.is_empty());
         let before = self.executed()?.len();
         for _ in 0..SESSIONS_MAX {
             let mut args = match is_made {
@@ -314,7 +314,8 @@ impl Play {
                 false => vec!["run", WORKFLOW, "--id", RUN, "-q"],
             };
             // A request is recorded before a step runs.
-            if is_made && self.executed()?.len() == before {
+            requests &= self.executed()?.len() == before;
+            if requests {
                 args.extend(request.iter().map(String::as_str));
             }
             if retries && is_made {
@@ -334,6 +335,8 @@ impl Play {
                 Some(code) if [0, EXIT_DEAD_LETTERS].contains(&code) || EXITS_FAILED.contains(&code) => {
                     return Ok(Ok(code));
                 }
+                // A recorded request has opened the step: it is not finished, and cannot be requested again.
+                Some(EXIT_NO_RUN) if requests => requests = false,
                 Some(EXIT_NO_RUN) => is_made = false,
                 Some(EXIT_IN_DOUBT) => (is_made, retries) = (true, true),
                 code => return Ok(Err(format!("{args:?} exits with {code:?}: {}", text_of(&output)))),

@@ -165,8 +165,8 @@ impl Lockstep {
             Some(Feature::Travel) => self.rerun_from(),
             Some(Feature::Edits) => {
                 let adoption = adoption(&mut self.random, &mut self.model);
-                let (adoption, args) = restrict::adoption(adoption, &self.model.disk_definition.steps);
-                (Request::Adopt(adoption), args)
+                let (adoption, choice) = restrict::adoption(adoption, &self.model.disk_definition.steps);
+                (Request::Adopt(adoption), vec![choice])
             }
             _ => (Request::None, Vec::new()),
         }

@@ -1,6 +1,5 @@
 //! The part of the model's workflows and edits that a workflow file can express.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::definition::{Kind, Name, Step, Steps, all};
@@ -40,29 +39,17 @@ fn within(steps: &Steps, in_passes: bool) -> Steps {
     steps.iter().map(written).collect()
 }
 
-/// Returns an edit as the command can make it: a choice for each step of the main scope, and no changed hooks.
-/// Returns the arguments of the choices, too.
-pub(super) fn adoption(wanted: Adoption, old: &Steps) -> (Adoption, Vec<String>) {
+/// Returns an edit as the command can make it: one choice for all changed steps, and no changed hooks. Returns the
+/// argument of the choice, too.
+pub(super) fn adoption(wanted: Adoption, old: &Steps) -> (Adoption, String) {
     let is_hook = |id: &Name| id.contains(HOOK);
     let steps = with_old_hooks(&restricted(&wanted.steps), &all(old));
-    let mut rerun: BTreeSet<Name> = wanted.rerun_changed.into_iter().filter(|id| !is_hook(id)).collect();
-    let mut keep: BTreeSet<Name> = wanted.keep_finished.into_iter().filter(|id| !is_hook(id)).collect();
-    let mut chosen = Vec::new();
-    for step in steps.iter().filter(|step| !step.when.is_hook()) {
-        let own = [step.clone()];
-        let inner: BTreeSet<Name> = all(&own).iter().map(|step| step.id.clone()).collect();
-        if inner.iter().any(|id| rerun.contains(id)) || has_other_items(&own, old) {
-            rerun.extend(keep.extract_if(.., |id| inner.contains(id)));
-            chosen.push(step.id.to_string());
-        }
-    }
-    let mut args = Vec::new();
-    if !chosen.is_empty() {
-        args.push(format!("--rerun-changed={}", chosen.join(",")));
-    }
-    args.push("--keep-finished".to_owned());
-    let (rerun_changed, keep_finished) = (rerun.into_iter().collect(), keep.into_iter().collect());
-    (Adoption { steps, rerun_changed, keep_finished }, args)
+    let drops = !wanted.rerun_changed.is_empty() || has_other_items(&steps, old);
+    let changed = wanted.rerun_changed.into_iter().chain(wanted.keep_finished);
+    let changed: Vec<Name> = changed.filter(|id| !is_hook(id)).collect();
+    let (rerun_changed, keep_finished) = if drops { (changed, Vec::new()) } else { (Vec::new(), changed) };
+    let choice = if drops { "--rerun-changed" } else { "--keep-finished" };
+    (Adoption { steps, rerun_changed, keep_finished }, choice.to_owned())
 }
 
 fn with_old_hooks(steps: &Steps, old: &[Arc<Step>]) -> Steps {
