@@ -18,7 +18,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use waypost_testing::reference::definition::StepPath;
 use waypost_testing::reference::generate::Features;
-use waypost_testing::reference::lockstep::{self, HALF, Lockstep, Round, StepInputs};
+use waypost_testing::reference::lockstep::{self, HALF, Lockstep, RoundOutcome, StepInputs};
 use waypost_testing::seed::Seeded;
 
 use super::resume::Seeds;
@@ -232,7 +232,7 @@ impl Play {
     }
 
     /// Prepares the folder for a round.
-    fn prepare(&self, round: &Round) -> anyhow::Result<()> {
+    fn prepare(&self, round: &RoundOutcome) -> anyhow::Result<()> {
         let folder = self.folder.path();
         fs::write(folder.join(WORKFLOW), &round.workflow)?;
         fs::write(folder.join(INPUTS), serde_json::to_vec(&round.inputs)?)?;
@@ -243,7 +243,12 @@ impl Play {
     }
 
     /// Plays a round to rest and returns the defects.
-    fn round(&self, round: &Round, is_first: bool, kill: Option<Duration>) -> anyhow::Result<Vec<String>> {
+    fn round(
+        &self,
+        round: &RoundOutcome,
+        is_first: bool,
+        kill: Option<Duration>,
+    ) -> anyhow::Result<Vec<String>> {
         self.prepare(round)?;
         let before = self.executed()?.len();
         let plan = if kill.is_none() && !is_first { self.plan(&round.args)? } else { BTreeMap::new() };
@@ -281,7 +286,7 @@ impl Play {
     }
 
     /// Returns the files and outputs that differ from the model.
-    fn differing(&self, round: &Round, executed: &[Executed]) -> anyhow::Result<Vec<String>> {
+    fn differing(&self, round: &RoundOutcome, executed: &[Executed]) -> anyhow::Result<Vec<String>> {
         let last: BTreeMap<&StepPath, i64> =
             executed.iter().map(|executed| (&executed.path, executed.output)).collect();
         let outputs = round.outputs.iter().filter(|(path, output)| last.get(path) != Some(output));

@@ -39,7 +39,7 @@ impl StepInputs {
 
 /// A round: the changes and the request before it, and the result in the model.
 #[derive(Debug, Clone)]
-pub struct Round {
+pub struct RoundOutcome {
     /// The workflow file.
     pub workflow: String,
     /// The hidden inputs and failures.
@@ -97,7 +97,7 @@ impl Lockstep {
     ///
     /// # Errors
     /// [`Halt`]: a defect of the model.
-    pub fn next_round(&mut self) -> Result<Option<Round>, Halt> {
+    pub fn next_round(&mut self) -> Result<Option<RoundOutcome>, Halt> {
         if self.number == self.rounds || self.model.stopped {
             return Ok(None);
         }
@@ -140,7 +140,7 @@ impl Lockstep {
         executed.sort();
         let has_failures = !inputs.failing.is_empty();
         let is_calm = !has_failures && !std::mem::replace(&mut self.had_failures, has_failures);
-        Ok(Some(Round {
+        Ok(Some(RoundOutcome {
             workflow,
             inputs,
             files_before,

@@ -189,8 +189,8 @@ impl DryRun {
             self.questions.iter().map(|asked| (&asked.branch, &asked.step)).collect();
         let starts = |action| matches!(action, Action::Run | Action::Retry | Action::Restart);
         plan.decisions.retain(|decision| {
-            !self.is_left_out(&decision.branch)
-                && !(starts(decision.action) && self.is_dropped(&decision.branch))
+            let is_dropped = starts(decision.action) && self.is_dropped(&decision.branch);
+            !is_dropped && !self.is_left_out(&decision.branch)
         });
         for decision in &mut plan.decisions {
             let key = (decision.branch.clone(), decision.step.clone());
