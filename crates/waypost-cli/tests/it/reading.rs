@@ -1,6 +1,8 @@
 //! The read-only commands, over a run that failed in the middle: text and JSON.
 
-use crate::rig::{Rig, check};
+use std::fs;
+
+use crate::rig::{Rig, check, code_of};
 
 #[test]
 fn list() {
@@ -336,10 +338,20 @@ fn a_name_stands_beside_the_id_of_a_step() {
     assert!(rig.waypost(&["events", "r"]).contains(" step_failed s (One) "));
     let plan = rig.waypost(&["plan", "r"]);
     assert!(plan.contains("\na (First step) ") && plan.contains("\ns (One) "), "{plan}");
-    let report = rig.waypost(&["report", "r"]);
-    for part in
-        ["## `a` (First step): completed", "## `sub:workflow/a`: completed", "## `each:1/s` (One): failed"]
-    {
-        assert!(report.contains(part), "{part}: {report}");
+    let file = fs::read_to_string(rig.path(".waypost/runs/r/report.md")).unwrap();
+    for report in [rig.waypost(&["report", "r"]), file] {
+        for part in [
+            "## `a` (First step): completed",
+            "## `sub:workflow/a`: completed",
+            "## `each:1/s` (One): failed",
+        ] {
+            assert!(report.contains(part), "{part}: {report}");
+        }
     }
+
+    let flow = fs::read_to_string(rig.path("flow.yaml")).unwrap();
+    rig.write("flow.yaml", &flow.replace("One", "First").replace("'false'", "'true'"));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    let file = fs::read_to_string(rig.path(".waypost/runs/r/report.md")).unwrap();
+    assert!(file.contains("## `each:1/s` (First): completed"), "an adopted name: {file}");
 }
