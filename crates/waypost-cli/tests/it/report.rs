@@ -207,6 +207,25 @@ fn idle_time_between_sessions_is_not_work() {
     assert!(resumed.contains("\"idle_since\":\"20"), "{resumed}");
 }
 
+// Bug: the work of a retried item counted as idle time. Cause: the first record of the resume was on the branch of
+// the item, and the pause lasted until the join. Fix: a resume begins with a record of the main branch.
+#[test]
+fn a_resume_of_an_item_ends_the_idle_time_at_once() {
+    let rig = Rig::with(
+        "steps:\n  - id: each\n    foreach:\n      items: [eu]\n      steps: [{ id: load, run: test -e ok }]\n",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    let events = String::from_utf8(rig.call(&["events", "r"]).stdout).unwrap();
+
+    let mut after = events.lines().skip_while(|line| !line.contains(" run_failed ")).skip(1);
+    let resumed = after.next().unwrap();
+    assert!(resumed.contains(" run_resumed idle_since=20") && !resumed.contains('.'), "{events}");
+    assert!(after.any(|line| line.contains(" step_started load attempt=2")), "{events}");
+}
+
 #[test]
 fn runs_of_scripts_and_damaged_ones_have_a_page_too() {
     let rig = Rig::new();
