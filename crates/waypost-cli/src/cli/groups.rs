@@ -37,11 +37,11 @@ const GROUPS: [(&str, &[&str]); 5] = [
 /// Returns the command line, with a help in groups.
 pub(crate) fn command() -> clap::Command {
     let command = Cli::command();
-    let help = format!(
-        "{{about}}\n\n{{usage-heading}} {{usage}}\n{}\nOptions:\n{{options}}{{after-help}}",
-        grouped(&command)
-    );
-    command.help_template(help)
+    let grouped = grouped(&command);
+    // The lines of a template are not wrapped at the width of the terminal.
+    command
+        .before_help(grouped)
+        .help_template("{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}")
 }
 
 /// Lists the visible commands by group.
@@ -58,7 +58,7 @@ fn grouped(command: &clap::Command) -> String {
             let _ = writeln!(text, "  {:<width$}  {about}{aliases}", found.get_name());
         }
     }
-    text
+    text.trim().to_owned()
 }
 
 #[cfg(test)]
