@@ -107,7 +107,9 @@ fn quiet_says_nothing_on_success() {
         &["report", "r", "--out", "r.md"],
         &["export", "r", "r.json"],
         &["archive", "r", "r.zst"],
+        &["prune", "r", "--keep", "2"],
         &["delete", "r", "--yes"],
+        &["run", "flow.yaml", "--id", "away", "--detach"],
     ] {
         let said = rig.waypost(&[args, &["-q"]].concat());
         assert_eq!(said, "exit 0\n--- stdout\n--- stderr\n", "{args:?}");
