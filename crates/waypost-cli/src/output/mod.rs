@@ -62,6 +62,11 @@ pub(crate) struct Output {
     pub(crate) terminal: bool,
 }
 
+/// Returns whether an output has no content, as that of a step of an included file without outputs.
+pub(crate) fn is_empty(output: &serde_json::Value) -> bool {
+    output.as_object().is_some_and(serde_json::Map::is_empty)
+}
+
 /// Returns whether stderr is a person's screen. A CI log is not, although some services give jobs a terminal.
 fn is_screen() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

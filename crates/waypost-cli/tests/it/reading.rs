@@ -203,13 +203,13 @@ fn checks_change_nothing() {
         let mut files = std::collections::BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
         while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
+            for entry in fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_dir() {
                     folders.push(path);
                     continue;
                 }
-                let bytes = std::fs::read(&path).unwrap();
+                let bytes = fs::read(&path).unwrap();
                 let name = path.to_string_lossy().into_owned();
                 // SQLite's shared memory and an empty write-ahead log come and go with its readers.
                 let comes_and_goes = name.ends_with("-shm") || (name.ends_with("-wal") && bytes.is_empty());
@@ -316,6 +316,12 @@ fn a_key_outside_ascii_is_shown_and_taken() {
     assert!(rig.waypost(&["show", "r/each:größe@1"]).contains("checkpoint  r/each:größe@1"));
     let json = rig.json(&["checkpoints", "r", "--scope", "each:größe", "--json"]);
     assert_eq!(json["checkpoints"][0]["scope"], "each:gr%C3%B6%C3%9Fe", "a document has the exact text");
+}
+
+#[test]
+fn show_says_why_a_step_was_skipped() {
+    let said = Rig::failed().waypost(&["show", "r-1", "--step", "four"]);
+    assert!(said.contains("four  skipped\n  because  upstream `three` failed\n"), "{said}");
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn dead_letters_and_failures_are_marked_with_their_logs() {
 #[test]
 fn idle_time_between_sessions_is_not_work() {
     let rig = Rig::with(
-        "steps:\n  - id: each\n    foreach:\n      items: [eu]\n      as: it\n      \
+        "steps:\n  - id: each\n    foreach:\n      items: { run: echo eu }\n      as: it\n      \
          steps: [{ id: ask, approve: 'Go on?' }]\n",
     );
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
@@ -200,6 +200,10 @@ fn idle_time_between_sessions_is_not_work() {
         let idle = ended.duration_since(started).as_millis() - worked;
         assert!(idle >= IDLE.as_millis() as i128 - 1, "{view}");
     }
+    let told = rig.waypost(&["show", "r", "--step", "each"]);
+    let took = told.lines().find_map(|line| line.strip_prefix("  took     ")).unwrap();
+    let logs = rig.waypost(&["logs", "r"]);
+    assert!(logs.contains("==> each (attempt 1)") && logs.contains(&format!(", took {took}, ")), "{told}{logs}");
     assert!(page.contains("title=\"each:eu/ask: waiting, "), "{page}");
     assert!(page.contains("<p class=\"dim\">Not drawn: "), "{page}");
     let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
