@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 use waypost::events::{Event, EventKind};
 use waypost::record::{Wait, WaitKind};
 
-use super::{is_empty, shown};
 use super::step_names::StepNames;
 use super::step_progress::branch_of;
+use super::{is_empty, shown};
 use crate::format::time;
 
 /// The name of an event with a warning.

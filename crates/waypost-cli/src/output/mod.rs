@@ -118,6 +118,11 @@ impl Output {
         if self.quiet { Ok(()) } else { self.answer(text) }
     }
 
+    /// Writes the result of a check; in quiet mode, only of a failed check.
+    pub(crate) fn checked(&self, exit: Exit, text: &str) -> io::Result<()> {
+        if exit == Exit::Done { self.done(text) } else { self.answer(text) }
+    }
+
     /// Writes bytes of an answer unchanged.
     #[expect(clippy::unused_self, reason = "what is printed goes through an output")]
     pub(crate) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {

@@ -193,7 +193,11 @@ fn keys_of_other_tools_are_answered_with_ours() {
         ("dependencies: [a]", ["write `needs` in a step", "did you mean `needs`?", "beside `foreach`"]),
         (
             "max_concurrency: 3",
-            ["did you mean `max_parallel`?", "supported keys", "did you mean `max_parallel`?"],
+            [
+                "did you mean `max_parallel`?",
+                "write `max_parallel` in the workflow",
+                "did you mean `max_parallel`?",
+            ],
         ),
     ];
     for (key, ours) in ours {
