@@ -431,7 +431,7 @@ fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
 }
 
 /// Returns the columns of the terminal; `COLUMNS` takes precedence.
-fn columns() -> Option<usize> {
+pub(crate) fn columns() -> Option<usize> {
     let given =
         std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
     given.or_else(|| size_of(&io::stdout()).map(|(columns, _)| columns))

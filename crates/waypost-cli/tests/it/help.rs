@@ -90,7 +90,10 @@ fn help_is_wrapped_at_the_width_of_the_terminal() {
 
     let help = String::from_utf8(output.stdout).unwrap();
 
-    assert!(help.contains("\n  completions   Print a shell script\n"), "{help}");
+    assert!(
+        help.contains("\n  completions   Print a shell script\n                that completes commands,\n"),
+        "{help}"
+    );
     assert!(help.lines().all(|line| line.chars().count() <= 40), "{help}");
 }
 

@@ -140,9 +140,12 @@ fn jobs_of_github_are_explained_as_groups() {
     }
 }
 
+/// Makes a file with a key at one place.
+type Placed = fn(&str) -> String;
+
 #[test]
 fn keys_of_other_tools_are_answered_with_ours() {
-    let places: [(&str, fn(&str) -> String); 3] = [
+    let places: [(&str, Placed); 3] = [
         ("on top", |key| format!("{key}\nsteps: [{{run: a}}]\n")),
         ("in a step", |key| format!("steps:\n  - run: a\n    {key}\n")),
         ("in foreach", |key| {
