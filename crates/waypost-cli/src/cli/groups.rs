@@ -37,7 +37,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
 /// Returns the command line, with a help in groups.
 pub(crate) fn command() -> clap::Command {
     let command = Cli::command();
-    let grouped = grouped(&command, crate::output::columns().unwrap_or(usize::MAX));
+    let grouped = grouped(&command, crate::format::terminal::columns().unwrap_or(usize::MAX));
     command
         .before_help(grouped)
         .help_template("{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}")

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
+use crate::format::terminal;
 use crate::view::ProblemView;
 
 pub(crate) mod actions;
@@ -98,7 +99,7 @@ impl Output {
             live: is_screen(),
             actions: !global.json && (is_ci() || !io::stderr().is_terminal()) && actions::is_job(),
             logs: !global.json && !global.quiet && logs.unwrap_or_else(|| !is_screen()),
-            columns: columns(),
+            columns: terminal::columns(),
             terminal: io::stdout().is_terminal(),
         }
     }
@@ -428,20 +429,6 @@ fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
         Color::Never => false,
         Color::Auto => anstream::AutoStream::choice(stream) != anstream::ColorChoice::Never,
     }
-}
-
-/// Returns the columns of the terminal; `COLUMNS` takes precedence.
-pub(crate) fn columns() -> Option<usize> {
-    let given =
-        std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
-    given.or_else(|| size_of(&io::stdout()).map(|(columns, _)| columns))
-}
-
-/// Returns the columns and rows of a stream, if it is a terminal of known size.
-fn size_of(stream: &(impl std::os::fd::AsFd + io::IsTerminal)) -> Option<(usize, usize)> {
-    let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten()?;
-    let (columns, rows) = (usize::from(size.ws_col), usize::from(size.ws_row));
-    (columns > 0 && rows > 0).then_some((columns, rows))
 }
 
 /// Returns text on one line, without control characters and without bidirectional marks.
