@@ -1,6 +1,6 @@
 //! The size of the terminal.
 
-use std::io::{self, IsTerminal as _};
+use std::io;
 
 /// Returns the columns of the terminal; `COLUMNS` takes precedence.
 pub(crate) fn columns() -> Option<usize> {
