@@ -63,13 +63,14 @@ fn show() {
 #[test]
 fn show_of_the_newest_run_needs_no_name() {
     let rig = Rig::failed();
+    let show = |name: &[&str]| rig.json(&[&["show"], name, &["--json"]].concat());
 
-    let named = rig.waypost(&["show", "r-1"]);
+    let named = show(&["r-1"]);
 
-    assert_eq!(rig.waypost(&["show"]), named);
-    assert_eq!(rig.waypost(&["show", "@"]), named);
-    assert_eq!(rig.waypost(&["show", "r"]), named);
-    assert_eq!(rig.waypost(&["show", "@@2"]), rig.waypost(&["show", "r-1@2"]));
+    assert_eq!(show(&[]), named);
+    assert_eq!(show(&["@"]), named);
+    assert_eq!(show(&["r"]), named);
+    assert_eq!(show(&["@@2"]), show(&["r-1@2"]));
 }
 
 #[test]
