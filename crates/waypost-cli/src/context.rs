@@ -118,6 +118,11 @@ impl Context {
         (self.store.as_deref(), self.store_origin)
     }
 
+    /// Returns the context of the same command for another store.
+    pub(crate) fn at(&self, store: &str) -> Self {
+        Self { store: Some(store.to_owned()), store_origin: Origin::Flag, ..self.clone() }
+    }
+
     /// Returns the current time.
     #[expect(clippy::unused_self, reason = "a command asks its context for whatever is not in its arguments")]
     pub(crate) fn now(&self) -> jiff::Timestamp {

@@ -185,6 +185,7 @@ impl Links {
             labels: BTreeMap::new(),
             external: None,
             trace: None,
+            step_name: None,
             digests: None,
             branch_digests: None,
             about: None,

@@ -37,15 +37,14 @@ const GROUPS: [(&str, &[&str]); 5] = [
 /// Returns the command line, with a help in groups.
 pub(crate) fn command() -> clap::Command {
     let command = Cli::command();
-    let help = format!(
-        "{{about}}\n\n{{usage-heading}} {{usage}}\n{}\nOptions:\n{{options}}{{after-help}}",
-        grouped(&command)
-    );
-    command.help_template(help)
+    let grouped = grouped(&command, crate::format::terminal::columns().unwrap_or(usize::MAX));
+    command
+        .before_help(grouped)
+        .help_template("{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}{after-help}")
 }
 
-/// Lists the visible commands by group.
-fn grouped(command: &clap::Command) -> String {
+/// Lists the visible commands by group, wrapped at a width.
+fn grouped(command: &clap::Command, columns: usize) -> String {
     let width = GROUPS.iter().flat_map(|(_, names)| *names).map(|name| name.len()).max().unwrap_or_default();
     let mut text = String::new();
     for (group, names) in GROUPS {
@@ -55,10 +54,18 @@ fn grouped(command: &clap::Command) -> String {
             let aliases: Vec<&str> = found.get_visible_aliases().collect();
             let aliases =
                 if aliases.is_empty() { String::new() } else { format!(" [alias: {}]", aliases.join(", ")) };
-            let _ = writeln!(text, "  {:<width$}  {about}{aliases}", found.get_name());
+            let mut line = format!("  {:<width$} ", found.get_name());
+            for word in format!("{about}{aliases}").split_whitespace() {
+                if line.len() + 1 + word.len() > columns {
+                    let _ = writeln!(text, "{line}");
+                    line = " ".repeat(width + 3);
+                }
+                let _ = write!(line, " {word}");
+            }
+            let _ = writeln!(text, "{line}");
         }
     }
-    text
+    text.trim().to_owned()
 }
 
 #[cfg(test)]

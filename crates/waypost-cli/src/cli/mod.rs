@@ -264,6 +264,9 @@ pub(crate) struct ResumeArgs {
     /// Resume every interrupted or due run, oldest first
     #[arg(long, conflicts_with_all = ["restart", "with", "until", "treat_as"])]
     pub(crate) all: bool,
+    /// With `--all`, resume the runs of all stores used by this user
+    #[arg(long, requires = "all")]
+    pub(crate) everywhere: bool,
     /// Adopt this workflow file; changed finished steps run again, with all steps downstream
     #[arg(long, value_name = "FILE", conflicts_with = "keep_definition")]
     pub(crate) with: Option<PathBuf>,
@@ -318,8 +321,14 @@ pub(crate) struct ResumeArgs {
     /// Show the plan, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Resume in a separate process, and return at once
+    #[arg(long, conflicts_with_all = ["all", "dry_run", "treat_as"])]
+    pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) printed: PrintedArgs,
+    /// This is the process of a detached resume
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
 }
 
 /// What a person says about a step in doubt.

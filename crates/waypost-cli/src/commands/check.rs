@@ -40,7 +40,7 @@ pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Er
     if !warnings.is_empty() {
         context.output.aside(&rendered(&warnings));
     }
-    context.output.answer(&told(&workflow.path().display().to_string(), &workflow, &steps))?;
+    context.output.done(&told(&workflow.path().display().to_string(), &workflow, &steps))?;
     Ok(Exit::Done)
 }
 

@@ -1,4 +1,4 @@
-//! `waypost run --detach`: the run continues in a separate process, without a wait.
+//! `run --detach` and `resume --detach`: the run continues in a separate process, without a wait.
 //!
 //! The new process sends JSON output to this process. The first line is an event if the new process created
 //! the run, else an error. The existence of a run with this name does not prove its creator.
@@ -15,9 +15,9 @@ use waypost::RunId;
 use waypost::store::{Store, StoreError};
 
 use super::Context;
-use crate::cli::RunArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::session;
 use crate::store_location;
 use crate::view::{DetachedView, VERSION};
 
@@ -31,14 +31,15 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Most bytes shown from a process that failed to start.
 const SAID_BYTES_MAX: u64 = 4 << 10;
 
-/// The first output line of the new process.
-#[derive(Debug, Deserialize)]
+/// The first output line of the new process: an event, an error, or the reason to do nothing.
+#[derive(Debug, Default, Deserialize)]
 struct FirstLine {
     error: Option<ErrorLine>,
+    nothing_to_do: Option<String>,
 }
 
 /// The error in the line.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct ErrorLine {
     code: String,
     message: String,
@@ -51,7 +52,8 @@ pub(super) fn leave_terminal() {
     let _ = rustix::process::setsid();
 }
 
-/// Starts the process of a run, waits until the run is recorded, and prints how to follow it.
+/// Starts the process of a run, waits until the run is recorded, and prints how to follow it. `words` are added to
+/// the command line, to name the run.
 ///
 /// # Errors
 /// The process cannot be started, or ended before the run existed.
@@ -59,7 +61,8 @@ pub(super) async fn begin(
     context: &Context,
     store: &dyn Store,
     run: &RunId,
-    args: &RunArgs,
+    words: &[&str],
+    resumes: bool,
 ) -> Result<Exit, Error> {
     if store_location::is_memory(context.store_given().0) {
         let message = "cannot detach a run of a store in memory: the store ends with its process";
@@ -68,9 +71,15 @@ pub(super) async fn begin(
     // The later output has no reader; the store has its content.
     let said = rustix::fs::memfd_create("waypost", MemfdFlags::CLOEXEC);
     let said = File::from(said.map_err(|error| Error::Runtime(error.into()))?);
-    let mut child = start(run, args.id.is_some(), &said).map_err(Error::Runtime)?;
-    if let Some(why) = refused(&mut child).map_err(Error::Runtime)? {
-        return Err(not_begun(store, run, why, said, args.or_resume).await);
+    let mut child = start(words, &said).map_err(Error::Runtime)?;
+    let first = first_line(&mut child).map_err(Error::Runtime)?;
+    if let Some(why) = first.error {
+        return Err(not_begun(store, run, why, said, resumes).await);
+    }
+    if let Some(why) = first.nothing_to_do {
+        let status = store.run(run).await?.summary.status;
+        session::report_nothing(context, run, status, &why)?;
+        return Ok(Exit::Done);
     }
     let pid = child.id();
     if context.output.json {
@@ -78,7 +87,7 @@ pub(super) async fn begin(
         return Ok(Exit::Done);
     }
     let words = context.store_words();
-    context.output.answer(&format!(
+    context.output.done(&format!(
         "Run {run} continues in process {pid}.\n\
          Watch with: waypost watch {run}{words}\n\
          Stop with: waypost stop {run}{words}"
@@ -86,29 +95,28 @@ pub(super) async fn begin(
     Ok(Exit::Done)
 }
 
-/// Waits until the process has created its run; returns the error if it failed.
-fn refused(child: &mut Child) -> std::io::Result<Option<ErrorLine>> {
-    let nothing = || ErrorLine { code: String::new(), message: String::new(), causes: Vec::new() };
+/// Waits until the process has begun its run, or has failed.
+fn first_line(child: &mut Child) -> std::io::Result<FirstLine> {
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout.take(LINE_BYTES_MAX)).read_line(&mut line)?;
     }
     if line.is_empty() {
-        return Ok(Some(nothing()));
+        return Ok(FirstLine { error: Some(ErrorLine::default()), nothing_to_do: None });
     }
-    // A line that is not an error is an event of the run.
-    Ok(serde_json::from_str::<FirstLine>(&line).ok().and_then(|line| line.error))
+    // Any other line is an event of the run.
+    Ok(serde_json::from_str(&line).unwrap_or_default())
 }
 
 /// Returns why the process did not begin the run.
-async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: File, or_resume: bool) -> Error {
+async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: File, resumes: bool) -> Error {
     let begun = Instant::now();
     // Another process may be creating the run.
     while why.code == "locked" && store.run(run).await.is_err() && begun.elapsed() < MADE_WITHIN {
         tokio::time::sleep(LOOK).await;
     }
     match (why.code.as_str(), store.run(run).await) {
-        ("locked", Ok(entry)) if or_resume => {
+        ("locked", Ok(entry)) if resumes => {
             return StoreError::Held { run: run.clone(), holder: entry.summary.holder, until: None }.into();
         }
         ("exists" | "locked", Ok(_)) => return StoreError::Exists { run: run.clone() }.into(),
@@ -121,13 +129,14 @@ async fn not_begun(store: &dyn Store, run: &RunId, why: ErrorLine, mut said: Fil
             said.seek(SeekFrom::Start(0)).and_then(|_| said.take(SAID_BYTES_MAX).read_to_string(&mut text));
     }
     let hint = match store.run(run).await {
+        Ok(_) if resumes => format!("`waypost resume {run}` shows details"),
         Ok(_) => format!("`waypost show {run}` shows the existing run of this name"),
         Err(_) => format!("run without `--detach` for details; run {run} was not created"),
     };
     Error::usage(format!("the process of run {run} exited before the run started: {}", text.trim()), hint)
 }
 
-fn start(run: &RunId, has_id: bool, said: &File) -> std::io::Result<Child> {
+fn start(added: &[&str], said: &File) -> std::io::Result<Child> {
     let given = std::env::args_os().skip(1).map(|word| match word.to_str() {
         // Words after `--` are not options, but a file of this name can only be given there.
         Some("--detach") => OsString::from(OPTION),
@@ -139,8 +148,7 @@ fn start(run: &RunId, has_id: bool, said: &File) -> std::io::Result<Child> {
     let mut words: Vec<OsString> = given.filter(|word| !says(word)).collect();
     let options = words.iter().position(|word| word == OPTION).unwrap_or(words.len());
     let more = ["-q", "--json"].into_iter().map(OsString::from);
-    let id = ["--id", run.as_str()].into_iter().filter(|_| !has_id).map(OsString::from);
-    words.splice(options..options, more.chain(id));
+    words.splice(options..options, more.chain(added.iter().map(OsString::from)));
     Command::new(std::env::current_exe()?)
         .args(words)
         .stdin(Stdio::null())

@@ -102,7 +102,7 @@ pub(crate) async fn doctor(context: &Context) -> Result<Exit, Error> {
     if context.output.json {
         context.output.document(&view)?;
     } else {
-        context.output.answer(&told(context, &view))?;
+        context.output.checked(exit, &told(context, &view))?;
     }
     Ok(exit)
 }

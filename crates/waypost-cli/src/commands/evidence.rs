@@ -51,7 +51,7 @@ async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
         context.output.document(&AcceptedView { v: VERSION, run, step, accepted })?;
         return Ok(Exit::Done);
     }
-    context.output.answer(&match accepted {
+    context.output.done(&match accepted {
         0 => format!("Nothing to accept, because the evidence of step {step} holds, or does not exist."),
         1 => format!("Pinned the current evidence of step {step}."),
         count => format!("Pinned the current evidence of step {step}, {count} times."),

@@ -183,7 +183,8 @@ fn from_event(cause: &Value) -> CauseView {
     }
 }
 
-fn skipped(cause: &SkipCause) -> CauseView {
+/// Returns the cause of a skip.
+pub(super) fn skipped(cause: &SkipCause) -> CauseView {
     match cause {
         SkipCause::Condition(condition) => {
             CauseView { text: format!("`{condition}` is false"), ..named("condition_false", None) }
@@ -202,8 +203,8 @@ fn named(code: &'static str, step: Option<String>) -> CauseView {
         ("retry", _) => "the previous attempt failed".to_owned(),
         ("requested", _) => "requested by a person".to_owned(),
         ("definition_changed", _) => "the definition of the step changed".to_owned(),
-        ("condition_false", Some(step)) => format!("`{step}` upstream is skipped"),
-        ("upstream_failed", Some(step)) => format!("`{step}` upstream failed"),
+        ("condition_false", Some(step)) => format!("upstream `{step}` is skipped"),
+        ("upstream_failed", Some(step)) => format!("upstream `{step}` failed"),
         ("upstream_changed", Some(step)) => format!("upstream changed: `{step}`"),
         ("upstream_changed", None) => "the input of its scope changed".to_owned(),
         (code, _) => code.replace('_', " "),

@@ -58,12 +58,18 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
     Ok(Exit::Done)
 }
 
-/// Lists the runs of all known stores; an unreadable store causes a warning.
-async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Error> {
+/// Returns the addresses of the stores that this user has written to, and of the store here.
+pub(super) fn known_stores(context: &Context) -> Vec<String> {
     let mut addresses = registry::remembered();
     // This user may never have written to the local store.
     let here = context.store(None, Access::Read).ok().and_then(|store| registry::address(store.as_ref()));
     addresses.extend(here.filter(|here| !addresses.contains(here)));
+    addresses
+}
+
+/// Lists the runs of all known stores; an unreadable store causes a warning.
+async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Error> {
+    let addresses = known_stores(context);
     let (mut runs, mut damaged, mut more, mut asked) = (Vec::new(), Vec::new(), false, false);
     for address in &addresses {
         let listed = async {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use waypost::engine::Snapshot;
@@ -20,6 +21,7 @@ use crate::exit::Exit;
 use crate::format::{size, time};
 use crate::output::{shown, whole};
 use crate::run::definition::Chosen;
+use crate::run::idle_times::IdleTimes;
 use crate::run::reference::{StepRef, encode, no_step};
 use crate::view::{LogPieceView, LogView, LogsView, VERSION, attempt_name};
 
@@ -42,7 +44,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
     };
     loop {
         let working = store.run(&run).await?.summary.status == RunStatus::Running;
-        let tries = tries(store.as_ref(), &run, &args).await?;
+        let tries = tries(store.as_ref(), &run, &args, context.now()).await?;
         if let Some(step) = args.step.as_ref().filter(|_| tries.is_empty())
             && (!args.follow || !working)
         {
@@ -184,6 +186,8 @@ struct Attempt {
     began: Timestamp,
     /// The time of the record of the end.
     ended: Option<Timestamp>,
+    /// The time of work until the end, or until now.
+    took: Duration,
     /// Bytes printed, by the record of the end.
     printed: u64,
 }
@@ -214,12 +218,12 @@ impl Attempt {
     /// Returns the heading of a log: the step as `logs` takes it, the attempt, start, duration and size.
     fn heading(&self, at: &LogsAt<'_>) -> String {
         let lasted = match self.ended {
-            Some(ended) => format!("took {}", time::between(self.began, ended)),
+            Some(_) => format!("took {}", time::lasted(self.took)),
             // The duration and the size grow while the log is followed.
             None if at.follows => {
                 return format!("==> {}, started {}, running <==", self.name(), time::utc(self.began));
             }
-            None if at.live => format!("running for {}", time::between(self.began, at.now)),
+            None if at.live => format!("running for {}", time::lasted(self.took)),
             None => "cut".to_owned(),
         };
         let stored = || {
@@ -240,11 +244,16 @@ struct LogsAt<'a> {
     live: bool,
     /// The logs are followed.
     follows: bool,
-    now: Timestamp,
 }
 
 /// Lists the attempts with a recorded start, in the order of starts over all branches.
-async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<Attempt>, Error> {
+async fn tries(
+    store: &dyn Store,
+    run: &RunId,
+    args: &LogsArgs,
+    now: Timestamp,
+) -> Result<Vec<Attempt>, Error> {
+    let mut idle = IdleTimes::default();
     let named = args.step.as_deref().map(StepRef::parse);
     let mut tries: Vec<Attempt> = Vec::new();
     let mut seen: HashMap<_, usize> = HashMap::new();
@@ -253,6 +262,7 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
         let page = store.scan(&scan).await?;
         for record in &page.records {
             let header = record.header();
+            idle.take(header);
             // If the record of a start is damaged, the end of the attempt replaces it.
             let ended = header.step.clone().filter(|_| header.at.attempt > 0);
             let ended =
@@ -270,7 +280,14 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
                 let place = *seen.entry(of).or_insert(tries.len());
                 if place == tries.len() {
                     let (branch, start, began) = (header.branch.clone(), start.clone(), header.created_at);
-                    tries.push(Attempt { branch, start, began, ended: None, printed: 0 });
+                    tries.push(Attempt {
+                        branch,
+                        start,
+                        began,
+                        ended: None,
+                        took: Duration::ZERO,
+                        printed: 0,
+                    });
                 }
                 tries[place].printed = tries[place].printed.max(printed);
                 tries[place].ended = end.or(tries[place].ended);
@@ -281,6 +298,9 @@ async fn tries(store: &dyn Store, run: &RunId, args: &LogsArgs) -> Result<Vec<At
             None => break,
         }
     }
+    tries.iter_mut().for_each(|attempt| {
+        attempt.took = idle.work(attempt.began, attempt.ended.unwrap_or(now));
+    });
     // Records of one commit share a time; those of outer branches come first.
     tries.sort_by_key(|attempt| (attempt.began, attempt.branch.depth()));
     if args.last {
@@ -342,9 +362,9 @@ impl Printer<'_> {
                     continue;
                 }
                 if (headed || self.last.is_some()) && self.last.as_ref() != Some(&blob) {
-                    let (store, run, now) = (self.store, self.run, self.context.now());
+                    let (store, run) = (self.store, self.run);
                     let heading =
-                        attempt.heading(&LogsAt { store, run, live: self.live, follows: self.grows, now });
+                        attempt.heading(&LogsAt { store, run, live: self.live, follows: self.grows });
                     let heading = self.context.output.paint.bold(&heading);
                     self.context.output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
                 }

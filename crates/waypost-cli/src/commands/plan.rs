@@ -273,7 +273,8 @@ fn sentence(decision: &Decision) -> String {
         true => String::new(),
         false => format!(" on {}", decision.branch.readable()),
     };
-    format!("step {step}{on}: {would}, because {cause}")
+    let because = if matches!(cause, Cause::After(_)) { "" } else { "because " };
+    format!("step {step}{on}: {would}, {because}{cause}")
 }
 
 /// Returns the obstacles to a resume with this workflow: a running or cancelled run, an exceeded budget, and

@@ -206,7 +206,11 @@ fn tell(context: &Context, args: &PruneArgs, view: &PruneView) -> Result<Exit, E
         text += &format!("{drop} {states} of run {run} ({})\n", size::shown(*bytes));
     }
     text += &format!("{free} {} ({} bytes).\n", size::shown(view.bytes), view.bytes);
-    context.output.answer(&text)?;
+    if args.dry_run {
+        context.output.answer(&text)?
+    } else {
+        context.output.done(&text)?
+    }
     Ok(Exit::Done)
 }
 

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use waypost::engine::{
-    DueRuns, Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
-    Snapshot, StopHandle, Then, due_runs,
+    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
+    Snapshot, StopHandle, Then,
 };
 use waypost::folder::REPORT;
 use waypost::plan::Action;
-use waypost::record::{Choice as SettlementChoice, RunRecord, RunStatus};
-use waypost::store::{RunQuery, Store, StoreError, StoreExt as _};
+use waypost::record::{Choice as SettlementChoice, RunRecord};
+use waypost::store::{Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
 
-use super::Context;
+use super::{Context, detach};
 use crate::cli::{ResumeArgs, TreatAs};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -27,20 +27,33 @@ use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
 use crate::run::reference::{Default as Meant, StepRef, encode, find, no_branch, step_on};
 use crate::run::run_status;
-use crate::session::{Nothing, Session, SessionReport};
+use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access};
 
 use choice::{Asked, decide, nothing_to_decide};
 use dry::dry_run;
 
+mod all;
 mod choice;
 mod dry;
 
 pub(super) use self::dry::stop_after;
 
 pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, Error> {
+    if args.detached {
+        detach::leave_terminal();
+    }
     let access = if args.dry_run { Access::Read } else { Access::Write };
-    let store = context.store(None, access)?;
+    if args.everywhere {
+        return all::resume_everywhere(context, access, &args).await;
+    }
+    let store = match context.store(None, access) {
+        Err(error @ Error::NoStore { .. }) if args.all => {
+            let hint = "name a store with `--store`; `waypost resume --all --everywhere` uses all stores of this user";
+            return Err(Error::usage(error.to_string(), hint));
+        }
+        store => store?,
+    };
     resume_in(context, store, args).await
 }
 
@@ -51,7 +64,7 @@ pub(crate) async fn resume_in(
     args: ResumeArgs,
 ) -> Result<Exit, Error> {
     if args.all {
-        return resume_all(context, store, &args).await;
+        return all::resume_all(context, store, &args).await;
     }
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let mut args = args;
@@ -81,6 +94,11 @@ pub(crate) async fn resume_in(
         args.treat_as = None;
         args.output.clear();
         prepared = Prepared::of(context, &store, &run, &args).await?;
+    }
+    if args.detach {
+        // Errors that prevent the resume are reported above, with their exit code.
+        let word: Vec<&str> = args.run.is_none().then_some(run.as_str()).into_iter().collect();
+        return detach::begin(context, store.as_ref(), &run, &word, true).await;
     }
     let session = Session::begin(context, prepared.timeout)?;
     prepared.go_on(context, store, &session, &args).await
@@ -135,120 +153,6 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
         Err(Error::NotFound { .. }) => find(store, None, Meant::Newest).await,
         found => found,
     }
-}
-
-/// Resumes every interrupted or due run, oldest first.
-async fn resume_all(context: &Context, store: Arc<dyn Store>, args: &ResumeArgs) -> Result<Exit, Error> {
-    let Due { runs: found, unreadable } = due(context, store.as_ref()).await?;
-    let mut runs = Vec::with_capacity(found.len());
-    for run in found {
-        if is_of_script(store.as_ref(), &run).await {
-            context.output.detail(&format!("Skipped run {run}: it belongs to a script."));
-        } else {
-            runs.push(run);
-        }
-    }
-    let doubtful = in_doubt(store.as_ref()).await?;
-    if runs.is_empty() && doubtful.is_empty() && unreadable.is_empty() {
-        context.output.note("Nothing to resume, because no run is interrupted or due.");
-        if context.output.json {
-            context.output.line(&Nothing::of(None, "no run is interrupted or due"))?;
-        }
-        return Ok(Exit::Done);
-    }
-    let session = Session::begin_many(context)?;
-    let mut worst = Exit::Done;
-    for run in runs {
-        if session.stop.asked().is_some() {
-            break;
-        }
-        // Heading for the messages besides its events, too.
-        context.output.note(&format!("Run {run}:"));
-        let ended = if args.dry_run {
-            dry_run(context, &store, &run, args).await
-        } else {
-            match Prepared::of(context, &store, &run, args).await {
-                Ok(prepared) => {
-                    let session = session.of_one(prepared.timeout);
-                    prepared.go_on(context, Arc::clone(&store), &session, args).await
-                }
-                Err(error) => Err(error),
-            }
-        };
-        let exit = ended.unwrap_or_else(|error| context.tell(&error));
-        if worst == Exit::Done {
-            worst = exit;
-        }
-    }
-    for error in &unreadable {
-        let exit = context.tell(error);
-        if worst == Exit::Done {
-            worst = exit;
-        }
-    }
-    for run in &doubtful {
-        report_doubt(context, run, args)?;
-    }
-    Ok(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst })
-}
-
-/// Returns whether a run was created by `once`: only the script continues the run.
-async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
-    let entry = store.run(run).await;
-    entry.is_ok_and(|entry| entry.record.record().settings.contains_key(crate::run::definition::SCRIPT))
-}
-
-/// Prints that a run in doubt is not resumed, and that a person must decide.
-fn report_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
-    if context.output.json && !args.dry_run {
-        let run = Some((run.as_str(), RunStatus::InDoubt));
-        return Ok(context.output.line(&Nothing::of(run, "a step is in doubt, and needs a decision"))?);
-    }
-    let text = format!(
-        "Run {run} is unchanged, because a step is in doubt: see `waypost why {run}`, then decide: \
-         `waypost resume {run} --treat-as done`, or `--treat-as retry`"
-    );
-    context.output.warn(&context.with_store(&text));
-    Ok(())
-}
-
-/// Returns the runs in doubt, oldest first.
-async fn in_doubt(store: &dyn Store) -> Result<Vec<RunId>, Error> {
-    let mut query = RunQuery { statuses: [RunStatus::InDoubt].into(), ..RunQuery::default() };
-    let mut runs = Vec::new();
-    loop {
-        let page = store.runs(&query).await?;
-        runs.extend(page.runs.into_iter().map(|run| run.run));
-        match page.next {
-            Some(cursor) => query.cursor = Some(cursor),
-            None => break,
-        }
-    }
-    runs.reverse();
-    Ok(runs)
-}
-
-/// The runs to resume.
-struct Due {
-    /// Oldest first, then the damaged runs.
-    runs: Vec<RunId>,
-    /// Errors of unreadable runs with an unknown status.
-    unreadable: Vec<Error>,
-}
-
-async fn due(context: &Context, store: &dyn Store) -> Result<Due, Error> {
-    let DueRuns { mut runs, damaged } = due_runs(store, context.now()).await?;
-    let mut unreadable = Vec::new();
-    for run in damaged {
-        match run_status::unlisted(store, &run).await {
-            Ok(RunStatus::Interrupted | RunStatus::Queued) => runs.push(run),
-            Ok(_) => {}
-            // Deleted meanwhile.
-            Err(Error::Store(StoreError::NotFound { .. })) => {}
-            Err(error) => unreadable.push(error),
-        }
-    }
-    Ok(Due { runs, unreadable })
 }
 
 /// The start of a resume, if not the newest position, and whether steps run.

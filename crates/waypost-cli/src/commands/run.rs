@@ -218,7 +218,14 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
     refuse_secrets(&program, &record)?;
     program.check_items(&params)?;
     if args.detach {
-        return detach::begin(context, store.as_ref(), &told.run, &args).await;
+        return detach::begin(
+            context,
+            store.as_ref(),
+            &told.run,
+            &words_of(&told.run, &args),
+            args.or_resume,
+        )
+        .await;
     }
     let session = Session::begin(context, timeout)?;
     let options = SessionOptions { stop: session.stop.clone(), ..options };
@@ -367,13 +374,17 @@ async fn beside_existing(
     }
     refuse_other(store.as_ref(), id, params, args).await?;
     let resume = resume_args(id, args);
-    let goes_on = store.run(id).await?.summary.status.is_resumable();
-    if !args.detach || !goes_on {
+    if !args.detach {
         return resume::resume_in(context, store, resume).await;
     }
     // Errors that prevent the resume are reported here, with their exit code.
     Prepared::of(context, &store, id, &resume).await?;
-    detach::begin(context, store.as_ref(), id, args).await
+    detach::begin(context, store.as_ref(), id, &words_of(id, args), true).await
+}
+
+/// Returns the words that name a run on the command line of its detached process.
+fn words_of<'a>(id: &'a RunId, args: &RunArgs) -> Vec<&'a str> {
+    if args.id.is_some() { Vec::new() } else { vec!["--id", id.as_str()] }
 }
 
 fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {

@@ -16,12 +16,12 @@ use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{log_name, shape_of, spent};
 
-use super::{Context, checkpoints, undo};
+use super::{Context, checkpoints, executions, undo};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, size, time};
-use crate::output::{Output, log_lines, shown, shown_lines};
+use crate::output::{Output, is_empty, log_lines, shown, shown_lines};
 use crate::run::definition::{path_in_force, resume_line};
 use crate::run::environment;
 use crate::run::failed_item::FailedStep;
@@ -603,7 +603,7 @@ fn pairs(values: &Map<String, Value>) -> String {
         let text = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
         format!("{name}={}", clipped(&text))
     };
-    values.iter().map(pair).collect::<Vec<_>>().join(", ")
+    values.iter().filter(|(_, value)| !is_empty(value)).map(pair).collect::<Vec<_>>().join(", ")
 }
 
 fn clipped(text: &str) -> String {
@@ -652,6 +652,8 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
                 let _ = writeln!(text, "  {name:<8} {}", shown_lines(&value).replace('\n', "\n           "));
             }
         };
+        let skipped = step.skipped.as_ref().filter(|_| step.status == StepStatus::Skipped);
+        fact("because", skipped.map(|cause| executions::skipped(cause).text));
         fact("branch", (step.branch != "main").then(|| readable(&step.branch).into_owned()));
         fact("attempts", Some(step.attempts.to_string()));
         fact("exit", step.exit_code.map(|code| code.to_string()));

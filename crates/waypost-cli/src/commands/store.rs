@@ -166,7 +166,7 @@ async fn check(context: &Context) -> Result<Exit, Error> {
     }
     let verdict = if sound { "is consistent" } else { "is not consistent" };
     let text = format!("Store {}{version}: the derived data of {counted} {verdict}", view.store);
-    context.output.answer(&text)?;
+    context.output.checked(exit, &text)?;
     context.output.note(&context.with_store("`waypost verify --all` checks every byte of every checkpoint."));
     Ok(exit)
 }

@@ -53,7 +53,7 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
         context.output.document(&VerifyView { v: VERSION, run: view, recorded })?;
         return Ok(exit);
     }
-    context.output.answer(&told(&context.output, &view))?;
+    context.output.checked(exit, &told(&context.output, &view))?;
     match recorded {
         Some(at) => context.output.note(&format!("Recorded as {at}.")),
         None if args.record => context.output.note("Nothing to record, because no evidence was checked."),
@@ -205,7 +205,7 @@ async fn verify_all(context: &Context, shared: &Arc<dyn Store>) -> Result<Exit, 
             let mut view = view;
             check_evidence(shared, &summary.run, &mut view).await?;
             if !context.output.json {
-                context.output.answer(&told(&context.output, &view))?;
+                context.output.checked(exit_of(&view), &told(&context.output, &view))?;
             }
             runs.push(view);
         }

@@ -154,6 +154,10 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
                  copy with `--store`",
             ),
         ),
+        StoreError::Io { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            let help = "remount the file system for writing, or name another store with `--store`";
+            ("read_only", Exit::CannotWrite, hint(help))
+        }
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
         StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
         StoreError::Poisoned { .. } => {
@@ -176,4 +180,20 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
 /// Returns the log that proves a missing record, if this is how the loss is known.
 pub(crate) fn log_with_record(damage: &Damage) -> Option<&str> {
     damage.place.strip_suffix(" has the record").filter(|_| damage.flaw == Flaw::Missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{StoreError, io, of_store};
+
+    #[test]
+    fn a_store_that_cannot_be_written_has_a_hint_to_another() {
+        for kind in
+            [io::ErrorKind::ReadOnlyFilesystem, io::ErrorKind::PermissionDenied, io::ErrorKind::NotFound]
+        {
+            let error = StoreError::of_write("write to", "x.db", kind.into());
+            let (_, _, hint) = of_store(&error);
+            assert!(hint.is_some_and(|hint| hint.contains("`--store`")), "{error}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
-//! Times, sizes, exit codes and shell words as text.
+//! Times, sizes, exit codes and shell words as text; the size of the terminal.
 
 pub(crate) mod exit_code;
 pub(crate) mod size;
+pub(crate) mod terminal;
 pub(crate) mod text;
 pub(crate) mod time;

@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 use waypost::events::{Event, EventKind};
 use waypost::record::{Wait, WaitKind};
 
-use super::shown;
 use super::step_names::StepNames;
 use super::step_progress::branch_of;
+use super::{is_empty, shown};
 use crate::format::time;
 
 /// The name of an event with a warning.
@@ -63,7 +63,8 @@ impl EventLines<'_> {
             match value {
                 // Names chosen by users stay unchanged.
                 Value::Object(members) if key == "outputs" => {
-                    members.iter().for_each(|(name, value)| tell_output(&mut text, name, value));
+                    let told = members.iter().filter(|(_, value)| !is_empty(value));
+                    told.for_each(|(name, value)| tell_output(&mut text, name, value));
                 }
                 value => tell(&mut text, key, value),
             }
@@ -94,6 +95,9 @@ fn tell_output(text: &mut String, name: &str, value: &Value) {
 fn tell(text: &mut String, key: &str, value: &Value) {
     let told = match value {
         Value::Null | Value::Bool(false) => return,
+        Value::String(told) if matches!(key, "idle_since" | "at") => {
+            told.parse().map_or_else(|_| told.clone(), time::utc)
+        }
         Value::String(told) => told.clone(),
         Value::Array(items) if items.iter().all(Value::is_string) => {
             items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(": ")

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
+use crate::format::terminal;
 use crate::view::ProblemView;
 
 pub(crate) mod actions;
@@ -62,6 +63,11 @@ pub(crate) struct Output {
     pub(crate) terminal: bool,
 }
 
+/// Returns whether an output has no content, as that of a step of an included file without outputs.
+pub(crate) fn is_empty(output: &serde_json::Value) -> bool {
+    output.as_object().is_some_and(serde_json::Map::is_empty)
+}
+
 /// Returns whether stderr is a person's screen. A CI log is not, although some services give jobs a terminal.
 fn is_screen() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -93,7 +99,7 @@ impl Output {
             live: is_screen(),
             actions: !global.json && (is_ci() || !io::stderr().is_terminal()) && actions::is_job(),
             logs: !global.json && !global.quiet && logs.unwrap_or_else(|| !is_screen()),
-            columns: columns(),
+            columns: terminal::columns(),
             terminal: io::stdout().is_terminal(),
         }
     }
@@ -111,6 +117,11 @@ impl Output {
     /// Confirms a finished command on stdout, unless in quiet mode.
     pub(crate) fn done(&self, text: &str) -> io::Result<()> {
         if self.quiet { Ok(()) } else { self.answer(text) }
+    }
+
+    /// Writes the result of a check; in quiet mode, only of a failed check.
+    pub(crate) fn checked(&self, exit: Exit, text: &str) -> io::Result<()> {
+        if exit == Exit::Done { self.done(text) } else { self.answer(text) }
     }
 
     /// Writes bytes of an answer unchanged.
@@ -418,20 +429,6 @@ fn colours(choice: Color, stream: &impl anstream::stream::RawStream) -> bool {
         Color::Never => false,
         Color::Auto => anstream::AutoStream::choice(stream) != anstream::ColorChoice::Never,
     }
-}
-
-/// Returns the columns of the terminal; `COLUMNS` takes precedence.
-fn columns() -> Option<usize> {
-    let given =
-        std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
-    given.or_else(|| size_of(&io::stdout()).map(|(columns, _)| columns))
-}
-
-/// Returns the columns and rows of a stream, if it is a terminal of known size.
-fn size_of(stream: &(impl std::os::fd::AsFd + io::IsTerminal)) -> Option<(usize, usize)> {
-    let size = stream.is_terminal().then(|| rustix::termios::tcgetwinsize(stream).ok()).flatten()?;
-    let (columns, rows) = (usize::from(size.ws_col), usize::from(size.ws_row));
-    (columns > 0 && rows > 0).then_some((columns, rows))
 }
 
 /// Returns text on one line, without control characters and without bidirectional marks.

@@ -31,7 +31,7 @@ pub(super) struct Size {
 impl Size {
     /// Returns the present size of the terminal on stderr.
     pub(super) fn now() -> Self {
-        let (columns, rows) = super::size_of(&io::stderr()).unwrap_or(SIZE_ASSUMED);
+        let (columns, rows) = crate::format::terminal::size_of(&io::stderr()).unwrap_or(SIZE_ASSUMED);
         Self { columns, rows }
     }
 

@@ -9,10 +9,10 @@ use waypost::store::{RunSummary, Store};
 
 use crate::store_location::keeps_records_in_folders;
 
-/// Returns the bytes of a run's records and folder. A store on a server has no folder: its logs do not count.
+/// Returns the bytes of a run's records, logs and other files, in the store or in the run's folder.
 pub(crate) fn bytes_of(store: &dyn Store, run: &RunSummary) -> u64 {
     let folder = store.folder(&run.run).map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
-    if keeps_records_in_folders(store) { folder } else { folder + run.bytes }
+    if keeps_records_in_folders(store) { folder } else { folder + run.bytes + run.blob_bytes }
 }
 
 /// Returns the bytes of all files beneath a folder, each inode once. Unreadable files are ignored, as the

@@ -1,6 +1,7 @@
 //! References: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ` and `@`.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use waypost::engine::{Snapshot, labelled};
 use waypost::record::{Record, RunStatus};
@@ -329,7 +330,10 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
     let damaged = page.damaged.into_iter().map(|run| run.run);
     let mut found: Vec<RunId> = page.runs.into_iter().map(|run| run.run).chain(damaged).collect();
     match found.len() {
-        0 => Err(lost(store, text).await.unwrap_or_else(|| no_run(text))),
+        0 => Err(match lost(store, text).await {
+            Some(lost) => lost,
+            None => runs_of(store, text).await?.unwrap_or_else(|| no_run(text)),
+        }),
         1 => match lost(store, found[0].as_str()).await {
             Some(lost) => Err(lost),
             None => Ok(found.remove(0)),
@@ -481,6 +485,33 @@ pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
 /// Creates the error for an unknown run.
 pub(crate) fn no_run(name: &str) -> Error {
     Error::not_found(format!("run `{name}`"), "`waypost list` lists the runs")
+}
+
+/// Creates the error for the name of a workflow, of a file or of a step in place of a run, with the newest runs.
+async fn runs_of(store: &dyn Store, text: &str) -> Result<Option<Error>, StoreError> {
+    let newest = RunQuery { limit: CANDIDATES_MAX, ..RunQuery::default() };
+    let of = |workflow: &str| RunQuery { workflow: Some(workflow.to_owned()), ..newest.clone() };
+    let file = store_location::relative(store, Path::new(text));
+    let mut queries = vec![("workflow", of(text))];
+    queries.extend(file.map(|path| ("file", RunQuery { path: Some(path), ..newest.clone() })));
+    // The steps of the newest run stand for all: other records are not read.
+    let last = store.runs(&RunQuery { limit: 1, ..newest.clone() }).await?.runs.pop();
+    if let Some(last) = last
+        && let Ok(entry) = store.run(&last.run).await
+        && entry.record.record().definition.steps.iter().any(|step| step.id.as_str() == text)
+    {
+        queries.push(("step", of(&last.workflow)));
+    }
+    for (what, query) in queries {
+        let page = store.runs(&query).await?;
+        let more = if page.next.is_some() { ", ..." } else { "" };
+        let runs: Vec<String> = page.runs.iter().map(|run| run.run.to_string()).collect();
+        if !runs.is_empty() {
+            let hint = format!("`{}` is a {what} of these runs: {}{more}", shown(text), runs.join(", "));
+            return Ok(Some(Error::not_found(format!("run `{}`", shown(text)), hint)));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the reference of a damaged record.

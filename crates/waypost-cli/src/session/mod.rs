@@ -117,7 +117,7 @@ impl<'a> Session<'a> {
     }
 
     /// Derives the session of one of several runs: stopped with all runs, or by its own timeout.
-    pub(crate) fn of_one(&self, timeout: Option<Duration>) -> Self {
+    pub(crate) fn of_one<'b>(&self, context: &'b Context, timeout: Option<Duration>) -> Session<'b> {
         let (all, stop) = (self.stop.clone(), StopHandle::default());
         let own = stop.clone();
         tokio::spawn(async move {
@@ -128,7 +128,7 @@ impl<'a> Session<'a> {
         });
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let progress = Arc::clone(&self.progress);
-        Self { context: self.context, stop, progress, deadline, began: now(), asking: Mutex::default() }
+        Session { context, stop, progress, deadline, began: now(), asking: Mutex::default() }
     }
 
     /// Asks the questions of the run at once, if a person is at the terminal.
@@ -448,13 +448,7 @@ impl<'a> Session<'a> {
             RunStatus::Completed => "the run is completed",
             _ => "the step of --until and all steps upstream are finished",
         };
-        if self.context.output.json {
-            let run = Some((told.run.as_str(), outcome.status));
-            self.context.output.line(&Nothing::of(run, why))?;
-        } else {
-            self.context.output.done(&format!("Nothing to do for run {}, because {why}.", told.run))?;
-        }
-        Ok(())
+        Ok(report_nothing(self.context, &told.run, outcome.status, why)?)
     }
 
     /// Formats a failure of the run, with the end of the log, the failed `item`, and the step's place in the
@@ -527,6 +521,19 @@ impl<'a> Nothing<'a> {
     pub(crate) fn of(run: Option<(&'a str, RunStatus)>, cause: &'a str) -> Self {
         let (run, status) = run.unzip();
         Self { v: VERSION, run, status, nothing_to_do: cause }
+    }
+}
+
+/// Prints that there is nothing to do for a run.
+pub(crate) fn report_nothing(
+    context: &Context,
+    run: &RunId,
+    status: RunStatus,
+    why: &str,
+) -> std::io::Result<()> {
+    match context.output.json {
+        true => context.output.line(&Nothing::of(Some((run.as_str(), status)), why)),
+        false => context.output.done(&format!("Nothing to do for run {run}, because {why}.")),
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use waypost::record::{Claim, Pack, Printed, RunStatus, Start, Try, Usage, Verdict};
+use waypost::record::{Claim, Pack, Printed, RunStatus, SkipCause, Start, Try, Usage, Verdict};
 use waypost::store::Progress;
 
 mod checked;
@@ -205,9 +205,9 @@ pub(crate) struct StepView {
     /// The failure stops the run; for screens.
     #[serde(skip)]
     pub(crate) holds_up: bool,
-    /// An upstream step failed, so the step did not run; for the count of finished steps.
+    /// The cause of a skip; for screens.
     #[serde(skip)]
-    pub(crate) passed_over: bool,
+    pub(crate) skipped: Option<SkipCause>,
     /// The printed text, if any; for screens.
     #[serde(skip)]
     pub(crate) log: Option<Printed>,
@@ -226,7 +226,9 @@ impl StepView {
     /// Returns whether the run continues after the step.
     pub(crate) fn is_finished(&self) -> bool {
         match self.status {
-            StepStatus::Completed | StepStatus::Skipped => !self.passed_over,
+            StepStatus::Completed => true,
+            // Not skipped for good: an upstream step failed.
+            StepStatus::Skipped => !matches!(self.skipped, Some(SkipCause::UpstreamFailed(_))),
             StepStatus::Failed => !self.holds_up,
             _ => false,
         }

@@ -65,6 +65,33 @@ fn the_runs_of_all_stores_are_listed_newest_first() {
 }
 
 #[test]
+fn the_unfinished_runs_of_all_stores_are_resumed() {
+    let rig = rig();
+    rig.write("flow.yaml", "steps: [{id: ask, approve: 'Go on?'}, {run: test -e ok}]\n");
+    fs::copy(rig.path("flow.yaml"), rig.path("two/flow.yaml")).unwrap();
+    for (file, store) in [("two/flow.yaml", "sqlite:two/.waypost/waypost.db"), ("flow.yaml", "file:three")] {
+        let of = |args: &[&str]| call(&rig, &[args, &["--store", store]].concat()).status.code();
+        assert_eq!(of(&["run", file, "--id", "late", "--wait", "0s"]), Some(75));
+        assert_eq!(of(&["answer", "late", "ask", "yes"]), Some(0));
+    }
+    rig.write("two/ok", "");
+    let resumed = || rig.told(&call(&rig, &["resume", "--all", "--everywhere", "--store", "sqlite:none.db"]));
+
+    // The failed run of one store does not keep the others from their resume.
+    let told = resumed();
+    assert!(told.starts_with("exit 1\n") && told.contains("Run late is completed"), "{told}");
+    assert!(told.contains("Resume with: waypost resume late --store file:"), "{told}");
+    assert!(resumed().contains("Nothing to resume, because no run is interrupted or due."));
+
+    let nowhere = rig.command(&["resume", "--all"]).current_dir("/").output().unwrap();
+    let nowhere = rig.told(&nowhere);
+    assert!(
+        nowhere.starts_with("exit 2\n") && nowhere.contains("`waypost resume --all --everywhere`"),
+        "{nowhere}"
+    );
+}
+
+#[test]
 fn a_store_that_cannot_be_noted_works_all_the_same() {
     let rig = Rig::with("steps: [{run: echo hello}]\n");
     // A file in the place of the folder, and an invalid list.

@@ -85,6 +85,19 @@ fn help_is_a_command_too_and_groups_the_commands() {
 }
 
 #[test]
+fn help_is_wrapped_at_the_width_of_the_terminal() {
+    let output = Rig::new().command(&["help"]).env("COLUMNS", "40").output().unwrap();
+
+    let help = String::from_utf8(output.stdout).unwrap();
+
+    assert!(
+        help.contains("\n  completions   Print a shell script\n                that completes commands,\n"),
+        "{help}"
+    );
+    assert!(help.lines().all(|line| line.chars().count() <= 40), "{help}");
+}
+
+#[test]
 fn an_unknown_word_is_answered_with_the_one_meant() {
     let rig = Rig::new();
     for (args, meant) in [

@@ -157,3 +157,19 @@ fn commands_about_dead_letters_find_their_run() {
     assert_eq!(rig.call(&["dead-letters", "drop", "--all"]).status.code(), Some(0));
     assert_eq!(rig.call(&["dead-letters", "drop", "--all"]).status.code(), Some(5));
 }
+
+#[test]
+fn a_workflow_a_file_or_a_step_names_its_runs() {
+    let rig = Rig::with("name: nightly\nsteps: [{id: fetch, run: 'true'}]\n");
+    for run in ["r1", "r2"] {
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", run, "-q"]).status.code(), Some(0));
+    }
+    for (given, what) in [("nightly", "workflow"), ("flow.yaml", "file"), ("fetch", "step")] {
+        for command in ["show", "logs", "resume", "stop"] {
+            let said = rig.waypost(&[command, given]);
+            assert!(said.starts_with("exit 5\n"), "{command} {given}: {said}");
+            assert!(said.contains(&format!("hint: `{given}` is a {what} of these runs: r2, r1\n")), "{said}");
+        }
+    }
+    assert!(rig.waypost(&["show", "other"]).contains("hint: `waypost list` lists the runs"));
+}

@@ -93,6 +93,10 @@ fn items_of_a_list_are_kept_in_the_database() {
         "{}",
         log.len()
     );
+    let bytes = |args: &[&str], of: &str| rig.json(args).pointer(of).unwrap().as_u64().unwrap();
+    let listed = bytes(&["list", "--json"], "/runs/0/bytes");
+    assert!(listed > log.len() as u64, "the size counts logs: {listed}");
+    assert_eq!(bytes(&["stats", "--json"], "/bytes"), listed);
 }
 
 #[test]

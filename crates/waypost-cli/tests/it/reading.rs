@@ -1,6 +1,8 @@
 //! The read-only commands, over a run that failed in the middle: text and JSON.
 
-use crate::rig::{Rig, check};
+use std::fs;
+
+use crate::rig::{Rig, check, code_of};
 
 #[test]
 fn list() {
@@ -61,13 +63,14 @@ fn show() {
 #[test]
 fn show_of_the_newest_run_needs_no_name() {
     let rig = Rig::failed();
+    let show = |name: &[&str]| rig.json(&[&["show"], name, &["--json"]].concat());
 
-    let named = rig.waypost(&["show", "r-1"]);
+    let named = show(&["r-1"]);
 
-    assert_eq!(rig.waypost(&["show"]), named);
-    assert_eq!(rig.waypost(&["show", "@"]), named);
-    assert_eq!(rig.waypost(&["show", "r"]), named);
-    assert_eq!(rig.waypost(&["show", "@@2"]), rig.waypost(&["show", "r-1@2"]));
+    assert_eq!(show(&[]), named);
+    assert_eq!(show(&["@"]), named);
+    assert_eq!(show(&["r"]), named);
+    assert_eq!(show(&["@@2"]), show(&["r-1@2"]));
 }
 
 #[test]
@@ -201,13 +204,13 @@ fn checks_change_nothing() {
         let mut files = std::collections::BTreeMap::new();
         let mut folders = vec![folder.to_owned()];
         while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
+            for entry in fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_dir() {
                     folders.push(path);
                     continue;
                 }
-                let bytes = std::fs::read(&path).unwrap();
+                let bytes = fs::read(&path).unwrap();
                 let name = path.to_string_lossy().into_owned();
                 // SQLite's shared memory and an empty write-ahead log come and go with its readers.
                 let comes_and_goes = name.ends_with("-shm") || (name.ends_with("-wal") && bytes.is_empty());
@@ -317,6 +320,12 @@ fn a_key_outside_ascii_is_shown_and_taken() {
 }
 
 #[test]
+fn show_says_why_a_step_was_skipped() {
+    let said = Rig::failed().waypost(&["show", "r-1", "--step", "four"]);
+    assert!(said.contains("four  skipped\n  because  upstream `three` failed\n"), "{said}");
+}
+
+#[test]
 fn a_name_stands_beside_the_id_of_a_step() {
     let rig = Rig::with(
         "steps:\n  - {id: a, name: First step, run: echo x}\n  - {id: sub, workflow: inner.yaml}\n  - {id: each, name: All, foreach: {items: [1], steps: [{id: s, name: One, run: 'false'}]}}\n",
@@ -336,10 +345,20 @@ fn a_name_stands_beside_the_id_of_a_step() {
     assert!(rig.waypost(&["events", "r"]).contains(" step_failed s (One) "));
     let plan = rig.waypost(&["plan", "r"]);
     assert!(plan.contains("\na (First step) ") && plan.contains("\ns (One) "), "{plan}");
-    let report = rig.waypost(&["report", "r"]);
-    for part in
-        ["## `a` (First step): completed", "## `sub:workflow/a`: completed", "## `each:1/s` (One): failed"]
-    {
-        assert!(report.contains(part), "{part}: {report}");
+    let file = fs::read_to_string(rig.path(".waypost/runs/r/report.md")).unwrap();
+    for report in [rig.waypost(&["report", "r"]), file] {
+        for part in [
+            "## `a` (First step): completed",
+            "## `sub:workflow/a`: completed",
+            "## `each:1/s` (One): failed",
+        ] {
+            assert!(report.contains(part), "{part}: {report}");
+        }
     }
+
+    let flow = fs::read_to_string(rig.path("flow.yaml")).unwrap();
+    rig.write("flow.yaml", &flow.replace("One", "First").replace("'false'", "'true'"));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    let file = fs::read_to_string(rig.path(".waypost/runs/r/report.md")).unwrap();
+    assert!(file.contains("## `each:1/s` (First): completed"), "an adopted name: {file}");
 }

@@ -179,7 +179,7 @@ fn dead_letters_and_failures_are_marked_with_their_logs() {
 #[test]
 fn idle_time_between_sessions_is_not_work() {
     let rig = Rig::with(
-        "steps:\n  - id: each\n    foreach:\n      items: [eu]\n      as: it\n      \
+        "steps:\n  - id: each\n    foreach:\n      items: { run: echo eu }\n      as: it\n      \
          steps: [{ id: ask, approve: 'Go on?' }]\n",
     );
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
@@ -200,11 +200,33 @@ fn idle_time_between_sessions_is_not_work() {
         let idle = ended.duration_since(started).as_millis() - worked;
         assert!(idle >= IDLE.as_millis() as i128 - 1, "{view}");
     }
+    let logs = rig.waypost(&["logs", "r"]);
+    let heading = logs.lines().find(|line| line.starts_with("==> each (attempt 1)")).unwrap();
+    assert!(heading.contains(", took 0.") || heading.contains("ms, "), "less than the idle time: {heading}");
     assert!(page.contains("title=\"each:eu/ask: waiting, "), "{page}");
     assert!(page.contains("<p class=\"dim\">Not drawn: "), "{page}");
     let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
     let resumed = events.lines().find(|line| line.contains("\"run_resumed\"")).unwrap();
     assert!(resumed.contains("\"idle_since\":\"20"), "{resumed}");
+}
+
+// Bug: the work of a retried item counted as idle time. Cause: the first record of the resume was on the branch of
+// the item, and the pause lasted until the join. Fix: a resume begins with a record of the main branch.
+#[test]
+fn a_resume_of_an_item_ends_the_idle_time_at_once() {
+    let rig = Rig::with(
+        "steps:\n  - id: each\n    foreach:\n      items: [eu]\n      steps: [{ id: load, run: test -e ok }]\n",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    let events = String::from_utf8(rig.call(&["events", "r"]).stdout).unwrap();
+
+    let mut after = events.lines().skip_while(|line| !line.contains(" run_failed ")).skip(1);
+    let resumed = after.next().unwrap();
+    assert!(resumed.contains(" run_resumed idle_since=20") && !resumed.contains('.'), "{events}");
+    assert!(after.any(|line| line.contains(" step_started load attempt=2")), "{events}");
 }
 
 #[test]

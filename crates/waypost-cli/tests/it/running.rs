@@ -401,6 +401,30 @@ fn a_detached_run_goes_on_by_itself() {
     assert_eq!(rig.call(&["run", "flow.yaml", "--detach"]).status.code(), Some(2));
 }
 
+#[test]
+fn a_resume_goes_on_by_itself_too() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: test -e ok}\n  - {id: b, run: 'until [ -e go ]; do sleep 0.02; done'}\n",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    rig.write("ok", "");
+
+    for args in [&["resume", "--detach"][..], &["resume", "r", "--from", "a", "--detach", "-q"]] {
+        let said = rig.waypost(args);
+        assert!(said.starts_with("exit 0"), "{said}");
+        assert!(said.contains("Run r continues in process") || said.ends_with("stderr\n"), "{said}");
+        assert!(rig.waypost(&["resume", "r", "--detach"]).starts_with("exit 6"), "another process has it");
+        assert_eq!(rig.call(&["stop", "r", "-q"]).status.code(), Some(0));
+    }
+
+    rig.write("go", "");
+    rig.write("flow.yaml", "steps: [{id: a, run: 'true'}, {id: b, run: 'true'}]");
+    assert!(rig.waypost(&["resume", "r", "--detach"]).starts_with("exit 9"), "errors are reported here");
+    assert_eq!(rig.call(&["resume", "r", "--keep-definition", "-q"]).status.code(), Some(0));
+    let said = rig.waypost(&["resume", "r", "--keep-definition", "--detach"]);
+    assert!(said.starts_with("exit 0") && said.contains("Nothing to do for run r"), "{said}");
+}
+
 // Bug: of several concurrent `run --id X --detach`, most claimed that the run continues in their own process.
 // Cause: each only checked that the run exists. Fix: each waits for its own process.
 #[test]

@@ -105,9 +105,15 @@ fn quiet_says_nothing_on_success() {
         &["resume", "r"],
         &["checkpoint", "r", "--label", "l"],
         &["report", "r", "--out", "r.md"],
+        &["check", "flow.yaml"],
+        &["verify", "r"],
+        &["verify", "--all"],
+        &["store", "check"],
         &["export", "r", "r.json"],
         &["archive", "r", "r.zst"],
+        &["prune", "r", "--keep", "2"],
         &["delete", "r", "--yes"],
+        &["run", "flow.yaml", "--id", "away", "--detach"],
     ] {
         let said = rig.waypost(&[args, &["-q"]].concat());
         assert_eq!(said, "exit 0\n--- stdout\n--- stderr\n", "{args:?}");

@@ -23,7 +23,7 @@ const ROWS_AT_ONCE: usize = 1_000;
 fn summaries(conditions: &str, limit: usize) -> String {
     let held = with_lease(HELD);
     format!(
-        "SELECT q.*, c.records, c.bytes FROM (
+        "SELECT q.*, c.records, c.bytes, b.bytes FROM (
              SELECT r.id, r.name, r.workflow, r.path, r.labels, r.created_at, m.updated_at, m.status, m.doubtful,
                  m.step, m.done, m.total, m.wake_at, m.lost,
                  CASE WHEN {held} THEN m.holder END AS holder,
@@ -32,6 +32,8 @@ fn summaries(conditions: &str, limit: usize) -> String {
              WHERE {conditions} ORDER BY r.id DESC LIMIT {limit}) q
          CROSS JOIN LATERAL (SELECT coalesce(sum(s.records), 0)::bigint AS records,
              coalesce(sum(s.bytes), 0)::bigint AS bytes FROM waypost.scopes s WHERE s.run = q.id) c
+         CROSS JOIN LATERAL (SELECT coalesce(sum(length(d.bytes)), 0)::bigint AS bytes
+             FROM waypost.blobs d WHERE d.run = q.id) b
          ORDER BY q.id DESC"
     )
 }
@@ -186,6 +188,7 @@ fn summary(row: &Row) -> Result<RunSummary, String> {
         updated_at: row.get::<_, Option<&str>>(6).map_or(Ok(created_at), time_of)?,
         checkpoints: count(row.get(16)),
         bytes: count(row.get(17)),
+        blob_bytes: count(row.get(18)),
         holder,
         until: until.and_then(|until| jiff::Timestamp::from_microsecond(until).ok()),
     })

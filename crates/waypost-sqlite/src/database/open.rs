@@ -197,8 +197,9 @@ pub(crate) fn writer(
     connection.busy_timeout(options.busy_timeout).map_err(failed)?;
     // SQLite falls back to reading where it may not write.
     if connection.is_readonly(MAIN_DB).map_err(failed)? {
-        let source = io::Error::from(io::ErrorKind::PermissionDenied);
-        return Err(StoreError::Create { path: place.file.clone(), source });
+        let opened = OpenOptions::new().append(true).open(&place.file);
+        let source = opened.err().unwrap_or_else(|| io::ErrorKind::PermissionDenied.into());
+        return Err(StoreError::of_write("write to", place.file.display().to_string(), source));
     }
     common(&connection).map_err(failed)?;
     end_log(&connection, false).map_err(failed)?;

@@ -297,6 +297,7 @@ impl StoredSummary {
             updated_at: record.created_at,
             checkpoints: 0,
             bytes: 0,
+            blob_bytes: 0,
             holder: None,
             until: None,
         };
@@ -331,6 +332,7 @@ impl StoredSummary {
             updated_at: time_of(&row.get::<_, String>(6)?)?,
             checkpoints: count(row.get(14)?)?,
             bytes: count(row.get(15)?)?,
+            blob_bytes: 0,
             holder: None,
             until: None,
         };

@@ -7,6 +7,7 @@ use crate::suggest::{listed, nearest};
 /// Keys of other tools, with the key used here.
 const FROM_ELSEWHERE: &[(&str, &str)] = &[
     ("args", "run"),
+    ("continue-on-error", "continue_on_error"),
     ("attempts", "retry"),
     ("attempts", "max"),
     ("cmd", "run"),
@@ -83,7 +84,8 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
     ("strategy", "version", COMBINATIONS),
     ("matrix", "foreach", COMBINATIONS),
     ("matrix", "version", COMBINATIONS),
-    ("matrix", "items", "write the values below `items`: `items: { matrix: { os: [linux, mac] } }`"),
+    ("strategy", "items", VALUES),
+    ("matrix", "items", VALUES),
     ("parallel", "foreach", "write a list of items as `foreach`, and steps side by side with `needs`"),
     ("include", "items", MATRIX_ENTRIES),
     ("exclude", "items", MATRIX_ENTRIES),
@@ -101,17 +103,12 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
     ("image", "steps", CONTAINER),
     ("container", "dir", CONTAINER),
     ("image", "dir", CONTAINER),
-    ("retries", "defaults", RETRIES),
-    ("retryPolicy", "defaults", RETRIES),
-    ("retryStrategy", "defaults", RETRIES),
-    ("retry_policy", "defaults", RETRIES),
-    ("continueOn", "defaults", "write `continue_on_error` in a step"),
-    ("continue_on", "defaults", "write `continue_on_error` in a step"),
     ("handlerOn", "on_finish", HANDLERS),
     ("handler_on", "on_finish", HANDLERS),
     ("handlerOn", "on_exit_code", HANDLERS_OF_STEP),
     ("handler_on", "on_exit_code", HANDLERS_OF_STEP),
-    ("preconditions", "steps", "write `if` in a step"),
+    ("handlerOn", "items", HANDLERS_OF_STEP),
+    ("handler_on", "items", HANDLERS_OF_STEP),
     ("finally", "on_finish", "write the steps in `on_finish`, or a last step with `if: always()`"),
     ("finally", "steps", "write a last step with `if: always()`"),
     ("on", "version", SCHEDULE),
@@ -123,16 +120,16 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
         "steps",
         "limit the steps with `max_parallel`; `waypost run FILE --or-resume` starts no second run",
     ),
-    ("uses", "run", "write the commands in `run`, or call another file with `workflow`"),
-    ("with", "params", "write values for a command in `env`, and values for a `workflow` in `params`"),
+    ("uses", "steps", "write the commands of a step in `run`, or call another file with `workflow`"),
+    ("with", "steps", "write values for a command in `env`, and values for a `workflow` in `params`"),
     ("runs-on", "steps", "remove the key: every step runs on this machine"),
 ];
 const COMBINATIONS: &str = "write the values as items: `foreach: { items: { matrix: { os: [linux, mac] } }, as: matrix, steps: [...] }`";
+const VALUES: &str = "write the values below `items`: `items: { matrix: { os: [linux, mac] } }`";
 const MATRIX_ENTRIES: &str =
     "write the entries beside `matrix`: `items: { matrix: { os: [linux, mac] }, exclude: [{ os: mac }] }`";
-const RETRIES: &str = "write `retry` in a step, or `defaults: { retry: { max: 3 } }` for all steps";
 const HANDLERS: &str = "write the steps in `on_success`, `on_failure`, `on_waiting` or `on_finish`";
-const HANDLERS_OF_STEP: &str = "write the steps in `on_success` or `on_failure`";
+const HANDLERS_OF_STEP: &str = "write the steps in `on_success` or `on_failure` of a step";
 const CONTAINER: &str = "start the container in a command: `run: docker run --rm IMAGE COMMAND`";
 const NOTIFY: &str = "send the message in a hook: `on_failure: [{ run: ./notify.sh }]`, or `on_finish`";
 const ENV_FILE: &str = "load the file before the run: `set -a; . ./.env; set +a; waypost run FILE`";
@@ -222,6 +219,13 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> O
     if let Some((_, here, help)) = REWRITTEN.iter().find(is_rewritten).filter(|_| from_elsewhere.is_none()) {
         checker.wrong(key, message, help);
         return Some((*here).to_owned());
+    }
+    let place_of = |word: &str| set.elsewhere.iter().find(|(key, _)| *key == word).map(|(_, place)| place);
+    let mut words = FROM_ELSEWHERE.iter().filter(|(other, _)| *other == name);
+    let placed = words.find_map(|(_, word)| Some((*word, place_of(word)?)));
+    if let Some((word, place)) = placed.filter(|_| from_elsewhere.is_none()) {
+        checker.wrong(key, message, &format!("write `{word}` in {place}"));
+        return None;
     }
     let hint = match from_elsewhere {
         Some((_, word)) => Some((*word).to_owned()),

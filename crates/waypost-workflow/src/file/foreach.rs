@@ -62,6 +62,8 @@ pub(super) static FOREACH: KeySet = KeySet {
         ("retry", "a step below `steps`"),
         ("timeout", "a step below `steps`"),
         ("env", "a step below `steps`"),
+        ("outputs", "a step below `steps`"),
+        ("continue_on_error", "a step below `steps`"),
     ],
 };
 

@@ -140,64 +140,103 @@ fn jobs_of_github_are_explained_as_groups() {
     }
 }
 
+/// Makes a file with a key at one place.
+type Placed = fn(&str) -> String;
+
 #[test]
 fn keys_of_other_tools_are_answered_with_ours() {
-    let in_step = |key: &str| format!("steps:\n  - run: a\n    {key}\n");
-    let on_top = |key: &str| format!("{key}\nsteps: [{{run: a}}]\n");
+    let places: [(&str, Placed); 3] = [
+        ("on top", |key| format!("{key}\nsteps: [{{run: a}}]\n")),
+        ("in a step", |key| format!("steps:\n  - run: a\n    {key}\n")),
+        ("in foreach", |key| {
+            format!("steps:\n  - foreach:\n      items: [a]\n      {key}\n      steps: [{{run: a}}]\n")
+        }),
+    ];
+    let (combinations, values) = ("`foreach: { items: { matrix:", "`items: { matrix: {");
+    let (retry, below) = ("did you mean `retry`?", "write `retry` in a step below `steps`");
+    let ours = [
+        ("strategy: {matrix: {os: [a]}}", [combinations, combinations, values]),
+        ("matrix: {os: [a]}", [combinations, combinations, values]),
+        (
+            "parallel: 2",
+            ["did you mean `max_parallel`?", "`foreach`, and steps side by side", "`max_parallel`?"],
+        ),
+        ("retryPolicy: {limit: 1}", ["write `retry` in a step or in `defaults`", retry, below]),
+        ("retry: {limit: 1}", ["a step or in `defaults`", "did you mean `max`?", "a step below `steps`"]),
+        ("max_retries: 3", ["write `retry` in a step or in `defaults`", retry, below]),
+        ("include: [a.yaml]", ["- workflow: FILE", "- workflow: FILE", "beside `matrix`"]),
+        ("container: alpine", ["docker run"; 3]),
+        ("image: alpine", ["docker run"; 3]),
+        (
+            "continueOn: {failure: true}",
+            [
+                "write `continue_on_error` in a step",
+                "did you mean `continue_on_error`?",
+                "in a step below `steps`",
+            ],
+        ),
+        (
+            "preconditions: [a]",
+            ["write `if` in a step", "did you mean `if`?", "write `if` in the step, beside"],
+        ),
+        (
+            "handlerOn: {failure: {run: a}}",
+            ["`on_failure`, `on_waiting` or `on_finish`", "`on_failure` of a step", "`on_failure` of a step"],
+        ),
+        ("finally: [a]", ["`on_finish`", "`if: always()`", "`if: always()`"]),
+        ("schedule: '0 0 * * *'", ["start the run from cron"; 3]),
+        ("concurrency: 1", ["limit the steps with `max_parallel`", "`max_parallel`", "limit the items"]),
+        ("uses: actions/checkout@v4", ["the commands of a step in `run`"; 3]),
+        ("with: {a: b}", ["values for a command in `env`"; 3]),
+        ("jobs: {a: {steps: [{run: b}]}}", ["write each job as a step"; 3]),
+        (
+            "continue-on-error: true",
+            ["write `continue_on_error` in a step", "did you mean", "a step below `steps`"],
+        ),
+        ("dependencies: [a]", ["write `needs` in a step", "did you mean `needs`?", "beside `foreach`"]),
+        (
+            "max_concurrency: 3",
+            [
+                "did you mean `max_parallel`?",
+                "write `max_parallel` in the workflow",
+                "did you mean `max_parallel`?",
+            ],
+        ),
+    ];
+    for (key, ours) in ours {
+        for ((place, file), ours) in places.iter().zip(ours) {
+            one_problem(&file(key), ours, place);
+        }
+    }
+
+    let [(_, on_top), (_, in_step), _] = places;
     for (text, ours) in [
-        (in_step("strategy: {matrix: {os: [a]}}"), "`foreach: {"),
-        (in_step("matrix: {os: [a]}"), "`foreach: {"),
-        ("steps: [{foreach: {matrix: {os: [a]}, steps: [{run: a}]}}]\n".to_owned(), "`items: { matrix"),
-        (in_step("parallel: [1, 2]"), "`foreach`"),
-        (on_top("parallel: 2"), "did you mean `max_parallel`?"),
-        (in_step("retryPolicy: {limit: 1}"), "did you mean `retry`?"),
-        (in_step("retry: {limit: 1}"), "did you mean `max`?"),
         (in_step("retry: {max: 1, intervalSec: 5}"), "did you mean `delay`?"),
-        (on_top("include: [a.yaml]"), "- workflow: FILE"),
-        (in_step("container: alpine"), "docker run"),
-        (on_top("image: alpine"), "docker run"),
-        (in_step("continueOn: {failure: true}"), "did you mean `continue_on_error`?"),
-        (in_step("preconditions: [a]"), "did you mean `if`?"),
-        (on_top("preconditions: [a]"), "write `if` in a step"),
-        (on_top("handlerOn: {failure: {run: a}}"), "`on_failure`, `on_waiting` or `on_finish`"),
-        (in_step("handlerOn: {failure: {run: a}}"), "`on_success` or `on_failure`"),
-        (on_top("finally: [a]"), "`on_finish`"),
-        (in_step("dependencies: [a]"), "did you mean `needs`?"),
         (in_step("workingDir: a"), "did you mean `dir`?"),
         (in_step("repeatPolicy: {}"), "did you mean `repeat`?"),
-        (in_step("max_retries: 3"), "did you mean `retry`?"),
         (in_step("on_error: [a]"), "did you mean `on_failure`?"),
-        (on_top("max_concurrency: 3"), "did you mean `max_parallel`?"),
+        (in_step("loop: [a]"), "did you mean `foreach`?"),
+        (in_step("on_finish: [{run: a}]"), "use the key in the workflow"),
+        (in_step("if: startsWith(env.A, 'x')"), "startingwith"),
         (on_top("mailOn: {failure: true}"), "`on_failure: [{ run: ./notify.sh }]`"),
         (on_top("dotenv: .env"), "set -a; . ./.env"),
-        (in_step("finally: [a]"), "`if: always()`"),
-        (in_step("on_finish: [{run: a}]"), "use the key in the workflow"),
-        (on_top("strategy: {matrix: {os: [a]}}"), "`foreach: {"),
-        (on_top("matrix: {os: [a]}"), "`foreach: {"),
-        (on_top("retryPolicy: {limit: 1}"), "`defaults: { retry"),
-        (on_top("continueOn: {failure: true}"), "write `continue_on_error` in a step"),
         (on_top("defaults: {image: alpine}"), "docker run"),
         (on_top("'on': push"), "cron"),
-        (in_step("concurrency: 1"), "`max_parallel`"),
-        (in_step("loop: [a]"), "did you mean `foreach`?"),
-        (
-            "steps: [{foreach: {items: [a], concurrency: 1, steps: [{run: a}]}}]\n".to_owned(),
-            "limit the items",
-        ),
+        ("steps: [{uses: actions/checkout@v4}]\n".to_owned(), "the commands of a step in `run`"),
         ("steps: [{foreach: {items: [a], exclude: [], steps: [{run: a}]}}]\n".to_owned(), "beside `matrix`"),
-        ("steps: [{foreach: {in: [a], do: [{run: a}]}}]\n".to_owned(), "did you mean `items`?"),
-        (on_top("schedule: '0 0 * * *'"), "cron"),
-        (on_top("concurrency: 1"), "`max_parallel`"),
-        ("steps: [{uses: actions/checkout@v4}]\n".to_owned(), "write the commands in `run`"),
-        (in_step("with: {a: b}"), "`env`"),
-        (in_step("if: startsWith(env.A, 'x')"), "startingwith"),
+        ("steps: [{foreach: {matrix: {os: [a]}, steps: [{run: a}]}}]\n".to_owned(), "`items: { matrix"),
     ] {
-        let said = problems_of(text.as_bytes());
-        assert!(said.contains(ours), "{text}{said}");
-        let problems = if text.contains("do: [") { 2 } else { 1 };
-        let errors = said.lines().filter(|line| line.starts_with("error: "));
-        assert_eq!(errors.count(), problems, "one problem a key: {text}{said}");
+        one_problem(&text, ours, "in the file");
     }
+    let said = problems_of(b"steps: [{foreach: {in: [a], do: [{run: a}]}}]\n");
+    assert!(said.contains("did you mean `items`?") && said.contains("did you mean `steps`?"), "{said}");
+}
+
+/// Checks that a file has one problem, answered with `ours`.
+fn one_problem(text: &str, ours: &str, place: &str) {
+    let said = problems_of(text.as_bytes());
+    assert!(said.contains(ours), "{place}: {text}{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{place}: {text}{said}");
 }
 
 #[test]

@@ -174,6 +174,7 @@ impl Engine {
             let phase = Phase::Progress { key: ACCEPTED_KEY.to_owned(), value };
             let at = made.header().at.clone();
             let mut draft = Draft::new(phase, Reason::Accept, Some(step.clone()), at);
+            draft.step_name.clone_from(&made.header().step_name);
             draft.about = Some(made.header().seq);
             draft.report.evidence = Some(pack.clone());
             let how = if accept_as == AcceptAs::Pinned { "accepted" } else { "done" };

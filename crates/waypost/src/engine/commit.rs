@@ -46,7 +46,8 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Makes the batch of all drafts and of the accompanying starts.
     pub(super) fn batch(&mut self, status: Option<RunStatus>) -> Result<Batch, RunError> {
-        if self.dirty.is_empty() {
+        // The first record of a resume, with the end of the pause, is on the main branch.
+        if self.dirty.is_empty() || self.main().chain.idle_since.is_some() {
             self.mark_dirty(MAIN);
         }
         let ids = self.dirty_in_order();
@@ -71,6 +72,11 @@ impl<'a, P: Program> Session<'a, P> {
         for id in &ids {
             let body = self.body_of(*id)?;
             let scope = self.scopes.get_mut(*id);
+            let shape = scope.shape;
+            for draft in &mut scope.drafts {
+                let step = draft.step.as_ref().and_then(|step| shape.step(step.as_str()));
+                draft.step_name = step.and_then(|step| step.name.clone());
+            }
             scope.chain.seal(&scope.drafts, body, now, &mut records).map_err(|source| {
                 let (run, step) = reporter(scope);
                 RunError::Record { run, step, source }

@@ -261,6 +261,7 @@ impl Engine {
                 |source| RunError::Serialize { run: run.clone(), step: header.step.clone(), source };
             let cause = SkipCause::Condition(LEFT.to_owned());
             let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
+            draft.step_name.clone_from(&header.step_name);
             draft.end = Some(End::Skipped);
             // The branch has failed: its join counts a tolerated failure.
             draft.failures = header.failures + 1;

@@ -34,6 +34,8 @@ pub const STEPS_MAX: usize = 100_000;
 pub struct Step {
     /// The step's id.
     pub id: StepId,
+    /// The name of the step for people, beside the id.
+    pub name: Option<String>,
     /// Steps that must finish before this step starts.
     pub needs: Vec<StepId>,
     /// The subset of `needs` whose skip also skips this step.
@@ -79,6 +81,7 @@ impl Step {
     pub fn new(id: StepId, needs: Vec<StepId>, fingerprint: Digest) -> Self {
         Self {
             id,
+            name: None,
             needs,
             skipped_with: Vec::new(),
             routes: Vec::new(),

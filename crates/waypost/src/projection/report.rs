@@ -84,12 +84,13 @@ pub fn section_key(record: &Record) -> Option<SectionKey> {
     Some(SectionKey { branch, step, iteration: header.at.iteration.clone(), accepted })
 }
 
-/// Returns the section added by a record, with the `name` of the step beside its id; `None` if the record has no outcome of
-/// a step.
+/// Returns the section added by a record, with the `name` of the step beside its id, by default the recorded name;
+/// `None` if the record has no outcome of a step.
 pub fn section(record: &Record, name: Option<&str>) -> Option<Section> {
     let header = record.header();
     let key = section_key(record)?;
     let status = status_of(header)?;
+    let name = name.or(header.step_name.as_deref());
     let name = name.map(|name| format!(" ({})", inline(name))).unwrap_or_default();
     let mut text = format!("{}\n## {}{name}: {status}\n\n", key.marker(), title(&key));
     let facts = facts(header).into_iter().map(|(name, value)| [name.to_owned(), value]);

@@ -42,6 +42,9 @@ pub struct Header {
     /// The step of the phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<StepId>,
+    /// The name of the step for people, at the time of the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_name: Option<String>,
     /// The attempt of the step.
     #[serde(default, skip_serializing_if = "Try::is_none")]
     pub at: Try,

@@ -180,6 +180,8 @@ pub struct RunSummary {
     pub checkpoints: u64,
     /// Bytes of the stored records, without logs.
     pub bytes: u64,
+    /// Bytes of logs and lists in the store itself; 0 if these are files of the run's folder.
+    pub blob_bytes: u64,
     /// The present holder of the lease, if any.
     pub holder: Option<Holder>,
     /// The end of the holder's lease unless renewed, as in [`StoreError::Held`](super::StoreError::Held).

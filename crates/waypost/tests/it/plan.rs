@@ -218,10 +218,10 @@ fn what_needs_a_skipped_step_will_be_skipped() {
     expect!(
         plan_of(shape, "main@2 | b ready 0, d waiting asks ok | a=skipped:2", ""),
         "skip a: skipped at @2
-         skip b: `a` upstream is skipped
-         skip c: `b` upstream is skipped
+         skip b: upstream `a` is skipped
+         skip c: upstream `b` is skipped
          wait d: waiting for an answer to `ok`
-         skip e: `c` upstream is skipped"
+         skip e: upstream `c` is skipped"
     );
     expect!(
         plan_of(shape, "main@2 | b ready | a=skipped:2", ""),

@@ -345,10 +345,10 @@ impl StepFacts<'_> {
             error: failure.map(FailureView::from),
             failed_item: None,
             holds_up: self.standing == Some(Status::Failed) && !self.is_hook,
-            passed_over: matches!(
-                self.end.map(|header| &header.phase),
-                Some(Phase::Skipped(SkipCause::UpstreamFailed(_)))
-            ),
+            skipped: match self.end.map(|header| &header.phase) {
+                Some(Phase::Skipped(cause)) => Some(cause.clone()),
+                _ => None,
+            },
             log: ending.and_then(|ending| ending.log.clone()).filter(|_| status != StepStatus::Running),
             log_bytes: None,
             running: self.start.map(|(start, _)| start.at.clone()),

@@ -65,6 +65,7 @@ impl FileStore {
             updated_at: changed_at.unwrap_or(created_at),
             checkpoints: newest.as_ref().map_or(0, |commit| commit.checkpoints),
             bytes: bytes_of(&reader)?,
+            blob_bytes: 0,
             holder,
             until: None,
         })

@@ -257,6 +257,7 @@ impl MemoryRun {
             updated_at: self.updated_at,
             checkpoints: stored().count() as u64,
             bytes: stored().map(bytes).sum::<usize>() as u64,
+            blob_bytes: self.blobs.values().map(|blob| blob.len() as u64).sum(),
             holder: self.holder.clone(),
             until: None,
         }

@@ -1,5 +1,7 @@
 //! Going back, going on elsewhere, changed graphs and configurations.
 
+use waypost::graph::{RunStream, Update};
+
 use super::*;
 
 #[tokio::test]
@@ -101,20 +103,41 @@ async fn a_changed_graph_is_reported_and_adopted_on_request() {
 }
 
 #[tokio::test]
-async fn a_stream_tells_events_and_then_the_end() {
+async fn runs_resumes_and_forks_stream_events_and_then_the_end() {
     let rig = Rig::new();
     let graph = line(&rig.trace);
+    let from = "r@2".parse().unwrap();
 
-    let mut stream = rig.engine.run(&graph, "r", Notes::default()).stream();
-    let (mut events, mut ended) = (0, false);
+    let told = [
+        streamed(rig.engine.run(&graph, "r", Notes::default()).interrupt_after(["b"]).stream()).await,
+        streamed(rig.engine.resume(&graph, "r").stream()).await,
+        streamed(rig.engine.fork(&graph, &from, "r2").stream()).await,
+    ];
+
+    assert_eq!(
+        told,
+        [
+            "run_started, 2 of 3 steps, interrupted",
+            "run_resumed, 1 of 3 steps, completed",
+            "run_forked, 2 of 3 steps, completed"
+        ]
+    );
+}
+
+/// Returns the first event of a stream, the number of completed steps, and the status at the end.
+async fn streamed(mut stream: RunStream<'_, Notes>) -> String {
+    let (mut events, mut ended) = (Vec::new(), None);
     while let Some(update) = stream.next().await {
+        assert!(ended.is_none(), "nothing follows the end");
         match update.unwrap() {
-            waypost::graph::Update::Event(_) => events += 1,
-            waypost::graph::Update::Ended(outcome) => ended = outcome.status == RunStatus::Completed,
+            Update::Event(event) => {
+                events.push(serde_json::to_value(&event).unwrap()["event"].as_str().unwrap().to_owned());
+            }
+            Update::Ended(outcome) => ended = Some(outcome.status),
         }
     }
-
-    assert!(events > 6 && ended);
+    let steps = events.iter().filter(|name| *name == "step_completed").count();
+    format!("{}, {steps} of 3 steps, {}", events[0], ended.expect("the stream has an end").name())
 }
 
 #[tokio::test]

@@ -94,15 +94,29 @@ async fn a_crash_between_pages_of_children_loses_no_child() {
                 child.iter().filter(|line| line.ends_with("= completed") || line.ends_with("= failed"));
             assert_eq!(ends.count(), 1, "{child:?}");
         }
-        assert_told!(
-            after["main"],
-            "main@1 started | square ready
-             main@2 waiting square(0) | square waiting 1000/2100
-             main@3 progress children of square(0) | square waiting 2000/2100
-             main@4 progress children of square(0) | square waiting 2100/2100
-             main@5 started square(1) > square(1) | square started 2100/2100
-             main@6 completed square(1) | - = completed_with_failures"
-        );
+        if fault == Fault::DieBefore {
+            assert_told!(
+                after["main"],
+                "main@1 started | square ready
+                 main@2 waiting square(0) | square waiting 1000/2100
+                 main@3 progress children of square(0) | square waiting 2000/2100
+                 main@4 progress children of square(0) | square waiting 2100/2100
+                 main@5 started square(1) > square(1) | square started 2100/2100
+                 main@6 completed square(1) | - = completed_with_failures"
+            );
+        } else {
+            // A resume begins with a record of the main branch.
+            assert_told!(
+                after["main"],
+                "main@1 started | square ready
+                 main@2 waiting square(0) | square waiting 1000/2100
+                 main@3 progress children of square(0) | square waiting 2000/2100
+                 main@4 started | square waiting 2000/2100
+                 main@5 progress children of square(0) | square waiting 2100/2100
+                 main@6 started square(1) > square(1) | square started 2100/2100
+                 main@7 completed square(1) | - = completed_with_failures"
+            );
+        }
         joined_under_one_root(&world).await;
     }
 }
@@ -262,8 +276,10 @@ async fn two_branches_wait_at_once_and_each_is_answered_alone() {
             "main@1 started plan(1) > plan(1) | plan started
              main@2 completed plan(1)
              main@3 waiting merge(0) | merge waiting 2/2
-             main@4 started merge(1) > merge(1) | merge started 2/2
-             main@5 completed merge(1) | - = completed
+             main@4 started | merge waiting 2/2
+             main@5 started | merge waiting 2/2
+             main@6 started merge(1) > merge(1) | merge started 2/2
+             main@7 completed merge(1) | - = completed
              plan:a@1 started a(0) > a(1) | a started
              plan:a@2 waiting a(1) | a waiting for an answer
              plan:a@3 progress ask of a(1) > a(2) | a started
