@@ -112,7 +112,10 @@ fn a_change_of_another_file_is_one_of_the_step_that_runs_it() {
         let plan = rig.call(&["resume", "r", "--dry-run"]);
         assert_eq!(plan.status.code(), Some(0), "{store}");
         let said = rig.told(&plan);
-        assert!(said.contains("load has another definition in unfinished steps; it runs jobs/load.yaml"), "{said}");
+        assert!(
+            said.contains("load has another definition in unfinished steps; it runs jobs/load.yaml"),
+            "{said}"
+        );
         rig.write("jobs/load.yaml", &unfinished.replace("echo \"$NAME", "echo \"new $NAME"));
 
         let refused = rig.call(&["resume", "r"]);
