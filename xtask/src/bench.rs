@@ -127,7 +127,8 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
 
 /// Returns the command for the same benchmarks in an optimised build.
 fn optimised(options: &BenchOptions) -> std::process::Command {
-    let mut command = repo::cargo(&["run", "--quiet", "--release", "--package", "xtask", "--", "bench"]);
+    let mut command =
+        repo::cargo(&["run", "--quiet", "--profile", "bench", "--package", "xtask", "--", "bench"]);
     if let Some(rounds) = options.rounds {
         command.arg("--rounds").arg(rounds.to_string());
     }

@@ -7,7 +7,8 @@ use anyhow::Context as _;
 
 use crate::repo;
 
-/// Runs each target of the folder `fuzz` for `seconds`, with the program `cargo-fuzz`.
+/// Runs each target of the folder `fuzz` for `seconds`, with the program `cargo-fuzz`. Each begins with the inputs in
+/// `fuzz/seeds`, and adds what it finds to `fuzz/corpus`.
 ///
 /// # Errors
 /// If `cargo-fuzz` is missing, a target cannot be built, or a target found a defect: the output has the input.
@@ -19,8 +20,10 @@ pub(crate) fn run(seconds: u32) -> anyhow::Result<()> {
         entries.filter_map(|entry| entry.ok()?.path().file_stem()?.to_str().map(str::to_owned)).collect();
     targets.sort();
     for target in targets {
+        let (corpus, seeds) = (format!("corpus/{target}"), format!("seeds/{target}"));
+        fs::create_dir_all(folder.join(&corpus)).with_context(|| format!("cannot create {corpus}"))?;
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        command.args(["fuzz", "run", "--fuzz-dir", ".", &target, "--"]);
+        command.args(["fuzz", "run", "--fuzz-dir", ".", &target, &corpus, &seeds, "--"]);
         command.arg(format!("-max_total_time={seconds}"));
         // The stable compiler then accepts the options of `cargo-fuzz`.
         repo::run(command.env("RUSTC_BOOTSTRAP", "1").current_dir(&folder))?;

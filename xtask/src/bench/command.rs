@@ -77,7 +77,7 @@ impl Waypost {
     }
 }
 
-/// Builds `waypost` with the profile of this program, in the same target folder.
+/// Builds `waypost` in the same target folder; beside an optimised build of this program with the profile of a release.
 fn build() -> anyhow::Result<impl FnOnce() -> PathBuf> {
     let this = std::env::current_exe().context("cannot find this program")?;
     let mut command = repo::cargo(&["build", "--quiet", "--package", "waypost-cli"]);
