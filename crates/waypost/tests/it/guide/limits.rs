@@ -47,7 +47,7 @@ fn the_limits_are_those_of_the_page() {
     let page = std::fs::read_to_string(super::pages().join("limits.md")).unwrap();
     let told = [
         format!("| the state of a branch | {} MiB |", STATE_BYTES_MAX >> 20),
-        format!("| what a step keeps under one key | {} MiB |", MEMO_BYTES_MAX >> 20),
+        format!("| a value that a step keeps under a key | {} MiB |", MEMO_BYTES_MAX >> 20),
         format!("| keys that a step keeps in one pass | {MEMOS_MAX} |"),
         format!("| steps of a graph | {STEPS_MAX} |"),
         format!("| the name of a step | {STEP_ID_BYTES_MAX} bytes |"),
@@ -55,13 +55,13 @@ fn the_limits_are_those_of_the_page() {
         format!("| the key of an item | {BRANCH_KEY_BYTES_MAX} bytes |"),
         format!("| forks in forks | {BRANCH_DEPTH_MAX} deep |"),
         format!(
-            "| one error of a chain of causes, longer ones are cut | {} KiB |",
+            "| text of an error in a chain of causes; the rest is cut | {} KiB |",
             FAILURE_TEXT_BYTES_MAX >> 10
         ),
-        format!("| errors of one chain that are kept | {FAILURE_CAUSES_MAX} |"),
-        format!("| items at work at once, unless you say | {PARALLEL_DEFAULT} |"),
+        format!("| errors kept of a chain | {FAILURE_CAUSES_MAX} |"),
+        format!("| items at work at once, by default | {PARALLEL_DEFAULT} |"),
         format!("| a sleep that keeps the process | {} s |", SLEEP_IN_MEMORY_MAX.as_secs()),
-        format!("| the time a step has after a stop | {} s |", STOP_GRACE.as_secs()),
+        format!("| time for a step to end after a stop | {} s |", STOP_GRACE.as_secs()),
     ];
 
     for line in told {
