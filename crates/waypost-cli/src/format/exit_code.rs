@@ -7,12 +7,8 @@ const SIGNALS: i32 = 128;
 pub(crate) fn meaning(code: i32) -> Option<String> {
     Some(match code {
         126 => "the shell found a command, but may not execute it: check its mode and its first line".to_owned(),
-        127 => {
-            let path = std::env::var("PATH").unwrap_or_default();
-            format!(
-                "the shell did not find a command; without a `PATH` in `env`, the step has that of the caller: {path}"
-            )
-        }
+        127 => "the shell did not find a command: a step has the `PATH` in its `env`, or that of `waypost run` or `resume`"
+            .to_owned(),
         137 => "the step was ended by SIGKILL, often for lack of memory".to_owned(),
         141 => "a command wrote to a pipe without a reader, such as `| head`; with `pipefail` its step fails (SIGPIPE)"
             .to_owned(),

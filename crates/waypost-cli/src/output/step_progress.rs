@@ -221,8 +221,8 @@ impl StepProgress {
         longer.into_iter().find(|text| text.chars().count() <= columns).unwrap_or_else(|| next.to_owned())
     }
 
-    /// Returns the lines about the work under way, at most `room` of at most `columns` columns: items, running
-    /// steps with the last line of their output, newest first, and coming attempts.
+    /// Returns the lines about the work under way, at most `room` of at most `columns` columns: items, coming attempts, and
+    /// running steps with the last line of their output, newest first.
     pub(super) fn lines(&self, spinner: char, room: usize, columns: usize) -> Vec<String> {
         let mut running: Vec<_> = self.running.iter().collect();
         running.sort_unstable_by_key(|(_, running)| Reverse(running.nth));
@@ -237,7 +237,7 @@ impl StepProgress {
         let now = time::now();
         let retries =
             self.retrying.iter().map(|(step, next)| vec![next.line(&self.titled(step), now, columns)]);
-        let blocks: Vec<Vec<String>> = bars.chain(steps).chain(retries).collect();
+        let blocks: Vec<Vec<String>> = bars.chain(retries).chain(steps).collect();
         let (mut lines, count) = (Vec::new(), blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {
             // The last block needs no room for a line about more.

@@ -83,7 +83,10 @@ fn the_unfinished_runs_of_all_stores_are_resumed() {
     assert!(told.contains("Resume with: waypost resume late --store file:"), "{told}");
     assert!(resumed().contains("Nothing to resume, because no run is interrupted or due."));
 
-    let nowhere = rig.command(&["resume", "--all"]).current_dir("/").output().unwrap();
+    // The search for a store ends at the home folder.
+    fs::create_dir(rig.path("home")).unwrap();
+    let mut command = rig.command(&["resume", "--all"]);
+    let nowhere = command.current_dir(rig.path("home")).env("HOME", rig.path("home")).output().unwrap();
     let nowhere = rig.told(&nowhere);
     assert!(
         nowhere.starts_with("exit 2\n") && nowhere.contains("`waypost resume --all --everywhere`"),

@@ -64,7 +64,11 @@ fn a_failed_step_is_reported_with_item_branch_and_line() {
 #[test]
 fn exit_codes_of_shell_and_system_are_explained() {
     for (command, code, hint) in [
-        ("true; no-such-program", 127, "hint: the shell did not find a command; without a `PATH` in `env`, "),
+        (
+            "true; no-such-program",
+            127,
+            "hint: the shell did not find a command: a step has the `PATH` in its `env`, ",
+        ),
         ("./flow.yaml", 126, "hint: the shell found a command, but may not execute it"),
         ("yes | head -n 1; true", 141, "hint: a command wrote to a pipe without a reader, such as `| head`"),
         ("kill -SEGV $$", 139, "hint: the step was ended by SIGSEGV"),
