@@ -34,7 +34,7 @@ pub(crate) use scripts::{DemoArgs, GraphArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
 pub(crate) use unknown::explained;
-pub(crate) use workflow_file::{default_file, is_stdin};
+pub(crate) use workflow_file::{default_file, file_parser, is_stdin};
 
 /// Largest limit of a listing: the page size of stores.
 pub(crate) const LIMIT_MAX: u64 = waypost::store::PAGE_ITEMS_MAX as u64;
@@ -210,7 +210,7 @@ impl PrintedArgs {
 #[derive(Debug, Default, Args)]
 pub(crate) struct RunArgs {
     /// Workflow file, or `-` for stdin
-    #[arg(default_value_os_t = default_file())]
+    #[arg(default_value_os_t = default_file(), value_parser = file_parser())]
     pub(crate) file: PathBuf,
     /// Set a parameter; may be repeated
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]
@@ -508,7 +508,7 @@ pub(crate) struct VerifyArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Workflow file, or `-` for stdin
-    #[arg(default_value_os_t = default_file())]
+    #[arg(default_value_os_t = default_file(), value_parser = file_parser())]
     pub(crate) file: PathBuf,
 }
 

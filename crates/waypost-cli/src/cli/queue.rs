@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{RunArgs, default_file, key_value, parallel};
+use super::{RunArgs, default_file, file_parser, key_value, parallel};
 use crate::format::time;
 
 #[derive(Debug, Args)]
 pub(crate) struct SubmitArgs {
     /// Workflow file
-    #[arg(default_value_os_t = default_file())]
+    #[arg(default_value_os_t = default_file(), value_parser = file_parser())]
     pub(crate) file: PathBuf,
     /// Set a parameter; may be repeated
     #[arg(short, long = "param", value_name = "NAME=VALUE", value_parser = key_value)]

@@ -2,13 +2,26 @@
 
 use std::path::{Path, PathBuf};
 
-/// Default FILE, and the name used if only that file exists.
-const DEFAULTS: [&str; 2] = ["waypost.yaml", "waypost.yml"];
+use clap::builder::{PathBufValueParser, TypedValueParser};
+
+/// Default FILE.
+const DEFAULT: &str = "waypost.yaml";
 
 /// Returns the default FILE.
 pub(crate) fn default_file() -> PathBuf {
-    let [first, other] = DEFAULTS.map(Path::new);
-    if !first.exists() && other.is_file() { other.to_owned() } else { first.to_owned() }
+    existing(PathBuf::from(DEFAULT))
+}
+
+/// Returns the parser of FILE.
+pub(crate) fn file_parser() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().map(existing)
+}
+
+/// Returns `NAME.yml` for a missing `NAME.yaml`, if that file exists.
+fn existing(file: PathBuf) -> PathBuf {
+    let other = file.with_extension("yml");
+    let is_other = file.extension().is_some_and(|end| end == "yaml") && !file.exists() && other.is_file();
+    if is_other { other } else { file }
 }
 
 /// Returns whether FILE is `-`, the workflow on stdin.

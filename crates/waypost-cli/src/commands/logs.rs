@@ -9,7 +9,7 @@ use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision};
 use waypost::record::{Phase, RunStatus, Start};
 use waypost::store::{Scan, Store, StoreExt as _};
-use waypost::{BranchPath, RunId};
+use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::log_name;
 
@@ -246,6 +246,13 @@ struct LogsAt<'a> {
     follows: bool,
 }
 
+/// Returns whether STEP names a step, or a step that opens the branch.
+fn names(named: &StepRef, branch: &BranchPath, step: &StepId) -> bool {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let mut openers = around.filter_map(|branch| Some((branch.parent()?, branch.opened_by()?.0)));
+    named.is(branch, step.as_str()) || openers.any(|(above, opener)| named.is(&above, opener.as_str()))
+}
+
 /// Lists the attempts with a recorded start, in the order of starts over all branches.
 async fn tries(
     store: &dyn Store,
@@ -273,7 +280,7 @@ async fn tries(
                 .then_some(header.created_at);
             let ended = ended.iter().map(|start| (start, printed, end));
             for (start, printed, end) in ended.chain(header.started.iter().map(|start| (start, 0, None))) {
-                if named.as_ref().is_some_and(|named| !named.is(&header.branch, start.step.as_str())) {
+                if named.as_ref().is_some_and(|named| !names(named, &header.branch, &start.step)) {
                     continue;
                 }
                 let of = (header.branch.clone(), start.step.clone(), start.at.clone());

@@ -62,4 +62,7 @@ fn the_other_extension_is_used_if_only_that_file_exists() {
     rig.write("waypost.yaml", "steps: [{run: touch yaml}]\n");
     assert_eq!(rig.call(&["run", "-q"]).status.code(), Some(0));
     assert!(rig.path("yaml").exists() && rig.waypost(&["check"]).contains("waypost.yaml:"));
+    rig.write("other.yml", "steps: [{run: touch other}]\n");
+    assert_eq!(rig.call(&["run", "other.yaml", "-q"]).status.code(), Some(0));
+    assert!(rig.path("other").exists());
 }

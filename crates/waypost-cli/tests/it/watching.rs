@@ -150,6 +150,9 @@ fn logs_are_in_the_order_of_starts_under_their_names() {
     for name in ["first", "each:b%20c/ask", "each:d/ask"] {
         assert_eq!(code_of(&rig, &["logs", "r", name]), Some(0), "{name}");
     }
+    // The logs of a step with items are those of its items.
+    let each = String::from_utf8(rig.call(&["logs", "r", "each"]).stdout).unwrap();
+    assert!(each.contains("==> each:a/ask (attempt 1)") && !each.contains("==> first"), "{each}");
     // Running steps have a duration and a size.
     let shown = rig.waypost(&["show", "r"]);
     let slow = shown.lines().find(|line| line.starts_with("slow ")).unwrap();
