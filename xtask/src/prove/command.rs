@@ -35,8 +35,8 @@ const SESSIONS_MAX: usize = 20;
 const KILL_MILLIS_MAX: u64 = 250;
 /// Time for the steps of a killed session to end.
 const STEPS_END: Duration = Duration::from_millis(50);
-/// The steps that a kill can interrupt: `max_parallel` of the workflows.
-const INTERRUPTED_MAX: usize = 2;
+/// The executions that a kill can repeat: `max_parallel` steps of the workflow, each with a hook.
+const INTERRUPTED_MAX: usize = 4;
 const EXITS_FAILED: [i32; 2] = [1, 4];
 const EXIT_DEAD_LETTERS: i32 = 3;
 const EXIT_NO_RUN: i32 = 5;
