@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use waypost::Digest;
 use waypost::store::portable::Portable;
 
-/// The bytes before the hash, which is SHA-256 of the file with zeros in its place.
+/// The bytes before the hash: the SHA-256 of the file with a hash of zeros.
 const BEGIN: &[u8] = b"{\"integrity_hash\":\"";
 /// Characters of the hash.
 const HASH_CHARS: usize = 64;

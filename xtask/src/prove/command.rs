@@ -42,8 +42,8 @@ const EXIT_DEAD_LETTERS: i32 = 3;
 const EXIT_NO_RUN: i32 = 5;
 const EXIT_IN_DOUBT: i32 = 8;
 
-/// Sets of features, such as `failures+hooks`. Without `inplace`: the engine reruns an edit in place whose result is
-/// that of its base, and the model does not.
+/// Sets of features, such as `failures+hooks`. Without `inplace`: the engine reruns an edit in place
+/// with the result of the base, the model reuses the result.
 const MIXES: [&str; 7] =
     ["base", "hooks", "failures+letters", "edits", "from", "failures+hooks+edits", "letters+from+hooks"];
 

@@ -382,7 +382,7 @@ async fn beside_existing(
     detach::begin(context, store.as_ref(), id, &words_of(id, args), true).await
 }
 
-/// Returns the words that name a run on the command line of its detached process.
+/// Returns the arguments with the run id for the detached process.
 fn words_of<'a>(id: &'a RunId, args: &RunArgs) -> Vec<&'a str> {
     if args.id.is_some() { Vec::new() } else { vec!["--id", id.as_str()] }
 }

@@ -122,7 +122,7 @@ async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
     entry.is_ok_and(|entry| entry.record.record().settings.contains_key(crate::run::definition::SCRIPT))
 }
 
-/// Prints that a run in doubt is not resumed, and that a person must decide.
+/// Prints the command that decides a run in doubt.
 fn report_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
     if context.output.json && !args.dry_run {
         let run = Some((run.as_str(), RunStatus::InDoubt));

@@ -11,19 +11,29 @@ use super::restrict;
 /// The variable with the scope in the file name of a step.
 const SCOPE: &str = "FILE_SCOPE";
 
+/// The surroundings of a step in the file.
+#[derive(Debug, Clone, Copy)]
+struct FileSite<'a> {
+    /// The expressions for the scope in file names.
+    around: &'a [String],
+    /// The start of the command line of each step.
+    execute: &'a str,
+}
+
 /// Returns the workflow file of steps. `execute` is the start of the command line of each step.
 pub(super) fn workflow(steps: &Steps, execute: &str) -> String {
-    json!({ "name": "reference", "max_parallel": 2, "steps": list(steps, &[], execute) }).to_string()
+    json!({ "name": "reference", "max_parallel": 2, "steps": list(steps, FileSite { around: &[], execute }) })
+        .to_string()
 }
 
-/// Returns the entries of steps. `around` holds the expressions for the scope in file names.
-fn list(steps: &Steps, around: &[String], execute: &str) -> Vec<Value> {
+/// Returns the entries of steps.
+fn list(steps: &Steps, site: FileSite<'_>) -> Vec<Value> {
     let own = steps.iter().filter(|step| !step.when.is_hook());
-    own.map(|step| entry(step, steps, (around, execute))).collect()
+    own.map(|step| entry(step, steps, site)).collect()
 }
 
-fn entry(step: &Arc<Step>, scope: &Steps, site: (&[String], &str)) -> Value {
-    let (around, execute) = site;
+fn entry(step: &Arc<Step>, scope: &Steps, site: FileSite<'_>) -> Value {
+    let FileSite { around, execute } = site;
     let mut node = json!({ "id": &*step.id, "needs": step.needs });
     match (step.when, &step.skip_if) {
         (When::Always, _) => node["if"] = json!("always()"),
@@ -41,7 +51,7 @@ fn entry(step: &Arc<Step>, scope: &Steps, site: (&[String], &str)) -> Value {
         Kind::Group => {
             let pass = (step.passes > 1).then(|| "${{ iteration }}".to_owned());
             let around: Vec<String> = around.iter().cloned().chain(pass).collect();
-            node["steps"] = json!(list(&step.body, &around, execute));
+            node["steps"] = json!(list(&step.body, FileSite { around: &around, execute }));
             if step.passes > 1 {
                 let until = format!("iteration >= {}", step.passes);
                 node["repeat"] = json!({ "until": until, "max": step.passes });
@@ -50,7 +60,7 @@ fn entry(step: &Arc<Step>, scope: &Steps, site: (&[String], &str)) -> Value {
         Kind::ForEach => {
             let item = format!("i_{}", step.id);
             let around: Vec<String> = around.iter().cloned().chain([format!("${{{{ {item} }}}}")]).collect();
-            let steps = list(&step.body, &around, execute);
+            let steps = list(&step.body, FileSite { around: &around, execute });
             node["foreach"] = json!({ "items": step.items, "as": item, "steps": steps });
             if step.failures_max > 0 {
                 node["foreach"]["max_failures"] = json!(step.failures_max);
@@ -66,7 +76,8 @@ fn entry(step: &Arc<Step>, scope: &Steps, site: (&[String], &str)) -> Value {
     node
 }
 
-fn leaf(node: &mut Value, step: &Step, scope: &Steps, (around, execute): (&[String], &str)) {
+fn leaf(node: &mut Value, step: &Step, scope: &Steps, site: FileSite<'_>) {
+    let FileSite { around, execute } = site;
     let is_leaf = |id: &Name| scope.iter().any(|step| step.id == *id && step.is_leaf());
     let read = step.needs.iter().filter(|id| is_leaf(id));
     let mut env: BTreeMap<String, String> = read
