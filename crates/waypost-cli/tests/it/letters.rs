@@ -364,3 +364,28 @@ fn a_retried_item_reruns_its_earlier_step_with_failed_evidence() {
         assert_eq!(rig.read("trace"), "a\nb\n", "{retry:?}");
     }
 }
+
+#[test]
+fn lost_evidence_of_a_dead_letter_retries_the_item() {
+    let flow = "steps:
+  - id: e
+    foreach:
+      items: [x]
+      max_failures: 1
+      steps:
+        - {id: p, run: 'echo p >> trace; cat in > p.txt', evidence: [{sha256: p.txt}]}
+        - {id: q, run: 'echo q >> trace; test -e ok'}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        rig.write("in", "");
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
+        rig.write("ok", "");
+        assert_eq!((code(&rig, &["resume", "r", "-q"]), ran(&rig).as_str()), (Some(3), "p q"));
+        std::fs::remove_file(rig.path("p.txt")).unwrap();
+
+        assert_eq!((code(&rig, &["resume", "r", "-q"]), ran(&rig).as_str()), (Some(0), "p q"), "{store}");
+
+        assert_eq!(code(&rig, &["verify", "r", "-q"]), Some(0));
+    }
+}

@@ -1,6 +1,6 @@
 //! Repeated steps: a pass with broken evidence is rerun with its original input.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, ran};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -458,5 +458,87 @@ fn a_resume_ends_when_an_earlier_pass_becomes_the_last() {
 
         assert_eq!(without(&rig, &["a1.txt"], Some(0)), "a1 b1 z", "{store}");
         assert_eq!(without(&rig, &[], Some(0)), "", "{store}");
+    }
+}
+
+/// Two steps in each of three passes, then a last step. `b` fails in the passes named in the file `fail`.
+const PASSES: &str = "steps:
+  - id: g
+    repeat: {until: 'iteration >= 3', max: 3}
+    steps:
+      - {id: a, run: 'echo a$N >> trace; echo $N > a$N.txt', env: {N: '${{ iteration }}'}, evidence: [{sha256: 'a${{ iteration }}.txt'}]}
+      - {id: b, run: 'echo b$N >> trace; ! grep -q $N fail 2>/dev/null', env: {N: '${{ iteration }}'}}
+  - {id: z, run: echo z >> trace}
+";
+
+#[test]
+fn a_requested_rerun_that_fails_continues_in_later_passes() {
+    for store in STORES {
+        let rig = done(PASSES, store, "a1 b1 a2 b2 a3 b3 z");
+        ran(&rig);
+        rig.write("fail", "2");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "g~2/b"]), Some(1), "{store}");
+        assert_eq!(ran(&rig), "b2");
+        std::fs::remove_file(rig.path("fail")).unwrap();
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+        assert_eq!(ran(&rig), "b2 a3 b3 z", "{store}");
+        holds(&rig);
+    }
+}
+
+#[test]
+fn a_request_in_a_failed_pass_reaches_later_passes() {
+    for store in STORES {
+        let rig = done(PASSES, store, "a1 b1 a2 b2 a3 b3 z");
+        ran(&rig);
+        rig.write("fail", "1");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "g~1/b"]), Some(1), "{store}");
+        std::fs::remove_file(rig.path("fail")).unwrap();
+        ran(&rig);
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "g~1/a"]), Some(0));
+
+        assert_eq!(ran(&rig), "a1 b1 a2 b2 a3 b3 z", "{store}");
+        holds(&rig);
+    }
+}
+
+#[test]
+fn lost_evidence_then_a_request_in_the_failed_pass() {
+    let rig = done(PASSES, STORES[0], "a1 b1 a2 b2 a3 b3 z");
+    ran(&rig);
+    rig.write("fail", "1");
+    rig.write("a1.txt", "damaged");
+    assert_eq!(without(&rig, &[], Some(0)), "a1", "the same result: `b` is reused");
+    rig.write("flow.yaml", &PASSES.replace("echo b$N >>", "echo b$N  >>"));
+    ran(&rig);
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--rerun-changed"]), Some(1));
+    assert_eq!(ran(&rig), "b1");
+    std::fs::remove_file(rig.path("fail")).unwrap();
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "g~1/a"]), Some(0));
+
+    assert_eq!(ran(&rig), "a1 b1 a2 b2 a3 b3 z");
+    holds(&rig);
+}
+
+#[test]
+fn an_allowed_rerun_of_passes_begins_with_the_first() {
+    let flow = "steps:
+  - {id: a, run: echo a >> trace}
+  - id: g
+    repeat: {until: 'iteration >= 3', max: 3}
+    steps: [{id: b, idempotent: false, run: 'echo b$N >> trace', env: {N: '${{ iteration }}'}}]
+";
+    for store in STORES {
+        let rig = done(flow, store, "a b1 b2 b3");
+        ran(&rig);
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a", "--treat-as", "retry"]), Some(0));
+
+        assert_eq!(ran(&rig), "a b1 b2 b3", "{store}");
+        holds(&rig);
     }
 }

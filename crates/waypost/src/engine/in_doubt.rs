@@ -10,7 +10,6 @@ use crate::store::{Scan, ScanOrder};
 
 use super::begin::decode_state;
 use super::choice::settled_by_person;
-use super::definition::{Forget, forget};
 use super::inspect::{Snapshot, position_of};
 use super::invalidate::invalidated;
 use super::reruns::opener_of;
@@ -397,18 +396,24 @@ pub(super) fn apply_decisions<P: Program>(
                 }
             }
             None => {
-                if matches!(cause, Cause::Undone | Cause::Begun) {
-                    // The step restarts at its first pass.
-                    let again = [Forget::Step(doubtful.step.clone())];
-                    forget(program, &doubtful.branch, &again, &mut scope.state)?;
+                match cause {
+                    Cause::Undone | Cause::Begun => rerun_undone(program, scope, place),
+                    _ => scope.redo_as_decided(place),
                 }
-                scope.redo_as_decided(place);
                 let cause = RerunCause::Requested { by: by.map(ToOwned::to_owned) };
                 scope.note(invalidated(&doubtful.step, &cause));
             }
         }
     }
     Ok(())
+}
+
+/// Reruns a step from its first pass, by decision of a person: its earlier result leaves the state.
+pub(super) fn rerun_undone<P: Program>(program: &P, scope: &mut Scope<'_, P::State>, place: usize) {
+    let (branch, shape) = (scope.branch().clone(), scope.shape);
+    let step_ref = StepRef { branch: &branch, level: shape.level(), place, step: &shape.steps()[place] };
+    program.forget(step_ref, &mut scope.state);
+    scope.redo_as_decided(place);
 }
 
 /// Marks a step as done in the state of its branch, if a person decides so. Returns the next step and the phase

@@ -13,6 +13,7 @@ use super::ResumeFrom;
 use super::definition::Forget;
 use super::invalidate::{Cut, Invalidated, Results, invalidate};
 use super::reruns::{Reopened, Target, Targets, opener_of};
+use super::trust::Branches;
 
 /// The requested reruns, and the paths to the named branches.
 #[derive(Debug, Default)]
@@ -126,6 +127,36 @@ impl Requested {
                     main.position.requests.insert(request);
                 }
                 break;
+            }
+        }
+    }
+
+    /// Excludes the reuse of all that follows an opener on the path to a rerun step, if the opener is open already: its
+    /// later passes, its hooks and the downstream steps.
+    pub(super) fn exclude_after_open(
+        &self,
+        shape: &Shape,
+        branches: &Branches,
+        moves: &mut BTreeMap<BranchPath, Reopened>,
+        results: Results,
+    ) {
+        let reruns = self.with_causes().filter(|((branch, step), _)| !self.retries(branch, step));
+        for ((branch, step), _) in reruns {
+            let request = RerunRequest::new(branch.clone(), step.clone());
+            for on in std::iter::successors(branch.parent(), BranchPath::parent) {
+                let (known, own) = (branches.get(&(on.depth(), on.clone())), shape.of_branch(&on));
+                let Some((known, own)) = known.zip(own) else { continue };
+                let Some(below) = below_on(shape, &on, &request) else { continue };
+                let is_open = |entry: &FrontierEntry| entry.step == below.step && entry.has_children();
+                let Some(place) = own.place(below.step.as_str()) else { continue };
+                if !known.position.frontier.iter().any(is_open) {
+                    continue;
+                }
+                let moved = moves.entry(on).or_insert_with(|| Reopened::in_place(known));
+                moved.forgotten.extend(exclude(own, &mut moved.position, &below, results));
+                if own.share_loop(place, place) {
+                    moved.position.rerun_whole.insert(below.step);
+                }
             }
         }
     }

@@ -34,6 +34,12 @@ pub(super) struct Reopened {
 }
 
 impl Reopened {
+    /// Continues a branch from its newest record; only the position may change.
+    pub(super) fn in_place(known: &BranchInForce) -> Self {
+        let (record, position) = (known.record.clone(), known.position.clone());
+        Self { record, position, drafts: Vec::new(), basis: None, forgotten: Vec::new() }
+    }
+
     /// Continues a child at its position in the next fan-out of its opener, after its newest record.
     pub(super) fn in_next_fan_out(record: &Record, after: Invalidated) -> Self {
         let position = Position { origin: Some(0), ..after.position };

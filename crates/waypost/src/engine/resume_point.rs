@@ -11,7 +11,7 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::plan::{Broken, Decision, LeftOut};
 use crate::projection::events::RerunCause;
-use crate::record::{Choice, End, FrontierEntry, Position, Record, Settled, Status};
+use crate::record::{Choice, FrontierEntry, Position, Record, Settled};
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;
@@ -183,6 +183,7 @@ pub(super) async fn find<P: Program>(
     if program.keeps_apart() {
         let results = Results::dropped(!asked.retries);
         asked.requested.defer(shape, &all, &mut moves, results);
+        asked.requested.exclude_after_open(shape, &branches, &mut moves, results);
     }
     let (looked, left, declarers) = (trust != Trust::Blind, judged.left, judged.declarers);
     let questions = Vec::new();
@@ -203,9 +204,7 @@ fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BT
             };
             let Some(entry) = known.position.frontier.iter_mut().find(is_in_hooks) else { continue };
             entry.back_to_work();
-            let (record, position) = (known.record.clone(), known.position.clone());
-            let moved = Reopened { record, position, drafts: Vec::new(), basis: None, forgotten: Vec::new() };
-            moves.insert(above, moved);
+            moves.insert(above, Reopened::in_place(known));
         }
     }
     moves
@@ -355,14 +354,6 @@ impl<'a> BranchLoader<'a> {
                 Some(own) => position_for_retry(own, &in_force, self.is_claimed)?.0,
                 None => position_of(&in_force)?,
             };
-            let is_given_up = matches!(in_force.header().end, Some(End::Failed | End::Cancelled));
-            if is_given_up
-                && !is_named
-                && !self.is_retried(branches, &name)
-                && !self.joined_what_is_wanted(&in_force, &position).await?
-            {
-                continue;
-            }
             if in_force.header().seq != record.header().seq {
                 let Some(own) = self.shape.of_branch(&name) else { continue };
                 let rejoined =
@@ -372,30 +363,6 @@ impl<'a> BranchLoader<'a> {
             self.add_branch_in_force((in_force, position), branches, moves).await?;
         }
         Ok(())
-    }
-
-    /// Returns whether the opener of a branch has failed: a resume retries the failed and cancelled branches.
-    fn is_retried(&self, branches: &Branches, name: &BranchPath) -> bool {
-        let above = name.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
-        let opener = opener_of(self.shape, name);
-        above.zip(opener).is_some_and(|(above, opener)| {
-            let is_failed = |entry: &FrontierEntry| entry.step == opener && entry.status == Status::Failed;
-            above.position.frontier.iter().any(is_failed)
-        })
-    }
-
-    /// Returns whether an ended branch has joined requested branches. Such a branch goes back to that join, even
-    /// if it failed later. A branch that ended with these branches open resumes with these.
-    async fn joined_what_is_wanted(&self, in_force: &Record, position: &Position) -> Result<bool, RunError> {
-        let branch = &in_force.header().branch;
-        let steps: BTreeSet<&StepId> =
-            self.requested.iter().flat_map(|requested| requested.ways_on(branch)).collect();
-        if steps.is_empty() {
-            return Ok(false);
-        }
-        let store = self.engine.store.as_ref();
-        let joined = joined_on(store, self.shape, (in_force.header(), position), &steps).await?;
-        Ok(steps.into_iter().any(|step| joined.contains_key(step)))
     }
 
     /// Adds a branch, after a rejoin if possible.

@@ -11,6 +11,7 @@ use crate::record::{
 use crate::store::Progress;
 
 use super::failure::upstream;
+use super::in_doubt::rerun_undone;
 use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{failed_digests, scope_digests, skipped_digests, trace_of};
@@ -167,7 +168,7 @@ impl<'a, P: Program> Session<'a, P> {
         let step = scope.step_id(place).clone();
         let is_undone = scope.position.asks_about(&step);
         if is_undone && retries {
-            scope.redo_as_decided(place);
+            rerun_undone(self.program, scope, place);
             self.mark_dirty(id);
             return false;
         }

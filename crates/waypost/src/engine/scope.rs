@@ -325,13 +325,15 @@ impl<'a, S> Scope<'a, S> {
         self.position.failed.retain(|entry| entry.step != id);
         self.redecided.remove(&id);
         self.position.ask_no_more(&id);
-        // A skipped or passed-over end keeps reusable results and requests.
-        let was_passed = settled
-            .as_ref()
-            .is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver));
-        if follow != super::Follow::To(place) && !was_passed {
-            self.position.rerun_whole.remove(&id);
-            if let Some(hooks) = &self.shape.steps()[place].hooks {
+        // A skipped or passed-over end keeps reusable results and requests. After a failure, a retry continues the
+        // requested rerun in later passes.
+        let is = |ends: &[SettledAs]| settled.as_ref().is_some_and(|settled| ends.contains(&settled.how));
+        let has_failed = is(&[SettledAs::Failed]);
+        if follow != super::Follow::To(place) && !is(&[SettledAs::Skipped, SettledAs::PassedOver]) {
+            if !has_failed {
+                self.position.rerun_whole.remove(&id);
+            }
+            if let Some(hooks) = self.shape.steps()[place].hooks.as_ref().filter(|_| !has_failed) {
                 self.position.rerun_whole.remove(&hooks.name);
             }
             if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
