@@ -33,7 +33,7 @@ pub(crate) use queue::{SubmitArgs, WorkerArgs};
 pub(crate) use scripts::{DemoArgs, GraphArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
-pub(crate) use unknown::explained;
+pub(crate) use unknown::{explained, internal};
 pub(crate) use workflow_file::{default_file, file_parser, is_stdin};
 
 /// Largest limit of a listing: the page size of stores.

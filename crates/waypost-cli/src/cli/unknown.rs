@@ -278,6 +278,12 @@ pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
     error
 }
 
+/// Creates the error for an internal command on the command line.
+pub(crate) fn internal(name: &str) -> clap::Error {
+    let text = format!("`waypost {name}` is internal: `waypost run` and `waypost resume` start it\n");
+    clap::Error::raw(ErrorKind::InvalidSubcommand, text)
+}
+
 /// A command or option of this program for an unknown word.
 enum Own {
     /// The word of another tool.

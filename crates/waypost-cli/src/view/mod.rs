@@ -214,6 +214,9 @@ pub(crate) struct StepView {
     /// The size of the printed text, also of a running step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log_bytes: Option<u64>,
+    /// The time of the next try after a failed one; for screens.
+    #[serde(skip)]
+    pub(crate) next_try: Option<Timestamp>,
     /// The last attempt with a recorded start.
     #[serde(skip)]
     pub(crate) running: Option<Try>,

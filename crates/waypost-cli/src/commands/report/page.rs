@@ -48,10 +48,7 @@ impl Page<'_> {
         if !picture.is_empty() {
             let _ = write!(text, "<h2>Graph</h2>\n<div class=\"wide\">{picture}</div>\n");
         }
-        let summary = &self.snapshot.entry.summary;
-        let is_live = summary.holder.is_some();
-        let end = if is_live { self.now } else { summary.updated_at };
-        let times = timeline(self.history, LastSession { is_live, end });
+        let times = timeline(self.history, self.last_session());
         if !times.is_empty() {
             let _ = write!(text, "<h2>Attempts</h2>\n{times}");
         }
@@ -61,6 +58,12 @@ impl Page<'_> {
         self.branches(&mut text);
         text.push_str("</body>\n</html>\n");
         text
+    }
+
+    fn last_session(&self) -> LastSession {
+        let summary = &self.snapshot.entry.summary;
+        let is_live = summary.holder.is_some();
+        LastSession { is_live, end: if is_live { self.now } else { summary.updated_at } }
     }
 
     fn head(&self, text: &mut String) {
@@ -76,7 +79,7 @@ impl Page<'_> {
             ("file", show.path.clone().unwrap_or_default()),
             ("started", time::utc(summary.created_at)),
             ("changed", time::utc(summary.updated_at)),
-            ("time of work", time::lasted(self.history.idle.work(summary.created_at, summary.updated_at))),
+            ("time of work", time::lasted(self.history.work(self.last_session()))),
             ("checkpoints", summary.checkpoints.to_string()),
             ("labels", labels.join(", ")),
             ("parent", show.parent.clone().unwrap_or_default()),
