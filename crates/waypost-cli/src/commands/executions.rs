@@ -104,11 +104,10 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
     found
 }
 
-/// Returns the begin of an execution in a record: a start, or the opening of a group. The join of an
-/// open step executes nothing; without an opening, its children ran again.
+/// Returns the begin of an execution in a record: a start, or the opening of a group. A join executes nothing.
 fn execution<'h>(header: &'h Header, step: &StepId, is_open: bool) -> Option<&'h Try> {
     let is_own = header.step.as_ref() == Some(step);
-    if is_open && is_own && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
+    if is_own && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
         return None;
     }
     let opens = is_own && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));

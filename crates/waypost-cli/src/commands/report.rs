@@ -93,6 +93,8 @@ struct LastSession {
 struct Bar {
     branch: BranchPath,
     step: StepId,
+    /// The `name` in the workflow file.
+    name: Option<String>,
     at: Try,
     begin: Timestamp,
     /// `None` if the end is not recorded.
@@ -221,6 +223,7 @@ impl RunHistory {
             self.bars.push(Bar {
                 branch: header.branch.clone(),
                 step: start.step.clone(),
+                name: names.name(&header.branch, start.step.as_str()).map(ToOwned::to_owned),
                 at: start.at.clone(),
                 begin: header.created_at,
                 end: None,

@@ -226,6 +226,12 @@ pub(crate) struct StepView {
 }
 
 impl StepView {
+    /// Returns the status, with `tolerated` for a failure that the workflow tolerates.
+    pub(crate) fn outcome(&self) -> &'static str {
+        let is_tolerated = self.status == StepStatus::Failed && !self.holds_up;
+        if is_tolerated { "tolerated" } else { self.status.name() }
+    }
+
     /// Returns whether the run continues after the step.
     pub(crate) fn is_finished(&self) -> bool {
         match self.status {

