@@ -3,11 +3,13 @@
 //! This file alone decides the exit code. Options are in `cli`, errors in `error`, printing in `output`, and
 //! each command in a file of `commands`.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgMatches, FromArgMatches as _};
+use rustix::fs::FileType;
 use tokio::runtime::Runtime;
 
 use crate::cli::Cli;
@@ -67,10 +69,18 @@ fn runtime() -> std::io::Result<Runtime> {
 /// The stack of the command, whatever the soft limit of the caller (`ulimit -s`): that of a usual main thread.
 const STACK_BYTES: usize = 8 * 1024 * 1024;
 
+/// Returns whether a stream is a socket: the engine controls its supervisor by one.
+fn is_socket(stream: impl AsFd) -> bool {
+    rustix::fs::fstat(stream).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_socket())
+}
+
 fn main() -> ExitCode {
     // The supervisor forks: its process never has a second thread.
     if std::env::args_os().skip(1).eq([run::environment::SUPERVISE]) {
-        return waypost_workflow::supervisor::main();
+        return match is_socket(std::io::stdin()) {
+            true => waypost_workflow::supervisor::main(),
+            false => output::refused(&cli::internal(run::environment::SUPERVISE)).into(),
+        };
     }
     let exit = match std::thread::Builder::new().stack_size(STACK_BYTES).spawn(command) {
         Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),

@@ -33,7 +33,7 @@ pub(crate) use queue::{SubmitArgs, WorkerArgs};
 pub(crate) use scripts::{DemoArgs, GraphArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
-pub(crate) use unknown::explained;
+pub(crate) use unknown::{explained, internal};
 pub(crate) use workflow_file::{default_file, file_parser, is_stdin};
 
 /// Largest limit of a listing: the page size of stores.
@@ -356,8 +356,8 @@ pub(crate) struct WhyArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Only runs with this status; may be repeated
-    #[arg(long, value_name = "STATUS")]
+    /// Only runs with one of these statuses
+    #[arg(long, value_name = "STATUS,...", value_delimiter = ',')]
     pub(crate) status: Vec<StatusName>,
     /// Only runs of this workflow
     #[arg(long, value_name = "NAME")]
@@ -538,9 +538,9 @@ pub(crate) struct PruneArgs {
     /// as `2026-11-20T08:00:00Z`; with --keep-runs, only runs selected by both
     #[arg(long, value_name = "TIME", group = "what", value_parser = time::parse_since)]
     pub(crate) older_than: Option<Since>,
-    /// Delete runs with this status, also unfinished ones; may be repeated; with --older-than and --keep-runs, only
-    /// runs selected by all
-    #[arg(long, value_name = "STATUS", group = "what")]
+    /// Delete runs with one of these statuses, also unfinished ones; with --older-than and --keep-runs, only runs
+    /// selected by all
+    #[arg(long, value_name = "STATUS,...", value_delimiter = ',', group = "what")]
     pub(crate) status: Vec<StatusName>,
     /// Show the runs and states to drop, and the bytes to free
     #[arg(long)]

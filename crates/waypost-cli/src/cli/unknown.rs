@@ -24,6 +24,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("terminate", "cancel"),
     ("ls", "list"),
     ("runs", "list"),
+    ("jobs", "list"),
     ("log", "logs"),
     ("tail", "logs"),
     ("info", "show"),
@@ -34,6 +35,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ("explain", "why"),
     ("remove", "delete"),
     ("clean", "prune"),
+    ("cleanup", "prune"),
     ("gc", "prune"),
     ("lint", "check"),
     ("init", "new"),
@@ -180,7 +182,22 @@ const ADVICE: &[(&str, &str, &str)] = &[
         "set the variable before the command, `NAME=VALUE waypost run`, or write `env` in the file",
     ),
     ("run", "--timeout", "write `timeout` in the file"),
-    ("run", "--retry", "write `retry` in a step of the file"),
+    ("run", "--retry", RETRY),
+    ("run", "--retries", RETRY),
+    ("resume", "--retries", RETRY),
+    ("run", "--keep-going", TOLERATE),
+    ("run", "--ignore-errors", TOLERATE),
+    ("run", "-k", TOLERATE),
+    ("resume", "--keep-going", TOLERATE),
+    ("resume", "--ignore-errors", TOLERATE),
+    ("resume", "-k", TOLERATE),
+    ("stop", "--all", "`waypost list --status running` lists the runs; stop each by its name"),
+    ("stop", "--force", "`waypost cancel RUN` ends a run for good"),
+    ("cancel", "--all", "`waypost list --resumable` lists the runs; cancel each by its name"),
+    ("cancel", "--yes", UNASKED),
+    ("cancel", "-y", UNASKED),
+    ("cancel", "--force", UNASKED),
+    ("cancel", "-f", UNASKED),
     ("resume", "--id", "name the run without an option: `waypost resume RUN`"),
     ("resume", "--last", "without RUN, the newest resumable run is resumed"),
     ("resume", "--latest", "without RUN, the newest resumable run is resumed"),
@@ -206,7 +223,12 @@ const ADVICE: &[(&str, &str, &str)] = &[
     ("export", "-o", "name the file after the checkpoint: `waypost export RUN FILE`"),
 ];
 
-/// Adds the meant command or option to an error about an unknown word, or the closest one.
+const RETRY: &str = "write `retry` in a step of the file";
+const TOLERATE: &str = "steps that do not need a failed step still run; `continue_on_error: true` in a step tolerates its failure";
+const UNASKED: &str = "`waypost cancel RUN` cancels without a question";
+
+/// Adds the meant command or option to an error about an unknown word, or the closest one. The usage is that of the
+/// command, without the guess.
 pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
     if !matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
         return error;
@@ -226,9 +248,9 @@ pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
     root.build();
     let mut found = &root;
     for word in std::env::args().skip(1).filter(|word| !word.starts_with('-')) {
-        let Some(inner) = found.find_subcommand(&word) else { break };
-        found = inner;
+        found = found.find_subcommand(&word).unwrap_or(found);
     }
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(found.clone().render_usage()));
     let name = match found.get_name() {
         "retry" => "resume",
         _ if found.get_name() == root.get_name() => "",
@@ -254,6 +276,12 @@ pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
         }
     }
     error
+}
+
+/// Creates the error for an internal command on the command line.
+pub(crate) fn internal(name: &str) -> clap::Error {
+    let text = format!("`waypost {name}` is internal: `waypost run` and `waypost resume` start it\n");
+    clap::Error::raw(ErrorKind::InvalidSubcommand, text)
 }
 
 /// A command or option of this program for an unknown word.

@@ -106,7 +106,7 @@ pub(super) fn nodes_of_run(
     let now = show
         .steps
         .iter()
-        .filter_map(|step| Some((BranchPath::new(&step.branch).ok()?, step.id.clone(), step.status.name())));
+        .filter_map(|step| Some((BranchPath::new(&step.branch).ok()?, step.id.clone(), step.outcome())));
     // The current status of a step replaces the recorded outcome.
     let statuses: HashMap<(BranchPath, String), &'static str> =
         ended.chain(now).map(|(branch, step, status)| ((branch, step), status)).collect();

@@ -255,11 +255,9 @@ fn table(context: &Context, runs: &[RunView]) -> String {
             run.run.clone(),
             run.status.name().to_owned(),
             format!("{}/{}", run.progress.done, run.progress.total),
-            [run.step.clone(), run.until.map(|until| format!("until {}", time::utc(until)))]
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
-                .join(" "),
+            run.step.clone().unwrap_or_default(),
+            // Possibly of another step.
+            run.until.map(time::utc).unwrap_or_default(),
             time::ago(run.updated_at, now),
             size::shown(run.bytes),
             run.workflow.clone(),
@@ -269,7 +267,7 @@ fn table(context: &Context, runs: &[RunView]) -> String {
         .collect()
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
-    let mut heads = vec!["RUN", "STATUS", "STEPS", "STEP", "CHANGED", "SIZE", "WORKFLOW"];
+    let mut heads = vec!["RUN", "STATUS", "STEPS", "STEP", "WAITS UNTIL", "CHANGED", "SIZE", "WORKFLOW"];
     heads.extend(runs.iter().any(|run| run.store.is_some()).then_some("STORE"));
     context.output.table(&heads, &rows)
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use waypost::engine::Snapshot;
@@ -92,13 +93,15 @@ struct LastSession {
 struct Bar {
     branch: BranchPath,
     step: StepId,
+    /// The `name` in the workflow file.
+    name: Option<String>,
     at: Try,
     begin: Timestamp,
     /// `None` if the end is not recorded.
     end: Option<Timestamp>,
     outcome: &'static str,
-    /// The attempt waits for its children, also over several sessions.
-    is_opener: bool,
+    /// The attempt waits for its children or for a time, also over several sessions.
+    is_waiting: bool,
 }
 
 /// The last outcome of a step, on a branch and in a pass.
@@ -151,13 +154,26 @@ impl RunHistory {
     /// Returns outcome and end of an attempt. An attempt without a recorded end was cut at the end of its session,
     /// unless the attempt is under way, or its children are.
     fn end_of(&self, bar: &Bar, last: LastSession) -> (&'static str, Timestamp) {
-        let session_end = self.idle.within(bar.begin, last.end).next().filter(|_| !bar.is_opener);
+        let session_end = self.idle.within(bar.begin, last.end).next().filter(|_| !bar.is_waiting);
         match (bar.end, session_end) {
             (Some(end), _) => (bar.outcome, end.max(bar.begin)),
             (None, Some((end, _))) => ("cut", end),
-            (None, None) if last.is_live || bar.is_opener => (bar.outcome, last.end.max(bar.begin)),
+            (None, None) if last.is_live || bar.is_waiting => (bar.outcome, last.end.max(bar.begin)),
             (None, None) => ("cut", last.end.max(bar.begin)),
         }
+    }
+
+    /// Returns the time with an attempt under way, without waits.
+    fn work(&self, last: LastSession) -> Duration {
+        let attempts = self.bars.iter().filter(|bar| !bar.is_waiting);
+        let mut spans: Vec<_> = attempts.map(|bar| (bar.begin, self.end_of(bar, last).1)).collect();
+        spans.sort_unstable();
+        let (mut work, mut counted) = (Duration::ZERO, Timestamp::MIN);
+        for (begin, end) in spans {
+            work += self.idle.work(begin.max(counted), end);
+            counted = counted.max(end);
+        }
+        work
     }
 
     /// Returns the last outcome of each step on each branch, oldest first.
@@ -188,9 +204,14 @@ impl RunHistory {
                 (self.bars[bar].end, self.bars[bar].outcome) = (Some(header.created_at), outcome);
             }
         }
-        if let (Some(step), Phase::Waiting(_), None) = (&header.step, &header.phase, outcome) {
+        let waits = match &header.phase {
+            Phase::Waiting(_) => outcome.is_none(),
+            Phase::Progress { key, .. } => key == "until",
+            _ => false,
+        };
+        if let Some(step) = header.step.as_ref().filter(|_| waits) {
             let key = (header.branch.clone(), step.clone(), header.at.clone());
-            self.open.get(&key).into_iter().for_each(|bar| self.bars[*bar].is_opener = true);
+            self.open.get(&key).into_iter().for_each(|bar| self.bars[*bar].is_waiting = true);
         }
         for start in &header.started {
             let key = (header.branch.clone(), start.step.clone(), start.at.clone());
@@ -202,11 +223,12 @@ impl RunHistory {
             self.bars.push(Bar {
                 branch: header.branch.clone(),
                 step: start.step.clone(),
+                name: names.name(&header.branch, start.step.as_str()).map(ToOwned::to_owned),
                 at: start.at.clone(),
                 begin: header.created_at,
                 end: None,
                 outcome: "unfinished",
-                is_opener: false,
+                is_waiting: false,
             });
         }
         if let Some(usage) = &header.usage {

@@ -13,7 +13,7 @@ use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
-use waypost_workflow::file::Workflow;
+use waypost_workflow::file::{Work, Workflow};
 use waypost_workflow::program::{log_name, shape_of, spent};
 
 use super::{Context, checkpoints, executions, undo};
@@ -30,6 +30,7 @@ use crate::run::idle_times::IdleTimes;
 use crate::run::params;
 use crate::run::reference::{Default, Reference, StepRef, encode, find, no_step};
 use crate::run::run_status;
+use crate::session::failed_items;
 use crate::store_location;
 use crate::view::FailedItem;
 use crate::view::step_of;
@@ -94,7 +95,13 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
             context.output.note(&format!("Nothing to list, because no further item is {name}."));
         }
     } else {
-        context.output.answer(&summary(context, &view, &shown))?;
+        let mut text = summary(context, &view, &shown);
+        let workflow = workflow_in_force(&shown.snapshot).filter(|_| shown.at.is_none());
+        if let Some(workflow) = workflow.filter(|_| view.status == RunStatus::CompletedWithFailures) {
+            text.push_str(&failed_items(store.as_ref(), &workflow, &run, &context.store_words()).await?);
+            text.push('\n');
+        }
+        context.output.answer(&text)?;
     }
     if let Some(text) = undo::unfinished(&shown.snapshot).filter(|_| shown.at.is_none()) {
         context.output.warn(&context.with_store(&text));
@@ -356,6 +363,12 @@ impl Shown {
             let found = workflow.as_ref().zip(branch);
             let found = found.and_then(|(workflow, branch)| step_of(workflow, &branch, &step.id));
             step.name = found.and_then(|step| step.name.clone());
+            if found
+                .is_some_and(|step| matches!(step.work, Work::Approve(_) | Work::Sleep(_) | Work::Wait(_)))
+            {
+                // The start after the wait is not a second attempt.
+                step.attempts = step.attempts.min(1);
+            }
             let end = step.ended_at.or_else(|| (step.status == StepStatus::Running).then(time::now));
             step.duration_ms = step.started_at.zip(end).and_then(|(start, end)| idle.work_ms(start, end));
             step.log_bytes =
@@ -513,6 +526,9 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
             if step.branch == "main" { String::new() } else { format!(" on {}", readable(&step.branch)) };
         let _ = writeln!(text, "Step {}{on}: {}", step.id, shown(settled));
     }
+    for (step, at) in view.steps.iter().filter_map(|step| Some((step, step.next_try?))) {
+        let _ = writeln!(text, "Step {}: next try at {}", step.id, time::utc(at));
+    }
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
         let _ = write!(text, "\n{}", failure(context, &view.run, step));
     }
@@ -660,6 +676,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
         fact("started", step.started_at.map(time::utc));
         fact("ended", step.ended_at.map(time::utc));
         fact("took", took(step));
+        fact("next try", step.next_try.map(time::utc));
         fact("settled", step.settled.clone());
         fact("command", step.command.clone());
         for (name, value) in &step.outputs {

@@ -54,7 +54,12 @@ impl EventLines<'_> {
         }
         if let EventKind::Interrupted { waits, .. } = &event.what {
             rest.remove("waits");
+            rest.remove("in_progress");
             waits.iter().for_each(|wait| tell_wait(&mut text, wait));
+        }
+        if let EventKind::Progress { key, value } = &event.what {
+            tell_progress(&mut text, key, value);
+            rest.clear();
         }
         if !self.digests && matches!(event.what, EventKind::CheckpointWritten { .. }) {
             rest.remove("digest");
@@ -70,6 +75,20 @@ impl EventLines<'_> {
             }
         }
         text
+    }
+}
+
+/// Appends a sub-result of a step.
+fn tell_progress(text: &mut String, key: &str, value: &Value) {
+    match (key, value) {
+        ("items", Value::Number(count)) => {
+            let _ = write!(text, " {count} items");
+        }
+        ("until", Value::String(due)) => {
+            let due = due.parse().map_or_else(|_| due.clone(), time::utc);
+            let _ = write!(text, " until {}", shown(&due));
+        }
+        _ => tell(text, key, value),
     }
 }
 

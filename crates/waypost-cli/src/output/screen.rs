@@ -21,7 +21,7 @@ use super::progress::{ProgressOf, Unheard};
 use super::region::{Region, Size};
 use super::step_log::{ReadTo, StepLog};
 use super::step_names::StepNames;
-use super::step_progress::{StepProgress, called, name_of};
+use super::step_progress::StepProgress;
 use super::{Output, actions};
 use crate::format::time;
 
@@ -198,7 +198,7 @@ impl Screen {
         let retry_at = retry_at(record);
         let goes_on = matches!(&header.phase, Phase::Started | Phase::Progress { .. } | Phase::Restored);
         if let Some(step) = header.step.as_ref().filter(|_| !goes_on && self.output.prints_lines()) {
-            self.finish_log(&called(&header.branch, step), runtime);
+            self.finish_log(&self.seen.names.called(&header.branch, step.as_str()), runtime);
         }
         let events = events::of(record);
         for event in &events {
@@ -214,7 +214,7 @@ impl Screen {
         }
         for start in header.started.iter().filter(|start| start.joins) {
             let log = StepLog::new(&header.run, &header.branch, &start.step, &start.at);
-            self.seen.join(called(&header.branch, &start.step), log);
+            self.seen.join(self.seen.names.called(&header.branch, start.step.as_str()), log);
         }
         self.seen.checkpoint(header.seq, header.created_at);
     }
@@ -355,7 +355,7 @@ impl Screen {
     /// Formats the printed text of an ended step as a group.
     fn group(&self, event: &Event, record: &Record) -> Option<String> {
         let header = record.header();
-        let step = name_of(event)?;
+        let step = self.seen.name_of(event)?;
         let took = time::lasted(self.seen.lasted(&step).unwrap_or_default());
         let step = if self.of == ProgressOf::Runs { format!("{}: {step}", header.run) } else { step };
         let folder = self.store.get().and_then(Weak::upgrade).and_then(|store| store.folder(&header.run));
@@ -365,7 +365,7 @@ impl Screen {
     /// Returns a line about an ended step, if the event is one.
     fn told(&self, event: &Event) -> Option<String> {
         let paint = self.output.paint_err;
-        let step = name_of(event).unwrap_or_default();
+        let step = self.seen.name_of(event).unwrap_or_default();
         let took = self.seen.lasted(&step);
         let took = took.map(|took| format!(" ({})", time::lasted(took))).unwrap_or_default();
         let step = self.seen.titled(&step);

@@ -29,6 +29,11 @@ impl StepNames {
         within.step(step)?.name.as_deref()
     }
 
+    /// Returns a step with its branch, as the user names it: see [`path`].
+    pub(crate) fn called(&self, branch: &BranchPath, step: &str) -> String {
+        if branch.is_main() { step.to_owned() } else { format!("{}/{step}", path(self.0.as_deref(), branch)) }
+    }
+
     /// Returns the text of a step followed by its name, if the step has one.
     pub(crate) fn beside(&self, text: String, branch: &BranchPath, step: &str) -> String {
         match self.name(branch, step) {
@@ -36,4 +41,25 @@ impl StepNames {
             None => text,
         }
     }
+}
+
+/// Returns the path of a branch for a person: a group without `repeat` needs no number of its pass.
+pub(crate) fn path(workflow: Option<&Workflow>, branch: &BranchPath) -> String {
+    let mut around: Vec<BranchPath> =
+        std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+    let (mut within, mut path) = (workflow, Vec::new());
+    while let Some(branch) = around.pop() {
+        let Some((opener, _)) = branch.opened_by() else { continue };
+        let step = within.and_then(|workflow| workflow.step(opener.as_str()));
+        let is_group = step.is_some_and(|step| step.repeat.is_none() && step.work.child().is_none());
+        let is_plain = is_group && branch.pass_number() == Some(1);
+        let readable = branch.readable();
+        path.push(match readable.rsplit('/').next() {
+            Some(last) if !is_plain => last.to_owned(),
+            _ => opener.to_string(),
+        });
+        let child = step.and_then(|step| step.work.child());
+        within = child.map_or(within, |child| Some(child.workflow()));
+    }
+    path.join("/")
 }

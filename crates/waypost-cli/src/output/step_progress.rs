@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use waypost::BranchPath;
 use waypost::engine::StopLevel;
 use waypost::events::{Event, EventKind};
 use waypost::record::Try;
 use waypost::store;
-use waypost::{BranchPath, StepId};
 
 use super::region::fitted;
 use super::step_log::StepLog;
@@ -107,9 +107,14 @@ impl StepProgress {
         Some(format!("still working: {}", self.under_way(now)))
     }
 
+    /// Returns the display name of a step, with its branch. An item is named after its opener.
+    pub(super) fn name_of(&self, event: &Event) -> Option<String> {
+        Some(self.names.called(&branch_of(event)?, event.step.as_ref()?.as_str()))
+    }
+
     /// Takes an event in. `retry_at` is the time of the next attempt, for a failed attempt with a delay.
     pub(super) fn take(&mut self, event: &Event, retry_at: Option<Timestamp>) {
-        let Some(step) = name_of(event) else { return };
+        let Some(step) = self.name_of(event) else { return };
         match &event.what {
             EventKind::Progress { key, value } if key == "items" => {
                 let opener = self.running.remove(&step);
@@ -147,7 +152,7 @@ impl StepProgress {
 
     /// The step runs on as a service after its end.
     pub(super) fn keep_service(&mut self, event: &Event) {
-        let log = name_of(event).and_then(|step| Some((self.running.remove(&step)?.log, step)));
+        let log = self.name_of(event).and_then(|step| Some((self.running.remove(&step)?.log, step)));
         self.services.extend(log.map(|(log, step)| (step, log)));
     }
 
@@ -280,11 +285,6 @@ fn log_of(event: &Event) -> Option<StepLog> {
     Some(StepLog::new(&event.run, &event.branch, event.step.as_ref()?, &at))
 }
 
-/// Returns the display name of a step, with its branch. An item is named after its opener.
-pub(super) fn name_of(event: &Event) -> Option<String> {
-    Some(called(&branch_of(event)?, event.step.as_ref()?))
-}
-
 /// Returns the branch of an event's step: the step of an item event is its opener.
 pub(super) fn branch_of(event: &Event) -> Option<BranchPath> {
     match event.what {
@@ -293,10 +293,6 @@ pub(super) fn branch_of(event: &Event) -> Option<BranchPath> {
         }
         _ => Some(event.branch.clone()),
     }
-}
-
-pub(super) fn called(branch: &BranchPath, step: &StepId) -> String {
-    if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) }
 }
 
 impl NextAttempt {

@@ -33,7 +33,8 @@ pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str)
 
 /// Formats a question of a step, with the allowed answers.
 pub(crate) fn question_text(wait: &WaitView) -> String {
-    format!("  step {} asks: {}{}", name(wait), shown_lines(question(wait)), wanted(wait))
+    let wanted = wait.wanted.as_ref().map(|answer| format!(" ({})", shown(&answer.describe())));
+    format!("  step {} asks: {}{}", name(wait), shown_lines(question(wait)), wanted.unwrap_or_default())
 }
 
 /// Returns the command that answers a question.

@@ -83,7 +83,19 @@ pub(crate) fn user() -> Option<String> {
 
 /// Returns the name of the user, for the causes on record.
 pub(crate) fn person() -> String {
-    user().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+    let uid = rustix::process::getuid().as_raw();
+    user().or_else(|| name_of(uid)).unwrap_or_else(|| format!("uid {uid}"))
+}
+
+/// Returns the name of a user in the list of this machine.
+fn name_of(uid: u32) -> Option<String> {
+    let users = std::fs::read_to_string("/etc/passwd").ok()?;
+    let name = |user: &str| {
+        let mut fields = user.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    };
+    users.lines().find_map(name)
 }
 
 /// The configured commands of agents, set once before any command runs.

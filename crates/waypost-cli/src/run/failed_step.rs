@@ -7,6 +7,7 @@ use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{Work, Workflow};
 
 use crate::output::shown;
+use crate::output::step_names::path;
 use crate::run::reference::step_on;
 
 /// A failed step.
@@ -51,12 +52,12 @@ impl FailedAt {
                 within = None;
             }
         }
-        let path = around.first().map(|branch| shown(&branch.readable()).into_owned());
+        let path = around.first().map(|branch| shown(&path(Some(workflow), branch)).into_owned());
         let name = match (item, path) {
             (_, None) => step.to_string(),
             (Some(key), Some(_)) if around.len() == 1 => format!("{step} of item {}", shown(&key)),
             (Some(key), Some(path)) => format!("{step} of item {}, on branch {path}", shown(&key)),
-            (None, Some(path)) => format!("{step} on branch {path}"),
+            (None, Some(path)) => format!("{path}/{step}"),
         };
         let found = within.and_then(|workflow| workflow.step(step.as_str()));
         let opener = found

@@ -168,7 +168,8 @@ fn meant_by(branch: &BranchPath, text: &str) -> Option<String> {
 
 /// Returns the step of a branch, if `text` is its step path without the keys and passes of the branch.
 fn meant_by_openers(branch: &BranchPath, text: &str) -> Option<String> {
-    let step = text.strip_prefix(openers(branch)?.as_str())?.strip_prefix('/')?;
+    let below = |openers: String| text.strip_prefix(openers.as_str())?.strip_prefix('/');
+    let step = openers(branch).and_then(below).or_else(|| without_passes(branch).and_then(below))?;
     StepId::new(step).is_ok().then(|| step_on(branch, step))
 }
 
@@ -177,6 +178,15 @@ fn openers(branch: &BranchPath) -> Option<String> {
     let (step, _) = branch.opened_by()?;
     let above = branch.parent().as_ref().and_then(openers);
     Some(above.map_or_else(|| step.to_string(), |above| format!("{above}/{step}")))
+}
+
+/// Returns a branch without the numbers of passes; `None` for the main branch.
+fn without_passes(branch: &BranchPath) -> Option<String> {
+    let (step, _) = branch.opened_by()?;
+    let last = branch.as_str().rsplit('/').next().filter(|_| branch.pass_number().is_none());
+    let last = last.unwrap_or(step.as_str());
+    let above = branch.parent().as_ref().and_then(without_passes);
+    Some(above.map_or_else(|| last.to_owned(), |above| format!("{above}/{last}")))
 }
 
 /// Returns a branch with unencoded keys; `None` for the main branch.

@@ -338,10 +338,12 @@ impl<'a> Session<'a> {
             let place = failed.map(|(at, _)| StoppedAt { step: at.name.clone(), cause: None }).or(doubt);
             let mut text = sentence(program.workflow(), outcome, told, place.as_ref());
             if outcome.status == RunStatus::CompletedWithFailures {
-                text.push_str(&dead_letters(engine.store().as_ref(), program.workflow(), told).await?);
+                let (store, words) = (engine.store().as_ref(), told.store_words.as_deref());
+                let words = words.unwrap_or_default();
+                text.push_str(&failed_items(store, program.workflow(), &told.run, words).await?);
             }
-            match outcome.status {
-                RunStatus::Completed => output.done(&text)?,
+            match exit(outcome, told) {
+                Exit::Done => output.done(&text)?,
                 _ => output.answer(&text)?,
             }
         }
@@ -481,8 +483,13 @@ impl<'a> Session<'a> {
 
 /// Returns the last lines about a run that completed with dead letters: the first letters, and the retry
 /// command.
-async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &SessionReport) -> Result<String, Error> {
-    let letters = dead_letters::letters(store, &told.run, workflow).await?;
+pub(crate) async fn failed_items(
+    store: &dyn Store,
+    workflow: &Workflow,
+    run: &RunId,
+    words: &str,
+) -> Result<String, Error> {
+    let letters = dead_letters::letters(store, run, workflow).await?;
     if letters.is_empty() {
         return Ok(String::new());
     }
@@ -500,8 +507,7 @@ async fn dead_letters(store: &dyn Store, workflow: &Workflow, told: &SessionRepo
     if more > 0 {
         text.push_str(&format!("\n{more} more items failed."));
     }
-    let words = told.store_words.as_deref().unwrap_or_default();
-    text.push_str(&format!("\nRetry with: waypost dead-letters retry {}{words}", told.run));
+    text.push_str(&format!("\nRetry with: waypost dead-letters retry {run}{words}"));
     Ok(text)
 }
 
@@ -555,7 +561,8 @@ pub(crate) async fn conclusion(
     let place = step.map(|step| StoppedAt { step, cause: None });
     let mut text = sentence(workflow, outcome, told, place.as_ref());
     if outcome.status == RunStatus::CompletedWithFailures {
-        text.push_str(&dead_letters(store, workflow, told).await?);
+        let words = told.store_words.as_deref().unwrap_or_default();
+        text.push_str(&failed_items(store, workflow, &told.run, words).await?);
     }
     Ok((text, exit(outcome, told)))
 }

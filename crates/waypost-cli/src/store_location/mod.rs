@@ -161,7 +161,7 @@ pub(crate) fn open(
         let around = store.home().into_iter().flat_map(Path::ancestors);
         if let Some(folder) = around.filter(|_| access == Access::Create).find(|path| path.ends_with(FOLDER))
         {
-            make_folder(folder).map_err(|source| Error::Create { path: folder.to_owned(), source })?;
+            make_folder(folder).map_err(|source| StoreError::Create { path: folder.to_owned(), source })?;
         }
         return Ok(store);
     }
@@ -186,7 +186,7 @@ pub(crate) fn open(
     };
     let database = folder.join(DATABASE);
     if access == Access::Create {
-        make_folder(&folder).map_err(|source| Error::Create { path: folder, source })?;
+        make_folder(&folder).map_err(|source| StoreError::Create { path: folder, source })?;
     } else if !is_there(&database)? {
         return Err(Error::NoRuns { database, made: false });
     }

@@ -214,6 +214,9 @@ pub(crate) struct StepView {
     /// The size of the printed text, also of a running step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) log_bytes: Option<u64>,
+    /// The time of the next try after a failed one; for screens.
+    #[serde(skip)]
+    pub(crate) next_try: Option<Timestamp>,
     /// The last attempt with a recorded start.
     #[serde(skip)]
     pub(crate) running: Option<Try>,
@@ -223,6 +226,12 @@ pub(crate) struct StepView {
 }
 
 impl StepView {
+    /// Returns the status, with `tolerated` for a failure that the workflow tolerates.
+    pub(crate) fn outcome(&self) -> &'static str {
+        let is_tolerated = self.status == StepStatus::Failed && !self.holds_up;
+        if is_tolerated { "tolerated" } else { self.status.name() }
+    }
+
     /// Returns whether the run continues after the step.
     pub(crate) fn is_finished(&self) -> bool {
         match self.status {

@@ -123,6 +123,14 @@ fn an_unknown_word_is_answered_with_the_one_meant() {
         (&["run", "--format", "json"], "`--json` prints JSON"),
         (&["logs", "--tail", "3"], "tail -n 20"),
         (&["dead-letters", "ls"], "'list'"),
+        (&["jobs"], "'list'"),
+        (&["cleanup"], "'prune'"),
+        (&["run", "--retries", "3"], "write `retry` in a step"),
+        (&["run", "-k"], "`continue_on_error: true` in a step"),
+        (&["resume", "--keep-going"], "`continue_on_error: true` in a step"),
+        (&["run", "--ignore-errors"], "`continue_on_error: true` in a step"),
+        (&["stop", "--all"], "stop each by its name"),
+        (&["cancel", "x", "--yes"], "cancels without a question"),
     ] {
         let said = rig.waypost(args);
         assert!(said.starts_with("exit 2") && said.contains(meant), "{args:?}: {said}");
@@ -135,6 +143,16 @@ fn an_unknown_word_is_answered_with_the_one_meant() {
     for internal in [&["supervice"][..], &["run", "--detachd"]] {
         let said = rig.waypost(internal);
         assert!(!said.contains("supervise") && !said.contains("--detached"), "{said}");
+    }
+}
+
+// Bug: a misspelt option was answered with a usage of only the closest option. Fix: the usage of the command.
+#[test]
+fn an_unknown_option_shows_the_usage_of_the_command() {
+    let rig = Rig::new();
+    for args in [&["run", "--untl", "x"][..], &["--store", "x", "run", "--untl", "x"]] {
+        let said = rig.waypost(args);
+        assert!(said.contains("'--until'\n\nUsage: waypost run [OPTIONS] [FILE]\n"), "{said}");
     }
 }
 

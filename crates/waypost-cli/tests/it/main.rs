@@ -66,6 +66,7 @@ mod or_resume;
 mod paper;
 mod parallel;
 mod passes_again;
+mod plain_words;
 mod postgres;
 mod preflight;
 mod printing;

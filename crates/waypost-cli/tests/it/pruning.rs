@@ -221,7 +221,7 @@ fn runs_of_a_status_are_deleted_in_bulk() {
         assert!(told(&["--status", "running", "-y"]).contains("cannot delete running runs"));
         assert_eq!(runs(&rig), "r-5 r-4 r-3 r-2 r-1");
 
-        let both = ["--status", "failed", "--status", "interrupted", "-y"];
+        let both = ["--status", "failed,interrupted", "-y"];
         assert_eq!(
             rig.json(&[&["prune"], &both[..], &["--json"]].concat())["deleted"].as_array().unwrap().len(),
             2

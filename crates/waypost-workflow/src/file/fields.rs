@@ -112,6 +112,7 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
     ("finally", "on_finish", "write the steps in `on_finish`, or a last step with `if: always()`"),
     ("finally", "steps", "write a last step with `if: always()`"),
     ("on", "version", SCHEDULE),
+    ("on", "on_exit_code", HANDLERS_OF_STEP),
     ("schedule", "steps", SCHEDULE),
     ("cron", "steps", SCHEDULE),
     ("concurrency", "items", "limit the items with `max_parallel`"),
@@ -221,15 +222,16 @@ fn unknown(checker: &mut Checker<'_>, key: &Node, name: &str, set: &KeySet) -> O
         return Some((*here).to_owned());
     }
     let place_of = |word: &str| set.elsewhere.iter().find(|(key, _)| *key == word).map(|(_, place)| place);
-    let mut words = FROM_ELSEWHERE.iter().filter(|(other, _)| *other == name);
-    let placed = words.find_map(|(_, word)| Some((*word, place_of(word)?)));
+    let folded = name.replace('-', "_");
+    let words = FROM_ELSEWHERE.iter().filter(|(other, _)| *other == name).map(|(_, word)| *word);
+    let placed = words.chain([folded.as_str()]).find_map(|word| Some((word, place_of(word)?)));
     if let Some((word, place)) = placed.filter(|_| from_elsewhere.is_none()) {
         checker.wrong(key, message, &format!("write `{word}` in {place}"));
         return None;
     }
     let hint = match from_elsewhere {
         Some((_, word)) => Some((*word).to_owned()),
-        None => nearest(&name.replace('-', "_"), known()),
+        None => nearest(&folded, known()),
     };
     let mut problem = checker.source.problem(&key.span, message);
     if hint.is_none() {

@@ -440,7 +440,7 @@ impl Program for WorkflowProgram {
     ) -> Result<Admission, Failure> {
         let step = self.step(step_ref);
         if step.announces.as_ref().is_some_and(|waiting| state.has_ended(waiting)) {
-            return Ok(Admission::Skip(SkipCause::Condition("the step does not wait".to_owned())));
+            return Ok(Admission::Skip(SkipCause::Condition("the step waits".to_owned())));
         }
         let has_failure = matches!(upstream, Upstream::Failed(_));
         let is_unknown = upstream == Upstream::Unknown;

@@ -203,6 +203,18 @@ fn keys_of_other_tools_are_answered_with_ours() {
             ],
         ),
     ];
+    let on = "`on_success` or `on_failure` of a step";
+    let ours = ours.into_iter().chain([
+        ("'on': {failure: a}", ["start the run from cron", on, "supported keys"]),
+        (
+            "max-parallel: 3",
+            [
+                "did you mean `max_parallel`?",
+                "write `max_parallel` in the workflow",
+                "did you mean `max_parallel`?",
+            ],
+        ),
+    ]);
     for (key, ours) in ours {
         for ((place, file), ours) in places.iter().zip(ours) {
             one_problem(&file(key), ours, place);

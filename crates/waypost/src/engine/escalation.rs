@@ -10,6 +10,7 @@
 //! cancelled, and no child stays open.
 
 use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
+use crate::{BranchPath, StepId};
 use std::collections::HashSet;
 
 use super::chain::Draft;
@@ -40,7 +41,7 @@ impl<P: Program> Session<'_, P> {
             if collects(parent, opener.place) {
                 let mut failing = FailingBranch { place, failure: failure.failure };
                 if failed != id {
-                    failing.failure.error.insert(0, format!("branch `{}` failed", failure.branch));
+                    failing.failure.error.insert(0, failed_below(&failure.branch, &failure.step));
                     let scope = self.scopes.get(failed);
                     failing.place = scope.fans.first().expect("a branch above another has a fan-out").place;
                 }
@@ -96,7 +97,7 @@ impl<P: Program> Session<'_, P> {
         {
             let mut failure = first.failure.clone();
             if first.branch != *scope.branch() {
-                failure.error.insert(0, format!("branch `{}` failed", first.branch));
+                failure.error.insert(0, failed_below(&first.branch, &first.step));
             }
             let (step, at) = (entry.step.clone(), entry.at.clone());
             scope.draft(Phase::Failed(failure), Reason::Step, step, at);
@@ -363,11 +364,19 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
+/// Names the child that failed: a child with a key by its branch, a step of a group by its id.
+fn failed_below(branch: &BranchPath, step: &StepId) -> String {
+    match branch.pass_number() {
+        Some(_) => format!("step `{step}` failed"),
+        None => format!("branch `{branch}` failed"),
+    }
+}
+
 /// Returns the failure of an opener with a failed branch.
 fn with_branch(StepFailure { branch, step, failure }: &StepFailure) -> Failure {
     let below = failure.below.clone();
     let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });
     let mut error = failure.error.clone();
-    error.insert(0, format!("branch `{branch}` failed"));
+    error.insert(0, failed_below(branch, step));
     Failure { below: Some(below), ..Failure::new(failure.kind, error) }
 }

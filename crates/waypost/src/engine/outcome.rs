@@ -252,7 +252,7 @@ pub enum RunError {
         source: StoreError,
     },
     /// A step in doubt cannot be settled as done. Nothing changed.
-    #[error("cannot settle {} of run {run} as done: {why}", place_of(branch, step))]
+    #[error("cannot settle {} of run {run}: {why}", place_of(branch, step))]
     NotSettled {
         /// The run.
         run: RunId,

@@ -152,7 +152,7 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
         let text = refused.to_string();
         assert!(
             text.contains(
-                "cannot settle step `item` of branch `plan:p/pay:n0` of run r as done: no function settles a branch"
+                "cannot settle step `item` of branch `plan:p/pay:n0` of run r: no function settles a branch"
             ),
             "{text}"
         );

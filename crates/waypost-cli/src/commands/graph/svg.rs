@@ -66,9 +66,11 @@ pub(in crate::commands) fn embedded(nodes: &[Node]) -> String {
     }
     let layout = Layout::of(nodes);
     let (width, height) = (layout.width + 2, layout.height + 2);
+    // On a narrow screen the picture shrinks while it is legible, and scrolls beyond that.
+    let narrow = width * 6 / 10;
     let mut svg = format!(
         "<svg role=\"img\" aria-label=\"Steps and their dependencies\" viewBox=\"0 0 {width} {height}\" \
-         style=\"width:{width}px\">\n"
+         style=\"width:{width}px;max-width:100%;min-width:{narrow}px\">\n"
     );
     draw(&mut svg, nodes, &layout, Point { x: 1, y: 1 });
     svg + "</svg>\n"

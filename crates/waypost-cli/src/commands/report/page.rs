@@ -18,6 +18,8 @@ use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 
 /// Most rows of ended branches; `waypost show` and `events` have the rest.
 const BRANCH_ROWS_MAX: usize = 2_000;
+/// Most rows of a list that is not folded: a screen of a phone.
+const ROWS_OPEN_MAX: usize = 20;
 /// Most dead letters with their logs; `waypost dead-letters list` has all.
 const LETTERS_MAX: usize = 50;
 /// Longest text of an output or note, so that browsers can open the page.
@@ -48,10 +50,7 @@ impl Page<'_> {
         if !picture.is_empty() {
             let _ = write!(text, "<h2>Graph</h2>\n<div class=\"wide\">{picture}</div>\n");
         }
-        let summary = &self.snapshot.entry.summary;
-        let is_live = summary.holder.is_some();
-        let end = if is_live { self.now } else { summary.updated_at };
-        let times = timeline(self.history, LastSession { is_live, end });
+        let times = timeline(self.history, self.last_session());
         if !times.is_empty() {
             let _ = write!(text, "<h2>Attempts</h2>\n{times}");
         }
@@ -61,6 +60,12 @@ impl Page<'_> {
         self.branches(&mut text);
         text.push_str("</body>\n</html>\n");
         text
+    }
+
+    fn last_session(&self) -> LastSession {
+        let summary = &self.snapshot.entry.summary;
+        let is_live = summary.holder.is_some();
+        LastSession { is_live, end: if is_live { self.now } else { summary.updated_at } }
     }
 
     fn head(&self, text: &mut String) {
@@ -76,7 +81,7 @@ impl Page<'_> {
             ("file", show.path.clone().unwrap_or_default()),
             ("started", time::utc(summary.created_at)),
             ("changed", time::utc(summary.updated_at)),
-            ("time of work", time::lasted(self.history.idle.work(summary.created_at, summary.updated_at))),
+            ("time of work", time::lasted(self.history.work(self.last_session()))),
             ("checkpoints", summary.checkpoints.to_string()),
             ("labels", labels.join(", ")),
             ("parent", show.parent.clone().unwrap_or_default()),
@@ -126,7 +131,7 @@ impl Page<'_> {
     }
 
     fn step(&self, text: &mut String, step: &StepView) {
-        let status = step.status.name();
+        let status = step.outcome();
         let branch =
             if step.branch == "main" { String::new() } else { format!("{}/", readable(&step.branch)) };
         let open = if matches!(status, "completed" | "pending" | "skipped") { "" } else { " open" };
@@ -227,7 +232,9 @@ impl Page<'_> {
         if ended.is_empty() {
             return;
         }
-        text.push_str("<h2>Items and other scopes</h2>\n<div class=\"wide\"><table><tr><th>scope</th><th>step</th><th>outcome</th><th>exit</th><th>at</th><th></th></tr>\n");
+        text.push_str("<h2>Items and other scopes</h2>\n");
+        folded(text, ended.len(), "steps");
+        text.push_str("<div class=\"wide\"><table class=\"rows\"><tr><th>scope</th><th>step</th><th>outcome</th><th>exit</th><th>at</th><th></th></tr>\n");
         for end in ended.iter().take(BRANCH_ROWS_MAX) {
             let pass: String = end.key.iteration.iter().map(|count| format!(" [{count}]")).collect();
             let _ = writeln!(
@@ -242,7 +249,7 @@ impl Page<'_> {
                 escaped(end.error.as_deref().unwrap_or_default()),
             );
         }
-        text.push_str("</table></div>\n");
+        text.push_str("</table></div>\n</details>\n");
         if ended.len() > BRANCH_ROWS_MAX {
             let _ = writeln!(text, "<p>{} more steps are not listed.</p>", ended.len() - BRANCH_ROWS_MAX);
         }
@@ -253,7 +260,7 @@ fn evidence(text: &mut String, claims: &[ClaimView]) {
     if claims.is_empty() {
         return;
     }
-    text.push_str("<h4>Evidence</h4>\n<div class=\"wide\"><table><tr><th>verdict</th><th>claim</th><th>expected</th><th>found</th></tr>\n");
+    text.push_str("<h4>Evidence</h4>\n<div class=\"wide\"><table class=\"rows\"><tr><th>verdict</th><th>claim</th><th>expected</th><th>found</th></tr>\n");
     for claim in claims {
         let verdict = serde_json::to_value(claim.verdict).map(|verdict| shown(&verdict)).unwrap_or_default();
         let name = claim.name.as_deref().unwrap_or(&claim.kind);
@@ -269,6 +276,12 @@ fn evidence(text: &mut String, claims: &[ClaimView]) {
         );
     }
     text.push_str("</table></div>\n");
+}
+
+/// Opens a list of rows, folded if it is long.
+pub(super) fn folded(text: &mut String, rows: usize, what: &str) {
+    let open = if rows > ROWS_OPEN_MAX { "" } else { " open" };
+    let _ = writeln!(text, "<details{open}><summary>{rows} {what}</summary>");
 }
 
 fn block(text: &mut String, title: &str, content: &str) {
@@ -335,7 +348,7 @@ table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:
 th{font-weight:normal;color:var(--dim);white-space:nowrap}td{white-space:pre-wrap;overflow-wrap:anywhere}
 pre{border:1px solid var(--line);border-radius:6px;padding:.6em;overflow-x:auto;white-space:pre-wrap}
 details{border-bottom:1px solid var(--line);padding:.3em 0}summary{cursor:pointer}
-.wide{overflow-x:auto}.dim{color:var(--dim)}
+.wide{overflow-x:auto}.rows{min-width:34em}.rows td{overflow-wrap:break-word}.dim{color:var(--dim)}
 .completed{color:var(--ok)}.failed,.cut,.in_doubt,.interrupted{color:var(--bad)}.tolerated,.waiting{color:var(--warn)}
 .completed_with_failures{color:var(--warn)}
 .skipped,.pending,.running,.unfinished{color:var(--dim)}

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-use super::page::escaped;
+use super::page::{escaped, folded};
 use super::{Bar, LastSession, RunHistory};
 use crate::commands::graph::sign;
 use crate::format::time;
@@ -25,7 +25,10 @@ pub(super) fn timeline(history: &RunHistory, session: LastSession) -> String {
     let millis = |from: Timestamp, to: Timestamp| history.idle.work(from, to).as_millis() as f64;
     let whole = millis(first, last).max(1.0);
     let percent = |from: Timestamp, to: Timestamp| 100.0 * millis(from, to) / whole;
-    let mut text = format!(
+    let mut text = String::new();
+    folded(&mut text, bars.len(), "attempts");
+    let _ = write!(
+        text,
         "<div class=\"timeline\">\n<div class=\"row dim\"><span></span><span class=\"scale\"><span>{}</span>\
          <span>{}</span></span><span></span></div>\n",
         time::utc(first),
@@ -36,7 +39,8 @@ pub(super) fn timeline(history: &RunHistory, session: LastSession) -> String {
         let pass: String = bar.at.iteration.iter().map(|count| format!(" [{count}]")).collect();
         let attempt =
             if bar.at.attempt > 1 { format!(", attempt {}", bar.at.attempt) } else { String::new() };
-        let name = escaped(&format!("{branch}{}{pass}{attempt}", bar.step));
+        let title = bar.name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+        let name = escaped(&format!("{branch}{}{pass}{attempt}{title}", bar.step));
         let took = time::lasted(history.idle.work(bar.begin, end));
         let _ = writeln!(
             text,
@@ -49,7 +53,7 @@ pub(super) fn timeline(history: &RunHistory, session: LastSession) -> String {
             percent(bar.begin, end),
         );
     }
-    text.push_str("</div>\n");
+    text.push_str("</div>\n</details>\n");
     let idle: Vec<String> = history
         .idle
         .within(first, last)

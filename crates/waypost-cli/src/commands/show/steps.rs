@@ -351,6 +351,7 @@ impl StepFacts<'_> {
             },
             log: ending.and_then(|ending| ending.log.clone()).filter(|_| status != StepStatus::Running),
             log_bytes: None,
+            next_try: self.entry.filter(|entry| entry.failures > 0).and_then(|entry| entry.wake_at),
             running: self.start.map(|(start, _)| start.at.clone()),
             command: ending.and_then(|ending| ending.command.clone()),
         }
@@ -364,7 +365,8 @@ impl StepFacts<'_> {
             return Some(ItemsView { total: count(items, "total")?, succeeded, failed });
         }
         let fan = self.entry.filter(|_| self.has_items).and_then(|entry| entry.fan.as_ref())?;
-        Some(ItemsView { total: fan.total, succeeded: None, failed: None })
+        let failed = Some(fan.failures).filter(|failed| *failed > 0 && fan.opened == fan.total);
+        Some(ItemsView { total: fan.total, succeeded: failed.map(|failed| fan.total - failed), failed })
     }
 
     /// Returns the outputs: from the header if small, else from the state.
