@@ -96,7 +96,7 @@ impl FailedItem {
         format!("  then: {step}item {} failed: {}\n", shown(&self.key), shown(first))
     }
 
-    /// Returns the item's key and error, and the command to list failed items; each line indented.
+    /// Returns the item's key and error, and the commands to list and retry failed items; each line indented.
     /// `words`: the further words of each command, with a leading space.
     pub(crate) fn told(&self, paint: Paint, run: &str, words: &str) -> String {
         let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
@@ -114,6 +114,7 @@ impl FailedItem {
         }
         if self.is_letter {
             let _ = writeln!(text, "  all dead letters: waypost dead-letters list {run}{words}");
+            let _ = writeln!(text, "  retry with: waypost dead-letters retry {run}{words}");
         }
         text
     }

@@ -88,7 +88,7 @@ fn a_foreach_fails_after_all_items_were_tried() {
         said.contains("2 of 3 items failed") && said.contains("then: step work of item b failed"),
         "{said}"
     );
-    assert!(said.contains("waypost dead-letters list r"), "{said}");
+    assert!(said.contains("waypost dead-letters retry r"), "{said}");
 }
 
 #[test]

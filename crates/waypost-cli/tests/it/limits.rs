@@ -187,7 +187,7 @@ fn no_number_of_resumes_gets_past_the_failures_that_may_be() {
 
                 assert_eq!(resumed.status.code(), Some(1), "{store} {limit}: {}", rig.told(&resumed));
                 assert!(rig.told(&resumed).contains(text), "{store}: {}", rig.told(&resumed));
-                assert!(rig.told(&resumed).contains("all dead letters: waypost dead-letters list r"));
+                assert!(rig.told(&resumed).contains("retry with: waypost dead-letters retry r"));
             }
             assert_eq!(rig.read("trace"), "g1\ng2\n".repeat(4), "{store}: each resume tries those again");
             rig.write("go", "");

@@ -528,17 +528,20 @@ fn lost_evidence_then_a_request_in_the_failed_pass() {
 fn an_allowed_rerun_of_passes_begins_with_the_first() {
     let flow = "steps:
   - {id: a, run: echo a >> trace}
+  - {id: p, idempotent: false, run: echo p >> trace}
   - id: g
     repeat: {until: 'iteration >= 3', max: 3}
     steps: [{id: b, idempotent: false, run: 'echo b$N >> trace', env: {N: '${{ iteration }}'}}]
 ";
     for store in STORES {
-        let rig = done(flow, store, "a b1 b2 b3");
+        let rig = done(flow, store, "a p b1 b2 b3");
         ran(&rig);
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a"]), Some(8), "{store}");
+        assert_eq!(ran(&rig), "a");
 
-        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a", "--treat-as", "retry"]), Some(0));
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "retry"]), Some(0));
 
-        assert_eq!(ran(&rig), "a b1 b2 b3", "{store}");
+        assert_eq!(ran(&rig), "p b1 b2 b3", "{store}");
         holds(&rig);
     }
 }
