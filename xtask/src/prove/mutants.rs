@@ -137,8 +137,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a step that is passed over or skipped keeps its results",
         file: "engine/scope.rs",
-        on: ".is_some_and(|settled| matches!(settled.how, SettledAs::Skipped | SettledAs::PassedOver))",
-        off: ".is_some_and(|settled| matches!(settled.how, SettledAs::Skipped) && false)",
+        on: "!is(&[SettledAs::Skipped, SettledAs::PassedOver])",
+        off: "!is(&[])",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_failed_rerun_keeps_the_results_below_it",
