@@ -256,7 +256,7 @@ fn table(context: &Context, runs: &[RunView]) -> String {
             run.status.name().to_owned(),
             format!("{}/{}", run.progress.done, run.progress.total),
             run.step.clone().unwrap_or_default(),
-            // Possibly of another step.
+            // The wait of any step, not only of STEP.
             run.until.map(time::utc).unwrap_or_default(),
             time::ago(run.updated_at, now),
             size::shown(run.bytes),

@@ -364,7 +364,7 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Names the child that failed: a child with a key by its branch, a step of a group by its id.
+/// Names the failed child: an item by branch, a step of a group by id.
 fn failed_below(branch: &BranchPath, step: &StepId) -> String {
     match branch.pass_number() {
         Some(_) => format!("step `{step}` failed"),

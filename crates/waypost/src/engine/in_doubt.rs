@@ -408,7 +408,7 @@ pub(super) fn apply_decisions<P: Program>(
     Ok(())
 }
 
-/// Reruns a step from its first pass, by decision of a person: its earlier result leaves the state.
+/// Reruns a step from pass 1, by decision of a person. Removes the earlier result from the state.
 pub(super) fn rerun_undone<P: Program>(program: &P, scope: &mut Scope<'_, P::State>, place: usize) {
     let (branch, shape) = (scope.branch().clone(), scope.shape);
     let step_ref = StepRef { branch: &branch, level: shape.level(), place, step: &shape.steps()[place] };

@@ -131,8 +131,8 @@ impl Requested {
         }
     }
 
-    /// Excludes the reuse of all that follows an opener on the path to a rerun step, if the opener is open already: its
-    /// later passes, its hooks and the downstream steps.
+    /// Excludes from reuse the results after an open opener on the path to a requested step: later passes, hooks and
+    /// downstream steps.
     pub(super) fn exclude_after_open(
         &self,
         shape: &Shape,

@@ -66,7 +66,7 @@ pub(in crate::commands) fn embedded(nodes: &[Node]) -> String {
     }
     let layout = Layout::of(nodes);
     let (width, height) = (layout.width + 2, layout.height + 2);
-    // On a narrow screen the picture shrinks while it is legible, and scrolls beyond that.
+    // Narrow screens: shrink to the smallest legible width, then scroll.
     let narrow = width * 6 / 10;
     let mut svg = format!(
         "<svg role=\"img\" aria-label=\"Steps and their dependencies\" viewBox=\"0 0 {width} {height}\" \
