@@ -14,6 +14,6 @@ pub(crate) enum Evidence {
 pub(crate) struct EvidenceArgs {
     /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: String,
-    /// Step on any branch, or BRANCH/STEP for one item
+    /// Step of any scope, or PATH/STEP for one item
     pub(crate) step: String,
 }

@@ -293,9 +293,8 @@ pub(crate) struct ResumeArgs {
     /// Start over from the first step; earlier records stay
     #[arg(long)]
     pub(crate) restart: bool,
-    /// Rerun this step and all steps downstream; as BRANCH/STEP, a step of an item or another branch, and the step
-    /// that joins the branch
-    #[arg(long, value_name = "[BRANCH/]STEP", conflicts_with_all = ["all", "restart"])]
+    /// Rerun this step and all steps downstream; as PATH/STEP, a step within a group or item, and the step that joins it
+    #[arg(long, value_name = "[PATH/]STEP", conflicts_with_all = ["all", "restart"])]
     pub(crate) from: Option<String>,
     /// Rerun only the step of `--from`, then stop
     #[arg(long, requires = "from", conflicts_with = "until")]
@@ -444,9 +443,9 @@ pub(crate) enum ItemStatusName {
 pub(crate) struct CheckpointsArgs {
     /// Run, `@` for the newest, or a unique prefix [default: the newest]
     pub(crate) run: Option<String>,
-    /// Only checkpoints of this branch [default: all]
-    #[arg(long, visible_alias = "scope", value_name = "BRANCH")]
-    pub(crate) branch: Option<String>,
+    /// Only checkpoints of this scope [default: all]
+    #[arg(long, alias = "branch", value_name = "SCOPE")]
+    pub(crate) scope: Option<String>,
     /// List at most this many checkpoints
     #[arg(long, value_name = "COUNT", default_value_t = LIMIT_MAX, value_parser = clap::value_parser!(u64).range(1..=LIMIT_MAX))]
     pub(crate) limit: u64,

@@ -17,14 +17,14 @@ use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
 pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
-    reference::encode(store.as_ref(), &run, &mut args.branch).await?;
+    reference::encode(store.as_ref(), &run, &mut args.scope).await?;
     let no_branch = |name: &str| {
         let what = format!("branch `{name}` in run {run}");
         Error::not_found(what, format!("`waypost checkpoints {run}` lists the branches"))
     };
     // An invalid branch name cannot exist.
     let parsed = |name: &str| reference::parse_branch(name).map_err(|_| no_branch(name));
-    let branch = args.branch.as_deref().map(parsed).transpose()?;
+    let branch = args.scope.as_deref().map(parsed).transpose()?;
     let scan =
         Scan { branch: branch.clone(), cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
     let found = store.scan(&scan).await?;

@@ -11,6 +11,7 @@ use waypost::store::{RunSummary, Store};
 use waypost_workflow::program::WorkflowState;
 
 use super::Context;
+use super::plan::names_of;
 use crate::cli::DeadLetter;
 use crate::cli::{DeadLetters, DropArgs, OneRun, ResumeArgs, RetryArgs, ShowLetters};
 use crate::error::Error;
@@ -99,15 +100,16 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         context.output.answer(&format!("Run {run} has no dead letters: {why}."))?;
         return Ok(Exit::Done);
     }
+    let names = Snapshot::read(store.as_ref(), &run).await.as_ref().map(names_of).unwrap_or_default();
     let mut keys = HashSet::new();
     let is_nested = |letter: &DeadLetter| letter.branch.parent().is_some_and(|above| !above.is_main());
-    let branches = !letters.iter().all(|letter| keys.insert(&letter.key)) || letters.iter().any(is_nested);
+    let scopes = !letters.iter().all(|letter| keys.insert(&letter.key)) || letters.iter().any(is_nested);
     let rows = letters.iter().map(|letter| {
         let failed = letter.step.as_ref().map(ToString::to_string).unwrap_or_default();
         let error = letter.failure.error.first().map_or("", String::as_str);
         vec![
             shown(&letter.key).into_owned(),
-            if branches { letter.branch.readable().into_owned() } else { String::new() },
+            if scopes { shown(&names.path(&letter.branch)).into_owned() } else { String::new() },
             letter.index.to_string(),
             failed,
             letter.attempts.to_string(),
@@ -117,7 +119,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let rows: Vec<Vec<String>> = rows.collect();
     context
         .output
-        .answer(&context.output.table(&["KEY", "BRANCH", "INDEX", "STEP", "ATTEMPTS", "ERROR"], &rows))?;
+        .answer(&context.output.table(&["KEY", "SCOPE", "INDEX", "STEP", "ATTEMPTS", "ERROR"], &rows))?;
     let next = format!("Retry with: waypost dead-letters retry {run}{}", context.store_words());
     context.output.note(&next);
     Ok(Exit::Done)
@@ -138,7 +140,7 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
     for letter in found {
         let item = serde_json::to_string(&letter.item).unwrap_or_default();
         let mut text = format!(
-            "{}\n  branch    {}\n  item      {}\n  attempts  {}\n",
+            "{}\n  scope     {}\n  item      {}\n  attempts  {}\n",
             shown(&letter.key),
             shown(&letter.branch.readable()),
             shown(&item),

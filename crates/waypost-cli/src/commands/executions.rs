@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use serde::Deserialize as _;
 use serde_json::Value;
 use waypost::StepId;
+use waypost::events::RerunCause;
 use waypost::plan::Cause;
 use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Try, WaitKind};
 
@@ -41,21 +43,23 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
         for (name, data) in events(header) {
             match name {
                 "step_invalidated" if data["step"] == step.as_str() => {
-                    seen.cause = Some(from_event(&data["cause"]));
+                    let cause = RerunCause::deserialize(&data["cause"]);
+                    let unknown = |_| CauseView::named("upstream_changed", None);
+                    seen.cause = Some(cause.map_or_else(unknown, |cause| CauseView::from(&cause)));
                     seen.by = data["cause"]["by"].as_str().map(ToOwned::to_owned);
                 }
                 "evidence_failed" if data["step"] == step.as_str() => {
-                    seen.cause = Some(cause_of(&Cause::EvidenceFailed(claims(data))));
+                    seen.cause = Some(CauseView::from(&Cause::EvidenceFailed(claims(data))));
                 }
                 "step_reused" if reuses(data, step) => {
                     let text = "the input is unchanged and the evidence holds".to_owned();
-                    let cause = CauseView { text, ..named("reused", None) };
+                    let cause = CauseView { text, ..CauseView::named("reused", None) };
                     found.push(view("reuse", cause));
                     seen.cause = None;
                 }
                 "step_settled" if data["step"] == step.as_str() => {
                     let by = data["cause"]["by"].as_str().map(ToOwned::to_owned);
-                    let cause = CauseView { text: settled(data), ..named("settled", None) };
+                    let cause = CauseView { text: settled(data), ..CauseView::named("settled", None) };
                     let action = if data["how"] == "skipped" { "skip" } else { "reuse" };
                     found.push(ExecutionView { by, ..view(action, cause) });
                 }
@@ -66,18 +70,18 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
             Reason::Rollback => {
                 (seen.is_open, seen.has_failed) = (false, false);
                 let text = "the run was rolled back".to_owned();
-                seen.went_back = Some(CauseView { text, ..named("requested", None) });
+                seen.went_back = Some(CauseView { text, ..CauseView::named("requested", None) });
             }
             Reason::Repair => {
                 let text = "newer records were lost".to_owned();
-                seen.went_back = Some(CauseView { text, ..named("lost_record", None) });
+                seen.went_back = Some(CauseView { text, ..CauseView::named("lost_record", None) });
             }
             _ => {}
         }
         let is_own = header.step.as_ref() == Some(step);
         match &header.phase {
             Phase::Skipped(SkipCause::ByHand(_)) => {}
-            Phase::Skipped(cause) if is_own => found.push(view("skip", skipped(cause))),
+            Phase::Skipped(cause) if is_own => found.push(view("skip", CauseView::from(cause))),
             Phase::Completed(_) if is_own => (seen.is_open, seen.has_failed) = (false, false),
             Phase::Failed(_) if is_own => (seen.is_open, seen.has_failed) = (false, true),
             Phase::Waiting(waits) if is_own => {
@@ -87,7 +91,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                 seen.stopped_by = Some(by.clone());
             }
             Phase::Restored if is_own && header.reason == Reason::Redo && seen.cause.is_none() => {
-                seen.cause = Some(named("requested", None));
+                seen.cause = Some(CauseView::named("requested", None));
             }
             _ => {}
         }
@@ -104,10 +108,11 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
     found
 }
 
-/// Returns the begin of an execution in a record: a start, or the opening of a group. A join executes nothing.
+/// Returns the begin of an execution in a record: a start, or the opening of a group. A join executes nothing, unless it
+/// reopens an ended step, whose failed items are retried.
 fn execution<'h>(header: &'h Header, step: &StepId, is_open: bool) -> Option<&'h Try> {
     let is_own = header.step.as_ref() == Some(step);
-    if is_own && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
+    if is_own && is_open && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
         return None;
     }
     let opens = is_own && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
@@ -124,23 +129,26 @@ impl Seen {
         let decided = match (told, pass) {
             (Some(cause), _) => ("rerun", cause),
             (None, _) if self.is_open => {
-                let cut = named("cut", None);
+                let cut = CauseView::named("cut", None);
                 let stopped = |by| format!("the previous attempt was stopped before its end ({by})");
                 ("rerun", CauseView { text: stopped_by.map_or_else(|| cut.text.clone(), stopped), ..cut })
             }
-            (None, _) if self.has_failed => ("retry", named("retry", None)),
+            (None, _) if self.has_failed => ("retry", CauseView::named("retry", None)),
             (None, Some(pass)) if is_new => {
                 let text = format!("first execution in iteration {pass}");
-                ("run", CauseView { text, ..named("first", None) })
+                ("run", CauseView { text, ..CauseView::named("first", None) })
             }
-            (None, _) if is_later => {
-                ("rerun", self.went_back.clone().unwrap_or_else(|| named("requested", None)))
-            }
-            (None, _) => ("run", named("first", None)),
+            (None, _) if is_later => ("rerun", self.went_back.clone().unwrap_or_else(ran_again)),
+            (None, _) => ("run", CauseView::named("first", None)),
         };
         (self.is_open, self.has_failed) = (true, false);
         decided
     }
+}
+
+/// The cause of a rerun without a recorded one: the hooks of a run begin anew with each end of the run.
+fn ran_again() -> CauseView {
+    CauseView { text: "an upstream step ran again".to_owned(), ..CauseView::named("upstream_changed", None) }
 }
 
 /// Returns how a person settled a step, and the person.
@@ -164,50 +172,4 @@ fn reuses(data: &Value, step: &StepId) -> bool {
 fn claims(data: &Value) -> Vec<String> {
     let claims = data["claims"].as_array().into_iter().flatten();
     claims.filter_map(|claim| claim.as_str().map(ToOwned::to_owned)).collect()
-}
-
-fn cause_of(cause: &Cause) -> CauseView {
-    CauseView::from(cause)
-}
-
-fn from_event(cause: &Value) -> CauseView {
-    let step = cause["step"].as_str().map(ToOwned::to_owned);
-    match cause["code"].as_str() {
-        Some("evidence_failed") => cause_of(&Cause::EvidenceFailed(claims(cause))),
-        Some("definition_changed") => named("definition_changed", None),
-        Some("requested") => {
-            let by = cause["by"].as_str().unwrap_or("a person");
-            CauseView { text: format!("rerun requested by {by}"), ..named("requested", None) }
-        }
-        _ => named("upstream_changed", step),
-    }
-}
-
-/// Returns the cause of a skip.
-pub(super) fn skipped(cause: &SkipCause) -> CauseView {
-    match cause {
-        SkipCause::Condition(condition) => {
-            CauseView { text: format!("`{condition}` is false"), ..named("condition_false", None) }
-        }
-        SkipCause::Need(need) => named("condition_false", Some(need.to_string())),
-        SkipCause::ByHand(by) => CauseView { text: format!("skipped by {by}"), ..named("settled", None) },
-        SkipCause::UpstreamFailed(failed) => named("upstream_failed", Some(failed.to_string())),
-    }
-}
-
-/// Creates a cause from a code and an upstream step.
-fn named(code: &'static str, step: Option<String>) -> CauseView {
-    let text = match (code, &step) {
-        ("first", _) => "first execution".to_owned(),
-        ("cut", _) => "the previous attempt was cut: its end is not recorded".to_owned(),
-        ("retry", _) => "the previous attempt failed".to_owned(),
-        ("requested", _) => "requested by a person".to_owned(),
-        ("definition_changed", _) => "the definition of the step changed".to_owned(),
-        ("condition_false", Some(step)) => format!("upstream `{step}` is skipped"),
-        ("upstream_failed", Some(step)) => format!("upstream `{step}` failed"),
-        ("upstream_changed", Some(step)) => format!("upstream changed: `{step}`"),
-        ("upstream_changed", None) => "the input of its scope changed".to_owned(),
-        (code, _) => code.replace('_', " "),
-    };
-    CauseView { code, text, step, claims: Vec::new() }
 }

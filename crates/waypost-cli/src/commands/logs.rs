@@ -1,13 +1,14 @@
 //! `waypost logs`: the printed text of steps, read by chunks, for any size.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision};
-use waypost::record::{Phase, RunStatus, Start};
+use waypost::record::{Phase, RunStatus, Start, Try};
 use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
@@ -15,15 +16,17 @@ use waypost_workflow::program::log_name;
 
 use super::Context;
 use super::events::FOLLOW_INTERVAL;
+use super::plan::names_of;
 use crate::cli::LogsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{size, time};
+use crate::output::step_names::StepNames;
 use crate::output::{shown, whole};
 use crate::run::definition::Chosen;
 use crate::run::idle_times::IdleTimes;
 use crate::run::reference::{StepRef, encode, no_step};
-use crate::view::{LogPieceView, LogView, LogsView, VERSION, attempt_name};
+use crate::view::{LogPieceView, LogView, LogsView, VERSION};
 
 /// Most missing logs named in a warning.
 const LOST_MAX: usize = 5;
@@ -31,10 +34,12 @@ const LOST_MAX: usize = 5;
 pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
+    let names = Snapshot::read(store.as_ref(), &run).await.as_ref().map(names_of).unwrap_or_default();
     let mut printer = Printer {
         context,
         store: store.as_ref(),
         run: &run,
+        names: &names,
         offsets: HashMap::new(),
         last: None,
         torn: false,
@@ -61,7 +66,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
                 return Ok(Exit::Done);
             }
         } else if !printer.grows {
-            let lost = report_lost(context, store.as_ref(), &run, &tries).await?;
+            let lost = report_lost(context, store.as_ref(), &run, &names, &tries).await?;
             if !lost && !printed && printer.last.is_none() {
                 report_nothing(context, store.as_ref(), &run, args.step.as_deref()).await?;
             }
@@ -154,12 +159,13 @@ async fn report_lost(
     context: &Context,
     store: &dyn Store,
     run: &RunId,
+    names: &StepNames,
     tries: &[Attempt],
 ) -> Result<bool, Error> {
     let mut lost = Vec::new();
     for attempt in tries.iter().filter(|attempt| attempt.printed > 0) {
         if store.blobs().read(run, &attempt.blob(), 0).await?.is_empty() {
-            lost.push(format!("{} ({})", attempt.name(), size::shown(attempt.printed)));
+            lost.push(format!("{} ({})", attempt.name(names), size::shown(attempt.printed)));
         }
     }
     if lost.is_empty() {
@@ -190,6 +196,8 @@ struct Attempt {
     took: Duration,
     /// Bytes printed, by the record of the end.
     printed: u64,
+    /// The number of earlier logs of the same attempt of the same pass.
+    rerun: usize,
 }
 
 impl Attempt {
@@ -210,9 +218,20 @@ impl Attempt {
         }
     }
 
-    fn name(&self) -> String {
-        let name = attempt_name(&self.start);
-        if self.branch.is_main() { name } else { format!("{}/{name}", self.branch.readable()) }
+    /// Returns the path of the step, with the attempt, the passes of the loops around it, and its rerun.
+    fn name(&self, names: &StepNames) -> String {
+        let Try { attempt, iteration, .. } = &self.start.at;
+        let mut name = names.called(&self.branch, self.start.step.as_str());
+        let _ = write!(name, " (attempt {attempt}");
+        if !iteration.is_empty() {
+            let passes: Vec<_> = iteration.iter().map(u32::to_string).collect();
+            let _ = write!(name, ", iteration {}", passes.join("."));
+        }
+        if self.rerun > 0 {
+            let _ = write!(name, ", rerun {}", self.rerun);
+        }
+        name.push(')');
+        name
     }
 
     /// Returns the heading of a log: the step as `logs` takes it, the attempt, start, duration and size.
@@ -221,7 +240,11 @@ impl Attempt {
             Some(_) => format!("took {}", time::lasted(self.took)),
             // The duration and the size grow while the log is followed.
             None if at.follows => {
-                return format!("==> {}, started {}, running <==", self.name(), time::utc(self.began));
+                return format!(
+                    "==> {}, started {}, running <==",
+                    self.name(at.names),
+                    time::utc(self.began)
+                );
             }
             None if at.live => format!("running for {}", time::lasted(self.took)),
             None => "cut".to_owned(),
@@ -232,7 +255,7 @@ impl Attempt {
         };
         let bytes = if self.printed > 0 { self.printed } else { stored().unwrap_or_default() };
         let (began, size) = (time::utc(self.began), size::shown(bytes));
-        format!("==> {}, started {began}, {lasted}, {size} <==", self.name())
+        format!("==> {}, started {began}, {lasted}, {size} <==", self.name(at.names))
     }
 }
 
@@ -240,6 +263,7 @@ impl Attempt {
 struct LogsAt<'a> {
     store: &'a dyn Store,
     run: &'a RunId,
+    names: &'a StepNames,
     /// The run is under way.
     live: bool,
     /// The logs are followed.
@@ -294,6 +318,7 @@ async fn tries(
                         ended: None,
                         took: Duration::ZERO,
                         printed: 0,
+                        rerun: 0,
                     });
                 }
                 tries[place].printed = tries[place].printed.max(printed);
@@ -310,6 +335,14 @@ async fn tries(
     });
     // Records of one commit share a time; those of outer branches come first.
     tries.sort_by_key(|attempt| (attempt.began, attempt.branch.depth()));
+    let mut reruns = HashMap::new();
+    for attempt in &mut tries {
+        let Start { step, at, .. } = &attempt.start;
+        let of = (attempt.branch.clone(), step.clone(), at.attempt, at.iteration.clone());
+        let earlier = reruns.entry(of).or_insert(0);
+        attempt.rerun = *earlier;
+        *earlier += 1;
+    }
     if args.last {
         let newest: HashMap<_, _> = tries
             .iter()
@@ -329,6 +362,7 @@ struct Printer<'a> {
     context: &'a Context,
     store: &'a dyn Store,
     run: &'a RunId,
+    names: &'a StepNames,
     /// Printed bytes of each log.
     offsets: HashMap<String, u64>,
     /// The last printed log, under the current heading.
@@ -369,9 +403,8 @@ impl Printer<'_> {
                     continue;
                 }
                 if (headed || self.last.is_some()) && self.last.as_ref() != Some(&blob) {
-                    let (store, run) = (self.store, self.run);
-                    let heading =
-                        attempt.heading(&LogsAt { store, run, live: self.live, follows: self.grows });
+                    let Self { store, run, names, live, grows: follows, .. } = *self;
+                    let heading = attempt.heading(&LogsAt { store, run, names, live, follows });
                     let heading = self.context.output.paint.bold(&heading);
                     self.context.output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
                 }

@@ -47,6 +47,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let (plan, stops) = planned(context, &store, &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let named = args.step.as_deref().map(StepRef::parse);
+    let names = names_of(&snapshot);
     let ended;
     let decision = match &named {
         Some(named) => {
@@ -61,7 +62,9 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         }
         // A decision for a person comes first.
         None => {
-            match plan.questions().next().or(plan.decisions.iter().find(open)).or(plan.decisions.last()) {
+            let own = |decision: &&Decision| !names.is_for_hooks(decision.step.as_str());
+            let last = plan.decisions.iter().rfind(own);
+            match plan.questions().next().or(plan.decisions.iter().find(open)).or(last) {
                 Some(decision) => decision,
                 None => {
                     return Err(Error::not_found(
@@ -102,7 +105,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         })?;
         return Ok(Exit::Done);
     }
-    let mut text = format!("{}\n", sentence(decision));
+    let mut text = format!("{}\n", sentence(decision, &names));
     if decision.cause == Cause::BranchesFailed {
         let workflow = super::show::workflow_in_force(&snapshot);
         let failed = FailedStep {
@@ -257,8 +260,8 @@ fn report_gaps(context: &Context, history: &History) {
     of_main.for_each(|damage| super::show::report_gap(context, damage));
 }
 
-fn sentence(decision: &Decision) -> String {
-    let Decision { step, cause, action, .. } = decision;
+fn sentence(decision: &Decision, names: &StepNames) -> String {
+    let Decision { cause, action, .. } = decision;
     let would = match action {
         Action::Reuse => "reuse the result",
         Action::Recheck => "check the result, and reuse it if unchanged",
@@ -269,12 +272,9 @@ fn sentence(decision: &Decision) -> String {
         Action::Ask => "needs a decision",
         Action::Skip => "skip",
     };
-    let on = match decision.branch.is_main() {
-        true => String::new(),
-        false => format!(" on {}", decision.branch.readable()),
-    };
+    let step = names.called(&decision.branch, decision.step.as_str());
     let because = if matches!(cause, Cause::After(_)) { "" } else { "because " };
-    format!("step {step}{on}: {would}, {because}{cause}")
+    format!("step {step}: {would}, {because}{cause}")
 }
 
 /// Returns the obstacles to a resume with this workflow: a running or cancelled run, an exceeded budget, and
@@ -376,10 +376,9 @@ pub(crate) fn show(
     }
     let row = |(decision, view): (&Decision, DecisionView)| {
         let branch = &decision.branch;
-        let step = names.beside(view.step.clone(), branch, &view.step);
-        let branch = if branch.is_main() { String::new() } else { branch.readable().into_owned() };
-        vec![step, branch, view.action.to_owned(), view.cause.text]
+        let step = names.beside(names.called(branch, &view.step), branch, &view.step);
+        vec![step, view.action.to_owned(), view.cause.text]
     };
     let rows: Vec<Vec<String>> = plan.decisions.iter().zip(decisions).map(row).collect();
-    Ok(context.output.answer(&context.output.table(&["STEP", "BRANCH", "ACTION", "CAUSE"], &rows))?)
+    Ok(context.output.answer(&context.output.table(&["STEP", "ACTION", "CAUSE"], &rows))?)
 }

@@ -179,7 +179,7 @@ impl Going {
 pub(super) struct Prepared {
     run: RunId,
     frozen: RunRecord,
-    chosen: Chosen,
+    pub(super) chosen: Chosen,
     local: Local,
     timeout: Option<std::time::Duration>,
     /// The new params, if a person changed any.

@@ -16,11 +16,12 @@ use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::{Work, Workflow};
 use waypost_workflow::program::{log_name, shape_of, spent};
 
-use super::{Context, checkpoints, executions, undo};
+use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::format::{exit_code, size, time};
+use crate::format::{exit_code, size, time, usage};
+use crate::output::step_names;
 use crate::output::{Output, is_empty, log_lines, shown, shown_lines};
 use crate::run::definition::{path_in_force, resume_line};
 use crate::run::environment;
@@ -35,7 +36,8 @@ use crate::store_location;
 use crate::view::FailedItem;
 use crate::view::step_of;
 use crate::view::{
-    ClaimView, FailureView, ItemsView, QueueView, ShowView, StepStatus, StepView, VERSION, WaitView,
+    CauseView, ClaimView, FailureView, ItemsView, QueueView, ShowView, StepStatus, StepView, VERSION,
+    WaitView,
 };
 
 use items::ItemPage;
@@ -86,7 +88,13 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         context.output.document(&view)?;
     } else if args.step.is_some() {
         let mut text = steps_in_full(context, &view);
-        if !view.items.is_empty() {
+        let within = match (view.steps.as_slice(), &shown.at) {
+            ([step], None) => steps_within(store.as_ref(), &run, step).await?,
+            _ => Vec::new(),
+        };
+        if !within.is_empty() {
+            text.push_str(&format!("\n{}\n", step_table(context, &within)));
+        } else if !view.items.is_empty() {
             text.push_str(&format!("\n{}", items::table(context, &view, &args.items)));
         }
         context.output.answer(&text)?;
@@ -131,6 +139,23 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         context.output.warn(&context.with_store(&text));
     }
     Ok(Exit::Done)
+}
+
+/// Returns the steps of a group, an included file or a hook of the run; none of other steps.
+async fn steps_within(store: &dyn Store, run: &RunId, step: &StepView) -> Result<Vec<StepView>, Error> {
+    for branch in store.branches(run).await? {
+        let is_below = branch.parent().is_some_and(|above| above.as_str() == step.branch);
+        if is_below && branch.opened_by().is_some_and(|(opener, _)| opener.as_str() == step.id) {
+            let shown = Shown::read(store, run, None, Some(&branch)).await?;
+            let mut steps = shown.view(store).await?.steps;
+            let within = format!("{}/", step.called);
+            steps.retain(|inner| {
+                inner.branch == branch.as_str() && inner.called == format!("{within}{}", inner.id)
+            });
+            return Ok(steps);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Returns the present state of a run.
@@ -361,9 +386,14 @@ impl Shown {
         let idle = self.idle_times();
         for step in &mut steps {
             let branch = BranchPath::new(&step.branch).ok();
+            step.called = branch.as_ref().map_or_else(
+                || step.id.clone(),
+                |branch| step_names::called(workflow.as_ref(), branch, &step.id),
+            );
             let found = workflow.as_ref().zip(branch);
             let found = found.and_then(|(workflow, branch)| step_of(workflow, &branch, &step.id));
             step.name = found.and_then(|step| step.name.clone());
+            step.repeats = found.is_some_and(|step| step.repeat.is_some());
             if found
                 .is_some_and(|step| matches!(step.work, Work::Approve(_) | Work::Sleep(_) | Work::Wait(_)))
             {
@@ -439,18 +469,6 @@ fn sum<'a>(usages: impl Iterator<Item = &'a Usage>) -> Option<Usage> {
     })
 }
 
-/// Formats usage as short text.
-fn used(usage: &Usage) -> String {
-    let mut parts = Vec::new();
-    if usage.tokens_in > 0 || usage.tokens_out > 0 {
-        parts.push(format!("{} tokens read, {} written", usage.tokens_in, usage.tokens_out));
-    }
-    if usage.cost > 0.0 {
-        parts.push(format!("cost {:.4}", usage.cost));
-    }
-    parts.join(", ")
-}
-
 /// Returns the place of a run in the queue.
 async fn queue_of(store: &dyn Store, run: &RunId) -> Result<Option<QueueView>, Error> {
     let Some(queue) = store.queue() else { return Ok(None) };
@@ -515,7 +533,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         fact("queue", &place_in_queue(queue));
     }
     fact("params", &pairs(&view.params));
-    fact("usage", &view.usage.as_ref().map(used).unwrap_or_default());
+    fact("usage", &view.usage.as_ref().map(usage::shown).unwrap_or_default());
     let labels = frozen.labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     fact("labels", &labels.join(", "));
     fact("parent", view.parent.as_deref().unwrap_or_default());
@@ -523,12 +541,10 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     text.push_str(&step_table(context, &view.steps));
     text.push('\n');
     for (step, settled) in view.steps.iter().filter_map(|step| Some((step, step.settled.as_ref()?))) {
-        let on =
-            if step.branch == "main" { String::new() } else { format!(" on {}", readable(&step.branch)) };
-        let _ = writeln!(text, "Step {}{on}: {}", step.id, shown(settled));
+        let _ = writeln!(text, "Step {}: {}", step.called, shown(settled));
     }
     for (step, at) in view.steps.iter().filter_map(|step| Some((step, step.next_try?))) {
-        let _ = writeln!(text, "Step {}: next try at {}", step.id, time::utc(at));
+        let _ = writeln!(text, "Step {}: next try at {}", step.called, time::utc(at));
     }
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
         let _ = write!(text, "\n{}", failure(context, &view.run, step));
@@ -589,14 +605,12 @@ fn painted(output: &Output, status: RunStatus) -> String {
 }
 
 fn step_table(context: &Context, steps: &[StepView]) -> String {
-    let branches = steps.iter().any(|step| step.branch != "main");
     let row = |step: &StepView| {
         vec![
             match &step.name {
-                Some(name) => format!("{} ({})", step.id, shown(name)),
-                None => step.id.clone(),
+                Some(name) => format!("{} ({})", step.called, shown(name)),
+                None => step.called.clone(),
             },
-            if branches { readable(&step.branch).into_owned() } else { String::new() },
             step.status.name().to_owned(),
             if step.attempts > 1 { step.attempts.to_string() } else { String::new() },
             step.exit_code.map(|code| code.to_string()).unwrap_or_default(),
@@ -606,7 +620,7 @@ fn step_table(context: &Context, steps: &[StepView]) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = steps.iter().map(row).collect();
-    let heads = ["STEP", "BRANCH", "STATUS", "ATTEMPTS", "EXIT", "TOOK", "LOG", "OUTPUTS"];
+    let heads = ["STEP", "STATUS", "ATTEMPTS", "EXIT", "TOOK", "LOG", "OUTPUTS"];
     context.output.table(&heads, &rows)
 }
 
@@ -637,8 +651,8 @@ pub(super) fn failure(context: &Context, run: &str, step: &StepView) -> String {
     let output = &context.output;
     let Some(error) = &step.error else { return String::new() };
     let headline = match step.holds_up {
-        true => output.paint.red(&format!("step {} failed:", step.id)),
-        false => output.paint.yellow(&format!("step {} failed, tolerated by the workflow:", step.id)),
+        true => output.paint.red(&format!("step {} failed:", step.called)),
+        false => output.paint.yellow(&format!("step {} failed, tolerated by the workflow:", step.called)),
     };
     let mut text = format!("{headline} {}\n", shown(&error.message));
     for cause in &error.causes {
@@ -663,15 +677,14 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
     let mut text = String::new();
     for step in &view.steps {
         let name = step.name.as_ref().map(|name| format!(" ({})", shown(name))).unwrap_or_default();
-        let _ = writeln!(text, "{}{name}  {}", output.paint.bold(&step.id), step.status.name());
+        let _ = writeln!(text, "{}{name}  {}", output.paint.bold(&step.called), step.status.name());
         let mut fact = |name: &str, value: Option<String>| {
             if let Some(value) = value {
                 let _ = writeln!(text, "  {name:<8} {}", shown_lines(&value).replace('\n', "\n           "));
             }
         };
         let skipped = step.skipped.as_ref().filter(|_| step.status == StepStatus::Skipped);
-        fact("because", skipped.map(|cause| executions::skipped(cause).text));
-        fact("branch", (step.branch != "main").then(|| readable(&step.branch).into_owned()));
+        fact("because", skipped.map(|cause| CauseView::from(cause).text));
         fact("attempts", Some(step.attempts.to_string()));
         fact("exit", step.exit_code.map(|code| code.to_string()));
         fact("started", step.started_at.map(time::utc));

@@ -383,7 +383,7 @@ pub(super) fn on_main(at: &CheckpointRef, does: &str, hint: impl FnOnce() -> Str
 pub(super) fn of_main(at: &CheckpointRef) -> String {
     let run = &at.run;
     format!(
-        "name a checkpoint such as {run}@3; `waypost checkpoints {run} --branch main` lists the checkpoints"
+        "name a checkpoint such as {run}@3; `waypost checkpoints {run} --scope main` lists the checkpoints"
     )
 }
 

@@ -13,6 +13,7 @@ use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::error::undo_command;
 use crate::output::log_lines;
+use crate::output::step_names::StepNames;
 use crate::session::Session;
 use crate::view::UndoneView;
 
@@ -41,17 +42,18 @@ pub(super) async fn undo_after(
     let args = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
     let prepared = Prepared::of(context, store, run, &args).await?;
     let session = Session::begin(context, None)?;
+    let names = StepNames::of(&prepared.chosen.workflow);
     let program = prepared.program(store, &args)?;
     let engine = program.equip(Engine::new(Arc::clone(store)));
     let mut views = Vec::new();
     let told = |undone: &Undone| {
         let Undone { step, branch, iteration, is_undone, .. } = undone;
-        let mut on = if branch.is_main() { String::new() } else { format!(" on {}", branch.readable()) };
-        on.extend(iteration.last().map(|pass| format!(" (pass {pass})")));
+        let mut called = names.called(branch, step.as_str());
+        called.extend(iteration.last().map(|pass| format!(" (iteration {pass})")));
         if *is_undone {
-            context.output.note(&format!("Undid step {step}{on}."));
+            context.output.note(&format!("Undid step {called}."));
         } else {
-            context.output.note(&format!("Step {step}{on} has no `undo`, and its effects remain."));
+            context.output.note(&format!("Step {called} has no `undo`, and its effects remain."));
         }
         let (step, branch) = (step.to_string(), branch.to_string());
         views.push(UndoneView { step, branch, undone: *is_undone });

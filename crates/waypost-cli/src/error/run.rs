@@ -94,7 +94,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::InvalidName(_) => ("usage", Exit::Usage, None),
         RunError::Unsettled { .. } => ("internal", Exit::Internal, None),
         RunError::InvalidStep(_) | RunError::UnknownStep(_) => {
-            let text = "`waypost check` lists the steps; a step within another is named `BRANCH/STEP`";
+            let text = "`waypost check` lists the steps; a step within another is named `PATH/STEP`";
             ("not_found", Exit::NotFound, hint(text))
         }
         RunError::Begin(error) if lacking_resource(error).is_some() => (

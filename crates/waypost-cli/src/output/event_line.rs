@@ -1,15 +1,14 @@
 //! An event as a line of text.
 
-use std::fmt::Write as _;
-
 use serde_json::{Map, Value};
-use waypost::events::{Event, EventKind};
-use waypost::record::{Wait, WaitKind};
+use waypost::events::{Checked, Ended, Event, EventKind, Failed};
+use waypost::record::{End, RunStatus, Wait, WaitKind};
 
 use super::step_names::StepNames;
 use super::step_progress::branch_of;
 use super::{is_empty, shown};
-use crate::format::time;
+use crate::format::{size, time, usage};
+use crate::view::CauseView;
 
 /// The name of an event with a warning.
 const WARNING: &str = "warning";
@@ -26,116 +25,179 @@ pub(crate) struct EventLines<'a> {
 }
 
 impl EventLines<'_> {
-    /// Formats an event as a line: time, place, name, and fields.
+    /// Formats an event as a line: time, place, name, step, and details in words.
     pub(crate) fn line(self, event: &Event) -> String {
         let run = if self.of_many { event.run.as_str() } else { "" };
         let at = if self.of_many && !event.branch.is_main() { "/" } else { "" };
-        let mut text = format!("{}  {:<10}", time::utc(event.ts), format!("{run}{at}{}", place(event)));
-        if let EventKind::Custom { name, data: Value::String(warning) } = &event.what
-            && name == WARNING
-        {
-            let step = event.step.as_ref().map(|step| format!(" {step}")).unwrap_or_default();
-            let _ = write!(text, " {name}{step}: {}", shown(warning));
-            return text;
-        }
-        let mut rest = match serde_json::to_value(&event.what) {
-            Ok(Value::Object(rest)) => rest,
-            _ => Map::new(),
-        };
-        let name = rest.remove("event");
-        let name = name.as_ref().and_then(Value::as_str).unwrap_or_default();
-        let _ = write!(text, " {name}");
+        let place = format!("{run}{at}{}@{}", self.names.path(&event.branch), event.seq);
+        let mut text = format!("{}  {place:<10} {}", time::utc(event.ts), name(&event.what));
         if let Some(step) = &event.step {
-            let branch = branch_of(event).unwrap_or_else(|| event.branch.clone());
-            text = self.names.beside(format!("{text} {step}"), &branch, step.as_str());
+            let (branch, called) = match &event.what {
+                EventKind::RunFailed { step_branch: Some(at), .. } => {
+                    (at.clone(), self.names.called(at, step.as_str()))
+                }
+                _ => (branch_of(event).unwrap_or_else(|| event.branch.clone()), step.to_string()),
+            };
+            text = self.names.beside(format!("{text} {called}"), &branch, step.as_str());
+        }
+        let mut details = self.details(event);
+        // The passes of a group are in the path of its scope.
+        if let Some(pass) = event.iteration.last().filter(|_| event.branch.pass_number().is_none()) {
+            details.insert(0, format!("iteration {pass}"));
         }
         if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
-            let _ = write!(text, " attempt={attempt}");
+            details.insert(0, format!("attempt {attempt}"));
         }
-        if let EventKind::Interrupted { waits, .. } = &event.what {
-            rest.remove("waits");
-            rest.remove("in_progress");
-            waits.iter().for_each(|wait| tell_wait(&mut text, wait));
-        }
-        if let EventKind::Progress { key, value } = &event.what {
-            tell_progress(&mut text, key, value);
-            rest.clear();
-        }
-        if !self.digests && matches!(event.what, EventKind::CheckpointWritten { .. }) {
-            rest.remove("digest");
-        }
-        for (key, value) in &rest {
-            match value {
-                // Names chosen by users stay unchanged.
-                Value::Object(members) if key == "outputs" => {
-                    let told = members.iter().filter(|(_, value)| !is_empty(value));
-                    told.for_each(|(name, value)| tell_output(&mut text, name, value));
-                }
-                value => tell(&mut text, key, value),
+        details.retain(|detail| !detail.is_empty());
+        let colon = if details.is_empty() { "" } else { ": " };
+        format!("{text}{colon}{}", shown(&details.join(", ")))
+    }
+
+    /// Returns what the event says beyond its name and step.
+    fn details(self, event: &Event) -> Vec<String> {
+        match &event.what {
+            EventKind::RunStarted
+            | EventKind::RunForked
+            | EventKind::RunWaiting
+            | EventKind::RunCancelled
+            | EventKind::StepStarted => Vec::new(),
+            EventKind::RunResumed { idle_since } => {
+                idle_since.map(|since| format!("idle since {}", time::utc(since))).into_iter().collect()
             }
+            EventKind::RunRolledBack { to } => to.map(|to| format!("to @{to}")).into_iter().collect(),
+            EventKind::RunCompleted { status: RunStatus::Completed }
+            | EventKind::RunInterrupted { status: RunStatus::Interrupted } => Vec::new(),
+            EventKind::RunCompleted { status } | EventKind::RunInterrupted { status } => {
+                vec![status.name().replace('_', " ")]
+            }
+            EventKind::RunFailed { error, .. } => vec![error.join(": ")],
+            EventKind::StepCompleted(ended) => ended_details(ended),
+            EventKind::StepFailed(failed) | EventKind::StepRetried(failed) => failed_details(failed),
+            EventKind::StepSkipped { cause } => vec![CauseView::from(cause).text],
+            EventKind::ItemStarted { .. } => vec![self.item(event)],
+            EventKind::ItemCompleted { end: End::Completed, .. }
+            | EventKind::ItemDead { end: End::Failed, .. } => vec![self.item(event)],
+            EventKind::ItemCompleted { end, .. } | EventKind::ItemDead { end, .. } => {
+                vec![self.item(event), word(end)]
+            }
+            EventKind::ServiceStarted { had_ended } => {
+                had_ended.then(|| "it had ended".to_owned()).into_iter().collect()
+            }
+            EventKind::StepInvalidated { cause } => vec![CauseView::from(cause).text],
+            EventKind::StepReused { of } => vec![format!("the result of {of}")],
+            EventKind::StepSettled { how, cause } => {
+                vec![format!("{how} by {}", cause["by"].as_str().unwrap_or("a person"))]
+            }
+            EventKind::CheckpointWritten { reason, digest, bytes } => {
+                let digest = self.digests.then(|| format!("digest {digest}"));
+                [word(reason), size::shown(*bytes)].into_iter().chain(digest).collect()
+            }
+            EventKind::CheckpointFailed { at, error } => vec![format!("{at}: {error}")],
+            EventKind::EvidenceChecked(checked) => verdicts(*checked),
+            EventKind::Interrupted { by, waits, .. } => {
+                by.clone().into_iter().chain(waits.iter().filter_map(wait_text)).collect()
+            }
+            EventKind::Answered { key, value } | EventKind::Signalled { key, value } => {
+                if value.is_null() {
+                    vec![key.clone()]
+                } else {
+                    vec![format!("{key}={}", plain(value))]
+                }
+            }
+            EventKind::Quarantined { from, to } => match from.filter(|from| from != to) {
+                Some(from) => vec![format!("checkpoints @{from} to @{to}")],
+                None => vec![format!("checkpoint @{to}")],
+            },
+            EventKind::Pruned { states, bytes, keep } => {
+                vec![format!("{states} states, {}", size::shown(*bytes)), format!("the newest {keep} stay")]
+            }
+            EventKind::Usage(used) => {
+                vec![usage::shown(used), used.model.clone().unwrap_or_default()]
+            }
+            EventKind::Progress { key, value } => match (key.as_str(), value) {
+                ("items", Value::Number(count)) => vec![format!("{count} items")],
+                ("until", Value::String(due)) => {
+                    vec![format!("until {}", due.parse().map_or_else(|_| due.clone(), time::utc))]
+                }
+                (key, Value::Object(members)) => {
+                    std::iter::once(key.to_owned()).chain(pairs(members)).collect()
+                }
+                (key, value) => vec![format!("{key}={}", plain(value))],
+            },
+            EventKind::Custom { name, data } => match data {
+                Value::String(warning) if name == WARNING => vec![warning.clone()],
+                Value::Object(members) => pairs(members).collect(),
+                Value::Null => Vec::new(),
+                value => vec![plain(value)],
+            },
         }
-        text
+    }
+
+    /// Returns the key of an item, or the number of a pass; nothing for the only child scope of a step.
+    fn item(self, event: &Event) -> String {
+        let path = self.names.path(&event.branch);
+        let last = path.rsplit('/').next().unwrap_or_default();
+        last.find([':', '~']).map(|at| last[at + 1..].to_owned()).unwrap_or_default()
     }
 }
 
-/// Appends a sub-result of a step.
-fn tell_progress(text: &mut String, key: &str, value: &Value) {
-    match (key, value) {
-        ("items", Value::Number(count)) => {
-            let _ = write!(text, " {count} items");
-        }
-        ("until", Value::String(due)) => {
-            let due = due.parse().map_or_else(|_| due.clone(), time::utc);
-            let _ = write!(text, " until {}", shown(&due));
-        }
-        _ => tell(text, key, value),
+/// Returns the name of an event, as in JSON; of a custom event, its own.
+fn name(what: &EventKind) -> String {
+    match what {
+        EventKind::Custom { name, .. } => shown(name).into_owned(),
+        what => word(what),
     }
 }
 
-/// Appends the condition of a wait.
-fn tell_wait(text: &mut String, wait: &Wait) {
-    let (key, value) = match &wait.on {
-        WaitKind::Answer => ("asks", wait.question.clone().unwrap_or_default()),
-        WaitKind::Signal(name) => ("signal", Value::String(name.clone())),
-        WaitKind::Until(due) => ("until", Value::String(time::utc(*due))),
-        WaitKind::Resume => ("waits_for", Value::String("resume".to_owned())),
-        WaitKind::Children => return,
-    };
-    tell(text, key, &value);
+/// Returns the name of a variant, as in JSON.
+fn word(of: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(of).unwrap_or_default();
+    value.as_str().or_else(|| value["event"].as_str()).unwrap_or_default().to_owned()
 }
 
-/// Appends an output to a line: text as is, other values as JSON.
-fn tell_output(text: &mut String, name: &str, value: &Value) {
-    let told = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
-    let _ = write!(text, " {}={}", shown(name), shown(&told));
+fn ended_details(ended: &Ended) -> Vec<String> {
+    let code = ended.exit_code.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
+    let large = ended.outputs_bytes.map(|bytes| format!("outputs of {}", size::shown(bytes)));
+    let log = ended.log_bytes.map(|bytes| format!("log {}", size::shown(bytes)));
+    code.into_iter().chain(pairs(&ended.outputs)).chain(large).chain(log).collect()
 }
 
-/// Appends a member as `key=value`; false and missing values are omitted.
-fn tell(text: &mut String, key: &str, value: &Value) {
-    let told = match value {
-        Value::Null | Value::Bool(false) => return,
-        Value::String(told) if matches!(key, "idle_since" | "at") => {
-            told.parse().map_or_else(|_| told.clone(), time::utc)
-        }
-        Value::String(told) => told.clone(),
-        Value::Array(items) if items.iter().all(Value::is_string) => {
-            items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(": ")
-        }
-        // Claims and the like, one after the other.
-        Value::Array(items) if items.iter().all(Value::is_object) => {
-            return items.iter().for_each(|item| tell(text, key, item));
-        }
-        // The members of a map are appended without a prefix.
-        Value::Object(members) => return members.iter().for_each(|(key, value)| tell(text, key, value)),
-        value => value.to_string(),
-    };
-    let _ = write!(text, " {}={}", shown(key), shown(&told));
+/// The error of a process has its exit code.
+fn failed_details(failed: &Failed) -> Vec<String> {
+    let mut details = vec![failed.error.join(": ")];
+    details.extend(ended_details(&Ended { exit_code: None, ..failed.ended.clone() }));
+    details.extend(failed.tolerated.then(|| "tolerated".to_owned()));
+    details
 }
 
-fn place(event: &Event) -> String {
-    if event.branch.is_main() {
-        format!("@{}", event.seq)
-    } else {
-        format!("{}@{}", event.branch.readable(), event.seq)
+fn verdicts(checked: Checked) -> Vec<String> {
+    let counts = [
+        (checked.ok, "ok"),
+        (checked.failed, "failed"),
+        (checked.unknown, "unknown"),
+        (checked.skipped, "skipped"),
+    ];
+    counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, of)| format!("{count} {of}")).collect()
+}
+
+/// Returns the condition of a wait.
+fn wait_text(wait: &Wait) -> Option<String> {
+    match &wait.on {
+        WaitKind::Answer => Some(format!("asks {}", plain(&wait.question.clone().unwrap_or_default()))),
+        WaitKind::Signal(name) => Some(format!("waits for signal {name}")),
+        WaitKind::Until(due) => Some(format!("until {}", time::utc(*due))),
+        WaitKind::Resume => Some("waits for a resume".to_owned()),
+        WaitKind::Children => None,
     }
+}
+
+/// Returns the members as `name=value`, without empty ones. Names chosen by users stay unchanged.
+fn pairs(members: &Map<String, Value>) -> impl Iterator<Item = String> {
+    let told = members.iter().filter(|(_, value)| !is_empty(value));
+    told.map(|(name, value)| format!("{name}={}", plain(value)))
+}
+
+/// Returns text as is, other values as JSON.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned)
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use waypost::BranchPath;
-use waypost_workflow::file::Workflow;
+use waypost_workflow::file::{HookOn, Step, Workflow};
+use waypost_workflow::program::FILE_KEY;
 
 use super::shown;
 
@@ -29,9 +30,19 @@ impl StepNames {
         within.step(step)?.name.as_deref()
     }
 
-    /// Returns a step with its branch, as the user names it: see [`path`].
+    /// Returns whether a step of the main branch only runs the hooks of the run.
+    pub(crate) fn is_for_hooks(&self, step: &str) -> bool {
+        self.0.as_deref().and_then(|workflow| workflow.step(step)).is_some_and(Step::is_for_hooks)
+    }
+
+    /// Returns the path of a branch, as the user names it: see [`path`]. Empty for the main branch.
+    pub(crate) fn path(&self, branch: &BranchPath) -> String {
+        path(self.0.as_deref(), branch)
+    }
+
+    /// Returns the path of a step.
     pub(crate) fn called(&self, branch: &BranchPath, step: &str) -> String {
-        if branch.is_main() { step.to_owned() } else { format!("{}/{step}", path(self.0.as_deref(), branch)) }
+        called(self.0.as_deref(), branch, step)
     }
 
     /// Returns the text of a step followed by its name, if the step has one.
@@ -43,23 +54,32 @@ impl StepNames {
     }
 }
 
-/// Returns the path of a branch for a person: a group without `repeat` needs no number of its pass.
+/// Returns the path of a step for a person: see [`path`].
+pub(crate) fn called(workflow: Option<&Workflow>, branch: &BranchPath, step: &str) -> String {
+    if branch.is_main() { step.to_owned() } else { format!("{}/{step}", path(workflow, branch)) }
+}
+
+/// Returns the path of a branch for a person: a key or a pass is named only where a step can have several child scopes,
+/// so not for a group without `repeat`, an included file, and the hooks of a run.
 pub(crate) fn path(workflow: Option<&Workflow>, branch: &BranchPath) -> String {
     let mut around: Vec<BranchPath> =
         std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
     let (mut within, mut path) = (workflow, Vec::new());
     while let Some(branch) = around.pop() {
-        let Some((opener, _)) = branch.opened_by() else { continue };
+        let Some((opener, key)) = branch.opened_by() else { continue };
         let step = within.and_then(|workflow| workflow.step(opener.as_str()));
-        let is_group = step.is_some_and(|step| step.repeat.is_none() && step.work.child().is_none());
-        let is_plain = is_group && branch.pass_number() == Some(1);
+        let included = step.and_then(|step| step.work.child());
+        let is_only = step.is_some_and(|step| match included {
+            Some(_) => key == FILE_KEY,
+            None if step.is_for_hooks() => key == HookOn::Run.key(),
+            None => step.repeat.is_none() && branch.pass_number() == Some(1),
+        });
         let readable = branch.readable();
         path.push(match readable.rsplit('/').next() {
-            Some(last) if !is_plain => last.to_owned(),
+            Some(last) if !is_only => last.to_owned(),
             _ => opener.to_string(),
         });
-        let child = step.and_then(|step| step.work.child());
-        within = child.map_or(within, |child| Some(child.workflow()));
+        within = included.map_or(within, |child| Some(child.workflow()));
     }
     path.join("/")
 }

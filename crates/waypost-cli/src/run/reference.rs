@@ -32,7 +32,7 @@ pub(crate) struct Reference {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Checkpoint {
     Number(BranchPath, u64),
-    /// On a branch with an unencoded key.
+    /// On a branch with an unencoded key, or without the number of its only pass.
     Plain(String, u64),
     /// By the label from `waypost checkpoint --label`.
     Label(String),
@@ -66,8 +66,7 @@ impl Reference {
         }
         let checkpoint = match parse_branch(branch) {
             Ok(branch) => Checkpoint::Number(branch, seq),
-            Err(_) if branch.contains(':') => Checkpoint::Plain(branch.to_owned(), seq),
-            Err(error) => return Err(error),
+            Err(_) => Checkpoint::Plain(branch.to_owned(), seq),
         };
         Ok(Self { run: run(name), checkpoint: Some(checkpoint) })
     }
@@ -86,7 +85,20 @@ impl Reference {
             None => None,
             Some(Checkpoint::Number(branch, seq)) => Some((branch.clone(), *seq)),
             Some(Checkpoint::Plain(text, seq)) => {
-                Some((parse_branch(&encoded(store, &run, text).await?)?, *seq))
+                let exact = encoded(store, &run, text).await?;
+                let branch = match parse_branch(&exact) {
+                    Ok(branch) => branch,
+                    Err(wrong) => {
+                        let paths = |branch: &BranchPath| [openers(branch), without_passes(branch)];
+                        let is_meant = |branch: &BranchPath| {
+                            paths(branch).into_iter().flatten().any(|path| path == exact)
+                        };
+                        let branches = store.branches(&run).await?;
+                        let mut meant = branches.into_iter().filter(is_meant);
+                        meant.next().filter(|_| meant.next().is_none()).ok_or(wrong)?
+                    }
+                };
+                Some((branch, *seq))
             }
             Some(Checkpoint::Label(label)) => {
                 let found = labelled(store, &run, label).await?.ok_or_else(|| {

@@ -2,7 +2,9 @@
 
 use jiff::Timestamp;
 use serde::Serialize;
+use waypost::events::RerunCause;
 use waypost::plan::{Cause, Decision};
+use waypost::record::SkipCause;
 
 use super::CheckpointView;
 
@@ -72,6 +74,56 @@ impl From<&Cause> for CauseView {
             text: cause.to_string(),
             step: cause.upstream().map(ToString::to_string),
             claims: cause.claims().to_vec(),
+        }
+    }
+}
+
+impl CauseView {
+    /// Creates a cause from a code and an upstream step.
+    pub(crate) fn named(code: &'static str, step: Option<String>) -> Self {
+        let text = match (code, &step) {
+            ("first", _) => "first execution".to_owned(),
+            ("cut", _) => "the previous attempt was cut: its end is not recorded".to_owned(),
+            ("retry", _) => "the previous attempt failed".to_owned(),
+            ("requested", _) => "requested by a person".to_owned(),
+            ("definition_changed", _) => "the definition of the step changed".to_owned(),
+            ("condition_false", Some(step)) => format!("upstream `{step}` is skipped"),
+            ("upstream_failed", Some(step)) => format!("upstream `{step}` failed"),
+            ("upstream_changed", Some(step)) => format!("upstream changed: `{step}`"),
+            ("upstream_changed", None) => "the input of its scope changed".to_owned(),
+            (code, _) => code.replace('_', " "),
+        };
+        Self { code, text, step, claims: Vec::new() }
+    }
+}
+
+impl From<&SkipCause> for CauseView {
+    fn from(cause: &SkipCause) -> Self {
+        match cause {
+            SkipCause::Condition(condition) => {
+                Self { text: format!("`{condition}` is false"), ..Self::named("condition_false", None) }
+            }
+            SkipCause::Need(need) => Self::named("condition_false", Some(need.to_string())),
+            SkipCause::ByHand(by) => {
+                Self { text: format!("skipped by {by}"), ..Self::named("settled", None) }
+            }
+            SkipCause::UpstreamFailed(failed) => Self::named("upstream_failed", Some(failed.to_string())),
+        }
+    }
+}
+
+impl From<&RerunCause> for CauseView {
+    fn from(cause: &RerunCause) -> Self {
+        match cause {
+            RerunCause::EvidenceFailed { claims } => Self::from(&Cause::EvidenceFailed(claims.clone())),
+            RerunCause::UpstreamChanged { step } => {
+                Self::named("upstream_changed", step.as_ref().map(ToString::to_string))
+            }
+            RerunCause::DefinitionChanged => Self::named("definition_changed", None),
+            RerunCause::Requested { by } => {
+                let by = by.as_deref().unwrap_or("a person");
+                Self { text: format!("rerun requested by {by}"), ..Self::named("requested", None) }
+            }
         }
     }
 }

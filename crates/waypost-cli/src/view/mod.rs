@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use waypost::record::{Claim, Pack, Printed, RunStatus, SkipCause, Start, Try, Usage, Verdict};
+use waypost::record::{Claim, Pack, Printed, RunStatus, SkipCause, Try, Usage, Verdict};
 use waypost::store::Progress;
 
 mod checked;
@@ -178,6 +178,12 @@ pub(crate) struct StepView {
     pub(crate) id: String,
     /// The `name` in the workflow file.
     pub(crate) name: Option<String>,
+    /// The path of the step for a person.
+    #[serde(skip)]
+    pub(crate) called: String,
+    /// The step has passes.
+    #[serde(skip)]
+    pub(crate) repeats: bool,
     #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) status: StepStatus,
@@ -596,22 +602,6 @@ impl ClaimView {
             metadata: claim.terms.metadata.clone(),
         }
     }
-}
-
-/// Returns the display name of an attempt: `fetch (attempt 2)`.
-pub(crate) fn attempt_name(start: &Start) -> String {
-    let Try { attempt, iteration, epoch } = &start.at;
-    let mut parts = vec![format!("attempt {attempt}")];
-    if !iteration.is_empty() {
-        parts.push(format!(
-            "iteration {}",
-            iteration.iter().map(u32::to_string).collect::<Vec<_>>().join(".")
-        ));
-    }
-    if *epoch > 0 {
-        parts.push(format!("redo {epoch}"));
-    }
-    format!("{} ({})", start.step, parts.join(", "))
 }
 
 /// Serialises the passes of the loops around a step: 0 outside loops, a number in one loop, a list in nested

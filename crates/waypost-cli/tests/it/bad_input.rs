@@ -79,7 +79,7 @@ fn runs_that_are_not_there() {
         &["show", "r-1/each:a@1"],
         &["show", "r-1@x"],
         &["show", "r-1", "--step", "five"],
-        &["checkpoints", "r-1", "--branch", "each:a"],
+        &["checkpoints", "r-1", "--scope", "each:a"],
         &["resume", "x"],
         &["delete", "x", "--yes"],
         &["verify", "r-1@99"],

@@ -281,3 +281,27 @@ fn a_rerun_after_a_rollback_has_the_rollback_as_cause() {
     assert!(told.contains("is in doubt at step c: not idempotent, and an upstream step reran, or"), "{told}");
     assert!(rig.waypost(&["why", "r", "b"]).contains(": the run was rolled back"));
 }
+
+// Bug: the retry of a failed foreach or group was not listed, and a hook's rerun was called requested by a person.
+#[test]
+fn why_lists_retries_of_openers_and_reruns_of_hooks() {
+    let rig = Rig::with(
+        "steps:
+  - {id: g, steps: [{id: s, run: 'test -e ok'}]}
+  - {id: each, foreach: {items: [a, b], as: it, steps: [{id: w, run: 'test -e fine || test $IT = a', env: {IT: '${{ it }}'}}]}}
+on_finish: [{run: echo bye}]
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    rig.write("fine", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(executions(&rig, "g"), ["run first", "retry retry"]);
+    assert_eq!(executions(&rig, "each"), ["skip upstream_failed", "run first", "retry retry"]);
+    let of_hooks = ["run first", "rerun upstream_changed", "rerun upstream_changed"];
+    assert_eq!(executions(&rig, "on_finish"), of_hooks);
+    // Without a step, the answer is about the last step of the workflow, not about its hooks.
+    assert_eq!(rig.json(&["why", "r", "--json"])["step"], "each");
+}

@@ -127,7 +127,7 @@ steps:
         assert_eq!(code(&rig, &["show", "r", "--step", "f:b c.txt/s"]), Some(0));
         assert_eq!(code(&rig, &["why", "r", "f:b c.txt/s"]), Some(0));
         assert_eq!(code(&rig, &["show", "r/f:b c.txt@1"]), Some(0));
-        assert_eq!(code(&rig, &["checkpoints", "r", "--branch", "f:src/a.rs"]), Some(0));
+        assert_eq!(code(&rig, &["checkpoints", "r", "--scope", "f:src/a.rs"]), Some(0));
         assert_eq!(code(&rig, &["dead-letters", "show", "r", "f:b c.txt"]), Some(0));
         assert_eq!(code(&rig, &["logs", "r", "f:none.txt/s"]), Some(5));
         let many = rig.waypost(&["logs", "r", "f:src/a.rs/s"]);

@@ -22,7 +22,7 @@ fn a_group_is_named_by_its_id() {
 
     assert!(said.contains("\nbig/two | 2\n"), "{said}");
     assert!(said.contains("error: step big/two failed: exit code 3"), "{said}");
-    assert!(said.contains("error=step `two` failed: exit code 3"), "{said}");
+    assert!(said.contains("step_failed big: step `two` failed: exit code 3"), "{said}");
     let shown = rig.waypost(&["show", "r", "--step", "big"]);
     assert!(shown.contains("step big failed: step `two` failed\n  cause: exit code 3"), "{shown}");
     assert_eq!(code_of(&rig, &["logs", "r", "big/two"]), Some(0));
@@ -46,7 +46,7 @@ fn a_failed_foreach_counts_its_items() {
     let rig = Rig::with(EACH);
     let said = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
     assert!(said.contains("retry with: waypost dead-letters retry r"), "{said}");
-    assert!(said.contains(" progress big 3 items\n"), "{said}");
+    assert!(said.contains(" progress big: 3 items\n"), "{said}");
 
     let shown = rig.waypost(&["show", "r"]);
 
@@ -112,4 +112,74 @@ fn a_quiet_stop_at_the_wished_step_prints_nothing() {
     let said = rig.waypost(&["run", "flow.yaml", "--id", "r", "--until", "a", "-q"]);
 
     assert_eq!(said, "exit 0\n--- stdout\n--- stderr\n");
+}
+
+const SCOPES: &str = "steps:
+  - id: big
+    steps: [{id: one, run: echo 1}, {id: two, name: Second, run: 'echo 2; test -e ok'}]
+  - id: loop
+    repeat: {until: iteration >= 2, max: 3}
+    steps: [{id: x, run: echo x}]
+  - id: each
+    foreach: {items: [a, b], as: it, steps: [{id: w, run: 'test -e fine || test $IT = a', env: {IT: '${{ it }}'}}]}
+on_finish: [{run: echo bye}]
+";
+
+/// A run of `SCOPES` whose group failed, then an item, and that completed.
+fn of_scopes() -> Rig {
+    let rig = Rig::with(SCOPES);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    rig.write("fine", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    rig
+}
+
+// Bug: texts showed `big~1`, `c:workflow` and `on_finish:run`, and `logs` called the first execution after a resume a redo.
+#[test]
+fn a_scope_that_is_alone_has_no_key_in_texts() {
+    let rig = of_scopes();
+
+    let logs = rig.waypost(&["logs", "r"]);
+    let events = rig.waypost(&["events", "r"]);
+    let shown = rig.waypost(&["show", "r"]);
+
+    assert!(logs.contains("==> big/two (attempt 2), started"), "{logs}");
+    assert!(logs.contains("==> loop~2/x (attempt 1, iteration 2), started"), "{logs}");
+    assert!(logs.contains("==> each:a/w (attempt 1), started"), "{logs}");
+    assert!(logs.contains("==> on_finish/on_finish-1 (attempt 1, rerun 2), started"), "{logs}");
+    assert!(events.contains("big@3      step_failed two (Second): exit code 1, log 2 B\n"), "{events}");
+    assert!(events.contains("each:b@4   item_dead each: b\n"), "{events}");
+    assert!(events.contains("run_failed big/two (Second): exit code 1\n"), "{events}");
+    assert!(!events.contains("until 20"), "{events}");
+    assert!(shown.contains("\non_finish/on_finish-1 "), "{shown}");
+    let raw = ["big~1", ":run", "exit_code", "kind=", "key=", "BRANCH"];
+    for text in [&logs, &events, &shown] {
+        assert!(raw.iter().all(|raw| !text.contains(raw)), "{text}");
+    }
+}
+
+#[test]
+fn show_lists_the_steps_of_a_group_and_the_iterations() {
+    let rig = of_scopes();
+
+    let group = rig.waypost(&["show", "r", "--step", "big"]);
+    let passes = rig.waypost(&["show", "r", "--step", "loop"]);
+
+    assert!(group.contains("\nbig/two (Second)  completed  2         0 "), "{group}");
+    assert!(passes.contains("\nITERATION  STATUS     TOOK\n1          completed  "), "{passes}");
+    assert_eq!(rig.json(&["show", "r", "--step", "loop", "--json"])["items"][1]["key"], "2");
+}
+
+#[test]
+fn a_checkpoint_of_an_only_scope_is_named_without_its_key() {
+    let rig = of_scopes();
+
+    let of_group = rig.json(&["show", "r/big@3", "--json"]);
+
+    assert_eq!(of_group["checkpoint"]["ref"], "r/big~1@3");
+    // Two iterations: which one is unclear.
+    assert_eq!(code_of(&rig, &["show", "r/loop@1"]), Some(2));
+    assert_eq!(code_of(&rig, &["show", "r/loop~2@1"]), Some(0));
 }

@@ -42,7 +42,7 @@ fn a_group_repeats_until_true_and_a_crash_costs_one_step() {
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
         for pass in 1..=3 {
             let branch = format!("improve~{pass}");
-            let checkpoints = rig.json(&["checkpoints", "r", "--branch", &branch, "--json"]);
+            let checkpoints = rig.json(&["checkpoints", "r", "--scope", &branch, "--json"]);
             let of_tests = checkpoints["checkpoints"].as_array().unwrap().iter();
             let ended = of_tests.filter(|at| at["step"] == "test" && at["phase"] == "completed");
             let passes: Vec<String> = ended.map(|at| at["iteration"].to_string()).collect();
@@ -90,7 +90,7 @@ fn going_back_into_a_loop_does_its_passes_again_from_there() {
     std::fs::remove_file(rig.path("trace")).unwrap();
 
     // After the first pass.
-    let checkpoints = rig.json(&["checkpoints", "r", "--branch", "main", "--json"]);
+    let checkpoints = rig.json(&["checkpoints", "r", "--scope", "main", "--json"]);
     let mut ended = checkpoints["checkpoints"].as_array().unwrap().iter();
     let first = ended.find(|at| at["step"] == "improve" && at["phase"] == "completed").unwrap();
     assert_eq!(code(&rig, &["rollback", first["ref"].as_str().unwrap(), "-q"]), Some(0));

@@ -248,7 +248,7 @@ fn a_checkpoint_of_a_branch_begins_no_run() {
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
 
     for (args, hint) in [
-        (&["export", "r/f:a@2", "out.json"][..], "`waypost checkpoints r --branch main`"),
+        (&["export", "r/f:a@2", "out.json"][..], "`waypost checkpoints r --scope main`"),
         (&["fork", "r/f:a@2"], "`waypost fork r --from f` reruns the branches"),
         (&["rollback", "r/f:a@2"], "`waypost resume r --from f:a/v` continues the branch"),
     ] {

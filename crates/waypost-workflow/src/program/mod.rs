@@ -62,7 +62,7 @@ use subgraphs::Subgraph;
 
 pub use self::logs::{log_name, undo_log_name};
 pub use job::Job;
-pub use subgraphs::shape_of;
+pub use subgraphs::{FILE_KEY, shape_of};
 
 pub use agent::Agents;
 pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, lacking};

@@ -16,7 +16,7 @@ use super::hooks::Plan;
 /// Suffix of the name of hook branches, for a step with other child branches.
 const HOOKS: &str = "-hooks";
 /// Key of the branch of another file.
-const FILE_KEY: &str = "workflow";
+pub const FILE_KEY: &str = "workflow";
 
 /// Steps of one graph.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The items of a step, a page at a time.
+//! The items of a step, or its passes, a page at a time.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ async fn opened(
     let is_item = |branch: &BranchPath| {
         let is_below = branch.parent().is_some_and(|above| above.as_str() == step.branch);
         let by_step = branch.opened_by().is_some_and(|(opener, _)| opener.as_str() == step.id);
-        is_below && by_step && branch.pass_number().is_none()
+        is_below && by_step && (branch.pass_number().is_none() || step.repeats)
     };
     let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
     loop {
@@ -170,7 +170,9 @@ pub(super) fn table(context: &Context, view: &ShowView, args: &ItemsArgs) -> Str
         ]
     };
     let rows: Vec<Vec<String>> = view.items.iter().map(row).collect();
-    let mut text = context.output.table(&["ITEM", "STATUS", "ATTEMPTS", "TOOK", "ERROR"], &rows);
+    let is_pass = |item: &ItemView| BranchPath::new(&item.branch).is_ok_and(|at| at.pass_number().is_some());
+    let item = if view.items.iter().all(is_pass) { "ITERATION" } else { "ITEM" };
+    let mut text = context.output.table(&[item, "STATUS", "ATTEMPTS", "TOOK", "ERROR"], &rows);
     if let Some((next, step)) = view.next.as_ref().zip(view.steps.first()) {
         let status = args.status.map(|status| format!(" --status {}", StepStatus::from(status).name()));
         let limit = args.limit.map(|limit| format!(" --limit {limit}"));

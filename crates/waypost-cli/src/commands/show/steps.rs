@@ -327,6 +327,8 @@ impl StepFacts<'_> {
         StepView {
             id: step.to_string(),
             name: None,
+            called: step.to_string(),
+            repeats: false,
             branch: branch.to_string(),
             status,
             attempts: self.entry.map_or(0, |entry| entry.at.attempt).max(tried).max(ended),
