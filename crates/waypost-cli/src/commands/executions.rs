@@ -95,7 +95,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
             }
             _ => {}
         }
-        if let Some(at) = execution(header, step, seen.is_open) {
+        if let Some(at) = execution(header, step, &seen) {
             let by = seen.by.take();
             let (has_waited, stopped_by) = (std::mem::take(&mut seen.has_waited), seen.stopped_by.take());
             if has_waited && seen.is_open && seen.cause.is_none() {
@@ -109,15 +109,15 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
 }
 
 /// Returns the begin of an execution in a record: a start, or the opening of a group. A join executes nothing, unless it
-/// reopens an ended step, whose failed items are retried.
-fn execution<'h>(header: &'h Header, step: &StepId, is_open: bool) -> Option<&'h Try> {
+/// reopens a failed step, whose failed items are retried.
+fn execution<'h>(header: &'h Header, step: &StepId, seen: &Seen) -> Option<&'h Try> {
     let is_own = header.step.as_ref() == Some(step);
-    if is_own && is_open && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
+    if is_own && !seen.has_failed && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
         return None;
     }
     let opens = is_own && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
     let start = header.started.iter().find(|start| start.step == *step).map(|start| &start.at);
-    start.or_else(|| (opens && !is_open).then_some(&header.at))
+    start.or_else(|| (opens && !seen.is_open).then_some(&header.at))
 }
 
 impl Seen {

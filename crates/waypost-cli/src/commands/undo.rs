@@ -49,7 +49,12 @@ pub(super) async fn undo_after(
     let told = |undone: &Undone| {
         let Undone { step, branch, iteration, is_undone, .. } = undone;
         let mut called = names.called(branch, step.as_str());
-        called.extend(iteration.last().map(|pass| format!(" (iteration {pass})")));
+        called.extend(
+            iteration
+                .last()
+                .filter(|_| branch.pass_number().is_none())
+                .map(|pass| format!(" (iteration {pass})")),
+        );
         if *is_undone {
             context.output.note(&format!("Undid step {called}."));
         } else {

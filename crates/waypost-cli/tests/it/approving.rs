@@ -97,7 +97,7 @@ fn without_a_terminal_the_last_line_is_the_answer() {
         told.ends_with("\nResume with: waypost resume r\nAnswer with: waypost answer r ok ANSWER\n"),
         "{told}"
     );
-    expect(&rig, &["events", "r"], 0, &["interrupted ok asks=Publish 1.2?\n"]);
+    expect(&rig, &["events", "r"], 0, &["interrupted ok: asks Publish 1.2?\n"]);
     // A person who wants no questions is not asked.
     for option in ["--json", "-q"] {
         let terminal = Terminal::new(80, 24);

@@ -210,7 +210,7 @@ fn steps_of_items_that_were_cut_are_planned_by_their_evidence() {
         std::fs::rename(rig.path("made"), rig.path("aside")).expect("it was made");
         assert_eq!(action(), "ask");
         let told = rig.waypost(&["why", "r"]);
-        assert!(told.contains("step p on e:1: needs a decision"), "{told}");
+        assert!(told.contains("step e:1/p: needs a decision"), "{told}");
         has_ended(&rig, &["resume", "r", "-q"], 8, store);
 
         std::fs::rename(rig.path("aside"), rig.path("made")).expect("it is there");

@@ -644,7 +644,7 @@ fn equal_keys_of_two_steps_are_told_apart() {
         assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "o", "-q"]), Some(3));
 
         let list = rig.waypost(&["dead-letters", "list", "o"]);
-        assert!(list.contains("BRANCH") && list.contains("f:y") && list.contains("g:y"), "{list}");
+        assert!(list.contains("SCOPE") && list.contains("f:y") && list.contains("g:y"), "{list}");
         for wrong in [&["show", "o", "y"][..], &["drop", "o", "y"], &["retry", "o", "y"]] {
             let said = rig.waypost(&[&["dead-letters"], wrong].concat());
             assert!(said.starts_with("exit 2"), "{said}");
@@ -652,7 +652,7 @@ fn equal_keys_of_two_steps_are_told_apart() {
         }
         assert_eq!(code(&rig, &["dead-letters", "drop", "o", "f:y"]), Some(0));
         let list = rig.waypost(&["dead-letters", "list", "o"]);
-        assert!(!list.contains("BRANCH") && list.contains("y"), "{list}");
+        assert!(!list.contains("SCOPE") && list.contains("y"), "{list}");
         assert_eq!(code(&rig, &["dead-letters", "drop", "o", "y"]), Some(0));
         let list = rig.waypost(&["dead-letters", "list", "o"]);
         assert!(

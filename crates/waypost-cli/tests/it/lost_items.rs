@@ -128,7 +128,7 @@ fn why_tells_of_a_step_of_an_item_whose_records_are_lost() {
         let told = rig.waypost(&["why", "r", "f:x/p"]);
 
         assert!(told.starts_with("exit 0\n") && told.contains("warning: checkpoint r/f:x@2 is "), "{told}");
-        assert!(told.contains("step p on f:x: reuse the result"), "{told}");
+        assert!(told.contains("step f:x/p: reuse the result"), "{told}");
         expect(&rig, &["why", "r", "f:x/f"], 5, "there is no step `f`");
     });
 }

@@ -104,7 +104,7 @@ fn a_step_of_a_group_needs_no_pass() {
     );
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
 
-    assert!(rig.waypost(&["why", "r", "o/p/g"]).contains("step g on o~1/p~1: reuse"));
+    assert!(rig.waypost(&["why", "r", "o/p/g"]).contains("step o/p/g: reuse"));
     assert_eq!(rig.call(&["logs", "r", "o/p/g"]).stdout, b"g\n");
     assert_eq!(code_of(&rig, &["resume", "r", "--from", "o/p/g", "-q"]), Some(0));
     let said = rig.waypost(&["show", "r", "--step", "each/a"]);

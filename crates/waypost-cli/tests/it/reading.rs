@@ -342,9 +342,9 @@ fn a_name_stands_beside_the_id_of_a_step() {
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }
-    assert!(rig.waypost(&["events", "r"]).contains(" step_failed s (One) "));
+    assert!(rig.waypost(&["events", "r"]).contains(" step_failed s (One): "));
     let plan = rig.waypost(&["plan", "r"]);
-    assert!(plan.contains("\na (First step) ") && plan.contains("\ns (One) "), "{plan}");
+    assert!(plan.contains("\na (First step) ") && plan.contains("\neach:1/s (One) "), "{plan}");
     let file = fs::read_to_string(rig.path(".waypost/runs/r/report.md")).unwrap();
     for report in [rig.waypost(&["report", "r"]), file] {
         for part in [

@@ -225,8 +225,8 @@ fn a_resume_of_an_item_ends_the_idle_time_at_once() {
 
     let mut after = events.lines().skip_while(|line| !line.contains(" run_failed ")).skip(1);
     let resumed = after.next().unwrap();
-    assert!(resumed.contains(" run_resumed idle_since=20") && !resumed.contains('.'), "{events}");
-    assert!(after.any(|line| line.contains(" step_started load attempt=2")), "{events}");
+    assert!(resumed.contains(" run_resumed: idle since 20") && !resumed.contains('.'), "{events}");
+    assert!(after.any(|line| line.contains(" step_started load: attempt 2")), "{events}");
 }
 
 #[test]

@@ -315,7 +315,7 @@ steps:
         assert_eq!(code_of(&rig, &RESUME), Some(0));
         let told = rig.waypost(&["rollback", "r@1", "--undo-steps"]);
         assert!(
-            told.contains("Undid step own (pass 3).\n") && told.contains("Undid step w on g~1 (pass 1).\n"),
+            told.contains("Undid step own (iteration 3).\n") && told.contains("Undid step g~1/w.\n"),
             "{told}"
         );
         assert_eq!(rig.read("trace"), all.repeat(2), "{store}: what was done anew, once");
