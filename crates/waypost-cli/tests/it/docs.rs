@@ -32,7 +32,7 @@ use crate::postgres::address;
 use crate::rig::Rig;
 
 /// The maximum number of blocks with `no-run`, over all pages.
-const NO_RUN_MAX: usize = 3;
+const NO_RUN_MAX: usize = 2;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
