@@ -198,9 +198,9 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let (name, target) = (entry.file_name(), to.join(entry.file_name()));
         match entry.file_type().unwrap().is_dir() {
-            // Skips build output, which cargo tags, and earlier runs.
+            // Skips build output, which cargo tags, inputs found by the fuzzer, and earlier runs.
             true if entry.path().join("CACHEDIR.TAG").exists() => {}
-            true if [".git", "out", "runs", "locks"].iter().any(|left| name == *left) => {}
+            true if [".git", "corpus", "out", "runs", "locks"].iter().any(|left| name == *left) => {}
             true => copy(&entry.path(), &target),
             false if name.to_string_lossy().starts_with("waypost.db") => {}
             false => drop(fs::copy(entry.path(), target).unwrap()),
