@@ -1,5 +1,16 @@
-//! Test support: the contract suite, a simulated disk, a faulty store, a settable clock, generators, random
-//! graphs with crashes, a scripted server and a private PostgreSQL server.
+//! Test support for stores and engines.
+//!
+//! A store passes the contract of [`waypost::store::Store`] with one line in its tests:
+//! `store_contract!(mine, MyStore::fixture());`, where the expression returns a [`StoreFixture`](contract::StoreFixture).
+//!
+//! | module | has |
+//! |---|---|
+//! | [`contract`] | the contract of a store, a test for each clause |
+//! | [`differential`], [`memory`] | random calls to two stores; the memory store is the model |
+//! | [`disk`], [`faulty`], [`damage`] | a disk that can die, a store that fails at a call, flipped and lost bytes |
+//! | [`graphs`], [`reference`] | random graphs with crashes, and the model of a resume |
+//! | [`records`], [`random`](mod@random), [`picture`] | valid records, by hand or by seed, and stores as text |
+//! | [`clock`], [`server`], [`postgres`] | a settable clock, a scripted HTTP server, a private PostgreSQL |
 
 pub mod clock;
 pub mod contract;

@@ -46,7 +46,7 @@ pub(crate) struct RetryArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
-    /// Run, `@` for the newest, or a unique prefix [default: the only run with dead letters or unfinished]
+    /// Run, `@` for the newest, or a unique prefix [default: the only run that is unfinished or has dead letters]
     pub(crate) run: Option<String>,
     /// Keys of the items
     #[arg(conflicts_with = "all")]

@@ -116,7 +116,7 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Print the logs of steps
     Logs(LogsArgs),
-    /// Check the digests and the chain of checkpoints
+    /// Check the records of a run for damage, and the evidence of its steps
     Verify(VerifyArgs),
     /// Check a workflow file without running it
     #[command(visible_alias = "validate")]
@@ -148,13 +148,13 @@ pub(crate) enum Command {
     Signal(SignalArgs),
     /// Add an event to the run, from inside a step
     Event(EventArgs),
-    /// Watch a run under way, also of another terminal or detached
+    /// Watch a run under way, from any terminal
     Watch(WatchArgs),
     /// Submit a run to the workers of a store in PostgreSQL
     Submit(SubmitArgs),
     /// Claim and execute submitted runs, until SIGTERM
     Worker(WorkerArgs),
-    /// Stop a run, resumable
+    /// Stop a run; it stays resumable
     Stop(StopArgs),
     /// Cancel a run for good; its records stay
     Cancel(CancelArgs),
@@ -179,7 +179,7 @@ pub(crate) enum Command {
     Man(ManArgs),
     /// Run a command of a script once, and replay its output and exit code afterwards
     Once(OnceArgs),
-    /// Create a workflow file: an example, from commands, or from a shell script
+    /// Create a workflow file: an example, or from commands that you type
     New(NewArgs),
     /// Demonstrate a killed and resumed run, in a temporary folder
     Demo(DemoArgs),
@@ -192,7 +192,7 @@ pub(crate) enum Command {
 /// Whether `run` and `resume` print the output of steps.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct PrintedArgs {
-    /// Print each line of output of the steps on stderr [default: unless stderr is a terminal]
+    /// Print each line of output of the steps on stderr [default: if stderr is not a terminal]
     #[arg(long, overrides_with = "no_logs")]
     logs: bool,
     /// Print no output of the steps
@@ -488,7 +488,7 @@ pub(crate) struct VerifyArgs {
     /// Check every run of the store
     #[arg(long)]
     pub(crate) all: bool,
-    /// Repeat the check at this interval and report changes, until Ctrl-C
+    /// Repeat the check at this interval, and report changes, until Ctrl-C [without EVERY: 10s]
     #[arg(
         long,
         value_name = "EVERY",
@@ -555,7 +555,7 @@ pub(crate) struct AnswerArgs {
     /// Run, `@` for the newest, or a unique prefix
     pub(crate) run: Option<String>,
     /// The answer; with several open questions, preceded by the step or the id of the question
-    #[arg(num_args = 1..=2, value_names = ["ID", "VALUE"], allow_negative_numbers = true)]
+    #[arg(num_args = 1..=2, value_names = ["STEP|ID", "VALUE"], allow_negative_numbers = true)]
     pub(crate) words: Vec<String>,
     #[command(flatten)]
     pub(crate) after: AfterAnswer,

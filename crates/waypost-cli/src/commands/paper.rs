@@ -127,19 +127,35 @@ fn subcommands(name: &str, command: &clap::Command) -> String {
     section
 }
 
+/// Returns the command with only its positional arguments, or only its options.
+fn only(command: &clap::Command, positional: bool) -> clap::Command {
+    let hidden = |arg: clap::Arg| {
+        let is_hidden = arg.is_hide_set() || arg.is_positional() != positional;
+        arg.hide(is_hidden)
+    };
+    command.clone().mut_args(hidden)
+}
+
 /// Generates the page of a command. The table of exit codes keeps its layout.
 fn page(root: &clap::Command, command: clap::Command) -> Result<Vec<u8>, Error> {
     let name = page_name(root, &command);
     let version = concat!("waypost ", env!("CARGO_PKG_VERSION"));
     let within = if name == PROGRAM { String::new() } else { subcommands(&name, &command) };
     let command = command.name(name.clone()).display_name(name.clone()).after_help("");
+    let (arguments, options) = (only(&command, true), only(&command, false));
     let man = Man::new(command).title(name.to_uppercase()).section("1").source(version).manual("Waypost");
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
+    if arguments.get_positionals().next().is_some() {
+        let mut section = Vec::new();
+        Man::new(arguments).render_options_section(&mut section)?;
+        let section = String::from_utf8_lossy(&section).replace(".SH OPTIONS", ".SH ARGUMENTS");
+        page.extend_from_slice(section.as_bytes());
+    }
+    Man::new(options).render_options_section(&mut page)?;
     page.extend_from_slice(within.as_bytes());
     if name == PROGRAM {
         man.render_subcommands_section(&mut page)?;

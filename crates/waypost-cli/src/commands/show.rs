@@ -380,7 +380,9 @@ impl Shown {
             steps.extend(branch.steps(known.iter().map(|print| &print.id), live, shape.as_ref()));
             let position = branch.position().unwrap_or_default();
             for entry in &position.frontier {
-                waiting.extend(WaitView::of_entry(&branch.name, entry, workflow.as_ref()));
+                let since = branch.time_of(entry.since);
+                let waits = WaitView::of_entry(&branch.name, entry, workflow.as_ref());
+                waiting.extend(waits.map(|wait| WaitView { since, ..wait }));
             }
         }
         let idle = self.idle_times();

@@ -1,5 +1,6 @@
 //! Documents about open waits of runs.
 
+use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 use waypost::record::{FrontierEntry, Wait, WaitKind};
@@ -18,6 +19,10 @@ pub(crate) struct WaitView {
     pub(crate) question: Option<Value>,
     /// The allowed answers, if the choice is limited.
     pub(crate) choices: Option<Vec<String>>,
+    /// The time of the record in which the wait began, if the reader has this record.
+    pub(crate) since: Option<Timestamp>,
+    /// The end of a sleep, or the deadline of an answer or a signal.
+    pub(crate) until: Option<Timestamp>,
     /// The kind of the wait; for screens.
     #[serde(skip)]
     pub(crate) on: WaitKind,
@@ -76,6 +81,8 @@ impl WaitView {
                 Some(AnswerKind::Choice(choices)) => Some(choices.clone()),
                 _ => None,
             },
+            since: None,
+            until: wait.due(),
             on: wait.on.clone(),
             wanted,
         }

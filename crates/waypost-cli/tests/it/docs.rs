@@ -32,7 +32,7 @@ use crate::postgres::address;
 use crate::rig::Rig;
 
 /// The maximum number of blocks with `no-run`, over all pages.
-const NO_RUN_MAX: usize = 3;
+const NO_RUN_MAX: usize = 2;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -198,8 +198,9 @@ fn copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let (name, target) = (entry.file_name(), to.join(entry.file_name()));
         match entry.file_type().unwrap().is_dir() {
-            // Skips build output and earlier runs.
-            true if ["target", ".git", "out", "runs", "locks"].iter().any(|left| name == *left) => {}
+            // Skips build output, which cargo tags, inputs found by the fuzzer, and earlier runs.
+            true if entry.path().join("CACHEDIR.TAG").exists() => {}
+            true if [".git", "corpus", "out", "runs", "locks"].iter().any(|left| name == *left) => {}
             true => copy(&entry.path(), &target),
             false if name.to_string_lossy().starts_with("waypost.db") => {}
             false => drop(fs::copy(entry.path(), target).unwrap()),

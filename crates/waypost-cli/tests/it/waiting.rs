@@ -81,6 +81,11 @@ fn screens_of_a_run_that_waits() {
         .collect::<Vec<_>>()
         .join("\n");
     check("waiting_run", &told);
+    let shown = rig.json(&["show", "r", "--json"]);
+    let waits = shown["waiting"].as_array().unwrap();
+    assert!(waits.iter().all(|wait| wait["since"].is_string()), "{shown}");
+    let ends = waits.iter().filter(|wait| wait["until"].is_string()).map(|wait| &wait["step"]);
+    assert_eq!(ends.collect::<Vec<_>>(), ["nap"], "only a sleep has an end: {shown}");
     check("waiting_answer", &rig.waypost(&["answer", "r", "yes"]));
     check("waiting_signal", &rig.waypost(&["signal", "r", "mail has come", "7"]));
     check("waiting_answer_again", &rig.waypost(&["answer", "r", "ask", "no"]));

@@ -44,6 +44,16 @@ impl Branch {
         Ok(Self { whole: whole == Some(&name), name, record, history, is_hook: false })
     }
 
+    /// Returns the time of an effective record.
+    pub(super) fn time_of(&self, seq: u64) -> Option<Timestamp> {
+        self.history
+            .records
+            .iter()
+            .map(Record::header)
+            .find(|header| header.seq == seq)
+            .map(|header| header.created_at)
+    }
+
     /// Returns the seq of the record that opened hooks after the last attempt of a step; `None` without
     /// hooks.
     pub(super) fn opened_after(&self, step: &Step) -> Option<u64> {
