@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use waypost::RunId;
 use waypost_workflow::file::PARALLEL_MAX;
 
 use crate::exit::Exit;
+use crate::format::text::quoted;
 use crate::format::time;
 use crate::format::time::Since;
 
@@ -328,6 +330,38 @@ pub(crate) struct ResumeArgs {
     /// This is the process of a detached resume
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+}
+
+impl ResumeArgs {
+    /// Returns the command of this resume with its choices, to be pasted.
+    pub(crate) fn command(&self, run: &RunId) -> String {
+        let mut command = format!("waypost resume {run}");
+        let with = self.with.as_ref().map(|file| file.display().to_string());
+        let pair = |(name, value): &(String, String)| format!("{name}={value}");
+        let treat_as = self.treat_as.map(|treat_as| match treat_as {
+            TreatAs::Done => "done".to_owned(),
+            TreatAs::Retry => "retry".to_owned(),
+        });
+        let until = self.until.clone().filter(|_| !self.only);
+        let given = [
+            ("--with", with.into_iter().collect::<Vec<_>>()),
+            ("--from", self.from.clone().into_iter().collect()),
+            ("--until", until.into_iter().collect()),
+            ("--set", self.set.iter().map(pair).collect()),
+            ("--skip", self.skip.clone()),
+            ("--treat-as", treat_as.into_iter().collect()),
+            ("--output", self.output.iter().map(pair).collect()),
+        ];
+        for (option, values) in given {
+            values.iter().for_each(|value| command.push_str(&format!(" {option} {}", quoted(value))));
+        }
+        let flags = [("--only", self.only), ("--retry-failed", self.retry_failed)];
+        flags
+            .iter()
+            .filter(|(_, is_given)| *is_given)
+            .for_each(|(flag, _)| command.push_str(&format!(" {flag}")));
+        command
+    }
 }
 
 /// What a person says about a step in doubt.

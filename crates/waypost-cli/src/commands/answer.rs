@@ -36,7 +36,15 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
     };
     let run = match args.run.as_deref() {
         None | Some("@") => only(asking(&engine).await?, "run with an open question")?,
-        name => find(store.as_ref(), name, Default::Newest).await?,
+        name => match find(store.as_ref(), name, Default::Newest).await {
+            // Perhaps a step in place of the run: only runs with an open question qualify.
+            Err(Error::NotFound { what, .. }) => {
+                let runs = asking(&engine).await?;
+                let unknown = unnamed("answer", &runs).diagnosis().hint.unwrap_or_default();
+                return Err(Error::not_found(what, unknown));
+            }
+            found => found?,
+        },
     };
     let (open, answered) = questions(&engine, &run).await?;
     let question = meant(&run, &open, &answered, id)?;

@@ -143,12 +143,12 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
             "{}\n  scope     {}\n  item      {}\n  attempts  {}\n",
             shown(&letter.key),
             shown(&letter.branch.readable()),
-            shown(&item),
+            context.output.wrapped(&shown(&item), 12, 12),
             letter.attempts
         );
         for (place, error) in letter.failure.error.iter().enumerate() {
             let label = if place == 0 { "error" } else { "cause" };
-            text.push_str(&format!("  {label:<9} {}\n", shown(error)));
+            text.push_str(&format!("  {label:<9} {}\n", context.output.wrapped(&shown(error), 12, 12)));
         }
         if let Some(log) = &letter.failure.ending.log {
             text.push('\n');

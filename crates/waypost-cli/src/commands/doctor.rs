@@ -460,6 +460,7 @@ fn told(context: &Context, view: &DoctorView) -> String {
             _ => paint.red(&result),
         };
         let message = crate::output::shown_lines(&check.message).replace('\n', " ");
+        let message = context.output.wrapped(&message, 21, 21);
         text.push_str(&format!("{result}  {:<13}  {message}\n", check.check));
         if let Some(hint) = &check.hint {
             let hint = crate::output::shown_lines(hint);

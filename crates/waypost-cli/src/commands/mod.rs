@@ -19,6 +19,7 @@ mod dead_letters;
 mod delete;
 mod demo;
 mod detach;
+mod diff;
 mod doctor;
 mod event;
 mod events;
@@ -69,7 +70,7 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Signal(args) => answer::signal(context, args).await,
         Command::Rollback(args) => travel::rollback(context, args).await,
         Command::Fork(args) => travel::fork(context, args).await,
-        Command::Diff(args) => travel::diff(context, args).await,
+        Command::Diff(args) => diff::diff(context, args).await,
         Command::Checkpoint(args) => checkpoint::checkpoint(context, args).await,
         Command::Watch(args) => watch::watch(context, args).await,
         Command::Submit(args) => submit::submit(context, args).await,

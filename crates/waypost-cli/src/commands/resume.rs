@@ -276,10 +276,7 @@ impl Prepared {
         let resumed = session.watch_resume(&engine, &program, &told.run, options).await;
         let outcome = resumed.map_err(|error| match error {
             Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
-            error => match &args.from {
-                Some(from) => error.before_rerun(from),
-                None => error,
-            },
+            error => error.of_resume(args),
         })?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
@@ -446,7 +443,7 @@ async fn refuse_lacks(
         let reused = on_main.filter(|decision| rests(decision.action)).map(|decision| decision.step);
         found = look(&current(&snapshot), &reused.collect());
     }
-    preflight::refused(secrets.err().into_iter().collect(), &found)
+    preflight::refused(secrets.err().into_iter().collect(), &found, None)
 }
 
 /// Warns of declared variables with other values than at the creation of the run.

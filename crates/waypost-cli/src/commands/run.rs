@@ -61,7 +61,8 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     };
     // An existing run may have finished the first steps.
     let certain = if args.or_resume { &[] } else { lacks.as_slice() };
-    preflight::refused(missing.into_iter().chain(secrets.err()).collect(), certain)?;
+    let file = (!is_stdin(&args.file)).then_some(args.file.as_path());
+    preflight::refused(missing.into_iter().chain(secrets.err()).collect(), certain, file)?;
     if args.dry_run {
         return dry_run(context, Beginning { workflow, params, id, base, args, creation: None }).await;
     }
@@ -86,7 +87,8 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
         }
         _ => None,
     };
-    preflight::refused(Vec::new(), &lacks)?;
+    let file = (!is_stdin(&args.file)).then_some(args.file.as_path());
+    preflight::refused(Vec::new(), &lacks, file)?;
     for lack in &lacks {
         context.output.warn(&format!("{}, unless an earlier step makes it", preflight::shown(lack)));
     }

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, size, time, usage};
 use crate::output::step_names;
-use crate::output::{Output, is_empty, log_lines, shown, shown_lines};
+use crate::output::{Output, is_empty, log_lines, shown};
 use crate::run::definition::{path_in_force, resume_line};
 use crate::run::environment;
 use crate::run::failed_item::FailedStep;
@@ -500,7 +500,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
     let mut text = format!("{}  {}\n", output.paint.bold(&view.run), painted(output, view.status));
     let mut fact = |name: &str, value: &str| {
         if !value.is_empty() {
-            let _ = writeln!(text, "  {name:<11} {}", shown(value));
+            let _ = writeln!(text, "  {name:<11} {}", output.wrapped(&shown(value), 14, 14));
         }
     };
     if let Some(checkpoint) = &view.checkpoint {
@@ -682,7 +682,8 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
         let _ = writeln!(text, "{}{name}  {}", output.paint.bold(&step.called), step.status.name());
         let mut fact = |name: &str, value: Option<String>| {
             if let Some(value) = value {
-                let _ = writeln!(text, "  {name:<8} {}", shown_lines(&value).replace('\n', "\n           "));
+                let lines = value.lines().map(|line| output.wrapped(&shown(line), 11, 11));
+                let _ = writeln!(text, "  {name:<8} {}", lines.collect::<Vec<_>>().join("\n           "));
             }
         };
         let skipped = step.skipped.as_ref().filter(|_| step.status == StepStatus::Skipped);

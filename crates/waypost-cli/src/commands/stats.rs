@@ -185,7 +185,7 @@ fn told(context: &Context, view: &StatsView) -> String {
     ];
     let mut text = String::new();
     for (name, value) in rows.iter().filter(|(_, value)| !value.is_empty()) {
-        text.push_str(&format!("{name:<12} {value}\n"));
+        text.push_str(&format!("{name:<12} {}\n", context.output.wrapped(value, 13, 13)));
     }
     let row = |found: &WorkflowStatsView| {
         let mean = found.mean_completed_ms.map(lasted).unwrap_or_default();

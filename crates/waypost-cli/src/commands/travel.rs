@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{Engine, ResumeFrom, RunError, Snapshot};
+use waypost::engine::{ResumeFrom, RunError, Snapshot};
 use waypost::folder::REPORT;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Reason, Record, RunRecord};
@@ -17,7 +17,7 @@ use super::Context;
 use super::branched::{Params, id_of, report_pending};
 use super::checkpoints::has_lost_state;
 use super::resume::Prepared;
-use crate::cli::{DiffArgs, ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
+use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
@@ -28,7 +28,7 @@ use crate::run::params::{Begin, BegunWork, ReadParam};
 use crate::run::reference::{Default as Meant, Reference, StepRef, step_on};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
-use crate::view::{DecisionView, DiffView, RolledBackView, VERSION};
+use crate::view::{DecisionView, RolledBackView, VERSION};
 
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
@@ -335,27 +335,6 @@ fn param_was_read(from: &CheckpointRef, read: &ReadParam) -> Error {
     )
 }
 
-pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Error> {
-    let store = context.store(None, Access::Read)?;
-    let before = checkpoint(store.as_ref(), &args.before).await?;
-    let after = checkpoint(store.as_ref(), &args.after).await?;
-    let engine = Engine::new(store);
-    let (old, new) = (state(&engine, &before).await?, state(&engine, &after).await?);
-    let differences = waypost::diff(&old, &new);
-    if context.output.json {
-        let (before, after) = (before.to_string(), after.to_string());
-        context.output.document(&DiffView { v: VERSION, before, after, differences })?;
-        return Ok(Exit::Done);
-    }
-    if differences.is_empty() {
-        context.output.answer(&format!("The states of {before} and {after} are equal."))?;
-    }
-    for difference in &differences {
-        context.output.answer(&crate::output::shown(&difference.to_string()))?;
-    }
-    Ok(Exit::Done)
-}
-
 /// Finds a checkpoint; for a run alone, the newest one of its main branch.
 pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<CheckpointRef, Error> {
     let (run, checkpoint) = Reference::parse(text)?.locate(store, Meant::Newest).await?;
@@ -400,12 +379,4 @@ fn to_branch(target: &Record) -> String {
         ),
         None => of_main(&at),
     }
-}
-
-async fn state(engine: &Engine, at: &CheckpointRef) -> Result<Value, Error> {
-    let record = engine.load_with_state(at).await?;
-    serde_json::from_slice(record.state_bytes().unwrap_or_default()).map_err(|_| {
-        let why = "it is not JSON: another program wrote it".to_owned();
-        RunError::NoState { at: at.to_string(), why }.into()
-    })
 }

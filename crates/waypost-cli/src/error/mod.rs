@@ -13,6 +13,7 @@ use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
 
+use crate::cli::{ResumeArgs, default_file};
 use crate::exit::Exit;
 use crate::view::ProblemView;
 
@@ -198,15 +199,13 @@ pub(crate) enum Error {
         /// The difference of each step.
         diff: Vec<String>,
     },
-    /// A step is in doubt before the rerun of `--from`.
+    /// A resume with choices is refused.
     #[error("{error}")]
-    InDoubtBefore {
-        /// The step of `--from`.
-        from: String,
-        /// The run.
-        run: RunId,
-        /// The questions.
+    Refused {
+        /// The cause.
         error: Box<RunError>,
+        /// Commands with the choices of the refused one.
+        hint: String,
     },
     /// A portable checkpoint cannot be read.
     #[error(transparent)]
@@ -287,13 +286,22 @@ impl From<ReadError> for Error {
 }
 
 impl Error {
-    /// Adds the step of `--from` to the commands that answer a question.
-    pub(crate) fn before_rerun(self, from: &str) -> Self {
-        match self {
-            Self::Run(RunError::InDoubt { run, questions }) if !causes::are_of_evidence(&questions) => {
-                let error = Box::new(RunError::InDoubt { run: run.clone(), questions });
-                Self::InDoubtBefore { from: from.to_owned(), run, error }
+    /// Adds the choices of a refused resume to the commands of the hint.
+    pub(crate) fn of_resume(self, args: &ResumeArgs) -> Self {
+        let hint = match &self {
+            Self::Run(RunError::InDoubt { run, questions }) if !causes::are_of_evidence(questions) => {
+                let answered = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
+                words::choices_of_doubt(&answered.command(run))
             }
+            Self::Run(RunError::NotSettled { run, step, .. }) if args.skip.contains(&step.to_string()) => {
+                let skip = args.skip.iter().filter(|skip| *skip != step.as_str()).cloned().collect();
+                let without = ResumeArgs { skip, ..args.clone() };
+                format!("`{}` resumes without this choice", without.command(run))
+            }
+            _ => return self,
+        };
+        match self {
+            Self::Run(error) => Self::Refused { error: Box::new(error), hint },
             error => error,
         }
     }
@@ -419,8 +427,9 @@ impl Error {
             Self::NoRoom { place, .. } => ("disk_full", Exit::CannotWrite, Some(by_hand(place))),
             Self::OtherKind { hint, .. } => ("wrong_store", Exit::Unreachable, Some(hint.clone())),
             Self::NotMade { source, .. } => {
-                let (code, _, hint) = of_store(source);
-                (code, Exit::CannotCreate, hint)
+                let (code, _, found) = of_store(source);
+                let of_full = || hint("free disk space and repeat the command; the run was not created");
+                (code, Exit::CannotCreate, if code == "disk_full" { of_full() } else { found })
             }
             Self::NotFound { hint, .. } => ("not_found", Exit::NotFound, hint.clone()),
             Self::File(_) => {
@@ -450,6 +459,12 @@ impl Error {
                 let hint = error.problems().iter().find_map(|problem| problem.hint.clone());
                 ("params", Exit::Usage, hint)
             }
+            Self::Unreadable { path, source }
+                if source.kind() == io::ErrorKind::NotFound && *path == default_file() =>
+            {
+                let text = "name a workflow file; `waypost new` writes a first one";
+                ("unreadable", Exit::Usage, hint(text))
+            }
             Self::Unreadable { source, .. } | Self::Import(LoadError::Io { source, .. }) => {
                 ("unreadable", Exit::Usage, unreadable(source.kind()))
             }
@@ -460,14 +475,10 @@ impl Error {
             Self::Changed { command, file, .. } => {
                 ("changed", Exit::Changed, Some(words::choices_of_change(command, file)))
             }
-            Self::InDoubtBefore { from, run, .. } => (
-                "in_doubt",
-                Exit::InDoubt,
-                Some(format!(
-                    "check the effects of the step, then decide: `waypost resume {run} --from {from} \
-                     --treat-as done`, or `--treat-as retry`"
-                )),
-            ),
+            Self::Refused { error, hint } => {
+                let (code, exit, _) = of_run(error);
+                (code, exit, Some(hint.clone()))
+            }
             Self::Import(LoadError::NotFound { .. }) => (
                 "not_found",
                 Exit::NotFound,

@@ -7,7 +7,7 @@ use waypost::{BranchPath, RunId, StepId};
 
 use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch, lacking_resource};
 use super::store::of_store;
-use super::words::other_states;
+use super::words::{choices_of_doubt, other_states};
 use super::words::{undo_choices, undo_command};
 use crate::exit::Exit;
 use crate::format::text::quoted;
@@ -37,19 +37,13 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::InDoubt { run, questions } if are_of_evidence(questions) => {
             ("evidence", Exit::Evidence, Some(put_right(run, questions)))
         }
-        RunError::InDoubt { run, questions } => (
-            "in_doubt",
-            Exit::InDoubt,
-            Some(format!(
-                "check the effects of the step, then decide: `waypost resume {run} --treat-as done`{}, or \
-                 `--treat-as retry`",
-                if questions.iter().all(|one| one.branch.is_main()) {
-                    ""
-                } else {
-                    " (with `--retry-failed` for a step of a failed item)"
-                }
-            )),
-        ),
+        RunError::InDoubt { run, questions } => {
+            let mut hint = choices_of_doubt(&format!("waypost resume {run}"));
+            if !questions.iter().all(|one| one.branch.is_main()) {
+                hint.push_str("; add `--retry-failed` for a step of a failed item");
+            }
+            ("in_doubt", Exit::InDoubt, Some(hint))
+        }
         RunError::NotAccepted { .. } => ("not_accepted", Exit::Usage, None),
         RunError::Undoing { run, to } => {
             ("undoing", Exit::InDoubt, Some(format!("finish that: `{}`", undo_command(run, *to))))
@@ -94,7 +88,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::InvalidName(_) => ("usage", Exit::Usage, None),
         RunError::Unsettled { .. } => ("internal", Exit::Internal, None),
         RunError::InvalidStep(_) | RunError::UnknownStep(_) => {
-            let text = "`waypost check` lists the steps; a step within another is named `PATH/STEP`";
+            let text = "`waypost show` lists the steps; a step within another is named `PATH/STEP`";
             ("not_found", Exit::NotFound, hint(text))
         }
         RunError::Begin(error) if lacking_resource(error).is_some() => (

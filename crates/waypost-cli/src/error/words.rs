@@ -30,6 +30,14 @@ pub(super) fn choices_of_change(command: &str, file: &Path) -> String {
     )
 }
 
+/// Returns the choices about a step in doubt. `command`: the resume without a choice.
+pub(super) fn choices_of_doubt(command: &str) -> String {
+    format!(
+        "check the effects of the step, then decide: `{command} --treat-as done` keeps the step as done, \
+         `{command} --treat-as retry` runs it again"
+    )
+}
+
 pub(super) fn first_problem(error: &FileError) -> String {
     let Some(first) = error.problems().first() else { return "the file is empty".to_owned() };
     let more = match error.problems().len() - 1 {

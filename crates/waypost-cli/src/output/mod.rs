@@ -11,6 +11,7 @@ use std::path::Path;
 use anstyle::{AnsiColor, Style};
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
+use unicode_width::UnicodeWidthStr as _;
 
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
@@ -27,6 +28,8 @@ mod step_log;
 pub(crate) mod step_names;
 mod step_progress;
 pub(crate) mod waits;
+
+pub(crate) use region::cut;
 
 /// Below this width a table is not readable: each row is printed as separate lines.
 const TABLE_COLUMNS_MIN: usize = 72;
@@ -272,6 +275,26 @@ impl Output {
         let _ = io::stderr().lock().write_all(format!("{text}\n").as_bytes());
     }
 
+    /// Returns a value in lines that fit the terminal, the first after `used` columns, further ones indented. A word that is
+    /// longer than a line stays whole, to be copied.
+    pub(crate) fn wrapped(&self, value: &str, used: usize, indent: usize) -> String {
+        let Some(columns) = self.columns else { return value.to_owned() };
+        let (mut text, mut column) = (String::new(), used);
+        for word in value.split(' ') {
+            let width = word.width();
+            if !text.is_empty() && column + 1 + width > columns {
+                let _ = write!(text, "\n{:indent$}", "");
+                column = indent;
+            } else if !text.is_empty() {
+                text.push(' ');
+                column += 1;
+            }
+            text.push_str(word);
+            column += width;
+        }
+        text
+    }
+
     /// Formats rows as a table with a heading, or as separate lines if the terminal is too narrow for whole
     /// words: the first column is copied into other commands.
     ///
@@ -290,7 +313,7 @@ impl Output {
             .collect();
         let needed = least.iter().map(|word| word + CELL_GAP).sum::<usize>().max(TABLE_COLUMNS_MIN);
         if self.columns.is_some_and(|columns| columns < needed) {
-            return stacked(heading, rows, &used);
+            return self.stacked(heading, rows, &used);
         }
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -308,6 +331,23 @@ impl Output {
             column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(cell(least))));
         }
         table.trim_fmt()
+    }
+
+    /// Formats rows as separate lines: the first cell, then the others indented.
+    fn stacked(&self, heading: &[&str], rows: &[Vec<String>], used: &[usize]) -> String {
+        let mut text = String::new();
+        for row in rows {
+            for (index, column) in used.iter().enumerate() {
+                let cell = shown(&row[*column]);
+                let head = heading[*column].to_lowercase();
+                if index == 0 {
+                    let _ = writeln!(text, "{}", self.wrapped(&cell, 0, 2));
+                } else if !cell.is_empty() {
+                    let _ = writeln!(text, "  {head} {}", self.wrapped(&cell, head.len() + 3, 4));
+                }
+            }
+        }
+        text
     }
 }
 
@@ -343,23 +383,7 @@ pub(crate) fn refused(error: &clap::Error) -> Exit {
 
 /// Returns the width of the longest word of a cell.
 fn longest_word(cell: &str) -> usize {
-    shown(cell).split_whitespace().map(|word| word.chars().count()).max().unwrap_or_default()
-}
-
-/// Formats rows as separate lines: the first cell, then the others indented.
-fn stacked(heading: &[&str], rows: &[Vec<String>], used: &[usize]) -> String {
-    let mut text = String::new();
-    for row in rows {
-        for (index, column) in used.iter().enumerate() {
-            let cell = shown(&row[*column]);
-            if index == 0 {
-                let _ = writeln!(text, "{cell}");
-            } else if !cell.is_empty() {
-                let _ = writeln!(text, "  {} {cell}", heading[*column].to_lowercase());
-            }
-        }
-    }
-    text
+    shown(cell).split_whitespace().map(|word| word.width()).max().unwrap_or_default()
 }
 
 /// An error as JSON.

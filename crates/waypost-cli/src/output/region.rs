@@ -80,7 +80,7 @@ impl Region {
 }
 
 /// Returns the beginning of a line that fits into columns.
-pub(super) fn cut(line: &str, columns: usize) -> &str {
+pub(crate) fn cut(line: &str, columns: usize) -> &str {
     let mut used = 0;
     for (at, c) in line.char_indices() {
         used += c.width().unwrap_or_default();

@@ -212,6 +212,9 @@ impl Screen {
             }
             self.seen.take(event, retry_at);
         }
+        if let (Phase::Waiting(waits), Some(step)) = (&header.phase, &header.step) {
+            self.seen.wait(self.seen.names.called(&header.branch, step.as_str()), waits);
+        }
         for start in header.started.iter().filter(|start| start.joins) {
             let log = StepLog::new(&header.run, &header.branch, &start.step, &start.at);
             self.seen.join(self.seen.names.called(&header.branch, start.step.as_str()), log);

@@ -8,10 +8,11 @@ use jiff::Timestamp;
 use waypost::BranchPath;
 use waypost::engine::StopLevel;
 use waypost::events::{Event, EventKind};
-use waypost::record::Try;
+use waypost::record::{Try, Wait, WaitKind};
 use waypost::store;
 
 use super::region::fitted;
+use super::shown;
 use super::step_log::StepLog;
 use super::step_names::StepNames;
 use crate::format::time;
@@ -29,6 +30,8 @@ pub(super) struct StepProgress {
     pub(super) running: BTreeMap<String, RunningStep>,
     /// Steps with a failed attempt, until the next attempt starts.
     retrying: BTreeMap<String, NextAttempt>,
+    /// Steps with open waits, and the waits as text.
+    waiting: BTreeMap<String, String>,
     /// Logs of services, which run on after the end of their steps.
     pub(super) services: BTreeMap<String, StepLog>,
     /// Items, by name of their step.
@@ -80,6 +83,7 @@ impl StepProgress {
             names: StepNames::default(),
             running: BTreeMap::new(),
             retrying: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             services: BTreeMap::new(),
             items: BTreeMap::new(),
             joined: BTreeSet::new(),
@@ -131,7 +135,7 @@ impl StepProgress {
                 items.failed += u64::from(matches!(event.what, EventKind::ItemDead { .. }));
             }
             EventKind::StepStarted => {
-                self.retrying.remove(&step);
+                self.end(&step);
                 self.start(step, since(event.ts), log_of(event));
             }
             EventKind::StepRetried(_) => {
@@ -180,6 +184,15 @@ impl StepProgress {
     fn end(&mut self, step: &str) {
         self.running.remove(step);
         self.retrying.remove(step);
+        self.waiting.remove(step);
+    }
+
+    /// The step waits, until its next event.
+    pub(super) fn wait(&mut self, step: String, waits: &[Wait]) {
+        let text: Vec<String> = waits.iter().filter_map(wait_in_short).collect();
+        if !text.is_empty() {
+            self.waiting.insert(step, text.join(", "));
+        }
     }
 
     /// Stops counting the items of a step, if it has items.
@@ -199,7 +212,8 @@ impl StepProgress {
         let step =
             |(step, running): (&String, &RunningStep)| format!("{step} for {}", lasted(&running.since));
         let items = self.items.iter().map(|(step, items)| format!("{step}: {}", items.told()));
-        let steps: Vec<String> = items.chain(self.running.iter().map(step)).collect();
+        let waits = self.waiting.iter().map(|(step, wait)| format!("{step} waits {wait}"));
+        let steps: Vec<String> = items.chain(self.running.iter().map(step)).chain(waits).collect();
         let steps =
             if steps.is_empty() { "waiting for the next attempt".to_owned() } else { steps.join(", ") };
         let checkpoint = self.checkpoint.as_ref();
@@ -242,7 +256,10 @@ impl StepProgress {
         let now = time::now();
         let retries =
             self.retrying.iter().map(|(step, next)| vec![next.line(&self.titled(step), now, columns)]);
-        let blocks: Vec<Vec<String>> = bars.chain(retries).chain(steps).collect();
+        let waits = self.waiting.iter().map(|(step, wait)| {
+            vec![fitted(&format!("  waits {}", self.titled(step)), &format!(" {wait}"), columns)]
+        });
+        let blocks: Vec<Vec<String>> = bars.chain(retries).chain(waits).chain(steps).collect();
         let (mut lines, count) = (Vec::new(), blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {
             // The last block needs no room for a line about more.
@@ -261,6 +278,16 @@ impl StepProgress {
         let mut running: Vec<_> = self.running.iter().collect();
         running.sort_unstable_by_key(|(_, running)| Reverse(running.nth));
         running.into_iter().take(count).map(|(step, _)| step.clone()).collect()
+    }
+}
+
+/// Returns a wait in a few words; the wait for children is the work of the children.
+fn wait_in_short(wait: &Wait) -> Option<String> {
+    match &wait.on {
+        WaitKind::Answer => Some("for an answer".to_owned()),
+        WaitKind::Signal(name) => Some(format!("for signal {}", shown(name))),
+        WaitKind::Until(due) => Some(format!("until {}", time::utc(*due))),
+        WaitKind::Children | WaitKind::Resume => None,
     }
 }
 

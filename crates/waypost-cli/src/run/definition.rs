@@ -14,7 +14,7 @@ use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, 
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
@@ -69,6 +69,8 @@ pub(crate) struct Choice {
     looks: bool,
     /// For a fork: the state of the original run does not matter.
     forks: bool,
+    /// The options of the resume.
+    args: ResumeArgs,
 }
 
 impl Choice {
@@ -78,14 +80,8 @@ impl Choice {
         let finished = FinishedChoice::of(args);
         let (letters, retries) = (!retry.is_empty(), *retry_failed);
         let (keep, restart) = (*keep_definition, *restart);
-        Self { with: with.clone(), finished, keep, letters, retries, restart, ..Self::default() }
-    }
-
-    /// Returns the command of a resume so far.
-    fn command(&self, run: &RunId) -> String {
-        let with = self.with.as_deref().map(|file| format!(" --with {}", shown(file))).unwrap_or_default();
-        let retries = if self.retries { " --retry-failed" } else { "" };
-        format!("waypost resume {run}{with}{retries}")
+        let with = with.clone();
+        Self { with, finished, keep, letters, retries, restart, args: args.clone(), ..Self::default() }
     }
 
     /// Returns the choice of a preview: shows a resume with the changed file, whatever is affected.

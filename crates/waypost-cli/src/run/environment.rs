@@ -163,7 +163,7 @@ pub(crate) fn refuse_unknown_step(workflow: &Workflow, step: Option<&str>) -> Re
         Some(step) if workflow.step(step).is_none() => {
             let hint = match workflow.step_near(step) {
                 Some(near) => format!("did you mean `{near}`?"),
-                None => "`waypost check` lists the steps".to_owned(),
+                None => "`waypost check FILE` lists the steps".to_owned(),
             };
             Err(Error::not_found(format!("step `{step}` in the workflow"), hint))
         }

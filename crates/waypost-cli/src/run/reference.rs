@@ -330,6 +330,17 @@ pub(crate) fn unfinished_statuses() -> BTreeSet<RunStatus> {
 /// # Errors
 /// [`Error::NotFound`]. [`Error::Ambiguous`] lists the candidates. [`Error::Usage`]: the name is empty.
 pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Default) -> Result<RunId, Error> {
+    find_among(store, given, default, &BTreeSet::new()).await
+}
+
+/// Finds a run as [`find`] does. For a workflow, a file or a step in place of a run, the error lists the runs with
+/// these statuses, or all.
+async fn find_among(
+    store: &dyn Store,
+    given: Option<&str>,
+    default: Default,
+    qualifying: &BTreeSet<RunStatus>,
+) -> Result<RunId, Error> {
     let Some(text) = given.filter(|text| *text != "@") else { return newest(store, default).await };
     if text.is_empty() {
         // An empty prefix matches every run.
@@ -354,7 +365,7 @@ pub(crate) async fn find(store: &dyn Store, given: Option<&str>, default: Defaul
     match found.len() {
         0 => Err(match lost(store, text).await {
             Some(lost) => lost,
-            None => runs_of(store, text).await?.unwrap_or_else(|| no_run(text)),
+            None => runs_of(store, text, qualifying).await?.unwrap_or_else(|| no_run(text)),
         }),
         1 => match lost(store, found[0].as_str()).await {
             Some(lost) => Err(lost),
@@ -415,7 +426,7 @@ pub(crate) async fn find_to_decide(
         None | Some("@") => {
             only(here_first(store, qualifying).await?.into_iter().map(|run| run.run).collect(), what)
         }
-        Some(_) => find(store, given, Default::Newest).await,
+        Some(_) => find_among(store, given, Default::Newest, &qualifying).await,
     }
 }
 
@@ -509,9 +520,14 @@ pub(crate) fn no_run(name: &str) -> Error {
     Error::not_found(format!("run `{name}`"), "`waypost list` lists the runs")
 }
 
-/// Creates the error for the name of a workflow, of a file or of a step in place of a run, with the newest runs.
-async fn runs_of(store: &dyn Store, text: &str) -> Result<Option<Error>, StoreError> {
-    let newest = RunQuery { limit: CANDIDATES_MAX, ..RunQuery::default() };
+/// Creates the error for the name of a workflow, of a file or of a step in place of a run, with the newest runs that
+/// have these statuses, or of all.
+async fn runs_of(
+    store: &dyn Store,
+    text: &str,
+    statuses: &BTreeSet<RunStatus>,
+) -> Result<Option<Error>, StoreError> {
+    let newest = RunQuery { limit: CANDIDATES_MAX, statuses: statuses.clone(), ..RunQuery::default() };
     let of = |workflow: &str| RunQuery { workflow: Some(workflow.to_owned()), ..newest.clone() };
     let file = store_location::relative(store, Path::new(text));
     let mut queries = vec![("workflow", of(text))];

@@ -613,7 +613,8 @@ fn sentence<S>(
                 (None, None) => "a step with `idempotent: false` was cut".to_owned(),
             },
             line.as_ref().map_or(next.clone(), |line| format!(
-                "\nCheck the effects of the step, then: {line} --treat-as done, or --treat-as retry"
+                "\nCheck the effects of the step, then decide:\n  {line} --treat-as done   # keep it as done\n  \
+                 {line} --treat-as retry  # run it again"
             ))
         ),
         RunStatus::Waiting => waits(workflow, outcome, told, &format!("Run {run} waits: {done}."), &next),

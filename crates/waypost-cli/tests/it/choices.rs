@@ -250,3 +250,26 @@ fn a_step_in_doubt_stays_done_after_an_upstream_rerun() {
 
     assert_eq!(trace(&rig), "u, q");
 }
+
+// Bug: the hint of a refused `--skip` lacked the other options. Cause: hints named only the run. Fix: the hint repeats
+// the command with its choices.
+#[test]
+fn a_refused_choice_keeps_the_others_in_its_hint() {
+    let rig = failed(STORES[0]);
+    let treated = ["--treat-as", "done", "--output", "b.n=a b"];
+    let refused = |skip: &str| rig.waypost(&[&["resume", "r", "--skip", skip], &treated[..]].concat());
+    let rest = "--treat-as done --output 'b.n=a b'";
+
+    let (finished, unknown) = (refused("a"), refused("D"));
+
+    assert!(
+        finished.starts_with("exit 2") && finished.contains(&format!("`waypost resume r {rest}")),
+        "{finished}"
+    );
+    assert!(unknown.starts_with("exit 5"), "{unknown}");
+    assert!(unknown.contains(&format!("did you mean `waypost resume r --skip d {rest}")), "{unknown}");
+    rig.write("flow.yaml", &FLOW.replace("echo a >>", "echo A >>"));
+    let changed = refused("d");
+    assert!(changed.starts_with("exit 9"), "{changed}");
+    assert!(changed.contains(&format!("`waypost resume r --skip d {rest} --keep-finished")), "{changed}");
+}

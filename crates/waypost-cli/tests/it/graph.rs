@@ -59,8 +59,8 @@ fn a_run_is_drawn_with_the_status_of_each_step() {
 
     for part in [
         "<title>a &lt;b&gt; &amp; c: r is waiting</title>",
-        "<g class=\"completed\"><title>fetch: completed</title>",
-        "✓ fetch",
+        "<g class=\"completed\"><title>fetch: &lt;/text&gt;&lt;script&gt;&quot;x&quot;: completed</title>",
+        ">✓ &lt;/text&gt;&lt;script&gt;",
         "<title>go: 1 failed, 2 completed</title>",
         "<g class=\"waiting box\"><title>group: waiting</title>",
         "‖ ask",
@@ -109,4 +109,22 @@ fn many_steps_are_drawn_in_rows() {
     assert_eq!(picture.matches("<g class").count(), 300);
     let width = picture.split("width=\"").nth(1).unwrap().split('"').next().unwrap().parse::<u32>().unwrap();
     assert!(width < 1_800, "{width}");
+}
+
+// Bug: the graph showed ids where steps have names. Cause: with a status, the second line was the status. Fix: the name
+// is the first line, and the id is in the title.
+#[test]
+fn named_steps_show_their_names() {
+    let rig = Rig::with("steps: [{id: a, name: Fetch all, run: exit 3}, {id: b, run: 'true'}]\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+
+    let (file, run) = (rig.waypost(&["graph", "flow.yaml"]), rig.waypost(&["graph", "r"]));
+
+    assert!(file.contains(">Fetch all</text>") && file.contains(">a</text>"), "{file}");
+    assert!(
+        run.contains(">✗ Fetch all</text>") && run.contains("<title>a: Fetch all: failed</title>"),
+        "{run}"
+    );
+    assert_eq!(rig.call(&["report", "r", "--html", "--out", "r.html"]).status.code(), Some(0));
+    assert!(rig.read("r.html").contains(">✗ Fetch all</text>"));
 }

@@ -117,3 +117,23 @@ fn a_step_of_a_group_needs_no_pass() {
     let said = rig.waypost(&["why", "r", "o~2/p"]);
     assert!(said.contains("no branch `o~2`"), "{said}");
 }
+
+// Bug: `answer STEP ANSWER` listed finished runs. Cause: the runs of the step's workflow were listed with any status.
+// Fix: commands that decide list only the runs that qualify.
+#[test]
+fn only_waiting_runs_are_named_for_an_answer() {
+    let rig = Rig::with("name: ask\nsteps: [{id: ok, approve: 'Ship?'}, {id: b, run: 'true'}]\n");
+    for run in ["w1", "w2", "done"] {
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", run, "-q", "--wait", "0s"]), Some(75));
+    }
+    assert_eq!(code_of(&rig, &["answer", "done", "yes", "--resume", "-q"]), Some(0));
+
+    for args in [&["answer", "ok", "yes"][..], &["answer", "ok"], &["approve", "ok"]] {
+        let said = rig.waypost(args);
+        assert!(said.contains("name one of: w2, w1\n"), "{args:?}: {said}");
+    }
+    let said = rig.waypost(&["cancel", "ok"]);
+    assert!(said.contains("`ok` is a step of these runs: w2, w1\n"), "{said}");
+    let said = rig.waypost(&["show", "ok"]);
+    assert!(said.contains("`ok` is a step of these runs: done, w2, w1\n"), "{said}");
+}

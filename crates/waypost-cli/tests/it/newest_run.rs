@@ -165,11 +165,13 @@ fn a_workflow_a_file_or_a_step_names_its_runs() {
         assert_eq!(rig.call(&["run", "flow.yaml", "--id", run, "-q"]).status.code(), Some(0));
     }
     for (given, what) in [("nightly", "workflow"), ("flow.yaml", "file"), ("fetch", "step")] {
-        for command in ["show", "logs", "resume", "stop"] {
+        for command in ["show", "logs", "resume"] {
             let said = rig.waypost(&[command, given]);
             assert!(said.starts_with("exit 5\n"), "{command} {given}: {said}");
             assert!(said.contains(&format!("hint: `{given}` is a {what} of these runs: r2, r1\n")), "{said}");
         }
     }
+    // No run of the workflow is live.
+    assert!(rig.waypost(&["stop", "nightly"]).contains("hint: `waypost list` lists the runs"));
     assert!(rig.waypost(&["show", "other"]).contains("hint: `waypost list` lists the runs"));
 }

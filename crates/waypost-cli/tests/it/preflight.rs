@@ -166,3 +166,19 @@ fn the_programs_of_hooks_are_a_warning() {
         assert!(told.contains(&format!("program `{program}` does not exist, unless")), "{program}: {told}");
     }
 }
+
+// Bug: the hint named `waypost check FILE` for params and secrets. Cause: one hint for all problems. Fix: each problem
+// has its hint, and `check` is named with the file, for steps.
+#[test]
+fn the_hint_says_only_what_helps() {
+    let rig =
+        Rig::with("params: {day: {type: string}}\nsecrets: [SOME_TOKEN]\nsteps: [{id: a, run: 'true'}]\n");
+
+    let said = rig.waypost(&["run", "flow.yaml", "-p", "dy=1"]);
+
+    assert!(said.contains("hint: did you mean `day`?; set the secrets in the environment"), "{said}");
+    assert!(!said.contains("waypost check"), "{said}");
+    rig.write("flow.yaml", "steps: [{id: a, run: no-such-program-x}]\n");
+    let said = rig.waypost(&["run", "flow.yaml"]);
+    assert!(said.contains("hint: `waypost check flow.yaml` shows the places of the steps"), "{said}");
+}

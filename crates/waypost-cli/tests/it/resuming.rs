@@ -308,7 +308,7 @@ fn resuming_all_names_the_runs_that_wait_for_a_decision() {
 
     let told = "exit 8\n--- stdout\n--- stderr\nwarning: Run r is unchanged, because a step is in doubt: see \
                 `waypost why r --store file:kept`, then decide: `waypost resume r --treat-as done --store file:kept`, or \
-                `--treat-as retry`\n";
+                `waypost resume r --treat-as retry --store file:kept`\n";
     assert_eq!(all, told);
     assert!(one.contains("`waypost resume r --treat-as done --store file:kept`"), "{one}");
     assert_eq!((&json["run"], &json["status"]), (&"r".into(), &"in_doubt".into()));

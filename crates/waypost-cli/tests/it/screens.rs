@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
 
-use crate::rig::{FLOW, Rig, check};
+use crate::rig::{FLOW, Rig, check, code_of};
 use crate::terminal::on_terminal;
 
 #[test]
@@ -183,4 +183,27 @@ fn names_of_steps_are_beside_their_ids() {
     assert!(rig.waypost(&["show", "r"]).contains("a (First <step>)"));
     let page = String::from_utf8(rig.call(&["report", "r", "--html"]).stdout).unwrap();
     assert!(page.contains("✓ a</b> First &lt;step&gt; completed"), "{page}");
+}
+
+// Bug: long params and labels broke words at the edge of a narrow terminal. Cause: the heads of screens were not wrapped.
+// Fix: values continue on indented lines; words stay whole, to be copied.
+#[test]
+fn values_above_the_table_wrap_at_words() {
+    let flow = "name: f\nlabels: {purpose: one purpose in more than forty columns of words}\n\
+                params: {day: {type: string, default: a value of a param with many words in it}}\n\
+                steps: [{id: a, run: 'echo \"v=words of an output, more than one line of them\" >> $WAYPOST_OUTPUT'}]\n";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    for args in [&["show"][..], &["show", "--step", "a"], &["stats"], &["doctor"]] {
+        for columns in [40, 80] {
+            let output = rig.command(args).env("COLUMNS", columns.to_string()).output().unwrap();
+            let said = String::from_utf8(output.stdout).unwrap();
+            let fits = |line: &str| line.chars().count() <= columns || line.split_whitespace().count() <= 3;
+            assert!(said.lines().all(fits), "{args:?} {columns}: {said}");
+        }
+    }
+    let output = rig.command(&["show"]).env("COLUMNS", "40").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let wrapped = "  labels      purpose=one purpose in\n              more than forty columns of\n              words\n";
+    assert!(said.contains(wrapped), "{said}");
 }

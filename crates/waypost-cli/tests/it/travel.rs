@@ -455,3 +455,26 @@ fn a_diff_reads_any_record_of_a_commit() {
 
     assert!(told.starts_with("exit 0\n") && told.contains("+ failed: "), "{told}");
 }
+
+// Bug: `diff` printed long values as clipped JSON on a line. Cause: every difference took one line. Fix: long values are
+// compared line by line, and `--json` has them in full.
+#[test]
+fn long_values_differ_line_by_line() {
+    let flow = |last: &str| {
+        let lines: Vec<String> = (1..30).map(|line| format!("line {line}")).collect();
+        format!(
+            "steps:\n  - id: a\n    capture: text\n    run: |\n      cat <<'E'\n      {}\n      {last}\n      E\n",
+            lines.join("\n      ")
+        )
+    };
+    let rig = Rig::with(&flow("one"));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("flow.yaml", &flow("two"));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "s", "-q"]), Some(0));
+
+    let said = rig.waypost(&["diff", "r", "s"]);
+
+    assert!(said.contains("~ steps.a.outputs.result:\n  - one\n  + two\n"), "{said}");
+    let change = &rig.json(&["diff", "r", "s", "--json"])["differences"][0];
+    assert!(change["after"].as_str().unwrap().ends_with("line 29\ntwo"), "{change}");
+}

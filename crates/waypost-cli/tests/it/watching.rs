@@ -211,3 +211,24 @@ fn show_lists_the_items_of_a_step_by_pages() {
     expect(&rig, &["show", "r", "--step", "each", "--status", "cut"], 0, &["no further item is cut"]);
     expect(&rig, &["show", "r", "--limit", "2"], 2, &["--step"]);
 }
+
+// Bug: `watch` of a run that waits showed no cause. Cause: waits ended the line of their step. Fix: the live region has a
+// line for each wait.
+#[test]
+fn the_waits_of_a_live_run_are_watched() {
+    let rig = Rig::with("steps: [{id: nap, needs: [], sleep: 1h}, {id: go, needs: [], wait: ok}]\n");
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q", "--wait", "2h"]);
+    wait_until("both waits", || {
+        rig.json(&["show", "r", "--json"])["waiting"].as_array().is_some_and(|waits| waits.len() == 2)
+    });
+    let terminal = Terminal::new(80, 24);
+    let watching = Running::of(&mut terminal.command(&rig, &["watch", "r"]));
+
+    terminal.wait_for("  waits go for signal ok\n");
+    terminal.wait_for("  waits nap until 2");
+
+    watching.signal(libc::SIGINT);
+    assert_eq!(watching.end_soon_on_terminal(), Some(130));
+    running.signal(libc::SIGINT);
+    running.end_soon();
+}

@@ -436,9 +436,7 @@ impl Command {
         match life {
             _ if self.may_be_cut || self.is_done(life) => None,
             Life::Cancelled(CancelCause::Timeout(_)) => Some(format!("the timeout of step {}", attempt.step)),
-            Life::Exited(exit) if exit.signal().is_some() => {
-                Some(format!("the end of step {} by {exit}", attempt.step))
-            }
+            Life::Exited(exit) if exit.signal().is_some() => Some(format!("{exit} in step {}", attempt.step)),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::Node;
 use crate::commands::report::escaped;
+use crate::output::cut;
 
 /// Most steps of a picture within a page: larger pictures are not readable there, and the list has the same content.
 const EMBEDDED_MAX: usize = 300;
@@ -187,23 +188,14 @@ fn draw_node(svg: &mut String, node: &Node, own: &Placed, Point { x, y }: Point)
     let status = node.status.as_ref();
     let mut classes: Vec<&str> = status.map(|status| status.worst).into_iter().collect();
     classes.extend(own.within.as_ref().map(|_| "box"));
-    let title = match status {
-        Some(status) => format!("{}: {}", node.id, status.text),
-        None => [Some(node.id.as_str()), node.name.as_deref(), node.kind]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join(": "),
-    };
+    let told = status.map(|status| status.text.as_str());
+    let title = [Some(node.id.as_str()), node.name.as_deref(), told.or(node.kind)];
+    let title = title.into_iter().flatten().collect::<Vec<_>>().join(": ");
     let fits = NODE_CHARACTERS * own.width / NODE_WIDTH;
-    let first = match status {
-        Some(status) => format!("{} {}", sign(status.worst), clipped(&node.id, fits)),
-        None => clipped(&node.id, fits),
-    };
-    let second = match status {
-        Some(status) => status.text.as_str(),
-        None => node.name.as_deref().or(node.kind).unwrap_or_default(),
-    };
+    let named = clipped(node.name.as_deref().unwrap_or(&node.id), fits);
+    let first = status.map_or(named.clone(), |status| format!("{} {named}", sign(status.worst)));
+    let below = node.name.as_ref().map(|_| node.id.as_str());
+    let second = told.or(below).or(node.kind).unwrap_or_default();
     let _ = writeln!(
         svg,
         "<g class=\"{}\"><title>{}</title><rect x=\"{x}\" y=\"{y}\" width=\"{}\" height=\"{}\" rx=\"6\"/><text x=\"{}\" \
@@ -232,10 +224,10 @@ fn draw_node(svg: &mut String, node: &Node, own: &Placed, Point { x, y }: Point)
     svg.push_str("</g>\n");
 }
 
-/// Returns the beginning of a text.
+/// Returns the beginning of a text; a wide character counts as two.
 pub(in crate::commands) fn clipped(text: &str, characters: usize) -> String {
-    match text.char_indices().nth(characters) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
+    match cut(text, characters) {
+        whole if whole.len() == text.len() => text.to_owned(),
+        beginning => format!("{beginning}…"),
     }
 }

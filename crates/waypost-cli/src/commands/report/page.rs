@@ -234,7 +234,7 @@ impl Page<'_> {
         }
         text.push_str("<h2>Items and other scopes</h2>\n");
         folded(text, ended.len(), "steps");
-        text.push_str("<div class=\"wide\"><table class=\"rows\"><tr><th>scope</th><th>step</th><th>outcome</th><th>exit</th><th>at</th><th></th></tr>\n");
+        text.push_str("<div class=\"wide\"><table class=\"rows ends\"><tr><th>scope</th><th>step</th><th>outcome</th><th>exit</th><th>at</th><th></th></tr>\n");
         for end in ended.iter().take(BRANCH_ROWS_MAX) {
             let pass: String = end.key.iteration.iter().map(|count| format!(" [{count}]")).collect();
             let _ = writeln!(
@@ -348,7 +348,7 @@ table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:
 th{font-weight:normal;color:var(--dim);white-space:nowrap}td{white-space:pre-wrap;overflow-wrap:anywhere}
 pre{border:1px solid var(--line);border-radius:6px;padding:.6em;overflow-x:auto;white-space:pre-wrap}
 details{border-bottom:1px solid var(--line);padding:.3em 0}summary{cursor:pointer}
-.wide{overflow-x:auto}.rows{min-width:34em}.rows td{overflow-wrap:break-word}.dim{color:var(--dim)}
+.wide{overflow-x:auto}.rows{min-width:34em}.rows td{overflow-wrap:break-word}.ends td:nth-child(n+3):nth-child(-n+5){white-space:nowrap}.dim{color:var(--dim)}
 .completed{color:var(--ok)}.failed,.cut,.in_doubt,.interrupted{color:var(--bad)}.tolerated,.waiting{color:var(--warn)}
 .completed_with_failures{color:var(--warn)}
 .skipped,.pending,.running,.unfinished{color:var(--dim)}
@@ -358,7 +358,7 @@ svg .edge{fill:none;stroke:var(--dim)}
 .timeline{font-size:13px}.row{display:grid;grid-template-columns:minmax(0,16em) minmax(0,1fr) 5em;gap:0 .6em;padding:.1em 0}
 .name{overflow-wrap:anywhere}.scale{display:flex;justify-content:space-between;font-size:11px}.took{text-align:right}
 .track{position:relative;min-height:1em;background:linear-gradient(var(--line),var(--line)) center/100% 1px no-repeat}
-.bar{position:absolute;top:.2em;bottom:.2em;min-width:2px;max-width:100%;background:currentColor;border-radius:2px}
+.bar{position:absolute;top:calc(50% - .35em);height:.7em;min-width:2px;max-width:100%;background:currentColor;border-radius:2px}
 @media(max-width:600px){body{margin:1em auto}.row{grid-template-columns:minmax(0,1fr) 5em}
 .track,.scale{grid-column:1/-1;grid-row:2}.scale{grid-row:1}th{white-space:normal}th,td{padding-right:.5em}}
 ";

@@ -130,7 +130,7 @@ fn report_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(),
     }
     let text = format!(
         "Run {run} is unchanged, because a step is in doubt: see `waypost why {run}`, then decide: \
-         `waypost resume {run} --treat-as done`, or `--treat-as retry`"
+         `waypost resume {run} --treat-as done`, or `waypost resume {run} --treat-as retry`"
     );
     context.output.warn(&context.with_store(&text));
     Ok(())

@@ -85,6 +85,15 @@ pub(super) fn of(
             };
             return Err(Error::usage(message, hint));
         }
+        if let (None, Some(near)) =
+            (workflow.step(step), workflow.step_near(step).filter(|near| workflow.step(near).is_some()))
+        {
+            let meant = |skip: &String| if skip == step { near.to_owned() } else { skip.clone() };
+            let corrected = ResumeArgs { skip: args.skip.iter().map(meant).collect(), ..args.clone() };
+            let command = corrected.command(&snapshot.entry.summary.run);
+            let what = format!("step `{step}` in the workflow");
+            return Err(Error::not_found(what, format!("did you mean `{command}`?")));
+        }
         let step = StepId::new(step).map_err(Error::from_name)?;
         settled.insert(step, SettleBy::Skip);
     }

@@ -318,7 +318,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let run = &snapshot.entry.summary.run;
     let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.is_none());
     if is_open && !choice.restart && !choice.looks && !choice.forks {
-        let command = choice.command(run);
+        let command = choice.args.command(run);
         return Err(Error::Changed { file: relative_to_here(file), run: run.clone(), command, diff });
     }
     let is_touched = rows.iter().any(Row::is_at_stake);

@@ -1,0 +1,101 @@
+//! `waypost diff`: compares the states of two checkpoints.
+
+use imara_diff::{Algorithm, Diff, InternedInput};
+use serde_json::Value;
+use unicode_width::UnicodeWidthStr as _;
+use waypost::CheckpointRef;
+use waypost::diff::Change;
+use waypost::engine::{Engine, RunError};
+
+use super::Context;
+use super::travel::checkpoint;
+use crate::cli::DiffArgs;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::shown;
+use crate::store_location::Access;
+use crate::view::{DiffView, VERSION};
+
+/// Widest pair of values on the line of their path: with a path, a line of a usual terminal.
+const INLINE_COLUMNS_MAX: usize = 60;
+/// Most lines of a value or of a line diff: `--json` has all.
+const LINES_MAX: usize = 40;
+
+pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Error> {
+    let store = context.store(None, Access::Read)?;
+    let before = checkpoint(store.as_ref(), &args.before).await?;
+    let after = checkpoint(store.as_ref(), &args.after).await?;
+    let engine = Engine::new(store);
+    let (old, new) = (state(&engine, &before).await?, state(&engine, &after).await?);
+    let differences = waypost::diff(&old, &new);
+    if context.output.json {
+        let (before, after) = (before.to_string(), after.to_string());
+        context.output.document(&DiffView { v: VERSION, before, after, differences })?;
+        return Ok(Exit::Done);
+    }
+    if differences.is_empty() {
+        context.output.answer(&format!("The states of {before} and {after} are equal."))?;
+    }
+    for difference in &differences {
+        context.output.answer(&told(&difference.path.to_string(), difference.change))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Formats a difference: short values on a line, longer ones as lines.
+fn told(path: &str, change: Change<'_>) -> String {
+    let (sign, values) = match change {
+        Change::Added { after } => ('+', vec![after]),
+        Change::Removed { before } => ('-', vec![before]),
+        Change::Changed { before, after } => ('~', vec![before, after]),
+    };
+    let path = shown(path);
+    let texts: Vec<String> = values.iter().map(ToString::to_string).collect();
+    let inline = texts.join(" -> ");
+    if inline.width() <= INLINE_COLUMNS_MAX {
+        return format!("{sign} {path}: {}", shown(&inline));
+    }
+    let lines: Vec<Vec<String>> = values.into_iter().map(lines_of).collect();
+    let mut lines: Vec<String> = match lines.as_slice() {
+        // The lines are equal, and their ends or types differ.
+        [before, after] if before == after => return format!("{sign} {path}: {}", shown(&inline)),
+        [before, after] => changed_lines(before, after),
+        lines => lines.concat().iter().map(|line| format!("  {sign} {line}")).collect(),
+    };
+    let more = lines.len().saturating_sub(LINES_MAX);
+    if more > 0 {
+        lines.truncate(LINES_MAX);
+        lines.push(format!("  ... {more} more lines (`--json` has all)"));
+    }
+    format!("{sign} {path}:\n{}", lines.join("\n"))
+}
+
+/// Returns the lines of a text, or of a value as JSON.
+fn lines_of(value: &Value) -> Vec<String> {
+    let text = value.as_str().map_or_else(|| format!("{value:#}"), ToOwned::to_owned);
+    text.lines().map(|line| shown(line).into_owned()).collect()
+}
+
+/// Returns the removed and added lines, in order.
+fn changed_lines(before: &[String], after: &[String]) -> Vec<String> {
+    let mut input: InternedInput<String> = InternedInput::default();
+    input.update_before(before.iter().cloned());
+    input.update_after(after.iter().cloned());
+    let mut lines = Vec::new();
+    for hunk in Diff::compute(Algorithm::Histogram, &input).hunks() {
+        let of = |lines: &[String], range: std::ops::Range<u32>| {
+            lines[range.start as usize..range.end as usize].to_vec()
+        };
+        lines.extend(of(before, hunk.before).into_iter().map(|line| format!("  - {line}")));
+        lines.extend(of(after, hunk.after).into_iter().map(|line| format!("  + {line}")));
+    }
+    lines
+}
+
+async fn state(engine: &Engine, at: &CheckpointRef) -> Result<Value, Error> {
+    let record = engine.load_with_state(at).await?;
+    serde_json::from_slice(record.state_bytes().unwrap_or_default()).map_err(|_| {
+        let why = "it is not JSON: another program wrote it".to_owned();
+        RunError::NoState { at: at.to_string(), why }.into()
+    })
+}
