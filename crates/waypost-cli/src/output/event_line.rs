@@ -115,6 +115,7 @@ impl EventLines<'_> {
                 vec![usage::shown(used), used.model.clone().unwrap_or_default()]
             }
             EventKind::Progress { key, value } => match (key.as_str(), value) {
+                ("items", Value::Number(count)) if count.as_u64() == Some(1) => vec!["1 item".to_owned()],
                 ("items", Value::Number(count)) => vec![format!("{count} items")],
                 ("until", Value::String(due)) => {
                     vec![format!("until {}", due.parse().map_or_else(|_| due.clone(), time::utc))]
@@ -126,9 +127,9 @@ impl EventLines<'_> {
             },
             EventKind::Custom { name, data } => match data {
                 Value::String(warning) if name == WARNING => vec![warning.clone()],
-                Value::Object(members) => pairs(members).collect(),
-                Value::Null => Vec::new(),
-                value => vec![plain(value)],
+                Value::Object(members) => std::iter::once(name.clone()).chain(pairs(members)).collect(),
+                Value::Null => vec![name.clone()],
+                value => vec![name.clone(), plain(value)],
             },
         }
     }
@@ -141,10 +142,10 @@ impl EventLines<'_> {
     }
 }
 
-/// Returns the name of an event, as in JSON; of a custom event, its own.
+/// Returns the name of an event, as in JSON.
 fn name(what: &EventKind) -> String {
     match what {
-        EventKind::Custom { name, .. } => shown(name).into_owned(),
+        EventKind::Custom { name, data: Value::String(_) } if name == WARNING => WARNING.to_owned(),
         what => word(what),
     }
 }

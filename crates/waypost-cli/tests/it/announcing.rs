@@ -42,7 +42,7 @@ fn a_step_adds_events_to_its_run() {
     );
     // The command prints nothing, so the output stays unchanged.
     assert_eq!(rig.json(&["show", "r", "--json"])["steps"][0]["outputs"], json!({"result": "got"}));
-    assert!(rig.waypost(&["events", "r"]).contains("loaded a: file=a b.csv, rows=12"));
+    assert!(rig.waypost(&["events", "r"]).contains("custom a: loaded, file=a b.csv, rows=12"));
 }
 
 #[test]

@@ -122,7 +122,7 @@ const SCOPES: &str = "steps:
     repeat: {until: iteration >= 2, max: 3}
     steps: [{id: x, run: echo x}]
   - id: each
-    foreach: {items: [a, b], as: it, steps: [{id: w, run: 'test -e fine || test $IT = a', env: {IT: '${{ it }}'}}]}
+    foreach: {items: [a, b], as: it, steps: [{id: w, run: 'echo $IT; test -e fine || test $IT = a', env: {IT: '${{ it }}'}}]}
 on_finish: [{run: echo bye}]
 ";
 

@@ -338,7 +338,7 @@ fn a_name_stands_beside_the_id_of_a_step() {
         " step_started a (First step)\n",
         " step_started a\n",
         " step_started b (Inner)\n",
-        " item_dead each (All) ",
+        " item_dead each (All): 1\n",
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }
