@@ -8,7 +8,7 @@
 //! | [`contract`] | the contract of a store, a test for each clause |
 //! | [`differential`], [`memory`] | random calls to two stores; the memory store is the model |
 //! | [`disk`], [`faulty`], [`damage`] | a disk that can die, a store that fails at a call, flipped and lost bytes |
-//! | [`graphs`], [`reference`] | random graphs with crashes, and the model of a resume |
+//! | [`graphs`], [`reference`](mod@reference) | random graphs with crashes, and the model of a resume |
 //! | [`records`], [`random`](mod@random), [`picture`] | valid records, by hand or by seed, and stores as text |
 //! | [`clock`], [`server`], [`postgres`] | a settable clock, a scripted HTTP server, a private PostgreSQL |
 
