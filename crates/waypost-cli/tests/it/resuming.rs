@@ -650,7 +650,7 @@ fn a_doubt_names_the_cause_that_holds() {
         (&["resume", "r", "--from", "a"][..], "upstream `a` reran after it completed"),
         (&["rollback", "r@1"], "the run was rolled back after it completed"),
         (&["resume", "r", "--restart"], "the run was restarted after it completed"),
-        (&["fork", "r", "--from", "a", "--id", "s"], "upstream `a` reran after it completed"),
+        (&["fork", "r", "--from", "a", "--id", "s"], "the run was forked after it completed"),
     ] {
         let rig = Rig::with(flow);
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
