@@ -197,12 +197,15 @@ impl<'a> Session<'a> {
             if outcome.waiting.iter().any(|waiting| waiting.wait.on == WaitKind::Answer) {
                 self.progress.question_is_open();
             }
+            // The screen shows the waits meanwhile.
+            self.progress.open().map_err(Error::Runtime)?;
             let came = tokio::select! {
                 biased;
-                came = self.comes(engine, &outcome, end) => came?,
+                came = self.comes(engine, &outcome, end) => came,
                 () = self.run_out() => unreachable!("the limit only stops the session"),
             };
-            match came {
+            self.progress.close();
+            match came? {
                 WaitResult::Nothing => break,
                 WaitResult::Stop(by) => {
                     outcome.stopped_by = Some(by);
