@@ -25,6 +25,7 @@ use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
 use crate::run::definition::{Choice, choose};
+use crate::run::doubt::cause_of;
 use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_step};
 use crate::run::run_status;
@@ -36,7 +37,12 @@ pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error>
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let (plan, stops) = planned(context, &store, &snapshot).await?;
     report_unnamed(context, store.as_ref(), &snapshot, &plan).await?;
-    print(context, Some(run.as_str()), (&plan, stops), &names_of(&snapshot))?;
+    let is_stopped = !stops.is_empty();
+    let decisions = views(store.as_ref(), &run, &plan).await?;
+    show(context, Some(run.as_str()), (decisions, stops), &names_of(&snapshot))?;
+    if !context.output.json && !is_stopped && plan.decisions.iter().all(Decision::changes_nothing) {
+        context.output.note("A resume would do nothing, because every step is finished.");
+    }
     Ok(Exit::Done)
 }
 
@@ -92,20 +98,24 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     for record in history.records.iter().rev().filter(about) {
         records.push(checkpoints::checked(store.as_ref(), record).await?);
     }
+    let mut view = DecisionView::from(decision);
+    if decision.action == Action::Ask {
+        view.cause.text = cause_of(store.as_ref(), &run, decision).await?;
+    }
     let all = all_of(store.as_ref(), newest).await?;
     let executions = executions::of(&decision.step, &all);
     if context.output.json {
         context.output.document(&WhyView {
             v: VERSION,
             run: run.to_string(),
-            decision: decision.into(),
+            decision: view,
             executions,
             history: records,
             stops,
         })?;
         return Ok(Exit::Done);
     }
-    let mut text = format!("{}\n", sentence(decision, &names));
+    let mut text = format!("{}\n", sentence(decision, &view.cause.text, &names));
     if decision.cause == Cause::BranchesFailed {
         let workflow = super::show::workflow_in_force(&snapshot);
         let failed = FailedStep {
@@ -260,7 +270,7 @@ fn report_gaps(context: &Context, history: &History) {
     of_main.for_each(|damage| super::show::report_gap(context, damage));
 }
 
-fn sentence(decision: &Decision, names: &StepNames) -> String {
+fn sentence(decision: &Decision, text: &str, names: &StepNames) -> String {
     let Decision { cause, action, .. } = decision;
     let would = match action {
         Action::Reuse => "reuse the result",
@@ -274,7 +284,7 @@ fn sentence(decision: &Decision, names: &StepNames) -> String {
     };
     let step = names.called(&decision.branch, decision.step.as_str());
     let because = if matches!(cause, Cause::After(_)) { "" } else { "because " };
-    format!("step {step}: {would}, {because}{cause}")
+    format!("step {step}: {would}, {because}{text}")
 }
 
 /// Returns the obstacles to a resume with this workflow: a running or cancelled run, an exceeded budget, and
@@ -341,30 +351,24 @@ pub(super) fn names_of(snapshot: &Snapshot) -> StepNames {
     super::show::workflow_in_force(snapshot).as_ref().map(StepNames::of).unwrap_or_default()
 }
 
-/// Prints a plan, with a note if nothing is to be done.
-pub(crate) fn print(
-    context: &Context,
-    run: Option<&str>,
-    planned: (&Plan, Vec<String>),
-    names: &StepNames,
-) -> Result<(), Error> {
-    let (plan, stops) = planned;
-    let is_stopped = !stops.is_empty();
-    show(context, run, (plan, stops), names)?;
-    if !context.output.json && !is_stopped && plan.decisions.iter().all(Decision::changes_nothing) {
-        context.output.note("A resume would do nothing, because every step is finished.");
+/// Returns the decisions of a plan, with the causes of the questions.
+pub(crate) async fn views(store: &dyn Store, run: &RunId, plan: &Plan) -> Result<Vec<DecisionView>, Error> {
+    let mut views: Vec<DecisionView> = plan.decisions.iter().map(DecisionView::from).collect();
+    for (view, decision) in views.iter_mut().zip(&plan.decisions) {
+        if decision.action == Action::Ask {
+            view.cause.text = cause_of(store, run, decision).await?;
+        }
     }
-    Ok(())
+    Ok(views)
 }
 
 /// Prints a plan; in JSON, with the obstacles, which text output has printed before.
 pub(crate) fn show(
     context: &Context,
     run: Option<&str>,
-    (plan, stops): (&Plan, Vec<String>),
+    (decisions, stops): (Vec<DecisionView>, Vec<String>),
     names: &StepNames,
 ) -> Result<(), Error> {
-    let decisions: Vec<DecisionView> = plan.decisions.iter().map(DecisionView::from).collect();
     if context.output.json {
         context.output.document(&PlanView {
             v: VERSION,
@@ -374,11 +378,11 @@ pub(crate) fn show(
         })?;
         return Ok(());
     }
-    let row = |(decision, view): (&Decision, DecisionView)| {
-        let branch = &decision.branch;
-        let step = names.beside(names.called(branch, &view.step), branch, &view.step);
+    let row = |view: DecisionView| {
+        let branch = BranchPath::new(&view.branch).unwrap_or_else(|_| BranchPath::main());
+        let step = names.beside(names.called(&branch, &view.step), &branch, &view.step);
         vec![step, view.action.to_owned(), view.cause.text]
     };
-    let rows: Vec<Vec<String>> = plan.decisions.iter().zip(decisions).map(row).collect();
+    let rows: Vec<Vec<String>> = decisions.into_iter().map(row).collect();
     Ok(context.output.answer(&context.output.table(&["STEP", "ACTION", "CAUSE"], &rows))?)
 }

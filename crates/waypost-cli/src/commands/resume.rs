@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::{quoted, relative_to_here};
 use crate::run::definition::{Choice, Chosen, choose};
+use crate::run::doubt::cause_of;
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
@@ -268,15 +269,26 @@ impl Prepared {
         let told = self.told(context, store.as_ref(), args);
         let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
-        let engine = session.engine(store, &program);
+        let engine = session.engine(Arc::clone(&store), &program);
         if !args.all {
             session.ask_questions(&engine, &told.run, program.workflow());
         }
         let kept = options.session.clone();
         let resumed = session.watch_resume(&engine, &program, &told.run, options).await;
+        let mut causes = Vec::new();
+        if let Err(Error::Run(RunError::InDoubt { run, questions })) = &resumed {
+            for question in questions {
+                let of = match question.branch.is_main() {
+                    true => String::new(),
+                    false => format!(" of branch `{}`", question.branch.readable()),
+                };
+                let cause = cause_of(store.as_ref(), run, question).await?;
+                causes.push(format!("step `{}`{of}: {cause}", question.step));
+            }
+        }
         let outcome = resumed.map_err(|error| match error {
             Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
-            error => error.of_resume(args),
+            error => error.of_resume(args, &causes),
         })?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;

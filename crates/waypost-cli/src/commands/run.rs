@@ -29,6 +29,7 @@ use crate::run::reference::{self, resumable_statuses};
 use crate::run::workflow_file;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept, relative};
+use crate::view::DecisionView;
 
 mod or_resume;
 
@@ -358,7 +359,8 @@ async fn dry_run(context: &Context, beginning: Beginning) -> Result<Exit, Error>
     let stops =
         args.until.as_deref().map(|until| resume::stop_after(&mut plan, &shape, until)).transpose()?;
     let names = StepNames::of(program.workflow());
-    super::plan::show(context, id.as_ref().map(RunId::as_str), (&plan, Vec::new()), &names)?;
+    let decisions = plan.decisions.iter().map(DecisionView::from).collect();
+    super::plan::show(context, id.as_ref().map(RunId::as_str), (decisions, Vec::new()), &names)?;
     stops.iter().for_each(|note| context.output.note(note));
     context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)

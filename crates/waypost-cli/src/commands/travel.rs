@@ -28,7 +28,7 @@ use crate::run::params::{Begin, BegunWork, ReadParam};
 use crate::run::reference::{Default as Meant, Reference, StepRef, step_on};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
-use crate::view::{DecisionView, RolledBackView, VERSION};
+use crate::view::{RolledBackView, VERSION};
 
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
@@ -73,15 +73,21 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let (plan, _) = super::plan::planned(context, &store, &snapshot).await?;
     if context.output.json {
+        let decisions = super::plan::views(store.as_ref(), &run, &plan).await?;
         let (v, run, status) = (VERSION, run.to_string(), outcome.status);
-        let decisions = plan.decisions.iter().map(DecisionView::from).collect();
         context.output.document(&RolledBackView { v, run, to, at, status, undone, decisions })?;
         return Ok(Exit::Done);
     }
     if context.output.quiet {
         return Ok(Exit::Done);
     }
-    super::plan::show(context, Some(run.as_str()), (&plan, Vec::new()), &super::plan::names_of(&snapshot))?;
+    let decisions = super::plan::views(store.as_ref(), &run, &plan).await?;
+    super::plan::show(
+        context,
+        Some(run.as_str()),
+        (decisions, Vec::new()),
+        &super::plan::names_of(&snapshot),
+    )?;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let next = format!("Resume with: waypost resume {run}{}", context.store_words());
     context.output.answer(&format!("Rolled back run {run} to {to}: {done}.\n{next}"))?;
@@ -202,7 +208,7 @@ async fn stands_there(
         let (v, run, status) = (VERSION, at.run.to_string(), store.run(&at.run).await?.summary.status);
         let snapshot = Snapshot::read(store.as_ref(), &at.run).await?;
         let (plan, _) = super::plan::planned(context, store, &snapshot).await?;
-        let decisions = plan.decisions.iter().map(DecisionView::from).collect();
+        let decisions = super::plan::views(store.as_ref(), &at.run, &plan).await?;
         context.output.document(&RolledBackView {
             v,
             run,

@@ -199,9 +199,11 @@ pub(crate) enum Error {
         /// The difference of each step.
         diff: Vec<String>,
     },
-    /// A resume with choices is refused.
-    #[error("{error}")]
+    /// A resume is refused.
+    #[error("{message}")]
     Refused {
+        /// The error, with the exact causes of questions.
+        message: String,
         /// The cause.
         error: Box<RunError>,
         /// Commands with the choices of the refused one.
@@ -286,8 +288,12 @@ impl From<ReadError> for Error {
 }
 
 impl Error {
-    /// Adds the choices of a refused resume to the commands of the hint.
-    pub(crate) fn of_resume(self, args: &ResumeArgs) -> Self {
+    /// Adds the choices of a refused resume to the commands of the hint. `causes`: of each question, with its step.
+    pub(crate) fn of_resume(self, args: &ResumeArgs, causes: &[String]) -> Self {
+        let mut message = self.to_string();
+        if let Self::Run(RunError::InDoubt { run, .. }) = &self {
+            message = format!("run {run} needs a decision: {}", causes.join("; "));
+        }
         let hint = match &self {
             Self::Run(RunError::InDoubt { run, questions }) if !causes::are_of_evidence(questions) => {
                 let answered = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
@@ -301,7 +307,7 @@ impl Error {
             _ => return self,
         };
         match self {
-            Self::Run(error) => Self::Refused { error: Box::new(error), hint },
+            Self::Run(error) => Self::Refused { message, error: Box::new(error), hint },
             error => error,
         }
     }
@@ -475,7 +481,7 @@ impl Error {
             Self::Changed { command, file, .. } => {
                 ("changed", Exit::Changed, Some(words::choices_of_change(command, file)))
             }
-            Self::Refused { error, hint } => {
+            Self::Refused { error, hint, .. } => {
                 let (code, exit, _) = of_run(error);
                 (code, exit, Some(hint.clone()))
             }

@@ -235,6 +235,10 @@ impl StepProgress {
             Some(StopLevel::Graceful) => "stopping; Ctrl-C kills the steps",
             Some(StopLevel::Kill) => "killing; Ctrl-C exits at once",
         };
+        if total == 0 {
+            // Nothing was written yet.
+            return next.to_owned();
+        }
         let longer =
             [format!("{done}/{total} steps, {checkpoint}; {next}"), format!("{done}/{total} steps; {next}")];
         longer.into_iter().find(|text| text.chars().count() <= columns).unwrap_or_else(|| next.to_owned())

@@ -4,6 +4,7 @@ pub(crate) mod current_evidence;
 pub(crate) mod dead_letters;
 pub(crate) mod definition;
 pub(crate) mod disk_use;
+pub(crate) mod doubt;
 pub(crate) mod environment;
 pub(crate) mod failed_item;
 pub(crate) mod failed_step;

@@ -30,6 +30,7 @@ use crate::output::waits::{answer_command, question_text, wait_text};
 use crate::output::{log_lines, shown, shown_lines};
 use crate::run::dead_letters;
 use crate::run::definition::Chosen;
+use crate::run::doubt::cause_of;
 use crate::run::failed_item::{FailedStep, SHOWN_MAX};
 use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
@@ -196,12 +197,15 @@ impl<'a> Session<'a> {
             if outcome.waiting.iter().any(|waiting| waiting.wait.on == WaitKind::Answer) {
                 self.progress.question_is_open();
             }
+            // The screen shows the waits meanwhile.
+            self.progress.open().map_err(Error::Runtime)?;
             let came = tokio::select! {
                 biased;
-                came = self.comes(engine, &outcome, end) => came?,
+                came = self.comes(engine, &outcome, end) => came,
                 () = self.run_out() => unreachable!("the limit only stops the session"),
             };
-            match came {
+            self.progress.close();
+            match came? {
                 WaitResult::Nothing => break,
                 WaitResult::Stop(by) => {
                     outcome.stopped_by = Some(by);
@@ -361,10 +365,11 @@ impl<'a> Session<'a> {
         let snapshot = Snapshot::read(store, run).await?;
         let plan =
             Chosen::in_force(store, &snapshot)?.plan(store, &snapshot, None, self.context.now()).await?;
-        let cause = plan.questions().next().map(|asked| asked.cause.to_string());
+        let Some(first) = plan.questions().next() else { return Ok(None) };
+        let cause = cause_of(store, run, first).await?;
         let names = plan.questions().map(|asked| step_on(&asked.branch, asked.step.as_str()));
         let step = names.collect::<Vec<_>>().join(", ");
-        Ok(cause.map(|cause| StoppedAt { step, cause: Some(cause) }))
+        Ok(Some(StoppedAt { step, cause: Some(cause) }))
     }
 
     /// Prints every failure of a failed run.

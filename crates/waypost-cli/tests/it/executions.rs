@@ -278,7 +278,10 @@ fn a_rerun_after_a_rollback_has_the_rollback_as_cause() {
 
     let told = rig.waypost(&["resume", "r"]);
 
-    assert!(told.contains("is in doubt at step c: not idempotent, and an upstream step reran, or"), "{told}");
+    assert!(
+        told.contains("is in doubt at step c: not idempotent, and the run was rolled back after it"),
+        "{told}"
+    );
     assert!(rig.waypost(&["why", "r", "b"]).contains(": the run was rolled back"));
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
-use crate::rig::{FLOW, Rig, check, lives, wait_until};
+use crate::rig::{FLOW, Rig, check, code_of, lives, wait_until};
 
 /// Four steps with a trace; the third step waits for the file `go`.
 const TRACED: &str = r#"version: 1
@@ -637,5 +637,31 @@ fn the_file_of_with_is_the_file_of_the_run_from_then_on() {
         // An edit of the new file is detected.
         rig.write("other.yaml", &flow("third", "true"));
         assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(9), "{store}");
+    }
+}
+
+// Bug: the text of a doubt listed all possible causes. Cause: the position does not have the cause. Fix: the cause is read
+// from the records of the branch.
+#[test]
+fn a_doubt_names_the_cause_that_holds() {
+    let flow =
+        "steps: [{id: a, run: 'true'}, {id: pay, idempotent: false, run: 'true'}, {id: z, run: 'true'}]\n";
+    for (args, cause) in [
+        (&["resume", "r", "--from", "a"][..], "upstream `a` reran after it completed"),
+        (&["rollback", "r@1"], "the run was rolled back after it completed"),
+        (&["resume", "r", "--restart"], "the run was restarted after it completed"),
+        (&["fork", "r", "--from", "a", "--id", "s"], "the run was forked after it completed"),
+    ] {
+        let rig = Rig::with(flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.call(args);
+        let run = if args[0] == "fork" { "s" } else { "r" };
+        let said = rig.waypost(&["resume", run]);
+        let doubt = format!("not idempotent, and {cause}");
+        assert!(said.starts_with("exit 8") && said.contains(&doubt), "{args:?}: {said}");
+        for command in ["plan", "why"] {
+            let said = rig.waypost(&[command, run]);
+            assert!(said.contains(&doubt), "{args:?} {command}: {said}");
+        }
     }
 }

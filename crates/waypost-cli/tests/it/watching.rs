@@ -232,3 +232,21 @@ fn the_waits_of_a_live_run_are_watched() {
     running.signal(libc::SIGINT);
     running.end_soon();
 }
+
+// Bug: `run` at a terminal showed nothing while only a time was left. Cause: the live region ended with the last step.
+// Fix: the region stays open during the wait.
+#[test]
+fn a_terminal_shows_what_a_run_waits_for() {
+    let rig = Rig::with("steps: [{id: first, run: 'true'}, {id: nap, sleep: 1h}]\n");
+    let terminal = Terminal::new(80, 24);
+    let running =
+        Running::of(&mut terminal.command(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "2h"]));
+
+    terminal.wait_for("  waits nap until 2");
+    terminal.wait_for("1/2 steps");
+
+    running.signal(libc::SIGINT);
+    terminal.wait_for("Run r waits: 1 of 2 steps are done.");
+    assert!(!terminal.screen().contains("  waits nap"), "{}", terminal.screen());
+    assert_eq!(running.end_soon_on_terminal(), Some(130));
+}

@@ -77,7 +77,8 @@ pub(super) async fn dry_run(
     notes.extend(questions.map(|question| question_text(question, asked)));
     settle(&mut plan, asked);
     let names = StepNames::of(&prepared.chosen.workflow);
-    crate::commands::plan::show(context, Some(run.as_str()), (&plan, stops), &names)?;
+    let decisions = crate::commands::plan::views(store, run, &plan).await?;
+    crate::commands::plan::show(context, Some(run.as_str()), (decisions, stops), &names)?;
     notes.iter().for_each(|note| context.output.note(note));
     context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)
