@@ -297,7 +297,7 @@ impl Error {
         let hint = match &self {
             Self::Run(RunError::InDoubt { run, questions }) if !causes::are_of_evidence(questions) => {
                 let answered = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
-                words::choices_of_doubt(&answered.command(run))
+                words::choices_of_doubt(&answered.command(run), questions)
             }
             Self::Run(RunError::NotSettled { run, step, .. }) if args.skip.contains(&step.to_string()) => {
                 let skip = args.skip.iter().filter(|skip| *skip != step.as_str()).cloned().collect();

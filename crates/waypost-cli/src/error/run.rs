@@ -38,10 +38,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             ("evidence", Exit::Evidence, Some(put_right(run, questions)))
         }
         RunError::InDoubt { run, questions } => {
-            let mut hint = choices_of_doubt(&format!("waypost resume {run}"));
-            if !questions.iter().all(|one| one.branch.is_main()) {
-                hint.push_str("; add `--retry-failed` for a step of a failed item");
-            }
+            let hint = choices_of_doubt(&format!("waypost resume {run}"), questions);
             ("in_doubt", Exit::InDoubt, Some(hint))
         }
         RunError::NotAccepted { .. } => ("not_accepted", Exit::Usage, None),

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use waypost::RunId;
+use waypost::plan::Decision;
 use waypost_workflow::file::FileError;
 
 use crate::format::text::quoted;
@@ -31,10 +32,12 @@ pub(super) fn choices_of_change(command: &str, file: &Path) -> String {
 }
 
 /// Returns the choices about a step in doubt. `command`: the resume without a choice.
-pub(super) fn choices_of_doubt(command: &str) -> String {
+pub(super) fn choices_of_doubt(command: &str, questions: &[Decision]) -> String {
+    let is_of_item = questions.iter().any(|one| !one.branch.is_main()) && !command.contains("--retry-failed");
+    let of_item = if is_of_item { " (with `--retry-failed` for a step of a failed item)" } else { "" };
     format!(
         "check the effects of the step, then decide: `{command} --treat-as done` keeps the step as done, \
-         `{command} --treat-as retry` runs it again"
+         `{command} --treat-as retry` runs it again{of_item}"
     )
 }
 
