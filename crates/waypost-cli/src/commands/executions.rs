@@ -146,7 +146,7 @@ impl Seen {
     }
 }
 
-/// The cause of a rerun without a recorded one: the hooks of a run begin anew with each end of the run.
+/// The cause of a rerun without a recorded one: the hooks of a run run again at each end of the run.
 fn ran_again() -> CauseView {
     CauseView { text: "an upstream step ran again".to_owned(), ..CauseView::named("upstream_changed", None) }
 }
