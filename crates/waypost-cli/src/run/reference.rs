@@ -599,10 +599,11 @@ mod tests {
         assert_eq!(parsed("r-1/each:eu%40x@3"), "r-1 each:eu%40x 3");
         assert_eq!(parsed("r-1/a:b/c:d@3"), "r-1 a:b/c:d 3");
         assert_eq!(parsed("r-1/f:src/a.rs@3"), "r-1 plain f:src/a.rs 3");
+        assert_eq!(parsed("r-1/group@3"), "r-1 plain group 3");
         assert_eq!(parsed("r-1@before-load"), "r-1 labelled before-load");
         assert_eq!(parsed("@@v1.2"), "newest labelled v1.2");
         assert!(BranchPath::new("each:eu%40x").is_ok());
-        for wrong in ["r-1@", "r-1@0", "r-1/main@x", "@3", "@x", "r-1/main", "r-1/x@3", "/main@3"] {
+        for wrong in ["r-1@", "r-1@0", "r-1/main@x", "@3", "@x", "r-1/main", "/main@3"] {
             assert!(parsed(wrong).starts_with("error: "), "{wrong}: {}", parsed(wrong));
         }
     }
