@@ -14,7 +14,7 @@ use crate::format::text::quoted;
 use crate::output::shown;
 use crate::run::definition::first_id;
 use crate::store_location;
-use waypost::id::CheckpointRef;
+use waypost::id::{CheckpointRef, readable};
 
 /// Most runs listed for an ambiguous prefix.
 const CANDIDATES_MAX: usize = 10;
@@ -85,20 +85,13 @@ impl Reference {
             None => None,
             Some(Checkpoint::Number(branch, seq)) => Some((branch.clone(), *seq)),
             Some(Checkpoint::Plain(text, seq)) => {
-                let exact = encoded(store, &run, text).await?;
-                let branch = match parse_branch(&exact) {
-                    Ok(branch) => branch,
-                    Err(wrong) => {
-                        let paths = |branch: &BranchPath| [openers(branch), without_passes(branch)];
-                        let is_meant = |branch: &BranchPath| {
-                            paths(branch).into_iter().flatten().any(|path| path == exact)
-                        };
-                        let branches = store.branches(&run).await?;
-                        let mut meant = branches.into_iter().filter(is_meant);
-                        meant.next().filter(|_| meant.next().is_none()).ok_or(wrong)?
-                    }
-                };
-                Some((branch, *seq))
+                let branches = store.branches(&run).await?;
+                let is_whole = |rest: &str| rest.is_empty();
+                let meant = matches(&branches, text, is_whole);
+                match meant.as_slice() {
+                    [(branch, _)] => Some(((*branch).clone(), *seq)),
+                    _ => return Err(no_branch_text(&run, text)),
+                }
             }
             Some(Checkpoint::Label(label)) => {
                 let found = labelled(store, &run, label).await?.ok_or_else(|| {
@@ -148,10 +141,13 @@ async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<
     if branches.is_empty() || has(&branches, text) {
         return Ok(text.to_owned());
     }
-    let mut found: BTreeSet<String> = branches.iter().filter_map(|branch| meant_by(branch, text)).collect();
-    if found.is_empty() {
-        found = branches.iter().filter_map(|branch| meant_by_openers(branch, text)).collect();
-    }
+    let is_step = |rest: &str| rest.strip_prefix('/').is_some_and(|step| StepId::new(step).is_ok());
+    let meant = matches(&branches, text, |rest| rest.is_empty() || is_step(rest));
+    let spelled = |(branch, rest): &(&BranchPath, &str)| match rest.strip_prefix('/') {
+        Some(step) => step_on(branch, step),
+        None => branch.to_string(),
+    };
+    let found: BTreeSet<String> = meant.iter().map(spelled).collect();
     let mut found: Vec<String> = found.into_iter().collect();
     match found.as_slice() {
         [] => Ok(text.to_owned()),
@@ -168,37 +164,52 @@ async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<
     }
 }
 
-/// Returns the encoded branch, or step of it, if `text` matches its unencoded form.
-fn meant_by(branch: &BranchPath, text: &str) -> Option<String> {
-    let plain = plain(branch)?;
-    let rest = text.strip_prefix(plain.as_str()).or_else(|| text.strip_prefix(&plain.replace(':', "/")))?;
-    match rest.strip_prefix('/') {
-        None => rest.is_empty().then(|| branch.to_string()),
-        Some(step) => StepId::new(step).is_ok().then(|| step_on(branch, step)),
+/// Returns the branches whose path begins `text`, with the rest of it, if the rest is accepted. A path that names more
+/// keys and passes is preferred to one that names fewer.
+fn matches<'b, 't>(
+    branches: &'b BTreeSet<BranchPath>,
+    text: &'t str,
+    accepts: impl Fn(&str) -> bool,
+) -> Vec<(&'b BranchPath, &'t str)> {
+    let each = branches.iter().filter(|branch| !branch.is_main());
+    let all: Vec<_> = each
+        .flat_map(|branch| {
+            after_path(branch, text).into_iter().map(move |(omitted, rest)| (omitted, branch, rest))
+        })
+        .filter(|(_, _, rest)| accepts(rest))
+        .collect();
+    let least = all.iter().map(|(omitted, ..)| *omitted).min();
+    let mut best: Vec<_> = all
+        .into_iter()
+        .filter(|(omitted, ..)| Some(*omitted) == least)
+        .map(|(_, branch, rest)| (branch, rest))
+        .collect();
+    best.dedup();
+    best
+}
+
+/// Returns what follows the path of a branch in `text`, with the number of omitted keys and passes. Of each scope, the
+/// key may be encoded, unencoded, after a slash, or omitted.
+fn after_path<'t>(branch: &BranchPath, text: &'t str) -> Vec<(usize, &'t str)> {
+    let Some(((step, key), above)) = branch.opened_by().zip(branch.parent()) else { return vec![(0, text)] };
+    let last = branch.as_str().rsplit('/').next().unwrap_or_default();
+    let with_key =
+        [last.to_owned(), readable(last).into_owned(), format!("{step}:{key}"), format!("{step}/{key}")];
+    let spellings = with_key.iter().map(|spelling| (0, spelling.as_str())).chain([(1, step.as_str())]);
+    let mut found = Vec::new();
+    for (omitted, rest) in after_path(&above, text) {
+        let Some(rest) = (if above.is_main() { Some(rest) } else { rest.strip_prefix('/') }) else {
+            continue;
+        };
+        let stripped = spellings.clone().filter_map(|(fewer, spelling)| {
+            let rest = rest.strip_prefix(spelling)?;
+            (rest.is_empty() || rest.starts_with('/')).then_some((omitted + fewer, rest))
+        });
+        found.extend(stripped);
     }
-}
-
-/// Returns the step of a branch, if `text` is its step path without the keys and passes of the branch.
-fn meant_by_openers(branch: &BranchPath, text: &str) -> Option<String> {
-    let below = |openers: String| text.strip_prefix(openers.as_str())?.strip_prefix('/');
-    let step = openers(branch).and_then(below).or_else(|| without_passes(branch).and_then(below))?;
-    StepId::new(step).is_ok().then(|| step_on(branch, step))
-}
-
-/// Returns the openers of a branch, outermost first; `None` for the main branch.
-fn openers(branch: &BranchPath) -> Option<String> {
-    let (step, _) = branch.opened_by()?;
-    let above = branch.parent().as_ref().and_then(openers);
-    Some(above.map_or_else(|| step.to_string(), |above| format!("{above}/{step}")))
-}
-
-/// Returns a branch without the numbers of passes; `None` for the main branch.
-fn without_passes(branch: &BranchPath) -> Option<String> {
-    let (step, _) = branch.opened_by()?;
-    let last = branch.as_str().rsplit('/').next().filter(|_| branch.pass_number().is_none());
-    let last = last.unwrap_or(step.as_str());
-    let above = branch.parent().as_ref().and_then(without_passes);
-    Some(above.map_or_else(|| last.to_owned(), |above| format!("{above}/{last}")))
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 /// Returns a branch with unencoded keys; `None` for the main branch.
@@ -291,6 +302,12 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
         ),
         false => no_branch(run, branch),
     })
+}
+
+/// Creates the error for a path that means no branch, or several.
+fn no_branch_text(run: &RunId, path: &str) -> Error {
+    let hint = format!("`waypost checkpoints {run}` lists the branches");
+    Error::usage(format!("`{}` does not name a single branch of run {run}", shown(path)), hint)
 }
 
 /// Creates the error for a missing branch.

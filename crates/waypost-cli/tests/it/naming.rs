@@ -137,3 +137,36 @@ fn only_waiting_runs_are_named_for_an_answer() {
     let said = rig.waypost(&["show", "ok"]);
     assert!(said.contains("`ok` is a step of these runs: done, w2, w1\n"), "{said}");
 }
+
+// Bug: a path with the key of one scope and without that of another, as screens show it, was refused.
+#[test]
+fn a_shown_path_names_the_step_in_any_nesting() {
+    let rig = Rig::with(
+        "steps:
+  - {id: inc, workflow: inner.yaml}
+  - {id: grp, steps: [{id: rep, repeat: {until: iteration >= 2, max: 2}, steps: [{id: in, run: echo in}]}]}
+",
+    );
+    rig.write(
+        "inner.yaml",
+        "steps: [{id: prep, steps: [{id: each, foreach: {items: ['c:d', 'e/f', 'g h'], as: it, steps: [{id: do, run: echo do}]}}]}]\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    let logs = rig.waypost(&["logs", "r"]);
+    let paths: Vec<&str> = logs
+        .lines()
+        .filter_map(|line| line.strip_prefix("==> ")?.split_once(" (attempt"))
+        .map(|(path, _)| path)
+        .collect();
+
+    assert_eq!(paths.len(), 5, "{logs}");
+    for path in
+        paths.into_iter().chain(["inc/prep/each:c:d/do", "inc/prep/each:e/f/do", "inc/prep/each:g h/do"])
+    {
+        for call in [&["logs", "r", path][..], &["why", "r", path], &["show", "r", "--step", path]] {
+            assert_eq!(code_of(&rig, call), Some(0), "{call:?}");
+        }
+        let place = format!("r/{}@1", path.rsplit_once('/').unwrap().0);
+        assert_eq!(code_of(&rig, &["show", &place]), Some(0), "{place}");
+    }
+}
