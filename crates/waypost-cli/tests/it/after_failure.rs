@@ -256,3 +256,33 @@ fn a_cleanup_reads_the_printed_text_of_a_failed_step() {
 
     assert_eq!((code, rig.read("trace").as_str()), (Some(1), "why\n"), "{said}");
 }
+
+// Bug: the failure of a group or an included file cancelled the work below all other steps of the graph; the run was
+// interrupted without a request, or hung. Cause: a failed child cancelled all descendants of its parent. Fix: only the
+// children of its own opener.
+#[test]
+fn a_failed_group_stops_no_independent_group() {
+    let rig = Rig::with(
+        "steps:
+  - {id: i1, needs: [], steps: [{id: each, foreach: {items: [a, b, c], max_parallel: 2, steps: [{id: do, run: 'until test -e failed; do sleep 0.05; done; echo do >> trace; exit 1'}]}}]}
+  - {id: i2, needs: [], steps: [{id: bad, run: 'sleep 0.2; exit 1'}]}
+  - {id: i3, needs: [], workflow: inner.yaml}
+  - {id: mark, needs: [i2], if: failure(), run: touch failed}
+",
+    );
+    rig.write(
+        "inner.yaml",
+        "steps: [{id: each, foreach: {items: [a, b], steps: [{id: do, run: 'until test -e failed; do sleep 0.05; done; echo in >> trace'}]}}]\n",
+    );
+
+    let said = rig.waypost(&["run", "flow.yaml", "--id", "r", "-j", "8"]);
+
+    assert!(said.starts_with("exit 1\n") && said.contains("2 of 4 steps are done."), "{said}");
+    let trace = rig.read("trace");
+    assert_eq!((trace.matches("do").count(), trace.matches("in").count()), (3, 2), "{trace}");
+    let show = rig.json(&["show", "r", "--json"]);
+    let is = |id: &str, status: &str| {
+        show["steps"].as_array().unwrap().iter().any(|step| step["id"] == id && step["status"] == status)
+    };
+    assert!(is("i1", "failed") && is("i2", "failed") && is("i3", "completed"), "{show}");
+}

@@ -310,7 +310,7 @@ impl<'a, P: Program> Session<'a, P> {
             scope.fans.retain(|fan| fan.place != place);
         } else {
             scope.fan_mut(place).stopped = true;
-            self.cancel_below(id, None, "no more branches can be opened");
+            self.cancel_children(id, place, None, "no more branches can be opened");
         }
         self.fail(id, place, failure, StepReport::default());
     }

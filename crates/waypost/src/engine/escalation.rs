@@ -53,9 +53,9 @@ impl<P: Program> Session<'_, P> {
             let by = format!("branch `{}` failed", self.scopes.get(failed).branch());
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
             if self.is_caught(opener, &failure) {
-                return self.cancel_below(opener.scope, None, &by);
+                return self.cancel_children(opener.scope, opener.place, None, &by);
             }
-            self.cancel_below(opener.scope, Some(failed), &by);
+            self.cancel_children(opener.scope, opener.place, Some(failed), &by);
             failed = opener.scope;
         }
         self.halted = true;
@@ -84,7 +84,7 @@ impl<P: Program> Session<'_, P> {
             let by = format!("branch `{branch}` failed");
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
             self.catch(opener, &StepFailure { branch, ..failed });
-            self.cancel_below(opener.scope, Some(id), &by);
+            self.cancel_children(opener.scope, opener.place, Some(id), &by);
         }
     }
 
@@ -321,10 +321,11 @@ impl<P: Program> Session<'_, P> {
         found
     }
 
-    /// Cancels the running work of all descendants of a branch, except those of the branch `except`.
-    pub(super) fn cancel_below(&mut self, id: ScopeId, except: Option<ScopeId>, by: &str) {
+    /// Cancels the running work of the children of a step, except that of the child `except`. The children of other steps
+    /// are independent.
+    pub(super) fn cancel_children(&mut self, id: ScopeId, place: usize, except: Option<ScopeId>, by: &str) {
         let spared: HashSet<ScopeId> = except.into_iter().flat_map(|id| self.below(id)).collect();
-        for child in self.below(id) {
+        for child in self.below_step(id, place) {
             if Some(child) != except && !spared.contains(&child) {
                 self.cancel(child, by);
             }

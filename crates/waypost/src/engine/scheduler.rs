@@ -286,7 +286,7 @@ impl<'a, P: Program> Session<'a, P> {
             // Running children continue to their end.
             return self.catch_limit(id, place, Failure::new(FailureKind::Limit, vec![why]));
         }
-        self.cancel_below(id, None, "too many of its siblings failed");
+        self.cancel_children(id, place, None, "too many of its siblings failed");
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), super::StepReport::default());
     }
 
