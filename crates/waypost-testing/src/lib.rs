@@ -1,6 +1,6 @@
 //! Test support for stores and engines.
 //!
-//! A store passes the contract of [`waypost::store::Store`] with one line in its tests:
+//! One line in the tests of a store checks the contract of [`waypost::store::Store`]:
 //! `store_contract!(mine, MyStore::fixture());`, where the expression returns a [`StoreFixture`](contract::StoreFixture).
 //!
 //! | module | has |

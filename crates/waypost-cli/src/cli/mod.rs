@@ -333,7 +333,7 @@ pub(crate) struct ResumeArgs {
 }
 
 impl ResumeArgs {
-    /// Returns the command of this resume with its choices, to be pasted.
+    /// Returns the command line of this resume, with its choices.
     pub(crate) fn command(&self, run: &RunId) -> String {
         let mut command = format!("waypost resume {run}");
         let with = self.with.as_ref().map(|file| file.display().to_string());

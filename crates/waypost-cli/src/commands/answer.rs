@@ -18,7 +18,7 @@ use crate::output::{shown, shown_lines};
 use crate::run::definition::how_to_resume;
 use crate::run::keepalive::keepalive_holder;
 use crate::run::questions::{json_or_text, questions, refuse_secret, taken};
-use crate::run::reference::{Default, find, here_first, only, step_on, unnamed};
+use crate::run::reference::{Default, find, here_first, is_step, only, step_on, unnamed};
 use crate::store_location::Access;
 use crate::view::{AnsweredView, SignalledView, VERSION};
 
@@ -169,7 +169,7 @@ fn meant<'q>(
     };
     let is_meant = |waiting: &&Waiting| {
         let step = waiting.step.as_str();
-        given == step || given == step_on(&waiting.branch, step)
+        given == step || is_step(&waiting.branch, step, given)
     };
     let begins = |waiting: &&Waiting| !given.is_empty() && waiting.wait.id.starts_with(given);
     // Answered questions are selected only if no open one matches; the engine then returns the error.

@@ -20,7 +20,7 @@ use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::format::{exit_code, size, time, usage};
+use crate::format::{exit_code, size, text, time};
 use crate::output::step_names;
 use crate::output::{Output, is_empty, log_lines, shown};
 use crate::run::definition::{path_in_force, resume_line};
@@ -535,7 +535,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         fact("queue", &place_in_queue(queue));
     }
     fact("params", &pairs(&view.params));
-    fact("usage", &view.usage.as_ref().map(usage::shown).unwrap_or_default());
+    fact("usage", &view.usage.as_ref().map(text::tokens_and_cost).unwrap_or_default());
     let labels = frozen.labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     fact("labels", &labels.join(", "));
     fact("parent", view.parent.as_deref().unwrap_or_default());

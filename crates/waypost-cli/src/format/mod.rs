@@ -5,4 +5,3 @@ pub(crate) mod size;
 pub(crate) mod terminal;
 pub(crate) mod text;
 pub(crate) mod time;
-pub(crate) mod usage;

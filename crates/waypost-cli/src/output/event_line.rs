@@ -7,7 +7,8 @@ use waypost::record::{End, RunStatus, Wait, WaitKind};
 use super::step_names::StepNames;
 use super::step_progress::branch_of;
 use super::{is_empty, shown};
-use crate::format::{size, time, usage};
+use crate::format::text::tokens_and_cost;
+use crate::format::{size, time};
 use crate::view::CauseView;
 
 /// The name of an event with a warning.
@@ -112,7 +113,7 @@ impl EventLines<'_> {
                 vec![format!("{states} states, {}", size::shown(*bytes)), format!("the newest {keep} stay")]
             }
             EventKind::Usage(used) => {
-                vec![usage::shown(used), used.model.clone().unwrap_or_default()]
+                vec![tokens_and_cost(used), used.model.clone().unwrap_or_default()]
             }
             EventKind::Progress { key, value } => match (key.as_str(), value) {
                 ("items", Value::Number(count)) if count.as_u64() == Some(1) => vec!["1 item".to_owned()],
@@ -138,7 +139,11 @@ impl EventLines<'_> {
     fn item(self, event: &Event) -> String {
         let path = self.names.path(&event.branch);
         let last = path.rsplit('/').next().unwrap_or_default();
-        last.find([':', '~']).map(|at| last[at + 1..].to_owned()).unwrap_or_default()
+        match last.find([':', '~']).map(|at| &last[at + 1..]) {
+            Some("") => "\"\"".to_owned(),
+            Some(key) => key.to_owned(),
+            None => String::new(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use waypost_workflow::program::{WorkflowState, log_name};
 use crate::cli::DeadLetter;
 use crate::error::Error;
 use crate::run::definition::Chosen;
-use crate::run::reference::plain;
+use crate::run::reference::is_branch;
 use waypost::engine::Snapshot;
 
 /// Returns the dead letters of a run.
@@ -347,9 +347,7 @@ pub(crate) fn chosen(
     letters: Vec<DeadLetter>,
     keys: &[String],
 ) -> Result<Vec<DeadLetter>, Error> {
-    let is = |letter: &DeadLetter, key: &String| {
-        letter.key == *key || letter.branch.as_str() == key || plain(&letter.branch).as_ref() == Some(key)
-    };
+    let is = |letter: &DeadLetter, key: &String| letter.key == *key || is_branch(&letter.branch, key);
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
             format!("dead letter `{key}` in run {run}"),

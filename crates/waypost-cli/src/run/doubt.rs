@@ -1,6 +1,7 @@
 //! The cause of a question about a step that must not be repeated, from the records of its branch.
 
-use serde_json::Value;
+use serde::Deserialize as _;
+use waypost::events::RerunCause;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Header, Note, Reason, Record};
 use waypost::store::{Store, StoreExt as _};
@@ -37,17 +38,17 @@ pub(crate) async fn cause_of(store: &dyn Store, run: &RunId, decision: &Decision
 fn change(header: &Header, step: &StepId) -> Option<String> {
     let invalidated = |note: &Note| match note {
         Note::Event { name, data } if name == "step_invalidated" && data["step"] == step.as_str() => {
-            Some(data["cause"].clone())
+            RerunCause::deserialize(&data["cause"]).ok()
         }
         _ => None,
     };
     if let Some(cause) = header.notes.iter().find_map(invalidated) {
-        return Some(match (cause["code"].as_str(), &cause["step"]) {
-            (Some("upstream_changed"), Value::String(upstream)) => format!("upstream `{upstream}` reran"),
-            (Some("evidence_failed"), _) => "its evidence failed".to_owned(),
-            (Some("definition_changed"), _) => "its definition changed".to_owned(),
-            (Some("requested"), _) => "a person requested its rerun".to_owned(),
-            _ => "the input of its scope changed".to_owned(),
+        return Some(match cause {
+            RerunCause::UpstreamChanged { step: Some(upstream) } => format!("upstream `{upstream}` reran"),
+            RerunCause::UpstreamChanged { step: None } => "the input of its scope changed".to_owned(),
+            RerunCause::EvidenceFailed { .. } => "its evidence failed".to_owned(),
+            RerunCause::DefinitionChanged => "its definition changed".to_owned(),
+            RerunCause::Requested { .. } => "a person requested its rerun".to_owned(),
         });
     }
     let text = match header.reason {

@@ -164,8 +164,8 @@ async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<
     }
 }
 
-/// Returns the branches whose path begins `text`, with the rest of it, if the rest is accepted. A path that names more
-/// keys and passes is preferred to one that names fewer.
+/// Returns the branches whose path begins `text`, with the rest of it, if the rest is accepted. Paths with the
+/// fewest omitted keys and passes are preferred.
 fn matches<'b, 't>(
     branches: &'b BTreeSet<BranchPath>,
     text: &'t str,
@@ -191,16 +191,11 @@ fn matches<'b, 't>(
 /// Returns what follows the path of a branch in `text`, with the number of omitted keys and passes. Of each scope, the
 /// key may be encoded, unencoded, after a slash, or omitted.
 fn after_path<'t>(branch: &BranchPath, text: &'t str) -> Vec<(usize, &'t str)> {
-    let Some(((step, key), above)) = branch.opened_by().zip(branch.parent()) else { return vec![(0, text)] };
-    let last = branch.as_str().rsplit('/').next().unwrap_or_default();
-    let with_key =
-        [last.to_owned(), readable(last).into_owned(), format!("{step}:{key}"), format!("{step}/{key}")];
+    let Some(((step, _), above)) = branch.opened_by().zip(branch.parent()) else { return vec![(0, text)] };
+    let with_key = with_key(branch);
     let spellings = with_key.iter().map(|spelling| (0, spelling.as_str())).chain([(1, step.as_str())]);
     let mut found = Vec::new();
-    for (omitted, rest) in after_path(&above, text) {
-        let Some(rest) = (if above.is_main() { Some(rest) } else { rest.strip_prefix('/') }) else {
-            continue;
-        };
+    for (omitted, rest) in below_path(&above, text) {
         let stripped = spellings.clone().filter_map(|(fewer, spelling)| {
             let rest = rest.strip_prefix(spelling)?;
             (rest.is_empty() || rest.starts_with('/')).then_some((omitted + fewer, rest))
@@ -212,11 +207,33 @@ fn after_path<'t>(branch: &BranchPath, text: &'t str) -> Vec<(usize, &'t str)> {
     found
 }
 
-/// Returns a branch with unencoded keys; `None` for the main branch.
-pub(crate) fn plain(branch: &BranchPath) -> Option<String> {
-    let (step, key) = branch.opened_by()?;
-    let above = branch.parent().as_ref().and_then(plain);
-    Some(above.map_or_else(|| format!("{step}:{key}"), |above| format!("{above}/{step}:{key}")))
+/// Returns what follows the path of a branch in `text`, without the slash between.
+fn below_path<'t>(branch: &BranchPath, text: &'t str) -> impl Iterator<Item = (usize, &'t str)> {
+    let slash = if branch.is_main() { "" } else { "/" };
+    after_path(branch, text)
+        .into_iter()
+        .filter_map(move |(omitted, rest)| Some((omitted, rest.strip_prefix(slash)?)))
+}
+
+/// Returns the spellings of the last scope of a branch with its key.
+fn with_key(branch: &BranchPath) -> Vec<String> {
+    let Some((step, key)) = branch.opened_by() else { return Vec::new() };
+    let last = branch.as_str().rsplit('/').next().unwrap_or_default();
+    vec![last.to_owned(), readable(last).into_owned(), format!("{step}:{key}"), format!("{step}/{key}")]
+}
+
+/// Returns whether `text` is a path of this branch that names its last key.
+pub(crate) fn is_branch(branch: &BranchPath, text: &str) -> bool {
+    let with_key = with_key(branch);
+    let above = branch.parent();
+    above.is_some_and(|above| {
+        below_path(&above, text).any(|(_, rest)| with_key.iter().any(|last| last == rest))
+    })
+}
+
+/// Returns whether `text` is a path of this step.
+pub(crate) fn is_step(branch: &BranchPath, step: &str, text: &str) -> bool {
+    below_path(branch, text).any(|(_, rest)| rest == step)
 }
 
 /// Applies [`encoded`] to given values.

@@ -170,3 +170,23 @@ fn a_shown_path_names_the_step_in_any_nesting() {
         assert_eq!(code_of(&rig, &["show", &place]), Some(0), "{place}");
     }
 }
+
+// Bug: `answer` and `dead-letters` refused the path that `show` and `dead-letters list` print.
+#[test]
+fn a_shown_path_names_a_question_and_a_dead_letter() {
+    let rig = Rig::with(
+        "steps:
+  - id: grp
+    steps: [{id: each, foreach: {items: ['c:d', 'e f'], as: it, steps: [{id: ask, approve: 'Go on?'}, {id: do, run: 'exit 1'}]}}]
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(75));
+
+    assert_eq!(code_of(&rig, &["answer", "r", "grp/each:c%3Ad/ask", "yes", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["answer", "r", "grp/each:e f/ask", "yes", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    for path in ["grp/each:c%3Ad", "grp/each:c:d", "c:d"] {
+        assert_eq!(code_of(&rig, &["dead-letters", "show", "r", path]), Some(0), "{path}");
+    }
+    assert_eq!(code_of(&rig, &["dead-letters", "show", "r", "grp/each"]), Some(5), "no key");
+}

@@ -162,7 +162,7 @@ pub(super) fn table(context: &Context, view: &ShowView, args: &ItemsArgs) -> Str
     let row = |item: &ItemView| {
         let took = item.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis)));
         vec![
-            item.key.clone(),
+            if item.key.is_empty() { "\"\"".to_owned() } else { item.key.clone() },
             item.status.name().to_owned(),
             if item.attempts > 1 { item.attempts.to_string() } else { String::new() },
             took.unwrap_or_default(),
