@@ -354,8 +354,12 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
 /// Chooses the run's own copy, with a note if the file differs.
 fn beside_the_file(own: Chosen, snapshot: &Snapshot, file: Option<&Path>) -> Chosen {
     let (text, run) = (&snapshot.definition.text, &snapshot.entry.summary.run);
-    // A missing or unreadable file does not matter here.
-    let read = file.and_then(|file| Some((file, std::fs::read_to_string(file).ok()?)));
+    // A missing or unreadable file does not matter here. The text of a workflow has its included files.
+    let text_of = |file: &Path| match Workflow::read(file) {
+        Ok(workflow) => Some(workflow.text().to_owned()),
+        Err(_) => std::fs::read_to_string(file).ok(),
+    };
+    let read = file.and_then(|file| Some((file, text_of(file)?)));
     match read.filter(|(_, read)| text.as_ref().is_some_and(|text| text != read)) {
         Some((file, _)) => {
             let file = shown(file);

@@ -229,3 +229,23 @@ fn inner_items_that_failed_before_a_fork_are_told_as_such() {
         }
     }
 }
+
+// Bug: a retry of dead letters of an included file said that the unchanged file had changed. Cause: the text of the file
+// was compared with the copy of the run, which has the included files.
+#[test]
+fn an_unchanged_file_with_an_included_one_is_unchanged() {
+    let rig = Rig::with("steps: [{id: inc, workflow: inner.yaml}]\n");
+    let inner = "steps: [{id: each, foreach: {items: [a], steps: [{id: do, run: test -e ok}]}}]\n";
+    rig.write("inner.yaml", inner);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    let same = rig.waypost(&["dead-letters", "retry", "r", "a"]);
+    rig.write("inner.yaml", &inner.replace("test -e ok", "test -e fine"));
+    let changed = rig.waypost(&["dead-letters", "retry", "r", "a"]);
+
+    assert!(same.starts_with("exit 1\n") && !same.contains("flow.yaml changed"), "{same}");
+    assert!(
+        changed.contains("flow.yaml changed; dead letters are retried with the run's own copy"),
+        "{changed}"
+    );
+}
