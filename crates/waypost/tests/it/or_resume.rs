@@ -130,6 +130,8 @@ async fn start_once(folder: &Path) {
     let graph = counting(folder.join("lines"));
     let said = match engine.run(&graph, "r", Count::default()).or_resume().await {
         Ok(outcome) => format!("ended {:?} {}", outcome.status, outcome.state.steps),
+        // Between its lock and its name in the lock file, a holder is unknown.
+        Err(RunError::Store(StoreError::Held { holder: None, .. })) => "refused, held by another".to_owned(),
         Err(refused) => format!("refused, held by {}", holder(&refused)),
     };
     std::fs::write(folder.join(std::process::id().to_string()), said).unwrap();
@@ -162,7 +164,8 @@ async fn one_of_three_processes_does_the_work() {
     for (place, said) in said.iter().enumerate().filter(|(place, _)| *place != winner) {
         let told = format!("held by process {}", ids[winner]);
         // A start after the end finds the run completed.
-        assert!(said.contains(&told) || said.contains("ended Completed 4"), "{place}: {said}");
+        let allowed = [told.as_str(), "held by another", "ended Completed 4"];
+        assert!(allowed.iter().any(|allowed| said.contains(allowed)), "{place}: {said}");
     }
     assert!(said.iter().any(|said| said.contains("refused")), "{said:?}");
 }
