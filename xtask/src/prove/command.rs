@@ -44,8 +44,16 @@ const EXIT_IN_DOUBT: i32 = 8;
 
 /// Sets of features, such as `failures+hooks`. Without `inplace`: the engine reruns an edit in place
 /// with the result of the base, the model reuses the result.
-const MIXES: [&str; 7] =
-    ["base", "hooks", "failures+letters", "edits", "from", "failures+hooks+edits", "letters+from+hooks"];
+const MIXES: [&str; 8] = [
+    "base",
+    "hooks",
+    "failures+letters",
+    "edits",
+    "from",
+    "failures+hooks+edits",
+    "letters+from+hooks",
+    "failures+scopes",
+];
 
 /// Compare the built command with the reference model, with a kill in each round
 #[derive(Debug, clap::Args)]
@@ -197,6 +205,14 @@ struct Play {
     waypost: PathBuf,
 }
 
+/// The end of the sessions of a round.
+struct Rest {
+    /// The exit code of the last session.
+    code: i32,
+    /// Whether a session ended with a question, answered by `--treat-as retry`.
+    was_asked: bool,
+}
+
 /// An execution in the log.
 struct Executed {
     path: StepPath,
@@ -252,13 +268,17 @@ impl Play {
         self.prepare(round)?;
         let before = self.executed()?.len();
         let plan = if kill.is_none() && !is_first { self.plan(&round.args)? } else { BTreeMap::new() };
-        let code = match self.rest(&round.args, is_first, kill)? {
-            Ok(code) => code,
+        let Rest { code, was_asked } = match self.rest(&round.args, is_first, kill)? {
+            Ok(rest) => rest,
             Err(why) => return Ok(vec![why]),
         };
         let executed = self.executed()?;
         let now: Vec<&StepPath> = executed[before..].iter().map(|executed| &executed.path).collect();
-        let (needless, missing) = difference(&now, &round.executed);
+        let (mut needless, missing) = difference(&now, &round.executed);
+        if was_asked && !round.inputs.failing.is_empty() {
+            // The session after the answer retries the failed steps; the model plays a single session.
+            needless.retain(|path| !round.executed.contains(path));
+        }
         let mut found: Vec<String> = missing.iter().map(|path| format!("{path:?} did not run")).collect();
         let may_repeat = kill.is_some() && (!round.is_calm || needless.len() <= INTERRUPTED_MAX);
         if !may_repeat {
@@ -304,13 +324,13 @@ impl Play {
         Ok(found)
     }
 
-    /// Resumes the run, session by session, until rest. Returns the exit code, or a defect.
+    /// Resumes the run, session by session, until rest. Returns a defect of the sessions.
     fn rest(
         &self,
         request: &[String],
         is_first: bool,
         mut kill: Option<Duration>,
-    ) -> anyhow::Result<Result<i32, String>> {
+    ) -> anyhow::Result<Result<Rest, String>> {
         let (mut is_made, mut retries, mut requests) = (!is_first, false, !request.is_empty());
         let before = self.executed()?.len();
         for _ in 0..SESSIONS_MAX {
@@ -338,7 +358,7 @@ impl Play {
             let output = child.wait_with_output()?;
             match output.status.code() {
                 Some(code) if [0, EXIT_DEAD_LETTERS].contains(&code) || EXITS_FAILED.contains(&code) => {
-                    return Ok(Ok(code));
+                    return Ok(Ok(Rest { code, was_asked: retries }));
                 }
                 // A recorded request has opened the step: it is not finished, and cannot be requested again.
                 Some(EXIT_NO_RUN) if requests => requests = false,

@@ -1045,6 +1045,27 @@ fn a_changed_step_with_hooks_reruns_alone_in_its_item() {
     assert_eq!(ran(&rig), "q h");
 }
 
+// Cause: a rerun after an edit excluded only the results of children from reuse. Fix: the results of hooks, too.
+#[test]
+fn the_hooks_of_a_step_that_follows_a_changed_one_run_again() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: echo a >> trace}
+  - id: d
+    run: 'echo d >> trace; echo > d.txt'
+    evidence: [{sha256: d.txt}]
+    on_success: [{run: echo h >> trace}]
+",
+    );
+    assert_eq!(run(&rig), Some(0));
+    ran(&rig);
+    edit(&rig, "echo a", "echo  a");
+
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+
+    assert_eq!(ran(&rig), "a d h");
+}
+
 // Cause: a request below an opener reached the steps that follow the opener, and not its hooks.
 #[test]
 fn a_request_below_an_opener_reruns_its_hooks() {

@@ -37,7 +37,11 @@ pub fn workflow(random: &mut Seeded, features: &Features) -> Steps {
 }
 
 fn steps(random: &mut Seeded, features: &Features, depth: u32, prefix: &str) -> Steps {
-    let count = if depth == 0 { 2 + random.below(3) } else { 1 + random.below(2) };
+    let count = match depth {
+        0 if features.contains(&Feature::Scopes) => 3 + random.below(3),
+        0 => 2 + random.below(3),
+        _ => 1 + random.below(2),
+    };
     let mut made: Vec<Arc<Step>> = Vec::new();
     for letter in &LETTERS[..count as usize] {
         let step = step(random, features, &format!("{prefix}{letter}"), Site { depth, earlier: &made });
@@ -58,16 +62,18 @@ struct Site<'a> {
 }
 
 fn step(random: &mut Seeded, features: &Features, id: &str, site: Site<'_>) -> Step {
-    let kinds: &[Kind] = if site.depth < DEPTH_MAX {
-        &[Kind::Leaf, Kind::Leaf, Kind::Group, Kind::ForEach]
-    } else {
-        &[Kind::Leaf]
+    let in_scopes = site.depth == 0 && features.contains(&Feature::Scopes);
+    let kinds: &[Kind] = match site.depth {
+        0 if in_scopes => &[Kind::Leaf, Kind::Group, Kind::Group, Kind::ForEach],
+        ..DEPTH_MAX => &[Kind::Leaf, Kind::Leaf, Kind::Group, Kind::ForEach],
+        _ => &[Kind::Leaf],
     };
     let kind = one_of(random, kinds);
     let is_candidate = |step: &&Arc<Step>| !step.when.is_hook();
     let earlier: Vec<Name> = site.earlier.iter().filter(is_candidate).map(|step| step.id.clone()).collect();
-    let mut needs: Vec<Name> = earlier.iter().filter(|_| chance(random, 50)).cloned().collect();
-    if needs.is_empty() && chance(random, 60) {
+    let (needed, in_order) = if in_scopes { (20, 0) } else { (50, 60) };
+    let mut needs: Vec<Name> = earlier.iter().filter(|_| chance(random, needed)).cloned().collect();
+    if needs.is_empty() && chance(random, in_order) {
         needs.extend(earlier.last().cloned());
     }
     let other: Vec<&Name> = earlier.iter().filter(|id| !needs.contains(id)).collect();
@@ -275,5 +281,16 @@ pub fn upset(random: &mut Seeded, world: &mut World, steps: &[Arc<Step>], featur
         }
     } else if chance(random, 30) {
         world.failing.insert(Failing { step: one_of(random, &leaves).id.clone(), scope_part: "" });
+    }
+    scopes_fail(random, world, steps, features);
+}
+
+/// Lets a leaf below each of several openers fail, if the workflow has the feature.
+pub fn scopes_fail(random: &mut Seeded, world: &mut World, steps: &[Arc<Step>], features: &Features) {
+    for opener in steps.iter().filter(|step| features.contains(&Feature::Scopes) && !step.is_leaf()) {
+        if chance(random, 50) {
+            let step = one_of(random, &leaves(&opener.body)).id.clone();
+            world.failing.insert(Failing { step, scope_part: "" });
+        }
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Rules;
 use super::definition::{MAIN, Name, StepPath, Steps, When, all, leaves};
 use super::engine::{Engine, FailurePolicy, Halt};
-use super::generate::{Features, adoption, one_of, upset, workflow};
+use super::generate::{Features, adoption, one_of, scopes_fail, upset, workflow};
 use super::play::Feature;
 use super::position::{Content, How};
 use super::request::Request;
@@ -104,8 +104,10 @@ impl Lockstep {
         let (is_first, is_last) = (self.number == 0, self.number + 1 == self.rounds);
         self.number += 1;
         let (mut request, mut args) = (Request::None, Vec::new());
-        if !is_first {
-            let steps = self.model.disk_definition.steps.clone();
+        let steps = self.model.disk_definition.steps.clone();
+        if is_first {
+            scopes_fail(&mut self.random, &mut self.model.world, &steps, &self.features);
+        } else {
             let files = self.model.world.files.clone();
             upset(&mut self.random, &mut self.model.world, &steps, &self.features);
             if is_last {
@@ -277,11 +279,12 @@ pub fn features(text: &str) -> Result<Features, String> {
     Ok(found)
 }
 
-const FEATURES: [(&str, Feature); 6] = [
+const FEATURES: [(&str, Feature); 7] = [
     ("failures", Feature::Failures),
     ("hooks", Feature::Hooks),
     ("letters", Feature::DeadLetters),
     ("edits", Feature::Edits),
     ("from", Feature::Travel),
     ("inplace", Feature::InPlace),
+    ("scopes", Feature::Scopes),
 ];

@@ -33,11 +33,13 @@ pub enum Feature {
     Stop,
     /// Evidence that cannot be verified.
     Unknown,
+    /// Independent openers, several of which fail in the same round.
+    Scopes,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::DeadLetters,
         Self::Edits,
         Self::Failures,
@@ -49,6 +51,7 @@ impl Feature {
         Self::Skip,
         Self::Stop,
         Self::Unknown,
+        Self::Scopes,
     ];
 }
 

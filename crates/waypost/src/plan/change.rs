@@ -347,7 +347,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     for (step, _) in &redone {
         position.drop_results(step);
         position.ask_no_more(step);
-        if after.step(step.as_str()).is_some_and(|step| step.children.is_some()) && !after.is_routed() {
+        if after.step(step.as_str()).is_some_and(Step::opens) && !after.is_routed() {
             position.rerun_whole.insert(step.clone());
         }
     }

@@ -174,7 +174,8 @@ impl Engine {
     pub(in super::super) fn condition(&self, scope: &str, step: &Step) -> Decision {
         let ledger = &self.position(scope).ledger;
         let needs: Vec<&Arc<End>> = step.needs.iter().filter_map(|id| ledger.get(id)).collect();
-        let has_failed = needs.iter().any(|end| end.is_dead());
+        // A failure counts also behind a step that ran after it, as in workflow files.
+        let has_failed = needs.iter().any(|end| end.is_dead() || end.failed_upstream);
         let run_if = |is_true| if is_true { Decision::Run } else { Decision::Avoid(How::Skipped) };
         let depends = step.when != When::Success || step.skip_if.is_some();
         if self.is_plan && depends && needs.iter().any(|end| end.output_digest == Digest::UNKNOWN) {
@@ -184,7 +185,7 @@ impl Engine {
             When::OnSuccess => return run_if(needs[0].ran()),
             When::OnFailure => return run_if(needs[0].how == How::Failed),
             When::Always => return Decision::Run,
-            When::Failure => return run_if(has_failed || needs.iter().any(|end| end.failed_upstream)),
+            When::Failure => return run_if(has_failed),
             When::Success => {}
         }
         if has_failed {
