@@ -42,6 +42,16 @@ pub(crate) enum StoreUrl {
     Postgres(String),
 }
 
+/// Returns the URL that a bare path most likely means.
+fn url_of_path(text: &str) -> String {
+    let path = Path::new(text);
+    match path.join(DATABASE).is_file() {
+        true => format!("sqlite:{}", path.join(DATABASE).display()),
+        false if path.is_dir() => format!("file:{text}"),
+        false => format!("sqlite:{text}"),
+    }
+}
+
 /// What a command is going to do with the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -84,6 +94,11 @@ impl StoreUrl {
             }
             Some((kind, _)) if kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) && kind.len() > 1 => {
                 Err(Error::usage(format!("unknown store scheme `{kind}`"), KINDS))
+            }
+            // Text with `@` or `=` may hold a password.
+            None if !text.is_empty() && !text.contains(['@', '=']) => {
+                let hint = format!("did you mean `{}`?", url_of_path(text));
+                Err(Error::usage(format!("the store `{}` is not a URL", crate::output::shown(text)), hint))
             }
             _ => Err(Error::usage("the store is not a URL", KINDS)),
         }

@@ -163,3 +163,19 @@ fn a_rerun_from_a_step_not_started_is_refused() {
     assert!(refused.contains("cannot rerun step `four` of run r-1: the step has not started"), "{refused}");
     assert!(refused.contains("hint: `waypost resume r-1` starts the step when"), "{refused}");
 }
+
+#[test]
+fn a_bare_path_as_a_store_is_answered_with_its_url() {
+    let rig = Rig::with(FLOW);
+    rig.waypost(&["--store", "sqlite:kept/waypost.db", "run", "flow.yaml"]);
+    fs::create_dir(rig.path("folder")).unwrap();
+    for (text, url) in
+        [("x.db", "sqlite:x.db"), ("kept", "sqlite:kept/waypost.db"), ("folder", "file:folder")]
+    {
+        let told = rig.waypost(&["--store", text, "list"]);
+        let expected = format!("error: the store `{text}` is not a URL\nhint: did you mean `{url}`?\n");
+        assert!(told.contains(&expected), "{told}");
+    }
+
+    assert!(!rig.waypost(&["--store", "host=h password=s3cret", "list"]).contains("s3cret"));
+}
