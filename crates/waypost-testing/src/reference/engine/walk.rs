@@ -174,7 +174,7 @@ impl Engine {
     pub(in super::super) fn condition(&self, scope: &str, step: &Step) -> Decision {
         let ledger = &self.position(scope).ledger;
         let needs: Vec<&Arc<End>> = step.needs.iter().filter_map(|id| ledger.get(id)).collect();
-        // A failure counts also behind a step that ran after it, as in workflow files.
+        // A failure counts for all downstream steps, as in workflow files.
         let has_failed = needs.iter().any(|end| end.is_dead() || end.failed_upstream);
         let run_if = |is_true| if is_true { Decision::Run } else { Decision::Avoid(How::Skipped) };
         let depends = step.when != When::Success || step.skip_if.is_some();
