@@ -574,3 +574,28 @@ fn a_fork_from_an_item_asks_about_effects_downstream() {
     assert_eq!(code(&rig, &["fork", "r", "--id", "g", "--from", "f:a/v", "-q"]), Some(0));
     assert_eq!(rig.read("trace"), "w\nv\n");
 }
+
+// Bug: a fork of a run that failed in the second pass of a loop could not read the output of the first pass. Cause: the
+// failure stayed in the state of the branch. Fix: as in a resume, the failures of retried steps leave the state.
+#[test]
+fn a_fork_of_a_failed_pass_reads_the_pass_before() {
+    let rig = Rig::with(
+        r#"
+steps:
+  - id: loop
+    repeat: {until: steps.l2.outputs.n >= 3, max: 5}
+    steps:
+      - {id: l1, run: echo l1 >> trace}
+      - id: l2
+        run: 'echo l2 >> trace; test -e ok -o "$N" != 1; echo "n=$((N + 1))" >> "$WAYPOST_OUTPUT"'
+        env: {N: "${{ steps.l2.outputs.n || 0 }}"}
+"#,
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    (rig.write("ok", ""), rig.write("trace", ""));
+
+    let forked = rig.waypost(&["fork", "r", "--id", "f", "-q"]);
+
+    assert!(forked.starts_with("exit 0\n"), "{forked}");
+    assert_eq!(rig.read("trace"), "l2\nl1\nl2\n");
+}

@@ -17,6 +17,7 @@ use crate::store::{Signal, SignalKind, StoreError, StoreExt as _};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::definition::{Adopting, Forget, carried, check_fit, forget};
+use super::failure::failures_of;
 use super::inspect::position_of;
 use super::invalidate::Results;
 use super::reentry::{RequestedRerun, invalidate_named};
@@ -181,6 +182,7 @@ impl Engine {
         let mut cut = scopes.main.cut(program.shape(), before);
         redone.extend(reposition(program, &mut scopes, &start, &cut)?);
         cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
+        redone.extend(failures_of(program.shape(), &checkpoint)?);
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state)?;
         if start.evidence == OriginEvidence::Checked {

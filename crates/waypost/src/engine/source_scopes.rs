@@ -24,6 +24,7 @@ use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::definition::{Forget, forget};
+use super::failure::failures_of;
 use super::fan_out::{Item, Items, thaw};
 use super::inspect::position_of;
 use super::open_scopes::{fan_of, is_fresh};
@@ -333,7 +334,8 @@ impl SourceScopes {
             return Err(RunError::Changed { run: source.record.header().run.clone(), why });
         }
         let mut state = decode_state(session.program, shape.level(), &source.record)?;
-        forget(session.program, &name, &source.forgotten, &mut state)?;
+        let failures = failures_of(shape, &source.record)?;
+        forget(session.program, &name, &[failures, source.forgotten.clone()].concat(), &mut state)?;
         session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
         let before = session.before.as_ref().and_then(|before| before.of_branch(&name));
         let (cut, begins) = (source.cut(shape, before), is_fresh(&source.position));
