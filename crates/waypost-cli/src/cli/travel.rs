@@ -38,8 +38,9 @@ pub(crate) struct ForkArgs {
     /// Use this workflow file; changed finished steps rerun, with all steps downstream
     #[arg(long, value_name = "FILE")]
     pub(crate) with: Option<PathBuf>,
-    /// Start at this finished or running step; it and all steps downstream rerun
-    #[arg(long, value_name = "STEP")]
+    /// Start at this finished or running step; it and all steps downstream rerun. As PATH/STEP, a step within a
+    /// group or item, and the step that joins it
+    #[arg(long, value_name = "[PATH/]STEP")]
     pub(crate) from: Option<String>,
     /// Change a parameter in the new run; may be repeated. A parameter read by a finished step is refused unless
     /// `--from` reruns the step

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, StartOptions};
 use waypost::record::{Record, RunRecord};
 use waypost::store::{Signal, SignalKind, Store};
-use waypost::{RunId, StepId};
+use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{GivenParams, Workflow};
 use waypost_workflow::program::{WorkflowProgram, WorkflowState};
 
@@ -55,7 +55,7 @@ impl Params {
         program: &WorkflowProgram,
         record: &RunRecord,
         (session, adoption): (SessionOptions, Option<Adoption>),
-        from: Option<StepId>,
+        from: Option<(BranchPath, StepId)>,
     ) -> Result<StartOptions<WorkflowState>, Error> {
         let Self { before, now } = self;
         program.initial_state(now.clone())?;

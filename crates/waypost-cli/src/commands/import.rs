@@ -68,8 +68,8 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let frozen = portable.run().record().clone();
     report_given(context, &frozen.run, &given);
     let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
-    let begin = Begin { workflow: &workflow, at: portable.checkpoint(), from: None, work: None };
-    if let Some(ReadParam { step, param }) = params.read_before(&begin) {
+    let begin = Begin { workflow: &workflow, at: portable.checkpoint(), work: None };
+    if let Some(ReadParam { step, param, .. }) = params.read_before(&begin) {
         context
             .output
             .warn(&format!("step {step} read another value of param `{param}`, and does not rerun"));

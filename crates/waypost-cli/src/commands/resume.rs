@@ -106,7 +106,11 @@ pub(crate) async fn resume_in(
 }
 
 /// Refuses `--from` with an unknown branch.
-async fn refuse_unknown_branch(store: &dyn Store, run: &RunId, from: Option<&str>) -> Result<(), Error> {
+pub(super) async fn refuse_unknown_branch(
+    store: &dyn Store,
+    run: &RunId,
+    from: Option<&str>,
+) -> Result<(), Error> {
     let named = from.and_then(|from| StepRef::parse(from).branch).filter(|branch| !branch.is_main());
     match named {
         Some(branch) if !store.branches(run).await?.contains(&branch) => Err(no_branch(run, &branch)),
@@ -168,6 +172,10 @@ struct Going {
 impl Going {
     fn of(workflow: &Workflow, args: &ResumeArgs) -> Result<Self, Error> {
         let named = args.from.as_deref().map(|from| from_step(workflow, from)).transpose()?;
+        let named = named.map(|(branch, step)| match branch.is_main() {
+            true => ResumeFrom::Step(step),
+            false => ResumeFrom::StepOn(branch, step),
+        });
         let again: Vec<_> =
             args.retry.iter().map(|(letter, item)| (letter.failed_on.clone(), item.clone())).collect();
         let from = named.or((!again.is_empty()).then_some(ResumeFrom::Branches));
@@ -205,7 +213,7 @@ impl Prepared {
             return Err(StoreError::Held { run: run.clone(), holder: Some(holder), until }.into());
         }
         let frozen = entry.record.record().clone();
-        let setting = Setting { set: &args.set, from: args.from.as_deref() };
+        let setting = Setting { set: &args.set };
         let (mut params, mut decides_first, mut choices) = (None, false, BTreeMap::new());
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
@@ -232,7 +240,9 @@ impl Prepared {
                     let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
                     let definition = (&chosen.workflow, &chosen.shape);
                     let work = BegunWork::of(store.as_ref(), definition, &snapshot).await?;
-                    params = setting.apply(&work.retrying(args.retry_failed), &plan)?;
+                    let from =
+                        args.from.as_deref().map(|from| from_step(&chosen.workflow, from)).transpose()?;
+                    params = setting.apply(&work.retrying(args.retry_failed).rerunning(from), &plan)?;
                 }
                 chosen
             }
@@ -473,8 +483,8 @@ fn report_environment(context: &Context, frozen: &RunRecord, workflow: &Workflow
     }
 }
 
-/// Parses the start of a resume: `STEP` of the main branch, or `BRANCH/STEP`.
-fn from_step(workflow: &Workflow, text: &str) -> Result<ResumeFrom, Error> {
+/// Parses the step of `--from`: `STEP` of the main branch, or `BRANCH/STEP`.
+pub(super) fn from_step(workflow: &Workflow, text: &str) -> Result<(BranchPath, StepId), Error> {
     let StepRef { branch, step } = StepRef::parse(text);
     let Some(step) = step else {
         let hint = format!("name a step on the branch: {text}/STEP");
@@ -482,10 +492,10 @@ fn from_step(workflow: &Workflow, text: &str) -> Result<ResumeFrom, Error> {
     };
     match branch.filter(|branch| !branch.is_main()) {
         // Only the run knows the steps of included files.
-        Some(branch) => Ok(ResumeFrom::StepOn(branch, StepId::new(&step).map_err(Error::from_name)?)),
+        Some(branch) => Ok((branch, StepId::new(&step).map_err(Error::from_name)?)),
         None => {
             environment::refuse_unknown_step(workflow, Some(&step))?;
-            Ok(ResumeFrom::Step(StepId::new(&step).map_err(Error::from_name)?))
+            Ok((BranchPath::main(), StepId::new(&step).map_err(Error::from_name)?))
         }
     }
 }

@@ -9,14 +9,13 @@ use waypost::folder::REPORT;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Reason, Record, RunRecord};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, StepId, SystemClock};
-use waypost_workflow::file::Workflow;
+use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
 use super::branched::{Params, id_of, report_pending};
 use super::checkpoints::has_lost_state;
-use super::resume::Prepared;
+use super::resume::{Prepared, from_step, refuse_unknown_branch};
 use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -25,7 +24,7 @@ use crate::run::current_evidence;
 use crate::run::definition::{Chosen, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
 use crate::run::params::{Begin, BegunWork, ReadParam};
-use crate::run::reference::{Default as Meant, Reference, StepRef, step_on};
+use crate::run::reference::{Default as Meant, Reference, encode, step_on};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
 use crate::view::{RolledBackView, VERSION};
@@ -235,7 +234,7 @@ fn refuse_without_state(record: &Record) -> Result<(), RunError> {
     Err(RunError::NoState { at, why: "retention dropped its state".to_owned() })
 }
 
-pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Error> {
+pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
     on_main(&from, "cannot fork from", || {
@@ -247,6 +246,8 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let begin = store.load(&from.run, &from.branch, from.seq).await?;
     refuse_without_state(&begin)?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
+    encode(store.as_ref(), &from.run, &mut args.from).await?;
+    refuse_unknown_branch(store.as_ref(), &from.run, args.from.as_deref()).await?;
     let frozen = store.run(&from.run).await?.record.record().clone();
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
     let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
@@ -258,10 +259,10 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     let Chosen { workflow, shape, adoption, .. } = chosen;
     let params = Params::resolve(&workflow, &begin, &frozen, &args.params)?;
     report_pending(context, store.as_ref(), &from.run).await?;
-    let step = args.from.as_deref().map(|step| first_step(&workflow, step)).transpose()?;
+    let step = args.from.as_deref().map(|step| from_step(&workflow, step)).transpose()?;
     let work = BegunWork::of(store.as_ref(), (&workflow, &shape), &snapshot).await?;
-    let named = step.as_ref().map(StepId::as_str);
-    let read = params.read_before(&Begin { workflow: &workflow, at: &begin, from: named, work: Some(&work) });
+    let work = work.rerunning(step.clone());
+    let read = params.read_before(&Begin { workflow: &workflow, at: &begin, work: Some(&work) });
     if let Some(read) = read.filter(|_| adoption.is_none()) {
         return Err(param_was_read(&from, &read));
     }
@@ -314,30 +315,12 @@ pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<Exit, Erro
     session.conclude(&engine, &program, &outcome, &told).await
 }
 
-/// Returns the first step of a fork: a top-level step of the workflow.
-fn first_step(workflow: &Workflow, text: &str) -> Result<StepId, Error> {
-    let StepRef { branch, step } = StepRef::parse(text);
-    let opener = branch.filter(|branch| !branch.is_main()).and_then(|branch| {
-        let above = std::iter::successors(Some(branch), BranchPath::parent);
-        above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener)
-    });
-    if let Some(opener) = opener {
-        return Err(Error::usage(
-            format!("cannot start the fork at `{text}`: it is a step of another branch"),
-            format!("`--from {opener}` reruns the step of the main branch that opened the branch"),
-        ));
-    }
-    let step = step.unwrap_or_else(|| text.to_owned());
-    environment::refuse_unknown_step(workflow, Some(&step))?;
-    StepId::new(&step).map_err(Error::from_name)
-}
-
 /// Returns the error for a param of a finished step.
 fn param_was_read(from: &CheckpointRef, read: &ReadParam) -> Error {
-    let ReadParam { step, param } = read;
+    let ReadParam { step, top, param } = read;
     Error::usage(
         format!("cannot change param `{param}`: step {step} has read it, and does not rerun"),
-        format!("`waypost fork {from} --from {step} -p {param}=…` reruns the step and all steps downstream"),
+        format!("`waypost fork {from} --from {top} -p {param}=…` reruns the step and all steps downstream"),
     )
 }
 

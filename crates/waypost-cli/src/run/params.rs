@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
-use waypost::BranchPath;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Plan};
 use waypost::record::{End, FrontierEntry, Position, Record, SettledAs};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Store, StoreError, StoreExt as _};
+use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{Body, GivenParams, Step, Workflow};
 
 use crate::error::Error;
@@ -32,8 +32,6 @@ pub(crate) fn current(snapshot: &Snapshot) -> Map<String, Value> {
 pub(crate) struct Setting<'a> {
     /// Names and values as given.
     pub(crate) set: &'a [(String, String)],
-    /// The step of `--from`.
-    pub(crate) from: Option<&'a str>,
 }
 
 impl Setting<'_> {
@@ -69,7 +67,7 @@ impl Setting<'_> {
         let now = current(snapshot);
         let Some(params) = self.over(workflow, now.clone())? else { return Ok(None) };
         let run = &snapshot.entry.summary.run;
-        let again = self.from.map(|from| behind(workflow, from)).unwrap_or_default();
+        let again = work.again();
         let position = snapshot.newest().position().unwrap_or_default();
         let mut finished = finished(workflow, plan);
         let retried = workflow.steps().iter().filter(|step| work.is_retried(&position, step));
@@ -80,7 +78,9 @@ impl Setting<'_> {
             if now.get(name).unwrap_or(&Value::Null) == value {
                 continue;
             }
-            let reader = |step: &Step| match finished.contains(step.id.as_str()) {
+            let reader = |step: &Step| match finished.contains(step.id.as_str())
+                && !work.is_above_from(&BranchPath::main(), step)
+            {
                 true => step.uses_param(name).then(|| step.id.clone()),
                 false => work.reader_within(&BranchPath::main(), step, name),
             };
@@ -97,7 +97,7 @@ impl Setting<'_> {
                 ));
             }
         }
-        if snapshot.ended.is_some() && again.is_empty() && !work.retries {
+        if snapshot.ended.is_some() && work.from.is_none() && !work.retries {
             return Err(Error::usage(
                 format!("cannot change params of run {run}: it has ended, and no step would read them"),
                 format!("`waypost resume {run} --from STEP --set …` reruns a step and all steps downstream"),
@@ -110,7 +110,10 @@ impl Setting<'_> {
 /// A param with a new value, and a finished step that reads the param.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ReadParam {
+    /// The path of the step.
     pub(crate) step: String,
+    /// The top-level step that contains it, or the step itself.
+    pub(crate) top: String,
     pub(crate) param: String,
 }
 
@@ -118,9 +121,7 @@ pub(crate) struct ReadParam {
 pub(crate) struct Begin<'a> {
     pub(crate) workflow: &'a Workflow,
     pub(crate) at: &'a Record,
-    /// The step to rerun, with all downstream steps.
-    pub(crate) from: Option<&'a str>,
-    /// The open branches in the other run, if the store has this run.
+    /// The open branches in the other run and the step to rerun, if the store has this run.
     pub(crate) work: Option<&'a BegunWork<'a>>,
 }
 
@@ -132,24 +133,29 @@ impl Begin<'_> {
         now: &Map<String, Value>,
     ) -> Option<ReadParam> {
         let position = self.at.position().unwrap_or_default().with_failures_open();
-        let again = self.from.map(|from| behind(self.workflow, from)).unwrap_or_default();
+        let again = self.work.map(BegunWork::again).unwrap_or_default();
         let mut to_come = again.clone();
         for entry in &position.frontier {
             to_come.extend(behind(self.workflow, entry.step.as_str()));
         }
         let is_begun = |step: &Step| {
             let mut entries = position.frontier.iter();
-            !again.contains(&step.id)
-                && entries.any(|entry| entry.step.as_str() == step.id && entry.has_children())
+            let is_above = self.work.is_some_and(|work| work.is_above_from(&BranchPath::main(), step));
+            let is_open = entries.any(|entry| entry.step.as_str() == step.id && entry.has_children());
+            !again.contains(&step.id) && (is_above || is_open)
         };
         let changed = now.iter().filter(|(name, value)| before.get(*name).unwrap_or(&Value::Null) != *value);
         let mut read = changed.filter_map(|(param, _)| {
-            let reads = |step: &&Step| match (is_begun(step), self.work) {
-                (true, Some(work)) => work.reader_within(&BranchPath::main(), step, param).is_some(),
-                (is_begun, _) => (is_begun || !to_come.contains(&step.id)) && step.uses_param(param),
+            let reader = |step: &Step| match (is_begun(step), self.work) {
+                (true, Some(work)) => work.reader_within(&BranchPath::main(), step, param),
+                (is_begun, _) => {
+                    let reads = (is_begun || !to_come.contains(&step.id)) && step.uses_param(param);
+                    reads.then(|| step.id.clone())
+                }
             };
-            let step = self.workflow.steps().iter().find(reads)?;
-            Some(ReadParam { step: step.id.clone(), param: param.clone() })
+            let mut steps = self.workflow.steps().iter();
+            let (top, step) = steps.find_map(|step| Some((step.id.clone(), reader(step)?)))?;
+            Some(ReadParam { step, top, param: param.clone() })
         });
         read.next()
     }
@@ -164,6 +170,8 @@ pub(crate) struct BegunWork<'a> {
     newest: BTreeMap<BranchPath, Option<Record>>,
     /// True if tolerated failures are retried.
     retries: bool,
+    /// The step of `--from`, with its branch: it and all downstream steps rerun.
+    from: Option<(BranchPath, StepId)>,
 }
 
 impl<'a> BegunWork<'a> {
@@ -183,12 +191,57 @@ impl<'a> BegunWork<'a> {
             newest.insert(branch, record);
         }
         newest.insert(BranchPath::main(), Some(snapshot.newest().clone()));
-        Ok(Self { workflow, shape, snapshot, newest, retries: false })
+        Ok(Self { workflow, shape, snapshot, newest, retries: false, from: None })
     }
 
     /// Sets whether tolerated failures are retried.
     pub(crate) fn retrying(self, retries: bool) -> Self {
         Self { retries, ..self }
+    }
+
+    /// Sets the step of `--from`.
+    pub(crate) fn rerunning(self, from: Option<(BranchPath, StepId)>) -> Self {
+        Self { from, ..self }
+    }
+
+    /// Returns the step of a branch on the path to the step of `--from`, that step included.
+    fn on_path(&self, branch: &BranchPath) -> Option<&str> {
+        let (on, step) = self.from.as_ref()?;
+        if on == branch {
+            return Some(step.as_str());
+        }
+        let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
+        let below = around.find(|below| below.parent().as_ref() == Some(branch))?;
+        let shape = self.shape.of_branch(branch)?;
+        let (place, _) = shape.children_named(&below.opened_by()?.0)?;
+        Some(shape.steps()[place].id.as_str())
+    }
+
+    /// Returns whether a step has opened the branch of the step of `--from`, or a branch above it.
+    fn is_above_from(&self, branch: &BranchPath, step: &Step) -> bool {
+        let is_named = self.from.as_ref().is_some_and(|(on, _)| on == branch);
+        !is_named && self.on_path(branch) == Some(&step.id)
+    }
+
+    /// Returns whether a step of a branch reruns: the step of `--from`, or a step downstream of the path to it.
+    fn reruns(&self, branch: &BranchPath, step: &Step) -> bool {
+        let Some((shape, on_path)) = self.shape.of_branch(branch).zip(self.on_path(branch)) else {
+            return false;
+        };
+        let (from, place) = (shape.place(on_path), shape.place(&step.id));
+        let is_downstream =
+            from.zip(place).is_some_and(|(from, place)| shape.downstream(&[from]).contains(&place));
+        !self.is_above_from(branch, step) && (is_downstream || on_path == step.id)
+    }
+
+    /// Returns the top-level steps that rerun as a whole: the step of `--from`, and all downstream steps.
+    fn again(&self) -> BTreeSet<String> {
+        let main = BranchPath::main();
+        let mut again = self.on_path(&main).map(|from| behind(self.workflow, from)).unwrap_or_default();
+        for step in self.workflow.steps().iter().filter(|step| self.is_above_from(&main, step)) {
+            again.remove(&step.id);
+        }
+        again
     }
 
     /// Returns the graph and the position of a branch, with the steps that a retry opens.
@@ -212,7 +265,8 @@ impl<'a> BegunWork<'a> {
         let (shape, position) = self.at(branch)?;
         let is_it = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.has_children();
         let is_retried = step.work.body().is_some() && self.is_retried(&position, step);
-        if !is_retried && !position.frontier.iter().any(is_it) {
+        let is_above = self.is_above_from(branch, step);
+        if self.reruns(branch, step) || !is_above && !is_retried && !position.frontier.iter().any(is_it) {
             return None;
         }
         if step.reads_param(param) {
@@ -240,7 +294,10 @@ impl<'a> BegunWork<'a> {
         let unfinished = Unfinished::of(shape, &position);
         readers.find_map(|step| {
             let is_finished = shape.place(&step.id).is_some_and(|place| !unfinished.has(place));
-            match is_finished && !self.is_retried(&position, step) {
+            let is_open = self.is_retried(&position, step)
+                || self.is_above_from(branch, step)
+                || self.reruns(branch, step);
+            match is_finished && !is_open {
                 true => Some(path_of(branch, step)),
                 false => self.reader_within(branch, step, param),
             }
@@ -252,11 +309,9 @@ fn path_of(branch: &BranchPath, step: &Step) -> String {
     if branch.is_main() { step.id.clone() } else { format!("{branch}/{}", step.id) }
 }
 
-/// Returns the top-level steps that rerun with `from`: the given step, and all downstream steps.
+/// Returns a top-level step and all downstream steps.
 fn behind(workflow: &Workflow, from: &str) -> BTreeSet<String> {
-    let home = |step: &&Step| step.id == from || step.work.body().is_some_and(|body| has(body, from));
-    let mut again: BTreeSet<String> =
-        workflow.steps().iter().find(home).map(|step| step.id.clone()).into_iter().collect();
+    let mut again: BTreeSet<String> = workflow.step(from).map(|step| step.id.clone()).into_iter().collect();
     // Needs may appear later in the file.
     loop {
         let count = again.len();
@@ -269,10 +324,6 @@ fn behind(workflow: &Workflow, from: &str) -> BTreeSet<String> {
             return again;
         }
     }
-}
-
-fn has(body: &Body, id: &str) -> bool {
-    body.steps().iter().any(|step| step.id == id || step.work.body().is_some_and(|body| has(body, id)))
 }
 
 /// Returns the finished top-level steps.

@@ -193,6 +193,52 @@ fn a_fork_begins_with_the_step_of_from() {
     assert!(unknown.starts_with("exit 2\n") || unknown.starts_with("exit 5\n"), "{unknown}");
 }
 
+// Bug: with `--from PATH/STEP`, a param that only rerun steps read could not be changed. Cause: the check knew the
+// path as no step. Fix: the steps of the path and all downstream steps count as rerun.
+#[test]
+fn a_param_read_downstream_of_a_path_is_set() {
+    let flow = "params: {n: {default: old}, m: {default: old}}
+steps:
+  - id: each
+    foreach:
+      items: [a, b]
+      steps:
+        - {id: one, run: 'echo one $M >> out', env: {M: '${{ params.m }}'}}
+        - id: two
+          run: 'echo two $N >> out'
+          env: {N: '${{ item == \"a\" && params.n || \"b\" }}'}
+  - {id: grp, steps: [{id: s1, run: 'echo s1 $M >> out', env: {M: '${{ params.m }}'}}, {id: s2, run: 'echo s2 >> out'}]}
+  - {id: after, run: 'echo after $N >> out', env: {N: '${{ params.n }}'}}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    let commands = [&["fork", "r", "-q", "--id", "f", "-p"][..], &["resume", "r", "-q", "--set"]];
+    for command in commands {
+        for (set, from, reader) in [
+            ("m=new", "grp/s2", "each"),
+            ("m=new", "each:a/one", "each:b/one"),
+            ("m=new", "each:b/two", "each:a/one"),
+            ("n=new", "grp/s2", "each"),
+        ] {
+            let refused = rig.waypost(&[command, &[set, "--from", from]].concat());
+
+            assert!(refused.starts_with("exit 2\n"), "{command:?} {from}: {refused}");
+            let why = format!(": step {reader} has read it, and does not rerun");
+            assert!(refused.contains(&why), "{command:?} {from}: {refused}");
+        }
+    }
+    let rig = Rig::with(&flow.replace("${{ item == \"a\" && params.n || \"b\" }}", "x"));
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+    for command in commands {
+        rig.write("out", "");
+
+        let ended = rig.waypost(&[command, &["n=new", "--from", "grp/s2"]].concat());
+
+        assert!(ended.starts_with("exit 0\n"), "{command:?}: {ended}");
+        assert_eq!(rig.read("out"), "s2\nafter new\n", "{command:?}");
+    }
+}
+
 #[test]
 fn a_step_of_an_item_that_has_not_run_has_read_nothing() {
     let rig = Rig::with(

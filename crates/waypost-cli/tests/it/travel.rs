@@ -478,3 +478,124 @@ fn long_values_differ_line_by_line() {
     let change = &rig.json(&["diff", "r", "s", "--json"])["differences"][0];
     assert!(change["after"].as_str().unwrap().ends_with("line 29\ntwo"), "{change}");
 }
+
+const NESTED: &str = r#"
+steps:
+  - {id: before, run: echo before >> trace}
+  - id: grp
+    steps:
+      - {id: s1, run: echo s1 >> trace}
+      - {id: s2, run: 'echo s2 >> trace; echo v=7 >> "$WAYPOST_OUTPUT"'}
+      - {id: s3, run: 'echo "s3 $V" >> trace', env: {V: "${{ steps.s2.outputs.v }}"}}
+  - id: each
+    foreach:
+      items: [a, b]
+      max_parallel: 1
+      steps:
+        - {id: e1, run: 'echo "e1 $I" >> trace', env: {I: "${{ item }}"}}
+        - id: inner
+          steps:
+            - {id: n1, run: 'echo "n1 $I" >> trace', env: {I: "${{ item }}"}}
+            - {id: n2, run: 'echo "n2 $I" >> trace', env: {I: "${{ item }}"}}
+  - {id: inc, workflow: inc.yaml}
+  - id: loop
+    repeat: {until: steps.l2.outputs.n >= 3, max: 5}
+    steps:
+      - {id: l1, run: echo l1 >> trace}
+      - {id: l2, run: 'echo l2 >> trace; echo "n=$((N + 1))" >> "$WAYPOST_OUTPUT"', env: {N: "${{ steps.l2.outputs.n || 0 }}"}}
+  - {id: after, run: echo after >> trace}
+"#;
+
+fn nested() -> Rig {
+    let rig = Rig::with(NESTED);
+    rig.write("inc.yaml", "steps: [{id: i1, run: echo i1 >> trace}, {id: i2, run: echo i2 >> trace}]");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig
+}
+
+// Bug: `fork --from grp/s2` was refused with "no step in the workflow". Cause: a fork carried no branches that were
+// joined before its checkpoint. Fix: the branches on the path are open again, by the functions of `resume --from`.
+#[test]
+fn a_fork_reruns_a_step_of_a_group_item_or_included_file() {
+    let rig = nested();
+    for (from, reran) in [
+        ("grp/s2", "s2 s3_7 e1_a n1_a n2_a e1_b n1_b n2_b i1 i2 l1 l2 l1 l2 l1 l2 after"),
+        ("each:b/inner/n2", "n2_b i1 i2 l1 l2 l1 l2 l1 l2 after"),
+        ("each/a/e1", "e1_a n1_a n2_a i1 i2 l1 l2 l1 l2 l1 l2 after"),
+        ("inc/i2", "i2 l1 l2 l1 l2 l1 l2 after"),
+        ("loop~2/l2", "l2 l1 l2 after"),
+    ] {
+        rig.write("trace", "");
+
+        let forked = rig.waypost(&["fork", "r", "--id", "f", "--from", from, "-q"]);
+
+        assert!(forked.starts_with("exit 0\n"), "{from}: {forked}");
+        assert_eq!(rig.read("trace").replace(' ', "_").replace('\n', " ").trim_end(), reran, "{from}");
+        assert_eq!(code(&rig, &["verify", "f"]), Some(0), "{from}");
+        assert_eq!(code(&rig, &["delete", "f", "--yes"]), Some(0));
+    }
+}
+
+#[test]
+fn a_fork_from_a_wrong_path_is_refused_as_a_resume() {
+    let rig = nested();
+    for (from, exit, why) in [
+        ("grp/nope", 5, "the graph has no step `nope`"),
+        ("nope/s2", 5, "there is no step `nope/s2` in the workflow"),
+        ("each:c/e1", 5, "there is no branch `each:c` in run r"),
+        ("loop/l1", 2, "`loop/l1` matches several branches: loop~1/l1, loop~2/l1, loop~3/l1"),
+    ] {
+        for command in [&["fork", "r", "--id", "f"][..], &["resume", "r"]] {
+            let refused = rig.waypost(&[command, &["--from", from]].concat());
+
+            assert!(refused.starts_with(&format!("exit {exit}\n")), "{command:?} {from}: {refused}");
+            assert!(refused.contains(why), "{command:?} {from}: {refused}");
+        }
+    }
+    let early = rig.waypost(&["fork", "r@3", "--id", "f", "--from", "grp/s2"]);
+    assert!(early.contains("cannot continue from r@3: `grp~1` does not exist"), "{early}");
+    assert_eq!(rig.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_fork_from_an_item_asks_about_effects_downstream() {
+    let rig = Rig::with(
+        "steps: [{id: f, foreach: {items: [a, b], steps: [{id: w, run: echo w >> trace}, \
+         {id: v, idempotent: false, run: echo v >> trace}]}}]",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    assert_eq!(code(&rig, &["fork", "r", "--id", "f", "--from", "f:a/w", "-q"]), Some(8));
+    assert_eq!(rig.read("trace"), "w\n");
+    assert_eq!(code(&rig, &["resume", "f", "--treat-as", "done", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "w\n");
+    // The named step itself reruns without a question.
+    assert_eq!(code(&rig, &["fork", "r", "--id", "g", "--from", "f:a/v", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "w\nv\n");
+}
+
+// Bug: a fork of a run that failed in the second pass of a loop could not read the output of the first pass. Cause: the
+// failure stayed in the state of the branch. Fix: as in a resume, the failures of retried steps leave the state.
+#[test]
+fn a_fork_of_a_failed_pass_reads_the_pass_before() {
+    let rig = Rig::with(
+        r#"
+steps:
+  - id: loop
+    repeat: {until: steps.l2.outputs.n >= 3, max: 5}
+    steps:
+      - {id: l1, run: echo l1 >> trace}
+      - id: l2
+        run: 'echo l2 >> trace; test -e ok -o "$N" != 1; echo "n=$((N + 1))" >> "$WAYPOST_OUTPUT"'
+        env: {N: "${{ steps.l2.outputs.n || 0 }}"}
+"#,
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    (rig.write("ok", ""), rig.write("trace", ""));
+
+    let forked = rig.waypost(&["fork", "r", "--id", "f", "-q"]);
+
+    assert!(forked.starts_with("exit 0\n"), "{forked}");
+    assert_eq!(rig.read("trace"), "l2\nl1\nl2\n");
+}

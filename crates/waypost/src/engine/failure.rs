@@ -111,6 +111,13 @@ pub(super) fn position_for_retry(
     Ok((position, forgotten))
 }
 
+/// Returns the failures to remove from the state of a record, for a retry in another run.
+pub(super) fn failures_of(shape: &Shape, record: &Record) -> Result<Vec<Forget>, StoreError> {
+    let (_, mut forgotten) = position_for_retry(shape, record, false)?;
+    forgotten.retain(|forget| matches!(forget, Forget::Failure(_)));
+    Ok(forgotten)
+}
+
 /// Takes failed and passed-over ends out of force, with every downstream end. Returns the results to remove from
 /// the state.
 ///

@@ -17,10 +17,11 @@ use crate::store::{Signal, SignalKind, StoreError, StoreExt as _};
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::definition::{Adopting, Forget, carried, check_fit, forget};
+use super::failure::failures_of;
 use super::inspect::position_of;
 use super::invalidate::Results;
 use super::reentry::{RequestedRerun, invalidate_named};
-use super::resume_point::survey;
+use super::resume_point::{reopen_for, survey};
 use super::rollback::{
     ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_abandoned, joins,
     load_with_state,
@@ -65,7 +66,7 @@ impl Engine {
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let newest = position_of(&store.newest(&from.run, &from.branch).await?)?;
         let mut position = position_of(&checkpoint)?.back_at_work();
-        let redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
+        let mut redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
         let edited = blinds(program, &start);
         for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
             if is_abandoned(self, &from.run, (entry, None), &newest, !edited).await? {
@@ -75,15 +76,27 @@ impl Engine {
                 entry.drop_children();
             }
         }
-        let taken = Portable::at(store, checkpoint, position.clone(), OnDamagedChild::TakeOlder).await;
+        let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+        ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
+        let mut reopened = BTreeMap::new();
+        if let Some(named) = start.from.as_ref().filter(|(branch, _)| !branch.is_main()) {
+            reopened = reopen_for(self, program, (&checkpoint, &position), named).await?;
+            if let Some(main) = reopened.remove(&from.branch) {
+                position = main.position;
+                redone.extend(main.forgotten);
+            }
+        }
+        let children = reopened
+            .iter()
+            .map(|(branch, child)| (branch.clone(), (child.record.clone(), child.position.clone())));
+        let children = (OnDamagedChild::TakeOlder, &children.collect());
+        let taken = Portable::at(store, checkpoint, position.clone(), children).await;
         let taken = taken.map_err(|error| match error {
             ExportError::Store(error) => error.into(),
             error => RunError::NoState { at: from.to_string(), why: error.to_string() },
         })?;
-        let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-        ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
         let signals = free_signals_at(store, &from.run, from.seq, &position).await?;
-        let mut scopes = SourceScopes::of(&taken, position)?;
+        let mut scopes = SourceScopes::of(&taken, position, reopened)?;
         // The session may take days.
         drop(taken);
         if start.evidence == OriginEvidence::Checked {
@@ -150,7 +163,7 @@ impl Engine {
         ask_about_effects(before, &mut position, |_, step| {
             from.begun_since().contains(&step.id).then_some(None)
         });
-        let scopes = SourceScopes::of(from, position)?;
+        let scopes = SourceScopes::of(from, position, BTreeMap::new())?;
         let origin = ForkOrigin { scopes, signals: Vec::new(), redone: Vec::new() };
         self.start_from(program, origin, run, start).await
     }
@@ -169,6 +182,7 @@ impl Engine {
         let mut cut = scopes.main.cut(program.shape(), before);
         redone.extend(reposition(program, &mut scopes, &start, &cut)?);
         cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
+        redone.extend(failures_of(program.shape(), &checkpoint)?);
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
         forget(program, &BranchPath::main(), &redone, &mut state)?;
         if start.evidence == OriginEvidence::Checked {
@@ -271,7 +285,7 @@ fn reposition<P: Program>(
         main.position = carried.position;
         redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
     }
-    if let Some(step) = &start.from {
+    if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
         let at = header.reference().to_string();
         let requested = RequestedRerun { step, results: Results::Drop, by: None };
         let after = invalidate_named(shape, &main.position, requested, main.position.epoch, &at)?;

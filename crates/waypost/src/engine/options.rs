@@ -365,8 +365,8 @@ pub struct StartOptions<S> {
     pub adoption: Option<Adoption>,
     /// Whether the evidence of finished steps is checked.
     pub evidence: OriginEvidence,
-    /// The step of the main branch to rerun, with all downstream steps.
-    pub from: Option<StepId>,
+    /// The step to rerun and its branch, with all downstream steps. A step of the main branch for an import.
+    pub from: Option<(BranchPath, StepId)>,
 }
 
 /// Whether a fork or an import checks the evidence of finished steps.

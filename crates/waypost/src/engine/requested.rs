@@ -53,6 +53,14 @@ impl Requested {
         requested
     }
 
+    /// Requests the rerun of a step below the main branch.
+    pub(super) fn step_below(step: (BranchPath, StepId), shape: &Shape) -> Self {
+        let mut requested = Self::default();
+        requested.find_way(&step.0, shape);
+        requested.step = Some(step);
+        requested
+    }
+
     /// Adds finished steps of child branches with a changed definition.
     pub(super) fn rerun_changed<'a>(&mut self, all: impl Iterator<Item = &'a RerunRequest>, shape: &Shape) {
         for RerunRequest { branch, step, .. } in all.filter(|request| request.kind.reruns()) {

@@ -145,7 +145,7 @@ pub(super) async fn find<P: Program>(
         false => broken,
     };
     if let Some(named) = &asked.requested.step {
-        judged.broken.push(survey.named(&run.run, &branches, named).await?);
+        judged.broken.push(survey.named(&format!("run {}", run.run), &branches, named).await?);
     }
     for (branch, step) in asked.requested.changed.iter().chain(&asked.requested.retried) {
         judged.broken.extend(survey.ended_on(&branches, branch, step).await?);
@@ -170,9 +170,11 @@ pub(super) async fn find<P: Program>(
     };
     moves.extend(left_behind.into_iter().filter(|(branch, _)| joins_again(branch)));
     let mut rewinds = false;
+    let results = Results::dropped(!asked.retries);
     for (branch, targets) in targets {
         let known = &branches[&(branch.depth(), branch.clone())];
-        let taken = survey.take_back(program, (known, targets), (&branches, &judged), asked).await?;
+        let request = (asked.requested, results);
+        let taken = survey.take_back(program, (known, targets), (&branches, &judged), request).await?;
         // Rerun children are joined first.
         let is_own = targets.first().is_some_and(|target| target.claims.is_some());
         rewinds |= branch.is_main()
@@ -181,7 +183,6 @@ pub(super) async fn find<P: Program>(
         moves.extend(taken);
     }
     if program.keeps_apart() {
-        let results = Results::dropped(!asked.retries);
         asked.requested.defer(shape, &all, &mut moves, results);
         asked.requested.exclude_after_open(shape, &branches, &mut moves, results);
     }
@@ -219,6 +220,37 @@ pub(super) async fn survey<P: Program>(
     let shape = program.shape();
     let mut survey = BranchLoader::new(engine, shape);
     Ok(survey.survey(main).await?.0)
+}
+
+/// Returns the transitions of the main branch and of the branches below, for the rerun of a step of a branch. No
+/// evidence is verified.
+///
+/// # Errors
+/// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: the step has not finished
+/// there, or no step would join the branch.
+pub(super) async fn reopen_for<P: Program>(
+    engine: &Engine,
+    program: &P,
+    main: (&Record, &Position),
+    step: &(BranchPath, StepId),
+) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+    let shape = program.shape();
+    let requested = Requested::step_below(step.clone(), shape);
+    let mut survey = BranchLoader::new(engine, shape);
+    survey.requested = Some(&requested);
+    let (mut branches, mut moves) = survey.survey(main).await?;
+    let at = main.0.header().reference().to_string();
+    let named = survey.named(&at, &branches, step).await?;
+    survey.note_joins(&mut branches).await?;
+    let all = targets(shape, &branches, &[named], (&requested, program.keeps_apart()));
+    let (judged, results) = (Judged::default(), Results::Drop);
+    for (branch, targets) in &all.targets {
+        let known = &branches[&(branch.depth(), branch.clone())];
+        let request = (&requested, results);
+        moves.extend(survey.take_back(program, (known, targets), (&branches, &judged), request).await?);
+    }
+    requested.exclude_after_open(shape, &branches, &mut moves, results);
+    Ok(moves)
 }
 
 /// Loads the branches in force of a run.
@@ -262,20 +294,17 @@ impl<'a> BranchLoader<'a> {
         program: &P,
         (known, targets): (&BranchInForce, &[Target]),
         (branches, judged): (&Branches, &Judged),
-        asked: ResumeQuery<'_>,
+        (requested, results): (&Requested, Results),
     ) -> Result<Option<(BranchPath, Reopened)>, RunError> {
         let (engine, branch) = (self.engine, known.record.header().branch.clone());
         let Some((target, own)) = targets.first().zip(self.shape.of_branch(&branch)) else { return Ok(None) };
         if !own.is_routed() {
-            let results = match program.keeps_apart() {
-                false => Results::Keep,
-                true => Results::dropped(!asked.retries),
-            };
-            let named = asked.requested.step.as_ref().filter(|(on, _)| *on == branch).map(|(_, step)| step);
+            let results = if program.keeps_apart() { results } else { Results::Keep };
+            let named = requested.step.as_ref().filter(|(on, _)| *on == branch).map(|(_, step)| step);
             let opening = Invalidation { engine, root: program.shape(), judged, results, named };
             let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
-                let causes: Vec<_> = asked.requested.causes_on(&branch).collect();
+                let causes: Vec<_> = requested.causes_on(&branch).collect();
                 let is_named = |step: &&StepId| causes.iter().any(|(named, _)| named == step);
                 let upstream = |step: &StepId| {
                     upstream_of(own, step, targets.iter().map(|target| &target.step)).cloned()
@@ -292,7 +321,7 @@ impl<'a> BranchLoader<'a> {
         }
         let rewind = Rewind { engine, root: self.shape, branches, known, target, judged };
         let mut moved = rewind.to_start().await?;
-        if !asked.requested.is_empty() {
+        if !requested.is_empty() {
             // A person requested the rerun: no downstream result is reused.
             drop_chain(&mut moved.position, own);
         }
@@ -414,7 +443,7 @@ impl<'a> BranchLoader<'a> {
     /// there, or no step would join the branch.
     async fn named(
         &self,
-        run: &RunId,
+        at: &str,
         branches: &Branches,
         (branch, step): &(BranchPath, StepId),
     ) -> Result<Broken, RunError> {
@@ -422,16 +451,16 @@ impl<'a> BranchLoader<'a> {
             return Err(RunError::InvalidStep(step.clone()));
         }
         let store = self.engine.store.as_ref();
-        let no_state = |why: String| RunError::NoState { at: format!("run {run}"), why };
+        let no_state = |why: String| RunError::NoState { at: at.to_owned(), why };
         let Some(known) = branches.get(&(branch.depth(), branch.clone())) else {
             return Err(no_state(format!(
                 "`{branch}` does not exist, has failed, or is not awaited by a step"
             )));
         };
-        let at = (known.record.header(), &known.position);
-        let ended = match failed_on(store, at, step).await? {
+        let newest = (known.record.header(), &known.position);
+        let ended = match failed_on(store, newest, step).await? {
             Some(failed) => Some(failed),
-            None => ended_on(store, self.shape, at, step).await?,
+            None => ended_on(store, self.shape, newest, step).await?,
         };
         let Some(ended) = ended else {
             return Err(no_state(format!("step `{branch}/{step}` has not finished")));

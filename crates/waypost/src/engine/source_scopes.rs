@@ -23,9 +23,12 @@ use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError};
 
 use super::begin::decode_state;
 use super::chain::{Chain, Draft};
+use super::definition::{Forget, forget};
+use super::failure::failures_of;
 use super::fan_out::{Item, Items, thaw};
 use super::inspect::position_of;
 use super::open_scopes::{fan_of, is_fresh};
+use super::reruns::Reopened;
 use super::reuse::step_path;
 use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{Opener, Scope, ScopeId};
@@ -41,6 +44,10 @@ pub(super) struct SourceScope {
     pub(super) position: Position,
     /// The records of the finished steps in force, without states, with the last accepted evidence.
     pub(super) settled: Vec<Record>,
+    /// How the branch has ended, unless steps of the branch rerun.
+    end: Option<End>,
+    /// The results of the steps to rerun, to remove from the state.
+    forgotten: Vec<Forget>,
 }
 
 impl SourceScope {
@@ -73,7 +80,13 @@ impl SourceScope {
             }
         };
         let settled = settled.into_iter().map(with_accepted).collect::<Result<_, _>>()?;
-        Ok(Self { record: record.clone(), position, settled })
+        Ok(Self {
+            record: record.clone(),
+            position,
+            settled,
+            end: record.header().end,
+            forgotten: Vec::new(),
+        })
     }
 
     pub(super) fn branch(&self) -> &BranchPath {
@@ -101,7 +114,7 @@ impl SourceScope {
         let header = self.record.header();
         // A branch held after its last step has ended; only its end was not recorded.
         let is_done = self.position.frontier.is_empty();
-        let end = header.end.or(is_done.then_some(End::Completed)).filter(|_| !chain.branch.is_main());
+        let end = self.end.or(is_done.then_some(End::Completed)).filter(|_| !chain.branch.is_main());
         let mut records: Vec<&Record> = self.settled.iter().collect();
         if end.is_some() && !records.iter().any(|known| known.header().seq == header.seq) {
             records.push(&self.record);
@@ -184,8 +197,13 @@ pub(super) struct SourceScopes {
 }
 
 impl SourceScopes {
-    /// Takes the scopes of a checkpoint, with this position of its main branch.
-    pub(super) fn of(from: &Portable, position: Position) -> Result<Self, StoreError> {
+    /// Takes the scopes of a checkpoint, with this position of its main branch. `reopened`: the branches with steps to
+    /// rerun.
+    pub(super) fn of(
+        from: &Portable,
+        position: Position,
+        mut reopened: BTreeMap<BranchPath, Reopened>,
+    ) -> Result<Self, StoreError> {
         let mut history: BTreeMap<&BranchPath, Vec<&Record>> = BTreeMap::new();
         for record in from.history() {
             history.entry(&record.header().branch).or_default().push(record);
@@ -197,8 +215,14 @@ impl SourceScopes {
         let main = scope(from.checkpoint(), position)?;
         let mut branches = BTreeMap::new();
         for record in from.children() {
-            let taken = scope(record, position_of(record)?.back_at_work())?;
-            branches.insert(record.header().branch.clone(), taken);
+            let branch = &record.header().branch;
+            let taken = match reopened.remove(branch) {
+                None => scope(record, position_of(record)?.back_at_work())?,
+                Some(Reopened { position, forgotten, .. }) => {
+                    SourceScope { end: None, forgotten, ..scope(record, position)? }
+                }
+            };
+            branches.insert(branch.clone(), taken);
         }
         let items = from.blobs().values().map(|text| (name_of(Digest::of(text)), text.clone())).collect();
         Ok(Self { definition: from.definition().clone(), main, branches, joined: Vec::new(), items })
@@ -310,6 +334,8 @@ impl SourceScopes {
             return Err(RunError::Changed { run: source.record.header().run.clone(), why });
         }
         let mut state = decode_state(session.program, shape.level(), &source.record)?;
+        let failures = failures_of(shape, &source.record)?;
+        forget(session.program, &name, &[failures, source.forgotten.clone()].concat(), &mut state)?;
         session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
         let before = session.before.as_ref().and_then(|before| before.of_branch(&name));
         let (cut, begins) = (source.cut(shape, before), is_fresh(&source.position));

@@ -41,7 +41,8 @@ impl Portable {
         {
             return Err(ExportError::Amid { reference: reference.clone(), step });
         }
-        let portable = Self::at(store, checkpoint, position, OnDamagedChild::Refuse).await?;
+        let refuse = (OnDamagedChild::Refuse, &BTreeMap::new());
+        let portable = Self::at(store, checkpoint, position, refuse).await?;
         if opener.is_some() && newest_of(store, run, branch).await? != *seq {
             return Err(ExportError::Overtaken { reference: reference.clone() });
         }
@@ -49,7 +50,7 @@ impl Portable {
     }
 
     /// Reads the dependencies of a checkpoint with this position, for an export or a fork. Does not read the
-    /// steps begun since.
+    /// steps begun since. `reopened`: the records of children with steps to rerun, each with its new position.
     ///
     /// # Errors
     /// Those of [`of`](Self::of), except for [`ExportError::Amid`] and [`ExportError::Overtaken`].
@@ -57,12 +58,13 @@ impl Portable {
         store: &dyn Store,
         checkpoint: Record,
         position: Position,
-        on_damaged_child: OnDamagedChild,
+        (on_damaged_child, reopened): (OnDamagedChild, &BTreeMap<BranchPath, (Record, Position)>),
     ) -> Result<Self, ExportError> {
         let reference = checkpoint.header().reference();
         let run = store.run(&reference.run).await?.record;
         let (history, children, blobs) = (Vec::new(), Vec::new(), BTreeMap::new());
-        let mut export = Export { store, reference, on_damaged_child, bytes: 0, history, children, blobs };
+        let mut export =
+            Export { store, reference, on_damaged_child, reopened, bytes: 0, history, children, blobs };
         export.grow(size_of(&checkpoint) + run.bytes().len())?;
         export.collect(&checkpoint, &position).await?;
         let Export { mut history, mut children, blobs, .. } = export;
@@ -78,6 +80,7 @@ struct Export<'a> {
     store: &'a dyn Store,
     reference: CheckpointRef,
     on_damaged_child: OnDamagedChild,
+    reopened: &'a BTreeMap<BranchPath, (Record, Position)>,
     bytes: usize,
     history: Vec<Record>,
     children: Vec<Record>,
@@ -123,10 +126,17 @@ impl Export<'_> {
             }
             let branch = Some(parent.header().branch.clone());
             for child in children.get(&branch).map_or(&[][..], Vec::as_slice) {
-                let Some(record) = self.child(child, &origins).await? else { continue };
+                let reopened = self.reopened.get(child).cloned();
+                let (record, position) = match &reopened {
+                    Some(reopened) => reopened.clone(),
+                    None => {
+                        let Some(record) = self.child(child, &origins).await? else { continue };
+                        let position = position_of(&record)?;
+                        (record, position)
+                    }
+                };
                 self.grow(size_of(&record))?;
-                let position = position_of(&record)?;
-                match record.header().end {
+                match record.header().end.filter(|_| reopened.is_none()) {
                     None => open.push((record.clone(), position)),
                     Some(_) => {
                         let ended = Position { frontier: Vec::new(), ..position };
