@@ -126,3 +126,16 @@ fn run_again(run: &RunId, branch: &BranchPath, step: &StepId) -> String {
     let step = opener.as_ref().unwrap_or(step);
     format!("`waypost resume {run} --from {step}` reruns step `{step}` and all steps downstream")
 }
+
+/// Returns the run of an error about steps.
+pub(super) fn run_of(error: &RunError) -> Option<&RunId> {
+    match error {
+        RunError::InDoubt { run, .. }
+        | RunError::EvidenceLost { run, .. }
+        | RunError::NotSettled { run, .. }
+        | RunError::NotUndone { run, .. }
+        | RunError::NoSuchWait { run, .. }
+        | RunError::SeveralWaits { run, .. } => Some(run),
+        _ => None,
+    }
+}

@@ -321,7 +321,7 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     let state: WorkflowState = serde_json::from_slice(item.state_bytes()?).ok()?;
     let failure = match &header.phase {
         Phase::Failed(failure) => failure.clone(),
-        _ => Failure::new(FailureKind::Error, vec!["the branch failed without an error text".to_owned()]),
+        _ => Failure::new(FailureKind::Error, vec!["the item failed without an error text".to_owned()]),
     };
     let has_log = failure.ending.log.is_some();
     Some(DeadLetter {

@@ -15,6 +15,7 @@ mod checked;
 mod decisions;
 mod logs;
 mod scripts;
+pub(crate) mod step_names;
 mod upkeep;
 mod verified;
 mod waits;
@@ -84,6 +85,9 @@ pub(crate) struct RunView {
 /// The answer of `show`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShowView {
+    /// The names of the steps; for screens.
+    #[serde(skip)]
+    pub(crate) names: step_names::StepNames,
     pub(crate) v: u32,
     pub(crate) run: String,
     /// The requested checkpoint, if any.

@@ -108,14 +108,11 @@ fn a_step_of_a_group_needs_no_pass() {
     assert_eq!(rig.call(&["logs", "r", "o/p/g"]).stdout, b"g\n");
     assert_eq!(code_of(&rig, &["resume", "r", "--from", "o/p/g", "-q"]), Some(0));
     let said = rig.waypost(&["show", "r", "--step", "each/a"]);
-    assert!(said.contains("`each/a` matches several branches: each:x/a, each:y/a"), "{said}");
-    let said = rig.waypost(&["show", "r", "--step", "o~1/nope"]);
-    assert!(
-        said.contains("no step `nope` on branch `o~1`") && said.contains("show r --step 'o~1'"),
-        "{said}"
-    );
+    assert!(said.contains("`each/a` matches several scopes: each:x/a, each:y/a"), "{said}");
+    let said = rig.waypost(&["show", "r", "--step", "o/p/nope"]);
+    assert!(said.contains("no step `nope` in scope `o/p`") && said.contains("show r --step o/p`"), "{said}");
     let said = rig.waypost(&["why", "r", "o~2/p"]);
-    assert!(said.contains("no branch `o~2`"), "{said}");
+    assert!(said.contains("no scope `o~2`"), "{said}");
 }
 
 // Bug: `answer STEP ANSWER` listed finished runs. Cause: the runs of the step's workflow were listed with any status.

@@ -282,7 +282,7 @@ pub enum RunError {
         to: u64,
     },
     /// A step could not be undone. Later steps are undone; the same call continues.
-    #[error("cannot undo step `{step}` of run {run}{}: {}", if branch.is_main() { String::new() } else { format!(" on branch `{branch}`") }, failure.error.join(": "))]
+    #[error("cannot undo {} of run {run}: {}", place_of(branch, step), failure.error.join(": "))]
     NotUndone {
         /// The run.
         run: RunId,
@@ -412,11 +412,11 @@ pub enum RunError {
     Begin(#[from] BeginError),
 }
 
-/// Names a step, and its branch unless main.
-fn place_of(branch: &BranchPath, step: &StepId) -> String {
+/// Names a step by its path.
+pub(super) fn place_of(branch: &BranchPath, step: &StepId) -> String {
     match branch.is_main() {
         true => format!("step `{step}`"),
-        false => format!("step `{step}` of branch `{branch}`"),
+        false => format!("step `{}/{step}`", branch.readable()),
     }
 }
 

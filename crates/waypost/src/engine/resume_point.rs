@@ -22,6 +22,7 @@ use super::in_doubt::recoverable;
 use super::in_place::Declarers;
 use super::inspect::position_of;
 use super::invalidate::{Results, invalidated, upstream_of};
+use super::outcome::place_of;
 use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
 use super::reruns::{Reopened, Target, opener_of, targets, to_rerun};
@@ -425,7 +426,8 @@ impl<'a> BranchLoader<'a> {
         let no_state = |why: String| RunError::NoState { at: format!("run {run}"), why };
         let Some(known) = branches.get(&(branch.depth(), branch.clone())) else {
             return Err(no_state(format!(
-                "`{branch}` does not exist, has failed, or is not awaited by a step"
+                "`{}` does not exist, has failed, or is not awaited by a step",
+                branch.readable()
             )));
         };
         let at = (known.record.header(), &known.position);
@@ -434,7 +436,7 @@ impl<'a> BranchLoader<'a> {
             None => ended_on(store, self.shape, at, step).await?,
         };
         let Some(ended) = ended else {
-            return Err(no_state(format!("step `{branch}/{step}` has not finished")));
+            return Err(no_state(format!("{} has not finished", place_of(branch, step))));
         };
         let seq = ended.header().seq;
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
