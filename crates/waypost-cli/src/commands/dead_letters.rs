@@ -16,8 +16,8 @@ use crate::cli::{DeadLetters, DropArgs, OneRun, ResumeArgs, RetryArgs, ShowLette
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{log_lines, shown};
-use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
+use crate::run::dead_letters::{keeps_letters, letters_of};
 use crate::run::definition::{Chosen, names};
 use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find, here_first, only, unfinished_statuses};
@@ -37,7 +37,7 @@ pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Res
 async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let workflow = Chosen::in_force(store, &snapshot)?.workflow;
-    let dropped = match dead_letters::dropped(store, run, &workflow).await? {
+    let dropped = match dead_letters::dropped(store, run, &|_, each| keeps_letters(&workflow, each)).await? {
         0 => None,
         1 => Some("its dead letter was dropped".to_owned()),
         count => Some(format!("its {count} dead letters were dropped")),

@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, size, text, time};
 use crate::output::{Output, is_empty, log_lines, shown};
+use crate::run::dead_letters;
 use crate::run::definition::{path_in_force, resume_line, workflow_in_force};
 use crate::run::environment;
 use crate::run::failed_item::FailedStep;
@@ -399,6 +400,14 @@ impl Shown {
             step.duration_ms = step.started_at.zip(end).and_then(|(start, end)| idle.work_ms(start, end));
             step.log_bytes =
                 step.log.as_ref().map(|log| log.bytes).or_else(|| running_log(store, &frozen.run, step));
+            if let Some(items) =
+                step.items.as_mut().filter(|items| self.at.is_none() && items.failed > Some(0))
+            {
+                let of_step = |above: &BranchPath, each: &StepId| {
+                    above.as_str() == step.branch && each.as_str() == step.id
+                };
+                items.dropped = dead_letters::dropped(store, &frozen.run, &of_step).await? as u64;
+            }
             step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
         }
         let checkpoint = match &self.at {

@@ -123,6 +123,7 @@ impl EventLines<'_> {
             EventKind::Progress { key, value } => match (key.as_str(), value) {
                 ("items", Value::Number(count)) if count.as_u64() == Some(1) => vec!["1 item".to_owned()],
                 ("items", Value::Number(count)) => vec![format!("{count} items")],
+                (key, _) if key.starts_with("told answer") => vec!["declined".to_owned()],
                 ("until", Value::String(due)) => {
                     vec![format!("until {}", due.parse().map_or_else(|_| due.clone(), time::utc))]
                 }

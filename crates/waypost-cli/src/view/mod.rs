@@ -260,6 +260,9 @@ pub(crate) struct ItemsView {
     pub(crate) total: u64,
     pub(crate) succeeded: Option<u64>,
     pub(crate) failed: Option<u64>,
+    /// The dropped ones of the failed items; for screens.
+    #[serde(skip)]
+    pub(crate) dropped: u64,
 }
 
 impl ItemsView {
@@ -267,7 +270,12 @@ impl ItemsView {
     pub(crate) fn told(self) -> String {
         match (self.succeeded, self.failed) {
             (Some(succeeded), Some(failed)) => {
-                format!("{} items: {succeeded} done, {failed} failed", self.total)
+                let failed = failed.saturating_sub(self.dropped);
+                let dropped = match self.dropped {
+                    0 => String::new(),
+                    dropped => format!(", {dropped} dropped"),
+                };
+                format!("{} items: {succeeded} done, {failed} failed{dropped}", self.total)
             }
             _ => format!("{} items", self.total),
         }

@@ -385,3 +385,19 @@ fn lost_evidence_of_a_dead_letter_retries_the_item() {
         assert_eq!(code(&rig, &["verify", "r", "-q"]), Some(0));
     }
 }
+
+// Bug: `show` counted a dropped item as failed. Cause: the counts are those of the join. Fix: the items left by a person
+// are counted apart.
+#[test]
+fn show_counts_dropped_items_apart_from_failed_ones() {
+    let rig = Rig::with(
+        "steps: [{id: e, foreach: {items: [a, b, c], max_failures: 3, steps: [{id: s, run: exit 1}]}}]\n",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    assert!(rig.waypost(&["show", "r"]).contains("3 items: 0 done, 3 failed\n"));
+
+    assert_eq!(code(&rig, &["dead-letters", "drop", "r", "b", "-q"]), Some(0));
+
+    let shown = rig.waypost(&["show", "r"]);
+    assert!(shown.contains("3 items: 0 done, 2 failed, 1 dropped\n"), "{shown}");
+}

@@ -325,11 +325,14 @@ pub enum RunError {
         /// The reason.
         why: String,
     },
-    /// A rerun of a step was requested, but the step has not started. Nothing changed: resume without the request.
-    #[error("cannot rerun step `{step}` of run {run}: the step has not started")]
-    NotStarted {
+    /// A rerun of a step was requested, but the step has not finished, or was skipped as an upstream step failed.
+    /// Nothing changed: resume without the request.
+    #[error("cannot rerun {} of run {run}: the step has not finished", place_of(branch, step))]
+    NotFinished {
         /// The run.
         run: RunId,
+        /// The branch.
+        branch: BranchPath,
         /// The step.
         step: StepId,
     },

@@ -22,7 +22,6 @@ use super::in_doubt::recoverable;
 use super::in_place::Declarers;
 use super::inspect::position_of;
 use super::invalidate::{Results, invalidated, upstream_of};
-use super::outcome::place_of;
 use super::reentry::{Invalidation, open_again};
 use super::requested::Requested;
 use super::reruns::{Reopened, Target, opener_of, targets, to_rerun};
@@ -411,8 +410,8 @@ impl<'a> BranchLoader<'a> {
     /// Returns the end of the step to rerun on request.
     ///
     /// # Errors
-    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: the step has not finished
-    /// there, or no step would join the branch.
+    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NotFinished`]: the step has not finished
+    /// there. [`RunError::NoState`]: no step would join the branch.
     async fn named(
         &self,
         run: &RunId,
@@ -436,7 +435,8 @@ impl<'a> BranchLoader<'a> {
             None => ended_on(store, self.shape, at, step).await?,
         };
         let Some(ended) = ended else {
-            return Err(no_state(format!("{} has not finished", place_of(branch, step))));
+            let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
+            return Err(RunError::NotFinished { run, branch, step });
         };
         let seq = ended.header().seq;
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
