@@ -2,16 +2,17 @@
 
 use crate::cli::{Cli, Color, Command, DeadLetters};
 use crate::config::Config;
-use crate::error::Error;
+use crate::error::{Diagnosis, Error};
 use crate::exit::Exit;
 use crate::format::time::now;
 use crate::output::Output;
-use crate::run::definition::Chosen;
+use crate::run::definition::{Chosen, names};
 use crate::run::environment;
 use crate::run::reference::{self, Default};
 use crate::store_location::registry;
 use crate::store_location::{self, Access};
 use crate::view::Origin;
+use crate::view::step_names::StepNames;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,8 @@ pub(crate) struct Context {
     store_origin: Origin,
     /// The workflow file whose store is used, if named.
     near: OnceLock<PathBuf>,
+    /// The names of the steps of the run of an error.
+    names: OnceLock<StepNames>,
     /// Defaults for command line and environment.
     pub(crate) config: Arc<Config>,
     /// The colour choice of the command line.
@@ -68,6 +71,7 @@ impl Context {
             store,
             store_origin: Origin::Default,
             near: OnceLock::new(),
+            names: OnceLock::new(),
             config: Arc::default(),
             color_flag: cli.global.color,
         }
@@ -178,6 +182,15 @@ impl Context {
         store_location::with_words(text, &self.store_words())
     }
 
+    /// Learns the names of the run's steps, for the text of an error of the engine.
+    pub(crate) async fn learn_names(&self, error: &Error) {
+        if let Some(run) = error.run()
+            && let Ok(store) = self.store(None, Access::Read)
+        {
+            let _ = self.names.set(names(store.as_ref(), run).await);
+        }
+    }
+
     /// Prints an error.
     pub(crate) fn tell(&self, error: &Error) -> Exit {
         let mut diagnosis = error.diagnosis();
@@ -186,6 +199,10 @@ impl Context {
             diagnosis.hint = diagnosis.hint.filter(|hint| !hint.contains("`waypost resume"));
         }
         diagnosis.hint = diagnosis.hint.map(|hint| self.with_store(&hint));
+        if let Some(names) = self.names.get() {
+            let Diagnosis { message, causes, hint, .. } = &mut diagnosis;
+            causes.iter_mut().chain(hint).chain([message]).for_each(|text| *text = names.plain(text));
+        }
         self.output.error(&diagnosis);
         diagnosis.exit
     }

@@ -123,9 +123,15 @@ fn executed(mut cli: Cli, matches: &ArgMatches) -> Exit {
     {
         return context.tell(&error);
     }
-    let result = runtime()
-        .map_err(Error::Runtime)
-        .and_then(|runtime| runtime.block_on(commands::dispatch(&context, cli.command)));
+    let result = runtime().map_err(Error::Runtime).and_then(|runtime| {
+        runtime.block_on(async {
+            let done = commands::dispatch(&context, cli.command).await;
+            if let Err(error) = &done {
+                context.learn_names(error).await;
+            }
+            done
+        })
+    });
     match result {
         Ok(exit) => exit,
         // The reader of the answer is gone.

@@ -15,11 +15,12 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::output::{shown, shown_lines};
-use crate::run::definition::how_to_resume;
+use crate::run::definition::{how_to_resume, names};
 use crate::run::keepalive::keepalive_holder;
 use crate::run::questions::{json_or_text, questions, refuse_secret, taken};
-use crate::run::reference::{Default, find, here_first, is_step, only, step_on, unnamed};
+use crate::run::reference::{Default, find, here_first, is_step, only, unnamed};
 use crate::store_location::Access;
+use crate::view::step_names::StepNames;
 use crate::view::{AnsweredView, SignalledView, VERSION};
 
 /// Most commands in a hint.
@@ -47,12 +48,13 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
         },
     };
     let (open, answered) = questions(&engine, &run).await?;
-    let question = meant(&run, &open, &answered, id)?;
+    let names = names(store.as_ref(), &run).await;
+    let question = meant(&Questions { run: &run, open: &open, answered: &answered, names: &names }, id)?;
     refuse_secret(store.as_ref(), &run, text).await?;
     let value = taken(store.as_ref(), &run, question, text).await?;
-    let step = step_on(&question.branch, question.step.as_str());
+    let step = names.called(&question.branch, question.step.as_str());
     engine.answer(run.as_str(), &question.wait.id, value.clone()).await.map_err(|error| match error {
-        RunError::Answered { run, .. } => RunError::Answered { run, id: step },
+        RunError::Answered { run, .. } => RunError::Answered { run, id: step.clone() },
         error => error,
     })?;
     if context.output.json {
@@ -70,7 +72,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
             shown_lines(&asked.as_str().map_or_else(|| asked.to_string(), str::to_owned))
         ))?;
     }
-    let text = format!("Answered step {} of run {run}", question.step);
+    let text = format!("Answered step {step} of run {run}");
     if args.after.resume && !is_held(store.as_ref(), &run).await? {
         if !context.output.json {
             context.output.done(&text)?;
@@ -139,13 +141,18 @@ async fn told(
     Ok(Exit::Done)
 }
 
-/// Selects a question: by prefix of the id, by step, or as the only question.
-fn meant<'q>(
-    run: &RunId,
+/// The questions of a run, and the names of its steps.
+#[derive(Clone, Copy)]
+struct Questions<'q> {
+    run: &'q RunId,
     open: &'q [Waiting],
     answered: &'q [Waiting],
-    given: Option<&str>,
-) -> Result<&'q Waiting, Error> {
+    names: &'q StepNames,
+}
+
+/// Selects a question: by prefix of the id, by step, or as the only question.
+fn meant<'q>(asked: &Questions<'q>, given: Option<&str>) -> Result<&'q Waiting, Error> {
+    let Questions { run, open, answered, names } = *asked;
     let Some(given) = given else {
         return match (open, answered) {
             // For an answered question, the engine returns the error.
@@ -161,8 +168,8 @@ fn meant<'q>(
             (several, _) => {
                 let several: Vec<&Waiting> = several.iter().collect();
                 Err(Error::usage(
-                    format!("run {run} has several questions: {}", listed(&several)),
-                    commands_for(run, &several),
+                    format!("run {run} has several questions: {}", listed(&several, names)),
+                    commands_for(run, &several, names),
                 ))
             }
         };
@@ -189,24 +196,24 @@ fn meant<'q>(
             ))
         }
         several => Err(Error::usage(
-            format!("`{given}` matches several questions of run {run}: {}", listed(several)),
-            commands_for(run, several),
+            format!("`{given}` matches several questions of run {run}: {}", listed(several, names)),
+            commands_for(run, several, names),
         )),
     }
 }
 
-fn listed(questions: &[&Waiting]) -> String {
+fn listed(questions: &[&Waiting], names: &StepNames) -> String {
     let one = |waiting: &&Waiting| {
         let question = waiting.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
-        format!("{} ({})", step_on(&waiting.branch, waiting.step.as_str()), shown(question))
+        format!("{} ({})", names.called(&waiting.branch, waiting.step.as_str()), shown(question))
     };
     questions.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the commands to answer these questions, one each.
-fn commands_for(run: &RunId, questions: &[&Waiting]) -> String {
+fn commands_for(run: &RunId, questions: &[&Waiting], names: &StepNames) -> String {
     let one = |waiting: &&Waiting| {
-        let step = step_on(&waiting.branch, waiting.step.as_str());
+        let step = names.called(&waiting.branch, waiting.step.as_str());
         format!("`waypost answer {run} {} ANSWER`", quoted(&step))
     };
     let mut commands: Vec<String> = questions.iter().take(COMMANDS_MAX).map(one).collect();

@@ -25,6 +25,7 @@ use crate::cli::ExportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
+use crate::run::definition::workflow_in_force;
 use crate::store_location;
 use crate::view::{ExportedView, StepView, VERSION};
 
@@ -94,7 +95,7 @@ pub(super) async fn attest(
     let base = store_location::from_home(store.home(), base);
     let path = shown.path.clone().unwrap_or_else(|| shown.workflow.clone());
     let path = Path::new(&path).strip_prefix(&base).map_or(path.clone(), |path| path.display().to_string());
-    let workflow = show::workflow_in_force(&snapshot);
+    let workflow = workflow_in_force(&snapshot);
     let statement = json!({
         "_type": STATEMENT,
         "subject": subject,

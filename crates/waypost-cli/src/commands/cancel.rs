@@ -129,8 +129,8 @@ fn told(
     };
     let others = match branches {
         0 => String::new(),
-        1 => ", with 1 open branch".to_owned(),
-        count => format!(", with {count} open branches"),
+        1 => ", with 1 open scope".to_owned(),
+        count => format!(", with {count} open scopes"),
     };
     let words = context.store_words();
     let what = match undone.iter().flatten().any(|step| step.undone) {

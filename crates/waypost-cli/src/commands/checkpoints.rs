@@ -1,7 +1,6 @@
 //! `waypost checkpoints`: the records of a run, each read and checked.
 
 use waypost::engine::MARK;
-use waypost::id::readable;
 use waypost::record::Record;
 use waypost::store::{Damage, Scan, Store, StoreError};
 
@@ -11,19 +10,17 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::time;
 use crate::output::Output;
+use crate::run::definition::names;
 use crate::run::reference;
-use crate::run::reference::damaged_reference;
+use crate::run::reference::{damaged_reference, no_scope};
+use crate::view::step_names::StepNames;
 use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
 pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
     reference::encode(store.as_ref(), &run, &mut args.scope).await?;
-    let no_branch = |name: &str| {
-        let what = format!("branch `{name}` in run {run}");
-        Error::not_found(what, format!("`waypost checkpoints {run}` lists the branches"))
-    };
-    // An invalid branch name cannot exist.
-    let parsed = |name: &str| reference::parse_branch(name).map_err(|_| no_branch(name));
+    // An invalid name of a scope cannot exist.
+    let parsed = |name: &str| reference::parse_branch(name).map_err(|_| no_scope(&run, name));
     let branch = args.scope.as_deref().map(parsed).transpose()?;
     let scan =
         Scan { branch: branch.clone(), cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
@@ -34,13 +31,13 @@ pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) ->
     }
     insert_damaged(&mut checkpoints, &found.damaged);
     if let Some(branch) = branch.filter(|_| checkpoints.is_empty() && scan.cursor.is_none()) {
-        return Err(no_branch(branch.as_str()));
+        return Err(no_scope(&run, branch.as_str()));
     }
     if context.output.json {
         context.output.document(&CheckpointsView { v: VERSION, checkpoints, next: found.next })?;
         return Ok(Exit::Done);
     }
-    context.output.answer(&table(&context.output, &checkpoints))?;
+    context.output.answer(&table(&context.output, &checkpoints, &names(store.as_ref(), &run).await))?;
     if found.next.is_some() {
         context.output.note("There are more checkpoints: use --limit and --after.");
     }
@@ -133,11 +130,11 @@ fn insert_damaged(views: &mut Vec<CheckpointView>, damaged: &[Damage]) {
 }
 
 /// Formats checkpoints as a table.
-pub(crate) fn table(output: &Output, views: &[CheckpointView]) -> String {
+pub(crate) fn table(output: &Output, views: &[CheckpointView], names: &StepNames) -> String {
     let row = |view: &CheckpointView| {
         let attempt = view.attempt.filter(|attempt| *attempt > 1).map(|attempt| format!(" ({attempt})"));
         vec![
-            readable(&view.reference).into_owned(),
+            names.plain(&view.reference),
             view.created_at.map(time::utc).unwrap_or_default(),
             view.phase.unwrap_or_default().to_owned(),
             match (&view.step, &view.label) {

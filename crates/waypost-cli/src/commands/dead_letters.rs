@@ -11,15 +11,14 @@ use waypost::store::{RunSummary, Store};
 use waypost_workflow::program::WorkflowState;
 
 use super::Context;
-use super::plan::names_of;
 use crate::cli::DeadLetter;
 use crate::cli::{DeadLetters, DropArgs, OneRun, ResumeArgs, RetryArgs, ShowLetters};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::{log_lines, shown};
-use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
-use crate::run::definition::Chosen;
+use crate::run::dead_letters::{keeps_letters, letters_of};
+use crate::run::definition::{Chosen, names};
 use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find, here_first, only, unfinished_statuses};
 use crate::store_location::Access;
@@ -38,7 +37,7 @@ pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Res
 async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let workflow = Chosen::in_force(store, &snapshot)?.workflow;
-    let dropped = match dead_letters::dropped(store, run, &workflow).await? {
+    let dropped = match dead_letters::dropped(store, run, &|_, each| keeps_letters(&workflow, each)).await? {
         0 => None,
         1 => Some("its dead letter was dropped".to_owned()),
         count => Some(format!("its {count} dead letters were dropped")),
@@ -100,7 +99,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         context.output.answer(&format!("Run {run} has no dead letters: {why}."))?;
         return Ok(Exit::Done);
     }
-    let names = Snapshot::read(store.as_ref(), &run).await.as_ref().map(names_of).unwrap_or_default();
+    let names = names(store.as_ref(), &run).await;
     let mut keys = HashSet::new();
     let is_nested = |letter: &DeadLetter| letter.branch.parent().is_some_and(|above| !above.is_main());
     let scopes = !letters.iter().all(|letter| keys.insert(&letter.key)) || letters.iter().any(is_nested);
@@ -137,12 +136,13 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
         let why = why_none(store.as_ref(), &run).await?;
         context.output.answer(&format!("Run {run} has no dead letters: {why}."))?;
     }
+    let names = names(store.as_ref(), &run).await;
     for letter in found {
         let item = serde_json::to_string(&letter.item).unwrap_or_default();
         let mut text = format!(
             "{}\n  scope     {}\n  item      {}\n  attempts  {}\n",
             shown(&letter.key),
-            shown(&letter.branch.readable()),
+            shown(&names.path(&letter.branch)),
             context.output.wrapped(&shown(&item), 12, 12),
             letter.attempts
         );

@@ -4,20 +4,19 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use waypost::engine::Snapshot;
 use waypost::events::{self, Cursor, Event};
 use waypost::record::{Flaw, Record, RunStatus};
 use waypost::store::{Damage, Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId};
 
 use super::Context;
-use super::plan::names_of;
 use crate::cli::EventsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::output::event_line::EventLines;
-use crate::output::step_names::StepNames;
+use crate::run::definition::names;
+use crate::view::step_names::StepNames;
 
 /// Poll interval of a followed run: fast for a person, and cheap.
 pub(crate) const FOLLOW_INTERVAL: Duration = Duration::from_millis(300);
@@ -31,7 +30,7 @@ pub(crate) async fn events(context: &Context, args: EventsArgs) -> Result<Exit, 
     let (store, run) = context.find(args.run.as_deref()).await?;
     let names = match context.output.json {
         true => StepNames::default(),
-        false => Snapshot::read(store.as_ref(), &run).await.as_ref().map(names_of).unwrap_or_default(),
+        false => names(store.as_ref(), &run).await,
     };
     let mut reader = Reader::new(store.as_ref(), &run);
     if let Some(after) = after {

@@ -21,6 +21,7 @@ use crate::run::current_evidence;
 use crate::run::definition::{Choice, Chosen, choose};
 use crate::run::reference::{Default, StepRef, encoded, find, no_step, step_on};
 use crate::store_location::{self, Access, StoreUrl};
+use crate::view::step_names::StepNames;
 use crate::view::{AcceptedView, SuggestedView, VERSION};
 
 /// Most suggested files.
@@ -45,7 +46,11 @@ async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let named = named(store.as_ref(), &run, (&args.step, &chosen)).await?;
     let accepted =
         current_evidence::accept(&store, &snapshot, &chosen, (named.branch.as_ref(), &named.step)).await?;
-    let step = named.to_string();
+    let names = StepNames::of(&chosen.workflow);
+    let step = match &named.branch {
+        Some(branch) if !context.output.json => names.called(branch, named.step.as_str()),
+        _ => named.to_string(),
+    };
     if context.output.json {
         let run = run.to_string();
         context.output.document(&AcceptedView { v: VERSION, run, step, accepted })?;
@@ -128,8 +133,8 @@ async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) 
     let text = encoded(store, run, text).await?;
     let StepRef { branch, step } = StepRef::parse(&text);
     let Some(step) = step else {
-        let hint = format!("name a step on the branch: {text}/STEP");
-        return Err(Error::usage(format!("`{text}` is a branch, not a step"), hint));
+        let hint = format!("name a step in the scope: {text}/STEP");
+        return Err(Error::usage(format!("`{text}` is a scope, not a step"), hint));
     };
     let is_there = match &branch {
         Some(branch) if !store.branches(run).await?.contains(branch) => false,

@@ -11,8 +11,9 @@ use super::{Context, report, show};
 use crate::cli::{GraphArgs, default_file, is_stdin};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::step_names::StepNames;
+use crate::run::definition::workflow_in_force;
 use crate::run::{run_status, workflow_file};
+use crate::view::step_names::StepNames;
 use crate::view::{GraphView, VERSION};
 
 mod mermaid;
@@ -51,7 +52,7 @@ pub(crate) async fn graph(context: &Context, args: GraphArgs) -> Result<Exit, Er
             let (store, run) = context.find(name.as_deref()).await?;
             let mut snapshot = Snapshot::read(store.as_ref(), &run).await?;
             run_status::correct_snapshot(store.as_ref(), &mut snapshot);
-            let workflow = show::workflow_in_force(&snapshot).ok_or_else(|| no_workflow(&run))?;
+            let workflow = workflow_in_force(&snapshot).ok_or_else(|| no_workflow(&run))?;
             let view = show::view_of(store.as_ref(), &run).await?;
             let told = report::read(store.as_ref(), &run, &StepNames::default()).await?;
             let title = format!("{}: {run} is {}", view.workflow, snapshot.status().name());

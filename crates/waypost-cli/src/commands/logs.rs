@@ -16,16 +16,15 @@ use waypost_workflow::program::log_name;
 
 use super::Context;
 use super::events::FOLLOW_INTERVAL;
-use super::plan::names_of;
 use crate::cli::LogsArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{size, time};
-use crate::output::step_names::StepNames;
 use crate::output::{shown, whole};
 use crate::run::definition::Chosen;
 use crate::run::idle_times::IdleTimes;
 use crate::run::reference::{StepRef, encode, no_step};
+use crate::view::step_names::StepNames;
 use crate::view::{LogPieceView, LogView, LogsView, VERSION};
 
 /// Most missing logs named in a warning.
@@ -34,7 +33,7 @@ const LOST_MAX: usize = 5;
 pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
-    let names = Snapshot::read(store.as_ref(), &run).await.as_ref().map(names_of).unwrap_or_default();
+    let names = crate::run::definition::names(store.as_ref(), &run).await;
     let mut printer = Printer {
         context,
         store: store.as_ref(),

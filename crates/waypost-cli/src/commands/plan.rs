@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use waypost::engine::Snapshot;
-use waypost::id::readable;
 use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record, Settled, SettledAs};
 use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
@@ -20,15 +19,15 @@ use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::format::time;
 use crate::output::shown;
-use crate::output::step_names::StepNames;
 use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
-use crate::run::definition::{Choice, choose};
+use crate::run::definition::{Choice, choose, names_of, workflow_in_force};
 use crate::run::doubt::cause_of;
 use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_step};
 use crate::run::run_status;
+use crate::view::step_names::StepNames;
 use crate::view::step_of;
 use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
 
@@ -117,7 +116,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     }
     let mut text = format!("{}\n", sentence(decision, &view.cause.text, &names));
     if decision.cause == Cause::BranchesFailed {
-        let workflow = super::show::workflow_in_force(&snapshot);
+        let workflow = workflow_in_force(&snapshot);
         let failed = FailedStep {
             store: store.as_ref(),
             run: &run,
@@ -141,14 +140,14 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         text.push_str(&format!(
             "{} {action} at {}: {}\n",
             time::utc(*at),
-            readable(reference),
+            names.plain(reference),
             shown(&cause.text)
         ));
     }
     if records.is_empty() {
         text.push_str("No record of the run mentions this step.");
     } else {
-        text.push_str(&checkpoints::table(&context.output, &records));
+        text.push_str(&checkpoints::table(&context.output, &records, &names));
     }
     context.output.answer(&text)?;
     Ok(Exit::Done)
@@ -236,7 +235,7 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
 /// Returns whether a branch and all its ancestors belong to an item, a group or an included file, and not to
 /// a hook.
 fn opened_by_work(snapshot: &Snapshot, branch: &BranchPath) -> bool {
-    let Some(workflow) = super::show::workflow_in_force(snapshot) else { return false };
+    let Some(workflow) = workflow_in_force(snapshot) else { return false };
     let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
     around.all(|branch| {
         let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return true };
@@ -344,11 +343,6 @@ pub(super) async fn planned(
     look.tell_in(&mut plan, &chosen.shape);
     current_evidence::correct(shared, snapshot, &chosen, &mut plan).await?;
     Ok((plan, stops))
-}
-
-/// Returns the names of the steps in the definition in force.
-pub(super) fn names_of(snapshot: &Snapshot) -> StepNames {
-    super::show::workflow_in_force(snapshot).as_ref().map(StepNames::of).unwrap_or_default()
 }
 
 /// Returns the decisions of a plan, with the causes of the questions.

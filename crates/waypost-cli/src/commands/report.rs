@@ -12,15 +12,16 @@ use waypost::report::{SectionKey, head, section};
 use waypost::store::{Scan, Store, StoreError};
 use waypost::{BranchPath, RunId, StepId};
 
-use super::{Context, graph, plan, show};
+use super::{Context, graph, show};
 use crate::cli::ReportArgs;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::output::step_names::StepNames;
 use crate::run::dead_letters;
+use crate::run::definition::{names_of, workflow_in_force};
 use crate::run::idle_times::IdleTimes;
 use crate::run::run_status;
 use crate::store_location;
+use crate::view::step_names::StepNames;
 use crate::view::{ReportView, VERSION};
 
 mod page;
@@ -33,7 +34,7 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     args.out.as_deref().map(store_location::refuse_no_folder).transpose()?;
     let mut snapshot = Snapshot::read(store.as_ref(), &run).await?;
     run_status::correct_snapshot(store.as_ref(), &mut snapshot);
-    let names = plan::names_of(&snapshot);
+    let names = names_of(&snapshot);
     let history = read(store.as_ref(), &run, &names).await?;
     for reference in &history.damaged {
         let text =
@@ -43,13 +44,14 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     let (format, text) = if args.html {
         let show = show::view_of(store.as_ref(), &run).await?;
         let (mut nodes, mut letters) = (Vec::new(), Vec::new());
-        if let Some(workflow) = show::workflow_in_force(&snapshot) {
+        if let Some(workflow) = workflow_in_force(&snapshot) {
             nodes = graph::nodes_of_run(&workflow, &show, &history);
             letters = dead_letters::letters(store.as_ref(), &run, &workflow).await?;
         }
         let page = page::Page {
             snapshot: &snapshot,
             show: &show,
+            names: &names,
             history: &history,
             letters: &letters,
             nodes,
@@ -91,8 +93,8 @@ struct LastSession {
 
 /// An attempt of a step, in order of records.
 struct Bar {
-    branch: BranchPath,
-    step: StepId,
+    /// The path of the step.
+    called: String,
     /// The `name` in the workflow file.
     name: Option<String>,
     at: Try,
@@ -107,6 +109,8 @@ struct Bar {
 /// The last outcome of a step, on a branch and in a pass.
 struct StepEnd {
     key: SectionKey,
+    /// The path of the scope.
+    scope: String,
     text: String,
     outcome: &'static str,
     at: Timestamp,
@@ -221,8 +225,7 @@ impl RunHistory {
             }
             self.open.insert(key, self.bars.len());
             self.bars.push(Bar {
-                branch: header.branch.clone(),
-                step: start.step.clone(),
+                called: names.called(&header.branch, start.step.as_str()),
                 name: names.name(&header.branch, start.step.as_str()).map(ToOwned::to_owned),
                 at: start.at.clone(),
                 begin: header.created_at,
@@ -243,7 +246,8 @@ impl RunHistory {
         };
         let ended = StepEnd {
             key: section.key.clone(),
-            text: section.text,
+            scope: names.path(&header.branch),
+            text: plain(names, &section.text),
             outcome: outcome.unwrap_or(if section.key.accepted { "accepted" } else { "open" }),
             at: header.created_at,
             exit_code: ending.and_then(|ending| ending.exit_code),
@@ -258,6 +262,12 @@ impl RunHistory {
             }
         }
     }
+}
+
+/// Returns a section with readable names of scopes; its marker stays.
+fn plain(names: &StepNames, section: &str) -> String {
+    let (marker, rest) = section.split_at(section.find('\n').unwrap_or(0));
+    format!("{marker}{}", names.plain(rest))
 }
 
 fn markdown(snapshot: &Snapshot, history: &RunHistory) -> String {

@@ -26,10 +26,11 @@ use crate::run::doubt::cause_of;
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
-use crate::run::reference::{Default as Meant, StepRef, encode, find, no_branch, step_on};
+use crate::run::reference::{Default as Meant, StepRef, encode, find, no_scope};
 use crate::run::run_status;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access};
+use crate::view::step_names::called;
 
 use choice::{Asked, decide, nothing_to_decide};
 use dry::dry_run;
@@ -76,7 +77,7 @@ pub(crate) async fn resume_in(
         let from = args.from.as_deref().map(StepRef::parse);
         if from.is_some_and(|from| from.branch.is_some_and(|branch| !branch.is_main())) {
             return Err(Error::usage(
-                "`--only` reruns a step of the main branch",
+                "`--only` reruns a step of the main scope",
                 "without `--only`, steps downstream rerun too",
             ));
         }
@@ -113,12 +114,12 @@ pub(super) async fn refuse_unknown_branch(
 ) -> Result<(), Error> {
     let named = from.and_then(|from| StepRef::parse(from).branch).filter(|branch| !branch.is_main());
     match named {
-        Some(branch) if !store.branches(run).await?.contains(&branch) => Err(no_branch(run, &branch)),
+        Some(branch) if !store.branches(run).await?.contains(&branch) => Err(no_scope(run, branch.as_str())),
         _ => Ok(()),
     }
 }
 
-/// Refuses `--from` with a step of other branches, named without its branch.
+/// Refuses `--from` with a step of other scopes, named without its scope.
 async fn refuse_inner_step(
     store: &dyn Store,
     run: &RunId,
@@ -130,9 +131,9 @@ async fn refuse_inner_step(
         |branch: &BranchPath| chosen.shape.of_branch(branch).is_some_and(|own| own.place(&step).is_some());
     match store.branches(run).await?.into_iter().find(has) {
         Some(branch) if chosen.shape.place(&step).is_none() => {
-            let named = quoted(&step_on(&branch, &step));
-            let hint = format!("`waypost resume {run} --from {named}` names the step on one branch");
-            Err(Error::not_found(format!("step `{step}` on the main branch"), hint))
+            let named = quoted(&called(Some(&chosen.workflow), &branch, &step));
+            let hint = format!("`waypost resume {run} --from {named}` names the step in one scope");
+            Err(Error::not_found(format!("step `{step}` in the main scope"), hint))
         }
         _ => Ok(()),
     }
@@ -288,12 +289,9 @@ impl Prepared {
         let mut causes = Vec::new();
         if let Err(Error::Run(RunError::InDoubt { run, questions })) = &resumed {
             for question in questions {
-                let of = match question.branch.is_main() {
-                    true => String::new(),
-                    false => format!(" of branch `{}`", question.branch.readable()),
-                };
+                let step = called(Some(program.workflow()), &question.branch, question.step.as_str());
                 let cause = cause_of(store.as_ref(), run, question).await?;
-                causes.push(format!("step `{}`{of}: {cause}", question.step));
+                causes.push(format!("step `{step}`: {cause}"));
             }
         }
         let outcome = resumed.map_err(|error| match error {
@@ -487,8 +485,8 @@ fn report_environment(context: &Context, frozen: &RunRecord, workflow: &Workflow
 pub(super) fn from_step(workflow: &Workflow, text: &str) -> Result<(BranchPath, StepId), Error> {
     let StepRef { branch, step } = StepRef::parse(text);
     let Some(step) = step else {
-        let hint = format!("name a step on the branch: {text}/STEP");
-        return Err(Error::usage(format!("`{text}` is a branch, not a step"), hint));
+        let hint = format!("name a step in the scope: {text}/STEP");
+        return Err(Error::usage(format!("`{text}` is a scope, not a step"), hint));
     };
     match branch.filter(|branch| !branch.is_main()) {
         // Only the run knows the steps of included files.

@@ -20,7 +20,6 @@ use crate::cli::{ResumeArgs, RunArgs, is_stdin};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::relative_to_here;
-use crate::output::step_names::StepNames;
 use crate::run::definition::path_in_force;
 use crate::run::environment::{self, Local};
 use crate::run::params::current;
@@ -30,6 +29,7 @@ use crate::run::workflow_file;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept, relative};
 use crate::view::DecisionView;
+use crate::view::step_names::StepNames;
 
 mod or_resume;
 

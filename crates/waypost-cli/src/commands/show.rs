@@ -2,13 +2,11 @@
 //! history.
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::evidence::shown_value;
-use waypost::id::readable;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _};
@@ -21,9 +19,9 @@ use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, size, text, time};
-use crate::output::step_names;
 use crate::output::{Output, is_empty, log_lines, shown};
-use crate::run::definition::{path_in_force, resume_line};
+use crate::run::dead_letters;
+use crate::run::definition::{path_in_force, resume_line, workflow_in_force};
 use crate::run::environment;
 use crate::run::failed_item::FailedStep;
 use crate::run::hooks;
@@ -34,6 +32,7 @@ use crate::run::run_status;
 use crate::session::failed_items;
 use crate::store_location;
 use crate::view::FailedItem;
+use crate::view::step_names::{self, StepNames};
 use crate::view::step_of;
 use crate::view::{
     CauseView, ClaimView, FailureView, ItemsView, QueueView, ShowView, StepStatus, StepView, VERSION,
@@ -186,11 +185,6 @@ struct Shown {
     lost: Option<CheckpointRef>,
     /// Pending signals of the run.
     given: Vec<Signal>,
-}
-
-pub(super) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
-    let text = snapshot.definition.text.as_deref()?;
-    Workflow::parse(text, Path::new("the run's copy")).ok()
 }
 
 pub(super) fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
@@ -406,6 +400,14 @@ impl Shown {
             step.duration_ms = step.started_at.zip(end).and_then(|(start, end)| idle.work_ms(start, end));
             step.log_bytes =
                 step.log.as_ref().map(|log| log.bytes).or_else(|| running_log(store, &frozen.run, step));
+            if let Some(items) =
+                step.items.as_mut().filter(|items| self.at.is_none() && items.failed > Some(0))
+            {
+                let of_step = |above: &BranchPath, each: &StepId| {
+                    above.as_str() == step.branch && each.as_str() == step.id
+                };
+                items.dropped = dead_letters::dropped(store, &frozen.run, &of_step).await? as u64;
+            }
             step.failed_item = failed_item(store, &frozen.run, workflow.as_ref(), step).await?;
         }
         let checkpoint = match &self.at {
@@ -424,6 +426,7 @@ impl Shown {
         });
         Ok(ShowView {
             v: VERSION,
+            names: workflow.as_ref().map(StepNames::of).unwrap_or_default(),
             run: frozen.run.to_string(),
             checkpoint,
             workflow: frozen.workflow.clone(),
@@ -504,7 +507,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         }
     };
     if let Some(checkpoint) = &view.checkpoint {
-        fact("checkpoint", &readable(&checkpoint.reference));
+        fact("checkpoint", &view.names.plain(&checkpoint.reference));
     }
     fact("workflow", &view.workflow);
     fact("file", view.path.as_deref().unwrap_or_default());
@@ -549,7 +552,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         let _ = writeln!(text, "Step {}: next try at {}", step.called, time::utc(at));
     }
     for step in view.steps.iter().filter(|step| step.status == StepStatus::Failed) {
-        let _ = write!(text, "\n{}", failure(context, &view.run, step));
+        let _ = write!(text, "\n{}", failure(context, view, step));
     }
     if !view.waiting.is_empty() {
         text.push('\n');
@@ -649,16 +652,16 @@ fn clipped(text: &str) -> String {
 }
 
 /// Formats why a step failed: the error with causes, and the end of the log.
-pub(super) fn failure(context: &Context, run: &str, step: &StepView) -> String {
+pub(super) fn failure(context: &Context, view: &ShowView, step: &StepView) -> String {
     let output = &context.output;
     let Some(error) = &step.error else { return String::new() };
     let headline = match step.holds_up {
         true => output.paint.red(&format!("step {} failed:", step.called)),
         false => output.paint.yellow(&format!("step {} failed, tolerated by the workflow:", step.called)),
     };
-    let mut text = format!("{headline} {}\n", shown(&error.message));
+    let mut text = format!("{headline} {}\n", shown(&view.names.plain(&error.message)));
     for cause in &error.causes {
-        let _ = writeln!(text, "  cause: {}", shown(cause));
+        let _ = writeln!(text, "  cause: {}", shown(&view.names.plain(cause)));
     }
     if let Some(log) = step.log.as_ref().filter(|log| !log.tail.is_empty()) {
         for line in log_lines(&log.tail) {
@@ -669,7 +672,7 @@ pub(super) fn failure(context: &Context, run: &str, step: &StepView) -> String {
         let _ = writeln!(text, "  {} {}", output.paint.cyan("hint:"), shown(&meaning));
     }
     if let Some(item) = &step.failed_item {
-        text.push_str(&item.told(output.paint, run, &context.store_words()));
+        text.push_str(&item.told(output.paint, &view.run, &context.store_words()));
     }
     text
 }
@@ -709,7 +712,7 @@ fn steps_in_full(context: &Context, view: &ShowView) -> String {
             fact("evidence", Some(claim_text(claim)));
         }
         fact("log", step.log_bytes.map(size::shown));
-        text.push_str(&failure(context, &view.run, step));
+        text.push_str(&failure(context, view, step));
     }
     text
 }

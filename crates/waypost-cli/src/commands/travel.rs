@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::run::current_evidence;
+use crate::run::definition::names_of;
 use crate::run::definition::{Chosen, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
 use crate::run::params::{Begin, BegunWork, ReadParam};
@@ -81,12 +82,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
         return Ok(Exit::Done);
     }
     let decisions = super::plan::views(store.as_ref(), &run, &plan).await?;
-    super::plan::show(
-        context,
-        Some(run.as_str()),
-        (decisions, Vec::new()),
-        &super::plan::names_of(&snapshot),
-    )?;
+    super::plan::show(context, Some(run.as_str()), (decisions, Vec::new()), &names_of(&snapshot))?;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let next = format!("Resume with: waypost resume {run}{}", context.store_words());
     context.output.answer(&format!("Rolled back run {run} to {to}: {done}.\n{next}"))?;
@@ -240,7 +236,7 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     on_main(&from, "cannot fork from", || {
         let opener =
             opener_on_main(&from.branch).map(|opener| format!(" --from {}", quoted(opener.as_str())));
-        format!("`waypost fork {}{}` reruns the branches", from.run, opener.unwrap_or_default())
+        format!("`waypost fork {}{}` reruns the steps within", from.run, opener.unwrap_or_default())
     })?;
     // Check that the checkpoint exists before any message.
     let begin = store.load(&from.run, &from.branch, from.seq).await?;
@@ -343,8 +339,8 @@ pub(super) fn on_main(at: &CheckpointRef, does: &str, hint: impl FnOnce() -> Str
         return Ok(());
     }
     let branch = at.branch.readable();
-    let why = "only checkpoints of the main branch are supported";
-    Err(Error::usage(format!("{does} a checkpoint of branch `{branch}`: {why}"), hint()))
+    let why = "only checkpoints of the main scope are supported";
+    Err(Error::usage(format!("{does} a checkpoint of scope `{branch}`: {why}"), hint()))
 }
 
 /// Returns the hint to name a checkpoint of the main branch.
@@ -361,7 +357,7 @@ fn to_branch(target: &Record) -> String {
     let frontier = target.position().map(|position| position.frontier).unwrap_or_default();
     match frontier.first() {
         Some(next) => format!(
-            "`waypost resume {} --from {}` continues the branch from this checkpoint, and reruns all steps \
+            "`waypost resume {} --from {}` continues the scope from this checkpoint, and reruns all steps \
              downstream",
             at.run,
             quoted(&step_on(&at.branch, next.step.as_str()))

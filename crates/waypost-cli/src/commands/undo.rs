@@ -13,9 +13,9 @@ use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::error::undo_command;
 use crate::output::log_lines;
-use crate::output::step_names::StepNames;
 use crate::session::Session;
 use crate::view::UndoneView;
+use crate::view::step_names::StepNames;
 
 /// Returns the command that finishes a begun undo; `None` if no undo is in progress.
 pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::progress::{Progress, ProgressOf};
 use crate::output::shown;
+use crate::run::definition::workflow_in_force;
 use crate::run::keepalive::keepalive_holder;
 use crate::run::reference::{Default as Meant, find};
 use crate::session::{Nothing, SessionReport, conclusion};
@@ -31,7 +32,7 @@ pub(crate) async fn watch(context: &Context, args: WatchArgs) -> Result<Exit, Er
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
     let progress = Progress::new(&context.output, ProgressOf::WatchedRun);
     progress.read_logs_of(&store);
-    if let Some(workflow) = show::workflow_in_force(&Snapshot::read(store.as_ref(), &run).await?) {
+    if let Some(workflow) = workflow_in_force(&Snapshot::read(store.as_ref(), &run).await?) {
         progress.name_steps(&workflow);
     }
     let mut watcher = Watcher { context, store: &store, run: &run, progress, stopped_by: None };
@@ -144,7 +145,7 @@ impl Watcher<'_> {
             let Some(error) = &step.error else { continue };
             let chain: Vec<String> = std::iter::once(&error.message).chain(&error.causes).cloned().collect();
             if !context.output.json && view.status == RunStatus::Failed {
-                context.output.aside(&show::failure(context, &view.run, step));
+                context.output.aside(&show::failure(context, &view, step));
             }
             let id = StepId::new(&step.id).map_err(Error::from_name)?;
             failed.get_or_insert((id, Failure::new(error.kind, chain)));

@@ -312,6 +312,15 @@ impl Error {
         }
     }
 
+    /// Returns the run of an error of the engine about steps.
+    pub(crate) fn run(&self) -> Option<&RunId> {
+        match self {
+            Self::Run(error) => run::run_of(error),
+            Self::Refused { error, .. } => run::run_of(error),
+            _ => None,
+        }
+    }
+
     /// Creates the error for an invalid command line.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: Some(hint.into()) }

@@ -29,9 +29,9 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             ("newer_state", Exit::Newer, hint("resume with the version that wrote the state, or a newer one"))
         }
         RunError::Rejected { .. } => ("rejected", Exit::Usage, None),
-        RunError::NotStarted { run, .. } => {
-            let help = format!("`waypost resume {run}` starts the step when its needs are finished");
-            ("not_started", Exit::NotFound, Some(help))
+        RunError::NotFinished { run, .. } => {
+            let help = format!("`waypost resume {run}` runs the step when its needs are finished");
+            ("not_finished", Exit::NotFound, Some(help))
         }
         RunError::NoState { at, .. } => ("no_state", Exit::NotFound, Some(other_states(at))),
         RunError::InDoubt { run, questions } if are_of_evidence(questions) => {
@@ -125,4 +125,18 @@ fn run_again(run: &RunId, branch: &BranchPath, step: &StepId) -> String {
     let opener = above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener);
     let step = opener.as_ref().unwrap_or(step);
     format!("`waypost resume {run} --from {step}` reruns step `{step}` and all steps downstream")
+}
+
+/// Returns the run of an error about steps.
+pub(super) fn run_of(error: &RunError) -> Option<&RunId> {
+    match error {
+        RunError::InDoubt { run, .. }
+        | RunError::EvidenceLost { run, .. }
+        | RunError::NotFinished { run, .. }
+        | RunError::NotSettled { run, .. }
+        | RunError::NotUndone { run, .. }
+        | RunError::NoSuchWait { run, .. }
+        | RunError::SeveralWaits { run, .. } => Some(run),
+        _ => None,
+    }
 }

@@ -85,7 +85,7 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             "damaged",
             Exit::Damaged,
             Some(format!(
-                "no sound checkpoint is left on the branch; `waypost resume {} --restart` starts over",
+                "no sound checkpoint is left in the scope; `waypost resume {} --restart` starts over",
                 damage.run
             )),
         ),

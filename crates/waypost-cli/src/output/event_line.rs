@@ -1,15 +1,15 @@
 //! An event as a line of text.
 
 use serde_json::{Map, Value};
+use waypost::BranchPath;
 use waypost::events::{Checked, Ended, Event, EventKind, Failed};
 use waypost::record::{End, RunStatus, Wait, WaitKind};
 
-use super::step_names::StepNames;
-use super::step_progress::branch_of;
 use super::{is_empty, shown};
 use crate::format::text::tokens_and_cost;
 use crate::format::{size, time};
 use crate::view::CauseView;
+use crate::view::step_names::StepNames;
 
 /// The name of an event with a warning.
 const WARNING: &str = "warning";
@@ -37,7 +37,12 @@ impl EventLines<'_> {
                 EventKind::RunFailed { step_branch: Some(at), .. } => {
                     (at.clone(), self.names.called(at, step.as_str()))
                 }
-                _ => (branch_of(event).unwrap_or_else(|| event.branch.clone()), step.to_string()),
+                EventKind::ItemStarted { .. }
+                | EventKind::ItemCompleted { .. }
+                | EventKind::ItemDead { .. } => {
+                    (event.branch.parent().unwrap_or_else(BranchPath::main), self.opener(event))
+                }
+                _ => (event.branch.clone(), step.to_string()),
             };
             text = self.names.beside(format!("{text} {called}"), &branch, step.as_str());
         }
@@ -51,7 +56,7 @@ impl EventLines<'_> {
         }
         details.retain(|detail| !detail.is_empty());
         let colon = if details.is_empty() { "" } else { ": " };
-        format!("{text}{colon}{}", shown(&details.join(", ")))
+        format!("{text}{colon}{}", shown(&self.names.plain(&details.join(", "))))
     }
 
     /// Returns what the event says beyond its name and step.
@@ -118,6 +123,7 @@ impl EventLines<'_> {
             EventKind::Progress { key, value } => match (key.as_str(), value) {
                 ("items", Value::Number(count)) if count.as_u64() == Some(1) => vec!["1 item".to_owned()],
                 ("items", Value::Number(count)) => vec![format!("{count} items")],
+                (key, _) if key.starts_with("told answer") => vec!["declined".to_owned()],
                 ("until", Value::String(due)) => {
                     vec![format!("until {}", due.parse().map_or_else(|_| due.clone(), time::utc))]
                 }
@@ -133,6 +139,13 @@ impl EventLines<'_> {
                 value => vec![name.clone(), plain(value)],
             },
         }
+    }
+
+    /// Returns the step that opened the scope of an event.
+    fn opener(self, event: &Event) -> String {
+        let path = self.names.path(&event.branch);
+        let last = path.rsplit('/').next().unwrap_or_default();
+        last.split([':', '~']).next().unwrap_or_default().to_owned()
     }
 
     /// Returns the key of an item, or the number of a pass; nothing for the only child scope of a step.

@@ -12,12 +12,14 @@ use anstyle::{AnsiColor, Style};
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr as _;
+use waypost::BranchPath;
 
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
 use crate::format::terminal;
 use crate::view::ProblemView;
+use crate::view::step_names::StepNames;
 
 pub(crate) mod actions;
 pub(crate) mod event_line;
@@ -25,7 +27,6 @@ pub(crate) mod progress;
 mod region;
 mod screen;
 mod step_log;
-pub(crate) mod step_names;
 mod step_progress;
 pub(crate) mod waits;
 
@@ -515,6 +516,16 @@ pub(crate) fn log_lines(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
 /// Returns text with each line as in [`shown`].
 pub(crate) fn shown_lines(text: &str) -> String {
     text.lines().map(shown).collect::<Vec<_>>().join("\n")
+}
+
+impl StepNames {
+    /// Returns the text of a step followed by its name, if the step has one.
+    pub(crate) fn beside(&self, text: String, branch: &BranchPath, step: &str) -> String {
+        match self.name(branch, step) {
+            Some(name) => format!("{text} ({})", shown(name)),
+            None => text,
+        }
+    }
 }
 
 #[cfg(test)]

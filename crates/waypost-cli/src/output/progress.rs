@@ -17,7 +17,7 @@ use waypost_workflow::program::WorkflowProgram;
 use super::Output;
 use super::screen::{Message, Screen};
 use super::step_log::{ReadTo, StepLog};
-use super::step_names::StepNames;
+use crate::view::step_names::StepNames;
 
 /// Why lines on stdout stopped.
 pub(super) type Unheard = Arc<Mutex<Option<io::Error>>>;

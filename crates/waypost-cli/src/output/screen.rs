@@ -20,10 +20,10 @@ use super::event_line::EventLines;
 use super::progress::{ProgressOf, Unheard};
 use super::region::{Region, Size};
 use super::step_log::{ReadTo, StepLog};
-use super::step_names::StepNames;
 use super::step_progress::StepProgress;
 use super::{Output, actions};
 use crate::format::time;
+use crate::view::step_names::StepNames;
 
 /// Refresh interval: smooth for an eye, and cheap.
 const TICK: Duration = Duration::from_millis(120);

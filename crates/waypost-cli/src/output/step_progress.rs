@@ -14,8 +14,8 @@ use waypost::store;
 use super::region::fitted;
 use super::shown;
 use super::step_log::StepLog;
-use super::step_names::StepNames;
 use crate::format::time;
+use crate::view::step_names::StepNames;
 
 /// Interval of silence before a heartbeat line; log viewers give up on silent jobs later.
 const HEARTBEAT: Duration = Duration::from_secs(60);
@@ -317,7 +317,7 @@ fn log_of(event: &Event) -> Option<StepLog> {
 }
 
 /// Returns the branch of an event's step: the step of an item event is its opener.
-pub(super) fn branch_of(event: &Event) -> Option<BranchPath> {
+fn branch_of(event: &Event) -> Option<BranchPath> {
     match event.what {
         EventKind::ItemStarted { .. } | EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
             event.branch.parent()

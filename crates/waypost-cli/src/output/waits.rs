@@ -1,7 +1,6 @@
 //! An open wait as text, with the command to fulfil it.
 
 use serde_json::Value;
-use waypost::id::readable;
 use waypost::record::WaitKind;
 
 use super::{shown, shown_lines};
@@ -11,7 +10,7 @@ use crate::view::WaitView;
 
 /// Formats a wait of a step, with the command to fulfil it.
 pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str) -> String {
-    let step = name(wait);
+    let step = &wait.called;
     match &wait.on {
         WaitKind::Answer if is_given => {
             format!("  step {step} asks, already answered: {}", shown_lines(question(wait)))
@@ -27,27 +26,19 @@ pub(crate) fn wait_text(run: &str, wait: &WaitView, is_given: bool, words: &str)
         ),
         WaitKind::Until(due) => format!("  step {step} waits until {}", time::utc(*due)),
         WaitKind::Resume => format!("  step {step} waits for a resume"),
-        WaitKind::Children => format!("  step {step} waits for its branches"),
+        WaitKind::Children => format!("  step {step} waits for the steps within it"),
     }
 }
 
 /// Formats a question of a step, with the allowed answers.
 pub(crate) fn question_text(wait: &WaitView) -> String {
     let wanted = wait.wanted.as_ref().map(|answer| format!(" ({})", shown(&answer.describe())));
-    format!("  step {} asks: {}{}", name(wait), shown_lines(question(wait)), wanted.unwrap_or_default())
+    format!("  step {} asks: {}{}", wait.called, shown_lines(question(wait)), wanted.unwrap_or_default())
 }
 
 /// Returns the command that answers a question.
 pub(crate) fn answer_command(run: &str, wait: &WaitView, words: &str) -> String {
-    format!("waypost answer {run} {} ANSWER{words}", quoted(&name(wait)))
-}
-
-/// Returns the step of a wait, with its branch.
-fn name(wait: &WaitView) -> String {
-    match wait.branch.as_str() {
-        "main" => wait.step.clone(),
-        branch => format!("{}/{}", readable(branch), wait.step),
-    }
+    format!("waypost answer {run} {} ANSWER{words}", quoted(&wait.called))
 }
 
 fn question(wait: &WaitView) -> &str {

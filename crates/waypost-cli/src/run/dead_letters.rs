@@ -56,16 +56,20 @@ pub(crate) async fn letters(
     Ok(letters)
 }
 
-/// Counts the dropped dead letters of a run: items left as failed by a person.
-pub(crate) async fn dropped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
+/// Counts the dropped dead letters of the steps accepted by `is_meant`: items left as failed by a person.
+pub(crate) async fn dropped(
+    store: &dyn Store,
+    run: &RunId,
+    is_meant: &(dyn Fn(&BranchPath, &StepId) -> bool + Sync),
+) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "skipped", &was_left).await?;
-    count(store, run, ended, &|each| keeps_letters(workflow, each)).await
+    count(store, run, ended, is_meant).await
 }
 
 /// Counts the failed items of a run skipped by the workflow's policy.
 pub(crate) async fn skipped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "failed", &has_failed).await?;
-    count(store, run, ended, &|each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
+    count(store, run, ended, &|_, each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
 }
 
 /// Returns whether a failure on a branch stops a step with items, by the workflow's policy.
@@ -96,13 +100,13 @@ async fn count(
     store: &dyn Store,
     run: &RunId,
     branches: BTreeSet<BranchPath>,
-    is_meant: &(dyn Fn(&StepId) -> bool + Sync),
+    is_meant: &(dyn Fn(&BranchPath, &StepId) -> bool + Sync),
 ) -> Result<usize, Error> {
     let mut fans = Fans::default();
     let mut count = 0;
     for branch in branches {
         let Some(((each, _), above)) = branch.opened_by().zip(branch.parent()) else { continue };
-        if !is_meant(&each) {
+        if !is_meant(&above, &each) {
             continue;
         }
         let newest = store.newest(run, &branch).await?;
@@ -321,7 +325,7 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     let state: WorkflowState = serde_json::from_slice(item.state_bytes()?).ok()?;
     let failure = match &header.phase {
         Phase::Failed(failure) => failure.clone(),
-        _ => Failure::new(FailureKind::Error, vec!["the branch failed without an error text".to_owned()]),
+        _ => Failure::new(FailureKind::Error, vec!["the item failed without an error text".to_owned()]),
     };
     let has_log = failure.ending.log.is_some();
     Some(DeadLetter {

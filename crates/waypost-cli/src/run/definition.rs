@@ -14,7 +14,7 @@ use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, 
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
-use waypost::{BranchPath, StepId};
+use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::{ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
@@ -25,6 +25,7 @@ use crate::run::environment;
 use crate::run::hooks;
 use crate::store_location::{self, kept};
 use crate::view::gives;
+use crate::view::step_names::StepNames;
 
 use adopt::{Changed, FinishedChoice, adopt};
 
@@ -48,6 +49,22 @@ pub(crate) fn resume_line(record: &RunRecord, words: &str) -> String {
     let clause = how_to_resume(record, words);
     let (first, rest) = clause.split_at(1);
     first.to_uppercase() + rest
+}
+
+/// Returns the workflow of the definition in force; `None` for the run of a program.
+pub(crate) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
+    let text = snapshot.definition.text.as_deref()?;
+    Workflow::parse(text, Path::new("the run's copy")).ok()
+}
+
+/// Returns the names of the steps in the definition in force.
+pub(crate) fn names_of(snapshot: &Snapshot) -> StepNames {
+    workflow_in_force(snapshot).as_ref().map(StepNames::of).unwrap_or_default()
+}
+
+/// Reads the names of the steps of a run; without a readable definition, branches keep their keys.
+pub(crate) async fn names(store: &dyn Store, run: &RunId) -> StepNames {
+    Snapshot::read(store, run).await.as_ref().map(names_of).unwrap_or_default()
 }
 
 mod adopt;

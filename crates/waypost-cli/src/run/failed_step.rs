@@ -7,14 +7,15 @@ use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{Work, Workflow};
 
 use crate::output::shown;
-use crate::output::step_names::path;
-use crate::run::reference::step_on;
+use crate::view::step_names::{StepNames, called, path};
 
 /// A failed step.
 #[derive(Debug)]
 pub(crate) struct FailedAt {
-    /// The step, with item or branch, such as `check of item eu`.
+    /// The step, with item or scope, such as `check of item eu`.
     pub(crate) name: String,
+    /// The names of the steps of the workflow.
+    pub(crate) names: StepNames,
     /// The file and line, if known.
     pub(crate) place: Option<(PathBuf, usize)>,
     /// The step as an argument of `--from`, for work on branches.
@@ -56,19 +57,26 @@ impl FailedAt {
         let name = match (item, path) {
             (_, None) => step.to_string(),
             (Some(key), Some(_)) if around.len() == 1 => format!("{step} of item {}", shown(&key)),
-            (Some(key), Some(path)) => format!("{step} of item {}, on branch {path}", shown(&key)),
-            (None, Some(path)) => format!("{path}/{step}"),
+            (_, Some(path)) => format!("{path}/{step}"),
         };
         let found = within.and_then(|workflow| workflow.step(step.as_str()));
-        let opener = found
-            .and_then(|found| Opens::of(&found.work))
-            .map(|opens| (step_on(branch.unwrap_or(&BranchPath::main()), step.as_str()), opens));
+        let opener = found.and_then(|found| Opens::of(&found.work)).map(|opens| {
+            (called(Some(workflow), branch.unwrap_or(&BranchPath::main()), step.as_str()), opens)
+        });
         let line = found.map(|step| step.line);
         let file = file.map(|file| match own {
             Some(own) => file.parent().unwrap_or(Path::new("")).join(own),
             None => file.to_owned(),
         });
-        Self { name, place: file.zip(line), opener }
+        let names = StepNames::of(workflow);
+        Self { name, names, place: file.zip(line), opener }
+    }
+
+    /// Returns whether an error only says that this step failed.
+    pub(crate) fn is_named_by(&self, error: &str) -> bool {
+        let named = self.names.plain(error);
+        let named = named.strip_prefix("step `").and_then(|rest| rest.strip_suffix("` failed"));
+        named.is_some_and(|step| self.name == step || self.name.ends_with(&format!("/{step}")))
     }
 
     /// Returns a hint if a resume would only check the step again and keep the results of its branches.

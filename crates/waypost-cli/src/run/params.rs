@@ -15,6 +15,7 @@ use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{Body, GivenParams, Step, Workflow};
 
 use crate::error::Error;
+use crate::run::reference::step_on;
 
 /// Returns the params in the state of a checkpoint; `None` without a state, or with another kind of state.
 pub(crate) fn of_record(record: &Record) -> Option<Map<String, Value>> {
@@ -306,7 +307,7 @@ impl<'a> BegunWork<'a> {
 }
 
 fn path_of(branch: &BranchPath, step: &Step) -> String {
-    if branch.is_main() { step.id.clone() } else { format!("{branch}/{}", step.id) }
+    step_on(branch, &step.id)
 }
 
 /// Returns a top-level step and all downstream steps.

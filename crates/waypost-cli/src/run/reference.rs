@@ -12,8 +12,9 @@ use crate::error::Error;
 use crate::error::log_with_record;
 use crate::format::text::quoted;
 use crate::output::shown;
-use crate::run::definition::first_id;
+use crate::run::definition::{first_id, names};
 use crate::store_location;
+use crate::view::step_names::{before_hooks, key_of_file_hook};
 use waypost::id::{CheckpointRef, readable};
 
 /// Most runs listed for an ambiguous prefix.
@@ -36,6 +37,16 @@ enum Checkpoint {
     Plain(String, u64),
     /// By the label from `waypost checkpoint --label`.
     Label(String),
+}
+
+impl Checkpoint {
+    /// Returns the path of the branch, as the user named it.
+    fn path(&self) -> String {
+        match self {
+            Self::Number(branch, _) => branch.to_string(),
+            Self::Plain(text, _) | Self::Label(text) => text.clone(),
+        }
+    }
 }
 
 impl Reference {
@@ -83,14 +94,18 @@ impl Reference {
         let run = find(store, self.run.as_deref(), default).await?;
         let at = match &self.checkpoint {
             None => None,
-            Some(Checkpoint::Number(branch, seq)) => Some((branch.clone(), *seq)),
-            Some(Checkpoint::Plain(text, seq)) => {
+            Some(Checkpoint::Number(branch, seq)) if branch.is_main() => Some((branch.clone(), *seq)),
+            Some(Checkpoint::Number(branch, seq)) if store.branches(&run).await?.contains(branch) => {
+                Some((branch.clone(), *seq))
+            }
+            Some(Checkpoint::Number(_, seq) | Checkpoint::Plain(_, seq)) => {
+                let text = &self.checkpoint.as_ref().map(Checkpoint::path).unwrap_or_default();
                 let branches = store.branches(&run).await?;
                 let is_whole = |rest: &str| rest.is_empty();
                 let meant = matches(&branches, text, is_whole);
                 match meant.as_slice() {
                     [(branch, _)] => Some(((*branch).clone(), *seq)),
-                    _ => return Err(no_branch_text(&run, text)),
+                    _ => return Err(no_single_scope(&run, text)),
                 }
             }
             Some(Checkpoint::Label(label)) => {
@@ -112,19 +127,41 @@ pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
     BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
 }
 
-/// Returns `STEP`, `BRANCH` or `BRANCH/STEP` in the words of the run: with encoded keys, and with the first id of each
-/// step with another id in the workflow file, by `renamed_from`.
+/// Returns `STEP`, `BRANCH` or `BRANCH/STEP` in the words of the run: with encoded keys, with the scope of a step of a
+/// single scope, and with the first id of each step with another id in the workflow file, by `renamed_from`.
 ///
 /// # Errors
 /// The text is ambiguous; the message lists the candidates.
 pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Result<String, Error> {
     let text = with_encoded_key(store, run, text).await?;
     let Ok(snapshot) = Snapshot::read(store, run).await else { return Ok(text) };
+    let text = match only_scope_of(store, &snapshot, &text).await? {
+        Some(branch) => step_on(&branch, &text),
+        None => text,
+    };
     let with_first_id = |part: &str| {
         let (id, key) = part.split_at(part.find([':', '~']).unwrap_or(part.len()));
         format!("{}{key}", first_id(store, &snapshot, id).as_deref().unwrap_or(id))
     };
     Ok(text.split('/').map(with_first_id).collect::<Vec<_>>().join("/"))
+}
+
+/// Returns the only child scope with records of a step that is named by its bare id; `None` for a step of the main scope,
+/// and for a step of several scopes.
+async fn only_scope_of(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    step: &str,
+) -> Result<Option<BranchPath>, Error> {
+    let is_main = snapshot.definition.steps.iter().any(|own| own.id.as_str() == step);
+    if is_main || StepId::new(step).is_err() {
+        return Ok(None);
+    }
+    let scan = Scan { step: Some(step.to_owned()), ..Scan::of(&snapshot.entry.summary.run) };
+    let page = store.scan(&scan).await?;
+    let branches: BTreeSet<&BranchPath> = page.records.iter().map(|record| &record.header().branch).collect();
+    let only = branches.first().filter(|_| branches.len() == 1 && page.next.is_none());
+    Ok(only.map(|branch| (*branch).clone()))
 }
 
 /// Encodes `BRANCH` or `BRANCH/STEP` with an unencoded key, or with slashes, as a branch path: `f:src/a.rs/s`
@@ -148,16 +185,14 @@ async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<
         None => branch.to_string(),
     };
     let found: BTreeSet<String> = meant.iter().map(spelled).collect();
-    let mut found: Vec<String> = found.into_iter().collect();
-    match found.as_slice() {
-        [] => Ok(text.to_owned()),
-        [one] => Ok(one.clone()),
+    match found.len() {
+        0 => Ok(text.to_owned()),
+        1 => Ok(found.into_iter().collect()),
         _ => {
-            let more = found.len() > CANDIDATES_MAX;
-            found.truncate(CANDIDATES_MAX);
-            found.extend(more.then(|| "...".to_owned()));
+            let names = names(store, run).await;
+            let found: Vec<String> = found.iter().map(|one| names.plain(one)).collect();
             Err(Error::usage(
-                format!("`{}` matches several branches: {}", shown(text), found.join(", ")),
+                format!("`{}` matches several scopes: {}", shown(text), few(&found)),
                 "name one of them in full",
             ))
         }
@@ -191,13 +226,13 @@ fn matches<'b, 't>(
 /// Returns what follows the path of a branch in `text`, with the number of omitted keys and passes. Of each scope, the
 /// key may be encoded, unencoded, after a slash, or omitted.
 fn after_path<'t>(branch: &BranchPath, text: &'t str) -> Vec<(usize, &'t str)> {
-    let Some(((step, _), above)) = branch.opened_by().zip(branch.parent()) else { return vec![(0, text)] };
-    let with_key = with_key(branch);
-    let spellings = with_key.iter().map(|spelling| (0, spelling.as_str())).chain([(1, step.as_str())]);
+    let Some(above) = branch.parent() else { return vec![(0, text)] };
+    let (with_key, without_key) = (with_key(branch), without_key(branch));
+    let spellings = with_key.iter().map(|whole| (0, whole)).chain(without_key.iter().map(|part| (1, part)));
     let mut found = Vec::new();
     for (omitted, rest) in below_path(&above, text) {
         let stripped = spellings.clone().filter_map(|(fewer, spelling)| {
-            let rest = rest.strip_prefix(spelling)?;
+            let rest = rest.strip_prefix(spelling.as_str())?;
             (rest.is_empty() || rest.starts_with('/')).then_some((omitted + fewer, rest))
         });
         found.extend(stripped);
@@ -219,7 +254,19 @@ fn below_path<'t>(branch: &BranchPath, text: &'t str) -> impl Iterator<Item = (u
 fn with_key(branch: &BranchPath) -> Vec<String> {
     let Some((step, key)) = branch.opened_by() else { return Vec::new() };
     let last = branch.as_str().rsplit('/').next().unwrap_or_default();
-    vec![last.to_owned(), readable(last).into_owned(), format!("{step}:{key}"), format!("{step}/{key}")]
+    let of_hooks = before_hooks(step.as_str());
+    let stems = [step.as_str()].into_iter().chain(of_hooks);
+    let spelled = stems.flat_map(|stem| [format!("{stem}:{key}"), format!("{stem}/{key}")]);
+    [last.to_owned(), readable(last).into_owned()].into_iter().chain(spelled).collect()
+}
+
+/// Returns the spellings of the last scope of a branch without its key; for the hook of a file, without the prefix of
+/// the key.
+fn without_key(branch: &BranchPath) -> Vec<String> {
+    let Some((step, key)) = branch.opened_by() else { return Vec::new() };
+    let stem = before_hooks(step.as_str()).unwrap_or(step.as_str());
+    let hook = key_of_file_hook(&key).map(|hook| format!("{stem}:{hook}"));
+    std::iter::once(step.to_string()).chain(hook).collect()
 }
 
 /// Returns whether `text` is a path of this branch that names its last key.
@@ -299,12 +346,12 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
         let scan = Scan { step: Some(step.clone()), ..Scan::of(run) };
         let page = store.scan(&scan).await?;
         let about = page.records.iter().map(Record::header).filter(|header| !header.branch.is_main());
-        let on: BTreeSet<String> = about.map(|header| step_on(&header.branch, step)).collect();
+        let names = names(store, run).await;
+        let on: BTreeSet<String> = about.map(|header| names.called(&header.branch, step)).collect();
         if !on.is_empty() {
-            let mut names: Vec<&str> = on.iter().map(String::as_str).take(CANDIDATES_MAX).collect();
-            names.extend((on.len() > CANDIDATES_MAX).then_some("..."));
-            let hint = format!("the step is on other branches: name one of {}", names.join(", "));
-            return Ok(Error::not_found(format!("step `{step}` on the main branch of run {run}"), hint));
+            let on: Vec<String> = on.into_iter().collect();
+            let hint = format!("the step is in other scopes: name one of {}", few(&on));
+            return Ok(Error::not_found(format!("step `{step}` in the main scope of run {run}"), hint));
         }
     }
     let step = named.step.as_deref().unwrap_or_default();
@@ -312,25 +359,32 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
         let hint = format!("`waypost show {run}` lists the steps");
         return Ok(Error::not_found(format!("step `{step}` in run {run}"), hint));
     };
+    let scope = names(store, run).await.path(branch);
     Ok(match store.branches(run).await?.contains(branch) {
         true => Error::not_found(
-            format!("step `{step}` on branch `{branch}` of run {run}"),
-            format!("`waypost show {run} --step {}` lists the steps", quoted(branch.as_str())),
+            format!("step `{step}` in scope `{scope}` of run {run}"),
+            format!("`waypost show {run} --step {}` lists the steps", quoted(&scope)),
         ),
-        false => no_branch(run, branch),
+        false => no_scope(run, branch.as_str()),
     })
 }
 
-/// Creates the error for a path that means no branch, or several.
-fn no_branch_text(run: &RunId, path: &str) -> Error {
-    let hint = format!("`waypost checkpoints {run}` lists the branches");
-    Error::usage(format!("`{}` does not name a single branch of run {run}", shown(path)), hint)
+/// Lists the first of these names.
+fn few(names: &[String]) -> String {
+    let more = (names.len() > CANDIDATES_MAX).then_some("...");
+    names.iter().map(String::as_str).take(CANDIDATES_MAX).chain(more).collect::<Vec<_>>().join(", ")
 }
 
-/// Creates the error for a missing branch.
-pub(crate) fn no_branch(run: &RunId, branch: &BranchPath) -> Error {
-    let hint = format!("`waypost checkpoints {run}` lists the branches");
-    Error::not_found(format!("branch `{branch}` in run {run}"), hint)
+/// Creates the error for a path that means no scope, or several.
+fn no_single_scope(run: &RunId, path: &str) -> Error {
+    let hint = format!("`waypost checkpoints {run}` lists the scopes");
+    Error::usage(format!("`{}` does not name a single scope of run {run}", shown(path)), hint)
+}
+
+/// Creates the error for a missing scope.
+pub(crate) fn no_scope(run: &RunId, scope: &str) -> Error {
+    let hint = format!("`waypost checkpoints {run}` lists the scopes");
+    Error::not_found(format!("scope `{}` in run {run}", shown(scope)), hint)
 }
 
 /// The run to use if none is named.

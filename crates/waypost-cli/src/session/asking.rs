@@ -17,8 +17,8 @@ use crate::error::Error;
 use crate::output::progress::Progress;
 use crate::output::{shown, shown_lines};
 use crate::run::questions::{questions, refuse_secret, taken};
-use crate::run::reference::step_on;
 use crate::view::WaitView;
+use crate::view::step_names::called;
 
 /// The poll interval for answers from elsewhere.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -93,7 +93,7 @@ impl Asker {
 
     /// Asks until the question has an answer, from here or from elsewhere.
     async fn ask(&mut self, question: &Waiting) -> QuestionEnd {
-        let name = step_on(&question.branch, question.step.as_str());
+        let name = called(Some(&self.workflow), &question.branch, question.step.as_str());
         let view = WaitView::of(&question.branch, &question.step, &question.wait, Some(&self.workflow));
         let asked = question.wait.question.as_ref().and_then(|text| text.as_str()).unwrap_or_default();
         let wanted = view.wanted.map_or_else(|| "JSON or text".to_owned(), |wanted| wanted.describe());

@@ -34,7 +34,8 @@ use crate::run::doubt::cause_of;
 use crate::run::failed_item::{FailedStep, SHOWN_MAX};
 use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
-use crate::run::reference::{damaged_reference, step_on};
+use crate::run::reference::damaged_reference;
+use crate::view::step_names::called;
 use crate::view::{VERSION, WaitView};
 
 use asking::{Asking, SessionEnds};
@@ -363,11 +364,12 @@ impl<'a> Session<'a> {
     /// Returns the steps in doubt, and the cause of the first.
     async fn doubt(&self, store: &dyn Store, run: &RunId) -> Result<Option<StoppedAt>, Error> {
         let snapshot = Snapshot::read(store, run).await?;
-        let plan =
-            Chosen::in_force(store, &snapshot)?.plan(store, &snapshot, None, self.context.now()).await?;
+        let chosen = Chosen::in_force(store, &snapshot)?;
+        let plan = chosen.plan(store, &snapshot, None, self.context.now()).await?;
         let Some(first) = plan.questions().next() else { return Ok(None) };
         let cause = cause_of(store, run, first).await?;
-        let names = plan.questions().map(|asked| step_on(&asked.branch, asked.step.as_str()));
+        let workflow = Some(&chosen.workflow);
+        let names = plan.questions().map(|asked| called(workflow, &asked.branch, asked.step.as_str()));
         let step = names.collect::<Vec<_>>().join(", ");
         Ok(Some(StoppedAt { step, cause: Some(cause) }))
     }
@@ -462,11 +464,17 @@ impl<'a> Session<'a> {
     /// file.
     fn failure(&self, at: &FailedAt, failure: &Failure, item: Option<&str>, help: Option<String>) -> String {
         let paint = self.context.output.paint_err;
-        let mut errors = failure.error.iter();
+        let mut errors =
+            failure.error.iter().skip_while(|text| failure.error.len() > 1 && at.is_named_by(text));
         let first = errors.next().map_or("it failed", String::as_str);
-        let mut text = format!("{} step {} failed: {}", paint.red("error:"), at.name, shown_lines(first));
+        let mut text = format!(
+            "{} step {} failed: {}",
+            paint.red("error:"),
+            at.name,
+            shown_lines(&at.names.plain(first))
+        );
         for cause in errors {
-            text.push_str(&format!("\n  {} {}", paint.dim("cause:"), shown_lines(cause)));
+            text.push_str(&format!("\n  {} {}", paint.dim("cause:"), shown_lines(&at.names.plain(cause))));
         }
         let tail = failure.ending.log.as_ref().map_or("", |log| log.tail.as_str());
         for line in log_lines(tail) {

@@ -15,6 +15,7 @@ mod checked;
 mod decisions;
 mod logs;
 mod scripts;
+pub(crate) mod step_names;
 mod upkeep;
 mod verified;
 mod waits;
@@ -84,6 +85,9 @@ pub(crate) struct RunView {
 /// The answer of `show`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShowView {
+    /// The names of the steps; for screens.
+    #[serde(skip)]
+    pub(crate) names: step_names::StepNames,
     pub(crate) v: u32,
     pub(crate) run: String,
     /// The requested checkpoint, if any.
@@ -256,6 +260,9 @@ pub(crate) struct ItemsView {
     pub(crate) total: u64,
     pub(crate) succeeded: Option<u64>,
     pub(crate) failed: Option<u64>,
+    /// The dropped ones of the failed items; for screens.
+    #[serde(skip)]
+    pub(crate) dropped: u64,
 }
 
 impl ItemsView {
@@ -263,7 +270,12 @@ impl ItemsView {
     pub(crate) fn told(self) -> String {
         match (self.succeeded, self.failed) {
             (Some(succeeded), Some(failed)) => {
-                format!("{} items: {succeeded} done, {failed} failed", self.total)
+                let failed = failed.saturating_sub(self.dropped);
+                let dropped = match self.dropped {
+                    0 => String::new(),
+                    dropped => format!(", {dropped} dropped"),
+                };
+                format!("{} items: {succeeded} done, {failed} failed{dropped}", self.total)
             }
             _ => format!("{} items", self.total),
         }

@@ -1,5 +1,6 @@
 //! Documents about open waits of runs.
 
+use crate::view::step_names::called;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
@@ -16,6 +17,9 @@ pub(crate) struct WaitView {
     #[serde(rename = "scope")]
     pub(crate) branch: String,
     pub(crate) step: String,
+    /// The path of the step; for screens.
+    #[serde(skip)]
+    pub(crate) called: String,
     pub(crate) question: Option<Value>,
     /// The allowed answers, if the choice is limited.
     pub(crate) choices: Option<Vec<String>>,
@@ -76,6 +80,7 @@ impl WaitView {
             key: wait.key.clone(),
             branch: branch.to_string(),
             step: step.to_string(),
+            called: called(workflow, branch, step.as_str()),
             question: wait.question.clone(),
             choices: match &wanted {
                 Some(AnswerKind::Choice(choices)) => Some(choices.clone()),

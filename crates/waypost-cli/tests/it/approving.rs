@@ -110,3 +110,17 @@ fn without_a_terminal_the_last_line_is_the_answer() {
     terminal.type_keys("yes\n");
     wait_until("the end of the detached run", || rig.json(&["show", "d", "--json"])["status"] == "waiting");
 }
+
+// Bug: the events of a declined approval had `told answer=true`, a mark of the program. Fix: the line says `declined`.
+#[test]
+fn a_declined_approval_is_told_as_declined() {
+    let rig = Rig::with(FLOW);
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(75));
+    assert_eq!(rig.call(&["answer", "r", "no", "-q"]).status.code(), Some(0));
+
+    let resumed = rig.waypost(&["resume", "r"]);
+    let events = rig.waypost(&["events", "r"]);
+
+    assert!(resumed.contains("error: step ok failed: not approved: the answer is `no`\n"), "{resumed}");
+    assert!(events.contains(" progress ok: attempt 2, declined\n") && !events.contains("told"), "{events}");
+}

@@ -83,7 +83,7 @@ fn a_dry_resume_of_items_says_which_would_be_tried_again() {
 
     let (steps, said) = would(&rig, &["--retry-failed"]);
     assert_eq!(steps, ["f rerun", "g rerun", "k retry"]);
-    assert!(said.contains("Item y would be retried, on f:y, from step k."), "{said}");
+    assert!(said.contains("Item y would be retried, in f:y, from step k."), "{said}");
 
     let (steps, said) = would(&rig, &["--from", "f:x/k"]);
     assert_eq!(steps, ["f rerun", "g rerun", "k rerun"]);

@@ -263,7 +263,7 @@ fn steps_of_earlier_passes_and_reused_items_are_done() {
         let why = rig.waypost(&["why", "r", step]);
         assert!(why.contains("reuse the result, because completed at @"), "{step}: {why}");
     }
-    assert!(rig.waypost(&["why", "r", "list:y/b"]).contains("its branch was abandoned"));
+    assert!(rig.waypost(&["why", "r", "list:y/b"]).contains("its scope was abandoned"));
 }
 
 // Bug: a rerun after a rollback was said to be requested by a person for its step, and a fork in doubt named no cause. Fix: the

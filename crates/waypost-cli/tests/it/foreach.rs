@@ -215,9 +215,9 @@ fn too_many_failures_stop_a_run() {
         )
     };
     for (key, worked, says) in [
-        ("max_failures: 1", 2, "2 of 6 branches failed, the maximum is 1"),
-        ("failure_rate: 0.4", 3, "3 of 6 branches failed, over the maximum rate of 0.4"),
-        ("circuit_breaker: 2", 2, "2 consecutive branches failed with the same error"),
+        ("max_failures: 1", 2, "2 of 6 items failed, the maximum is 1"),
+        ("failure_rate: 0.4", 3, "3 of 6 items failed, over the maximum rate of 0.4"),
+        ("circuit_breaker: 2", 2, "2 consecutive items failed with the same error"),
         ("on_item_failure: stop", 1, "exit code 1"),
     ] {
         let rig = Rig::with(&limited(key));

@@ -170,8 +170,8 @@ fn a_step_that_is_killed_behind_such_a_checkpoint_runs_again() {
 fn no_number_of_resumes_gets_past_the_failures_that_may_be() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         for (limit, text) in [
-            ("max_failures: 1", "2 of 6 branches failed, the maximum is 1"),
-            ("failure_rate: 0.2", "2 of 6 branches failed, over the maximum rate of 0.2"),
+            ("max_failures: 1", "2 of 6 items failed, the maximum is 1"),
+            ("failure_rate: 0.2", "2 of 6 items failed, over the maximum rate of 0.2"),
         ] {
             let flow = "steps:
   - id: f

@@ -223,7 +223,7 @@ fn what_is_not_there_is_told_by_its_name() {
     for branch in ["zz", "f:1"] {
         let said = rig.waypost(&["checkpoints", "r-1", "--scope", branch]);
         assert!(said.starts_with("exit 5"), "{said}");
-        assert!(said.contains(&format!("there is no branch `{branch}` in run r-1")), "{said}");
+        assert!(said.contains(&format!("there is no scope `{branch}` in run r-1")), "{said}");
     }
     let said = rig.waypost(&["logs", "r-1", "one"]);
     assert!(said.contains("hello"), "{said}");

@@ -108,14 +108,11 @@ fn a_step_of_a_group_needs_no_pass() {
     assert_eq!(rig.call(&["logs", "r", "o/p/g"]).stdout, b"g\n");
     assert_eq!(code_of(&rig, &["resume", "r", "--from", "o/p/g", "-q"]), Some(0));
     let said = rig.waypost(&["show", "r", "--step", "each/a"]);
-    assert!(said.contains("`each/a` matches several branches: each:x/a, each:y/a"), "{said}");
-    let said = rig.waypost(&["show", "r", "--step", "o~1/nope"]);
-    assert!(
-        said.contains("no step `nope` on branch `o~1`") && said.contains("show r --step 'o~1'"),
-        "{said}"
-    );
+    assert!(said.contains("`each/a` matches several scopes: each:x/a, each:y/a"), "{said}");
+    let said = rig.waypost(&["show", "r", "--step", "o/p/nope"]);
+    assert!(said.contains("no step `nope` in scope `o/p`") && said.contains("show r --step o/p`"), "{said}");
     let said = rig.waypost(&["why", "r", "o~2/p"]);
-    assert!(said.contains("no branch `o~2`"), "{said}");
+    assert!(said.contains("no scope `o~2`"), "{said}");
 }
 
 // Bug: `answer STEP ANSWER` listed finished runs. Cause: the runs of the step's workflow were listed with any status.
@@ -189,4 +186,26 @@ fn a_shown_path_names_a_question_and_a_dead_letter() {
         assert_eq!(code_of(&rig, &["dead-letters", "show", "r", path]), Some(0), "{path}");
     }
     assert_eq!(code_of(&rig, &["dead-letters", "show", "r", "grp/each"]), Some(5), "no key");
+}
+
+// Bug: `--from` of a skipped step within a group hinted at checkpoints without a state, and `--skip` of a step of an
+// included file at dead letters. Fix: the hints of a step of the main scope, and of a step with items.
+#[test]
+fn refusals_about_an_inner_step_name_the_way_on() {
+    let rig = Rig::with(
+        "steps: [{id: inc, workflow: sub.yaml}, {id: each, foreach: {items: [a], steps: [{id: do, run: echo}]}}]\n",
+    );
+    rig.write("sub.yaml", "steps: [{id: s, run: exit 1}, {id: end, run: echo}]\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    let from = rig.waypost(&["resume", "r", "--from", "inc/end"]);
+    let skip = rig.waypost(&["resume", "r", "--skip", "inc/s"]);
+    let item = rig.waypost(&["resume", "r", "--skip", "each:a/do"]);
+
+    assert!(from.starts_with("exit 5\n"), "{from}");
+    assert!(from.contains("cannot rerun step `inc/end` of run r: the step has not finished\n"), "{from}");
+    assert!(from.contains("hint: `waypost resume r` runs the step when its needs are finished\n"), "{from}");
+    assert!(skip.contains("cannot skip `inc/s`: it is a step of another scope\n"), "{skip}");
+    assert!(skip.contains("hint: `--skip inc` skips all of `inc`\n"), "{skip}");
+    assert!(item.contains("hint: `waypost dead-letters drop` skips a failed item\n"), "{item}");
 }

@@ -184,3 +184,81 @@ fn a_checkpoint_of_an_only_scope_is_named_without_its_key() {
     assert_eq!(code_of(&rig, &["show", "r/loop@1"]), Some(2));
     assert_eq!(code_of(&rig, &["show", "r/loop~2@1"]), Some(0));
 }
+
+const WITHIN: &str = "steps:
+  - {id: grp, steps: [{id: one, run: echo 1}, {id: two, run: test -e fine}]}
+  - {id: inc, workflow: sub.yaml}
+  - {id: each, foreach: {items: [a, b], steps: [{id: do, run: echo}]}}
+on_failure: [{id: cry, run: echo}]
+on_finish: [{id: tell, run: echo}]
+";
+
+// Bug: `checkpoints`, the report, `why` and errors showed `grp~1/two`, `inc:workflow` and `grp-hooks:run.on_failure`, and
+// spoke of branches without a fork. Fix: all texts take the path of a step from `step_names`.
+#[test]
+fn every_text_names_a_step_by_its_path() {
+    let rig = Rig::with(WITHIN);
+    rig.write("sub.yaml", "steps: [{id: s1, run: echo}, {id: s2, run: test -e sound}]\n");
+
+    let failed = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    rig.write("fine", "");
+    let again = rig.waypost(&["resume", "r"]);
+    let looks = [
+        rig.waypost(&["checkpoints", "r"]),
+        rig.waypost(&["report", "r"]),
+        rig.waypost(&["report", "r", "--html"]),
+        rig.waypost(&["events", "r"]),
+        rig.waypost(&["why", "r", "cry"]),
+        rig.waypost(&["show", "r"]),
+        rig.waypost(&["show", "r", "--step", "inc/none"]),
+        rig.waypost(&["plan", "r"]),
+    ];
+
+    assert!(failed.contains("error: step grp/two failed: exit code 1\n"), "{failed}");
+    assert!(again.contains("error: step inc/s2 failed: exit code 1\n"), "{again}");
+    let [checkpoints, report, html, events, why, shown, none, _] = &looks;
+    assert!(
+        checkpoints.contains("\nr/grp@1 ") && checkpoints.contains("\nr/inc:on_failure@1 "),
+        "{checkpoints}"
+    );
+    assert!(report.contains("\n## `grp/two`: completed\n"), "{report}");
+    assert!(html.contains("<td>inc:on_failure</td>"), "{html}");
+    assert!(events.contains(" item_started grp: on_failure\n"), "{events}");
+    assert!(events.contains(" step_failed inc: step `inc/s2` failed: exit code 1\n"), "{events}");
+    assert!(why.contains("name one of grp:on_failure/cry, inc:on_failure/cry\n"), "{why}");
+    assert!(shown.contains("\nstep inc failed: step `inc/s2` failed\n"), "{shown}");
+    assert!(none.contains("no step `none` in scope `inc` of run r"), "{none}");
+    for text in looks.iter().chain([&failed, &again]) {
+        let text =
+            text.lines().filter(|line| !line.starts_with("<!-- section ")).collect::<Vec<_>>().join("\n");
+        for raw in ["grp~1", ":workflow", "-hooks", "run.on", " branch"] {
+            assert!(!text.contains(raw), "{raw}: {text}");
+        }
+    }
+    assert_eq!(rig.call(&["logs", "r", "grp:on_failure/cry"]).stdout, b"\n");
+    assert_eq!(code_of(&rig, &["show", "r/grp:on_failure@1"]), Some(0));
+    assert_eq!(code_of(&rig, &["checkpoints", "r", "--scope", "inc:on_failure"]), Some(0));
+}
+
+// Bug: `why RUN tell` and `show --step tell` were refused where `logs RUN tell` works. Fix: the bare id of a step with
+// records in one scope is that step, for all commands.
+#[test]
+fn a_bare_id_is_the_step_of_its_only_scope() {
+    let rig = Rig::with(WITHIN);
+    rig.write("sub.yaml", "steps: [{id: s1, run: echo}]\n");
+    rig.write("fine", "");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    for (id, path) in [("tell", "on_finish/tell"), ("two", "grp/two"), ("s1", "inc/s1")] {
+        assert!(rig.waypost(&["why", "r", id]).contains(&format!("step {path}: ")), "{id}");
+        assert!(
+            rig.waypost(&["show", "r", "--step", id]).contains(&format!("\n{path}  completed\n")),
+            "{id}"
+        );
+        assert_eq!(code_of(&rig, &["logs", "r", id]), Some(0));
+    }
+    let several = rig.waypost(&["why", "r", "do"]);
+    assert!(several.contains("name one of each:a/do, each:b/do\n"), "{several}");
+    let resumed = rig.waypost(&["resume", "r", "--from", "s1"]);
+    assert!(resumed.contains(" step_invalidated s1: rerun requested"), "{resumed}");
+}

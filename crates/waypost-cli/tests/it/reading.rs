@@ -346,10 +346,10 @@ fn a_name_stands_beside_the_id_of_a_step() {
     let plan = rig.waypost(&["plan", "r"]);
     assert!(plan.contains("\na (First step) ") && plan.contains("\neach:1/s (One) "), "{plan}");
     let file = fs::read_to_string(rig.path(".waypost/runs/r/report.md")).unwrap();
-    for report in [rig.waypost(&["report", "r"]), file] {
+    for (report, within) in [(rig.waypost(&["report", "r"]), "sub/a"), (file, "sub:workflow/a")] {
         for part in [
             "## `a` (First step): completed",
-            "## `sub:workflow/a`: completed",
+            &format!("## `{within}`: completed"),
             "## `each:1/s` (One): failed",
         ] {
             assert!(report.contains(part), "{part}: {report}");

@@ -160,8 +160,8 @@ fn a_rerun_from_a_step_not_started_is_refused() {
     let refused = rig.waypost(&["resume", "r-1", "--from", "four"]);
 
     assert!(refused.starts_with("exit 5\n"), "{refused}");
-    assert!(refused.contains("cannot rerun step `four` of run r-1: the step has not started"), "{refused}");
-    assert!(refused.contains("hint: `waypost resume r-1` starts the step when"), "{refused}");
+    assert!(refused.contains("cannot rerun step `four` of run r-1: the step has not finished"), "{refused}");
+    assert!(refused.contains("hint: `waypost resume r-1` runs the step when"), "{refused}");
 }
 
 #[test]

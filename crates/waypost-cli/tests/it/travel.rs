@@ -249,15 +249,15 @@ fn a_checkpoint_of_a_branch_begins_no_run() {
 
     for (args, hint) in [
         (&["export", "r/f:a@2", "out.json"][..], "`waypost checkpoints r --scope main`"),
-        (&["fork", "r/f:a@2"], "`waypost fork r --from f` reruns the branches"),
-        (&["rollback", "r/f:a@2"], "`waypost resume r --from f:a/v` continues the branch"),
+        (&["fork", "r/f:a@2"], "`waypost fork r --from f` reruns the steps within"),
+        (&["rollback", "r/f:a@2"], "`waypost resume r --from f:a/v` continues the scope"),
     ] {
         let refused = rig.call(args);
         assert!(rig.told(&refused).contains(hint), "{}", rig.told(&refused));
 
         assert_eq!(refused.status.code(), Some(2), "{args:?}: {}", rig.told(&refused));
         assert!(
-            rig.told(&refused).contains("branch `f:a`: only checkpoints of the main branch are supported"),
+            rig.told(&refused).contains("scope `f:a`: only checkpoints of the main scope are supported"),
             "{}",
             rig.told(&refused)
         );

@@ -60,7 +60,7 @@ fn what_cannot_be_undone_stops_it_and_is_gone_on_with() {
         let rig = ran(store);
         rig.write("stuck", "");
         let told = rig.waypost(&["rollback", "r@2", "--undo-steps"]);
-        assert!(told.starts_with("exit 1\n") && told.contains("`mk`"), "{told}");
+        assert!(told.starts_with("exit 1\n") && told.contains("/mk`"), "{told}");
         assert!(told.contains("waypost rollback r@2 --undo-steps"), "{told}");
         for other in [&RESUME[..], &["rollback", "r@5", "-q"], &["resume", "r", "--from", "one", "-q"]] {
             assert_eq!(code_of(&rig, other), Some(8), "{store} {other:?}");

@@ -99,7 +99,7 @@ fn who_says_no_fails_the_step_and_is_asked_anew() {
     assert_eq!(code(&rig, &["answer", "r", "no"]), Some(0));
     let refused = rig.call(&["resume", "r"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(rig.told(&refused).contains("not approved: the answer is `false`"), "{}", rig.told(&refused));
+    assert!(rig.told(&refused).contains("not approved: the answer is `no`"), "{}", rig.told(&refused));
 
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(75), "asked anew");
     assert_eq!(code(&rig, &["answer", "r", "yes"]), Some(0));

@@ -140,7 +140,7 @@ async fn answered(attempt: &Attempt, question: &str, answer: &AnswerKind) -> Res
                 let refusal = format!("told {key}");
                 if attempt.kept(&refusal).await?.is_none() {
                     attempt.keep(&refusal, Value::Bool(true), StepReport::default()).await?;
-                    let answer = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    let answer = value.as_str().unwrap_or("no").to_owned();
                     return Ok(Came::Refused(answer));
                 }
             }

@@ -15,6 +15,7 @@ use std::collections::HashSet;
 
 use super::chain::Draft;
 use super::completion::{Failing, report_before_hooks};
+use super::outcome::place_of;
 use super::scheduler::collects;
 use super::scope::{Caught, ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
@@ -45,12 +46,12 @@ impl<P: Program> Session<'_, P> {
                     let scope = self.scopes.get(failed);
                     failing.place = scope.fans.first().expect("a branch above another has a fan-out").place;
                 }
-                self.scopes.get_mut(failed).cancel.stop(StopLevel::Graceful, "a step of the branch failed");
+                self.scopes.get_mut(failed).cancel.stop(StopLevel::Graceful, "another step failed");
                 self.scopes.get_mut(failed).failing.get_or_insert(failing);
                 self.failing.insert(failed);
                 return;
             }
-            let by = format!("branch `{}` failed", self.scopes.get(failed).branch());
+            let by = failed_below(&failure.branch, &failure.step);
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
             if self.is_caught(opener, &failure) {
                 return self.cancel_children(opener.scope, opener.place, None, &by);
@@ -81,7 +82,7 @@ impl<P: Program> Session<'_, P> {
         } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
             // The first failure cancels the other branches. A second cancel would wake these repeatedly.
             let branch = scope.branch().clone();
-            let by = format!("branch `{branch}` failed");
+            let by = failed_below(&branch, &failed.step);
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
             self.catch(opener, &StepFailure { branch, ..failed });
             self.cancel_children(opener.scope, opener.place, Some(id), &by);
@@ -283,7 +284,8 @@ impl<P: Program> Session<'_, P> {
             let has_failed = scope.has(Status::Failed) || scope.has_failed_end();
             let end = if has_failed { End::Failed } else { End::Cancelled };
             if scope.drafts.is_empty() {
-                let by = scope.cancel.asked().map_or_else(|| "its branch failed".to_owned(), |stop| stop.by);
+                let by =
+                    scope.cancel.asked().map_or_else(|| "another step failed".to_owned(), |stop| stop.by);
                 let phase = Phase::Interrupted { in_progress: false, by };
                 scope.drafts.push(Draft::new(phase, Reason::Cancel, None, Try::default()));
             }
@@ -365,11 +367,11 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Names the failed child: an item by branch, a step of a group by id.
+/// Names the failed step: by its path, in a group by its id.
 fn failed_below(branch: &BranchPath, step: &StepId) -> String {
     match branch.pass_number() {
         Some(_) => format!("step `{step}` failed"),
-        None => format!("branch `{branch}` failed"),
+        None => format!("{} failed", place_of(branch, step)),
     }
 }
 

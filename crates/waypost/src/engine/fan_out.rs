@@ -152,7 +152,7 @@ impl FanOut {
             return Some(why);
         }
         let max = limits.alike.filter(|max| *alike >= *max)?;
-        Some(format!("{max} consecutive branches failed with the same error, no more were started: {error}"))
+        Some(format!("{max} consecutive items failed with the same error, no more were started: {error}"))
     }
 
     pub(super) fn mark_ended_here(&mut self, index: u64) {
@@ -568,7 +568,7 @@ impl Outcomes {
 
 /// Returns the failure of a join that cannot read its children.
 pub(super) fn unread(error: &StoreError) -> Failure {
-    let mut chain = vec!["cannot read the results of the branches".to_owned(), error.to_string()];
+    let mut chain = vec!["cannot read the results of the items".to_owned(), error.to_string()];
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         chain.push(cause.to_string());

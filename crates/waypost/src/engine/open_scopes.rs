@@ -486,13 +486,13 @@ pub(super) async fn resume_child<P: Program>(
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
     if let Some(gone) = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none()) {
-        let why = format!("branch `{branch}` is at step `{}`, which the graph does not have", gone.step);
+        let why = format!("scope `{branch}` is at step `{}`, which the graph does not have", gone.step);
         return Err(RunError::Changed { run: header.run.clone(), why });
     }
     if let Some(old) = session.before.as_ref().and_then(|before| before.of_branch(&branch)) {
         let around = above.entry(opener.place).at.iteration.clone();
         add_new_steps((old, shape), &mut position, &around).map_err(|step| {
-            let why = format!("step `{step}` is new, and precedes a finished step of branch `{branch}`");
+            let why = format!("step `{step}` is new, and precedes a finished step of scope `{branch}`");
             RunError::Changed { run: header.run.clone(), why }
         })?;
     }

@@ -282,7 +282,7 @@ pub enum RunError {
         to: u64,
     },
     /// A step could not be undone. Later steps are undone; the same call continues.
-    #[error("cannot undo step `{step}` of run {run}{}: {}", if branch.is_main() { String::new() } else { format!(" on branch `{branch}`") }, failure.error.join(": "))]
+    #[error("cannot undo {} of run {run}: {}", place_of(branch, step), failure.error.join(": "))]
     NotUndone {
         /// The run.
         run: RunId,
@@ -325,11 +325,14 @@ pub enum RunError {
         /// The reason.
         why: String,
     },
-    /// A rerun of a step was requested, but the step has not started. Nothing changed: resume without the request.
-    #[error("cannot rerun step `{step}` of run {run}: the step has not started")]
-    NotStarted {
+    /// A rerun of a step was requested, but the step has not finished, or was skipped as an upstream step failed.
+    /// Nothing changed: resume without the request.
+    #[error("cannot rerun {} of run {run}: the step has not finished", place_of(branch, step))]
+    NotFinished {
         /// The run.
         run: RunId,
+        /// The branch.
+        branch: BranchPath,
         /// The step.
         step: StepId,
     },
@@ -412,11 +415,11 @@ pub enum RunError {
     Begin(#[from] BeginError),
 }
 
-/// Names a step, and its branch unless main.
-fn place_of(branch: &BranchPath, step: &StepId) -> String {
+/// Names a step by its path.
+pub(super) fn place_of(branch: &BranchPath, step: &StepId) -> String {
     match branch.is_main() {
         true => format!("step `{step}`"),
-        false => format!("step `{step}` of branch `{branch}`"),
+        false => format!("step `{}/{step}`", branch.readable()),
     }
 }
 

@@ -439,8 +439,8 @@ impl<'a> BranchLoader<'a> {
     /// Returns the end of the step to rerun on request.
     ///
     /// # Errors
-    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: the step has not finished
-    /// there, or no step would join the branch.
+    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NotFinished`]: the step has not finished
+    /// there. [`RunError::NoState`]: no step would join the branch.
     async fn named(
         &self,
         at: &str,
@@ -454,7 +454,8 @@ impl<'a> BranchLoader<'a> {
         let no_state = |why: String| RunError::NoState { at: at.to_owned(), why };
         let Some(known) = branches.get(&(branch.depth(), branch.clone())) else {
             return Err(no_state(format!(
-                "`{branch}` does not exist, has failed, or is not awaited by a step"
+                "`{}` does not exist, has failed, or is not awaited by a step",
+                branch.readable()
             )));
         };
         let newest = (known.record.header(), &known.position);
@@ -463,7 +464,8 @@ impl<'a> BranchLoader<'a> {
             None => ended_on(store, self.shape, newest, step).await?,
         };
         let Some(ended) = ended else {
-            return Err(no_state(format!("step `{branch}/{step}` has not finished")));
+            let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
+            return Err(RunError::NotFinished { run, branch, step });
         };
         let seq = ended.header().seq;
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })

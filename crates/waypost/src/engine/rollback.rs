@@ -320,7 +320,9 @@ pub(super) async fn aim<'a>(
     let opens = opens_its_own(shape, step);
     let is_open = |record: &Record| is_start_of(record.header(), step, opens);
     let found = engine.store.find_back(run, &BranchPath::main(), newest, &is_open).await?;
-    let found = found.ok_or_else(|| RunError::NotStarted { run: run.clone(), step: step.clone() })?;
+    let not_finished =
+        || RunError::NotFinished { run: run.clone(), branch: BranchPath::main(), step: step.clone() };
+    let found = found.ok_or_else(not_finished)?;
     Ok(Some((found.header().seq, Some(step))))
 }
 

@@ -524,7 +524,7 @@ impl<'a, S> Scope<'a, S> {
         let draft = self.drafts.last_mut()?;
         let at = draft.step.as_ref().map_or(String::new(), |step| format!(" at step `{step}`"));
         let text = format!(
-            "the state of branch `{}`{at} has {bytes} bytes, repeated in every checkpoint: keep large data \
+            "the state of scope `{}`{at} has {bytes} bytes, repeated in every checkpoint: keep large data \
              in files and their hashes in the state",
             self.chain.branch
         );

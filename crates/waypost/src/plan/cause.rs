@@ -159,9 +159,9 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ServiceEnded => f.write_str("the service ended with the last session"),
-            Self::BranchEnded => write!(f, "its branch has ended"),
+            Self::BranchEnded => write!(f, "its scope has ended"),
             Self::LeftBehind => {
-                f.write_str("its branch was abandoned: its opener ran again or was rolled back, without it")
+                f.write_str("its scope was abandoned: its opener ran again or was rolled back, without it")
             }
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),
@@ -179,7 +179,7 @@ impl fmt::Display for Cause {
             }
             Self::Stopped(by) => write!(f, "stopped before its end ({by})"),
             Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
-            Self::BranchesFailed => f.write_str("branches of the step failed"),
+            Self::BranchesFailed => f.write_str("steps within it failed"),
             Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
             Self::Waits(waits) => {
                 write!(f, "waiting for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
@@ -265,7 +265,7 @@ fn wait_text(wait: &Wait) -> String {
         WaitKind::Signal(name) => format!("signal `{name}`"),
         WaitKind::Until(time) => format!("{time}"),
         WaitKind::Children if wait.key == WAIT_HOOKS => "the hooks after it".to_owned(),
-        WaitKind::Children => "its branches".to_owned(),
+        WaitKind::Children => "the steps within it".to_owned(),
         WaitKind::Resume => format!("a resume (held {})", wait.key),
     }
 }

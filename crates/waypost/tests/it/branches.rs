@@ -39,7 +39,7 @@ async fn a_failure_in_a_nested_collecting_fork_ends_its_branch() {
         let outcome = world.engine.run(&graph, "r", Notes::default()).await.unwrap();
 
         assert_eq!(outcome.status, RunStatus::CompletedWithFailures);
-        assert_eq!(outcome.state.done, ["plan", "p=!branch `plan:p/p:x` failed: x is broken", "q=q"]);
+        assert_eq!(outcome.state.done, ["plan", "p=!step `plan:p/p:x/x` failed: x is broken", "q=q"]);
         assert_eq!(stage.said_sorted(), ["outer", "p", "plan", "q", "x", "y"]);
         assert_eq!(world.end_of("plan:p/p:x").await, Some(End::Failed));
         assert_eq!(world.end_of("plan:p/p:y").await, Some(End::Cancelled));

@@ -145,15 +145,13 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
 
         let refused = world.engine.resume(&graph, "r").await.unwrap_err();
         let text = refused.to_string();
-        assert!(text.contains("step `item` of branch `plan:p/pay:n1`: attempt 1 was cut"), "{text}");
+        assert!(text.contains("step `plan:p/pay:n1/item`: attempt 1 was cut"), "{text}");
         world.reopen();
         let of_another = |_: &mut Notes, _: &Doubtful| Ok(TreatAs::Done);
         let refused = world.engine.resume(&graph, "r").settle_doubtful(of_another).await.unwrap_err();
         let text = refused.to_string();
         assert!(
-            text.contains(
-                "cannot settle step `item` of branch `plan:p/pay:n0` of run r: no function settles a branch"
-            ),
+            text.contains("cannot settle step `plan:p/pay:n0/item` of run r: no function settles a branch"),
             "{text}"
         );
         world.reopen();

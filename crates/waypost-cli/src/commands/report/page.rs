@@ -6,7 +6,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 use waypost::engine::Snapshot;
-use waypost::id::readable;
 use waypost::record::{Note, Usage};
 
 use super::timeline::timeline;
@@ -14,6 +13,7 @@ use super::{LastSession, RunHistory, StepEnd};
 use crate::cli::DeadLetter;
 use crate::commands::graph::{Node, embedded, sign};
 use crate::format::{size, time};
+use crate::view::step_names::StepNames;
 use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 
 /// Most rows of ended branches; `waypost show` and `events` have the rest.
@@ -29,6 +29,7 @@ const TEXT_CHARACTERS_MAX: usize = 20_000;
 pub(super) struct Page<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) show: &'a ShowView,
+    pub(super) names: &'a StepNames,
     pub(super) history: &'a RunHistory,
     pub(super) letters: &'a [DeadLetter],
     pub(super) nodes: Vec<Node>,
@@ -100,8 +101,8 @@ impl Page<'_> {
                 text,
                 "<p class=\"{class}\"><b>{} step {} {failed}:</b> {}</p>",
                 sign(class),
-                escaped(&step.id),
-                escaped(&error.message)
+                escaped(&step.called),
+                escaped(&self.names.plain(&error.message))
             );
         }
         if !self.letters.is_empty() {
@@ -115,7 +116,7 @@ impl Page<'_> {
         }
         for wait in &show.waiting {
             let question = wait.question.as_ref().map(shown).unwrap_or_default();
-            let _ = writeln!(text, "<p>‖ step {} waits: {}</p>", escaped(&wait.step), escaped(&question));
+            let _ = writeln!(text, "<p>‖ step {} waits: {}</p>", escaped(&wait.called), escaped(&question));
         }
         if !self.history.damaged.is_empty() {
             let _ = writeln!(
@@ -132,17 +133,14 @@ impl Page<'_> {
 
     fn step(&self, text: &mut String, step: &StepView) {
         let status = step.outcome();
-        let branch =
-            if step.branch == "main" { String::new() } else { format!("{}/", readable(&step.branch)) };
         let open = if matches!(status, "completed" | "pending" | "skipped") { "" } else { " open" };
         let took =
             step.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis))).unwrap_or_default();
         let _ = writeln!(
             text,
-            "<details{open}><summary class=\"{status}\"><b>{} {}{}</b>{} {status} <span class=\"dim\">{took}</span></summary>",
+            "<details{open}><summary class=\"{status}\"><b>{} {}</b>{} {status} <span class=\"dim\">{took}</span></summary>",
             sign(status),
-            escaped(&branch),
-            escaped(&step.id),
+            escaped(&step.called),
             step.name.as_ref().map(|name| format!(" {}", escaped(name))).unwrap_or_default(),
         );
         let mut facts = vec![
@@ -158,11 +156,12 @@ impl Page<'_> {
         facts.retain(|(_, value)| !value.is_empty());
         table(text, &facts);
         if let Some(error) = &step.error {
-            let causes = error.causes.iter().map(|cause| format!("<br>cause: {}", escaped(cause)));
+            let causes =
+                error.causes.iter().map(|cause| format!("<br>cause: {}", escaped(&self.names.plain(cause))));
             let _ = writeln!(
                 text,
                 "<p class=\"failed\">{}{}</p>",
-                escaped(&error.message),
+                escaped(&self.names.plain(&error.message)),
                 causes.collect::<String>()
             );
         }
@@ -179,7 +178,11 @@ impl Page<'_> {
             match note {
                 Note::Report(markdown) => block(text, "Summary", markdown),
                 Note::Warning(warning) => {
-                    let _ = writeln!(text, "<p class=\"tolerated\">! {}</p>", escaped(warning));
+                    let _ = writeln!(
+                        text,
+                        "<p class=\"tolerated\">! {}</p>",
+                        escaped(&self.names.plain(warning))
+                    );
                 }
                 Note::Event { .. } => {}
             }
@@ -197,20 +200,20 @@ impl Page<'_> {
         }
         text.push_str("<h2 id=\"dead-letters\">Dead letters</h2>\n");
         for letter in self.letters.iter().take(LETTERS_MAX) {
-            let step = letter
-                .step
-                .as_ref()
-                .map(|step| format!("{}/{step}", letter.branch.readable()))
-                .unwrap_or_default();
+            let step = letter.step.as_ref().map_or_else(
+                || self.names.path(&letter.branch),
+                |step| self.names.called(&letter.branch, step.as_str()),
+            );
             let mut errors = letter.failure.error.iter();
             let _ = writeln!(
                 text,
                 "<details open><summary class=\"failed\"><b>✗ {}</b> {}</summary>",
-                escaped(&if step.is_empty() { letter.branch.readable() } else { step.into() }),
-                escaped(errors.next().map_or("failed", String::as_str)),
+                escaped(&step),
+                escaped(&self.names.plain(errors.next().map_or("failed", String::as_str))),
             );
             for cause in errors {
-                let _ = writeln!(text, "<p class=\"failed\">cause: {}</p>", escaped(cause));
+                let _ =
+                    writeln!(text, "<p class=\"failed\">cause: {}</p>", escaped(&self.names.plain(cause)));
             }
             table(text, &[("item", shown(&letter.item)), ("attempts", letter.attempts.to_string())]);
             if let Some(log) = letter.failure.ending.log.as_ref().filter(|log| !log.tail.is_empty()) {
@@ -240,13 +243,13 @@ impl Page<'_> {
             let _ = writeln!(
                 text,
                 "<tr><td>{0}</td><td>{1}{pass}</td><td class=\"{2}\">{3} {2}</td><td>{4}</td><td>{5}</td><td>{6}</td></tr>",
-                escaped(&end.key.branch.readable()),
+                escaped(&end.scope),
                 escaped(end.key.step.as_str()),
                 end.outcome,
                 sign(end.outcome),
                 end.exit_code.map(|code| code.to_string()).unwrap_or_default(),
                 time::utc(end.at),
-                escaped(end.error.as_deref().unwrap_or_default()),
+                escaped(&self.names.plain(end.error.as_deref().unwrap_or_default())),
             );
         }
         text.push_str("</table></div>\n</details>\n");

@@ -35,12 +35,11 @@ pub(super) fn timeline(history: &RunHistory, session: LastSession) -> String {
         time::utc(last),
     );
     for (bar, (outcome, end)) in bars.into_iter().zip(ends) {
-        let branch = if bar.branch.is_main() { String::new() } else { format!("{}/", bar.branch.readable()) };
         let pass: String = bar.at.iteration.iter().map(|count| format!(" [{count}]")).collect();
         let attempt =
             if bar.at.attempt > 1 { format!(", attempt {}", bar.at.attempt) } else { String::new() };
         let title = bar.name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
-        let name = escaped(&format!("{branch}{}{pass}{attempt}{title}", bar.step));
+        let name = escaped(&format!("{}{pass}{attempt}{title}", bar.called));
         let took = time::lasted(history.idle.work(bar.begin, end));
         let _ = writeln!(
             text,

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::run::current_evidence;
 use crate::run::definition::Chosen;
 use crate::run::environment::person;
+use crate::view::step_names::StepNames;
 
 /// Reads the choices from the options of `resume`. `--treat-as done` settles failed steps if no step is in doubt, and cut
 /// steps at their turn if evidence upstream has failed.
@@ -77,12 +78,14 @@ pub(super) fn of(
     }
     for step in &args.skip {
         if step.contains('/') {
-            let message = format!("cannot skip `{step}`: it is a step of an item or of another scope");
+            let called = StepNames::of(workflow).plain(step);
             let opener = step.split(['/', '~', ':']).next().unwrap_or_default();
-            let hint = match step.contains(':') {
-                true => "`waypost dead-letters drop` skips a failed item".to_owned(),
-                false => format!("`--skip {opener}` skips all of `{opener}`"),
+            let has_items = workflow.step(opener).is_some_and(|step| step.work.foreach().is_some());
+            let (kind, hint) = match has_items {
+                true => ("an item", "`waypost dead-letters drop` skips a failed item".to_owned()),
+                false => ("another scope", format!("`--skip {opener}` skips all of `{opener}`")),
             };
+            let message = format!("cannot skip `{called}`: it is a step of {kind}");
             return Err(Error::usage(message, hint));
         }
         if let (None, Some(near)) =

@@ -21,8 +21,8 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
-use crate::output::step_names::StepNames;
 use crate::run::current_evidence::{self, restart_services};
+use crate::view::step_names::StepNames;
 
 pub(super) async fn dry_run(
     context: &Context,
@@ -79,7 +79,7 @@ pub(super) async fn dry_run(
     let names = StepNames::of(&prepared.chosen.workflow);
     let decisions = crate::commands::plan::views(store, run, &plan).await?;
     crate::commands::plan::show(context, Some(run.as_str()), (decisions, stops), &names)?;
-    notes.iter().for_each(|note| context.output.note(note));
+    notes.iter().for_each(|note| context.output.note(&names.plain(note)));
     context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)
 }
@@ -133,7 +133,7 @@ fn question_text(question: &Decision, asked: Option<TreatAs>) -> String {
 fn told_of(letters: &[DeadLetter]) -> Vec<String> {
     let told = |letter: &DeadLetter| {
         let step = letter.step.as_ref().map(|step| format!(", from step {step}")).unwrap_or_default();
-        format!("Item {} would be retried, on {}{step}.", shown(&letter.key), letter.failed_on)
+        format!("Item {} would be retried, in {}{step}.", shown(&letter.key), letter.failed_on)
     };
     letters.iter().map(told).collect()
 }

@@ -374,11 +374,12 @@ impl StepFacts<'_> {
         let count = |of: &Value, name: &str| of.get(name).and_then(Value::as_u64);
         if let Some(items) = self.state.and_then(|state| state.get("items")) {
             let (succeeded, failed) = (count(items, "succeeded"), count(items, "failed"));
-            return Some(ItemsView { total: count(items, "total")?, succeeded, failed });
+            return Some(ItemsView { total: count(items, "total")?, succeeded, failed, dropped: 0 });
         }
         let fan = self.entry.filter(|_| self.has_items).and_then(|entry| entry.fan.as_ref())?;
         let failed = Some(fan.failures).filter(|failed| *failed > 0 && fan.opened == fan.total);
-        Some(ItemsView { total: fan.total, succeeded: failed.map(|failed| fan.total - failed), failed })
+        let succeeded = failed.map(|failed| fan.total - failed);
+        Some(ItemsView { total: fan.total, succeeded, failed, dropped: 0 })
     }
 
     /// Returns the outputs: from the header if small, else from the state.

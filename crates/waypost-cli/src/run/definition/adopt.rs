@@ -470,9 +470,13 @@ async fn at_stake(
         }
     }
     if total > 0 {
-        let noun = if total == 1 { "branch" } else { "branches" };
-        let noun = if is_foreach { "items" } else { noun };
-        return Ok(format!("{finished} of {total} {noun} finished, {}", time::lasted(took)));
+        let took = time::lasted(took);
+        return Ok(match (is_foreach, total) {
+            (true, _) => format!("{finished} of {total} items finished, {took}"),
+            (false, 1) if finished == 1 => format!("finished, {took}"),
+            (false, 1) => format!("not finished, {took}"),
+            (false, _) => format!("{finished} of {total} iterations finished, {took}"),
+        });
     }
     let took = duration_of(store, snapshot.newest(), Some(step)).await?;
     Ok(format!("finished, {}", time::lasted(took)))

@@ -43,10 +43,10 @@ impl FailureLimits {
     /// Returns a message about the passed limit, if `failed` of `total` branches pass `count` or `rate`.
     pub fn passed_by(&self, failed: u64, total: u64) -> Option<String> {
         if let Some(max) = self.count.filter(|max| failed > *max) {
-            return Some(format!("{failed} of {total} branches failed, the maximum is {max}"));
+            return Some(format!("{failed} of {total} items failed, the maximum is {max}"));
         }
         let rate = self.rate.filter(|rate| failed as f64 > *rate * total as f64)?;
-        Some(format!("{failed} of {total} branches failed, over the maximum rate of {rate}"))
+        Some(format!("{failed} of {total} items failed, over the maximum rate of {rate}"))
     }
 }
 

@@ -135,7 +135,7 @@ async fn a_large_state_is_warned_of_once_and_by_step() {
         })
         .collect();
     assert_eq!(warned.len(), 1);
-    assert!(warned[0].starts_with("the state of branch `main` at step `large` has 10"), "{}", warned[0]);
+    assert!(warned[0].starts_with("the state of scope `main` at step `large` has 10"), "{}", warned[0]);
 }
 
 #[tokio::test]

@@ -1,0 +1,135 @@
+//! The names of steps, `name:` of the workflow file, shown beside their ids.
+
+use std::sync::Arc;
+
+use waypost::BranchPath;
+use waypost_workflow::file::{HookOn, Step, Workflow};
+use waypost_workflow::program::FILE_KEY;
+
+/// Suffix of the opener of a step's hooks, if the step has other child scopes.
+const HOOKS: &str = "-hooks";
+
+/// The names of the steps of a workflow and its included files; none without a workflow.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StepNames(Option<Arc<Workflow>>);
+
+impl StepNames {
+    /// Creates the names of a workflow.
+    pub(crate) fn of(workflow: &Workflow) -> Self {
+        Self(Some(Arc::new(workflow.clone())))
+    }
+
+    /// Returns the name of a step on a branch. Steps of an included file are named by that file.
+    pub(crate) fn name(&self, branch: &BranchPath, step: &str) -> Option<&str> {
+        let mut within = self.0.as_deref()?;
+        let around: Vec<BranchPath> =
+            std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+        for (opener, _) in around.iter().rev().filter_map(BranchPath::opened_by) {
+            let child = within.step(opener.as_str()).and_then(|opener| opener.work.child());
+            within = child.map_or(within, |child| child.workflow());
+        }
+        within.step(step)?.name.as_deref()
+    }
+
+    /// Returns whether a step of the main branch only runs the hooks of the run.
+    pub(crate) fn is_for_hooks(&self, step: &str) -> bool {
+        self.0.as_deref().and_then(|workflow| workflow.step(step)).is_some_and(Step::is_for_hooks)
+    }
+
+    /// Returns the path of a branch, as the user names it: see [`path`]. Empty for the main branch.
+    pub(crate) fn path(&self, branch: &BranchPath) -> String {
+        path(self.0.as_deref(), branch)
+    }
+
+    /// Returns the path of a step.
+    pub(crate) fn called(&self, branch: &BranchPath, step: &str) -> String {
+        called(self.0.as_deref(), branch, step)
+    }
+
+    /// Returns a text of the engine with each branch and step as [`path`] names these.
+    pub(crate) fn plain(&self, text: &str) -> String {
+        let is_apart = |c: char| c.is_whitespace() || "`'\"(),;".contains(c);
+        let words =
+            text.split_inclusive(is_apart).map(|part| part.split_at(part.trim_end_matches(is_apart).len()));
+        words.map(|(word, after)| self.plain_word(word).unwrap_or_else(|| word.to_owned()) + after).collect()
+    }
+
+    /// Returns the readable form of `BRANCH`, `BRANCH/STEP`, `BRANCH@SEQ` or `RUN/BRANCH@SEQ`, perhaps before a colon.
+    fn plain_word(&self, word: &str) -> Option<String> {
+        let workflow = self.0.as_deref().filter(|_| word.contains([':', '~']))?;
+        let (word, colon) = word.strip_suffix(':').map_or((word, ""), |word| (word, ":"));
+        let (place, seq) = word.split_at(word.find('@').unwrap_or(word.len()));
+        let named = |text: &str| {
+            let branch = BranchPath::new(text).ok()?;
+            let (opener, _) = branch.opened_by().filter(|_| branch.depth() > 0)?;
+            let known = [Some(opener.as_str()), before_hooks(opener.as_str())];
+            let around: Vec<_> = std::iter::successors(branch.parent(), BranchPath::parent).collect();
+            let is_known =
+                around.len() > 1 || known.into_iter().flatten().any(|id| workflow.step(id).is_some());
+            is_known.then(|| path(Some(workflow), &branch))
+        };
+        let split = |(first, rest): (&str, &str)| Some(format!("{first}/{}", named(rest)?));
+        let whole = named(place)
+            .or_else(|| {
+                place.rsplit_once('/').and_then(|(above, step)| Some(format!("{}/{step}", named(above)?)))
+            })
+            .or_else(|| place.split_once('/').filter(|_| !seq.is_empty()).and_then(split))?;
+        Some(format!("{whole}{seq}{colon}"))
+    }
+}
+
+/// Returns the path of a step for a person: see [`path`].
+pub(crate) fn called(workflow: Option<&Workflow>, branch: &BranchPath, step: &str) -> String {
+    if branch.is_main() { step.to_owned() } else { format!("{}/{step}", path(workflow, branch)) }
+}
+
+/// Returns the path of a branch for a person: a key or a pass is named only where a step can have several child scopes,
+/// so not for a group without `repeat`, an included file, and the hooks of a run.
+pub(crate) fn path(workflow: Option<&Workflow>, branch: &BranchPath) -> String {
+    let mut around: Vec<BranchPath> =
+        std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+    let (mut within, mut path) = (workflow, Vec::new());
+    while let Some(branch) = around.pop() {
+        let Some((opener, key)) = branch.opened_by() else { continue };
+        let step = within.and_then(|workflow| workflow.step(opener.as_str()));
+        let included = step.and_then(|step| step.work.child());
+        let is_only = step.is_some_and(|step| match included {
+            Some(_) => key == FILE_KEY,
+            None if step.is_for_hooks() => key == HookOn::Run.key(),
+            None => step.repeat.is_none() && branch.pass_number() == Some(1),
+        });
+        let readable = branch.readable();
+        path.push(match (hook(within, opener.as_str(), &key), readable.rsplit('/').next()) {
+            (Some(hook), _) => hook,
+            (None, Some(last)) if !is_only => last.to_owned(),
+            (None, _) => opener.to_string(),
+        });
+        within = included.map_or(within, |child| Some(child.workflow()));
+    }
+    path.join("/")
+}
+
+/// Returns `STEP:HOOK` for the hook of a file after a failed step, unless the step has a hook of this name.
+fn hook(workflow: Option<&Workflow>, opener: &str, key: &str) -> Option<String> {
+    let of_step = |id: &str| workflow.and_then(|workflow| workflow.step(id));
+    let (id, step) = [Some(opener), before_hooks(opener)]
+        .into_iter()
+        .flatten()
+        .find_map(|id| of_step(id).map(|step| (id, step)))?;
+    let of_file = key_of_file_hook(key).filter(|_| step.hooks.iter().all(|own| own.on != HookOn::Failure));
+    let is_own = step.hooks.iter().any(|own| own.on.key() == key);
+    match of_file {
+        Some(name) => Some(format!("{id}:{name}")),
+        None => (id != opener && (is_own || key_of_file_hook(key).is_some())).then(|| format!("{id}:{key}")),
+    }
+}
+
+/// Returns the step of a hook's opener: `STEP` of `STEP-hooks`.
+pub(crate) fn before_hooks(opener: &str) -> Option<&str> {
+    opener.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').strip_suffix(HOOKS)
+}
+
+/// Returns the key of a file's hook without its prefix: `on_failure` of `run.on_failure`.
+pub(crate) fn key_of_file_hook(key: &str) -> Option<&'static str> {
+    matches!(key, "run.on_failure" | "workflow.on_failure").then_some("on_failure")
+}
