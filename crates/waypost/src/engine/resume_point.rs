@@ -464,7 +464,7 @@ impl<'a> BranchLoader<'a> {
             None => ended_on(store, self.shape, newest, step).await?,
         };
         let Some(ended) = ended else {
-            let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
+            let (run, branch, step) = (known.record.header().run.clone(), branch.clone(), step.clone());
             return Err(RunError::NotFinished { run, branch, step });
         };
         let seq = ended.header().seq;
