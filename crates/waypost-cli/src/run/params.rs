@@ -15,7 +15,7 @@ use waypost::{BranchPath, StepId};
 use waypost_workflow::file::{Body, GivenParams, Step, Workflow};
 
 use crate::error::Error;
-use crate::run::reference::step_on;
+use crate::view::step_names::called;
 
 /// Returns the params in the state of a checkpoint; `None` without a state, or with another kind of state.
 pub(crate) fn of_record(record: &Record) -> Option<Map<String, Value>> {
@@ -271,7 +271,7 @@ impl<'a> BegunWork<'a> {
             return None;
         }
         if step.reads_param(param) {
-            return Some(path_of(branch, step));
+            return Some(called(Some(self.workflow), branch, &step.id));
         }
         if step.work.child().is_some() {
             // An included file has params of its own.
@@ -290,7 +290,7 @@ impl<'a> BegunWork<'a> {
         let steps = opener.work.body().into_iter().flat_map(Body::steps);
         let mut readers = steps.filter(|step| step.uses_param(param));
         let Some((shape, position)) = self.at(branch) else {
-            return readers.next().map(|step| path_of(branch, step));
+            return readers.next().map(|step| called(Some(self.workflow), branch, &step.id));
         };
         let unfinished = Unfinished::of(shape, &position);
         readers.find_map(|step| {
@@ -299,15 +299,11 @@ impl<'a> BegunWork<'a> {
                 || self.is_above_from(branch, step)
                 || self.reruns(branch, step);
             match is_finished && !is_open {
-                true => Some(path_of(branch, step)),
+                true => Some(called(Some(self.workflow), branch, &step.id)),
                 false => self.reader_within(branch, step, param),
             }
         })
     }
-}
-
-fn path_of(branch: &BranchPath, step: &Step) -> String {
-    step_on(branch, &step.id)
 }
 
 /// Returns a top-level step and all downstream steps.

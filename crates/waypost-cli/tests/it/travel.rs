@@ -542,8 +542,8 @@ fn a_fork_from_a_wrong_path_is_refused_as_a_resume() {
     for (from, exit, why) in [
         ("grp/nope", 5, "the graph has no step `nope`"),
         ("nope/s2", 5, "there is no step `nope/s2` in the workflow"),
-        ("each:c/e1", 5, "there is no branch `each:c` in run r"),
-        ("loop/l1", 2, "`loop/l1` matches several branches: loop~1/l1, loop~2/l1, loop~3/l1"),
+        ("each:c/e1", 5, "there is no scope `each:c` in run r"),
+        ("loop/l1", 2, "`loop/l1` matches several scopes: loop~1/l1, loop~2/l1, loop~3/l1"),
     ] {
         for command in [&["fork", "r", "--id", "f"][..], &["resume", "r"]] {
             let refused = rig.waypost(&[command, &["--from", from]].concat());
@@ -553,7 +553,7 @@ fn a_fork_from_a_wrong_path_is_refused_as_a_resume() {
         }
     }
     let early = rig.waypost(&["fork", "r@3", "--id", "f", "--from", "grp/s2"]);
-    assert!(early.contains("cannot continue from r@3: `grp~1` does not exist"), "{early}");
+    assert!(early.contains("cannot rerun step `grp/s2` of run r: the step has not finished"), "{early}");
     assert_eq!(rig.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 1);
 }
 

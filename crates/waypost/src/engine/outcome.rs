@@ -325,7 +325,7 @@ pub enum RunError {
         /// The reason.
         why: String,
     },
-    /// A rerun of a step was requested, but the step has not finished, or was skipped as an upstream step failed.
+    /// A rerun of a step was requested, but the step has not finished there, or was skipped as an upstream step failed.
     /// Nothing changed: resume without the request.
     #[error("cannot rerun {} of run {run}: the step has not finished", place_of(branch, step))]
     NotFinished {

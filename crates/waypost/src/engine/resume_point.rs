@@ -145,7 +145,7 @@ pub(super) async fn find<P: Program>(
         false => broken,
     };
     if let Some(named) = &asked.requested.step {
-        judged.broken.push(survey.named(&format!("run {}", run.run), &branches, named).await?);
+        judged.broken.push(survey.named(&run.run, &branches, named).await?);
     }
     for (branch, step) in asked.requested.changed.iter().chain(&asked.requested.retried) {
         judged.broken.extend(survey.ended_on(&branches, branch, step).await?);
@@ -226,7 +226,7 @@ pub(super) async fn survey<P: Program>(
 /// evidence is verified.
 ///
 /// # Errors
-/// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NoState`]: the step has not finished
+/// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NotFinished`]: the step has not finished
 /// there, or no step would join the branch.
 pub(super) async fn reopen_for<P: Program>(
     engine: &Engine,
@@ -239,8 +239,7 @@ pub(super) async fn reopen_for<P: Program>(
     let mut survey = BranchLoader::new(engine, shape);
     survey.requested = Some(&requested);
     let (mut branches, mut moves) = survey.survey(main).await?;
-    let at = main.0.header().reference().to_string();
-    let named = survey.named(&at, &branches, step).await?;
+    let named = survey.named(&main.0.header().run, &branches, step).await?;
     survey.note_joins(&mut branches).await?;
     let all = targets(shape, &branches, &[named], (&requested, program.keeps_apart()));
     let (judged, results) = (Judged::default(), Results::Drop);
@@ -440,10 +439,10 @@ impl<'a> BranchLoader<'a> {
     ///
     /// # Errors
     /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NotFinished`]: the step has not finished
-    /// there. [`RunError::NoState`]: no step would join the branch.
+    /// there, or no step would join the branch.
     async fn named(
         &self,
-        at: &str,
+        run: &RunId,
         branches: &Branches,
         (branch, step): &(BranchPath, StepId),
     ) -> Result<Broken, RunError> {
@@ -451,22 +450,19 @@ impl<'a> BranchLoader<'a> {
             return Err(RunError::InvalidStep(step.clone()));
         }
         let store = self.engine.store.as_ref();
-        let no_state = |why: String| RunError::NoState { at: at.to_owned(), why };
-        let Some(known) = branches.get(&(branch.depth(), branch.clone())) else {
-            return Err(no_state(format!(
-                "`{}` does not exist, has failed, or is not awaited by a step",
-                branch.readable()
-            )));
+        let ended = match branches.get(&(branch.depth(), branch.clone())) {
+            None => None,
+            Some(known) => {
+                let newest = (known.record.header(), &known.position);
+                match failed_on(store, newest, step).await? {
+                    Some(failed) => Some(failed),
+                    None => ended_on(store, self.shape, newest, step).await?,
+                }
+            }
         };
-        let newest = (known.record.header(), &known.position);
-        let ended = match failed_on(store, newest, step).await? {
-            Some(failed) => Some(failed),
-            None => ended_on(store, self.shape, newest, step).await?,
-        };
-        let Some(ended) = ended else {
-            let (run, branch, step) = (known.record.header().run.clone(), branch.clone(), step.clone());
-            return Err(RunError::NotFinished { run, branch, step });
-        };
+        let not_finished =
+            || RunError::NotFinished { run: run.clone(), branch: branch.clone(), step: step.clone() };
+        let ended = ended.ok_or_else(not_finished)?;
         let seq = ended.header().seq;
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
     }
