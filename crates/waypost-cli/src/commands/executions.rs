@@ -69,7 +69,12 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
         match header.reason {
             Reason::Rollback => {
                 (seen.is_open, seen.has_failed) = (false, false);
-                let text = "the run was rolled back".to_owned();
+                seen.went_back = Some(CauseView::of_rollback());
+            }
+            // A restart is based on no record.
+            Reason::Redo if header.basis == Some(0) => {
+                (seen.is_open, seen.has_failed) = (false, false);
+                let text = "the run was restarted".to_owned();
                 seen.went_back = Some(CauseView { text, ..CauseView::named("requested", None) });
             }
             Reason::Repair => {

@@ -48,6 +48,7 @@ fn change(header: &Header, step: &StepId) -> Option<String> {
             RerunCause::UpstreamChanged { step: None } => "the input of its scope changed".to_owned(),
             RerunCause::EvidenceFailed { .. } => "its evidence failed".to_owned(),
             RerunCause::DefinitionChanged => "its definition changed".to_owned(),
+            RerunCause::Requested { by_rollback: true, .. } => "the run was rolled back".to_owned(),
             RerunCause::Requested { .. } => "a person requested its rerun".to_owned(),
         });
     }

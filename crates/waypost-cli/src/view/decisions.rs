@@ -79,6 +79,11 @@ impl From<&Cause> for CauseView {
 }
 
 impl CauseView {
+    /// Returns the cause of reruns after a rollback.
+    pub(crate) fn of_rollback() -> Self {
+        Self { text: "the run was rolled back".to_owned(), ..Self::named("requested", None) }
+    }
+
     /// Creates a cause from a code and an upstream step.
     pub(crate) fn named(code: &'static str, step: Option<String>) -> Self {
         let text = match (code, &step) {
@@ -120,7 +125,8 @@ impl From<&RerunCause> for CauseView {
                 Self::named("upstream_changed", step.as_ref().map(ToString::to_string))
             }
             RerunCause::DefinitionChanged => Self::named("definition_changed", None),
-            RerunCause::Requested { by } => {
+            RerunCause::Requested { by_rollback: true, .. } => Self::of_rollback(),
+            RerunCause::Requested { by, .. } => {
                 let by = by.as_deref().unwrap_or("a person");
                 Self { text: format!("rerun requested by {by}"), ..Self::named("requested", None) }
             }

@@ -168,7 +168,7 @@ fn reruns_downstream_of_a_requested_one_have_a_cause() {
     assert_eq!(executions(&rig, "b"), ["run first", "rerun upstream_changed", "rerun upstream_changed"]);
     assert_eq!(rig.json(&["why", "r", "b", "--json"])["executions"][2]["cause"]["step"], "a");
     assert!(rig.json(&["why", "r", "a", "--json"])["executions"][1]["by"].is_string());
-    assert!(rig.waypost(&["why", "r", "f:x/k"]).contains("upstream changed: `f`"));
+    assert!(rig.waypost(&["why", "r", "f:x/k"]).contains("upstream changed: `a`"));
     assert_eq!(rig.waypost(&["events", "r"]).matches("step_invalidated b").count(), 2);
 }
 
@@ -307,4 +307,48 @@ on_finish: [{run: echo bye}]
     assert_eq!(executions(&rig, "on_finish"), of_hooks);
     // Without a step, the answer is about the last step of the workflow, not about its hooks.
     assert_eq!(rig.json(&["why", "r", "--json"])["step"], "each");
+}
+
+// Bug: after a rollback, a step of a group named its own group as the changed upstream step. Cause: the child took its
+// opener for the cause. Fix: the cause is that of the opener: its invalidation, a rollback or a restart.
+#[test]
+fn a_step_of_a_group_has_the_cause_of_its_group() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: g, steps: [{id: s1, run: 'true'}, {id: inner, steps: [{id: s2, run: 'true'}]}]}
+on_finish: [{run: echo bye}]
+on_failure: [{run: echo no}]
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    let causes = || {
+        let last = |step: &str| {
+            let why = rig.waypost(&["why", "r", step]);
+            let executions: Vec<&str> = why.lines().filter(|line| line.contains("Z rerun at ")).collect();
+            executions
+                .last()
+                .and_then(|line| line.split_once(": "))
+                .map_or(String::new(), |at| at.1.to_owned())
+        };
+        ["g/s1", "g/inner/s2", "on_finish/on_finish-1"].map(last)
+    };
+
+    assert_eq!(code_of(&rig, &["rollback", "r@2", "-q"]), Some(0));
+    let plan = rig.waypost(&["plan", "r"]);
+    assert!(!plan.contains("upstream `g` reruns"), "{plan}");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(causes(), ["the run was rolled back"; 3]);
+    let events = rig.waypost(&["events", "r"]);
+    assert!(events.contains("step_invalidated s1: the run was rolled back"), "{events}");
+    assert!(!events.contains("step_invalidated on_failure-1"), "{events}");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "a", "-q"]), Some(0));
+    assert_eq!(causes(), ["upstream changed: `a`"; 3]);
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "g", "-q"]), Some(0));
+    assert!(causes()[..2].iter().all(|cause| cause.starts_with("rerun requested by ")), "{:?}", causes());
+    assert_eq!(causes()[2], "upstream changed: `g`");
+    assert_eq!(code_of(&rig, &["resume", "r", "--restart", "-q"]), Some(0));
+    assert!(causes().iter().all(|cause| cause.starts_with("rerun requested by ")), "{:?}", causes());
+    assert!(rig.waypost(&["why", "r", "g"]).contains(": the run was restarted"));
 }

@@ -9,10 +9,10 @@ use crate::id::{BranchPath, Digest, StepId};
 use crate::plan::shape::{Children, Shape};
 use crate::projection::events::RerunCause;
 use crate::record::{
-    Failure, FailureKind, Fan, FrontierEntry, Note, Phase, Position, Reason, Record, RerunKind, RerunRequest,
-    Status, Trace, Wait,
+    Failure, FailureKind, Fan, FrontierEntry, Header, Note, Phase, Position, Reason, Record, RerunKind,
+    RerunRequest, Status, Trace, Wait,
 };
-use crate::store::{Head, Page, Store, StoreError};
+use crate::store::{Head, Page, Store, StoreError, StoreExt as _};
 
 use super::rollback::epoch_in_pass;
 
@@ -252,6 +252,10 @@ impl<'a, P: Program> Session<'a, P> {
                 }
             }
         }
+        if self.scopes.get_mut(id).fan_mut(place).revisited {
+            let cause = self.cause_of_opener(id, place).await?;
+            self.scopes.get_mut(id).fan_mut(place).cause = Some(cause);
+        }
         for (item, state) in children {
             match self.earlier(id, place, &item).await? {
                 Earlier::Ended => {
@@ -355,8 +359,7 @@ impl<'a, P: Program> Session<'a, P> {
             ..entered
         };
         let again = finished.iter().filter(|step| !position.has_result(step));
-        let opener = (self.scopes.get(id).step_id(place), shape);
-        let notes = self.invalidated_in(opener, &chain.branch, again);
+        let notes = self.invalidated_in((id, place), &chain.branch, again);
         let mut child = Scope::new(chain, shape, position, state);
         child.notes = notes;
         child.opener = Some(Opener { scope: id, place, index: item.index });
@@ -409,7 +412,7 @@ impl<'a, P: Program> Session<'a, P> {
         let scope = self.scopes.get(id);
         let (shape, before) = (&children_of(scope, place).shape, position_of(record)?);
         let again = to_rerun(shape, &before, &moved.position);
-        let notes = self.invalidated_in((scope.step_id(place), &**shape), &record.header().branch, again);
+        let notes = self.invalidated_in((id, place), &record.header().branch, again);
         if let Some(draft) = moved.drafts.first_mut() {
             draft.report.notes.extend(notes);
         }
@@ -420,10 +423,14 @@ impl<'a, P: Program> Session<'a, P> {
     /// the opener runs again.
     fn invalidated_in<'s>(
         &self,
-        (opener, shape): (&StepId, &Shape),
+        (id, place): (ScopeId, usize),
         branch: &BranchPath,
         steps: impl IntoIterator<Item = &'s StepId>,
     ) -> Vec<Note> {
+        let scope = self.scopes.get(id);
+        let (opener, shape) = (scope.step_id(place), &children_of(scope, place).shape);
+        let fan = scope.fans.iter().find(|fan| fan.place == place);
+        let of_opener = fan.and_then(|fan| fan.cause.as_ref());
         let requests = &self.main().position.requests;
         let requests: Vec<_> = requests.iter().filter(|request| request.branch == *branch).collect();
         let cause = |step: &StepId| {
@@ -433,9 +440,48 @@ impl<'a, P: Program> Session<'a, P> {
                 return own.cause.clone().into();
             }
             let upstream = upstream_of(shape, step, requests.iter().map(|request| &request.step));
-            RerunCause::UpstreamChanged { step: Some(upstream.unwrap_or(opener).clone()) }
+            match (upstream, of_opener) {
+                (None, Some(cause)) => cause.clone(),
+                _ => RerunCause::UpstreamChanged { step: Some(upstream.unwrap_or(opener).clone()) },
+            }
         };
         steps.into_iter().map(|step| invalidated(step, &cause(step))).collect()
+    }
+
+    /// Returns the cause of the rerun of an opener, since its fan-out before: of its invalidation, or a rollback.
+    /// Without a recorded cause, an upstream step ran again. Hooks of a step follow its work.
+    async fn cause_of_opener(&mut self, id: ScopeId, place: usize) -> Result<RerunCause, RunError> {
+        let scope = self.scopes.get(id);
+        let step = scope.step_id(place).clone();
+        let drafts = scope.drafts.iter().rev().map(|draft| &draft.report.notes);
+        let noted = drafts.chain([&scope.notes]).find_map(|notes| RerunCause::noted(notes, &step));
+        if let Some(cause) = noted {
+            return Ok(cause);
+        }
+        let is_after_work = scope.runs_hooks(place) && !scope.shape.steps()[place].is_for_hooks;
+        let need = scope.shape.needs(place).first().filter(|_| !is_after_work);
+        let upstream = need.map_or(&step, |need| scope.step_id(*need)).clone();
+        let since = scope.entry(place).open_fan().map_or(0, |fan| fan.since);
+        let before = if since > 0 { since } else { scope.chain.next } - 1;
+        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
+        let is_wanted = |record: &Record| {
+            let header = record.header();
+            let is_wait = header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
+            let is_opening = is_wait && header.step.as_ref() == Some(&step);
+            let is_noted = || RerunCause::noted(&header.notes, &step).is_some();
+            is_opening || header.reason == Reason::Rollback || is_restart(header) || is_noted()
+        };
+        let found = self.engine.store.find_back(&run, &branch, before, &is_wanted).await?;
+        let noted = found.as_ref().and_then(|found| RerunCause::noted(&found.header().notes, &step));
+        let found = found.as_ref().map(Record::header);
+        let by_rollback = found.is_some_and(|found| found.reason == Reason::Rollback);
+        Ok(match noted {
+            Some(cause) => cause,
+            None if by_rollback || found.is_some_and(is_restart) => {
+                RerunCause::Requested { by: None, by_rollback }
+            }
+            None => RerunCause::UpstreamChanged { step: Some(upstream) },
+        })
     }
 
     /// Returns the digest of the input of a child, if ends have traces. The input of a hook is the result of the step's
@@ -633,4 +679,9 @@ fn check_items(items: Vec<Item>) -> Result<Vec<Item>, Failure> {
             Err(Failure::new(FailureKind::Error, vec![text]))
         }
     }
+}
+
+/// Returns whether a record restarts the run: it is based on no record.
+fn is_restart(header: &Header) -> bool {
+    header.reason == Reason::Redo && header.basis == Some(0)
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use jiff::{Span, Timestamp};
 
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::Shape;
 use crate::plan::shape::Unfinished;
 use crate::plan::{Action, Cause, Decision, Plan};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
@@ -109,7 +110,7 @@ impl Engine {
         let (started, rejoined) = dry.into_seen();
         let mut found = DryRun { started, rejoined, ..DryRun::default() };
         for record in overlay.records() {
-            found.take_in(&record)?;
+            found.take_in(program.shape(), &record)?;
         }
         match ended {
             Err(RunError::InDoubt { questions, .. }) => found.questions = questions,
@@ -128,7 +129,7 @@ impl DryRun {
         self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::InForce))
     }
 
-    fn take_in(&mut self, record: &Record) -> Result<(), RunError> {
+    fn take_in(&mut self, root: &Shape, record: &Record) -> Result<(), RunError> {
         let header = record.header();
         let branch = &header.branch;
         if let (Phase::Skipped(cause), Some(step)) = (&header.phase, &header.step) {
@@ -138,7 +139,8 @@ impl DryRun {
             self.tries.entry((branch.clone(), start.step.clone())).or_insert_with(|| start.at.clone());
         }
         let compares = header.definition.is_none() && header.reason != Reason::Redo;
-        let opener = branch.opened_by().map(|(opener, _)| opener);
+        let is_own =
+            |step: &StepId| root.of_branch(branch).is_some_and(|own| own.place(step.as_str()).is_some());
         for note in &header.notes {
             let Note::Event { name, data } = note else { continue };
             let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
@@ -151,7 +153,7 @@ impl DryRun {
                 // Below an opener that reruns as a whole, nothing is compared.
                 if let RerunCause::UpstreamChanged { step: upstream } = &cause
                     && compares
-                    && (opener.is_none() || *upstream != opener)
+                    && upstream.as_ref().is_none_or(is_own)
                 {
                     self.reusable.insert((branch.clone(), step.clone()));
                 }
@@ -320,6 +322,7 @@ impl DryRun {
                 Cause::UpstreamChanged(step.as_ref().unwrap_or(&key.1).clone())
             }
             RerunCause::DefinitionChanged => Cause::Redefined,
+            RerunCause::Requested { by_rollback: true, .. } => return None,
             RerunCause::Requested { .. } => Cause::Requested,
         })
     }

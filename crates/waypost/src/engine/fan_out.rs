@@ -19,6 +19,7 @@ use super::scope::ScopeId;
 use super::source_scopes::CARRIED_ITEMS;
 use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
 use crate::plan::shape::{Children, FailureLimits};
+use crate::projection::events::RerunCause;
 use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Record};
 use crate::store::{BLOB_CHUNK_BYTES, Damage, Lease, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
@@ -73,6 +74,8 @@ pub(super) struct FanOut {
     alike: (u32, String),
     /// True if children may have records from an earlier pass or from before a rerun.
     pub(super) revisited: bool,
+    /// The cause of the rerun of the opener, if its children may have run before.
+    pub(super) cause: Option<RerunCause>,
     /// True for hooks of a failure: each failure runs its hooks.
     pub(super) after_failure: bool,
     pub(super) queue: VecDeque<Queued>,
@@ -117,6 +120,7 @@ impl FanOut {
             failed_here: 0,
             alike: (0, String::new()),
             revisited,
+            cause: None,
             after_failure: false,
             queue: VecDeque::new(),
             reader: None,

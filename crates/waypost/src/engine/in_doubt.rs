@@ -400,7 +400,7 @@ pub(super) fn apply_decisions<P: Program>(
                     Cause::Undone | Cause::Begun => rerun_undone(program, scope, place),
                     _ => scope.redo_as_decided(place),
                 }
-                let cause = RerunCause::Requested { by: by.map(ToOwned::to_owned) };
+                let cause = RerunCause::Requested { by: by.map(ToOwned::to_owned), by_rollback: false };
                 scope.note(invalidated(&doubtful.step, &cause));
             }
         }

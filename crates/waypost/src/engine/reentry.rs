@@ -321,7 +321,7 @@ pub(super) async fn from_step(
     let entry = base.position.frontier.iter().find(|entry| entry.step == *step);
     let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
-    let requested = RerunCause::Requested { by: by.map(ToOwned::to_owned) };
+    let requested = RerunCause::Requested { by: by.map(ToOwned::to_owned), by_rollback: false };
     draft.report.notes.push(invalidated(step, &requested));
     let behind = to_rerun(shape, &before, &base.position).into_iter().filter(|other| *other != step);
     let upstream = RerunCause::UpstreamChanged { step: Some(step.clone()) };

@@ -101,7 +101,7 @@ impl<'a, P: Program> Session<'a, P> {
             false => None,
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());
-        let finished = self.finished_in_pass(id, place, found.records.first(), before.as_ref());
+        let finished = self.finished_in_pass(id, place, item, (found.records.first(), before.as_ref()));
         // A new execution and not a rerun: a later pass, or the hooks of another failure.
         let around = &self.scopes.get(id).entry(place).at.iteration;
         let is_new = after_failure || found.records.first().is_some_and(|record| is_passed(record, around));
@@ -175,8 +175,8 @@ impl<'a, P: Program> Session<'a, P> {
         &self,
         id: ScopeId,
         place: usize,
-        newest: Option<&Record>,
-        before: Option<&Position>,
+        item: &Item,
+        (newest, before): (Option<&Record>, Option<&Position>),
     ) -> Vec<StepId> {
         let scope = self.scopes.get(id);
         let around = &scope.entry(place).at.iteration;
@@ -184,7 +184,14 @@ impl<'a, P: Program> Session<'a, P> {
         let Some((_, before)) = newest.zip(before) else { return Vec::new() };
         let shape = &children_of(scope, place).shape;
         let unfinished = Unfinished::of(shape, before);
-        let steps = shape.steps().iter().enumerate().filter(|(place, _)| !unfinished.has(*place));
+        // Of the hooks in a graph, a child runs those from its first step on.
+        let begins = item.start.as_ref().and_then(|step| shape.place(step.as_str()));
+        let is_from = |begins: usize, place| place == begins || shape.downstream(&[begins]).contains(&place);
+        let steps = shape.steps().iter().enumerate().filter(|(place, step)| {
+            !unfinished.has(*place)
+                && before.did(&step.id)
+                && begins.is_none_or(|begins| is_from(begins, *place))
+        });
         steps.map(|(_, step)| step.id.clone()).collect()
     }
 

@@ -22,12 +22,7 @@ impl RecordEvents<'_> {
     }
 
     pub(super) fn invalidated(&mut self, name: &str, data: &Value) {
-        let claims = || serde_json::from_value(data["claims"].clone()).unwrap_or_default();
-        let cause = match name {
-            EVIDENCE_FAILED => Some(RerunCause::EvidenceFailed { claims: claims() }),
-            _ => serde_json::from_value(data["cause"].clone()).ok(),
-        };
-        if let Some(cause) = cause {
+        if let Some(cause) = RerunCause::of_note(name, data) {
             self.push_of(step_in(data), EventKind::StepInvalidated { cause });
         }
     }
