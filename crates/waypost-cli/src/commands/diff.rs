@@ -1,11 +1,15 @@
 //! `waypost diff`: compares the states of two checkpoints.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use imara_diff::{Algorithm, Diff, InternedInput};
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr as _;
 use waypost::CheckpointRef;
 use waypost::diff::Change;
 use waypost::engine::{Engine, RunError};
+use waypost::path::Segment;
 
 use super::Context;
 use super::travel::checkpoint;
@@ -13,8 +17,13 @@ use crate::cli::DiffArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
+use crate::run::definition::names;
 use crate::store_location::Access;
 use crate::view::{DiffView, VERSION};
+
+use by_step::{At, Entry, Values, values};
+
+mod by_step;
 
 /// Widest pair of values on the line of their path: with a path, a line of a usual terminal.
 const INLINE_COLUMNS_MAX: usize = 60;
@@ -25,7 +34,7 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Read)?;
     let before = checkpoint(store.as_ref(), &args.before).await?;
     let after = checkpoint(store.as_ref(), &args.after).await?;
-    let engine = Engine::new(store);
+    let engine = Engine::new(Arc::clone(&store));
     let (old, new) = (state(&engine, &before).await?, state(&engine, &after).await?);
     let differences = waypost::diff(&old, &new);
     if context.output.json {
@@ -33,13 +42,49 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
         context.output.document(&DiffView { v: VERSION, before, after, differences })?;
         return Ok(Exit::Done);
     }
-    if differences.is_empty() {
+    let (old_names, new_names) =
+        (names(store.as_ref(), &before.run).await, names(store.as_ref(), &after.run).await);
+    let old_values = values(&old, &At { branch: &before.branch, names: &old_names });
+    let new_values = values(&new, &At { branch: &after.branch, names: &new_names });
+    let lines: Vec<String> = match old_values.zip(new_values) {
+        Some((old, new)) => by_path(&old, &new),
+        None => differences.iter().map(|found| told(&found.path.to_string(), found.change)).collect(),
+    };
+    if lines.is_empty() {
         context.output.answer(&format!("The states of {before} and {after} are equal."))?;
     }
-    for difference in &differences {
-        context.output.answer(&told(&difference.path.to_string(), difference.change))?;
-    }
+    lines.iter().try_for_each(|line| context.output.answer(line))?;
     Ok(Exit::Done)
+}
+
+/// Formats the differences of two states of a workflow, by path.
+fn by_path(old: &Values, new: &Values) -> Vec<String> {
+    let mut lines = Vec::new();
+    for path in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
+        match (old.get(path), new.get(path)) {
+            (before, after) if before == after => {}
+            (None, Some(Entry::Status(after))) => lines.push(format!("+ {}: {after}", shown(path))),
+            (Some(Entry::Status(before)), None) => lines.push(format!("- {}: {before}", shown(path))),
+            (Some(Entry::Status(before)), Some(Entry::Status(after))) => {
+                lines.push(format!("~ {}: {before} -> {after}", shown(path)));
+            }
+            (None, Some(Entry::Data(after))) => lines.push(told(path, Change::Added { after })),
+            (Some(Entry::Data(before)), None) => lines.push(told(path, Change::Removed { before })),
+            (Some(Entry::Data(before)), Some(Entry::Data(after))) => {
+                let told = |found: &waypost::diff::Difference<'_>| {
+                    let rest = match found.path.segments() {
+                        [] => String::new(),
+                        [Segment::Index(_), ..] => found.path.to_string(),
+                        _ => format!(".{}", found.path),
+                    };
+                    told(&format!("{path}{rest}"), found.change)
+                };
+                lines.extend(waypost::diff(before, after).iter().map(told));
+            }
+            _ => {}
+        }
+    }
+    lines
 }
 
 /// Formats a difference: short values on a line, longer ones as lines.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use waypost::BranchPath;
-use waypost_workflow::file::{HookOn, Step, Workflow};
+use waypost_workflow::file::{Body, HookOn, Step, Workflow};
 use waypost_workflow::program::FILE_KEY;
 
 /// Suffix of the opener of a step's hooks, if the step has other child scopes.
@@ -29,6 +29,21 @@ impl StepNames {
             within = child.map_or(within, |child| child.workflow());
         }
         within.step(step)?.name.as_deref()
+    }
+
+    /// Returns the steps that run in a scope: of the workflow, an included file, a group or an item.
+    pub(crate) fn body(&self, branch: &BranchPath) -> Option<&Body> {
+        let workflow = self.0.as_deref()?;
+        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else {
+            return Some(workflow.body());
+        };
+        super::step_of(workflow, &above, opener.as_str())?.work.body()
+    }
+
+    /// Returns whether a step of a scope runs an included file.
+    pub(crate) fn runs_file(&self, branch: &BranchPath, step: &str) -> bool {
+        let step = self.0.as_deref().and_then(|workflow| super::step_of(workflow, branch, step));
+        step.is_some_and(|step| step.work.child().is_some())
     }
 
     /// Returns whether a step of the main branch only runs the hooks of the run.

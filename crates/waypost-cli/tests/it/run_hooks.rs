@@ -143,4 +143,8 @@ fn steps_of_hooks_are_not_counted() {
     assert!(rig.waypost(&["show", "r@1"]).contains("0 of 2 done"));
     let checked = rig.waypost(&["check", "flow.yaml"]);
     assert!(checked.contains("has 2 steps") && checked.contains("  on_finish (hooks)\n"), "{checked}");
+    assert!(
+        checked.contains("  on_success (hooks)\n") && checked.contains("  on_failure (hooks)\n"),
+        "{checked}"
+    );
 }

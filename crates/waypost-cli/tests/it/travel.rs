@@ -46,7 +46,7 @@ fn a_run_goes_back_and_does_again_what_came_after() {
         assert_eq!(rig.read("trace"), "a\nb me\nc 5\nb me\nc 6\n", "{store}");
         assert_eq!(
             rig.waypost(&["diff", "r@4", "r"]),
-            "exit 0\n--- stdout\n~ steps.b.outputs.n: \"5\" -> \"6\"\n--- stderr\n"
+            "exit 0\n--- stdout\n~ b.n: \"5\" -> \"6\"\n--- stderr\n"
         );
         assert_eq!(rig.json(&["diff", "r@4", "r@4", "--json"])["differences"], json!([]));
         assert_eq!(code(&rig, &["resume", "r", "--from", "c", "-q"]), Some(0));
@@ -453,7 +453,7 @@ fn a_diff_reads_any_record_of_a_commit() {
 
     let told = rig.waypost(&["diff", "r@1", "r@2"]);
 
-    assert!(told.starts_with("exit 0\n") && told.contains("+ failed: "), "{told}");
+    assert!(told.starts_with("exit 0\n") && told.contains("+ a: failed, exit code 1\n"), "{told}");
 }
 
 // Bug: `diff` printed long values as clipped JSON on a line. Cause: every difference took one line. Fix: long values are
@@ -474,7 +474,7 @@ fn long_values_differ_line_by_line() {
 
     let said = rig.waypost(&["diff", "r", "s"]);
 
-    assert!(said.contains("~ steps.a.outputs.result:\n  - one\n  + two\n"), "{said}");
+    assert!(said.contains("~ a.result:\n  - one\n  + two\n"), "{said}");
     let change = &rig.json(&["diff", "r", "s", "--json"])["differences"][0];
     assert!(change["after"].as_str().unwrap().ends_with("line 29\ntwo"), "{change}");
 }
@@ -598,4 +598,33 @@ steps:
 
     assert!(forked.starts_with("exit 0\n"), "{forked}");
     assert_eq!(rig.read("trace"), "l2\nl1\nl2\n");
+}
+
+// Bug: `diff` showed the internal state as JSON, such as `+ steps.one: {}` for a step of a group. Fix: a line for the
+// status of each step and item, by path, and for each output.
+#[test]
+fn a_diff_tells_status_and_outputs_by_step_path() {
+    let rig = Rig::with(
+        "steps:
+  - {id: grp, steps: [{id: one, run: 'echo x=1 >> \"$WAYPOST_OUTPUT\"'}]}
+  - {id: inc, workflow: sub.yaml}
+  - {id: each, foreach: {items: [a, b.c], max_failures: 1, steps: [{id: do, run: 'test \"$I\" = a && echo y=2 >> \"$WAYPOST_OUTPUT\"', env: {I: '${{ item }}'}}]}}
+",
+    );
+    rig.write("sub.yaml", "steps: [{id: s, run: 'echo z=3 >> \"$WAYPOST_OUTPUT\"'}]\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+    let said = rig.waypost(&["diff", "r@1", "r"]);
+
+    let lines = "+ each: completed, 2 items: 1 done, 1 failed
++ each:a: completed
++ each:a/do.y: \"2\"
++ each:b.c: failed
++ grp: completed
++ grp/one: completed
++ grp/one.x: \"1\"
++ inc: completed
++ inc/s.z: \"3\"
+";
+    assert_eq!(said, format!("exit 0\n--- stdout\n{lines}--- stderr\n"));
 }
