@@ -7,7 +7,7 @@ use serde_json::Value;
 use waypost::StepId;
 use waypost::events::RerunCause;
 use waypost::plan::Cause;
-use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Try, WaitKind};
+use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Start, Try, WaitKind};
 
 use crate::view::{CauseView, ExecutionView};
 
@@ -117,11 +117,10 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
 /// reopens a failed step, whose failed items are retried.
 fn execution<'h>(header: &'h Header, step: &StepId, seen: &Seen) -> Option<&'h Try> {
     let is_own = header.step.as_ref() == Some(step);
-    if is_own && !seen.has_failed && header.reason == Reason::Join && matches!(header.phase, Phase::Started) {
-        return None;
-    }
     let opens = is_own && header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
-    let start = header.started.iter().find(|start| start.step == *step).map(|start| &start.at);
+    // The record of the end of another step may start the join, too.
+    let executes = |start: &&Start| start.step == *step && (!start.joins || seen.has_failed);
+    let start = header.started.iter().find(executes).map(|start| &start.at);
     start.or_else(|| (opens && !seen.is_open).then_some(&header.at))
 }
 

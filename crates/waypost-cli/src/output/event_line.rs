@@ -48,7 +48,8 @@ impl EventLines<'_> {
         }
         let mut details = self.details(event);
         // The passes of a group are in the path of its scope.
-        if let Some(pass) = event.iteration.last().filter(|_| event.branch.pass_number().is_none()) {
+        let in_path = self.names.path(&event.branch).matches('~').count();
+        if let Some(pass) = event.iteration.last().filter(|_| event.iteration.len() > in_path) {
             details.insert(0, format!("iteration {pass}"));
         }
         if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {

@@ -352,3 +352,26 @@ on_failure: [{run: echo no}]
     assert!(causes().iter().all(|cause| cause.starts_with("rerun requested by ")), "{:?}", causes());
     assert!(rig.waypost(&["why", "r", "g"]).contains(": the run was restarted"));
 }
+
+// Bug: the failure of an item with later steps was told twice, and a repeated step of a group without its iteration. Cause:
+// the end of the branch repeats the failure, and every group counted as a pass. Fix: the end names the record of the
+// failure, and only the passes in the path are left out.
+#[test]
+fn events_tell_a_failure_once_and_the_iteration_in_a_group() {
+    let rig = Rig::with(
+        r#"steps:
+  - {id: each, foreach: {items: [x], max_failures: 1, steps: [{id: s, run: 'false'}, {id: t, run: 'true'}]}}
+  - id: g
+    steps:
+      - id: r
+        run: 'echo x >> count; echo "n=$(wc -l < count)" >> "$WAYPOST_OUTPUT"'
+        repeat: {until: "steps.r.outputs.n == '2'", max: 3}
+"#,
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+
+    let events = rig.waypost(&["events", "r"]);
+
+    assert_eq!(events.matches("step_failed s").count(), 1, "{events}");
+    assert_eq!(events.matches("step_completed r: iteration ").count(), 2, "{events}");
+}

@@ -280,3 +280,16 @@ fn show_names_the_program_of_a_run_of_a_graph() {
     assert!(show.contains("\nTo resume, start `it-") && !show.contains("waypost resume"), "{show}");
     assert!(resume.starts_with("exit 2\n") && resume.contains("hint: to resume, start `it-"), "{resume}");
 }
+
+// Bug: a failed group had no attempts and no start in `show`. Cause: only its join counted as a start. Fix: a group starts
+// when its children are opened.
+#[test]
+fn a_failed_group_has_one_attempt_and_a_start() {
+    let rig = Rig::with("steps: [{id: g, steps: [{id: s, run: 'false'}]}]");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+
+    let group = &rig.json(&["show", "r", "--json"])["steps"][0];
+
+    assert_eq!((&group["id"], &group["attempts"]), (&serde_json::json!("g"), &serde_json::json!(1)));
+    assert!(group["started_at"].is_string() && group["ended_at"].is_string(), "{group}");
+}

@@ -665,3 +665,31 @@ fn a_doubt_names_the_cause_that_holds() {
         }
     }
 }
+
+// Bug: `--rerun-changed=grp/one` was refused. Cause: the choice knew only top-level steps. Fix: the path of a changed step
+// names its part of the row; a row is decided as a whole.
+#[test]
+fn a_choice_names_a_changed_step_by_its_path() {
+    let flow = "steps:
+  - {id: g, steps: [{id: one, run: 'echo one >> out'}, {id: two, run: 'echo two >> out'}]}
+  - {id: each, foreach: {items: [x], steps: [{id: e1, run: 'echo e1 >> out'}]}}
+  - {id: bad, needs: [g, each], run: 'test -e ok'}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let resume = |args: &[&str]| rig.waypost(&[&["resume", "r", "-q"], args].concat());
+    rig.write("flow.yaml", &flow.replace("echo ", "echo new "));
+    let in_part = resume(&["--rerun-changed=g/one", "--keep-finished"]);
+    assert!(in_part.contains("changes more results of step `g` than the named"), "{in_part}");
+    rig.write("flow.yaml", &flow.replace("echo two", "echo new two").replace("echo e1", "echo new e1"));
+    let both = resume(&["--rerun-changed=g/two", "--keep-finished=g"]);
+    assert!(both.contains("step `g` is in both"), "{both}");
+    let unchanged = resume(&["--rerun-changed=g/one", "--keep-finished"]);
+    assert!(unchanged.contains("step `g/one` has no finished result that the file changes"), "{unchanged}");
+    (rig.write("ok", ""), rig.write("out", ""));
+
+    let ended = resume(&["--rerun-changed=g/two", "--keep-finished=each/x/e1"]);
+
+    assert!(ended.starts_with("exit 0\n"), "{ended}");
+    assert_eq!(rig.read("out"), "new two\n");
+}

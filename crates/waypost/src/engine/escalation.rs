@@ -101,7 +101,8 @@ impl<P: Program> Session<'_, P> {
                 failure.error.insert(0, failed_below(&first.branch, &first.step));
             }
             let (step, at) = (entry.step.clone(), entry.at.clone());
-            scope.draft(Phase::Failed(failure), Reason::Step, step, at);
+            let failed_at = scope.position.ledger.get(&step).map(|end| end.seq);
+            scope.draft(Phase::Failed(failure), Reason::Step, step, at).about = failed_at;
         }
         scope.end = Some(End::Failed);
         self.mark_dirty(id);

@@ -474,6 +474,8 @@ impl RecordEvents<'_> {
             Phase::Failed(failure) if failure.retried => {
                 self.push(EventKind::StepRetried(Box::new(failure.into())));
             }
+            // The end of a branch repeats the failure of an earlier record.
+            Phase::Failed(_) if header.end.is_some() && header.about.is_some() => {}
             Phase::Failed(failure) => self.push(EventKind::StepFailed(Box::new(failure.into()))),
             // A submitted run has not begun.
             Phase::Interrupted { .. } if self.header.status == Some(RunStatus::Queued) => {}

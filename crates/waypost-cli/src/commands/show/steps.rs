@@ -149,6 +149,7 @@ impl Branch {
                 kept: is_finished.then(|| KeptOutputs::of(settled.map(|settled| settled.how), state)),
                 usage: told.usage.get(id).cloned(),
                 settled: told.settled.get(id).cloned(),
+                opened: told.opened.get(id).filter(|(epoch, _)| counts(*epoch)).map(|(_, at)| *at),
                 start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
                 state,
                 live,
@@ -182,6 +183,8 @@ struct StepRecords<'a> {
     finished: HashMap<&'a str, &'a Header>,
     /// The last start.
     starts: HashMap<&'a str, (&'a Start, Timestamp)>,
+    /// The last opening of branches without a later join, with its epoch.
+    opened: HashMap<&'a str, (u32, Timestamp)>,
     /// Steps whose last start was a join.
     joins: HashSet<&'a str>,
     /// The status after the newest record; `None` if finished.
@@ -228,6 +231,9 @@ impl<'a> StepRecords<'a> {
                 // The work of the step is in older records.
                 told.starts.remove(step.as_str());
                 told.joins.remove(step.as_str());
+            }
+            if header.phase.opens_work() && !told.starts.contains_key(step.as_str()) {
+                told.opened.entry(step.as_str()).or_insert((header.at.epoch, header.created_at));
             }
             if header.phase.opens_work()
                 && let Some((_, since)) = told.starts.get_mut(step.as_str())
@@ -292,6 +298,8 @@ struct StepFacts<'a> {
     /// How a person settled the step, and the person.
     settled: Option<String>,
     start: Option<(&'a Start, Timestamp)>,
+    /// When the last execution opened its branches, unless these were joined.
+    opened: Option<Timestamp>,
     /// The step's entry in the state.
     state: Option<&'a Value>,
     live: bool,
@@ -334,6 +342,8 @@ impl StepFacts<'_> {
         let finished = matches!(status, StepStatus::Completed | StepStatus::Failed | StepStatus::Skipped);
         let tried = self.start.map_or(0, |(start, _)| start.at.attempt);
         let ended = self.end.map_or(0, |header| header.at.attempt);
+        // Steps with branches begin with the opening.
+        let opened = u32::from(self.opened.is_some());
         StepView {
             id: step.to_string(),
             name: None,
@@ -341,7 +351,7 @@ impl StepFacts<'_> {
             repeats: false,
             branch: branch.to_string(),
             status,
-            attempts: self.entry.map_or(0, |entry| entry.at.attempt).max(tried).max(ended),
+            attempts: self.entry.map_or(0, |entry| entry.at.attempt).max(tried).max(ended).max(opened),
             exit_code: match kept {
                 Some(kept) => kept.exit_code,
                 None => ending.and_then(|ending| ending.exit_code),
@@ -351,7 +361,7 @@ impl StepFacts<'_> {
             evidence: ClaimView::of_pack(self.end.and_then(|header| header.evidence.as_ref())),
             settled: self.settled.clone(),
             usage: self.usage.clone(),
-            started_at: self.start.map(|(_, at)| at),
+            started_at: self.opened.or(self.start.map(|(_, at)| at)),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
             duration_ms: None,
             error: failure.map(FailureView::from),

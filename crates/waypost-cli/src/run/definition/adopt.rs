@@ -24,6 +24,7 @@ use crate::format::time;
 use crate::output::shown as shown_text;
 use crate::run::dead_letters;
 use crate::run::environment;
+use crate::run::reference::is_step;
 
 /// Most items that a change of a list names.
 const ITEMS_NAMED_MAX: usize = 5;
@@ -57,9 +58,9 @@ impl FinishedChoice {
         self.keep.is_some() || self.rerun.is_some()
     }
 
-    fn about(&self, step: &str) -> Option<Decided> {
+    fn about(&self, row: &Row) -> Option<Decided> {
         let names =
-            |named: &Option<BTreeSet<String>>| named.as_ref().is_some_and(|named| named.contains(step));
+            |named: &Option<BTreeSet<String>>| named.as_ref().is_some_and(|named| row.is_named(named));
         let is_bare = |named: &Option<BTreeSet<String>>| named.as_ref().is_some_and(BTreeSet::is_empty);
         match (names(&self.keep), names(&self.rerun)) {
             (true, _) => Some(Decided::Keep),
@@ -73,9 +74,9 @@ impl FinishedChoice {
     /// Refuses contradictions, and steps without a finished result at stake.
     fn check(&self, rows: &[Row]) -> Result<(), Error> {
         let [keep, rerun] = [&self.keep, &self.rerun].map(|named| named.clone().unwrap_or_default());
-        if let Some(both) = keep.intersection(&rerun).next() {
+        if let Some(both) = rows.iter().find(|row| row.is_named(&keep) && row.is_named(&rerun)) {
             return Err(Error::usage(
-                format!("step `{both}` is in both `--keep-finished` and `--rerun-changed`"),
+                format!("step `{}` is in both `--keep-finished` and `--rerun-changed`", both.change.step),
                 "name the step in one option",
             ));
         }
@@ -87,8 +88,17 @@ impl FinishedChoice {
                 "name steps in one of the options: `--keep-finished=STEP`",
             ));
         }
-        let is_row =
-            |step: &&String| rows.iter().any(|row| row.is_at_stake() && row.change.step.as_str() == **step);
+        let is_row = |step: &&String| rows.iter().any(|row| row.is_at_stake() && row.has(step));
+        for named in [&keep, &rerun] {
+            let in_part = |row: &&Row| named.iter().any(|step| row.has(step)) && !row.is_named(named);
+            if let Some(row) = rows.iter().filter(|row| row.is_at_stake()).find(in_part) {
+                let step = &row.change.step;
+                return Err(Error::usage(
+                    format!("the file changes more results of step `{step}` than the named"),
+                    format!("name `{step}`, for all of its changed results"),
+                ));
+            }
+        }
         match keep.iter().chain(&rerun).find(|step| !is_row(step)) {
             None => Ok(()),
             Some(step) => {
@@ -113,6 +123,20 @@ struct Row {
 }
 
 impl Row {
+    /// Returns whether a name is that of the step, or the path of a changed step of its branches.
+    fn has(&self, name: &str) -> bool {
+        let is_inner = |inner: &InnerChange| is_step(&inner.branch, inner.step.as_str(), name);
+        self.change.step.as_str() == name || self.within.iter().any(is_inner)
+    }
+
+    /// Returns whether these names cover all changes of the row: the step, or all changed steps of its branches.
+    fn is_named(&self, names: &BTreeSet<String>) -> bool {
+        let is_inner =
+            |inner: &InnerChange| names.iter().any(|name| is_step(&inner.branch, inner.step.as_str(), name));
+        let is_within = self.change.kind == ChangeKind::Within && !self.within.is_empty();
+        names.contains(self.change.step.as_str()) || is_within && self.within.iter().all(is_inner)
+    }
+
     /// Names the changed and added steps of the branches.
     fn inner_steps(&self) -> String {
         let steps: BTreeSet<&StepId> = self.within.iter().map(|inner| &inner.step).collect();
@@ -400,7 +424,7 @@ fn decide(choice: &Choice, row: &Row) -> Option<Decided> {
     let is_inside = matches!(row.change.kind, ChangeKind::Within | ChangeKind::Relisted);
     let is_open = choice.retries && is_inside && !row.change.touches_finished;
     let of_file = (choice.with.is_some() && !is_open).then_some(Decided::Rerun);
-    choice.finished.about(row.change.step.as_str()).or(of_file)
+    choice.finished.about(row).or(of_file)
 }
 
 /// Returns the accepted older fingerprints: the accepted ones so far, and the fingerprints of kept steps.
