@@ -129,6 +129,24 @@ fn insert_damaged(views: &mut Vec<CheckpointView>, damaged: &[Damage]) {
     }
 }
 
+/// Formats checkpoints as a table; if the terminal is too narrow, as a line each, without time and size.
+pub(crate) fn history(output: &Output, views: &[CheckpointView], names: &StepNames) -> String {
+    if !output.is_narrow() {
+        return table(output, views, names);
+    }
+    let line = |view: &CheckpointView| {
+        let mut line = names.plain(&view.reference);
+        let starts = (view.phase != Some("started") && !view.started.is_empty())
+            .then(|| format!(", starts {}", view.started.join(", ")));
+        for part in [view.phase, view.step.as_deref()].into_iter().flatten() {
+            line.push_str(&format!(" {part}"));
+        }
+        let damaged = if view.sound { "" } else { ", DAMAGED" };
+        format!("{line}{}{damaged}", starts.unwrap_or_default())
+    };
+    views.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// Formats checkpoints as a table.
 pub(crate) fn table(output: &Output, views: &[CheckpointView], names: &StepNames) -> String {
     let row = |view: &CheckpointView| {

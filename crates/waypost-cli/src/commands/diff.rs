@@ -21,7 +21,7 @@ use crate::run::definition::names;
 use crate::store_location::Access;
 use crate::view::{DiffView, VERSION};
 
-use by_step::{At, Entry, Values, values};
+use by_step::{StateAt, StateValue, StateValues, values};
 
 mod by_step;
 
@@ -44,8 +44,8 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
     }
     let (old_names, new_names) =
         (names(store.as_ref(), &before.run).await, names(store.as_ref(), &after.run).await);
-    let old_values = values(&old, &At { branch: &before.branch, names: &old_names });
-    let new_values = values(&new, &At { branch: &after.branch, names: &new_names });
+    let old_values = values(&old, &StateAt { branch: &before.branch, names: &old_names });
+    let new_values = values(&new, &StateAt { branch: &after.branch, names: &new_names });
     let lines: Vec<String> = match old_values.zip(new_values) {
         Some((old, new)) => by_path(&old, &new),
         None => differences.iter().map(|found| told(&found.path.to_string(), found.change)).collect(),
@@ -58,19 +58,19 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
 }
 
 /// Formats the differences of two states of a workflow, by path.
-fn by_path(old: &Values, new: &Values) -> Vec<String> {
+fn by_path(old: &StateValues, new: &StateValues) -> Vec<String> {
     let mut lines = Vec::new();
     for path in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
         match (old.get(path), new.get(path)) {
             (before, after) if before == after => {}
-            (None, Some(Entry::Status(after))) => lines.push(format!("+ {}: {after}", shown(path))),
-            (Some(Entry::Status(before)), None) => lines.push(format!("- {}: {before}", shown(path))),
-            (Some(Entry::Status(before)), Some(Entry::Status(after))) => {
+            (None, Some(StateValue::Status(after))) => lines.push(format!("+ {}: {after}", shown(path))),
+            (Some(StateValue::Status(before)), None) => lines.push(format!("- {}: {before}", shown(path))),
+            (Some(StateValue::Status(before)), Some(StateValue::Status(after))) => {
                 lines.push(format!("~ {}: {before} -> {after}", shown(path)));
             }
-            (None, Some(Entry::Data(after))) => lines.push(told(path, Change::Added { after })),
-            (Some(Entry::Data(before)), None) => lines.push(told(path, Change::Removed { before })),
-            (Some(Entry::Data(before)), Some(Entry::Data(after))) => {
+            (None, Some(StateValue::Data(after))) => lines.push(told(path, Change::Added { after })),
+            (Some(StateValue::Data(before)), None) => lines.push(told(path, Change::Removed { before })),
+            (Some(StateValue::Data(before)), Some(StateValue::Data(after))) => {
                 let told = |found: &waypost::diff::Difference<'_>| {
                     let rest = match found.path.segments() {
                         [] => String::new(),

@@ -251,7 +251,7 @@ fn print(output: &Output, event: &Event, names: &StepNames) -> Result<(), Error>
     if output.json {
         output.line(event)?;
     } else {
-        output.answer(&EventLines { of_many: false, digests: output.verbose, names }.line(event))?;
+        output.sentences(&EventLines { of_many: false, digests: output.verbose, names }.line(event))?;
     }
     Ok(())
 }

@@ -17,13 +17,16 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
 use crate::output::shown;
+use crate::run::definition::names;
 use crate::store_location::Access;
 use crate::view::{ExportedView, VERSION};
 
 pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
     let reference = checkpoint(store.as_ref(), &args.checkpoint).await?;
-    on_main(&reference, "cannot export", || of_main(&reference))?;
+    on_main(&names(store.as_ref(), &reference.run).await, &reference, "cannot export", || {
+        of_main(&reference)
+    })?;
     atomic_file::refuse_taken(&args.file, args.replace)?;
     if args.attest {
         return attest::attest(context, &store, &reference, &args).await;

@@ -25,6 +25,7 @@ use crate::run::environment::{self, Local};
 use crate::run::params::{Begin, ReadParam};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
+use crate::view::step_names::StepNames;
 use crate::view::{ImportShownView, VERSION};
 
 /// The largest file of another program that is looked into: a checkpoint with all items of a large job.
@@ -57,7 +58,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         return show(context, &portable, &workflow);
     }
     let reference = portable.reference();
-    on_main(&reference, "cannot start from", || of_main(&reference))?;
+    on_main(&StepNames::default(), &reference, "cannot start from", || of_main(&reference))?;
     if !args.trust {
         let steps = match workflow.body().steps().len() {
             1 => "1 step".to_owned(),

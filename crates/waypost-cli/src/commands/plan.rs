@@ -147,9 +147,9 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     if records.is_empty() {
         text.push_str("No record of the run mentions this step.");
     } else {
-        text.push_str(&checkpoints::table(&context.output, &records, &names));
+        text.push_str(&checkpoints::history(&context.output, &records, &names));
     }
-    context.output.answer(&text)?;
+    context.output.sentences(&text)?;
     Ok(Exit::Done)
 }
 

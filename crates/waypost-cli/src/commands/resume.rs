@@ -9,9 +9,9 @@ use waypost::engine::{
     Snapshot, StopHandle, Then,
 };
 use waypost::folder::REPORT;
-use waypost::plan::Action;
+use waypost::plan::{Action, Decision, Plan};
 use waypost::record::{Choice as SettlementChoice, RunRecord};
-use waypost::store::{Store, StoreError, StoreExt as _};
+use waypost::store::{Progress, Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
@@ -30,7 +30,7 @@ use crate::run::reference::{Default as Meant, StepRef, encode, find, no_scope};
 use crate::run::run_status;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access};
-use crate::view::step_names::called;
+use crate::view::step_names::{StepNames, called};
 
 use choice::{Asked, decide, nothing_to_decide};
 use dry::dry_run;
@@ -278,6 +278,11 @@ impl Prepared {
     ) -> Result<Exit, Error> {
         let going = Going::of(&self.chosen.workflow, args)?;
         let told = self.told(context, store.as_ref(), args);
+        if context.output.live
+            && let Some(line) = self.head(context, store.as_ref(), args).await
+        {
+            session.progress.head(line);
+        }
         let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(Arc::clone(&store), &program);
@@ -321,6 +326,28 @@ impl Prepared {
     pub(super) fn program(self, store: &Arc<dyn Store>, args: &ResumeArgs) -> Result<WorkflowProgram, Error> {
         let going = Going { from: None, then: Then::Stop, again: Vec::new() };
         self.make(store, StopHandle::default(), args, going).map(|(program, _)| program)
+    }
+
+    /// Returns the line about where the resume continues; `None` if no step is open.
+    async fn head(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> Option<String> {
+        let run = &self.run;
+        if args.restart {
+            return Some(format!("Run {run} starts over."));
+        }
+        let snapshot = Snapshot::read(store, run).await.ok()?;
+        let names = StepNames::of(&self.chosen.workflow);
+        let step = match (&args.from, args.retry.len()) {
+            (Some(from), _) => names.plain(from),
+            (None, 0) => {
+                let plan = self.chosen.plan(store, &snapshot, None, context.now()).await.ok()?;
+                let Decision { branch, step, .. } = next_step(&plan)?;
+                names.called(branch, step.as_str())
+            }
+            (None, 1) => return Some(format!("Run {run} retries 1 failed item.")),
+            (None, count) => return Some(format!("Run {run} retries {count} failed items.")),
+        };
+        let Progress { done, total } = snapshot.entry.summary.summary.progress;
+        Some(format!("Run {run} continues at step {step}: {done} of {total} steps are done."))
     }
 
     fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> SessionReport {
@@ -435,6 +462,25 @@ fn begun_anew(branch: &BranchPath) -> Error {
     let message =
         format!("cannot combine `--retry-failed` with this change: `{opener}` restarts with all its items");
     Error::usage(message, "omit `--retry-failed`: failed items rerun with all others")
+}
+
+/// Returns the first open step of a plan, within a group or an included file the inner step.
+fn next_step(plan: &Plan) -> Option<&Decision> {
+    let is_open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
+    let open: Vec<&Decision> = plan.decisions.iter().filter(is_open).collect();
+    let mut next = open.iter().find(|decision| decision.branch.is_main())?;
+    loop {
+        let is_within = |inner: &&&Decision| {
+            let opener = inner.branch.opened_by().is_some_and(|(opener, _)| opener == next.step);
+            opener && inner.branch.parent().as_ref() == Some(&next.branch)
+        };
+        let within: Vec<_> = open.iter().filter(is_within).collect();
+        match within.as_slice() {
+            // Several items are open: the step with the items is named.
+            [first, rest @ ..] if rest.iter().all(|other| other.branch == first.branch) => next = first,
+            _ => return Some(next),
+        }
+    }
 }
 
 /// Refuses to resume while a secret is missing, or a folder, file or program of a step that will run.

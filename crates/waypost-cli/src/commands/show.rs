@@ -96,7 +96,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         } else if !view.items.is_empty() {
             text.push_str(&format!("\n{}", items::table(context, &view, &args.items)));
         }
-        context.output.answer(&text)?;
+        context.output.sentences(&text)?;
         if let Some(status) = args.items.status.filter(|_| view.items.is_empty()) {
             let name = StepStatus::from(status).name();
             context.output.note(&format!("Nothing to list, because no further item is {name}."));
@@ -109,7 +109,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
             text.push_str(&items);
             text.push_str(if items.is_empty() { "" } else { "\n" });
         }
-        context.output.answer(&text)?;
+        context.output.sentences(&text)?;
     }
     if let Some(text) = undo::unfinished(&shown.snapshot).filter(|_| shown.at.is_none()) {
         context.output.warn(&context.with_store(&text));

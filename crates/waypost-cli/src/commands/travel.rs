@@ -20,14 +20,15 @@ use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
+use crate::output::shown;
 use crate::run::current_evidence;
-use crate::run::definition::names_of;
-use crate::run::definition::{Chosen, of_fork, opener_on_main};
+use crate::run::definition::{Chosen, names, names_of, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
-use crate::run::params::{Begin, BegunWork, ReadParam};
-use crate::run::reference::{Default as Meant, Reference, encode, step_on};
+use crate::run::params::{Begin, BegunWork, ReadParam, current};
+use crate::run::reference::{Default as Meant, Reference, encode};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
+use crate::view::step_names::StepNames;
 use crate::view::{RolledBackView, VERSION};
 
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
@@ -54,7 +55,8 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     };
     // Check that the checkpoint exists before anything is locked.
     let target = store.load(&run, &branch, seq).await?;
-    on_main(&target.header().reference(), "cannot roll back to", || to_branch(&target))?;
+    let names = names(store.as_ref(), &run).await;
+    on_main(&names, &target.header().reference(), "cannot roll back to", || to_branch(&target, &names))?;
     refuse_without_state(&target)?;
     refuse_unverified(&store, &target, args.redo).await?;
     let undone = match args.undo_steps {
@@ -67,6 +69,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     if newest.header().reason == Reason::Rollback && newest.header().basis == Some(seq) {
         return stands_there(context, &store, &newest, seq).await;
     }
+    let before = Snapshot::read(store.as_ref(), &run).await?;
     let outcome = prepared.only_write(Arc::clone(&store), &resume, Some(ResumeFrom::Checkpoint(seq))).await?;
     let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
     let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
@@ -84,9 +87,30 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     let decisions = super::plan::views(store.as_ref(), &run, &plan).await?;
     super::plan::show(context, Some(run.as_str()), (decisions, Vec::new()), &names_of(&snapshot))?;
     let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
+    let kept: String = since(&target, &before, &snapshot, &to).into_iter().map(|line| line + "\n").collect();
     let next = format!("Resume with: waypost resume {run}{}", context.store_words());
-    context.output.answer(&format!("Rolled back run {run} to {to}: {done}.\n{next}"))?;
+    context.output.sentences(&format!("Rolled back run {run} to {to}: {done}.\n{kept}{next}"))?;
     Ok(Exit::Done)
+}
+
+/// Returns what a rollback does with the edits and params since its target.
+fn since(target: &Record, before: &Snapshot, after: &Snapshot, to: &str) -> Vec<String> {
+    let definition = |record: &Record| record.position().ok().and_then(|position| position.definition);
+    let mut lines = Vec::new();
+    if definition(target) != definition(after.newest()) {
+        lines.push(format!("The edits of the workflow adopted since {to} stay in force."));
+    }
+    let (set, params) = (current(before), current(after));
+    let named = |(name, value): (&String, &Value)| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        format!("{name}={}", shown(&text))
+    };
+    let changed = params.iter().filter(|(name, value)| set.get(*name) != Some(*value));
+    let changed: Vec<String> = changed.map(named).collect();
+    if !changed.is_empty() {
+        lines.push(format!("Params are those of {to} again: {}.", changed.join(", ")));
+    }
+    lines
 }
 
 /// Prints that a run is at a checkpoint with valid evidence.
@@ -233,7 +257,8 @@ fn refuse_without_state(record: &Record) -> Result<(), RunError> {
 pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
-    on_main(&from, "cannot fork from", || {
+    let names = names(store.as_ref(), &from.run).await;
+    on_main(&names, &from, "cannot fork from", || {
         let opener =
             opener_on_main(&from.branch).map(|opener| format!(" --from {}", quoted(opener.as_str())));
         format!("`waypost fork {}{}` reruns the steps within", from.run, opener.unwrap_or_default())
@@ -299,7 +324,7 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     options.stop = session.stop.clone();
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let start = params.start(&program, &record, (options.clone(), adoption), step)?;
-    let name = crate::output::shown(&record.workflow);
+    let name = shown(&record.workflow);
     session.progress.head(format!("Run {run} of workflow {name}, forked at {from}"));
     let engine = session.engine(Arc::clone(&store), &program);
     let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await;
@@ -334,11 +359,16 @@ pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<Checkpoi
 }
 
 /// Refuses a checkpoint off the main branch. `hint`: what to do instead.
-pub(super) fn on_main(at: &CheckpointRef, does: &str, hint: impl FnOnce() -> String) -> Result<(), Error> {
+pub(super) fn on_main(
+    names: &StepNames,
+    at: &CheckpointRef,
+    does: &str,
+    hint: impl FnOnce() -> String,
+) -> Result<(), Error> {
     if at.branch.is_main() {
         return Ok(());
     }
-    let branch = at.branch.readable();
+    let branch = names.path(&at.branch);
     let why = "only checkpoints of the main scope are supported";
     Err(Error::usage(format!("{does} a checkpoint of scope `{branch}`: {why}"), hint()))
 }
@@ -352,7 +382,7 @@ pub(super) fn of_main(at: &CheckpointRef) -> String {
 }
 
 /// Returns the command that continues the branch of a checkpoint: a rerun of the next step.
-fn to_branch(target: &Record) -> String {
+fn to_branch(target: &Record, names: &StepNames) -> String {
     let at = target.header().reference();
     let frontier = target.position().map(|position| position.frontier).unwrap_or_default();
     match frontier.first() {
@@ -360,7 +390,7 @@ fn to_branch(target: &Record) -> String {
             "`waypost resume {} --from {}` continues the scope from this checkpoint, and reruns all steps \
              downstream",
             at.run,
-            quoted(&step_on(&at.branch, next.step.as_str()))
+            quoted(&names.called(&at.branch, next.step.as_str()))
         ),
         None => of_main(&at),
     }

@@ -5,3 +5,4 @@ pub(crate) mod size;
 pub(crate) mod terminal;
 pub(crate) mod text;
 pub(crate) mod time;
+pub(crate) mod wrap;

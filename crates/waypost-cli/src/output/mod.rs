@@ -18,6 +18,7 @@ use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
 use crate::exit::Exit;
 use crate::format::terminal;
+use crate::format::wrap::fit;
 use crate::view::ProblemView;
 use crate::view::step_names::StepNames;
 
@@ -118,14 +119,22 @@ impl Output {
         stdout.flush()
     }
 
+    /// Writes sentences of an answer, on a terminal in lines that fit.
+    pub(crate) fn sentences(&self, text: &str) -> io::Result<()> {
+        match self.columns.filter(|_| self.terminal) {
+            Some(columns) => self.answer(&fit(text, columns)),
+            None => self.answer(text),
+        }
+    }
+
     /// Confirms a finished command on stdout, unless in quiet mode.
     pub(crate) fn done(&self, text: &str) -> io::Result<()> {
-        if self.quiet { Ok(()) } else { self.answer(text) }
+        if self.quiet { Ok(()) } else { self.sentences(text) }
     }
 
     /// Writes the result of a check; in quiet mode, only of a failed check.
     pub(crate) fn checked(&self, exit: Exit, text: &str) -> io::Result<()> {
-        if exit == Exit::Done { self.done(text) } else { self.answer(text) }
+        if exit == Exit::Done { self.done(text) } else { self.sentences(text) }
     }
 
     /// Writes bytes of an answer unchanged.
@@ -165,25 +174,25 @@ impl Output {
     /// Prints a note on stderr, unless in quiet mode.
     pub(crate) fn note(&self, text: &str) {
         if !self.quiet {
-            self.err(text);
+            self.err_sentences(text);
         }
     }
 
     /// Prints a note on stderr, also in quiet mode.
     pub(crate) fn aside(&self, text: &str) {
-        self.err(text);
+        self.err_sentences(text);
     }
 
     /// Prints a note on stderr in verbose mode.
     pub(crate) fn detail(&self, text: &str) {
         if self.verbose {
-            self.err(text);
+            self.err_sentences(text);
         }
     }
 
     /// Prints a warning on stderr.
     pub(crate) fn warn(&self, text: &str) {
-        self.err(&self.warning(text));
+        self.err_sentences(&self.warning(text));
     }
 
     /// Formats a warning.
@@ -225,7 +234,7 @@ impl Output {
         if let Some(hint) = &diagnosis.hint {
             let _ = write!(text, "\n{} {}", paint.cyan("hint:"), shown_lines(hint));
         }
-        self.err(&text);
+        self.err_sentences(&text);
         if self.actions {
             self.err(&actions::annotation(actions::Level::Error, None, "waypost", &diagnosis.message));
         }
@@ -268,6 +277,14 @@ impl Output {
         let mut stderr = io::stderr().lock();
         // stderr is gone, and so is the person.
         let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+    }
+
+    /// Writes sentences on stderr, on a terminal in lines that fit.
+    fn err_sentences(&self, text: &str) {
+        match terminal::size_of(&io::stderr()) {
+            Some((columns, _)) => self.err(&fit(text, columns)),
+            None => self.err(text),
+        }
     }
 
     fn err(&self, text: &str) {
@@ -332,6 +349,11 @@ impl Output {
             column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(cell(least))));
         }
         table.trim_fmt()
+    }
+
+    /// Returns whether the terminal is too narrow for tables.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.columns.is_some_and(|columns| columns < TABLE_COLUMNS_MIN)
     }
 
     /// Formats rows as separate lines: the first cell, then the others indented.

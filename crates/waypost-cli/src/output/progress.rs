@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use tokio::sync::Notify;
-use waypost::engine::{Observer, StopLevel};
+use waypost::engine::{Observer, StopLevel, Waiting};
 use waypost::events;
 use waypost::record::{Phase, Position, Record, Wait, WaitKind};
 use waypost::store;
@@ -162,6 +162,11 @@ impl Progress {
     /// Shows a record of a watched run. On a terminal, the past is not shown.
     pub(crate) fn watched(&self, record: Record, progress: store::Progress, is_past: bool) {
         self.send(Message::Committed { records: vec![record], progress, is_past });
+    }
+
+    /// Shows the open waits of a run without work.
+    pub(crate) fn waits(&self, waiting: &[Waiting], progress: store::Progress) {
+        self.send(Message::Waits(waiting.to_vec(), progress));
     }
 
     /// Says that a question of the run may be open.

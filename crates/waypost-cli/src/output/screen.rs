@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio::runtime::Runtime;
-use waypost::engine::StopLevel;
+use waypost::engine::{StopLevel, Waiting};
 use waypost::events::{self, Event, EventKind};
 use waypost::record::{Phase, Record};
 use waypost::store::{self, Store};
@@ -22,7 +22,8 @@ use super::region::{Region, Size};
 use super::step_log::{ReadTo, StepLog};
 use super::step_progress::StepProgress;
 use super::{Output, actions};
-use crate::format::time;
+use crate::format::wrap::fit;
+use crate::format::{terminal, time};
 use crate::view::step_names::StepNames;
 
 /// Refresh interval: smooth for an eye, and cheap.
@@ -53,6 +54,8 @@ pub(super) enum Message {
         /// Older than the screen: not shown on a terminal.
         is_past: bool,
     },
+    /// The open waits of a run without work, and its progress.
+    Waits(Vec<Waiting>, store::Progress),
     Stopping(StopLevel, String),
     /// A question at the end of the screen, until the answer.
     Question(String),
@@ -154,8 +157,14 @@ impl Screen {
                 self.seen.names = names;
                 self.seen.services.extend(services);
             }
-            Message::Note(text) => self.print(&text),
-            Message::Warning(text) => self.print(&self.output.warning(&text)),
+            Message::Waits(waiting, progress) => {
+                self.seen.progress = progress;
+                for Waiting { branch, step, wait } in &waiting {
+                    self.seen.wait(self.seen.names.called(branch, step.as_str()), std::slice::from_ref(wait));
+                }
+            }
+            Message::Note(text) => self.print(&self.fitted(&text)),
+            Message::Warning(text) => self.print(&self.fitted(&self.output.warning(&text))),
             Message::Stopping(level, text) => {
                 self.seen.stopping = Some(level);
                 if !self.output.live {
@@ -232,7 +241,7 @@ impl Screen {
         );
         if self.output.live {
             if let Some(text) = self.told(event) {
-                self.print(&text);
+                self.print(&self.fitted(&text));
             }
             return;
         }
@@ -247,6 +256,12 @@ impl Screen {
     fn lines_of_events(&self) -> EventLines<'_> {
         let of_many = self.of == ProgressOf::Runs;
         EventLines { of_many, digests: self.output.verbose, names: &self.seen.names }
+    }
+
+    /// Returns a text in lines that fit the terminal.
+    fn fitted(&self, text: &str) -> String {
+        let size = terminal::size_of(&io::stderr()).filter(|_| self.output.live);
+        size.map_or_else(|| text.to_owned(), |(columns, _)| fit(text, columns))
     }
 
     /// Prints lines that stay, at the next refresh.

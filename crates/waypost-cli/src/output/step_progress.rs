@@ -226,10 +226,9 @@ impl StepProgress {
     /// Returns the run's status in one line, shortened to fit, and always with the effect of Ctrl-C.
     pub(super) fn status(&self, columns: usize, ctrl_c: &str) -> String {
         let store::Progress { done, total } = self.progress;
-        let checkpoint = match &self.checkpoint {
-            Some((at, since)) => format!("checkpoint {at} {} ago", whole_seconds(since.elapsed())),
-            None => "no checkpoint yet".to_owned(),
-        };
+        let checkpoint = self.checkpoint.as_ref().map_or_else(String::new, |(at, since)| {
+            format!(", checkpoint {at} {} ago", whole_seconds(since.elapsed()))
+        });
         let next = match self.stopping {
             None => ctrl_c,
             Some(StopLevel::Graceful) => "stopping; Ctrl-C kills the steps",
@@ -240,7 +239,7 @@ impl StepProgress {
             return next.to_owned();
         }
         let longer =
-            [format!("{done}/{total} steps, {checkpoint}; {next}"), format!("{done}/{total} steps; {next}")];
+            [format!("{done}/{total} steps{checkpoint}; {next}"), format!("{done}/{total} steps; {next}")];
         longer.into_iter().find(|text| text.chars().count() <= columns).unwrap_or_else(|| next.to_owned())
     }
 
@@ -443,7 +442,7 @@ mod tests {
         seen.progress = waypost::store::Progress { done: 1, total: 3 };
 
         let stops = "Ctrl-C stops, resumable";
-        assert_eq!(seen.status(77, stops), "1/3 steps, no checkpoint yet; Ctrl-C stops, resumable");
+        assert_eq!(seen.status(77, stops), "1/3 steps; Ctrl-C stops, resumable");
         assert_eq!(seen.status(37, stops), "1/3 steps; Ctrl-C stops, resumable");
         seen.stopping = Some(waypost::engine::StopLevel::Graceful);
         assert_eq!(seen.status(37, stops), "stopping; Ctrl-C kills the steps");

@@ -200,6 +200,7 @@ impl<'a> Session<'a> {
             }
             // The screen shows the waits meanwhile.
             self.progress.open().map_err(Error::Runtime)?;
+            self.progress.waits(&outcome.waiting, outcome.progress);
             let came = tokio::select! {
                 biased;
                 came = self.comes(engine, &outcome, end) => came,
@@ -349,7 +350,7 @@ impl<'a> Session<'a> {
             }
             match exit(outcome, told) {
                 Exit::Done => output.done(&text)?,
-                _ => output.answer(&text)?,
+                _ => output.sentences(&text)?,
             }
         }
         if output.actions {
@@ -441,7 +442,7 @@ impl<'a> Session<'a> {
         told: &SessionReport,
     ) -> Result<(), Error> {
         if outcome.status == RunStatus::Waiting && !self.context.output.json {
-            return Ok(self.context.output.answer(&sentence(workflow, outcome, told, None))?);
+            return Ok(self.context.output.sentences(&sentence(workflow, outcome, told, None))?);
         }
         let why = match outcome.status {
             RunStatus::Waiting => "no answer, signal or time has arrived",

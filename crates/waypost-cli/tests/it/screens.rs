@@ -3,8 +3,8 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Stdio;
 
-use crate::rig::{FLOW, Rig, check, code_of};
-use crate::terminal::on_terminal;
+use crate::rig::{FLOW, Rig, Running, check, code_of};
+use crate::terminal::{Terminal, on_terminal};
 
 #[test]
 fn forty_columns_are_enough() {
@@ -206,4 +206,52 @@ fn values_above_the_table_wrap_at_words() {
     let said = String::from_utf8(output.stdout).unwrap();
     let wrapped = "  labels      purpose=one purpose in\n              more than forty columns of\n              words\n";
     assert!(said.contains(wrapped), "{said}");
+}
+
+// Bug: at 40 columns, the terminal broke words of events, errors and hints, and `why` took six lines for a checkpoint.
+// Fix: sentences break at spaces and never within a command, and `why` has a line for each checkpoint.
+#[test]
+fn sentences_break_at_spaces_on_a_narrow_terminal() {
+    let rig = Rig::with("steps: [{id: prepare, run: exit 3}]\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "nightly", "-q"]), Some(1));
+    let screen = |args: &[&str]| {
+        let terminal = Terminal::new(40, 60);
+        Running::of(&mut terminal.command(&rig, args)).end_soon_on_terminal();
+        terminal.screen()
+    };
+
+    let events = screen(&["events", "nightly"]);
+    let why = screen(&["why", "nightly"]);
+    let refused = screen(&["resume", "nightly", "--from", "nope/x"]);
+
+    assert!(events.contains("  @2\n  step_failed prepare: exit code 3\n"), "{events}");
+    assert!(why.contains("\nnightly@1 started prepare\nnightly@2 failed prepare\n"), "{why}");
+    assert!(why.starts_with("step prepare: retry, because attempt 1\n  failed\n"), "{why}");
+    assert!(
+        refused.contains("in the\n  workflow\nhint: `waypost check FILE` lists the\n  steps\n"),
+        "{refused}"
+    );
+}
+
+// Bug: a resume on a terminal had no first line, and showed no wait before the first record. Fix: the line names the
+// first open step, and the open waits are shown at once.
+#[test]
+fn a_resume_says_where_it_continues_and_what_it_waits_for() {
+    let rig = Rig::with(
+        "steps: [{id: a, run: echo}, {id: grp, steps: [{id: b, run: test -e fine}]}, {id: nap, sleep: 1h}]\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("fine", "");
+
+    let failed = Terminal::new(80, 24);
+    Running::of(&mut failed.command(&rig, &["resume", "r"])).end_soon_on_terminal();
+    let waiting = Terminal::new(80, 24);
+    let resumed = Running::of(&mut waiting.command(&rig, &["resume", "r", "--wait", "2h"]));
+
+    waiting.wait_for("  waits nap until 2");
+    waiting.wait_for("2/3 steps; Ctrl-C stops");
+    resumed.signal(libc::SIGINT);
+    resumed.end_soon_on_terminal();
+    let screen = failed.screen();
+    assert!(screen.starts_with("Run r continues at step grp/b: 1 of 3 steps are done.\n"), "{screen}");
 }

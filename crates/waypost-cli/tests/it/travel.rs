@@ -628,3 +628,24 @@ fn a_diff_tells_status_and_outputs_by_step_path() {
 ";
     assert_eq!(said, format!("exit 0\n--- stdout\n{lines}--- stderr\n"));
 }
+
+// Bug: a rollback said nothing of edits adopted and params set since its target. Fix: it says that the edits stay in
+// force, and which params are those of the target again.
+#[test]
+fn a_rollback_tells_what_becomes_of_edits_and_params() {
+    let flow = "params: {n: {default: one}}
+steps: [{id: a, run: echo}, {id: b, run: 'test -e fine-${{ params.n }}'}]
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert!(!rig.waypost(&["rollback", "r@2"]).contains("since"));
+    rig.write("flow.yaml", &flow.replace("fine-", "good-"));
+    assert_eq!(code(&rig, &["resume", "r", "--set", "n=two", "-q"]), Some(1));
+
+    let told = rig.waypost(&["rollback", "r@2"]);
+
+    assert!(told.contains("\nThe edits of the workflow adopted since r@2 stay in force.\n"), "{told}");
+    assert!(told.contains("\nParams are those of r@2 again: n=one.\n"), "{told}");
+    rig.write("good-one", "");
+    assert_eq!(code(&rig, &["resume", "r", "--keep-definition", "-q"]), Some(0));
+}

@@ -9,11 +9,11 @@ use waypost_workflow::file::{Step, Work};
 use crate::view::step_names::StepNames;
 
 /// The values of a state by path: `STEP` is a status, `STEP.NAME` an output, `params.NAME` a param.
-pub(super) type Values = BTreeMap<String, Entry>;
+pub(super) type StateValues = BTreeMap<String, StateValue>;
 
 /// A value of a state.
 #[derive(Debug, PartialEq)]
-pub(super) enum Entry {
+pub(super) enum StateValue {
     /// The status of a step or an item, in words.
     Status(String),
     /// An output, a param or an item.
@@ -21,14 +21,14 @@ pub(super) enum Entry {
 }
 
 /// The checkpoint of a state, and the names of the steps of its run.
-pub(super) struct At<'a> {
+pub(super) struct StateAt<'a> {
     pub(super) branch: &'a BranchPath,
     pub(super) names: &'a StepNames,
 }
 
 /// Returns the values of a state; `None` if the state is not of a workflow.
-pub(super) fn values(state: &Value, at: &At<'_>) -> Option<Values> {
-    let mut values = Values::new();
+pub(super) fn values(state: &Value, at: &StateAt<'_>) -> Option<StateValues> {
+    let mut values = StateValues::new();
     for part in ["steps", "failed"] {
         let Some(steps) = state.get(part) else { continue };
         for (id, step) in steps.as_object()? {
@@ -46,12 +46,12 @@ pub(super) fn values(state: &Value, at: &At<'_>) -> Option<Values> {
         }
     }
     let params = state.get("params").and_then(Value::as_object).into_iter().flatten();
-    values.extend(params.map(|(name, value)| (format!("params.{name}"), Entry::Data(value.clone()))));
-    values.extend(state.get("item").map(|item| ("item".to_owned(), Entry::Data(item["value"].clone()))));
+    values.extend(params.map(|(name, value)| (format!("params.{name}"), StateValue::Data(value.clone()))));
+    values.extend(state.get("item").map(|item| ("item".to_owned(), StateValue::Data(item["value"].clone()))));
     state.get("steps").map(|_| values)
 }
 
-impl At<'_> {
+impl StateAt<'_> {
     /// Returns the path of a step. The state of a scope has the steps of its groups, too.
     fn called(&self, id: &str) -> String {
         let within = self.names.body(self.branch).and_then(|body| path_within(body.steps(), id));
@@ -69,7 +69,7 @@ fn path_within(steps: &[Step], id: &str) -> Option<String> {
 }
 
 /// Adds the status of a step; `status` is that of a step without a recorded one.
-fn put_status(values: &mut Values, path: &str, (step, status): (&Value, &str)) {
+fn put_status(values: &mut StateValues, path: &str, (step, status): (&Value, &str)) {
     let status = step["status"].as_str().unwrap_or(status);
     let code = step["exit_code"].as_i64().filter(|code| *code != 0);
     let code = code.map(|code| format!(", exit code {code}")).unwrap_or_default();
@@ -82,16 +82,16 @@ fn put_status(values: &mut Values, path: &str, (step, status): (&Value, &str)) {
         format!(", {} items: {} done, {} failed", items["total"], items["succeeded"], items["failed"])
     });
     let text = format!("{status}{code}{passes}{}", items.unwrap_or_default());
-    values.insert(path.to_owned(), Entry::Status(text));
+    values.insert(path.to_owned(), StateValue::Status(text));
 }
 
-fn put_outputs(values: &mut Values, path: &str, outputs: &Value) {
+fn put_outputs(values: &mut StateValues, path: &str, outputs: &Value) {
     let outputs = outputs.as_object().into_iter().flatten();
-    values.extend(outputs.map(|(name, value)| (format!("{path}.{name}"), Entry::Data(value.clone()))));
+    values.extend(outputs.map(|(name, value)| (format!("{path}.{name}"), StateValue::Data(value.clone()))));
 }
 
 /// Adds the items of a step, if the state has them.
-fn put_items(values: &mut Values, at: &At<'_>, id: &str, step: &Value) {
+fn put_items(values: &mut StateValues, at: &StateAt<'_>, id: &str, step: &Value) {
     let Ok(opener) = StepId::new(id) else { return };
     for item in step["items"]["items"].as_array().into_iter().flatten() {
         let scope = item["key"].as_str().and_then(|key| at.branch.child(&opener, key).ok());
