@@ -109,7 +109,7 @@ fn choices_about_other_steps_are_refused() {
     };
     refused(&["--skip", "a"], "exit 2", "`--from a` reruns it");
     refused(&["--skip", "nope"], "exit 5", "nope");
-    refused(&["--skip", "x/y"], "exit 2", "a step of an item or of another scope");
+    refused(&["--skip", "x/y"], "exit 2", "a step of another scope");
     refused(
         &["--treat-as", "done", "--output", "a.n=1"],
         "exit 2",

@@ -214,15 +214,16 @@ fn values_above_the_table_wrap_at_words() {
 fn sentences_break_at_spaces_on_a_narrow_terminal() {
     let rig = Rig::with("steps: [{id: prepare, run: exit 3}]\n");
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "nightly", "-q"]), Some(1));
-    let screen = |args: &[&str]| {
+    let screen = |args: &[&str], last: &str| {
         let terminal = Terminal::new(40, 60);
         Running::of(&mut terminal.command(&rig, args)).end_soon_on_terminal();
+        terminal.wait_for(last);
         terminal.screen()
     };
 
-    let events = screen(&["events", "nightly"]);
-    let why = screen(&["why", "nightly"]);
-    let refused = screen(&["resume", "nightly", "--from", "nope/x"]);
+    let events = screen(&["events", "nightly"], "run_failed prepare");
+    let why = screen(&["why", "nightly"], "nightly@2 failed");
+    let refused = screen(&["resume", "nightly", "--from", "nope/x"], "  steps");
 
     assert!(events.contains("  @2\n  step_failed prepare: exit code 3\n"), "{events}");
     assert!(why.contains("\nnightly@1 started prepare\nnightly@2 failed prepare\n"), "{why}");
