@@ -1,6 +1,7 @@
 //! An event as a line of text.
 
 use serde_json::{Map, Value};
+use waypost::StepId;
 use waypost::events::{Checked, Ended, Event, EventKind, Failed};
 use waypost::record::{End, RunStatus, Wait, WaitKind};
 
@@ -47,7 +48,10 @@ impl EventLines<'_> {
         if let Some(pass) = event.iteration.last().filter(|_| event.iteration.len() > in_path) {
             details.insert(0, format!("iteration {pass}"));
         }
-        if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
+        // The start after a wait is not another attempt.
+        let waits = |step: &StepId| self.names.only_waits(&event.branch, step.as_str());
+        let attempt = event.attempt.filter(|_| !event.step.as_ref().is_some_and(waits));
+        if let Some(attempt) = attempt.filter(|attempt| *attempt > 1) {
             details.insert(0, format!("attempt {attempt}"));
         }
         details.retain(|detail| !detail.is_empty());

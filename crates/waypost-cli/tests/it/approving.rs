@@ -110,3 +110,17 @@ fn without_a_terminal_the_last_line_is_the_answer() {
     terminal.type_keys("yes\n");
     wait_until("the end of the detached run", || rig.json(&["show", "d", "--json"])["status"] == "waiting");
 }
+
+// Bug: an approval that was answered once showed "attempt 2" in the events. Cause: the start after a wait counts as an
+// attempt in the records. Fix: events of steps that only wait name no attempt, as in `show`.
+#[test]
+fn an_answered_approval_has_one_attempt() {
+    let rig = Rig::with("steps: [{id: g, steps: [{id: ask, approve: 'ok?'}]}]");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(75));
+    assert_eq!(rig.call(&["answer", "r", "g/ask", "yes", "--resume", "-q"]).status.code(), Some(0));
+
+    let events = rig.waypost(&["events", "r"]);
+
+    assert!(events.contains("step_completed ask: answer=true"), "{events}");
+    assert!(!events.contains("step_started ask: attempt"), "{events}");
+}
