@@ -19,8 +19,19 @@ impl StepNames {
         Self(Some(Arc::new(workflow.clone())))
     }
 
-    /// Returns the name of a step on a branch. Steps of an included file are named by that file.
+    /// Returns the name of a step on a branch.
     pub(crate) fn name(&self, branch: &BranchPath, step: &str) -> Option<&str> {
+        self.step(branch, step)?.name.as_deref()
+    }
+
+    /// Returns whether a step on a branch only waits, for an answer, a signal or a time.
+    pub(crate) fn only_waits(&self, branch: &BranchPath, step: &str) -> bool {
+        let waits = |step: &Step| matches!(step.work, Work::Approve(_) | Work::Sleep(_) | Work::Wait(_));
+        self.step(branch, step).is_some_and(waits)
+    }
+
+    /// Returns a step on a branch: steps of an included file are in that file.
+    fn step(&self, branch: &BranchPath, step: &str) -> Option<&Step> {
         let mut within = self.0.as_deref()?;
         let around: Vec<BranchPath> =
             std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
@@ -28,7 +39,7 @@ impl StepNames {
             let child = within.step(opener.as_str()).and_then(|opener| opener.work.child());
             within = child.map_or(within, |child| child.workflow());
         }
-        within.step(step)?.name.as_deref()
+        within.step(step)
     }
 
     /// Returns the steps that run in a scope: of the workflow, an included file, a group or an item.

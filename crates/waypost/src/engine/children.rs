@@ -252,7 +252,8 @@ impl<'a, P: Program> Session<'a, P> {
                 }
             }
         }
-        if self.scopes.get_mut(id).fan_mut(place).revisited {
+        let fan = self.scopes.get_mut(id).fan_mut(place);
+        if fan.revisited && fan.cause.is_none() {
             let cause = self.cause_of_opener(id, place).await?;
             self.scopes.get_mut(id).fan_mut(place).cause = Some(cause);
         }
