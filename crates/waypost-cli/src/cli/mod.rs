@@ -436,7 +436,7 @@ pub(crate) enum StatusName {
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
+    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/SCOPE@SEQ`, `@` for the newest run [default: the newest run]
     #[arg(value_name = "RUN[@SEQ]")]
     pub(crate) run: Option<String>,
     /// Show only this step, with all details; of a step with items, the items too
@@ -516,7 +516,7 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`, `@` for the newest run [default: the newest run]
+    /// Run or checkpoint: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/SCOPE@SEQ`, `@` for the newest run [default: the newest run]
     #[arg(value_name = "RUN[@SEQ]", conflicts_with = "all")]
     pub(crate) run: Option<String>,
     /// Check every run of the store
@@ -561,7 +561,7 @@ pub(crate) struct PruneArgs {
     /// Drop states of this run only: a run, `@` for the newest, or a unique prefix [default: all runs]
     #[arg(conflicts_with_all = ["keep_runs", "older_than", "status"])]
     pub(crate) run: Option<String>,
-    /// Keep this many of the newest states of each branch (at least 2), and drop older states; headers stay
+    /// Keep this many of the newest states of each scope (at least 2), and drop older states; headers stay
     #[arg(long, value_name = "COUNT", group = "what", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) keep: Option<u32>,
     /// Keep this many of the newest finished runs, and delete older ones; resumable runs always stay

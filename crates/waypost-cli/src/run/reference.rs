@@ -1,4 +1,4 @@
-//! References: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ` and `@`.
+//! References: `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/SCOPE@SEQ` and `@`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -50,7 +50,7 @@ impl Checkpoint {
 }
 
 impl Reference {
-    /// Parses `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/BRANCH@SEQ`; `@` is the newest run.
+    /// Parses `RUN`, `RUN@SEQ`, `RUN@LABEL`, `RUN/SCOPE@SEQ`; `@` is the newest run.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let run = |text: &str| (text != "@").then(|| text.to_owned());
         if text == "@" || !text.contains(['@', '/']) {
@@ -59,7 +59,7 @@ impl Reference {
         let wrong = || {
             Error::usage(
                 format!("`{text}` is not a run or checkpoint"),
-                "write RUN, RUN@SEQ, RUN@LABEL or RUN/BRANCH@SEQ; `@` is the newest run, `@@3` its checkpoint 3",
+                "write RUN, RUN@SEQ, RUN@LABEL or RUN/SCOPE@SEQ; `@` is the newest run, `@@3` its checkpoint 3",
             )
         };
         let (left, seq) = text.rsplit_once('@').ok_or_else(wrong)?;
@@ -105,6 +105,7 @@ impl Reference {
                 let meant = matches(&branches, text, is_whole);
                 match meant.as_slice() {
                     [(branch, _)] => Some(((*branch).clone(), *seq)),
+                    [] => return Err(no_scope(&run, text)),
                     _ => return Err(no_single_scope(&run, text)),
                 }
             }

@@ -80,7 +80,7 @@ impl StepNames {
         words.map(|(word, after)| self.plain_word(word).unwrap_or_else(|| word.to_owned()) + after).collect()
     }
 
-    /// Returns the readable form of `BRANCH`, `BRANCH/STEP`, `BRANCH@SEQ` or `RUN/BRANCH@SEQ`, perhaps before a colon.
+    /// Returns the readable form of `BRANCH`, `BRANCH/STEP`, `BRANCH@SEQ` or `RUN/SCOPE@SEQ`, perhaps before a colon.
     fn plain_word(&self, word: &str) -> Option<String> {
         let workflow = self.0.as_deref().filter(|_| word.contains([':', '~']))?;
         let (word, colon) = word.strip_suffix(':').map_or((word, ""), |word| (word, ":"));

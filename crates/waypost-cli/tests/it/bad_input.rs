@@ -295,7 +295,7 @@ fn a_branch_that_is_not_there_is_not_gone_on_from() {
     {
         let told = rig.waypost(args);
         assert!(told.starts_with("exit 5\n"), "{told}");
-        assert!(told.contains("there is no branch `each:zz` in run r\n"), "{told}");
+        assert!(told.contains("there is no scope `each:zz` in run r\n"), "{told}");
     }
     assert_eq!(code_of(&rig, &["resume", "r", "--from", "each:x/p", "-q"]), Some(0));
 }

@@ -193,12 +193,13 @@ impl StoreError {
 
     /// Creates the error for a branch without records.
     pub fn no_branch(run: &RunId, branch: &BranchPath) -> Self {
-        Self::NotFound { store: format!("run {run}"), what: format!("branch {branch}") }
+        Self::NotFound { store: format!("run {run}"), what: format!("scope {}", branch.readable()) }
     }
 
     /// Creates the error for a missing seq of a branch.
     pub fn no_record(run: &RunId, branch: &BranchPath, seq: u64) -> Self {
-        Self::NotFound { store: format!("run {run} branch {branch}"), what: format!("checkpoint @{seq}") }
+        let scope = if branch.is_main() { "".into() } else { branch.readable() };
+        Self::NotFound { store: format!("run {run}"), what: format!("checkpoint {scope}@{seq}") }
     }
 
     /// Creates the error for damage, or for a newer format; `older` as in [`StoreError::Damaged`].

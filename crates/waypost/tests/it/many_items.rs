@@ -250,6 +250,6 @@ async fn stores_say_alike_that_there_is_no_such_checkpoint() {
 
         let missing = engine.resume(&count_to(3), "r").from_checkpoint(0).await.unwrap_err();
 
-        assert_eq!(missing.to_string(), "run r branch main has no checkpoint @0");
+        assert_eq!(missing.to_string(), "run r has no checkpoint @0");
     }
 }
