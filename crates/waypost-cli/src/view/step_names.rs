@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use waypost::BranchPath;
-use waypost_workflow::file::{Body, HookOn, Step, Workflow};
+use waypost_workflow::file::{Body, HookOn, Step, Work, Workflow};
 use waypost_workflow::program::FILE_KEY;
 
 /// Suffix of the opener of a step's hooks, if the step has other child scopes.
