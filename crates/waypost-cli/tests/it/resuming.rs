@@ -686,7 +686,8 @@ fn a_choice_names_a_changed_step_by_its_path() {
     assert!(both.contains("step `g` is in both"), "{both}");
     let unchanged = resume(&["--rerun-changed=g/one", "--keep-finished"]);
     assert!(unchanged.contains("step `g/one` has no finished result that the file changes"), "{unchanged}");
-    (rig.write("ok", ""), rig.write("out", ""));
+    rig.write("ok", "");
+    rig.write("out", "");
 
     let ended = resume(&["--rerun-changed=g/two", "--keep-finished=each/x/e1"]);
 

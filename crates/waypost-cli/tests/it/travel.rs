@@ -592,7 +592,8 @@ steps:
 "#,
     );
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
-    (rig.write("ok", ""), rig.write("trace", ""));
+    rig.write("ok", "");
+    rig.write("trace", "");
 
     let forked = rig.waypost(&["fork", "r", "--id", "f", "-q"]);
 
