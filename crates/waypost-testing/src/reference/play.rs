@@ -38,8 +38,8 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// All features.
-    pub const ALL: [Self; 12] = [
+    /// All features, except for [`Self::Scopes`], which has other workflows.
+    pub const ALL: [Self; 11] = [
         Self::DeadLetters,
         Self::Edits,
         Self::Failures,
@@ -51,7 +51,6 @@ impl Feature {
         Self::Skip,
         Self::Stop,
         Self::Unknown,
-        Self::Scopes,
     ];
 }
 

@@ -95,6 +95,13 @@ fn unknown_evidence_has_no_defects() {
 }
 
 #[test]
+fn several_failing_scopes_have_no_defects() {
+    let statistics = assert_clean(&[Feature::Failures, Feature::Scopes]);
+
+    assert!(statistics.failed > 20, "{statistics:?}");
+}
+
+#[test]
 fn all_features_together_have_no_defects() {
     assert_clean(&Feature::ALL);
 }
