@@ -557,6 +557,26 @@ fn a_fork_from_a_wrong_path_is_refused_as_a_resume() {
     assert_eq!(rig.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 1);
 }
 
+// Bug: a fork of the checkpoint before a `foreach` repeated the effects of its items without a question. Cause: the opener
+// had started there, and counted as a step with children to carry. Fix: an opener without children has no effect.
+#[test]
+fn a_fork_before_a_foreach_asks_about_effects_of_its_items() {
+    let rig = Rig::with(
+        "steps: [{id: a, run: echo a >> trace}, \
+         {id: f, foreach: {items: [x], steps: [{id: pay, idempotent: false, run: echo pay >> trace}]}}]",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code(&rig, &["export", "r@2", "at2", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    assert_eq!(code(&rig, &["fork", "r@2", "--id", "f", "-q"]), Some(8));
+    assert_eq!(code(&rig, &["import", "at2", "--trust", "--id", "i", "-q"]), Some(8));
+    assert_eq!(rig.read("trace"), "");
+    assert_eq!(code(&rig, &["resume", "f", "--treat-as", "done", "-q"]), Some(0));
+    assert_eq!(code(&rig, &["resume", "i", "--treat-as", "retry", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "pay\n");
+}
+
 #[test]
 fn a_fork_from_an_item_asks_about_effects_downstream() {
     let rig = Rig::with(

@@ -252,7 +252,12 @@ pub(super) fn ask_about_effects(
     }
     let then = Unfinished::of(shape, position);
     for (place, step) in shape.steps().iter().enumerate() {
-        let is_open = position.frontier.iter().any(|entry| entry.step == step.id && step.has_begun(entry));
+        // An opener that has started has no effect before its children.
+        let has_effect = |entry: &FrontierEntry| match step.children {
+            Some(_) => entry.has_children() || step.is_later_pass(entry),
+            None => step.has_begun(entry),
+        };
+        let is_open = position.frontier.iter().any(|entry| entry.step == step.id && has_effect(entry));
         if !then.has(place) || is_open || !step.must_ask_again(true, None) {
             continue;
         }

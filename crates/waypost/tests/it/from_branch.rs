@@ -81,7 +81,7 @@ async fn a_branch_that_is_under_way_goes_back_too() {
         said.retain(|said| said != "b");
         assert_eq!(said, ["a", "a2", "after", "merge"]);
         let refused = world.engine.resume(&graph, "r").from_step_on(&branch("plan:a"), "b").await;
-        assert!(matches!(refused, Err(RunError::NoState { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(RunError::NotFinished { .. })), "{refused:?}");
     }
 }
 
@@ -98,7 +98,7 @@ async fn places_that_are_not_there_are_refused_and_nothing_changes() {
             let refused = world.engine.resume(&graph, "r").from_step_on(&branch(on), step).await;
             let is_told = matches!(
                 refused,
-                Err(RunError::NoState { .. } | RunError::InvalidStep(_) | RunError::UnknownStep(_))
+                Err(RunError::NotFinished { .. } | RunError::InvalidStep(_) | RunError::UnknownStep(_))
             );
             assert!(is_told, "{on}/{step}: {refused:?}");
         }
