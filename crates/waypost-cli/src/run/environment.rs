@@ -157,13 +157,16 @@ pub(crate) fn secret(workflow: &Workflow, name: &str) -> Option<OsString> {
     }
 }
 
-/// Refuses an unknown step, before anything is created.
+/// Refuses a step that the main scope does not have, before anything is created.
 pub(crate) fn refuse_unknown_step(workflow: &Workflow, step: Option<&str>) -> Result<(), Error> {
     match step {
-        Some(step) if workflow.step(step).is_none() => {
-            let hint = match workflow.step_near(step) {
-                Some(near) => format!("did you mean `{near}`?"),
-                None => "`waypost check FILE` lists the steps".to_owned(),
+        Some(step) if workflow.steps().iter().all(|top| top.id != step) => {
+            let around = step.split(['/', ':', '~']).next().filter(|around| workflow.step(around).is_some());
+            let hint = match (around, workflow.step_near(step)) {
+                (Some(inner), _) if inner == step => "name the step of the main scope around it".to_owned(),
+                (Some(around), _) => format!("name `{around}`, the step of the main scope around it"),
+                (None, Some(near)) => format!("did you mean `{near}`?"),
+                (None, None) => "`waypost check FILE` lists the steps".to_owned(),
             };
             Err(Error::not_found(format!("step `{step}` in the workflow"), hint))
         }

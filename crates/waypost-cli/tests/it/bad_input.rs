@@ -299,3 +299,15 @@ fn a_branch_that_is_not_there_is_not_gone_on_from() {
     }
     assert_eq!(code_of(&rig, &["resume", "r", "--from", "each:x/p", "-q"]), Some(0));
 }
+
+#[test]
+fn a_run_until_an_inner_step_is_refused_with_the_step_around_it() {
+    let rig = Rig::with("steps: [{id: grp, steps: [{id: one, run: echo}]}]\n");
+    for (until, hint) in [("grp/one", "name `grp`, the step"), ("one", "name the step")] {
+        let refused = rig.waypost(&["run", "flow.yaml", "--until", until]);
+        let expected =
+            format!("there is no step `{until}` in the workflow\nhint: {hint} of the main scope around it");
+        assert!(refused.starts_with("exit 5\n") && refused.contains(&expected), "{refused}");
+    }
+    assert!(!rig.path(".waypost").exists(), "nothing is made for it");
+}
