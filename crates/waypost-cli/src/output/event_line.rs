@@ -107,6 +107,7 @@ impl EventLines<'_> {
             EventKind::Interrupted { by, waits, .. } => {
                 by.clone().into_iter().chain(waits.iter().filter_map(wait_text)).collect()
             }
+            EventKind::Answered { value, .. } if !value.is_null() => vec![plain(value)],
             EventKind::Answered { key, value } | EventKind::Signalled { key, value } => {
                 if value.is_null() {
                     vec![key.clone()]

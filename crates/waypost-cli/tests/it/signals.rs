@@ -345,7 +345,7 @@ fn events_and_logs_follow_a_run() {
     // More steps might follow the first step, so the first step has a heading too.
     let told = String::from_utf8_lossy(&logs.stdout);
     assert!(
-        told.starts_with("==> a (attempt 1), started ") && told.ends_with(", running <==\nbegun\nended\n"),
+        told.starts_with("==> a (attempt 1), started ") && told.ends_with(" <==\nbegun\nended\n"),
         "{told}"
     );
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::projection::events::{RerunCause, STEP_REUSED};
 use crate::record::{
     EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, Try, WaitKind,
@@ -251,8 +251,8 @@ pub(super) fn has_same_input(entry: &FrontierEntry, trace: Option<&Trace>) -> bo
 
 /// Writes a single record for all results reused in a turn.
 fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
-    let at = scope.chain.branch.clone();
-    let reused = json!({ "step": step, "of": format!("{}/{at}@{seq}", scope.chain.run) });
+    let of = CheckpointRef { run: scope.chain.run.clone(), branch: scope.chain.branch.clone(), seq };
+    let reused = json!({ "step": step, "of": of.to_string() });
     if let Some(draft) = scope.drafts.last_mut()
         && let Some(Note::Event { name, data }) = draft.report.notes.last_mut()
         && name == STEP_REUSED

@@ -278,8 +278,8 @@ pub(super) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> R
         return Ok(());
     }
     let why = format!(
-        "step `{step}` has open branches at the checkpoint, with steps that are not idempotent, and their \
-         ends are unknown"
+        "step `{step}` was under way there, with steps within that are not idempotent, and has continued \
+         since; `resume` or `fork` with `--from {step}` reruns all of it"
     );
     Err(RunError::NoState { at: at.header().reference().to_string(), why })
 }
