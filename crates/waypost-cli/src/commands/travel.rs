@@ -93,7 +93,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     Ok(Exit::Done)
 }
 
-/// Returns what a rollback does with the edits and params since its target.
+/// Describes the effect of a rollback on edits and params adopted after the target checkpoint.
 fn since(target: &Record, before: &Snapshot, after: &Snapshot, to: &str) -> Vec<String> {
     let definition = |record: &Record| record.position().ok().and_then(|position| position.definition);
     let mut lines = Vec::new();

@@ -7,8 +7,8 @@ use unicode_width::UnicodeWidthStr as _;
 /// Columns of indent of a continued line, beyond the indent of the line.
 const CONTINUED_COLUMNS: usize = 2;
 
-/// Returns a text whose lines fit the columns, broken at spaces only. A command between backticks stays on a line if it
-/// fits. A command at the end of a line, and a longer word, stay whole, to be copied. Lines of a log, after `|`, and command lines stay as they are.
+/// Wraps lines at spaces. Words and commands are never split, so that a person can copy them. Command lines and lines of
+/// a log, after `|`, are unchanged.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     let lines = text.split('\n').map(|line| match width(line) <= columns || is_kept(line) {
         true => line.to_owned(),

@@ -541,7 +541,7 @@ pub(crate) fn shown_lines(text: &str) -> String {
 }
 
 impl StepNames {
-    /// Returns the text of a step followed by its name, if the step has one.
+    /// Appends the name of a step to a text, if the workflow file has a name.
     pub(crate) fn beside(&self, text: String, branch: &BranchPath, step: &str) -> String {
         match self.name(branch, step) {
             Some(name) => format!("{text} ({})", shown(name)),

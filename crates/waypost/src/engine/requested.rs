@@ -54,10 +54,10 @@ impl Requested {
     }
 
     /// Requests the rerun of a step below the main branch.
-    pub(super) fn step_below(step: (BranchPath, StepId), shape: &Shape) -> Self {
+    pub(super) fn step_below(branch: BranchPath, step: StepId, shape: &Shape) -> Self {
         let mut requested = Self::default();
-        requested.find_way(&step.0, shape);
-        requested.step = Some(step);
+        requested.find_way(&branch, shape);
+        requested.step = Some((branch, step));
         requested
     }
 

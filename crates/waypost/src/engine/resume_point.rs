@@ -235,7 +235,7 @@ pub(super) async fn reopen_for<P: Program>(
     step: &(BranchPath, StepId),
 ) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
     let shape = program.shape();
-    let requested = Requested::step_below(step.clone(), shape);
+    let requested = Requested::step_below(step.0.clone(), step.1.clone(), shape);
     let mut survey = BranchLoader::new(engine, shape);
     survey.requested = Some(&requested);
     let (mut branches, mut moves) = survey.survey(main).await?;

@@ -34,9 +34,9 @@ pub(super) fn values(state: &Value, at: &StateAt<'_>) -> Option<StateValues> {
         for (id, step) in steps.as_object()? {
             let status = if part == "failed" { "failed" } else { "completed" };
             let path = at.called(id);
-            put_status(&mut values, &path, (step, status));
+            put_status(&mut values, &path, step, status);
             match at.names.runs_file(at.branch, id) {
-                // The outputs of an included file are those of each of its steps.
+                // The outputs of an included file are the outputs of all inner steps.
                 true => step["outputs"].as_object().into_iter().flatten().for_each(|(inner, outputs)| {
                     put_outputs(&mut values, &format!("{path}/{inner}"), outputs);
                 }),
@@ -69,7 +69,7 @@ fn path_within(steps: &[Step], id: &str) -> Option<String> {
 }
 
 /// Adds the status of a step; `status` is that of a step without a recorded one.
-fn put_status(values: &mut StateValues, path: &str, (step, status): (&Value, &str)) {
+fn put_status(values: &mut StateValues, path: &str, step: &Value, status: &str) {
     let status = step["status"].as_str().unwrap_or(status);
     let code = step["exit_code"].as_i64().filter(|code| *code != 0);
     let code = code.map(|code| format!(", exit code {code}")).unwrap_or_default();
@@ -96,7 +96,7 @@ fn put_items(values: &mut StateValues, at: &StateAt<'_>, id: &str, step: &Value)
     for item in step["items"]["items"].as_array().into_iter().flatten() {
         let scope = item["key"].as_str().and_then(|key| at.branch.child(&opener, key).ok());
         let Some(scope) = scope else { continue };
-        put_status(values, &at.names.path(&scope), (item, "completed"));
+        put_status(values, &at.names.path(&scope), item, "completed");
         for (inner, step) in item["steps"].as_object().into_iter().flatten() {
             put_outputs(values, &at.names.called(&scope, inner), &step["outputs"]);
         }

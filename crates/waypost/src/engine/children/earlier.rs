@@ -184,7 +184,7 @@ impl<'a, P: Program> Session<'a, P> {
         let Some((_, before)) = newest.zip(before) else { return Vec::new() };
         let shape = &children_of(scope, place).shape;
         let unfinished = Unfinished::of(shape, before);
-        // Of the hooks in a graph, a child runs those from its first step on.
+        // All hooks of a run share a graph. A child executes the steps downstream of its first step.
         let begins = item.start.as_ref().and_then(|step| shape.place(step.as_str()));
         let is_from = |begins: usize, place| place == begins || shape.downstream(&[begins]).contains(&place);
         let steps = shape.steps().iter().enumerate().filter(|(place, step)| {
