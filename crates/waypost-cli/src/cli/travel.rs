@@ -38,8 +38,8 @@ pub(crate) struct ForkArgs {
     /// Use this workflow file; changed finished steps rerun, with all steps downstream
     #[arg(long, value_name = "FILE")]
     pub(crate) with: Option<PathBuf>,
-    /// Start at this finished or running step; it and all steps downstream rerun. As PATH/STEP, a step within a
-    /// group or item, and the step that joins it
+    /// Start at this finished or running step, and rerun all steps downstream. PATH/STEP names a step within a
+    /// group, an item or an included file
     #[arg(long, value_name = "[PATH/]STEP")]
     pub(crate) from: Option<String>,
     /// Change a parameter in the new run; may be repeated. A parameter read by a finished step is refused unless
