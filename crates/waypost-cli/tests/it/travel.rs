@@ -387,18 +387,18 @@ fn traced(rig: &Rig) -> String {
 }
 
 #[test]
-fn a_rollback_before_the_retry_of_an_item_reruns_the_items() {
+fn a_rollback_before_the_retry_of_an_item_reruns_that_item() {
     let rig = retried_after_a_checkpoint(ITEMS, 1, &["resume", "r", "-q"]);
     std::fs::remove_file(rig.path("ok")).unwrap();
 
     assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0));
 
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1), "item y fails again");
-    assert_eq!(traced(&rig), "x y");
+    assert_eq!(traced(&rig), "y", "item x has not begun since");
 }
 
 #[test]
-fn a_rollback_before_the_retry_of_a_dead_letter_reruns_items() {
+fn a_rollback_before_the_retry_of_a_dead_letter_reruns_it() {
     let flow = ITEMS.replace("max_parallel: 1", "max_parallel: 1\n      max_failures: 1");
     let rig = retried_after_a_checkpoint(&flow, 3, &["dead-letters", "retry", "r", "-q"]);
 
@@ -407,16 +407,16 @@ fn a_rollback_before_the_retry_of_a_dead_letter_reruns_items() {
     let letters = rig.waypost(&["dead-letters", "list", "r"]);
     assert!(letters.contains("no item failed"), "{letters}");
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
-    assert_eq!(traced(&rig), "x y c0");
+    assert_eq!(traced(&rig), "y c0");
 }
 
 #[test]
-fn a_fork_before_the_retry_of_an_item_reruns_the_items() {
+fn a_fork_before_the_retry_of_an_item_reruns_that_item() {
     let rig = retried_after_a_checkpoint(ITEMS, 1, &["resume", "r", "-q"]);
 
     assert_eq!(code(&rig, &["fork", "r@f", "--id", "k", "-q"]), Some(0));
 
-    assert_eq!(traced(&rig), "x y c0");
+    assert_eq!(traced(&rig), "y c0");
 }
 
 #[test]
@@ -425,7 +425,120 @@ fn a_rollback_undoes_the_retried_item() {
 
     assert_eq!(code(&rig, &["rollback", "r@f", "--undo-steps"]), Some(0));
 
-    assert_eq!(traced(&rig), "undo y undo x");
+    assert_eq!(traced(&rig), "undo y");
+}
+
+/// A group and items with steps that must not be repeated; `g2` and item `y` fail while `ok` is missing.
+const EFFECTS_WITHIN: &str = "steps:
+  - id: grp
+    steps:
+      - {id: g1, idempotent: false, run: 'echo g1 >> trace'}
+      - {id: g2, run: 'echo g2 >> trace; test -e ok'}
+  - id: each
+    foreach:
+      items: [x, y]
+      as: item
+      max_parallel: 1
+      steps:
+        - id: inner
+          foreach:
+            items: [1, 2]
+            as: n
+            max_parallel: 1
+            steps: [{id: pay, idempotent: false, run: 'echo ${{ item }}${{ n }} >> trace'}]
+        - {id: end, run: 'echo end-${{ item }} >> trace; test ${{ item }} != y || test -e ok'}
+";
+
+// Bug: a rollback or fork to a checkpoint before a retry ran all items again, or was refused because of `idempotent: false`
+// within. Cause: only the main branch went back; the branches below began anew. Fix: each scope goes back to its position then.
+#[test]
+fn finished_work_within_is_kept_by_a_rollback_and_a_fork() {
+    for (flow, kept) in [
+        (EFFECTS_WITHIN.split("  - id: each").next().unwrap().to_owned(), "g2"),
+        (format!("steps:\n  - id: each{}", EFFECTS_WITHIN.split("  - id: each").nth(1).unwrap()), "end-y"),
+    ] {
+        for travel in [&["rollback", "r@f"][..], &["fork", "r@f", "--id", "k", "-q"]] {
+            let rig = retried_after_a_checkpoint(&flow, 1, &["resume", "r", "-q"]);
+
+            let gone = rig.call(travel);
+
+            assert_eq!(gone.status.code(), Some(0), "{flow} {travel:?}: {}", rig.told(&gone));
+            let run = if travel[0] == "fork" { "k" } else { "r" };
+            assert_eq!(code(&rig, &["resume", run, "-q"]), Some(0));
+            assert_eq!(traced(&rig), kept, "{flow} {travel:?}");
+        }
+    }
+}
+
+#[test]
+fn an_effect_within_since_a_rollback_target_is_asked_about() {
+    let flow = "steps:
+  - id: each
+    foreach:
+      items: [x, y]
+      as: item
+      max_parallel: 1
+      steps:
+        - {id: wait, run: 'test ${{ item }} != y || test -e ok'}
+        - {id: pay, idempotent: false, undo: 'echo undo-${{ item }} >> trace', run: 'echo ${{ item }} >> trace'}
+";
+    let rig = retried_after_a_checkpoint(flow, 1, &["resume", "r", "-q"]);
+    assert_eq!(code(&rig, &["rollback", "r@f", "--undo-steps"]), Some(0));
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "what is undone is no question");
+    assert_eq!(traced(&rig), "undo-y y");
+
+    let rig = retried_after_a_checkpoint(flow, 1, &["resume", "r", "-q"]);
+    assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0));
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(8), "item y has paid since");
+    assert_eq!(traced(&rig), "");
+    assert_eq!(code(&rig, &["resume", "r", "--treat-as", "retry", "-q"]), Some(0));
+    assert_eq!(traced(&rig), "y");
+}
+
+#[test]
+fn a_rollback_amid_items_reruns_what_has_begun_since() {
+    let flow = "steps:
+  - id: each
+    needs: []
+    foreach:
+      items: [x, y, z]
+      as: item
+      max_parallel: 1
+      steps: [{id: a, run: 'echo ${{ item }} >> trace; test ${{ item }} != y || { touch y; for i in $(seq 300); do test -e side && exit; sleep 0.1; done; }'}]
+  - {id: side, run: 'for i in $(seq 300); do test -e y && break; sleep 0.1; done; echo side'}
+  - {id: next, needs: [side], run: 'touch side'}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(traced(&rig), "x y z");
+    rig.write("trace", "");
+    let listed = rig.json(&["checkpoints", "r", "--scope", "main", "--json"]);
+    let listed = listed["checkpoints"].as_array().unwrap().iter();
+    let mut done = listed.filter(|known| known["step"] == "side" && known["phase"] == "completed");
+    let side = done.next().unwrap()["ref"].as_str().unwrap().to_owned();
+
+    assert_eq!(code(&rig, &["rollback", &side]), Some(0));
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(traced(&rig), "y z", "item x had ended, item y was under way");
+}
+
+#[test]
+fn a_rollback_reruns_later_passes_and_keeps_the_earlier_ones() {
+    let flow = "steps:
+  - id: loop
+    repeat: { until: 'iteration >= 3', max: 5 }
+    steps:
+      - {id: a, run: 'echo a${{ iteration }} >> trace'}
+      - {id: b, run: 'echo b${{ iteration }} >> trace; test ${{ iteration }} != 2 || test -e ok'}
+";
+    let rig = retried_after_a_checkpoint(flow, 1, &["resume", "r", "-q"]);
+
+    assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0));
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(traced(&rig), "b2 a3 b3");
 }
 
 #[test]

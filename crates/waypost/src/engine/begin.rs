@@ -361,7 +361,11 @@ async fn find_begin<P: Program>(
                 let requested = RequestedRerun { step, results, by: options.by.as_deref() };
                 from_step(engine, began_with, base, requested).await?
             }
-            from => go_back(engine, program.shape(), base, from, goes_on).await?,
+            from => {
+                let (draft, moves) = go_back(engine, program, base, from, goes_on).await?;
+                resume_point.moves = moves;
+                draft
+            }
         });
     }
     // At the end of the run, a new definition has no steps left.

@@ -23,8 +23,8 @@ use super::invalidate::Results;
 use super::reentry::{RequestedRerun, invalidate_named};
 use super::resume_point::{reopen_for, survey};
 use super::rollback::{
-    ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_abandoned, joins,
-    load_with_state,
+    ScopesThen, ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_abandoned,
+    joins, load_with_state,
 };
 use super::scope::MAIN;
 use super::session::Session;
@@ -37,11 +37,14 @@ impl Engine {
     /// Forks a run: creates a new run from a checkpoint, and executes the new run. The new run has its own copy
     /// of the state and of the records in force, so the other run may be deleted.
     ///
-    /// Branches that were open at the checkpoint and still are open or ready to be joined are copied at their
-    /// newest sound record, with their records in force. Their interrupted or waiting steps restart from the top.
-    /// A non-idempotent step that was running is in doubt. Branches joined since the checkpoint restart. With an
-    /// edited state all unjoined branches restart, unless the program [keeps outputs apart](Program::keeps_apart):
-    /// these branches see the edit.
+    /// In a graph by needs, the branches below are those of the checkpoint, each at its position then; a step that has begun
+    /// since runs again. The newest checkpoint has the branches of now, at their newest sound records. Interrupted or
+    /// waiting steps restart from the top. A non-idempotent step that has begun is in doubt.
+    ///
+    /// In other graphs, and with a step to rerun below the main branch, branches that were open at the checkpoint and still
+    /// are open or ready to be joined are copied at their newest sound record, and branches joined since the checkpoint
+    /// restart. With an edited state all unjoined branches restart, unless the program [keeps outputs
+    /// apart](Program::keeps_apart): these branches see the edit.
     ///
     /// The evidence of branches joined before the checkpoint is checked, and not copied.
     ///
@@ -66,25 +69,32 @@ impl Engine {
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let newest = position_of(&store.newest(&from.run, &from.branch).await?)?;
         let mut position = position_of(&checkpoint)?.back_at_work();
-        let mut redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
+        let (mut redone, mut reopened) = (Vec::new(), BTreeMap::new());
         let edited = blinds(program, &start);
-        for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
-            if is_abandoned(self, &from.run, (entry, None), &newest, !edited).await? {
-                if !edited {
-                    check_left(program.shape(), entry, &checkpoint)?;
+        let below = start.from.as_ref().filter(|(branch, _)| !branch.is_main());
+        let is_newest = store.newest(&from.run, &from.branch).await?.header().seq == from.seq;
+        if !is_newest && !edited && below.is_none() && !program.shape().is_routed() {
+            let then = ScopesThen::read(self, program, (&checkpoint, &position)).await?;
+            reopened = then.moves(self, program).await?;
+        } else {
+            redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
+            for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
+                if is_abandoned(self, &from.run, (entry, None), &newest, !edited).await? {
+                    if !edited {
+                        check_left(program.shape(), entry, &checkpoint)?;
+                    }
+                    entry.drop_children();
                 }
-                entry.drop_children();
             }
+            let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+            ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
         }
-        let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-        ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
-        let mut reopened = BTreeMap::new();
-        if let Some(named) = start.from.as_ref().filter(|(branch, _)| !branch.is_main()) {
+        if let Some(named) = below {
             reopened = reopen_for(self, program, (&checkpoint, &position), named).await?;
-            if let Some(main) = reopened.remove(&from.branch) {
-                position = main.position;
-                redone.extend(main.forgotten);
-            }
+        }
+        if let Some(main) = reopened.remove(&from.branch) {
+            position = main.position;
+            redone.extend(main.forgotten);
         }
         let children = reopened
             .iter()

@@ -39,18 +39,14 @@ impl Requested {
         edited: impl Iterator<Item = &'a BranchPath>,
         shape: &Shape,
     ) -> Self {
-        let mut requested = Self::default();
         match from.take_if(|from| matches!(from, ResumeFrom::StepOn(..) | ResumeFrom::Branches)) {
-            Some(ResumeFrom::StepOn(branch, step)) => requested.step = Some((branch, step)),
+            Some(ResumeFrom::StepOn(branch, step)) => Self::step_below(branch, step, shape),
             Some(ResumeFrom::Branches) => {
-                requested.branches = edited.filter(|branch| !branch.is_main()).cloned().collect();
+                let named = edited.filter(|branch| !branch.is_main()).cloned().collect();
+                Self::scopes(&named, shape)
             }
-            _ => {}
+            _ => Self::default(),
         }
-        let named: Vec<BranchPath> =
-            requested.step.iter().map(|(branch, _)| branch).chain(&requested.branches).cloned().collect();
-        named.iter().for_each(|branch| requested.find_way(branch, shape));
-        requested
     }
 
     /// Requests the rerun of a step below the main branch.
@@ -58,6 +54,13 @@ impl Requested {
         let mut requested = Self::default();
         requested.find_way(&branch, shape);
         requested.step = Some((branch, step));
+        requested
+    }
+
+    /// Requests that scopes continue, and that the openers above join these again.
+    pub(super) fn scopes(branches: &BTreeSet<BranchPath>, shape: &Shape) -> Self {
+        let mut requested = Self { branches: branches.clone(), ..Self::default() };
+        branches.iter().for_each(|branch| requested.find_way(branch, shape));
         requested
     }
 

@@ -252,6 +252,30 @@ pub(super) async fn reopen_for<P: Program>(
     Ok(moves)
 }
 
+/// Returns the transitions of branches with steps to rerun, and of the openers above the requested branches. Results
+/// downstream stay reusable.
+///
+/// `branches`: the branches in force. `broken`: the ends of the steps to rerun.
+pub(super) async fn reopened_at<P: Program>(
+    engine: &Engine,
+    program: &P,
+    (branches, broken): (&mut Branches, &[Broken]),
+    requested: &Requested,
+) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+    let shape = program.shape();
+    let survey = BranchLoader { requested: Some(requested), ..BranchLoader::new(engine, shape) };
+    survey.note_joins(branches).await?;
+    let branches = &*branches;
+    let all = targets(shape, branches, broken, (requested, program.keeps_apart()));
+    let (judged, mut moves) = (Judged::default(), BTreeMap::new());
+    for (branch, targets) in &all.targets {
+        let known = &branches[&(branch.depth(), branch.clone())];
+        let request = (requested, Results::Keep);
+        moves.extend(survey.take_back(program, (known, targets), (branches, &judged), request).await?);
+    }
+    Ok(moves)
+}
+
 /// Loads the branches in force of a run.
 struct BranchLoader<'a> {
     engine: &'a Engine,

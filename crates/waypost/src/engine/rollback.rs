@@ -16,26 +16,32 @@ use super::definition::Forget;
 use super::in_doubt::cut_in;
 use super::inspect::position_of;
 use super::invalidate::{Cut, Results, invalidate};
-use super::reruns::opener_of;
+use super::reruns::{Reopened, opener_of};
 use super::undo::{refuse_undone, undone_steps};
-use super::{Engine, ResumeFrom, RunError};
+use super::{Engine, Program, ResumeFrom, RunError};
+pub(super) use scopes::ScopesThen;
 
-/// Rolls the main branch back to an older record, or to its end. Returns the draft of the rollback.
+mod scopes;
+
+/// Rolls the main branch back to an older record, or to its end. Returns the draft of the rollback, and the transitions
+/// of the scopes below.
 ///
-/// Unjoined branches of that record restart, and their later work is abandoned. With `goes_on`, the branches of a
-/// fan-out that is open in both records continue from their newest positions.
-pub(super) async fn go_back(
+/// In a graph by needs, the scopes below go back to their positions then. In other graphs, unjoined branches of that record
+/// restart, and their later work is abandoned. With `goes_on`, the branches of a fan-out that is open in both records
+/// continue from their newest positions, and other unjoined branches restart.
+pub(super) async fn go_back<P: Program>(
     engine: &Engine,
-    shape: &Shape,
+    program: &P,
     base: &mut Base,
     from: &ResumeFrom,
     goes_on: bool,
-) -> Result<Draft, RunError> {
+) -> Result<(Draft, BTreeMap<BranchPath, Reopened>), RunError> {
+    let shape = program.shape();
     let run = base.record.header().run.clone();
     let Some((seq, step)) = aim(engine, shape, base, from).await? else {
         base.position.frontier.clear();
         base.position.chain = None;
-        return Ok(Draft::new(Phase::Restored, Reason::Manual, None, Try::default()));
+        return Ok((Draft::new(Phase::Restored, Reason::Manual, None, Try::default()), BTreeMap::new()));
     };
     let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
     let mut position = position_of(&record)?;
@@ -49,6 +55,15 @@ pub(super) async fn go_back(
     }
     let main = BranchPath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
+    if step.is_none() && !goes_on && !shape.is_routed() {
+        let then = ScopesThen::read(engine, program, (&record, &position.back_at_work())).await?;
+        let mut moves = then.moves(engine, program).await?;
+        let moved = moves.remove(&main).expect("the main branch always moves");
+        base.redone.extend(moved.forgotten);
+        let mut draft = rolled_back(engine, shape, base, (record, moved.position), (step, epoch)).await?;
+        draft.report.notes.extend(moved.drafts.into_iter().flat_map(|draft| draft.report.notes));
+        return Ok((draft, moves));
+    }
     // A resume from a checkpoint decides about the next steps; after a mere rollback, the next resume asks.
     let mut cut = if step.is_some() || !goes_on { cut_in(&base.position, shape) } else { Vec::new() };
     // The old position predates the questions that a later invalidation raised.
@@ -95,15 +110,23 @@ pub(super) async fn go_back(
     let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !is_open(&now.step));
     let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
-    if step.is_none() && !goes_on {
-        let undone = undone_steps(engine, &run).await?;
-        ask_about_done(shape, &mut position, &base.position, &undone);
-    }
     if step.is_none() {
         let repeats =
             invalidate_begun(engine, shape, (&record, &mut position), (epoch, Results::Keep)).await?;
         base.redone.extend(repeats);
     }
+    let draft = rolled_back(engine, shape, base, (record, position), (step, epoch)).await?;
+    Ok((draft, BTreeMap::new()))
+}
+
+/// Moves the main branch to a position at an older record. Returns the draft.
+async fn rolled_back(
+    engine: &Engine,
+    shape: &Shape,
+    base: &mut Base,
+    (record, mut position): (Record, Position),
+    (step, epoch): (Option<&StepId>, u32),
+) -> Result<Draft, RunError> {
     position.chain = None;
     // A later start has overwritten the files of the old result, and open branches have continued.
     let begun = begun_since(engine.store.as_ref(), &record.header().reference()).await?;

@@ -22,7 +22,6 @@ use std::convert::Infallible;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, RunStatus, Try};
-use crate::store::portable::begun_since;
 use crate::store::{
     Batch, BatchId, Lease, Renewal, Scan, ScanOrder, SignalKind, StoreError, StoreExt as _, Summary,
 };
@@ -32,13 +31,15 @@ use super::begin::decode_state;
 use super::chain::{Chain, Draft, unchanged_body};
 use super::child_ends::record_in_fan_out;
 use super::inspect::{Snapshot, position_of};
-use super::rollback::{check_left, has_continued, is_abandoned, is_copied, load_with_state, with_state};
+use super::rollback::{
+    ScopesThen, check_left, has_continued, is_abandoned, is_copied, load_with_state, with_state,
+};
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
 mod history;
 
 use history::{Before, UndoRecord, undo_records};
-pub(super) use history::{refuse_undone, refuse_unfinished_undo, undone_steps};
+pub(super) use history::{refuse_undone, refuse_unfinished_undo, undone_steps, undone_within};
 
 /// The key of the progress records of an undo.
 pub const UNDO: &str = "undo";
@@ -209,30 +210,11 @@ impl<'a, P: Program> Undoer<'a, P> {
         if to > 0 {
             let target = load_with_state(self.engine, run, &main, to).await?;
             let position = position_of(&target)?;
-            for step in begun_since(self.engine.store.as_ref(), &target.header().reference()).await? {
-                let Some(settled) = position.ledger.get(&step) else { continue };
-                if let Some(fan) = &settled.fan {
-                    // All branches run again.
-                    let fan = FanOutRef { branch: &main, step: &step, since: fan.since, pass: &[] };
-                    self.effects_of_fan(fan, &mut effects).await?;
-                }
-            }
-            for entry in &position.frontier {
-                let Some(fan) = entry.open_fan() else { continue };
-                let (engine, shape) = (self.engine, self.shape());
-                if has_continued(engine, shape, target.header(), entry).await?
-                    || is_abandoned(engine, run, (entry, None), &self.position, false).await?
-                {
-                    // These branches restart from there.
-                    check_left(self.shape(), entry, &target)?;
-                    let fan = FanOutRef {
-                        branch: &main,
-                        step: &entry.step,
-                        since: fan.since,
-                        pass: &entry.at.iteration,
-                    };
-                    self.effects_of_fan(fan, &mut effects).await?;
-                }
+            if !self.shape().is_routed() {
+                let then = ScopesThen::read(self.engine, self.program, (&target, &position)).await?;
+                self.effects_since(&then, &mut effects).await?;
+            } else {
+                self.effects_of_restarted((&target, &position), &mut effects).await?;
             }
         }
         let mut seen = HashSet::new();
@@ -244,6 +226,43 @@ impl<'a, P: Program> Undoer<'a, P> {
             effect.is_newest = newer.insert((effect.branch.clone(), effect.step.clone()));
         }
         Ok(effects)
+    }
+
+    /// Adds the effects of the scopes below the main branch since a target.
+    async fn effects_since(&self, then: &ScopesThen, effects: &mut Vec<Effect>) -> Result<(), RunError> {
+        for (branch, seq, origin) in then.changed().collect::<Vec<_>>().into_iter().rev() {
+            let (store, newest) = (self.engine.store.as_ref(), &self.branches[branch]);
+            let since = origin.unwrap_or_default();
+            if let Some(record) = record_in_fan_out(store, newest, since, &[]).await? {
+                self.effects_of(&record, (seq, origin), effects).await?;
+            }
+        }
+        for (branch, step, since) in then.whole() {
+            self.effects_of_fan(FanOutRef { branch, step, since, pass: &[] }, effects).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds the effects of the children of the target that restart.
+    async fn effects_of_restarted(
+        &self,
+        (target, position): (&Record, &Position),
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), RunError> {
+        let (run, main) = (self.lease.run(), BranchPath::main());
+        for entry in &position.frontier {
+            let Some(fan) = entry.open_fan() else { continue };
+            let (engine, shape) = (self.engine, self.shape());
+            if has_continued(engine, shape, target.header(), entry).await?
+                || is_abandoned(engine, run, (entry, None), &self.position, false).await?
+            {
+                check_left(shape, entry, target)?;
+                let (since, pass) = (fan.since, entry.at.iteration.as_slice());
+                let fan = FanOutRef { branch: &main, step: &entry.step, since, pass };
+                self.effects_of_fan(fan, effects).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds the effects of a branch from a record back, and of its children. For a child, only while it belongs

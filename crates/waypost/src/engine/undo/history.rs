@@ -86,9 +86,20 @@ pub(in crate::engine) async fn undone_steps(
     engine: &Engine,
     run: &RunId,
 ) -> Result<BTreeSet<StepId>, RunError> {
+    let on_main = |(branch, step): (BranchPath, StepId)| match branch.is_main() {
+        true => Some(step),
+        false => opened_on_main(&branch),
+    };
+    Ok(undone_within(engine, run).await?.into_iter().filter_map(on_main).collect())
+}
+
+/// Returns the undone steps of a run, each with its branch.
+pub(in crate::engine) async fn undone_within(
+    engine: &Engine,
+    run: &RunId,
+) -> Result<BTreeSet<(BranchPath, StepId)>, RunError> {
     let undone = undo_records(engine, run).await?.into_iter().filter_map(|(_, record)| match record {
-        UndoRecord::Done { branch, step, .. } if branch.is_main() => Some(step),
-        UndoRecord::Done { branch, .. } => opened_on_main(&branch),
+        UndoRecord::Done { branch, step, .. } => Some((branch, step)),
         _ => None,
     });
     Ok(undone.collect())

@@ -1,0 +1,310 @@
+//! Rollback of the scopes below the main branch, to their positions at a checkpoint of the main branch.
+//!
+//! ```text
+//!   main   @1 ------ @5 (target) -------- @9         a: no record since the target, stays at its end
+//!   each:a    @1..@3                                 b: from @3, its position then; steps begun since are invalid
+//!   each:b    @1..@3      @4..@6                     each: waits for its children again
+//! ```
+//!
+//! Input: the target and its position. Output: for each scope with records since, and for the openers above, the position to
+//! continue from. Reads only.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use crate::id::{BranchPath, StepId};
+use crate::plan::Broken;
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::RerunCause;
+use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Status, Try, WaitKind};
+use crate::store::portable::begun_since;
+use crate::store::{Scan, ScanOrder, StoreError, StoreExt as _};
+
+use super::super::chain::Draft;
+use super::super::definition::Forget;
+use super::super::failure::position_for_retry;
+use super::super::invalidate::invalidated;
+use super::super::requested::Requested;
+use super::super::reruns::{Reopened, opener_of};
+use super::super::resume_point::reopened_at;
+use super::super::trust::{BranchInForce, Branches, ended_on, joined_on, wanted};
+use super::super::undo::undone_within;
+use super::super::{Engine, Program, RunError};
+use super::{ask_about_effects, load_with_state, next_epoch};
+
+/// A time in the history of a run. The lease token orders sessions, and the clock orders the records of a session: records
+/// of different branches have no common number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct PointInTime {
+    token: u64,
+    at: Timestamp,
+}
+
+impl PointInTime {
+    fn of(header: &Header) -> Self {
+        Self { token: header.token, at: header.created_at }
+    }
+}
+
+/// The scopes of a run at a point in time.
+pub(in super::super) struct ScopesThen {
+    branches: Branches,
+    /// By scope: the steps that have begun since. Without openers whose work is their children.
+    begun: BTreeMap<BranchPath, BTreeSet<StepId>>,
+    /// Scopes with records since.
+    changed: BTreeSet<BranchPath>,
+}
+
+impl ScopesThen {
+    /// Reads the scopes in force at a record of the main branch, which has this position.
+    pub(in super::super) async fn read<P: Program>(
+        engine: &Engine,
+        program: &P,
+        (record, position): (&Record, &Position),
+    ) -> Result<Self, RunError> {
+        let (shape, store, header) = (program.shape(), engine.store.as_ref(), record.header());
+        let point = PointInTime::of(header);
+        let (mut changed, mut needed) = (BTreeSet::new(), BTreeSet::new());
+        for name in store.branches(&header.run).await?.into_iter().filter(|name| !name.is_main()) {
+            let newest = Scan { branch: Some(name.clone()), limit: 1, ..newest_first(header) };
+            let newest = store.scan(&newest).await?;
+            if newest.records.first().is_some_and(|newest| PointInTime::of(newest.header()) > point) {
+                let above = std::iter::successors(name.parent(), BranchPath::parent);
+                needed.extend(above.map(|above| (above.depth(), above)));
+                needed.insert((name.depth(), name.clone()));
+                changed.insert(name);
+            }
+        }
+        let mut then = Self { branches: Branches::new(), begun: BTreeMap::new(), changed };
+        then.add(engine, shape, (record.clone(), position.clone())).await?;
+        let mut whole = BTreeSet::new();
+        for (_, name) in needed.into_iter().filter(|(_, name)| !name.is_main()) {
+            let Some(in_force) = wanted(shape, &then.branches, &name, true) else { continue };
+            let own = shape.of_branch(&name).filter(|own| !own.is_routed());
+            let record = record_at(engine, header, &name, point).await?;
+            match record.filter(|record| record.state_bytes().is_some()).zip(own) {
+                Some((record, own)) => {
+                    let (position, _) = position_for_retry(own, &record, false)?;
+                    if position.origin == Some(in_force.origin) {
+                        then.add(engine, shape, (record, position)).await?;
+                    }
+                }
+                None => drop(whole.insert(name)),
+            }
+        }
+        then.changed.retain(|name| then.branches.contains_key(&(name.depth(), name.clone())));
+        // The opener of a scope without a state of then, or opened since, runs as a whole.
+        for name in whole {
+            if let Some((above, opener)) = name.parent().zip(opener_of(shape, &name)) {
+                then.begun.entry(above).or_default().insert(opener);
+            }
+        }
+        Ok(then)
+    }
+
+    async fn add(
+        &mut self,
+        engine: &Engine,
+        root: &Shape,
+        (record, position): (Record, Position),
+    ) -> Result<(), RunError> {
+        let (store, header) = (engine.store.as_ref(), record.header());
+        let branch = header.branch.clone();
+        let Some(shape) = root.of_branch(&branch) else { return Ok(()) };
+        let openers: BTreeSet<&StepId> =
+            shape.steps().iter().filter(|step| step.opens()).map(|step| &step.id).collect();
+        let joined = joined_on(store, root, (header, &position), &openers).await?;
+        if branch.is_main() || self.changed.contains(&branch) {
+            let mut begun = begun_since(store, &header.reference()).await?;
+            for step in shape.steps() {
+                let Some(children) = step.children.as_ref().filter(|_| begun.contains(&step.id)) else {
+                    continue;
+                };
+                if !children.by_work || !is_opened_since(engine, header, step).await? {
+                    begun.remove(&step.id);
+                }
+            }
+            self.begun.insert(branch.clone(), begun);
+        }
+        self.branches.insert((branch.depth(), branch), BranchInForce { record, position, joined });
+        Ok(())
+    }
+
+    /// Returns the changed scopes: each with its record then, and the record of the opening.
+    pub(in super::super) fn changed(&self) -> impl Iterator<Item = (&BranchPath, u64, Option<u64>)> {
+        let known = self.branches.values().map(|known| (known.record.header(), &known.position));
+        let changed = known.filter(|(header, _)| self.changed.contains(&header.branch));
+        changed.map(|(header, position)| (&header.branch, header.seq, position.origin))
+    }
+
+    /// Returns the openers that run again as a whole: each with the record of its opening then.
+    pub(in super::super) fn whole(&self) -> impl Iterator<Item = (&BranchPath, &StepId, u64)> {
+        self.branches.values().flat_map(|known| {
+            let branch = &known.record.header().branch;
+            let begun = self.begun.get(branch).into_iter().flatten();
+            begun.filter_map(move |step| Some((branch, step, known.position.fan_of(step)?.since)))
+        })
+    }
+
+    /// Returns the position of each changed scope, and of the openers above: the steps begun since are invalid.
+    pub(in super::super) async fn moves<P: Program>(
+        mut self,
+        engine: &Engine,
+        program: &P,
+    ) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+        let (root, store) = (program.shape(), engine.store.as_ref());
+        let mut broken = Vec::new();
+        for known in self.branches.values() {
+            let branch = known.record.header().branch.clone();
+            for step in self.begun.get(&branch).into_iter().flatten() {
+                let newest = (known.record.header(), &known.position);
+                if let Some(ended) = ended_on(store, root, newest, step).await? {
+                    let (branch, step, seq) = (branch.clone(), step.clone(), ended.header().seq);
+                    broken.push(Broken { branch, step, seq, claims: Vec::new() });
+                }
+            }
+        }
+        let requested = Requested::scopes(&self.changed, root);
+        let mut moves = reopened_at(engine, program, (&mut self.branches, &broken), &requested).await?;
+        let undone = match self.branches.values().next() {
+            Some(main) => undone_within(engine, &main.record.header().run).await?,
+            None => BTreeSet::new(),
+        };
+        for known in self.branches.values() {
+            let branch = &known.record.header().branch;
+            let Some(shape) = root.of_branch(branch) else { continue };
+            let is_changed = self.begun.contains_key(branch);
+            let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
+            let moved = match is_changed {
+                true => moves.entry(branch.clone()).or_insert_with(|| Reopened::in_place(known)),
+                false => match moves.get_mut(branch) {
+                    Some(moved) => moved,
+                    None => continue,
+                },
+            };
+            // An opener out of force enters its children without the results since.
+            let below = self.changed.iter().filter(|below| below.parent().as_ref() == Some(branch));
+            let is_open = Unfinished::of(shape, &moved.position);
+            let entered = below.filter_map(|below| opener_of(root, below)).filter(|opener| {
+                let place = shape.place(opener.as_str());
+                let mut open = moved.position.frontier.iter();
+                place.is_some_and(|place| is_open.has(place))
+                    && !open.any(|entry| entry.step == *opener && entry.has_children())
+            });
+            begun.extend(entered);
+            let undone = undone.iter().filter_map(|(on, step)| match on == branch {
+                true => Some(step.clone()),
+                false => {
+                    let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
+                    opener_of(root, &around.find(|below| below.parent().as_ref() == Some(branch))?)
+                }
+            });
+            restart(engine, shape, (known, moved), (&begun, undone.collect())).await?;
+        }
+        Ok(moves)
+    }
+}
+
+/// Opens the steps of a scope that have begun since, with no reuse of their results.
+async fn restart(
+    engine: &Engine,
+    shape: &Shape,
+    (known, moved): (&BranchInForce, &mut Reopened),
+    (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
+) -> Result<(), RunError> {
+    let header = known.record.header();
+    let epoch = next_epoch(engine, header, &moved.position).await?;
+    let was_open = Unfinished::of(shape, &known.position);
+    let position = &mut moved.position;
+    let Position { frontier, .. } = &mut *position;
+    let mut in_doubt = Vec::new();
+    for entry in frontier.iter_mut().filter(|entry| !entry.has_children() || begun.contains(&entry.step)) {
+        let is_careful = shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
+        if is_careful && entry.is_unsettled() && !entry.has_children() {
+            in_doubt.push(entry.clone());
+        }
+        let asks = entry.waits.iter().any(|wait| {
+            // The answer to an old question may have been consumed since: ask again.
+            matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_))
+        });
+        if entry.status == Status::Started || asks || begun.contains(&entry.step) {
+            let at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
+            *entry = FrontierEntry { at, ..FrontierEntry::ready(entry.step.clone()) };
+        }
+    }
+    in_doubt.into_iter().for_each(|entry| position.ask_about(&entry.step.clone(), Some(entry)));
+    let is_open = Unfinished::of(shape, position);
+    let is_begun = |note: &Note| matches!(note, Note::Event { data, .. } if begun.iter().any(|step| data["step"] == step.as_str()));
+    let mut causes: Vec<Note> = moved.drafts.drain(..).flat_map(|draft| draft.report.notes).collect();
+    causes.retain(|note| !is_begun(note));
+    for (place, step) in shape.steps().iter().enumerate().filter(|(_, step)| begun.contains(&step.id)) {
+        position.drop_results(&step.id);
+        if step.opens() {
+            position.rerun_whole.insert(step.id.clone());
+        }
+        if !is_open.has(place) {
+            continue;
+        }
+        moved.forgotten.push(Forget::Step(step.id.clone()));
+        if !was_open.has(place) {
+            let cause = RerunCause::Requested { by: None, by_rollback: true };
+            causes.push(invalidated(&step.id, &cause));
+        }
+    }
+    ask_about_effects(shape, position, |_, step| begun.contains(&step.id).then_some(None));
+    for step in undone {
+        position.ask_no_more(&step);
+    }
+    let about = position.frontier.first().map(|entry| (entry.step.clone(), entry.at.clone())).unzip();
+    let mut draft = Draft::new(Phase::Restored, Reason::Rollback, about.0, about.1.unwrap_or_default());
+    draft.report.notes = causes;
+    position.note_rerun();
+    moved.drafts = vec![draft];
+    Ok(())
+}
+
+/// Returns the newest record of a branch up to a point in time, with the state of then; without a state if it is not kept.
+/// `None` if the branch has no record up to that point.
+async fn record_at(
+    engine: &Engine,
+    main: &Header,
+    branch: &BranchPath,
+    point: PointInTime,
+) -> Result<Option<Record>, RunError> {
+    let store = engine.store.as_ref();
+    let is_then = |record: &Record| PointInTime::of(record.header()) <= point;
+    let mut scan = Scan { branch: Some(branch.clone()), ..newest_first(main) };
+    loop {
+        let page = store.scan(&scan).await?;
+        if let Some(found) = page.records.into_iter().find(is_then) {
+            return match load_with_state(engine, &main.run, branch, found.header().seq).await {
+                Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => {
+                    Ok(Some(found))
+                }
+                found => found.map(Some),
+            };
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
+    }
+}
+
+fn newest_first(main: &Header) -> Scan {
+    Scan { order: ScanOrder::NewestFirst, ..Scan::of(&main.run) }
+}
+
+/// Returns whether a step has opened other children since a record.
+async fn is_opened_since(engine: &Engine, then: &Header, step: &Step) -> Result<bool, RunError> {
+    let scan = Scan {
+        branch: Some(then.branch.clone()),
+        seq_min: Some(then.seq + 1),
+        step: Some(step.id.to_string()),
+        ..Scan::of(&then.run)
+    };
+    let opens =
+        |record: &Record| record.header().reason == Reason::Fork && record.header().phase.opens_work();
+    Ok(!engine.store.scan_where(scan, &opens).await?.is_empty())
+}
