@@ -295,18 +295,16 @@ async fn load_open_scope<P: Program>(
         scope.drafts.push(by_hand());
     }
     questions.extend(questions_of_cut(scope, session.before.as_ref()));
-    if matches!(found.on_doubt, OnDoubt::Ask) {
+    let mut open = found.on_doubt.unanswered(&questions);
+    questions.retain(|asked| !open.contains(asked));
+    if !open.is_empty() {
         let (run, shape) = (&scope.chain.run, scope.shape);
         let doubt = DoubtScope { run, branch: &branch, shape, site: &site, state: &scope.state };
-        let done = recovered(engine, program, doubt, &mut questions, true).await;
+        let done = recovered(engine, program, doubt, &mut open, true).await;
         settle_recovered(program, scope, done)?;
+        found.questions.extend(open);
     }
-    let is_decided = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
-    if is_decided {
-        apply_decisions(program, scope, questions, (found.on_doubt, found.by))?;
-    } else {
-        found.questions.extend(questions);
-    }
+    apply_decisions(program, scope, questions, (found.on_doubt, found.by))?;
     if !scope.drafts.is_empty() {
         session.mark_dirty(id);
     }
