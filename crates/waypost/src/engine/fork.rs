@@ -23,8 +23,8 @@ use super::invalidate::Results;
 use super::reentry::{RequestedRerun, invalidate_named};
 use super::resume_point::{reopen_for, survey};
 use super::rollback::{
-    ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_abandoned, joins,
-    load_with_state,
+    ask_about_done, ask_about_effects, check_left, has_continued, has_ended, invalidate_begun, is_abandoned,
+    joins, load_with_state,
 };
 use super::scope::MAIN;
 use super::session::Session;
@@ -70,7 +70,8 @@ impl Engine {
         let edited = blinds(program, &start);
         for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
             if is_abandoned(self, &from.run, (entry, None), &newest, !edited).await? {
-                if !edited {
+                // A person is asked about a whole opener that has ended since.
+                if !edited && !has_ended(program.shape(), &entry.step, &newest) {
                     check_left(program.shape(), entry, &checkpoint)?;
                 }
                 entry.drop_children();

@@ -75,7 +75,13 @@ pub(super) async fn go_back(
                 has_other_ends || is_abandoned(engine, &run, (entry, step), &base.position, goes_on).await?
             }
         };
-        if (is_left || !goes_on) && !is_named {
+        // A person is asked about a whole opener that has ended since.
+        let is_careful = shape.step(entry.step.as_str()).is_some_and(Step::opens_careful);
+        let is_asked = is_careful
+            && (step.is_none() && !goes_on && entry.has_children())
+            && has_ended(shape, &entry.step, &base.position);
+        let is_left = is_left || is_asked;
+        if (is_left || !goes_on) && !is_named && !is_asked {
             check_left(shape, entry, &record)?;
         }
         if is_left {
@@ -238,6 +244,12 @@ pub(super) fn ask_about_done(
         let has_ended = !now.has(place) && newest.did(&step.id);
         (!undone.contains(&step.id) && (has_ended || begun.is_some())).then(|| begun.cloned())
     });
+}
+
+/// Returns whether a step has run to its end at a position.
+pub(super) fn has_ended(shape: &Shape, step: &StepId, position: &Position) -> bool {
+    let place = shape.place(step.as_str());
+    place.is_some_and(|place| !Unfinished::of(shape, position).has(place)) && position.did(step)
 }
 
 /// Puts steps in doubt that must not be repeated and have not begun at the position. `effect`: whether the step has ended or
