@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use waypost::RunId;
+use waypost::engine::Answers;
 use waypost_workflow::file::PARALLEL_MAX;
 
 use crate::exit::Exit;
@@ -22,6 +23,7 @@ mod queue;
 mod scripts;
 mod steps;
 mod travel;
+mod treat_as;
 mod unknown;
 mod workflow_file;
 
@@ -35,6 +37,7 @@ pub(crate) use queue::{SubmitArgs, WorkerArgs};
 pub(crate) use scripts::{DemoArgs, GraphArgs, NewArgs, OnceArgs, ReportArgs};
 pub(crate) use steps::EventArgs;
 pub(crate) use travel::{DiffArgs, ForkArgs, RollbackArgs, RollbackTo};
+pub(crate) use treat_as::Treatment;
 pub(crate) use unknown::{explained, internal};
 pub(crate) use workflow_file::{default_file, file_parser, is_stdin};
 
@@ -283,10 +286,14 @@ pub(crate) struct ResumeArgs {
     /// Resume with the run's own copy of the workflow although the file changed
     #[arg(long)]
     pub(crate) keep_definition: bool,
-    /// Settle a step in doubt: `done` keeps its previous outputs, if any; `retry` runs the step again
-    #[arg(long, value_name = "WHAT", conflicts_with = "restart")]
-    pub(crate) treat_as: Option<TreatAs>,
-    /// Give an output of a failed step for `--treat-as done`; may be repeated
+    /// Settle steps in doubt, all or the named: `done` keeps previous outputs, if any; `retry` runs again;
+    /// may be repeated
+    #[arg(long, value_name = "WHAT[=STEP,...]", value_parser = Treatment::parse, conflicts_with = "restart")]
+    pub(crate) treat_as: Vec<Treatment>,
+    /// The decisions of `--treat-as` about the steps of the run
+    #[arg(skip)]
+    pub(crate) answers: Answers,
+    /// Give an output of a step that `--treat-as done` settles; may be repeated
     #[arg(long, value_name = "STEP.NAME=VALUE", value_parser = key_value, requires = "treat_as")]
     pub(crate) output: Vec<(String, String)>,
     /// Skip this unfinished step; may be repeated
@@ -333,15 +340,23 @@ pub(crate) struct ResumeArgs {
 }
 
 impl ResumeArgs {
+    /// Returns this resume without decisions about steps in doubt.
+    pub(crate) fn undecided(&self) -> Self {
+        Self { treat_as: Vec::new(), answers: Answers::default(), output: Vec::new(), ..self.clone() }
+    }
+
+    /// Returns this resume with decisions about named steps only.
+    pub(crate) fn only_named(&self) -> Self {
+        let mut args = self.clone();
+        args.treat_as.retain(|given| !given.steps.is_empty());
+        if args.treat_as.is_empty() { args.undecided() } else { args }
+    }
+
     /// Returns the command line of this resume, with its choices.
     pub(crate) fn command(&self, run: &RunId) -> String {
         let mut command = format!("waypost resume {run}");
         let with = self.with.as_ref().map(|file| file.display().to_string());
         let pair = |(name, value): &(String, String)| format!("{name}={value}");
-        let treat_as = self.treat_as.map(|treat_as| match treat_as {
-            TreatAs::Done => "done".to_owned(),
-            TreatAs::Retry => "retry".to_owned(),
-        });
         let until = self.until.clone().filter(|_| !self.only);
         let given = [
             ("--with", with.into_iter().collect::<Vec<_>>()),
@@ -349,7 +364,7 @@ impl ResumeArgs {
             ("--until", until.into_iter().collect()),
             ("--set", self.set.iter().map(pair).collect()),
             ("--skip", self.skip.clone()),
-            ("--treat-as", treat_as.into_iter().collect()),
+            ("--treat-as", self.treat_as.iter().map(Treatment::to_string).collect()),
             ("--output", self.output.iter().map(pair).collect()),
         ];
         for (option, values) in given {
@@ -362,15 +377,6 @@ impl ResumeArgs {
             .for_each(|(flag, _)| command.push_str(&format!(" {flag}")));
         command
     }
-}
-
-/// What a person says about a step in doubt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TreatAs {
-    /// The step took effect
-    Done,
-    /// The step did not take effect, or may run twice
-    Retry,
 }
 
 #[derive(Debug, Args)]

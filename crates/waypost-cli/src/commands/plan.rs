@@ -22,11 +22,12 @@ use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
-use crate::run::definition::{Choice, choose, names_of, workflow_in_force};
-use crate::run::doubt::cause_of;
+use crate::run::definition::{Choice, Chosen, choose, names_of, workflow_in_force};
+use crate::run::doubt::{cause_of, doubts};
 use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_step};
 use crate::run::run_status;
+use crate::view::doubt::answer_lines;
 use crate::view::step_names::StepNames;
 use crate::view::step_of;
 use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
@@ -128,6 +129,13 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         if let Some(item) = failed.first_item().await? {
             text.push_str(&item.told(context.output.paint, run.as_str(), &context.store_words()));
         }
+    }
+    let is_of_evidence = matches!(decision.cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
+    if decision.action == Action::Ask && !is_of_evidence {
+        let workflow = Chosen::in_force(store.as_ref(), &snapshot)?.workflow;
+        let asked = doubts(store.as_ref(), &run, &workflow, plan.questions()).await?;
+        let line = format!("waypost resume {run}{}", context.store_words());
+        text.push_str(&format!("Decide with:{}\n", answer_lines(&line, &asked)));
     }
     if let Some(letter) = dead_letter(store.as_ref(), &run, &decision.branch).await? {
         let again =

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use waypost::engine::Snapshot;
-use waypost::record::{Ending, Note, Phase, Record, Try, Usage, WaitKind};
+use waypost::record::{Ending, Note, Phase, Record, RunStatus, Try, Usage, WaitKind};
 use waypost::report::{SectionKey, head, section};
 use waypost::store::{Scan, Store, StoreError};
 use waypost::{BranchPath, RunId, StepId};
@@ -18,9 +18,11 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::run::dead_letters;
 use crate::run::definition::{names_of, workflow_in_force};
+use crate::run::doubt::doubts_of;
 use crate::run::idle_times::IdleTimes;
 use crate::run::run_status;
 use crate::store_location;
+use crate::view::doubt::{Answer, Doubt, answers};
 use crate::view::step_names::StepNames;
 use crate::view::{ReportView, VERSION};
 
@@ -41,6 +43,10 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
             format!("checkpoint {reference} is damaged and omitted; `waypost verify {run}` shows details");
         context.output.warn(&context.with_store(&text));
     }
+    let doubts = match snapshot.status() {
+        RunStatus::InDoubt => doubts_of(store.as_ref(), &snapshot, context.now()).await?,
+        _ => Vec::new(),
+    };
     let (format, text) = if args.html {
         let show = show::view_of(store.as_ref(), &run).await?;
         let (mut nodes, mut letters) = (Vec::new(), Vec::new());
@@ -54,12 +60,13 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
             names: &names,
             history: &history,
             letters: &letters,
+            doubts: &doubts,
             nodes,
             now: context.now(),
         };
         ("html", page.text())
     } else {
-        ("markdown", markdown(&snapshot, &history))
+        ("markdown", markdown(&snapshot, &history, &doubts))
     };
     if let Some(file) = &args.out {
         fs::write(file, &text).map_err(|source| Error::Create { path: file.clone(), source })?;
@@ -264,14 +271,29 @@ impl RunHistory {
     }
 }
 
+/// Returns the command that resumes a run.
+fn resume_of(snapshot: &Snapshot) -> String {
+    format!("waypost resume {}", snapshot.entry.summary.run)
+}
+
 /// Returns a section with readable names of scopes; its marker stays.
 fn plain(names: &StepNames, section: &str) -> String {
     let (marker, rest) = section.split_at(section.find('\n').unwrap_or(0));
     format!("{marker}{}", names.plain(rest))
 }
 
-fn markdown(snapshot: &Snapshot, history: &RunHistory) -> String {
+fn markdown(snapshot: &Snapshot, history: &RunHistory, doubts: &[Doubt]) -> String {
     let mut text = head(snapshot.entry.record.record(), snapshot.status());
+    if !doubts.is_empty() {
+        text.push_str("\n## Questions\n\n");
+        for Doubt { step, cause, .. } in doubts {
+            text.push_str(&format!("- Step `{step}` needs a decision: {cause}\n"));
+        }
+        text.push_str("\nCheck the effects, then decide:\n\n");
+        for Answer { command, does, .. } in answers(&resume_of(snapshot), doubts) {
+            text.push_str(&format!("- `{command}` {does}\n"));
+        }
+    }
     history.ends.iter().for_each(|ended| text.push_str(&ended.text));
     text
 }

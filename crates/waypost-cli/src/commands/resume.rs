@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::{
     Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
@@ -17,12 +18,12 @@ use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
 
 use super::{Context, detach};
-use crate::cli::{ResumeArgs, TreatAs};
-use crate::error::Error;
+use crate::cli::ResumeArgs;
+use crate::error::{Error, are_of_evidence};
 use crate::exit::Exit;
 use crate::format::text::{quoted, relative_to_here};
 use crate::run::definition::{Choice, Chosen, choose};
-use crate::run::doubt::cause_of;
+use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
@@ -83,18 +84,19 @@ pub(crate) async fn resume_in(
         }
         args.until = args.from.clone();
     }
-    if args.dry_run {
-        return dry_run(context, &store, &run, &args).await;
-    }
+    let mut letters = Vec::new();
     if args.retry_failed {
-        let letters = crate::run::dead_letters::letters_of(store.as_ref(), &run).await?;
-        args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
+        letters = crate::run::dead_letters::letters_of(store.as_ref(), &run).await?;
+        args.retry = letters.iter().cloned().map(|letter| (letter, None)).collect();
+    }
+    args.answers = choice::answers(context, &store, &run, &args).await?;
+    if args.dry_run {
+        return dry_run(context, &store, &run, (&args, &letters)).await;
     }
     let mut prepared = Prepared::of(context, &store, &run, &args).await?;
     if prepared.decides_first {
         prepared.only_write(Arc::clone(&store), &args, None).await?;
-        args.treat_as = None;
-        args.output.clear();
+        args = args.undecided();
         prepared = Prepared::of(context, &store, &run, &args).await?;
     }
     if args.detach {
@@ -227,13 +229,13 @@ impl Prepared {
                 }
                 // Retried items find their questions during the resume.
                 let mut asked = Asked::Nothing;
-                if let Some(treat_as) = args.treat_as.filter(|_| args.retry.is_empty()) {
-                    asked = decide(context, store, &snapshot, &chosen, treat_as).await?;
+                if !args.treat_as.is_empty() && args.retry.is_empty() {
+                    asked = decide(context, store, &snapshot, &chosen, &args.answers).await?;
                     decides_first = asked == Asked::BeforeEvidence;
                 }
                 let at = (&snapshot, &chosen.workflow);
                 choices = choice::of(args, at, asked, context.now())?;
-                let is_told = args.treat_as.is_some() && args.retry.is_empty();
+                let is_told = !args.treat_as.is_empty() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {
                     return Err(nothing_to_decide(run));
                 }
@@ -291,17 +293,25 @@ impl Prepared {
         }
         let kept = options.session.clone();
         let resumed = session.watch_resume(&engine, &program, &told.run, options).await;
-        let mut causes = Vec::new();
-        if let Err(Error::Run(RunError::InDoubt { run, questions })) = &resumed {
-            for question in questions {
-                let step = called(Some(program.workflow()), &question.branch, question.step.as_str());
-                let cause = cause_of(store.as_ref(), run, question).await?;
-                causes.push(format!("step `{step}`: {cause}"));
+        let mut resumed = resumed;
+        let asked = match &mut resumed {
+            Err(Error::Run(RunError::InDoubt { run, questions })) => {
+                let more = open_questions(store.as_ref(), run, args, context.now()).await?;
+                let is_new = |more: &Decision| {
+                    !questions.iter().any(|asked| asked.branch == more.branch && asked.step == more.step)
+                };
+                let more: Vec<Decision> = more.into_iter().filter(is_new).collect();
+                // Questions about evidence have answers of their own.
+                if args.from.is_none() && !are_of_evidence(questions) {
+                    questions.extend(more);
+                }
+                doubts(store.as_ref(), run, program.workflow(), &*questions).await?
             }
-        }
+            _ => Vec::new(),
+        };
         let outcome = resumed.map_err(|error| match error {
             Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
-            error => error.of_resume(args, &causes),
+            error => error.of_resume(args, &asked),
         })?;
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
@@ -370,11 +380,7 @@ impl Prepared {
     ) -> Result<(WorkflowProgram, ResumeOptions<WorkflowState>), Error> {
         let Self { run, frozen, chosen, local, params, choices, .. } = self;
         let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
-        let on_doubt = match args.treat_as {
-            None => OnDoubt::Ask,
-            Some(TreatAs::Retry) => OnDoubt::Retry,
-            Some(TreatAs::Done) => OnDoubt::Done,
-        };
+        let on_doubt = OnDoubt::Each(args.answers.clone());
         let options = SessionOptions {
             stop,
             until: environment::until(args.until.as_deref())?,
@@ -413,6 +419,19 @@ impl Prepared {
         };
         Ok((program, options))
     }
+}
+
+/// Returns the questions about cut steps of all scopes that these options leave open.
+async fn open_questions(
+    store: &dyn Store,
+    run: &RunId,
+    args: &ResumeArgs,
+    now: Timestamp,
+) -> Result<Vec<Decision>, Error> {
+    let snapshot = Snapshot::read(store, run).await?;
+    let plan = Chosen::in_force(store, &snapshot)?.plan(store, &snapshot, None, now).await?;
+    let is_open = |asked: &&Decision| args.answers.about(&asked.branch, &asked.step).is_none();
+    Ok(plan.questions().filter(is_open).cloned().collect())
 }
 
 /// Returns the edit of a branch with a replacement item, if given; readers of the old item rerun.

@@ -22,6 +22,7 @@ use crate::format::{exit_code, size, text, time};
 use crate::output::{Output, is_empty, log_lines, shown};
 use crate::run::dead_letters;
 use crate::run::definition::{path_in_force, resume_line, workflow_in_force};
+use crate::run::doubt::doubts_of;
 use crate::run::environment;
 use crate::run::failed_item::FailedStep;
 use crate::run::hooks;
@@ -32,6 +33,7 @@ use crate::run::run_status;
 use crate::session::failed_items;
 use crate::store_location;
 use crate::view::FailedItem;
+use crate::view::doubt::{Doubt, answer_lines};
 use crate::view::step_names::{self, StepNames};
 use crate::view::step_of;
 use crate::view::{
@@ -102,7 +104,11 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
             context.output.note(&format!("Nothing to list, because no further item is {name}."));
         }
     } else {
-        let mut text = summary(context, &view, &shown);
+        let doubts = match view.status {
+            RunStatus::InDoubt => doubts_of(store.as_ref(), &shown.snapshot, context.now()).await?,
+            _ => Vec::new(),
+        };
+        let mut text = summary(context, &view, &shown, &doubts);
         let workflow = workflow_in_force(&shown.snapshot).filter(|_| shown.at.is_none());
         if let Some(workflow) = workflow.filter(|_| view.status == RunStatus::CompletedWithFailures) {
             let items = failed_items(store.as_ref(), &workflow, &run, &context.store_words()).await?;
@@ -494,7 +500,7 @@ fn place_in_queue(queue: &QueueView) -> String {
     }
 }
 
-fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
+fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) -> String {
     let output = &context.output;
     let entry = &facts.snapshot.entry;
     let frozen = entry.record.record();
@@ -570,8 +576,11 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown) -> String {
         let words = context.store_words();
         let _ = write!(text, "\nThe undo of its steps is not finished. Continue with: {line}{words}\n");
     } else if view.status == RunStatus::InDoubt {
-        let _ =
-            write!(text, "\nA step needs a decision: waypost why {}{}\n", view.run, context.store_words());
+        let line = format!("waypost resume {}{}", view.run, context.store_words());
+        for Doubt { step, cause, .. } in doubts {
+            let _ = write!(text, "\nStep {step} needs a decision: {cause}");
+        }
+        let _ = write!(text, "\nDecide with:{}\n", answer_lines(&line, doubts));
     } else if facts.goes_on() && facts.has_something_to_do(&view.waiting, context.now()) {
         let _ = write!(text, "\n{}\n", resume_line(frozen, &context.store_words()));
     }

@@ -45,7 +45,7 @@ pub(super) fn is_without_scratch(error: &(dyn StdError + 'static)) -> bool {
 
 /// Returns whether all questions are about evidence that cannot be checked or was undone by another step, not
 /// about effects of a step.
-pub(super) fn are_of_evidence(questions: &[Decision]) -> bool {
+pub(crate) fn are_of_evidence(questions: &[Decision]) -> bool {
     let is_it = |cause: &Cause| matches!(cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
     questions.iter().all(|question| is_it(&question.cause))
 }

@@ -16,6 +16,7 @@ use waypost_workflow::program::ProgramError;
 use crate::cli::{ResumeArgs, default_file};
 use crate::exit::Exit;
 use crate::view::ProblemView;
+use crate::view::doubt::Doubt;
 
 mod causes;
 mod diagnosis;
@@ -24,6 +25,7 @@ mod run;
 mod store;
 mod words;
 
+pub(crate) use causes::are_of_evidence;
 pub(crate) use once::OnceError;
 pub(crate) use store::log_with_record;
 pub(crate) use words::undo_command;
@@ -288,16 +290,16 @@ impl From<ReadError> for Error {
 }
 
 impl Error {
-    /// Adds the choices of a refused resume to the commands of the hint. `causes`: of each question, with its step.
-    pub(crate) fn of_resume(self, args: &ResumeArgs, causes: &[String]) -> Self {
+    /// Adds the choices of a refused resume to the commands of the hint. `doubts`: the questions.
+    pub(crate) fn of_resume(self, args: &ResumeArgs, doubts: &[Doubt]) -> Self {
         let mut message = self.to_string();
         if let Self::Run(RunError::InDoubt { run, .. }) = &self {
-            message = format!("run {run} needs a decision: {}", causes.join("; "));
+            let told = doubts.iter().map(|Doubt { step, cause, .. }| format!("step `{step}`: {cause}"));
+            message = format!("run {run} needs a decision: {}", told.collect::<Vec<_>>().join("; "));
         }
         let hint = match &self {
-            Self::Run(RunError::InDoubt { run, questions }) if !causes::are_of_evidence(questions) => {
-                let answered = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
-                words::choices_of_doubt(&answered.command(run), questions)
+            Self::Run(RunError::InDoubt { run, questions }) if !are_of_evidence(questions) => {
+                words::choices_of_doubt(&args.only_named().command(run), questions, doubts)
             }
             Self::Run(RunError::NotSettled { run, step, .. }) if args.skip.contains(&step.to_string()) => {
                 let skip = args.skip.iter().filter(|skip| *skip != step.as_str()).cloned().collect();

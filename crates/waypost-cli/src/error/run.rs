@@ -11,6 +11,7 @@ use super::words::{choices_of_doubt, other_states};
 use super::words::{undo_choices, undo_command};
 use crate::exit::Exit;
 use crate::format::text::quoted;
+use crate::view::doubt::Doubt;
 
 /// The engine's part of the one `match`.
 pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
@@ -38,7 +39,8 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             ("evidence", Exit::Evidence, Some(put_right(run, questions)))
         }
         RunError::InDoubt { run, questions } => {
-            let hint = choices_of_doubt(&format!("waypost resume {run}"), questions);
+            let doubts: Vec<Doubt> = questions.iter().map(Doubt::plain).collect();
+            let hint = choices_of_doubt(&format!("waypost resume {run}"), questions, &doubts);
             ("in_doubt", Exit::InDoubt, Some(hint))
         }
         RunError::NotAccepted { .. } => ("not_accepted", Exit::Usage, None),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{AcceptAs, Acceptance, Engine, Look, ResumeOptions, Snapshot};
+use waypost::engine::{AcceptAs, Acceptance, Answers, Engine, Look, ResumeOptions, Snapshot, TreatAs};
 use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{Occasion, Record};
 use waypost::store::Store;
@@ -139,9 +139,12 @@ pub(crate) async fn believe(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
-    plan: &Plan,
+    (plan, answers): (&Plan, &Answers),
 ) -> Result<BTreeSet<StepId>, Error> {
-    let is_held = |decision: &&Decision| matches!(decision.cause, Cause::EvidenceFailed(_));
+    let is_held = |decision: &&Decision| {
+        let is_done = answers.about(&decision.branch, &decision.step) == Some(TreatAs::Done);
+        is_done && matches!(decision.cause, Cause::EvidenceFailed(_))
+    };
     let held: BTreeSet<StepId> =
         plan.questions().filter(is_held).map(|decision| decision.step.clone()).collect();
     if !held.is_empty() {

@@ -1,13 +1,62 @@
-//! The cause of a question about a step that must not be repeated, from the records of its branch.
+//! Questions about steps that must not be repeated, with their causes from the records of the branch.
 
+use jiff::Timestamp;
 use serde::Deserialize as _;
+use waypost::engine::Snapshot;
 use waypost::events::RerunCause;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Header, Note, Reason, Record};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{RunId, StepId};
+use waypost_workflow::file::Workflow;
 
 use crate::error::Error;
+use crate::run::definition::Chosen;
+use crate::view::doubt::Doubt;
+use crate::view::step_names::called;
+
+/// Returns the steps in doubt of these questions.
+pub(crate) async fn doubts(
+    store: &dyn Store,
+    run: &RunId,
+    workflow: &Workflow,
+    questions: impl IntoIterator<Item = &Decision>,
+) -> Result<Vec<Doubt>, Error> {
+    let mut doubts = Vec::new();
+    for question in questions {
+        let (branch, step) = (&question.branch, question.step.as_str());
+        // Outputs of an earlier execution stay.
+        let is_cut = branch.is_main() && !matches!(question.cause, Cause::Undone);
+        let outputs = if is_cut { outputs_of(workflow, step) } else { Vec::new() };
+        let cause = cause_of(store, run, question).await?;
+        doubts.push(Doubt { step: called(Some(workflow), branch, step), cause, outputs });
+    }
+    Ok(doubts)
+}
+
+/// Returns the steps in doubt of a run, by its records.
+pub(crate) async fn doubts_of(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    now: Timestamp,
+) -> Result<Vec<Doubt>, Error> {
+    let chosen = Chosen::in_force(store, snapshot)?;
+    let plan = chosen.plan(store, snapshot, None, now).await?;
+    doubts(store, &snapshot.entry.summary.run, &chosen.workflow, plan.questions()).await
+}
+
+/// Returns the outputs that a step declares, and those that other steps read.
+fn outputs_of(workflow: &Workflow, step: &str) -> Vec<String> {
+    let declared = workflow.step(step).into_iter().flat_map(|step| &step.outputs);
+    let mut outputs: Vec<String> = declared.map(|(name, _)| name.clone()).collect();
+    loop {
+        let is_known = |name: &str| outputs.iter().any(|known| known == name);
+        let Some(read) = workflow.readers_of_missing(step, is_known).find_map(|(_, name)| name) else {
+            return outputs;
+        };
+        outputs.push(read);
+    }
+}
 
 /// Returns the cause of a decision as text. If a step that must not be repeated ran before, the text names the change
 /// since then, as far as the records have it.

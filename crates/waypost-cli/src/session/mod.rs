@@ -29,13 +29,12 @@ use crate::output::progress::{Progress, ProgressOf};
 use crate::output::waits::{answer_command, question_text, wait_text};
 use crate::output::{log_lines, shown, shown_lines};
 use crate::run::dead_letters;
-use crate::run::definition::Chosen;
-use crate::run::doubt::cause_of;
+use crate::run::doubt::doubts_of;
 use crate::run::failed_item::{FailedStep, SHOWN_MAX};
 use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
 use crate::run::reference::damaged_reference;
-use crate::view::step_names::called;
+use crate::view::doubt::{Doubt, answer_lines};
 use crate::view::{VERSION, WaitView};
 
 use asking::{Asking, SessionEnds};
@@ -341,7 +340,9 @@ impl<'a> Session<'a> {
                 RunStatus::InDoubt => self.doubt(engine.store().as_ref(), &told.run).await?,
                 _ => None,
             };
-            let place = failed.map(|(at, _)| StoppedAt { step: at.name.clone(), cause: None }).or(doubt);
+            let place = failed
+                .map(|(at, _)| StoppedAt { step: at.name.clone(), cause: None, doubts: Vec::new() })
+                .or(doubt);
             let mut text = sentence(program.workflow(), outcome, told, place.as_ref());
             if outcome.status == RunStatus::CompletedWithFailures {
                 let (store, words) = (engine.store().as_ref(), told.store_words.as_deref());
@@ -365,14 +366,11 @@ impl<'a> Session<'a> {
     /// Returns the steps in doubt, and the cause of the first.
     async fn doubt(&self, store: &dyn Store, run: &RunId) -> Result<Option<StoppedAt>, Error> {
         let snapshot = Snapshot::read(store, run).await?;
-        let chosen = Chosen::in_force(store, &snapshot)?;
-        let plan = chosen.plan(store, &snapshot, None, self.context.now()).await?;
-        let Some(first) = plan.questions().next() else { return Ok(None) };
-        let cause = cause_of(store, run, first).await?;
-        let workflow = Some(&chosen.workflow);
-        let names = plan.questions().map(|asked| called(workflow, &asked.branch, asked.step.as_str()));
-        let step = names.collect::<Vec<_>>().join(", ");
-        Ok(Some(StoppedAt { step, cause: Some(cause) }))
+        let doubts = doubts_of(store, &snapshot, self.context.now()).await?;
+        let Some(first) = doubts.first() else { return Ok(None) };
+        let cause = Some(first.cause.clone());
+        let step = doubts.iter().map(|doubt| doubt.step.as_str()).collect::<Vec<_>>().join(", ");
+        Ok(Some(StoppedAt { step, cause, doubts }))
     }
 
     /// Prints every failure of a failed run.
@@ -561,6 +559,7 @@ pub(crate) fn report_nothing(
 struct StoppedAt {
     step: String,
     cause: Option<String>,
+    doubts: Vec<Doubt>,
 }
 
 /// Returns the last lines about a run that another process has worked on, and the exit code of a session with
@@ -572,7 +571,7 @@ pub(crate) async fn conclusion(
     step: Option<String>,
     told: &SessionReport,
 ) -> Result<(String, Exit), Error> {
-    let place = step.map(|step| StoppedAt { step, cause: None });
+    let place = step.map(|step| StoppedAt { step, cause: None, doubts: Vec::new() });
     let mut text = sentence(workflow, outcome, told, place.as_ref());
     if outcome.status == RunStatus::CompletedWithFailures {
         let words = told.store_words.as_deref().unwrap_or_default();
@@ -626,10 +625,11 @@ fn sentence<S>(
                 (Some(by), _) => format!("a step with `idempotent: false` was cut by {by}"),
                 (None, None) => "a step with `idempotent: false` was cut".to_owned(),
             },
-            line.as_ref().map_or(next.clone(), |line| format!(
-                "\nCheck the effects of the step, then decide:\n  {line} --treat-as done   # keep it as done\n  \
-                 {line} --treat-as retry  # run it again"
-            ))
+            line.as_ref().map_or(next.clone(), |line| {
+                let doubts = place.map_or(&[][..], |place| &place.doubts);
+                let step = if doubts.len() > 1 { "each step" } else { "the step" };
+                format!("\nCheck the effects of {step}, then decide:{}", answer_lines(line, doubts))
+            })
         ),
         RunStatus::Waiting => waits(workflow, outcome, told, &format!("Run {run} waits: {done}."), &next),
         RunStatus::Cancelled => format!("Run {run} was cancelled: {done}."),

@@ -13,6 +13,7 @@ use waypost::store::Progress;
 
 mod checked;
 mod decisions;
+pub(crate) mod doubt;
 mod logs;
 mod scripts;
 pub(crate) mod step_names;

@@ -401,3 +401,35 @@ fn show_counts_dropped_items_apart_from_failed_ones() {
     let shown = rig.waypost(&["show", "r"]);
     assert!(shown.contains("3 items: 0 done, 2 failed, 1 dropped\n"), "{shown}");
 }
+
+// Bug: `dead-letters retry RUN KEY` of a failed run retried all its items. Cause: the resume of a failed step retries its
+// failed scopes. Fix: named dead letters leave the others failed.
+#[test]
+fn a_named_letter_of_a_failed_run_is_retried_alone() {
+    let flow = "
+max_parallel: 4
+steps:
+  - id: e
+    foreach: {items: [a, b, c], as: item, max_failures: 0, max_parallel: 3, steps: [{id: work, run: 'echo $I >> trace; until test -e ok-$I || test $(wc -l < trace) -eq 3; do :; done; test -e ok-$I', env: {I: '${{ item }}'}}]}
+  - {id: end, run: 'echo end >> trace'}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        for item in ["a", "b", "c"] {
+            rig.write(&format!("ok-{item}"), "");
+        }
+        rig.write("trace", "");
+
+        let one = code_of(&rig, &["dead-letters", "retry", "r", "b", "-q"]);
+
+        assert_eq!((one, rig.read("trace").as_str()), (Some(1), "b\n"), "{store}");
+        let letters = rig.json(&["dead-letters", "list", "r", "--json"]);
+        let keys: Vec<&str> =
+            letters["items"].as_array().unwrap().iter().map(|item| item["key"].as_str().unwrap()).collect();
+        assert_eq!(keys, ["a", "c"], "{store}");
+        assert_eq!(code_of(&rig, &["dead-letters", "retry", "r", "a", "-q"]), Some(1), "{store}");
+        assert_eq!(code_of(&rig, &["dead-letters", "retry", "r", "c", "-q"]), Some(0), "{store}");
+        assert_eq!(rig.read("trace"), "b\na\nc\nend\n", "{store}");
+    }
+}

@@ -55,6 +55,7 @@ mod lost_items;
 mod marking;
 mod matrix;
 mod mistrust;
+mod named_answers;
 mod naming;
 mod nested_letters;
 mod new;

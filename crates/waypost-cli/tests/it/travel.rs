@@ -690,6 +690,40 @@ fn a_fork_before_a_foreach_asks_about_effects_of_its_items() {
     assert_eq!(rig.read("trace"), "pay\n");
 }
 
+// Bug: a fork or rollback to a checkpoint within a finished group was refused. Cause: the position there shows the group under
+// way. Fix: the scopes of the group go back as well, and a person is asked about the steps within.
+#[test]
+fn a_checkpoint_within_a_finished_opener_asks_about_its_effects() {
+    for (opener, inner) in [
+        ("steps:", "[{id: pay, idempotent: false, run: echo pay >> trace}]"),
+        ("foreach:", "{items: [x], steps: [{id: pay, idempotent: false, run: echo pay >> trace}]}"),
+    ] {
+        let rig = Rig::with(&format!(
+            "steps: [{{id: a, run: echo a >> trace}}, {{id: o, {opener} {inner}}}, {{id: z, run: echo z >> trace}}]"
+        ));
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("trace", "");
+
+        for (answer, ran) in [("done", "z\n"), ("retry", "pay\nz\n")] {
+            let fork = format!("f-{answer}");
+            assert_eq!(code(&rig, &["fork", "r@3", "--id", &fork, "-q"]), Some(8), "{opener}");
+            assert_eq!(code(&rig, &["resume", &fork, "--treat-as", answer, "-q"]), Some(0), "{opener}");
+            assert_eq!(rig.read("trace"), ran, "{opener} {answer}");
+            rig.write("trace", "");
+            assert_eq!(code(&rig, &["rollback", "r@3", "-q"]), Some(0), "{opener} {answer}");
+            assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(8), "{opener} {answer}");
+            assert_eq!(
+                code(&rig, &["resume", "r", "--treat-as", answer, "-q"]),
+                Some(0),
+                "{opener} {answer}"
+            );
+            assert_eq!(rig.read("trace"), ran, "{opener} {answer}");
+            rig.write("trace", "");
+            assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+        }
+    }
+}
+
 #[test]
 fn a_fork_from_an_item_asks_about_effects_downstream() {
     let rig = Rig::with(

@@ -44,7 +44,7 @@ use super::trust::PendingClaims;
 use super::trust::Trust;
 use super::undo::refuse_unfinished_undo;
 use super::{
-    Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
+    Answers, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
     SessionOptions, StateError, Then, Waiting,
 };
 
@@ -192,8 +192,7 @@ async fn make_session<'a, P: Program>(
     session.by_person = options.by.is_some();
     session.is_claimed = is_claimed;
     session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
-    session.retries = matches!(options.on_doubt, OnDoubt::Retry);
-    session.believes = matches!(options.on_doubt, OnDoubt::Done);
+    session.answers = options.on_doubt.answers();
     session.latest = base.snapshot.latest();
     (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
     session.declarers = std::mem::take(&mut begin.resume_point.declarers);
@@ -322,7 +321,8 @@ async fn find_begin<P: Program>(
     requested.by = options.by.clone();
     let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
     let choices = options.choices.clone();
-    let asked = asked(options, (&requested, &choices), resume, program.keeps_apart());
+    let answers = options.on_doubt.answers();
+    let asked = asked(options, (&requested, &choices), &answers, resume, program.keeps_apart());
     let trust = if is_claimed { Trust::Blind } else { asked.trust };
     let asked = ResumeQuery { again: is_again, trust, is_claimed, ..asked };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
@@ -347,11 +347,12 @@ async fn find_begin<P: Program>(
         return Ok(None);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
-    if matches!(options.on_doubt, OnDoubt::Ask) && !resume_point.questions.is_empty() {
-        return Err(in_doubt(resume_point.questions));
+    let open = options.on_doubt.unanswered(&resume_point.questions);
+    if !open.is_empty() {
+        return Err(in_doubt(open));
     }
     let (mut drafts, before) = (Vec::new(), base.position.clone());
-    let results = Results::dropped(!matches!(options.on_doubt, OnDoubt::Retry));
+    let results = Results::dropped(!answers.retries_all());
     if let Some(from) = &options.from {
         // Open branches have a separate state, without the edit.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
@@ -386,8 +387,9 @@ async fn find_begin<P: Program>(
         base.position.note_rerun();
     }
     if results == Results::Drop {
-        let asks = matches!(options.on_doubt, OnDoubt::Ask);
-        let request = AbandonRequest { from: options.from.as_ref(), adopts: options.adopt.is_some(), asks };
+        let asks = !matches!(options.on_doubt, OnDoubt::Settle(_));
+        let (from, adopts) = (options.from.as_ref(), options.adopt.is_some());
+        let request = AbandonRequest { from, adopts, asks, answers: &answers };
         check_abandoned(engine, lease.run(), began_with, (&before, &base.position), request).await?;
     }
     // An adopted definition has another position: invalid steps are found from there, or the change would be
@@ -399,9 +401,12 @@ async fn find_begin<P: Program>(
             manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;
         }
         // A decision about a step in doubt is applied together with a changed definition.
-        let is_decided = options.from.is_none() && !matches!(options.on_doubt, OnDoubt::Ask);
-        if !is_decided && !resume_point.questions.is_empty() {
-            return Err(in_doubt(resume_point.questions));
+        let open = match options.from {
+            None => options.on_doubt.unanswered(&resume_point.questions),
+            Some(_) => resume_point.questions.clone(),
+        };
+        if !open.is_empty() {
+            return Err(in_doubt(open));
         }
     }
     let moved = resume_point.moves.remove(&BranchPath::main());
@@ -530,15 +535,15 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 fn asked<'a, S>(
     options: &ResumeOptions<S>,
     (requested, choices): (&'a Requested, &'a BTreeMap<StepId, Choice>),
+    answers: &'a Answers,
     resume: u64,
     keeps_apart: bool,
 ) -> ResumeQuery<'a> {
     let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
-    let retries = matches!(options.on_doubt, OnDoubt::Retry);
     // An edit of a state with separate outputs applies for every rerun step.
     let by_hand = !keeps_apart && (options.edit.is_some() || !options.edit_branches.is_empty());
-    let recovers = matches!(options.on_doubt, OnDoubt::Ask);
+    let recovers = !matches!(options.on_doubt, OnDoubt::Settle(_));
     ResumeQuery {
         trust,
         is_claimed: false,
@@ -548,8 +553,8 @@ fn asked<'a, S>(
         still,
         resume,
         recovers,
-        retries,
-        believes: options.from.is_some() && matches!(options.on_doubt, OnDoubt::Done),
+        answers,
+        believes: options.from.is_some(),
         requested,
         bases: &[],
         choices,

@@ -33,7 +33,7 @@ use super::scheduler::{children_of, for_children, for_hooks};
 use super::scope::{ListedChildren, Opener, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{EndResult, child_input, pins_of, trace_of, work_digests};
-use super::{Performed, Program, RunError, StepReport};
+use super::{Answers, Performed, Program, RunError, StepReport};
 
 mod earlier;
 
@@ -265,7 +265,7 @@ impl<'a, P: Program> Session<'a, P> {
                 }
                 Earlier::Open(head) => {
                     self.scopes.get_mut(id).fan_mut(place).opened += 1;
-                    if has_open_work(children_of(self.scopes.get(id), place), &head, self.retries)? {
+                    if has_open_work(children_of(self.scopes.get(id), place), &head, &self.answers)? {
                         self.is_pausing = true;
                         continue;
                     }
@@ -390,7 +390,7 @@ impl<'a, P: Program> Session<'a, P> {
         before: Option<Position>,
     ) -> Position {
         let shape = &children_of(self.scopes.get(id), place).shape;
-        let asks = Results::dropped(!self.retries);
+        let asks = Results::dropped(!self.answers.retries_all());
         let reruns_whole = self.reruns_whole(id, place, branch);
         let results = if self.keeps_traces && !reruns_whole { Results::Keep } else { asks };
         let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
@@ -645,12 +645,13 @@ impl ChildStart {
 }
 
 /// Returns whether an open child has children of its own or a step in doubt: only the start of a session loads the children
-/// and asks. `retries`: a person has decided about steps in doubt.
-fn has_open_work(children: &Children, head: &Head, retries: bool) -> Result<bool, RunError> {
+/// and asks. `answers`: the decisions about steps in doubt.
+fn has_open_work(children: &Children, head: &Head, answers: &Answers) -> Result<bool, RunError> {
     let (header, position) = (head.record.header(), position_of(&head.record)?);
     let has_children = position.frontier.iter().any(FrontierEntry::has_children);
-    let is_in_doubt = questions_at(&position, &children.shape, &header.branch).next().is_some();
-    Ok(header.end.is_none() && (has_children || (is_in_doubt && !retries)))
+    let mut questions = questions_at(&position, &children.shape, &header.branch);
+    let is_in_doubt = questions.any(|asked| !answers.retries(&asked.branch, &asked.step));
+    Ok(header.end.is_none() && (has_children || is_in_doubt))
 }
 
 /// Reads the position of a child at a seq, of any fan-out; `None` if the position was pruned.

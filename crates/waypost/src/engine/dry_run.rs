@@ -22,7 +22,7 @@ use crate::system::clock::Clock;
 
 use super::inspect::position_of;
 use super::reruns::broken_by;
-use super::{Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot};
+use super::{Answers, Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot, TreatAs};
 
 mod overlay;
 mod program;
@@ -78,7 +78,9 @@ impl Engine {
             return Ok(first);
         }
         // The remaining decisions depend on the answers: each question counts as answered with a retry.
-        let answered = ResumeOptions { on_doubt: OnDoubt::Retry, ..options() };
+        let mut answered = options();
+        let answers = Answers { rest: Some(TreatAs::Retry), ..answered.on_doubt.answers() };
+        answered.on_doubt = OnDoubt::Each(answers);
         let rest = self.try_dry_run(program, run, answered).await?;
         let is_certain = |asked: &Decision| {
             let key = (asked.branch.clone(), asked.step.clone());

@@ -17,8 +17,8 @@ use super::rewind::drop_chain;
 use super::scope::Scope;
 use super::trace::{EndResult, digests_of, trace_of};
 use super::{
-    Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, Recovered, ResumeFrom,
-    RunError, Settlement, StepRef, TreatAs,
+    Answers, Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, Recovered,
+    ResumeFrom, RunError, Settlement, StepRef, TreatAs,
 };
 
 /// Limit of steps in doubt per branch that evidence may settle, since each step is checked separately.
@@ -46,8 +46,9 @@ pub(super) struct AbandonRequest<'a> {
     pub(super) from: Option<&'a ResumeFrom>,
     /// True if the resume adopts a definition.
     pub(super) adopts: bool,
-    /// True if the caller has not decided yet.
+    /// True if a step without an answer is asked about.
     pub(super) asks: bool,
+    pub(super) answers: &'a Answers,
 }
 
 /// Asks about interrupted steps that the resume would silently abandon:
@@ -79,7 +80,7 @@ pub(super) async fn check_abandoned(
     if request.adopts && !matches!(request.from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
         let left = questions_of_abandoned(engine, run, began_with, (before, after)).await?;
         if let Some(Decision { branch, step, .. }) = left.first()
-            && !request.asks
+            && (!request.asks || request.answers.about(branch, step).is_some())
         {
             let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
             let why = "the current definition does not continue its branch; resume with the run's own copy \
@@ -88,6 +89,7 @@ pub(super) async fn check_abandoned(
         }
         questions.extend(left);
     }
+    questions.retain(|asked| !request.answers.retries(&asked.branch, &asked.step));
     if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run: run.clone(), questions }) }
 }
 
@@ -345,23 +347,29 @@ pub(super) fn apply_decisions<P: Program>(
             || matches!(decision.cause, Cause::Undone | Cause::Begun | Cause::InLost(_));
         decision.branch == *scope.branch() && settles
     };
-    if matches!(on_doubt, OnDoubt::Ask) || !questions.iter().all(is_ours) {
-        return if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run, questions }) };
+    if !questions.iter().all(is_ours) {
+        return Err(RunError::InDoubt { run, questions });
     }
+    let open = on_doubt.unanswered(&questions);
+    if !open.is_empty() {
+        return Err(RunError::InDoubt { run, questions: open });
+    }
+    let answers = on_doubt.answers();
     for Decision { branch, step, cause, .. } in questions {
         let doubtful = Doubtful { branch, step, was_done: cause == Cause::Undone };
         let step = &doubtful.step;
+        let answer = answers.about(&doubtful.branch, step);
         let is_open = scope.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !is_open {
             // The step runs at its turn.
-            if !matches!(on_doubt, OnDoubt::Retry) {
+            if answer != Some(TreatAs::Retry) {
                 return Err(not_settled(scope, &doubtful, "an upstream step is not finished"));
             }
             continue;
         }
         let place = scope.shape.place(step.as_str());
         // The step runs at its turn, or the current definition lacks the step and has nothing to settle.
-        if !is_open && (place.is_none() || matches!(on_doubt, OnDoubt::Retry)) {
+        if !is_open && (place.is_none() || answer == Some(TreatAs::Retry)) {
             continue;
         }
         let Some(place) = place.filter(|_| is_open) else {
@@ -371,7 +379,7 @@ pub(super) fn apply_decisions<P: Program>(
             return Err(RunError::Changed { run, why });
         };
         let begun = scope.position.started_before(step).cloned();
-        if let Some(begun) = begun.filter(|_| matches!(on_doubt, OnDoubt::Done)) {
+        if let Some(begun) = begun.filter(|_| answer == Some(TreatAs::Done)) {
             let is_cut = !begun.has_children() && begun.is_unsettled();
             if is_cut && scope.shape.steps()[place].opens() {
                 let why = "the step is partly run, and its open branches do not match this graph or run; \
@@ -427,11 +435,6 @@ fn settled<P: Program>(
     let (branch, step) = (&doubtful.branch, &scope.shape.steps()[place]);
     let step_ref = StepRef { branch, level: scope.shape.level(), place, step };
     let settled = match on_doubt {
-        OnDoubt::Ask | OnDoubt::Retry => return Ok(None),
-        OnDoubt::Done => {
-            let known = if doubtful.was_done { KnownOutputs::InState } else { KnownOutputs::Unknown };
-            program.settle_as_done(step_ref, &mut scope.state, known)
-        }
         OnDoubt::Settle(settle) => match settle.settle(&mut scope.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
             Ok(TreatAs::Done) => {
@@ -441,6 +444,11 @@ fn settled<P: Program>(
             }
             Err(why) => Err(why),
         },
+        _ if on_doubt.answers().about(branch, &step.id) == Some(TreatAs::Done) => {
+            let known = if doubtful.was_done { KnownOutputs::InState } else { KnownOutputs::Unknown };
+            program.settle_as_done(step_ref, &mut scope.state, known)
+        }
+        _ => return Ok(None),
     };
     settled.map(Some).map_err(|why| not_settled(scope, doubtful, &why))
 }

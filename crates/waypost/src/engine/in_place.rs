@@ -22,7 +22,7 @@ use super::reruns::opener_of;
 use super::scope::ScopeId;
 use super::session::Session;
 use super::trust::{say_why, verify};
-use super::{Admission, Program, RunError};
+use super::{Admission, Program, RunError, TreatAs};
 
 /// An end with claims about files, or a step about to write files.
 #[derive(Debug)]
@@ -196,7 +196,9 @@ impl<P: Program> Session<'_, P> {
             let shape = self.program.shape().of_branch(&base.branch);
             let is_careful =
                 shape.and_then(|shape| shape.step(base.step.as_str())).is_some_and(|step| !step.idempotent);
-            if base.claims.is_empty() || is_careful && self.believes {
+            if base.claims.is_empty()
+                || is_careful && self.answers.about(&base.branch, &base.step) == Some(TreatAs::Done)
+            {
                 break;
             }
             (branch, step) = (base.branch.clone(), base.step.clone());

@@ -90,7 +90,7 @@ pub use inspect::Snapshot;
 use inspect::changed_at;
 pub use manual::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use options::{
-    Adoption, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
+    Adoption, Answers, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
     OnLostCheckpoint, OnUnknown, OriginEvidence, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn,
     StartOptions, Then, TreatAs, Validate, ValidateFn,
 };

@@ -47,9 +47,19 @@ pub(super) async fn load_open_scopes<P: Program>(
 ) -> Result<Vec<Decision>, RunError> {
     let scopes = HashMap::from([(BranchPath::main(), MAIN)]);
     let (indexes, questions, reopened) = (HashMap::new(), Vec::new(), BTreeSet::new());
-    let retried = Vec::new();
-    let mut found =
-        LoadedScopes { scopes, indexes, questions, on_doubt, by, resume_point, edits, reopened, retried };
+    let (retried, named) = (Vec::new(), edits.branches().cloned().collect());
+    let mut found = LoadedScopes {
+        scopes,
+        indexes,
+        questions,
+        on_doubt,
+        by,
+        resume_point,
+        edits,
+        named,
+        reopened,
+        retried,
+    };
     open_fans(session, &mut found, MAIN).await?;
     if session.scopes.get(MAIN).fans.is_empty() {
         let left = found.edits.branches().next().cloned();
@@ -122,6 +132,8 @@ struct LoadedScopes<'a, S> {
     resume_point: ResumePoint,
     /// Edits of branches not found yet.
     edits: Edits<S>,
+    /// The branches with edits.
+    named: BTreeSet<BranchPath>,
     /// Ended branches that resume together with an edited ancestor or descendant.
     reopened: BTreeSet<BranchPath>,
     /// Failed branches of a failed opener, to be retried.
@@ -145,7 +157,15 @@ async fn open_fans<P: Program>(
         }
         found.indexes.insert((id, out.place), index);
         if let Some(fan) = FailedFan::of(session.scopes.get(id), out.place) {
-            found.retried.extend(fan.failed(session.engine.store.as_ref()).await?);
+            let mut failed = fan.failed(session.engine.store.as_ref()).await?;
+            // A person who names branches leaves the others failed.
+            let has_named = |branch: &BranchPath| {
+                let around =
+                    |named: &BranchPath| std::iter::successors(Some(named.clone()), BranchPath::parent);
+                found.named.iter().any(|named| around(named).any(|above| above == *branch))
+            };
+            failed.retain(|branch| found.named.is_empty() || has_named(branch));
+            found.retried.extend(failed);
         }
         session.scopes.get_mut(id).fans.push(out);
     }
@@ -295,18 +315,16 @@ async fn load_open_scope<P: Program>(
         scope.drafts.push(by_hand());
     }
     questions.extend(questions_of_cut(scope, session.before.as_ref()));
-    if matches!(found.on_doubt, OnDoubt::Ask) {
+    let mut open = found.on_doubt.unanswered(&questions);
+    questions.retain(|asked| !open.contains(asked));
+    if !open.is_empty() {
         let (run, shape) = (&scope.chain.run, scope.shape);
         let doubt = DoubtScope { run, branch: &branch, shape, site: &site, state: &scope.state };
-        let done = recovered(engine, program, doubt, &mut questions, true).await;
+        let done = recovered(engine, program, doubt, &mut open, true).await;
         settle_recovered(program, scope, done)?;
+        found.questions.extend(open);
     }
-    let is_decided = !questions.is_empty() && !matches!(found.on_doubt, OnDoubt::Ask);
-    if is_decided {
-        apply_decisions(program, scope, questions, (found.on_doubt, found.by))?;
-    } else {
-        found.questions.extend(questions);
-    }
+    apply_decisions(program, scope, questions, (found.on_doubt, found.by))?;
     if !scope.drafts.is_empty() {
         session.mark_dirty(id);
     }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{RunError, StopHandle, unpanicked};
 use crate::id::{BranchPath, StepId};
+use crate::plan::Decision;
 use crate::plan::shape::Shape;
 use crate::record::{Choice, Definition, RerunRequest};
 use crate::store::Lease;
@@ -179,6 +180,59 @@ pub enum OnDoubt<S> {
     /// The steps had no effect, or may have a second effect: each reruns in a new epoch, with a new idempotency
     /// key.
     Retry,
+    /// Each step has its own decision.
+    Each(Answers),
+}
+
+impl<S> OnDoubt<S> {
+    /// Returns the questions without a decision.
+    pub(super) fn unanswered(&self, questions: &[Decision]) -> Vec<Decision> {
+        let answers = self.answers();
+        let is_open = |asked: &&Decision| answers.about(&asked.branch, &asked.step).is_none();
+        match self {
+            Self::Settle(_) => Vec::new(),
+            _ => questions.iter().filter(is_open).cloned().collect(),
+        }
+    }
+
+    /// Returns the decisions that need no function.
+    pub(super) fn answers(&self) -> Answers {
+        let rest = |treat_as| Answers { rest: Some(treat_as), ..Answers::default() };
+        match self {
+            Self::Ask | Self::Settle(_) => Answers::default(),
+            Self::Done => rest(TreatAs::Done),
+            Self::Retry => rest(TreatAs::Retry),
+            Self::Each(answers) => answers.clone(),
+        }
+    }
+}
+
+/// The decisions of a person about steps in doubt.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// The decisions about named steps.
+    pub named: BTreeMap<(BranchPath, StepId), TreatAs>,
+    /// The decision about all other steps; `None` asks.
+    pub rest: Option<TreatAs>,
+}
+
+impl Answers {
+    /// Returns the decision about a step.
+    #[must_use]
+    pub fn about(&self, branch: &BranchPath, step: &StepId) -> Option<TreatAs> {
+        self.named.get(&(branch.clone(), step.clone())).copied().or(self.rest)
+    }
+
+    /// Returns whether the step reruns without a question.
+    pub(super) fn retries(&self, branch: &BranchPath, step: &StepId) -> bool {
+        self.about(branch, step) == Some(TreatAs::Retry)
+    }
+
+    /// Returns whether all steps rerun without a question.
+    pub(super) fn retries_all(&self) -> bool {
+        let is_retry = |treat_as: &TreatAs| *treat_as == TreatAs::Retry;
+        self.rest.as_ref().is_some_and(is_retry) && self.named.values().all(is_retry)
+    }
 }
 
 /// A step in doubt.

@@ -21,7 +21,7 @@ use super::rollback::epochs;
 use super::scope::{MAIN, Scope};
 use super::session::Session;
 use super::trust::is_step_on;
-use super::{Engine, OnDoubt, Program, ResumeFrom, ResumeOptions, RunError};
+use super::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
 
 /// Makes the session that restarts a run with a state. The records stay. The configuration in force stays too,
 /// merged with the options.
@@ -70,11 +70,11 @@ pub(super) async fn restarted<'a, P: Program>(
     };
     let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;
     let mut position = first_position(program.shape(), epoch);
-    let retries = matches!(options.on_doubt, OnDoubt::Retry);
+    let answers = options.on_doubt.answers();
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     if let Some(before) = newest_position(engine, run).await.filter(|_| !began_with.is_routed()) {
         // A person is asked about the effects of earlier executions.
-        position.reusable = reenter(began_with, before, Results::dropped(!retries)).reusable;
+        position.reusable = reenter(began_with, before, Results::dropped(!answers.retries_all())).reusable;
         position.reusable.retain(|step, _| program.shape().place(step.as_str()).is_some());
     }
     if !program.shape().is_routed() {
@@ -91,7 +91,7 @@ pub(super) async fn restarted<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    session.retries = retries;
+    session.answers = answers;
     session.repaired = damaged;
     session.adopt = adopt;
     session.config = Arc::new(config);

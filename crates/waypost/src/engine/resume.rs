@@ -65,7 +65,7 @@ pub(super) async fn resumed<P: Program>(
                 return Err(RunError::Unsettled { run: run.clone(), rounds: held.idle_rounds });
             }
             Worked::Again(held) => {
-                let on_doubt = if held.retries { OnDoubt::Retry } else { OnDoubt::Ask };
+                let on_doubt = OnDoubt::Each(held.answers.clone());
                 let session = kept.clone();
                 options = ResumeOptions { session, on_unknown, on_doubt, ..ResumeOptions::default() };
                 carried = Some(held);

@@ -31,7 +31,7 @@ use super::trust::{
     BranchInForce, Branches, Judged, Trust, end_before, ended_on, failed_on, is_step_on, joined_on, judge,
     wanted,
 };
-use super::{Engine, Program, RunError};
+use super::{Answers, Engine, Program, RunError};
 
 /// The point from which a resume continues.
 #[derive(Debug, Default)]
@@ -81,9 +81,9 @@ pub(super) struct ResumeQuery<'a> {
     pub(super) resume: u64,
     /// No person settles the cut steps: their evidence may.
     pub(super) recovers: bool,
-    /// True if a person requests the rerun of non-idempotent steps.
-    pub(super) retries: bool,
-    /// True if a person requests a rerun, and counts steps in doubt as done.
+    /// The decisions of a person about steps in doubt.
+    pub(super) answers: &'a Answers,
+    /// True if a person requests a rerun, and may count steps with failed evidence as done.
     pub(super) believes: bool,
     /// Requested reruns below the main branch.
     pub(super) requested: &'a Requested,
@@ -120,16 +120,15 @@ pub(super) async fn find<P: Program>(
     let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
     let trust = if asked.again && !forwards && !asked.verifies_all { Trust::Blind } else { asked.trust };
     let mut judged = judge(engine, program, shape, (run, &branches), (trust, asked.bases)).await?;
-    if asked.retries {
-        judged.release();
-    }
+    judged.release(asked.answers);
     if asked.believes {
-        judged.believe();
+        judged.believe(asked.answers);
     }
     answer(asked.choices, &mut judged.questions);
     let mut settled = Vec::new();
     if asked.recovers {
-        let asked = judged.questions.clone();
+        let is_open = |question: &&Decision| asked.answers.about(&question.branch, &question.step).is_none();
+        let asked = judged.questions.iter().filter(is_open).cloned().collect();
         settled = recoverable(engine, program, &site, &base.record, asked).await?;
         judged.questions.retain(|question| !settled.contains(question));
     }
@@ -170,7 +169,7 @@ pub(super) async fn find<P: Program>(
     };
     moves.extend(left_behind.into_iter().filter(|(branch, _)| joins_again(branch)));
     let mut rewinds = false;
-    let results = Results::dropped(!asked.retries);
+    let results = Results::dropped(!asked.answers.retries_all());
     for (branch, targets) in targets {
         let known = &branches[&(branch.depth(), branch.clone())];
         let request = (asked.requested, results);

@@ -198,8 +198,8 @@ impl<P: Program> Session<'_, P> {
 
     /// Drops the result of a step: the step runs, or is in doubt.
     pub(super) fn give_up_result(&mut self, id: ScopeId, candidate: &Candidate) -> Result<(), RunError> {
-        let (program, retries) = (self.program, self.retries);
-        let scope = self.scopes.get_mut(id);
+        let (program, scope) = (self.program, self.scopes.get_mut(id));
+        let retries = self.answers.retries(scope.branch(), &candidate.step);
         let result = scope.take_result(candidate.place);
         let step = &scope.shape.steps()[candidate.place];
         let (was_done, begun) = match &result {

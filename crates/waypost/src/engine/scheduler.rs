@@ -163,9 +163,9 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Puts a non-idempotent step in doubt that was done before its upstream step reran.
     fn doubts(&mut self, id: ScopeId, place: usize) -> bool {
-        let retries = self.retries;
         let scope = self.scopes.get_mut(id);
         let step = scope.step_id(place).clone();
+        let retries = self.answers.retries(scope.branch(), &step);
         let is_undone = scope.position.asks_about(&step);
         if is_undone && retries {
             rerun_undone(self.program, scope, place);

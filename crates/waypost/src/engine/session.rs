@@ -39,8 +39,8 @@ use super::scopes::Scopes;
 use super::signals::{StopHandle, StopLevel};
 use super::trust::PendingClaims;
 use super::{
-    Attempt, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions, StepFailure,
-    StepReport,
+    Answers, Attempt, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions, StepFailure,
+    StepReport, TreatAs,
 };
 
 type Job<'a, O> = Pin<Box<dyn Future<Output = EndedAttempt<O>> + Send + 'a>>;
@@ -142,10 +142,8 @@ pub(super) struct Session<'a, P: Program> {
     /// True if ends have digests of the whole state: the graph has routes and evidence.
     pub(super) keeps_chain: bool,
     pub(super) on_unknown: OnUnknown,
-    /// True if a person requested the rerun of steps in doubt.
-    pub(super) retries: bool,
-    /// True if a person counts steps in doubt as done.
-    pub(super) believes: bool,
+    /// The decisions of a person about steps in doubt.
+    pub(super) answers: Answers,
     pub(super) reusable_verdicts: ReusableVerdicts,
     /// Verifications in a row without a start, before this session.
     pub(super) idle_rounds: u32,
@@ -179,8 +177,8 @@ pub(super) struct Carried {
     pub(super) rewritten: BTreeSet<Rewritten>,
     /// Bases of edits in place that are gone: these rerun first.
     pub(super) bases: Vec<Broken>,
-    /// True if a person requested the rerun of these bases.
-    pub(super) retries: bool,
+    /// The decisions about named steps, and about all others if bases rerun.
+    pub(super) answers: Answers,
 }
 
 impl<'a, P: Program> Session<'a, P> {
@@ -256,13 +254,12 @@ impl<'a, P: Program> Session<'a, P> {
             keeps_traces,
             keeps_chain,
             on_unknown: OnUnknown::default(),
-            retries: false,
+            answers: Answers::default(),
             reusable_verdicts: ReusableVerdicts::default(),
             idle_rounds: 0,
             declarers: Declarers::default(),
             rewritten: BTreeSet::new(),
             bases: Vec::new(),
-            believes: false,
         })
     }
 
@@ -343,7 +340,9 @@ impl<'a, P: Program> Session<'a, P> {
             Ok(None) => {
                 let resume = self.main().chain.resume;
                 let idle_rounds = if self.jobs_started == 0 { self.idle_rounds + 1 } else { 0 };
-                let retries = self.retries && !self.bases.is_empty();
+                let mut answers = std::mem::take(&mut self.answers);
+                let is_kept = |rest: &TreatAs| *rest == TreatAs::Retry && !self.bases.is_empty();
+                answers.rest = answers.rest.filter(is_kept);
                 let Self { batches, repaired, pending_claims, rewritten, bases, .. } = self;
                 Ok(Worked::Again(Carried {
                     batches,
@@ -353,7 +352,7 @@ impl<'a, P: Program> Session<'a, P> {
                     idle_rounds,
                     rewritten,
                     bases,
-                    retries,
+                    answers,
                 }))
             }
             Err(error) => {

@@ -27,7 +27,7 @@ use super::in_place::Declarers;
 use super::inspect::effective_of;
 use super::reruns::{Target, broken_by};
 use super::source_scopes::SourceScope;
-use super::{Engine, OnUnknown, Program, RunError, StepRef};
+use super::{Answers, Engine, OnUnknown, Program, RunError, StepRef, TreatAs};
 
 /// A branch in force, with the record and the position to continue from.
 #[derive(Debug, Clone)]
@@ -522,16 +522,23 @@ impl Judged {
         self.questions.extend(asked);
     }
 
-    /// Leaves steps with failed evidence in force: a person counts these as done.
-    pub(super) fn believe(&mut self) {
-        self.questions.retain(|question| !matches!(question.cause, Cause::EvidenceFailed(_)));
-        self.held.clear();
+    /// Leaves steps with failed evidence in force that a person counts as done.
+    pub(super) fn believe(&mut self, answers: &Answers) {
+        self.take_held(answers, TreatAs::Done);
     }
 
     /// Allows reruns of non-idempotent steps with failed evidence, by decision of a person.
-    pub(super) fn release(&mut self) {
-        self.questions.retain(|question| !matches!(question.cause, Cause::EvidenceFailed(_)));
-        self.broken.append(&mut self.held);
+    pub(super) fn release(&mut self, answers: &Answers) {
+        let released = self.take_held(answers, TreatAs::Retry);
+        self.broken.extend(released);
+    }
+
+    /// Removes the steps with failed evidence that have this decision, and their questions.
+    fn take_held(&mut self, answers: &Answers, decided: TreatAs) -> Vec<Broken> {
+        let is_decided = |branch: &BranchPath, step: &StepId| answers.about(branch, step) == Some(decided);
+        let is_of_evidence = |asked: &Decision| matches!(asked.cause, Cause::EvidenceFailed(_));
+        self.questions.retain(|asked| !is_of_evidence(asked) || !is_decided(&asked.branch, &asked.step));
+        self.held.extract_if(.., |held| is_decided(&held.branch, &held.step)).collect()
     }
 
     /// Returns the verified claims of a record, as a pack for display.

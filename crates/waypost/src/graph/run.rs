@@ -552,7 +552,7 @@ impl<'a, S: State> Resume<'a, S> {
             on_doubt: match options.on_doubt {
                 OnDoubt::Retry => OnDoubt::Retry,
                 _ if !settles.is_empty() => OnDoubt::Settle(held_settle(settles)),
-                OnDoubt::Ask | OnDoubt::Done | OnDoubt::Settle(_) => OnDoubt::Ask,
+                _ => OnDoubt::Ask,
             },
             on_change: options.on_change,
             on_unknown: options.on_unknown,

@@ -9,10 +9,11 @@ use waypost::engine::Snapshot;
 use waypost::record::{Note, Usage};
 
 use super::timeline::timeline;
-use super::{LastSession, RunHistory, StepEnd};
+use super::{LastSession, RunHistory, StepEnd, resume_of};
 use crate::cli::DeadLetter;
 use crate::commands::graph::{Node, embedded, sign};
 use crate::format::{size, time};
+use crate::view::doubt::{Answer, Doubt, answers};
 use crate::view::step_names::StepNames;
 use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 
@@ -32,6 +33,7 @@ pub(super) struct Page<'a> {
     pub(super) names: &'a StepNames,
     pub(super) history: &'a RunHistory,
     pub(super) letters: &'a [DeadLetter],
+    pub(super) doubts: &'a [Doubt],
     pub(super) nodes: Vec<Node>,
     pub(super) now: Timestamp,
 }
@@ -118,6 +120,7 @@ impl Page<'_> {
             let question = wait.question.as_ref().map(shown).unwrap_or_default();
             let _ = writeln!(text, "<p>‖ step {} waits: {}</p>", escaped(&wait.called), escaped(&question));
         }
+        self.questions(text);
         if !self.history.damaged.is_empty() {
             let _ = writeln!(
                 text,
@@ -129,6 +132,23 @@ impl Page<'_> {
             text.push_str("<h2>Params</h2>\n");
             table(text, &params);
         }
+    }
+
+    fn questions(&self, text: &mut String) {
+        if self.doubts.is_empty() {
+            return;
+        }
+        text.push_str("<h2>Questions</h2>\n");
+        for Doubt { step, cause, .. } in self.doubts {
+            let (step, cause) = (escaped(step), escaped(cause));
+            let _ = writeln!(text, "<p class=\"failed\"><b>Step {step} needs a decision:</b> {cause}</p>");
+        }
+        text.push_str("<p>Check the effects, then decide:</p>\n<ul>\n");
+        for Answer { command, does, .. } in answers(&resume_of(self.snapshot), self.doubts) {
+            let (command, does) = (escaped(&command), escaped(&does));
+            let _ = writeln!(text, "<li><code>{command}</code> {does}</li>");
+        }
+        text.push_str("</ul>\n");
     }
 
     fn step(&self, text: &mut String, step: &StepView) {

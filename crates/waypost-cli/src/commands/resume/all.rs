@@ -89,7 +89,7 @@ async fn resume_store(
             if args.everywhere { format!(" of store {}", shown(&store.to_string())) } else { String::new() };
         context.output.note(&format!("Run {run}{of}:"));
         let ended = if args.dry_run {
-            dry_run(context, &store, &run, args).await
+            dry_run(context, &store, &run, (args, &[])).await
         } else {
             match Prepared::of(context, &store, &run, args).await {
                 Ok(prepared) => {

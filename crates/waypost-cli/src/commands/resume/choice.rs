@@ -5,20 +5,25 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
-use waypost::engine::Snapshot;
+use waypost::engine::{Answers, Snapshot, TreatAs};
 use waypost::plan::{Action, Cause, Decision};
-use waypost::record::{Choice, FrontierEntry, Occasion, SettleBy};
+use waypost::record::{Choice, FrontierEntry, Occasion, Position, SettleBy};
 use waypost::store::Store;
-use waypost::{RunId, StepId};
+use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
-use crate::cli::{ResumeArgs, TreatAs};
+use crate::cli::ResumeArgs;
 use crate::context::Context;
 use crate::error::Error;
+use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::definition::Chosen;
 use crate::run::environment::person;
+use crate::run::reference::{encoded, is_branch, is_step};
 use crate::view::step_names::StepNames;
+
+use super::Prepared;
+use super::dry::planned;
 
 /// Reads the choices from the options of `resume`. `--treat-as done` settles failed steps if no step is in doubt, and cut
 /// steps at their turn if evidence upstream has failed.
@@ -34,24 +39,29 @@ pub(super) fn of(
 ) -> Result<BTreeMap<StepId, Choice>, Error> {
     let mut settled: BTreeMap<StepId, SettleBy> = BTreeMap::new();
     let position = snapshot.newest().position().unwrap_or_default();
-    let settles = args.treat_as == Some(TreatAs::Done);
-    if settles && matches!(asked, Asked::Nothing | Asked::OnTheWay) {
-        let failed = position.failed.iter().filter(|entry| entry.exited.is_none());
-        let is_scope = |entry: &&FrontierEntry| entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
-        if let Some(entry) = failed.clone().find(is_scope) {
-            let step = &entry.step;
-            let message =
-                format!("cannot settle `{step}` as done: a step inside failed, and others did not run");
-            return Err(Error::usage(message, format!("`--skip {step}` skips all of `{step}`")));
-        }
-        settled.extend(failed.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
+    let answers = &args.answers;
+    let main = BranchPath::main();
+    let settles = |step: &StepId| answers.about(&main, step) == Some(TreatAs::Done);
+    let is_named = |step: &StepId| answers.named.contains_key(&(main.clone(), step.clone()));
+    let settles_failed = |step: &StepId| {
+        settles(step) && (matches!(asked, Asked::Nothing | Asked::OnTheWay) || is_named(step))
+    };
+    let failed: Vec<&FrontierEntry> =
+        failed_steps(&position).filter(|entry| settles_failed(&entry.step)).collect();
+    let is_scope = |entry: &&&FrontierEntry| entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
+    if let Some(entry) = failed.iter().find(is_scope) {
+        let step = &entry.step;
+        let message = format!("cannot settle `{step}` as done: a step inside failed, and others did not run");
+        return Err(Error::usage(message, format!("`--skip {step}` skips all of `{step}`")));
     }
+    settled.extend(failed.iter().map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
     let is_in_doubt = |step: &StepId| {
         let is_cut = |entry: &FrontierEntry| entry.step == *step && entry.is_unsettled();
-        settles && (position.open_entries().any(is_cut) || position.asks_about(step))
+        settles(step) && (position.open_entries().any(is_cut) || position.asks_about(step))
     };
-    if settles && asked == Asked::BeforeEvidence {
+    if asked == Asked::BeforeEvidence {
         let cut = position.open_entries().filter(|entry| entry.is_unsettled() && !entry.has_children());
+        let cut = cut.filter(|entry| settles(&entry.step));
         let cut = cut.filter(|entry| workflow.step(entry.step.as_str()).is_some_and(|step| !step.idempotent));
         settled.extend(cut.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
     }
@@ -126,13 +136,102 @@ fn refuse_missing(
     Err(Error::usage(message, hint))
 }
 
+/// Returns the failed steps of the main scope.
+fn failed_steps(position: &Position) -> impl Iterator<Item = &FrontierEntry> {
+    position.failed.iter().filter(|entry| entry.exited.is_none())
+}
+
+/// Finds the steps of `--treat-as`. A named group, item or `foreach` stands for all its steps in doubt.
+///
+/// # Errors
+/// [`Error::Usage`]: a named step is not asked about, or decisions contradict each other.
+pub(super) async fn answers(
+    context: &Context,
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    args: &ResumeArgs,
+) -> Result<Answers, Error> {
+    let mut answers = Answers::default();
+    for given in args.treat_as.iter().filter(|given| given.steps.is_empty()) {
+        if answers.rest.replace(given.treat_as).is_some_and(|rest| rest != given.treat_as) {
+            let message = "both `--treat-as done` and `--treat-as retry` select all steps in doubt";
+            return Err(Error::usage(message, "name steps in one of the options: `--treat-as done=STEP`"));
+        }
+    }
+    if args.treat_as.iter().all(|given| given.steps.is_empty()) {
+        return Ok(answers);
+    }
+    let undecided = ResumeArgs { dry_run: true, ..args.undecided() };
+    let prepared = Prepared::of(context, store, run, &undecided).await?;
+    let snapshot = Snapshot::read(store.as_ref(), run).await?;
+    let (plan, _) = planned(context, store, (&snapshot, &prepared), &undecided).await?;
+    let asked = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
+    let asked: Vec<(BranchPath, StepId)> =
+        asked.map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
+    let position = snapshot.newest().position().unwrap_or_default();
+    let failed = failed_steps(&position).map(|entry| (BranchPath::main(), entry.step.clone()));
+    let failed: Vec<(BranchPath, StepId)> = failed.collect();
+    let names = StepNames::of(&prepared.chosen.workflow);
+    for given in &args.treat_as {
+        let settled = failed.iter().filter(|_| given.treat_as == TreatAs::Done);
+        let candidates: Vec<_> = asked.iter().chain(settled).collect();
+        for text in &given.steps {
+            let encoded = encoded(store.as_ref(), run, text).await?;
+            let is_meant = |(branch, step): &&&(BranchPath, StepId)| {
+                [text, &encoded].into_iter().any(|text| covers(&names, branch, step, text))
+            };
+            let meant: Vec<_> = candidates.iter().filter(is_meant).collect();
+            if meant.is_empty() {
+                return Err(not_asked(run, text, (&names, &asked)));
+            }
+            for &&(branch, step) in &meant {
+                let before = answers.named.insert((branch.clone(), step.clone()), given.treat_as);
+                if before.is_some_and(|before| before != given.treat_as) {
+                    let step = names.called(branch, step.as_str());
+                    let message = format!("`--treat-as` decides about step `{step}` in both ways");
+                    return Err(Error::usage(message, "name the step once"));
+                }
+            }
+        }
+    }
+    Ok(answers)
+}
+
+/// Returns whether a text names a step, or a step around its scope.
+fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> bool {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    names.called(branch, step.as_str()) == text
+        || is_step(branch, step.as_str(), text)
+        || around.filter(|branch| !branch.is_main()).any(|branch| {
+            let opener = branch.parent().zip(branch.opened_by());
+            let is_opener = |(above, (opener, _)): (BranchPath, (StepId, String))| {
+                names.called(&above, opener.as_str()) == text
+            };
+            names.path(&branch) == text || is_branch(&branch, text) || opener.is_some_and(is_opener)
+        })
+}
+
+/// Returns the error of a decision about a step that is not asked about.
+fn not_asked(run: &RunId, text: &str, (names, asked): (&StepNames, &[(BranchPath, StepId)])) -> Error {
+    let message = format!("cannot decide about step `{}`: run {run} does not ask about it", shown(text));
+    let asked: Vec<String> =
+        asked.iter().map(|(branch, step)| format!("`{}`", names.called(branch, step.as_str()))).collect();
+    Error::usage(
+        message,
+        match asked.is_empty() {
+            true => "omit `--treat-as`: no step is in doubt".to_owned(),
+            false => format!("in doubt: {}", asked.join(", ")),
+        },
+    )
+}
+
 /// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.
 pub(super) async fn decide(
     context: &Context,
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
-    treat_as: TreatAs,
+    answers: &Answers,
 ) -> Result<Asked, Error> {
     let look = current_evidence::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
@@ -143,8 +242,7 @@ pub(super) async fn decide(
     let asks_later = plan.decisions.iter().any(|decision| decision.cause == Cause::AskedInTurn);
     let has_broken =
         plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
-    let is_believed = treat_as == TreatAs::Done
-        && !current_evidence::believe(store, snapshot, chosen, &plan).await?.is_empty();
+    let is_believed = !current_evidence::believe(store, snapshot, chosen, (&plan, answers)).await?.is_empty();
     Ok(match (has_doubt, has_broken) {
         (true, true) => Asked::BeforeEvidence,
         (true, false) => Asked::Now,

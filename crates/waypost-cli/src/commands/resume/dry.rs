@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use waypost::engine::{Engine, RunError, Snapshot, StopHandle};
+use waypost::engine::{Answers, Engine, RunError, Snapshot, StopHandle, TreatAs};
 use waypost::plan::{Action, Decision, Plan};
 use waypost::record::Occasion;
 use waypost::shape::Shape;
@@ -16,7 +16,7 @@ use waypost::{RunId, StepId};
 use super::choice::Asked;
 use super::{Going, Prepared, choice};
 use crate::cli::DeadLetter;
-use crate::cli::{ResumeArgs, TreatAs};
+use crate::cli::ResumeArgs;
 use crate::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -28,34 +28,18 @@ pub(super) async fn dry_run(
     context: &Context,
     shared: &Arc<dyn Store>,
     run: &RunId,
-    args: &ResumeArgs,
+    (args, letters): (&ResumeArgs, &[DeadLetter]),
 ) -> Result<Exit, Error> {
     let store = shared.as_ref();
-    let mut args = args.clone();
     // An answer to a question about a step in doubt changes the plan in words only: see `settle`.
-    let asked = args.treat_as;
-    let mut notes = Vec::new();
-    if args.retry_failed {
-        let letters = crate::run::dead_letters::letters_of(store, run).await?;
-        notes.extend(told_of(&letters));
-        args.retry = letters.into_iter().map(|letter| (letter, None)).collect();
-    }
+    let answers = &args.answers;
+    let mut notes = told_of(letters);
     let snapshot = Snapshot::read(store, run).await?;
-    let undecided = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
-    let mut prepared = Prepared::of(context, shared, run, &undecided).await?;
+    let mut prepared = Prepared::of(context, shared, run, &args.undecided()).await?;
     prepared.choices =
-        choice::of(&args, (&snapshot, &prepared.chosen.workflow), Asked::Nothing, context.now())?;
-    let look = current_evidence::look(shared, &snapshot, &prepared.chosen, Occasion::Resume).await?;
-    let mut plan = prepared.chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
-    look.tell_in(&mut plan, &prepared.chosen.shape);
-    let stops = match args.restart {
-        true => Vec::new(),
-        false => crate::commands::plan::stops(store, &snapshot, &prepared.chosen.workflow).await?,
-    };
+        choice::of(args, (&snapshot, &prepared.chosen.workflow), Asked::Nothing, context.now())?;
+    let (mut plan, stops) = planned(context, shared, (&snapshot, &prepared), args).await?;
     stops.iter().for_each(|stop| context.output.warn(stop));
-    if stops.is_empty() {
-        decide(shared, &prepared, &args, &mut plan).await?;
-    }
     if prepared.params.is_some() {
         let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         notes.push(format!("Remaining steps would read new values of {names}."));
@@ -74,14 +58,35 @@ pub(super) async fn dry_run(
         notes = vec!["A resume would do nothing, because every step is finished.".to_owned()];
     }
     let questions = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
-    notes.extend(questions.map(|question| question_text(question, asked)));
-    settle(&mut plan, asked);
+    notes.extend(questions.map(|question| question_text(question, answers)));
+    settle(&mut plan, answers);
     let names = StepNames::of(&prepared.chosen.workflow);
     let decisions = crate::commands::plan::views(store, run, &plan).await?;
     crate::commands::plan::show(context, Some(run.as_str()), (decisions, stops), &names)?;
     notes.iter().for_each(|note| context.output.note(&names.plain(note)));
     context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)
+}
+
+/// Returns the plan of a resume with these options, and the obstacles to it.
+pub(super) async fn planned(
+    context: &Context,
+    shared: &Arc<dyn Store>,
+    (snapshot, prepared): (&Snapshot, &Prepared),
+    args: &ResumeArgs,
+) -> Result<(Plan, Vec<String>), Error> {
+    let (store, chosen) = (shared.as_ref(), &prepared.chosen);
+    let look = current_evidence::look(shared, snapshot, chosen, Occasion::Resume).await?;
+    let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
+    look.tell_in(&mut plan, &chosen.shape);
+    let stops = match args.restart {
+        true => Vec::new(),
+        false => crate::commands::plan::stops(store, snapshot, &chosen.workflow).await?,
+    };
+    if stops.is_empty() {
+        decide(shared, prepared, args, &mut plan).await?;
+    }
+    Ok((plan, stops))
 }
 
 /// Corrects a plan by a dry run of the engine with the options of the real resume.
@@ -110,19 +115,19 @@ async fn decide(
 }
 
 /// Settles the questions of a plan as a person decides.
-fn settle(plan: &mut Plan, asked: Option<TreatAs>) {
-    let Some(asked) = asked else { return };
+fn settle(plan: &mut Plan, answers: &Answers) {
     for decision in plan.decisions.iter_mut().filter(|decision| decision.action == Action::Ask) {
-        decision.action = match asked {
-            TreatAs::Done => Action::Reuse,
-            TreatAs::Retry => Action::Run,
-        };
+        match answers.about(&decision.branch, &decision.step) {
+            Some(TreatAs::Done) => decision.action = Action::Reuse,
+            Some(TreatAs::Retry) => decision.action = Action::Run,
+            None => {}
+        }
     }
 }
 
-fn question_text(question: &Decision, asked: Option<TreatAs>) -> String {
+fn question_text(question: &Decision, answers: &Answers) -> String {
     let step = named(question);
-    match asked {
+    match answers.about(&question.branch, &question.step) {
         Some(TreatAs::Done) => format!("Step {step} would count as done."),
         Some(TreatAs::Retry) => format!("Step {step} would rerun."),
         None => format!("Step {step} is not idempotent: the resume would ask for a decision."),

@@ -146,7 +146,7 @@ impl<'a, P: Program> Session<'a, P> {
             false => BTreeMap::new(),
         };
         let root = self.program.shape();
-        let results = Results::dropped(!self.retries);
+        let results = Results::dropped(!self.answers.retries_all());
         let child = ContinuedChild { root, branch, requests: &requests, ends: &ends, at, results };
         Ok(child.invalidate_requested(position))
     }

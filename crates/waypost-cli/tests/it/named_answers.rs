@@ -1,0 +1,123 @@
+//! `--treat-as done=STEP` and `--treat-as retry=STEP`: decisions about named steps in doubt.
+
+use crate::asked::{STORES, ran};
+use crate::rig::{Rig, code_of};
+
+const FLOW: &str = "max_parallel: 4
+steps:
+  - {id: pay, idempotent: false, run: 'echo pay >> trace; test -e ok || sleep 60'}
+  - id: grp
+    steps: [{id: ship, idempotent: false, run: 'echo ship >> trace; test -e ok || sleep 60'}]
+  - id: each
+    needs: []
+    foreach:
+      items: [x]
+      steps: [{id: mail, idempotent: false, run: 'echo mail >> trace; test -e ok || sleep 60'}]
+  - {id: last, needs: [pay, grp, each], run: 'echo last$REF >> trace', env: {REF: \"${{ steps.pay.outputs.ref }}\"}}
+";
+
+const NAMED: [&str; 6] =
+    ["--treat-as", "done=pay,grp/ship", "--output", "pay.ref=7", "--treat-as", "retry=each"];
+
+/// Returns a killed run with three steps in doubt.
+fn in_doubt(rig: Rig) -> Rig {
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("trace", |text| text.lines().count() == 3);
+    running.signal(libc::SIGKILL);
+    running.end();
+    rig.write("ok", "");
+    rig.write("trace", "");
+    rig
+}
+
+#[test]
+fn steps_in_doubt_are_settled_by_name() {
+    for store in STORES {
+        let rig = in_doubt(Rig::with(FLOW).at(store));
+
+        let plan = rig.json(&[&["resume", "r", "--dry-run", "--json"], &NAMED[..]].concat());
+        let ended = code_of(&rig, &[&["resume", "r", "-q"], &NAMED[..]].concat());
+
+        let action = |step: &str| {
+            let decisions = plan["decisions"].as_array().unwrap();
+            let decision = decisions.iter().find(|decision| decision["step"] == step).unwrap();
+            decision["action"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(["pay", "ship", "mail"].map(action), ["reuse", "reuse", "run"], "{store}");
+        assert_eq!(ended, Some(0), "{store}");
+        assert_eq!(ran(&rig), ["mail", "last7"], "{store}");
+    }
+}
+
+#[test]
+fn a_bare_decision_is_about_the_other_steps() {
+    let rig = in_doubt(Rig::with(FLOW));
+    let named = ["--treat-as", "done=pay", "--output", "pay.ref=7"];
+
+    let open = rig.waypost(&[&["resume", "r"], &named[..]].concat());
+    let ended = code_of(&rig, &[&["resume", "r", "-q", "--treat-as", "retry"], &named[..]].concat());
+
+    assert!(open.starts_with("exit 8"), "{open}");
+    assert!(!open.contains("step `pay`") && open.contains("step `grp/ship`"), "{open}");
+    let rest =
+        "`waypost resume r --treat-as done=pay --output pay.ref=7 --treat-as done=grp/ship --treat-as retry`";
+    assert!(open.contains(rest), "{open}");
+    assert_eq!(ended, Some(0));
+    let mut ran = ran(&rig);
+    ran[..2].sort();
+    assert_eq!(ran, ["mail", "ship", "last7"]);
+}
+
+#[test]
+fn a_wrong_name_changes_nothing() {
+    let rig = in_doubt(Rig::with(FLOW));
+    let refused = |args: &[&str]| rig.waypost(&[&["resume", "r"], args].concat());
+
+    let unasked = refused(&["--treat-as", "done=last"]);
+    let twice = refused(&["--treat-as", "done=pay", "--treat-as", "retry=pay"]);
+    let other = refused(&["--treat-as", "done=grp/ship", "--output", "pay.ref=7"]);
+    let word = refused(&["--treat-as", "skip=pay"]);
+
+    assert!(
+        unasked.starts_with("exit 2") && unasked.contains("hint: in doubt: `pay`, `grp/ship`"),
+        "{unasked}"
+    );
+    assert!(twice.starts_with("exit 2"), "{twice}");
+    assert!(other.starts_with("exit 2") && other.contains("`--output pay.ref`"), "{other}");
+    assert!(word.starts_with("exit 2") && word.contains("expected `done` or `retry`"), "{word}");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8));
+    assert_eq!(rig.read("trace"), "");
+}
+
+#[test]
+fn a_failed_step_is_done_by_name() {
+    let rig = Rig::with(
+        "max_parallel: 4
+steps:
+  - {id: a, needs: [], run: 'false'}
+  - {id: b, needs: [], run: 'test -e ok'}
+  - {id: c, needs: [a, b], run: 'echo c >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done=a"]), Some(0));
+
+    let ran_b = rig.json(&["why", "r", "b", "--json"])["executions"].as_array().unwrap().len();
+    assert_eq!((ran(&rig), ran_b), (vec!["c".to_owned()], 2));
+}
+
+#[test]
+fn every_screen_of_doubt_has_the_commands_that_answer() {
+    let rig = in_doubt(Rig::with(FLOW));
+    let named = "waypost resume r --treat-as done=pay --output pay.ref=VALUE --treat-as retry";
+
+    for args in
+        [&["resume", "r"][..], &["show", "r"], &["why", "r"], &["report", "r"], &["report", "r", "--html"]]
+    {
+        let told = rig.waypost(args);
+        assert!(told.contains(named), "{args:?}: {told}");
+        assert!(told.contains("waypost resume r --treat-as retry"), "{args:?}: {told}");
+    }
+}
