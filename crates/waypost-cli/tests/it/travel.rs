@@ -541,6 +541,38 @@ fn a_rollback_reruns_later_passes_and_keeps_the_earlier_ones() {
     assert_eq!(traced(&rig), "b2 a3 b3");
 }
 
+// Each: what the rollback reruns is what has begun since, also in later passes and in nested scopes.
+#[test]
+fn a_rollback_reruns_all_passes_that_have_begun_since() {
+    let pass = |id: &str, steps: &str| {
+        format!("{{id: {id}, repeat: {{until: 'iteration >= 3', max: 5}}, steps: [{steps}]}}")
+    };
+    let step = |id: &str| {
+        format!(
+            "{{id: {id}, run: 'echo {id}${{{{ iteration }}}} >> trace; echo > {id}', evidence: [{{file: {id}}}]}}"
+        )
+    };
+    let group = format!("{{id: g, steps: [{}, {}]}}", step("a"), step("b"));
+    let failing = "{id: x, run: 'test -e ok'}";
+    for (flow, again, ran) in [
+        (pass("l", &group), &["resume", "r", "--from", "l", "-q"][..], "a1 b1 a2 b2 a3 b3"),
+        (format!("{failing}, {}", pass("l", &group)), &["resume", "r", "-q"], "a1 b1 a2 b2 a3 b3"),
+        (
+            format!("{{id: i, foreach: {{items: [y], steps: [{failing}, {}]}}}}", pass("l", &step("a"))),
+            &["resume", "r", "-q"],
+            "a1 a2 a3",
+        ),
+    ] {
+        let end = i32::from(flow.contains("test -e ok"));
+        let rig = retried_after_a_checkpoint(&format!("steps: [{flow}]"), end, again);
+
+        assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0), "{flow}");
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{flow}");
+        assert_eq!(traced(&rig), ran, "{flow}");
+    }
+}
+
 #[test]
 fn a_rollback_reruns_a_finished_step_that_has_rerun_since() {
     let flow = "steps:\n  - {id: a, run: 'echo a >> trace'}\n  - {id: b, idempotent: false, run: 'echo b >> trace'}\n";

@@ -9,6 +9,7 @@
 //! Input: the target and its position. Output: for each scope with records since, and for the openers above, the position to
 //! continue from. Reads only.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
@@ -52,8 +53,10 @@ pub(in super::super) struct ScopesThen {
     branches: Branches,
     /// By scope: the steps that have begun since. Without openers whose work is their children.
     begun: BTreeMap<BranchPath, BTreeSet<StepId>>,
-    /// Scopes with records since.
+    /// Scopes in force with records since.
     changed: BTreeSet<BranchPath>,
+    /// Scopes with records since that were not in force: later passes, and children of openers that were not open.
+    later: BTreeSet<BranchPath>,
 }
 
 impl ScopesThen {
@@ -76,7 +79,8 @@ impl ScopesThen {
                 changed.insert(name);
             }
         }
-        let mut then = Self { branches: Branches::new(), begun: BTreeMap::new(), changed };
+        let (branches, begun, later) = (Branches::new(), BTreeMap::new(), BTreeSet::new());
+        let mut then = Self { branches, begun, changed, later };
         then.add(engine, shape, (record.clone(), position.clone())).await?;
         let mut whole = BTreeSet::new();
         for (_, name) in needed.into_iter().filter(|(_, name)| !name.is_main()) {
@@ -93,7 +97,10 @@ impl ScopesThen {
                 None => drop(whole.insert(name)),
             }
         }
-        then.changed.retain(|name| then.branches.contains_key(&(name.depth(), name.clone())));
+        let branches = &then.branches;
+        let is_in_force = |name: &BranchPath| branches.contains_key(&(name.depth(), name.clone()));
+        then.later = then.changed.iter().filter(|name| !is_in_force(name)).cloned().collect();
+        then.changed.retain(is_in_force);
         // The opener of a scope without a state of then, or opened since, runs as a whole.
         for name in whole {
             if let Some((above, opener)) = name.parent().zip(opener_of(shape, &name)) {
@@ -171,28 +178,45 @@ impl ScopesThen {
             Some(main) => undone_within(engine, &main.record.header().run).await?,
             None => BTreeSet::new(),
         };
+        // The open fan-outs of each scope. Scopes of other fan-outs, such as a later pass, are entered at their turn.
+        let mut open: BTreeMap<BranchPath, BTreeSet<u64>> = BTreeMap::new();
         for known in self.branches.values() {
             let branch = &known.record.header().branch;
             let Some(shape) = root.of_branch(branch) else { continue };
-            let is_changed = self.begun.contains_key(branch);
-            let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
-            let moved = match is_changed {
-                true => moves.entry(branch.clone()).or_insert_with(|| Reopened::in_place(known)),
-                false => match moves.get_mut(branch) {
-                    Some(moved) => moved,
-                    None => continue,
-                },
+            let origin = known.position.origin;
+            let is_open =
+                |above: &BranchPath| open.get(above).zip(origin).is_some_and(|(fans, at)| fans.contains(&at));
+            if branch.parent().is_some_and(|above| !is_open(&above)) {
+                moves.remove(branch);
+                continue;
+            }
+            let moved = match moves.entry(branch.clone()) {
+                Entry::Vacant(_) if !self.begun.contains_key(branch) => {
+                    open.insert(branch.clone(), fans_of(&known.position));
+                    continue;
+                }
+                moved => moved.or_insert_with(|| Reopened::in_place(known)),
             };
-            // An opener out of force enters its children without the results since.
-            let below = self.changed.iter().filter(|below| below.parent().as_ref() == Some(branch));
-            let is_open = Unfinished::of(shape, &moved.position);
-            let entered = below.filter_map(|below| opener_of(root, below)).filter(|opener| {
-                let place = shape.place(opener.as_str());
-                let mut open = moved.position.frontier.iter();
-                place.is_some_and(|place| is_open.has(place))
-                    && !open.any(|entry| entry.step == *opener && entry.has_children())
-            });
-            begun.extend(entered);
+            let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
+            let unfinished = Unfinished::of(shape, &moved.position);
+            let fans = fans_of(&moved.position);
+            let below = self.changed.iter().chain(&self.later);
+            for below in below.filter(|below| below.parent().as_ref() == Some(branch)) {
+                let opener = opener_of(root, below).and_then(|opener| shape.place(opener.as_str()));
+                let Some(place) = opener.filter(|place| unfinished.has(*place)) else { continue };
+                let then = self.branches.get(&(below.depth(), below.clone()));
+                if then.and_then(|then| then.position.origin).is_some_and(|origin| fans.contains(&origin)) {
+                    continue;
+                }
+                // The scope is entered without its results since.
+                let opener = &shape.steps()[place].id;
+                if moved.position.frontier.iter().any(|entry| entry.step == *opener && entry.has_children()) {
+                    moved.position.drop_results(opener);
+                    moved.position.rerun_whole.insert(opener.clone());
+                } else {
+                    begun.insert(opener.clone());
+                }
+            }
             let undone = undone.iter().filter_map(|(on, step)| match on == branch {
                 true => Some(step.clone()),
                 false => {
@@ -201,9 +225,15 @@ impl ScopesThen {
                 }
             });
             restart(engine, shape, (known, moved), (&begun, undone.collect())).await?;
+            open.insert(branch.clone(), fans_of(&moved.position));
         }
         Ok(moves)
     }
+}
+
+/// Returns the records of the open fan-outs of a position.
+fn fans_of(position: &Position) -> BTreeSet<u64> {
+    position.frontier.iter().flat_map(FrontierEntry::fans).map(|fan| fan.since).collect()
 }
 
 /// Opens the steps of a scope that have begun since, with no reuse of their results.
