@@ -115,8 +115,7 @@ impl Export<'_> {
             self.items(&position).await?;
             // Match by origin, not by name: the branches of a fork are named after the step before it, and a
             // join waits for them.
-            let origins: BTreeSet<u64> = fan_outs(&position).map(|fan| fan.since).collect();
-            if origins.is_empty() {
+            if fan_outs(&position).next().is_none() {
                 continue;
             }
             if children.is_empty() {
@@ -126,6 +125,7 @@ impl Export<'_> {
             }
             let branch = Some(parent.header().branch.clone());
             for child in children.get(&branch).map_or(&[][..], Vec::as_slice) {
+                let origins = origins_of(&position, child);
                 let reopened = self.reopened.get(child).cloned();
                 let (record, position) = match &reopened {
                     Some(reopened) => reopened.clone(),
@@ -275,6 +275,17 @@ pub(crate) async fn begun_since(
 /// Returns the open fan-outs of a position, with the fan-outs of the work before hooks.
 fn fan_outs(position: &Position) -> impl Iterator<Item = &Fan> {
     position.frontier.iter().flat_map(FrontierEntry::fans)
+}
+
+/// Returns the records of the fan-outs that may have opened a child. Several steps may open in one batch, with the same
+/// record; a step that is open by its name opens only its own children.
+fn origins_of(position: &Position, child: &BranchPath) -> BTreeSet<u64> {
+    let name = child.opened_by().map(|(name, _)| name);
+    let named = position.frontier.iter().find(|entry| Some(&entry.step) == name.as_ref());
+    match named.filter(|entry| entry.fan.is_some()) {
+        Some(entry) => entry.fan.iter().map(|fan| fan.since).collect(),
+        None => fan_outs(position).map(|fan| fan.since).collect(),
+    }
 }
 
 /// Returns whether a record belongs to a branch of these fan-outs.
