@@ -462,8 +462,8 @@ impl<'a, P: Program> Session<'a, P> {
             return Ok(cause);
         }
         if scope.pass_of(place) > 1 {
-            // The pass before gave another result.
-            return Ok(RerunCause::UpstreamChanged { step: None });
+            // The input of a later pass is the pass before.
+            return Ok(RerunCause::UpstreamChanged { step: Some(step) });
         }
         let is_after_work = scope.runs_hooks(place) && !scope.shape.steps()[place].is_for_hooks;
         let need = scope.shape.needs(place).first().filter(|_| !is_after_work);
