@@ -87,7 +87,11 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
         match &header.phase {
             Phase::Skipped(SkipCause::ByHand(_)) => {}
             Phase::Skipped(cause) if is_own => found.push(view("skip", CauseView::from(cause))),
-            Phase::Completed(_) if is_own => (seen.is_open, seen.has_failed) = (false, false),
+            Phase::Completed(_) if is_own => {
+                // A result that a fork has copied has no start.
+                seen.passes.insert(header.at.iteration.clone());
+                (seen.is_open, seen.has_failed) = (false, false);
+            }
             Phase::Failed(_) if is_own => (seen.is_open, seen.has_failed) = (false, true),
             Phase::Waiting(waits) if is_own => {
                 seen.has_waited = waits.iter().any(|wait| wait.on != WaitKind::Children);

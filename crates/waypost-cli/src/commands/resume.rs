@@ -421,7 +421,7 @@ impl Prepared {
     }
 }
 
-/// Returns the questions about cut steps of all scopes that these options leave open.
+/// Returns the unanswered questions about cut steps of all scopes.
 async fn open_questions(
     store: &dyn Store,
     run: &RunId,

@@ -1,4 +1,4 @@
-//! Questions about steps that must not be repeated, with their causes from the records of the branch.
+//! Questions about steps with `idempotent: false`, with causes from the records of the branch.
 
 use jiff::Timestamp;
 use serde::Deserialize as _;
@@ -45,7 +45,7 @@ pub(crate) async fn doubts_of(
     doubts(store, &snapshot.entry.summary.run, &chosen.workflow, plan.questions()).await
 }
 
-/// Returns the outputs that a step declares, and those that other steps read.
+/// Returns the outputs of a step: the declared, and the read by other steps.
 fn outputs_of(workflow: &Workflow, step: &str) -> Vec<String> {
     let declared = workflow.step(step).into_iter().flat_map(|step| &step.outputs);
     let mut outputs: Vec<String> = declared.map(|(name, _)| name.clone()).collect();

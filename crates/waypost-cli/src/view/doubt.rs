@@ -23,7 +23,7 @@ impl Doubt {
     }
 }
 
-/// A command that answers questions, and its effect.
+/// A command that answers questions.
 pub(crate) struct Answer {
     pub(crate) command: String,
     /// The effect, as a predicate of the command.
@@ -70,7 +70,7 @@ pub(crate) fn answers(command: &str, doubts: &[Doubt]) -> Vec<Answer> {
     }
 }
 
-/// Returns the commands that answer, each on its own line with its effect.
+/// Returns the commands that answer, with their effects, one a line.
 pub(crate) fn answer_lines(command: &str, doubts: &[Doubt]) -> String {
     let answers = answers(command, doubts);
     let width = answers.iter().map(|answer| answer.command.chars().count()).max().unwrap_or_default();

@@ -375,3 +375,83 @@ fn events_tell_a_failure_once_and_the_iteration_in_a_group() {
     assert_eq!(events.matches("step_failed s").count(), 1, "{events}");
     assert_eq!(events.matches("step_completed r: iteration ").count(), 2, "{events}");
 }
+
+/// Returns the executions of a step as `action: cause`.
+fn causes(rig: &Rig, run: &str, step: &str) -> Vec<String> {
+    let why = rig.json(&["why", run, step, "--json"]);
+    let executions = why["executions"].as_array().unwrap();
+    let text = |one: &serde_json::Value| {
+        format!("{}: {}", one["action"].as_str().unwrap(), one["cause"]["text"].as_str().unwrap())
+    };
+    executions.iter().map(text).collect()
+}
+
+// Bug: a rerun of a later pass named a step upstream of the loop. Cause: only the first pass has a recorded cause. Fix: the
+// cause is the loop, since the input of a later pass is the pass before.
+#[test]
+fn a_rerun_of_a_later_pass_names_its_loop() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: l, repeat: {until: iteration >= 2, max: 2}, steps: [{id: p, run: 'true'}]}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "l", "-q"]), Some(0));
+
+    assert_eq!(causes(&rig, "r", "l~2/p"), ["run: first execution", "rerun: upstream changed: `l`"]);
+}
+
+// Bug: a step added to a finished group was told to rerun. Cause: the request of its first run was taken for the cause of a
+// rerun. Fix: a new step has no such cause.
+#[test]
+fn an_added_step_of_a_finished_group_runs_for_the_first_time() {
+    let flow = "steps:
+  - {id: g, steps: [{id: x, run: 'true'}]}
+  - {id: z, run: 'true'}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("flow.yaml", &flow.replace("'true'}]}", "'true'}, {id: y, run: 'true'}]}"));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--rerun-changed", "-q"]), Some(0));
+
+    assert_eq!(causes(&rig, "r", "g/y"), ["run: first execution"]);
+    assert_eq!(causes(&rig, "r", "g"), ["run: first execution", "rerun: the definition of the step changed"]);
+}
+
+// Bug: `why` of a fork told the step of `--from` as its first execution. Cause: the new run had no record of the request.
+// Fix: the first record of the fork has the cause.
+#[test]
+fn a_fork_from_a_step_has_the_cause_of_its_reruns() {
+    let rig = Rig::with(
+        "steps: [{id: a, run: 'true', evidence: [{file: flow.yaml}]}, {id: b, run: 'true'}, {id: c, run: 'true'}]",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(code_of(&rig, &["fork", "r", "--id", "f", "--from", "b", "-q"]), Some(0));
+
+    assert_eq!(causes(&rig, "f", "a"), [""; 0]);
+    assert_eq!(causes(&rig, "f", "b"), ["rerun: rerun requested by a person"]);
+    assert_eq!(causes(&rig, "f", "c"), ["rerun: an upstream step ran again"]);
+}
+
+// Bug: a `foreach` with another list of items told that an upstream step ran again. Cause: its rerun had no recorded cause.
+// Fix: the adoption records that the definition changed.
+#[test]
+fn another_list_of_items_is_a_changed_definition() {
+    let flow = "steps:
+  - {id: s, run: 'true'}
+  - {id: f, foreach: {items: [x], steps: [{id: w, run: 'true'}]}}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("flow.yaml", &flow.replace("[x]", "[x, y]"));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--rerun-changed", "-q"]), Some(0));
+
+    assert_eq!(causes(&rig, "r", "f"), ["run: first execution", "rerun: the definition of the step changed"]);
+    assert_eq!(causes(&rig, "r", "f:x/w"), ["run: first execution"]);
+    assert_eq!(causes(&rig, "r", "f:y/w"), ["run: first execution"]);
+}

@@ -438,15 +438,17 @@ impl<'a, P: Program> Session<'a, P> {
             let is_own =
                 |request: &&&RerunRequest| request.step == *step && request.kind != RerunKind::Relist;
             if let Some(own) = requests.iter().find(is_own) {
-                return own.cause.clone().into();
+                // A new step runs for the first time.
+                return (!matches!(own.kind, RerunKind::Add | RerunKind::Insert))
+                    .then(|| own.cause.clone().into());
             }
             let upstream = upstream_of(shape, step, requests.iter().map(|request| &request.step));
-            match (upstream, of_opener) {
+            Some(match (upstream, of_opener) {
                 (None, Some(cause)) => cause.clone(),
                 _ => RerunCause::UpstreamChanged { step: Some(upstream.unwrap_or(opener).clone()) },
-            }
+            })
         };
-        steps.into_iter().map(|step| invalidated(step, &cause(step))).collect()
+        steps.into_iter().filter_map(|step| Some(invalidated(step, &cause(step)?))).collect()
     }
 
     /// Returns the cause of the rerun of an opener, since its fan-out before: of its invalidation, or a rollback.
@@ -458,6 +460,10 @@ impl<'a, P: Program> Session<'a, P> {
         let noted = drafts.chain([&scope.notes]).find_map(|notes| RerunCause::noted(notes, &step));
         if let Some(cause) = noted {
             return Ok(cause);
+        }
+        if scope.pass_of(place) > 1 {
+            // The input of a later pass is the pass before.
+            return Ok(RerunCause::UpstreamChanged { step: Some(step) });
         }
         let is_after_work = scope.runs_hooks(place) && !scope.shape.steps()[place].is_for_hooks;
         let need = scope.shape.needs(place).first().filter(|_| !is_after_work);

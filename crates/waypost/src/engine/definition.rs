@@ -62,7 +62,8 @@ pub(super) fn carried(
     Ok(change::transfer_position(&inputs))
 }
 
-/// Returns the causes of an adoption, as notes: reruns of changed steps and of steps downstream, and kept results.
+/// Returns the causes of an adoption, as notes: reruns of changed steps and of steps downstream, openers entered
+/// again for a change within, and kept results.
 pub(super) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: Option<&str>) -> Vec<Note> {
     let rerun = carried.redone.iter().map(|(step, reason)| {
         let upstream = Some(reason.clone()).filter(|reason| reason != step);
@@ -72,8 +73,11 @@ pub(super) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: 
         };
         invalidated(step, &cause)
     });
+    let is_redone = |opener: &StepId| carried.redone.iter().any(|(step, _)| step == opener);
+    let entered = carried.entered.iter().filter(|opener| !is_redone(opener));
+    let entered = entered.map(|opener| invalidated(opener, &RerunCause::DefinitionChanged));
     let kept = adoption.kept.iter().map(|step| settled_by_person(step, "kept", by));
-    rerun.chain(kept).collect()
+    rerun.chain(entered).chain(kept).collect()
 }
 
 /// Returns the newest ends of the steps of a branch, up to a record.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::shape::Shape;
-use crate::projection::events::SIGNAL_KEY;
+use crate::projection::events::{RerunCause, SIGNAL_KEY};
 use crate::record::{
     FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Taken, TakenSignal, Try,
 };
@@ -19,7 +19,7 @@ use super::chain::{Chain, Draft};
 use super::definition::{Adopting, Forget, carried, check_fit, forget};
 use super::failure::failures_of;
 use super::inspect::position_of;
-use super::invalidate::Results;
+use super::invalidate::{Results, invalidated};
 use super::reentry::{RequestedRerun, invalidate_named};
 use super::resume_point::{reopen_for, survey};
 use super::rollback::{
@@ -212,6 +212,11 @@ impl Engine {
         let holder = self.holder()?;
         let begin = (Chain::first(&sealed), state);
         let mut main = scopes.main.to_scope(begin, program.shape(), &cut, start.evidence);
+        if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
+            let cause = RerunCause::Requested { by: None, by_rollback: false };
+            let draft = main.drafts.last_mut().expect("a fork begins with its own record");
+            draft.report.notes.push(invalidated(step, &cause));
+        }
         main.drafts.extend(signals.into_iter().filter_map(|signal| copy_of_signal(program, signal)));
         let is_checked = start.evidence == OriginEvidence::Checked;
         let left = scopes.evidence_left(program.shape()).filter(|_| is_checked);

@@ -141,7 +141,7 @@ fn failed_steps(position: &Position) -> impl Iterator<Item = &FrontierEntry> {
     position.failed.iter().filter(|entry| entry.exited.is_none())
 }
 
-/// Finds the steps of `--treat-as`. A named group, item or `foreach` stands for all its steps in doubt.
+/// Finds the steps of `--treat-as`. A named group, item or `foreach` stands for the steps in doubt inside.
 ///
 /// # Errors
 /// [`Error::Usage`]: a named step is not asked about, or decisions contradict each other.
@@ -197,7 +197,7 @@ pub(super) async fn answers(
     Ok(answers)
 }
 
-/// Returns whether a text names a step, or a step around its scope.
+/// Returns whether a text names a step or an enclosing scope.
 fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> bool {
     let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
     names.called(branch, step.as_str()) == text
@@ -211,7 +211,7 @@ fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> 
         })
 }
 
-/// Returns the error of a decision about a step that is not asked about.
+/// Returns the error of a decision without a question.
 fn not_asked(run: &RunId, text: &str, (names, asked): (&StepNames, &[(BranchPath, StepId)])) -> Error {
     let message = format!("cannot decide about step `{}`: run {run} does not ask about it", shown(text));
     let asked: Vec<String> =

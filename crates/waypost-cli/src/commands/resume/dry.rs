@@ -68,7 +68,7 @@ pub(super) async fn dry_run(
     Ok(Exit::Done)
 }
 
-/// Returns the plan of a resume with these options, and the obstacles to it.
+/// Returns the plan of a resume with these options, and the obstacles.
 pub(super) async fn planned(
     context: &Context,
     shared: &Arc<dyn Store>,
