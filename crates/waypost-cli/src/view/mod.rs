@@ -33,7 +33,7 @@ pub(crate) use upkeep::{
     StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
-pub(crate) use waits::{AnsweredView, SignalledView, WaitView, gives, step_of};
+pub(crate) use waits::{AnsweredView, SignalledView, WaitView, file_of, gives, step_of};
 
 /// Version of the documents.
 pub(crate) const VERSION: u32 = 1;

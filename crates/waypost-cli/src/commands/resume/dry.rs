@@ -43,8 +43,8 @@ pub(super) async fn dry_run(
     let snapshot = Snapshot::read(store, run).await?;
     let undecided = ResumeArgs { treat_as: None, output: Vec::new(), ..args.clone() };
     let mut prepared = Prepared::of(context, shared, run, &undecided).await?;
-    prepared.choices =
-        choice::of(&args, (&snapshot, &prepared.chosen.workflow), Asked::Nothing, context.now())?;
+    let at = (&snapshot, &prepared.chosen.workflow);
+    prepared.choices = choice::of(&args, store, at, Asked::Nothing, context.now()).await?;
     let look = current_evidence::look(shared, &snapshot, &prepared.chosen, Occasion::Resume).await?;
     let mut plan = prepared.chosen.plan(store, &snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &prepared.chosen.shape);
