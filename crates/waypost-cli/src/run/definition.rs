@@ -68,6 +68,7 @@ pub(crate) async fn names(store: &dyn Store, run: &RunId) -> StepNames {
 }
 
 mod adopt;
+mod at_stake;
 
 /// The user's choice about a changed file.
 #[derive(Debug, Clone, Default)]
