@@ -44,7 +44,7 @@ impl<'a> FinishedResults<'a> {
             let opener = branch.opened_by().filter(|_| branch.depth() == 1).map(|(name, _)| name);
             opener.and_then(|name| shape.opener(&name)).is_some_and(|place| shape.steps()[place].id == *step)
         };
-        let (mut finished, mut total, mut work) = (0, 0, Work::default());
+        let (mut finished, mut total, mut work) = (0, 0, FinishedWork::default());
         for branch in self.branches.iter().filter(opens) {
             let newest = self.store.newest(run, branch).await?;
             if !dead_letters::counts(self.store, run, &newest).await? {
@@ -70,8 +70,8 @@ impl<'a> FinishedResults<'a> {
     }
 
     /// Returns the finished work on a branch and all branches below.
-    async fn of_branch(&self, branch: &BranchPath) -> Result<Work, Error> {
-        let mut work = Work::default();
+    async fn of_branch(&self, branch: &BranchPath) -> Result<FinishedWork, Error> {
+        let mut work = FinishedWork::default();
         let is_within = |inner: &BranchPath| {
             std::iter::successors(Some(inner.clone()), BranchPath::parent).any(|above| above == *branch)
         };
@@ -86,12 +86,12 @@ impl<'a> FinishedResults<'a> {
         &self,
         branch: &BranchPath,
         counts: &(dyn Fn(&Header) -> bool + Sync),
-    ) -> Result<Work, Error> {
+    ) -> Result<FinishedWork, Error> {
         let run = &self.snapshot.entry.summary.run;
         let newest = self.store.newest(run, branch).await?;
         let history = self.store.effective_history(run, branch, newest.header().seq).await?;
         let headers = || history.records.iter().map(Record::header);
-        let (mut work, mut seen) = (Work::default(), Vec::new());
+        let (mut work, mut seen) = (FinishedWork::default(), Vec::new());
         for end in headers().filter(|header| matches!(header.phase, Phase::Completed(_)) && counts(header)) {
             let Some(step) = end.step.as_ref().filter(|step| !seen.contains(step)) else { continue };
             seen.push(step);
@@ -102,7 +102,7 @@ impl<'a> FinishedResults<'a> {
             let starts = |header: &&Header| header.started.iter().any(|start| start.step == *step);
             let start = headers().find(|header| header.seq < end.seq && starts(header));
             let took = start.map(|start| self.idle.work(start.created_at, end.created_at));
-            work = work.and(Work { steps: 1, took: took.unwrap_or_default() });
+            work = work.and(FinishedWork { steps: 1, took: took.unwrap_or_default() });
         }
         Ok(work)
     }
@@ -110,12 +110,12 @@ impl<'a> FinishedResults<'a> {
 
 /// A number of finished steps, and the time of their work.
 #[derive(Clone, Copy, Default)]
-struct Work {
+struct FinishedWork {
     steps: usize,
     took: Duration,
 }
 
-impl Work {
+impl FinishedWork {
     fn and(self, other: Self) -> Self {
         Self { steps: self.steps + other.steps, took: self.took + other.took }
     }
