@@ -2,6 +2,7 @@
 //! history.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -20,6 +21,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, size, text, time};
 use crate::output::{Output, is_empty, log_lines, shown};
+use crate::run::current_evidence::asked;
 use crate::run::dead_letters;
 use crate::run::definition::{path_in_force, resume_line, workflow_in_force};
 use crate::run::environment;
@@ -61,6 +63,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     let also = named.as_ref().and_then(|named| named.branch.as_ref());
     let shown = Shown::read(store.as_ref(), &run, at, also).await?;
     let mut view = shown.view(store.as_ref()).await?;
+    if view.status == RunStatus::InDoubt && shown.at.is_none() {
+        recheck(&store, &shown.snapshot, &mut view).await?;
+    }
     if let Some(named) = &named {
         view.steps
             .retain(|view| BranchPath::new(&view.branch).is_ok_and(|branch| named.is(&branch, &view.id)));
@@ -246,6 +251,26 @@ async fn hooks_of(
         }
     }
     Ok(found)
+}
+
+/// Shows a run in doubt as interrupted if a resume asks nothing: the evidence of the cut steps holds.
+async fn recheck(store: &Arc<dyn Store>, snapshot: &Snapshot, view: &mut ShowView) -> Result<(), Error> {
+    if !shape_in_force(snapshot).is_some_and(|shape| shape.has_evidence()) {
+        return Ok(());
+    }
+    let Some(asked) = asked(store, snapshot).await? else { return Ok(()) };
+    if asked.is_empty() {
+        view.status = RunStatus::Interrupted;
+    }
+    let is_asked = |step: &StepView| {
+        asked.iter().any(|(branch, id)| branch.as_str() == step.branch && id.as_str() == step.id)
+    };
+    for step in view.steps.iter_mut().filter(|step| step.status == StepStatus::InDoubt) {
+        if !is_asked(step) {
+            step.status = StepStatus::Cut;
+        }
+    }
+    Ok(())
 }
 
 impl Shown {

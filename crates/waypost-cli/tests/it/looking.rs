@@ -293,3 +293,27 @@ fn a_failed_group_has_one_attempt_and_a_start() {
     assert_eq!((&group["id"], &group["attempts"]), (&serde_json::json!("g"), &serde_json::json!(1)));
     assert!(group["started_at"].is_string() && group["ended_at"].is_string(), "{group}");
 }
+
+// Bug: `show` said `in_doubt` of a run whose resume asks nothing, since the evidence of the cut step holds. Cause: the status on
+// record. Fix: `show` checks the evidence of a run in doubt.
+#[test]
+fn a_cut_step_with_valid_evidence_is_not_in_doubt() {
+    let rig = Rig::with(
+        "steps:
+  - {id: p, idempotent: false, run: 'echo done > out.txt; test -e go || kill -9 $PPID $$; true', evidence: [{file: out.txt}]}
+  - {id: q, run: echo q}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    let holds = rig.json(&["show", "r", "--json"]);
+    assert_eq!(holds["status"], "interrupted", "{holds}");
+    assert_eq!(holds["steps"][0]["status"], "cut", "{holds}");
+    let text = rig.waypost(&["show", "r"]);
+    assert!(text.contains("waypost resume r") && !text.contains("needs a decision"), "{text}");
+
+    fs::remove_file(rig.path("out.txt")).unwrap();
+    let lost = rig.json(&["show", "r", "--json"]);
+    assert_eq!(lost["status"], "in_doubt", "{lost}");
+    assert_eq!(lost["steps"][0]["status"], "in_doubt", "{lost}");
+}
