@@ -110,7 +110,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         let mut text = summary(context, &view, &shown);
         let workflow = workflow_in_force(&shown.snapshot).filter(|_| shown.at.is_none());
         if let Some(workflow) = workflow.filter(|_| view.status == RunStatus::CompletedWithFailures) {
-            let items = failed_items(store.as_ref(), &workflow, &run, &context.store_words()).await?;
+            let items =
+                failed_items(store.as_ref(), &workflow, &run, (&context.store_words(), |at| !at.is_main()))
+                    .await?;
             text.push_str(&items);
             text.push_str(if items.is_empty() { "" } else { "\n" });
         }

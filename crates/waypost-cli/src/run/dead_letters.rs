@@ -95,6 +95,46 @@ pub(crate) async fn can_retry(store: &dyn Store, run: &RunId, workflow: &Workflo
     Ok(false)
 }
 
+/// A tolerated failure in force.
+pub(crate) struct ToleratedFailure {
+    pub(crate) branch: BranchPath,
+    pub(crate) step: StepId,
+    /// The first line of the error.
+    pub(crate) error: String,
+}
+
+/// Returns the tolerated failures of steps in force, in the order of branches.
+pub(crate) async fn tolerated(store: &dyn Store, run: &RunId) -> Result<Vec<ToleratedFailure>, Error> {
+    let (mut found, mut on) = (Vec::new(), BTreeSet::new());
+    let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        let headers = page.records.iter().map(Record::header);
+        let is_tolerated = |header: &&Header| header.phase.failure().is_some_and(|failure| failure.tolerated);
+        on.extend(headers.filter(is_tolerated).map(|header| header.branch.clone()));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    for branch in on {
+        let newest = store.newest(run, &branch).await?;
+        let ledger = newest.position().unwrap_or_default().ledger;
+        let failed: Vec<_> =
+            ledger.iter().filter(|(_, settled)| settled.how == SettledAs::Tolerated).collect();
+        if failed.is_empty() || !counts(store, run, &newest).await? {
+            continue;
+        }
+        for (step, settled) in failed {
+            let end = store.load(run, &branch, settled.seq).await?;
+            let error = end.header().phase.failure().and_then(|failure| failure.error.first());
+            let error = error.map_or("it failed", String::as_str).to_owned();
+            found.push(ToleratedFailure { branch: branch.clone(), step: step.clone(), error });
+        }
+    }
+    Ok(found)
+}
+
 /// Counts the branches that are items in effect, for the steps accepted by `is_meant`.
 async fn count(
     store: &dyn Store,

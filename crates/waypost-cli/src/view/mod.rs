@@ -629,6 +629,9 @@ fn place_in_loops<S: serde::Serializer>(iteration: &[u32], serializer: S) -> Res
 /// A failed item.
 #[derive(Debug, Serialize)]
 pub(crate) struct FailedItem {
+    /// The failed step and the item, for a person.
+    #[serde(skip)]
+    pub(crate) place: String,
     /// The key and branch of the item.
     pub(crate) key: String,
     #[serde(rename = "scope")]
