@@ -19,6 +19,7 @@ use crate::output::{log_lines, shown};
 use crate::run::dead_letters::{self};
 use crate::run::dead_letters::{keeps_letters, letters_of};
 use crate::run::definition::{Chosen, names};
+use crate::run::environment::person;
 use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find, here_first, only, unfinished_statuses};
 use crate::store_location::Access;
@@ -211,7 +212,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
         return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }
     let branches: Vec<_> = found.iter().map(|letter| letter.branch.clone()).collect();
-    Engine::new(Arc::clone(&store)).leave_branches(&run, &branches).await?;
+    Engine::new(Arc::clone(&store)).leave_branches(&run, &branches, &person()).await?;
     if context.output.json {
         let keys = found.into_iter().map(|letter| letter.key).collect();
         context.output.document(&DroppedView { v: VERSION, run: run.to_string(), dropped: keys })?;

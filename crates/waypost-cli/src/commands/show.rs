@@ -41,7 +41,7 @@ use crate::view::{
     WaitView,
 };
 
-use items::ItemPage;
+use items::{ItemPage, Opener};
 use steps::Branch;
 
 mod items;
@@ -75,14 +75,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         let live = view.status == RunStatus::Running;
         let of_now = shown.at.is_none().then_some(view.steps.as_slice());
         if let Some([step]) = of_now {
-            let ItemPage { items, next } =
-                ItemPage::read(store.as_ref(), &run, step, live, &args.items).await?;
+            let opener = Opener { step, live, idle: shown.idle_times() };
+            let ItemPage { items, next } = ItemPage::read(store.as_ref(), &run, &opener, &args.items).await?;
             (view.items, view.next) = (items, next);
-            let idle = shown.idle_times();
-            for item in &mut view.items {
-                let end = item.ended_at.or_else(|| (item.status == StepStatus::Running).then(time::now));
-                item.duration_ms = end.and_then(|end| idle.work_ms(item.started_at, end));
-            }
         }
     }
     if context.output.json {
@@ -261,17 +256,14 @@ async fn recheck(store: &Arc<dyn Store>, snapshot: &Snapshot, view: &mut ShowVie
         return Ok(());
     }
     let Some(asked) = asked(store, snapshot).await? else { return Ok(()) };
-    if asked.is_empty() {
-        view.status = RunStatus::Interrupted;
-    }
     let is_asked = |step: &StepView| {
         asked.iter().any(|(branch, id)| branch.as_str() == step.branch && id.as_str() == step.id)
     };
-    for step in view.steps.iter_mut().filter(|step| step.status == StepStatus::InDoubt) {
-        if !is_asked(step) {
-            step.status = StepStatus::Cut;
-        }
+    let mut in_doubt = view.steps.iter_mut().filter(|step| step.status == StepStatus::InDoubt).peekable();
+    if in_doubt.peek().is_some() && asked.is_empty() {
+        view.status = RunStatus::Interrupted;
     }
+    in_doubt.filter(|step| !is_asked(step)).for_each(|step| step.status = StepStatus::Cut);
     Ok(())
 }
 
@@ -424,6 +416,8 @@ impl Shown {
                 step.attempts = step.attempts.min(1);
             }
             let end = step.ended_at.or_else(|| (step.status == StepStatus::Running).then(time::now));
+            // A step skipped after a failed attempt has no duration.
+            let end = end.filter(|_| step.status != StepStatus::Skipped);
             step.duration_ms = step.started_at.zip(end).and_then(|(start, end)| idle.work_ms(start, end));
             step.log_bytes =
                 step.log.as_ref().map(|log| log.bytes).or_else(|| running_log(store, &frozen.run, step));

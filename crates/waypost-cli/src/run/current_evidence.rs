@@ -78,7 +78,12 @@ pub(crate) async fn asked(
     let run = &snapshot.entry.summary.run;
     let Ok(dry_run) = engine.dry_run(&program, run, ResumeOptions::default).await else { return Ok(None) };
     dry_run.correct(&program, &mut plan);
-    let asked = plan.questions().map(|question| (question.branch.clone(), question.step.clone()));
+    let is_asked = |found: &&Decision| found.action == Action::Ask || found.cause == Cause::AskedInTurn;
+    let asked = plan
+        .decisions
+        .iter()
+        .filter(is_asked)
+        .map(|question| (question.branch.clone(), question.step.clone()));
     Ok(Some(asked.collect()))
 }
 

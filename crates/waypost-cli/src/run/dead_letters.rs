@@ -158,9 +158,7 @@ async fn count(
 /// Returns whether an ended branch, given its newest record, is in effect: its opener has joined the branch, in
 /// any pass, or waits for the branch, and likewise for all ancestors.
 pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
-    let branch = &newest.header().branch;
-    let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
-    Fans::default().counts(store, run, newest, (above, opener)).await
+    Fans::default().has(store, run, newest).await
 }
 
 fn has_failed(header: &Header) -> bool {
@@ -174,11 +172,23 @@ fn was_left(header: &Header) -> bool {
 /// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out, in each pass of a
 /// loop.
 #[derive(Debug, Default)]
-struct Fans {
+pub(crate) struct Fans {
     opened: BTreeMap<(BranchPath, StepId), BTreeSet<u64>>,
 }
 
 impl Fans {
+    /// As [`counts`].
+    pub(crate) async fn has(
+        &mut self,
+        store: &dyn Store,
+        run: &RunId,
+        newest: &Record,
+    ) -> Result<bool, Error> {
+        let branch = &newest.header().branch;
+        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
+        self.counts(store, run, newest, (above, opener)).await
+    }
+
     /// Returns whether a branch is in effect, given its newest record: an open or the last joined fan-out of
     /// `fan` contains the branch, and likewise for all ancestors.
     async fn counts(

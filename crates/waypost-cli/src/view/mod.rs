@@ -394,6 +394,8 @@ pub(crate) struct VerifiedRunView {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) errors: Vec<String>,
     pub(crate) checkpoints: Vec<VerifiedView>,
+    #[serde(skip)]
+    pub(crate) names: step_names::StepNames,
 }
 
 /// The results of `verify` for a checkpoint.

@@ -309,3 +309,55 @@ fn why_of_an_item_names_its_steps() {
     assert!(why.contains("`users:bob` is a scope, not a step\n"), "{why}");
     assert!(why.contains("hint: name one of users:bob/greet, users:bob/each\n"), "{why}");
 }
+
+// Bug: `show --step each` listed an item that the file no longer has, and the skip of a dropped item said "`dropped by a person`
+// is false". Fix: items out of force are not listed, and the record of a drop has the person.
+#[test]
+fn removed_and_dropped_items_are_told_as_such() {
+    let flow = "steps:
+  - id: each
+    foreach:
+      items: [x, y, z]
+      max_failures: 1
+      steps: [{id: do, run: 'test ${{ item }} != y'}]
+  - {id: end, run: test -e go}
+on_success: [{run: echo yes}]
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let events = rig.waypost(&["events", "r"]);
+    assert!(events.contains("step_skipped on_success: the run did not succeed\n"), "{events}");
+    rig.write("flow.yaml", &flow.replace(", z]", "]"));
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "--rerun-changed", "-q"]), Some(3));
+
+    assert_eq!(code_of(&rig, &["dead-letters", "drop", "r", "y"]), Some(0));
+
+    let items = rig.json(&["show", "r", "--step", "each", "--json"]);
+    let keys: Vec<_> = items["items"].as_array().unwrap().iter().map(|item| item["key"].as_str()).collect();
+    assert_eq!(keys, [Some("x"), Some("y")]);
+    let events = rig.waypost(&["events", "r"]);
+    assert!(events.contains("step_skipped do: attempt 2, skipped by "), "{events}");
+}
+
+// Bug: `verify`, `evidence suggest` and `diff` printed internal names of scopes. Fix: the names of all screens.
+#[test]
+fn all_screens_have_the_same_names_of_scopes() {
+    let rig = Rig::with(
+        "steps:
+  - id: grp
+    steps:
+      - {id: one, run: 'echo > one.txt', evidence: [{sha256: one.txt}]}
+      - {id: each, foreach: {items: [u], max_failures: 1, steps: [{id: do, run: exit 1}]}}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    std::fs::remove_file(rig.path("one.txt")).unwrap();
+
+    let verified = rig.waypost(&["verify", "r"]);
+    assert!(verified.contains("  r/grp@2: EVIDENCE FAILED"), "{verified}");
+    let suggested = rig.waypost(&["evidence", "suggest", "r", "grp/one"]);
+    assert!(suggested.contains("Step grp/one wrote no files"), "{suggested}");
+    let changed = rig.waypost(&["diff", "r@1", "r"]);
+    assert!(changed.contains("+ grp/each:u: failed"), "{changed}");
+}
