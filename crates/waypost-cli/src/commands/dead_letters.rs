@@ -127,7 +127,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
 
 async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
-    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(store.as_ref(), &run, &args.keys).await?;
     if context.output.json {
         let items = found.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
         context.output.document(&DeadLettersView { v: VERSION, run: run.to_string(), items })?;
@@ -165,7 +165,7 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
 async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), args.run.as_deref(), Default::Newest).await?;
-    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(store.as_ref(), &run, &args.keys).await?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
         (Some(_), [letter]) if letter.failed_on != letter.branch => {
@@ -207,7 +207,7 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     if args.keys.is_empty() && !args.all {
         return Err(Error::usage("no dead letter selected".to_owned(), "name keys, or give `--all`"));
     }
-    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(store.as_ref(), &run, &args.keys).await?;
     if found.is_empty() {
         return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }

@@ -12,6 +12,7 @@ use crate::cli::DeadLetter;
 use crate::error::Error;
 use crate::run::definition::Chosen;
 use crate::run::reference::is_branch;
+use crate::view::step_names::path;
 use waypost::engine::Snapshot;
 
 /// Returns the dead letters of a run.
@@ -392,15 +393,17 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     })
 }
 
-/// Selects the letters with these keys or branches; all without keys.
+/// Selects the dead letters of a run with these keys or branches; all without keys.
 ///
 /// # Errors
 /// A key is unknown, or ambiguous: equal keys of different steps are distinguished by their branches.
-pub(crate) fn chosen(
+pub(crate) async fn chosen(
+    store: &dyn Store,
     run: &RunId,
-    letters: Vec<DeadLetter>,
     keys: &[String],
 ) -> Result<Vec<DeadLetter>, Error> {
+    let workflow = workflow_of(store, run).await?;
+    let letters = letters(store, run, &workflow).await?;
     let is = |letter: &DeadLetter, key: &String| letter.key == *key || is_branch(&letter.branch, key);
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
@@ -411,10 +414,11 @@ pub(crate) fn chosen(
     for key in keys {
         let found: Vec<&DeadLetter> = letters.iter().filter(|letter| is(letter, key)).collect();
         if found.len() > 1 {
-            let branches: Vec<&str> = found.iter().map(|letter| letter.branch.as_str()).collect();
+            let branches = found.iter().map(|letter| path(Some(&workflow), &letter.branch));
+            let branches: Vec<String> = branches.collect();
             return Err(Error::usage(
                 format!("`{key}` matches several dead letters of run {run}: {}", branches.join(", ")),
-                "name the branch instead of the key",
+                format!("name the scope instead of the key: `{}`", branches[0]),
             ));
         }
     }
