@@ -56,6 +56,8 @@ fn wants_logs(command: &Command) -> Option<bool> {
     match command {
         Command::Run(args) => args.printed.wanted(),
         Command::Resume(args) => args.printed.wanted(),
+        Command::Fork(args) => args.printed.wanted(),
+        Command::Watch(args) => args.printed.wanted(),
         _ => None,
     }
 }

@@ -194,7 +194,7 @@ pub(crate) enum Command {
     Report(ReportArgs),
 }
 
-/// Whether `run` and `resume` print the output of steps.
+/// Whether a command prints the output of steps.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct PrintedArgs {
     /// Print each line of output of the steps on stderr [default: if stderr is not a terminal]
@@ -646,6 +646,8 @@ pub(crate) struct CheckpointArgs {
 pub(crate) struct WatchArgs {
     /// Run, `@` for the newest, or a unique prefix [default: the newest run under way]
     pub(crate) run: Option<String>,
+    #[command(flatten)]
+    pub(crate) printed: PrintedArgs,
 }
 
 #[derive(Debug, Args)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::key_value;
+use super::{PrintedArgs, key_value};
 use crate::format::time;
 
 #[derive(Debug, Args)]
@@ -55,6 +55,8 @@ pub(crate) struct ForkArgs {
     /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,
+    #[command(flatten)]
+    pub(crate) printed: PrintedArgs,
 }
 
 #[derive(Debug, Args)]

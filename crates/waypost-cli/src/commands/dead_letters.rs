@@ -19,6 +19,7 @@ use crate::output::{log_lines, shown};
 use crate::run::dead_letters::{self};
 use crate::run::dead_letters::{keeps_letters, letters_of};
 use crate::run::definition::{Chosen, names};
+use crate::run::environment::person;
 use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find, here_first, only, unfinished_statuses};
 use crate::store_location::Access;
@@ -126,7 +127,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
 
 async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
-    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(store.as_ref(), &run, &args.keys).await?;
     if context.output.json {
         let items = found.iter().map(|letter| view(store.as_ref(), &run, letter)).collect();
         context.output.document(&DeadLettersView { v: VERSION, run: run.to_string(), items })?;
@@ -164,7 +165,7 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
 async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), args.run.as_deref(), Default::Newest).await?;
-    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(store.as_ref(), &run, &args.keys).await?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
         (Some(_), [letter]) if letter.failed_on != letter.branch => {
@@ -206,12 +207,12 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     if args.keys.is_empty() && !args.all {
         return Err(Error::usage("no dead letter selected".to_owned(), "name keys, or give `--all`"));
     }
-    let found = dead_letters::chosen(&run, letters_of(store.as_ref(), &run).await?, &args.keys)?;
+    let found = dead_letters::chosen(store.as_ref(), &run, &args.keys).await?;
     if found.is_empty() {
         return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }
     let branches: Vec<_> = found.iter().map(|letter| letter.branch.clone()).collect();
-    Engine::new(Arc::clone(&store)).leave_branches(&run, &branches).await?;
+    Engine::new(Arc::clone(&store)).leave_branches(&run, &branches, &person()).await?;
     if context.output.json {
         let keys = found.into_iter().map(|letter| letter.key).collect();
         context.output.document(&DroppedView { v: VERSION, run: run.to_string(), dropped: keys })?;

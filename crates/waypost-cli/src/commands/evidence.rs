@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
 use crate::run::current_evidence;
-use crate::run::definition::{Choice, Chosen, choose};
+use crate::run::definition::{Choice, Chosen, choose, names_of};
 use crate::run::reference::{Default, StepRef, encoded, find, no_step, step_on};
 use crate::store_location::{self, Access, StoreUrl};
 use crate::view::step_names::StepNames;
@@ -90,6 +90,7 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
         return Ok(Exit::Done);
     }
     context.output.answer(&suggestion(&written, more, secret).unwrap_or_else(|| {
+        let step = names_of(&snapshot).plain(&step);
         format!("Step {step} wrote no files below {}, or they changed since.", base.display())
     }))?;
     Ok(Exit::Done)

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use waypost::engine::Snapshot;
 use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record, Settled, SettledAs};
+use waypost::shape::Shape;
 use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
+use super::show::shape_in_force;
 use super::undo;
 use super::{Context, checkpoints, executions};
 use crate::cli::DeadLetter;
@@ -25,7 +27,7 @@ use crate::run::dead_letters::{self};
 use crate::run::definition::{Choice, Chosen, choose, names_of, workflow_in_force};
 use crate::run::doubt::{cause_of, doubts};
 use crate::run::failed_item::FailedStep;
-use crate::run::reference::{StepRef, encode, no_step};
+use crate::run::reference::{StepRef, encode, no_scope, no_step};
 use crate::run::run_status;
 use crate::view::doubt::answer_lines;
 use crate::view::step_names::StepNames;
@@ -55,6 +57,11 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let named = args.step.as_deref().map(StepRef::parse);
     let names = names_of(&snapshot);
     let ended;
+    if let Some(scope) =
+        named.as_ref().filter(|named| named.step.is_none()).and_then(|named| named.branch.as_ref())
+    {
+        refuse_scope(store.as_ref(), &snapshot, (scope, &names)).await?;
+    }
     let decision = match &named {
         Some(named) => {
             let meant = |decision: &&Decision| named.is(&decision.branch, decision.step.as_str());
@@ -138,8 +145,11 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         text.push_str(&format!("Decide with:{}\n", answer_lines(&line, &asked)));
     }
     if let Some(letter) = dead_letter(store.as_ref(), &run, &decision.branch).await? {
-        let again =
-            format!("waypost dead-letters retry {run}{} {}", context.store_words(), quoted(&letter.key));
+        let key = match letter.branch.depth() {
+            1 => letter.key.clone(),
+            _ => names.path(&letter.branch),
+        };
+        let again = format!("waypost dead-letters retry {run}{} {}", context.store_words(), quoted(&key));
         let error = letter.failure.error.join(": ");
         text.push_str(&format!("Dead letter: {}\n  retry with: {again}\n", shown(&error)));
     }
@@ -188,6 +198,24 @@ async fn dead_letter(
     Ok(letters.into_iter().find(|letter| letter.branch == *branch || letter.failed_on == *branch))
 }
 
+/// Refuses a scope instead of a step; the hint names the steps of the scope.
+async fn refuse_scope(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    (scope, names): (&BranchPath, &StepNames),
+) -> Result<(), Error> {
+    let run = &snapshot.entry.summary.run;
+    let shape = shape_in_force(snapshot);
+    let steps = shape.as_ref().and_then(|shape| shape.of_branch(scope)).map(Shape::steps);
+    let Some(steps) = steps.filter(|steps| steps.len() > 1) else { return Ok(()) };
+    if !store.branches(run).await?.contains(scope) {
+        return Err(no_scope(run, scope.as_str()));
+    }
+    let steps: Vec<String> = steps.iter().map(|step| names.called(scope, step.id.as_str())).collect();
+    let message = format!("`{}` is a scope, not a step", names.path(scope));
+    Err(Error::usage(message, format!("name one of {}", steps.join(", "))))
+}
+
 /// Returns the outcome of a step on an ended branch, which has no further decisions.
 async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Result<Decision, Error> {
     let run = &snapshot.entry.summary.run;
@@ -212,7 +240,7 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
     };
     let page = store.scan(&scan).await?;
     let Some(last) = page.records.first() else {
-        let shape = super::show::shape_in_force(snapshot);
+        let shape = shape_in_force(snapshot);
         if shape.as_ref().and_then(|shape| shape.of_branch(&branch)?.step(step.as_str())).is_none() {
             return Err(no_step(store, run, named).await?);
         }

@@ -197,7 +197,7 @@ pub(super) struct Prepared {
     /// The new params, if a person changed any.
     params: Option<Map<String, Value>>,
     /// Choices of a person about unfinished steps.
-    choices: BTreeMap<StepId, SettlementChoice>,
+    choices: BTreeMap<(BranchPath, StepId), SettlementChoice>,
     /// The person's decision is written before finished steps are checked, as some must rerun.
     decides_first: bool,
 }
@@ -234,7 +234,7 @@ impl Prepared {
                     decides_first = asked == Asked::BeforeEvidence;
                 }
                 let at = (&snapshot, &chosen.workflow);
-                choices = choice::of(args, at, asked, context.now())?;
+                choices = choice::of(args, store.as_ref(), at, asked, context.now()).await?;
                 let is_told = !args.treat_as.is_empty() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {
                     return Err(nothing_to_decide(run));
@@ -398,21 +398,30 @@ impl Prepared {
         } else if let Some(params) = params {
             edit = Some(Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
         }
-        let with_item = |(branch, item): (BranchPath, Option<Value>)| {
+        let retried = |(branch, item): (BranchPath, Option<Value>)| {
             let again = if item.is_some() { program.item_readers(&branch) } else { Vec::new() };
             (branch, with_item(item, again))
         };
-        let edit_branches = going.again.into_iter().map(with_item).collect();
+        let mut edit_branches: Vec<_> = going.again.into_iter().map(retried).collect();
+        let (mut on_main, mut below) = (BTreeMap::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
+        for ((branch, step), choice) in choices {
+            let of_branch = if branch.is_main() { &mut on_main } else { below.entry(branch).or_default() };
+            of_branch.insert(step, choice);
+        }
+        let from = going.from.or((!below.is_empty()).then_some(ResumeFrom::Branches));
+        let with_choices =
+            |(branch, choices)| (branch, EditBranch { choices, ..with_item(None, Vec::new()) });
+        edit_branches.extend(below.into_iter().map(with_choices));
         let options = ResumeOptions {
             session: options,
             adopt: chosen.adoption,
             restart,
             edit,
             on_doubt,
-            choices,
+            choices: on_main,
             by: (!args.all).then(environment::person),
             edit_branches,
-            from: going.from,
+            from,
             then: going.then,
             retry_tolerated: args.retry_failed,
             ..ResumeOptions::default()
@@ -443,7 +452,7 @@ fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowStat
         }
         Ok(())
     };
-    EditBranch { edit: Box::new(edit), item, again }
+    EditBranch { edit: Box::new(edit), item, again, choices: BTreeMap::new() }
 }
 
 /// Refuses to resume a run over its budget, before anything is written.

@@ -2,6 +2,7 @@
 //! history.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -20,6 +21,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, size, text, time};
 use crate::output::{Output, is_empty, log_lines, shown};
+use crate::run::current_evidence::asked;
 use crate::run::dead_letters;
 use crate::run::definition::{path_in_force, resume_line, workflow_in_force};
 use crate::run::doubt::doubts_of;
@@ -41,7 +43,7 @@ use crate::view::{
     WaitView,
 };
 
-use items::ItemPage;
+use items::{ItemPage, Opener};
 use steps::Branch;
 
 mod items;
@@ -63,6 +65,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     let also = named.as_ref().and_then(|named| named.branch.as_ref());
     let shown = Shown::read(store.as_ref(), &run, at, also).await?;
     let mut view = shown.view(store.as_ref()).await?;
+    if view.status == RunStatus::InDoubt && shown.at.is_none() {
+        recheck(&store, &shown.snapshot, &mut view).await?;
+    }
     if let Some(named) = &named {
         view.steps
             .retain(|view| BranchPath::new(&view.branch).is_ok_and(|branch| named.is(&branch, &view.id)));
@@ -72,14 +77,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         let live = view.status == RunStatus::Running;
         let of_now = shown.at.is_none().then_some(view.steps.as_slice());
         if let Some([step]) = of_now {
-            let ItemPage { items, next } =
-                ItemPage::read(store.as_ref(), &run, step, live, &args.items).await?;
+            let opener = Opener { step, live, idle: shown.idle_times() };
+            let ItemPage { items, next } = ItemPage::read(store.as_ref(), &run, &opener, &args.items).await?;
             (view.items, view.next) = (items, next);
-            let idle = shown.idle_times();
-            for item in &mut view.items {
-                let end = item.ended_at.or_else(|| (item.status == StepStatus::Running).then(time::now));
-                item.duration_ms = end.and_then(|end| idle.work_ms(item.started_at, end));
-            }
         }
     }
     if context.output.json {
@@ -111,7 +111,9 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         let mut text = summary(context, &view, &shown, &doubts);
         let workflow = workflow_in_force(&shown.snapshot).filter(|_| shown.at.is_none());
         if let Some(workflow) = workflow.filter(|_| view.status == RunStatus::CompletedWithFailures) {
-            let items = failed_items(store.as_ref(), &workflow, &run, &context.store_words()).await?;
+            let items =
+                failed_items(store.as_ref(), &workflow, &run, (&context.store_words(), |at| !at.is_main()))
+                    .await?;
             text.push_str(&items);
             text.push_str(if items.is_empty() { "" } else { "\n" });
         }
@@ -252,6 +254,23 @@ async fn hooks_of(
         }
     }
     Ok(found)
+}
+
+/// Shows a run in doubt as interrupted if a resume asks nothing: the evidence of the cut steps holds.
+async fn recheck(store: &Arc<dyn Store>, snapshot: &Snapshot, view: &mut ShowView) -> Result<(), Error> {
+    if !shape_in_force(snapshot).is_some_and(|shape| shape.has_evidence()) {
+        return Ok(());
+    }
+    let Some(asked) = asked(store, snapshot).await? else { return Ok(()) };
+    let is_asked = |step: &StepView| {
+        asked.iter().any(|(branch, id)| branch.as_str() == step.branch && id.as_str() == step.id)
+    };
+    let mut in_doubt = view.steps.iter_mut().filter(|step| step.status == StepStatus::InDoubt).peekable();
+    if in_doubt.peek().is_some() && asked.is_empty() {
+        view.status = RunStatus::Interrupted;
+    }
+    in_doubt.filter(|step| !is_asked(step)).for_each(|step| step.status = StepStatus::Cut);
+    Ok(())
 }
 
 impl Shown {
@@ -403,6 +422,8 @@ impl Shown {
                 step.attempts = step.attempts.min(1);
             }
             let end = step.ended_at.or_else(|| (step.status == StepStatus::Running).then(time::now));
+            // A step skipped after a failed attempt has no duration.
+            let end = end.filter(|_| step.status != StepStatus::Skipped);
             step.duration_ms = step.started_at.zip(end).and_then(|(start, end)| idle.work_ms(start, end));
             step.log_bytes =
                 step.log.as_ref().map(|log| log.bytes).or_else(|| running_log(store, &frozen.run, step));

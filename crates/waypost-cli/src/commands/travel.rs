@@ -274,7 +274,7 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
     if let Some(file) = &args.with {
         let position = begin.position().unwrap_or_default().with_failures_open();
-        chosen = of_fork(store.as_ref(), chosen, &snapshot, &position, file).await?;
+        chosen = of_fork(store.as_ref(), chosen, &snapshot, &position, (file, args.from.as_deref())).await?;
         chosen.tell(context);
     }
     let Chosen { workflow, shape, adoption, .. } = chosen;

@@ -323,7 +323,8 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
         checkpoints.extend(chain.finish(newest.filter(|_| is_newest)));
     }
     let sound = errors.is_empty() && checkpoints.iter().all(|checkpoint: &VerifiedView| checkpoint.sound);
-    Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints })
+    let names = crate::run::definition::names(store, run).await;
+    Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints, names })
 }
 
 /// Returns whether a record is still the newest of its branch, as the run may be in progress.
@@ -509,7 +510,8 @@ fn evidence_text(output: &Output, view: &VerifiedRunView) -> String {
                 _ => output.paint.yellow("evidence warns"),
             };
             let told = Pack::all([claim.clone()]).descriptions().join("; ");
-            text.push_str(&format!("\n  {}: {state}: {}", found.reference, shown(&told)));
+            let reference = view.names.plain(&found.reference);
+            text.push_str(&format!("\n  {reference}: {state}: {}", shown(&told)));
         }
     }
     if holds > 0 {
@@ -530,11 +532,11 @@ fn told(output: &Output, view: &VerifiedRunView) -> String {
     }
     let mut text = format!("{}: {}\n", view.run, output.paint.red("DAMAGED"));
     for error in &view.errors {
-        text.push_str(&format!("  {error}\n"));
+        text.push_str(&format!("  {}\n", view.names.plain(error)));
     }
     for checkpoint in &damaged {
         let error = checkpoint.error.as_deref().unwrap_or("the bytes differ from the digest");
-        text.push_str(&format!("  {}: {error}\n", checkpoint.reference));
+        text.push_str(&format!("  {}: {error}\n", view.names.plain(&checkpoint.reference)));
     }
     text.push_str(&format!("  {} of {total} checkpoints are sound", total - damaged.len()));
     text

@@ -8,7 +8,7 @@ use waypost::engine::RunError;
 use waypost::lock::Holder;
 use waypost::portable::LoadError;
 use waypost::store::StoreError;
-use waypost::{CheckpointRef, InvalidName, RunId};
+use waypost::{BranchPath, CheckpointRef, InvalidName, RunId, StepId};
 use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
@@ -289,6 +289,14 @@ impl From<ReadError> for Error {
     }
 }
 
+/// Returns whether an option names this step of this branch.
+fn is_step_on(option: &str, branch: &BranchPath, step: &StepId) -> bool {
+    match option.rsplit_once('/') {
+        None => branch.is_main() && option == step.as_str(),
+        Some((scope, own)) => own == step.as_str() && [branch.as_str(), &branch.readable()].contains(&scope),
+    }
+}
+
 impl Error {
     /// Adds the choices of a refused resume to the commands of the hint. `doubts`: the questions.
     pub(crate) fn of_resume(self, args: &ResumeArgs, doubts: &[Doubt]) -> Self {
@@ -301,9 +309,16 @@ impl Error {
             Self::Run(RunError::InDoubt { run, questions }) if !are_of_evidence(questions) => {
                 words::choices_of_doubt(&args.only_named().command(run), questions, doubts)
             }
-            Self::Run(RunError::NotSettled { run, step, .. }) if args.skip.contains(&step.to_string()) => {
-                let skip = args.skip.iter().filter(|skip| *skip != step.as_str()).cloned().collect();
+            Self::Run(RunError::NotSettled { run, branch, step, .. })
+                if args.skip.iter().any(|skip| is_step_on(skip, branch, step)) =>
+            {
+                let skip = args.skip.iter().filter(|skip| !is_step_on(skip, branch, step)).cloned().collect();
                 let without = ResumeArgs { skip, ..args.clone() };
+                format!("`{}` resumes without this choice", without.command(run))
+            }
+            Self::Run(RunError::NotEdited { run, branch, why }) if !args.skip.is_empty() => {
+                message = format!("cannot settle steps of scope `{branch}` of run {run}: {why}");
+                let without = ResumeArgs { skip: Vec::new(), ..args.clone() };
                 format!("`{}` resumes without this choice", without.command(run))
             }
             _ => return self,

@@ -96,13 +96,26 @@ pub(super) fn fits(line: &str, columns: usize) -> bool {
     line.width() <= columns
 }
 
-/// Returns a name followed by `rest`; a name that leaves no room for the rest is cut.
-pub(super) fn fitted(name: &str, rest: &str, columns: usize) -> String {
-    let room = columns.saturating_sub(rest.width());
-    if fits(name, room) {
-        return format!("{name}{rest}");
+/// Returns the end of a line that fits into columns.
+fn cut_left(line: &str, columns: usize) -> &str {
+    let mut used = 0;
+    for (at, c) in line.char_indices().rev() {
+        used += c.width().unwrap_or_default();
+        if used > columns {
+            return &line[at + c.len_utf8()..];
+        }
     }
-    format!("{}\u{2026}{rest}", cut(name, room.saturating_sub(1)))
+    line
+}
+
+/// Returns a name between `before` and `rest`. Of a name that leaves no room for the rest, the end stays: the last part of a
+/// path.
+pub(super) fn fitted(before: &str, name: &str, rest: &str, columns: usize) -> String {
+    let room = columns.saturating_sub(before.width() + rest.width());
+    if fits(name, room) {
+        return format!("{before}{name}{rest}");
+    }
+    format!("{before}\u{2026}{}{rest}", cut_left(name, room.saturating_sub(1)))
 }
 
 #[cfg(test)]
@@ -140,7 +153,8 @@ mod tests {
     fn wide_characters_take_two_columns() {
         assert_eq!(cut("\u{65e5}\u{672c}\u{8a9e}", 5), "\u{65e5}\u{672c}");
         assert_eq!(cut("e\u{301}a\u{301}", 1), "e\u{301}");
-        assert_eq!(fitted("build", " 3s", 8), "build 3s");
-        assert_eq!(fitted("\u{65e5}\u{672c}\u{8a9e}", " 3s", 8), "\u{65e5}\u{672c}\u{2026} 3s");
+        assert_eq!(fitted("", "build", " 3s", 8), "build 3s");
+        assert_eq!(fitted("", "\u{65e5}\u{672c}\u{8a9e}", " 3s", 8), "\u{2026}\u{672c}\u{8a9e} 3s");
+        assert_eq!(fitted("| ", "each:a/build", " 3s", 12), "| \u{2026}/build 3s");
     }
 }

@@ -387,7 +387,10 @@ impl Screen {
         let took = self.seen.lasted(&step);
         let took = took.map(|took| format!(" ({})", time::lasted(took))).unwrap_or_default();
         let step = self.seen.titled(&step);
-        let why = |error: &[String]| super::shown(error.first().map_or("", String::as_str)).into_owned();
+        let why = |error: &[String]| {
+            let first = self.seen.names.plain(error.first().map_or("", String::as_str));
+            super::shown(&first).into_owned()
+        };
         let text = match &event.what {
             EventKind::StepCompleted(_) => format!("{} {step}{took}", paint.green("   done")),
             EventKind::StepFailed(failed) if failed.tolerated => {
@@ -403,7 +406,7 @@ impl Screen {
             EventKind::Interrupted { by, .. } if event.step.is_some() => {
                 format!("{} {step}{took}: {}", paint.yellow("stopped"), by.as_deref().unwrap_or("it waits"))
             }
-            EventKind::ItemDead { key, .. } => {
+            EventKind::ItemDead { key, .. } if self.seen.counts_items(event) => {
                 format!("{} {step}: item {}", paint.red("   dead"), super::shown(key))
             }
             EventKind::Custom { name, data } if name == "warning" => {

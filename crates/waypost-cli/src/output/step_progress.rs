@@ -36,6 +36,8 @@ pub(super) struct StepProgress {
     pub(super) services: BTreeMap<String, StepLog>,
     /// Items, by name of their step.
     items: BTreeMap<String, Items>,
+    /// The start of the first child of each step without items.
+    opened: BTreeMap<String, Instant>,
     /// Steps whose items are joined: late ends of items are ignored.
     joined: BTreeSet<String>,
     pub(super) progress: store::Progress,
@@ -86,6 +88,7 @@ impl StepProgress {
             waiting: BTreeMap::new(),
             services: BTreeMap::new(),
             items: BTreeMap::new(),
+            opened: BTreeMap::new(),
             joined: BTreeSet::new(),
             progress: store::Progress::default(),
             checkpoint: None,
@@ -127,8 +130,14 @@ impl StepProgress {
                 let (total, log) = (value.as_u64(), opener.map(|opener| opener.log));
                 self.items.insert(step, Items { total, log, ..Items::since(since) });
             }
-            EventKind::ItemStarted { .. } => drop(self.joined.remove(&step)),
-            EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } if self.joined.contains(&step) => {}
+            EventKind::ItemStarted { .. } => {
+                self.joined.remove(&step);
+                if !self.counts_items(event) {
+                    self.opened.entry(step).or_insert_with(|| since(event.ts));
+                }
+            }
+            EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. }
+                if self.joined.contains(&step) || !self.counts_items(event) => {}
             EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
                 let items = self.items.entry(step).or_insert_with(|| Items::since(since(event.ts)));
                 items.ended += 1;
@@ -154,6 +163,12 @@ impl StepProgress {
         }
     }
 
+    /// Returns whether the child scope of an event is an item.
+    pub(super) fn counts_items(&self, event: &Event) -> bool {
+        let above = branch_of(event).zip(event.step.as_ref());
+        above.is_none_or(|(branch, opener)| self.names.has_items(&branch, opener.as_str()))
+    }
+
     /// The step runs on as a service after its end.
     pub(super) fn keep_service(&mut self, event: &Event) {
         let log = self.name_of(event).and_then(|step| Some((self.running.remove(&step)?.log, step)));
@@ -170,6 +185,7 @@ impl StepProgress {
         let items = self.end_items(&step);
         let running = self.running.remove(&step);
         let since = running.as_ref().map(|running| running.since).or(items.as_ref().map(|items| items.since));
+        let since = since.or(self.opened.remove(&step));
         // The printed part of the log is not printed again.
         let read = running.map(|running| running.log).or(items.and_then(|items| items.log));
         self.start(step, since.unwrap_or_else(Instant::now), Some(read.unwrap_or(log)));
@@ -185,6 +201,7 @@ impl StepProgress {
         self.running.remove(step);
         self.retrying.remove(step);
         self.waiting.remove(step);
+        self.opened.remove(step);
     }
 
     /// The step waits, until its next event.
@@ -195,11 +212,10 @@ impl StepProgress {
         }
     }
 
-    /// Stops counting the items of a step, if it has items.
+    /// Stops counting the items of a step, and returns the count.
     fn end_items(&mut self, step: &str) -> Option<Items> {
-        let items = self.items.remove(step)?;
         self.joined.insert(step.to_owned());
-        Some(items)
+        self.items.remove(step)
     }
 
     /// Returns the duration of a running step.
@@ -253,15 +269,16 @@ impl StepProgress {
             let took = format!(" {}", whole_seconds(running.since.elapsed()));
             let last = running.log.last_line();
             let last = (!last.is_empty()).then(|| format!("        | {last}"));
-            let first = fitted(&format!("{spinner:>7} {}", self.titled(step)), &took, columns);
+            let first = fitted(&format!("{spinner:>7} "), &self.titled(step), &took, columns);
             std::iter::once(first).chain(last).collect()
         });
         let now = time::now();
         let retries =
             self.retrying.iter().map(|(step, next)| vec![next.line(&self.titled(step), now, columns)]);
-        let waits = self.waiting.iter().map(|(step, wait)| {
-            vec![fitted(&format!("  waits {}", self.titled(step)), &format!(" {wait}"), columns)]
-        });
+        let waits = self
+            .waiting
+            .iter()
+            .map(|(step, wait)| vec![fitted("  waits ", &self.titled(step), &format!(" {wait}"), columns)]);
         let blocks: Vec<Vec<String>> = bars.chain(retries).chain(waits).chain(steps).collect();
         let (mut lines, count) = (Vec::new(), blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {
@@ -331,7 +348,7 @@ impl NextAttempt {
             Some(rest) if !rest.is_zero() => format!(" in {}", whole_seconds(rest)),
             _ => String::new(),
         };
-        fitted(&format!("  retry {step}"), &format!(" attempt {}{when}", self.attempt), columns)
+        fitted("  retry ", step, &format!(" attempt {}{when}", self.attempt), columns)
     }
 }
 
@@ -353,12 +370,14 @@ impl Items {
     /// Formats the count, with a bar if the total is known and the columns suffice.
     fn bar(&self, step: &str, columns: usize) -> String {
         let told = format!(" {} {}", self.told(), whole_seconds(self.since.elapsed()));
-        let name = format!("        {step}");
-        let Some(total) = self.total.filter(|total| *total > 0) else { return fitted(&name, &told, columns) };
+        let indent = "        ";
+        let Some(total) = self.total.filter(|total| *total > 0) else {
+            return fitted(indent, step, &told, columns);
+        };
         let full = usize::try_from(self.ended.min(total) * BAR_COLUMNS / total).unwrap_or_default();
         let rest = usize::try_from(BAR_COLUMNS).unwrap_or_default() - full;
-        let line = format!("{name} [{}{}]{told}", "#".repeat(full), ".".repeat(rest));
-        if super::region::fits(&line, columns) { line } else { fitted(&name, &told, columns) }
+        let line = format!("{indent}{step} [{}{}]{told}", "#".repeat(full), ".".repeat(rest));
+        if super::region::fits(&line, columns) { line } else { fitted(indent, step, &told, columns) }
     }
 }
 
@@ -371,7 +390,7 @@ mod tests {
     use waypost::record::End;
     use waypost::{BranchPath, RunId, StepId};
 
-    use super::{HEARTBEAT, StepProgress, log_of};
+    use super::{HEARTBEAT, StepNames, StepProgress, log_of};
 
     fn event(branch: &str, step: &str, what: EventKind) -> Event {
         let branch = BranchPath::new(branch).unwrap();
@@ -417,6 +436,27 @@ mod tests {
         let mut seen = StepProgress::from(Instant::now());
         seen.take(&event("each:b", "each", dead()), None);
         assert_eq!(seen.items["each"].told(), "1 more item, 1 failed");
+    }
+
+    // What happened: a finished group had the row `grp 1 more item`, and seemed to have taken 5ms.
+    // Why: the end of its scope was counted as that of an item, and the join began the step's time.
+    // What stops it now: only scopes of a `foreach` count, and the first scope begins the time of its step.
+    #[test]
+    fn a_group_has_no_row_of_items() {
+        let text = "steps: [{id: g, steps: [{id: a, run: a}]}, {id: e, foreach: {items: [1], steps: [{id: b, run: b}]}}]";
+        let workflow = waypost_workflow::file::Workflow::parse(text, std::path::Path::new("w.yaml")).unwrap();
+        let mut seen = StepProgress::from(Instant::now());
+        seen.names = StepNames::of(&workflow);
+        let ended = || EventKind::ItemCompleted { key: "1".to_owned(), end: End::Completed };
+        seen.take(&event("g~1", "g", EventKind::ItemStarted { key: "1".to_owned() }), None);
+        let began = seen.opened["g"];
+
+        seen.take(&event("g~1", "g", ended()), None);
+        seen.take(&event("e:1", "e", ended()), None);
+        seen.join("g".to_owned(), log_of(&event("main", "g", EventKind::StepStarted)).unwrap());
+
+        assert_eq!(seen.items.keys().collect::<Vec<_>>(), ["e"]);
+        assert_eq!(seen.running["g"].since, began);
     }
 
     #[test]
@@ -470,7 +510,7 @@ mod tests {
 
         assert_eq!(
             seen.lines('|', 3, 24),
-            ["      | a-very-long-\u{2026} 0s", "      | third 0s", "        +2 more"]
+            ["      | \u{2026}me-of-a-step 0s", "      | third 0s", "        +2 more"]
         );
         assert_eq!(seen.lines('|', 4, 24).len(), 4);
         assert_eq!(seen.newest(2), ["a-very-long-name-of-a-step", "third"]);

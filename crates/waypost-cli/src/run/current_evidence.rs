@@ -14,6 +14,7 @@ use waypost_workflow::mask::Mask;
 use waypost_workflow::program::WorkflowProgram;
 
 use crate::error::Error;
+use crate::format::time;
 use crate::run::definition::Chosen;
 use crate::run::environment::{BASH, Local, person};
 use crate::store_location;
@@ -61,6 +62,29 @@ pub(crate) async fn correct(
         restart_services(chosen, plan);
     }
     Ok(())
+}
+
+/// Returns the steps of a run in doubt that a person must decide about, after a look at the evidence. `None`: the plan of
+/// the resume is unknown.
+pub(crate) async fn asked(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+) -> Result<Option<BTreeSet<(BranchPath, StepId)>>, Error> {
+    let Ok(own) = Chosen::in_force(store.as_ref(), snapshot) else { return Ok(None) };
+    let (engine, program) = to_look(store, snapshot, &own)?;
+    let look = engine.look(&program, snapshot, Occasion::Resume).await?;
+    let mut plan = own.plan(store.as_ref(), snapshot, Some(&look.verdicts), time::now()).await?;
+    look.tell_in(&mut plan, &own.shape);
+    let run = &snapshot.entry.summary.run;
+    let Ok(dry_run) = engine.dry_run(&program, run, ResumeOptions::default).await else { return Ok(None) };
+    dry_run.correct(&program, &mut plan);
+    let is_asked = |found: &&Decision| found.action == Action::Ask || found.cause == Cause::AskedInTurn;
+    let asked = plan
+        .decisions
+        .iter()
+        .filter(is_asked)
+        .map(|question| (question.branch.clone(), question.step.clone()));
+    Ok(Some(asked.collect()))
 }
 
 /// Plans the restart of each service with a step downstream that runs: services end with their session.

@@ -12,6 +12,7 @@ use crate::cli::DeadLetter;
 use crate::error::Error;
 use crate::run::definition::Chosen;
 use crate::run::reference::is_branch;
+use crate::view::step_names::path;
 use waypost::engine::Snapshot;
 
 /// Returns the dead letters of a run.
@@ -95,6 +96,46 @@ pub(crate) async fn can_retry(store: &dyn Store, run: &RunId, workflow: &Workflo
     Ok(false)
 }
 
+/// A tolerated failure in force.
+pub(crate) struct ToleratedFailure {
+    pub(crate) branch: BranchPath,
+    pub(crate) step: StepId,
+    /// The first line of the error.
+    pub(crate) error: String,
+}
+
+/// Returns the tolerated failures of steps in force, in the order of branches.
+pub(crate) async fn tolerated(store: &dyn Store, run: &RunId) -> Result<Vec<ToleratedFailure>, Error> {
+    let (mut found, mut on) = (Vec::new(), BTreeSet::new());
+    let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        let headers = page.records.iter().map(Record::header);
+        let is_tolerated = |header: &&Header| header.phase.failure().is_some_and(|failure| failure.tolerated);
+        on.extend(headers.filter(is_tolerated).map(|header| header.branch.clone()));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    for branch in on {
+        let newest = store.newest(run, &branch).await?;
+        let ledger = newest.position().unwrap_or_default().ledger;
+        let failed: Vec<_> =
+            ledger.iter().filter(|(_, settled)| settled.how == SettledAs::Tolerated).collect();
+        if failed.is_empty() || !counts(store, run, &newest).await? {
+            continue;
+        }
+        for (step, settled) in failed {
+            let end = store.load(run, &branch, settled.seq).await?;
+            let error = end.header().phase.failure().and_then(|failure| failure.error.first());
+            let error = error.map_or("it failed", String::as_str).to_owned();
+            found.push(ToleratedFailure { branch: branch.clone(), step: step.clone(), error });
+        }
+    }
+    Ok(found)
+}
+
 /// Counts the branches that are items in effect, for the steps accepted by `is_meant`.
 async fn count(
     store: &dyn Store,
@@ -118,9 +159,7 @@ async fn count(
 /// Returns whether an ended branch, given its newest record, is in effect: its opener has joined the branch, in
 /// any pass, or waits for the branch, and likewise for all ancestors.
 pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
-    let branch = &newest.header().branch;
-    let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
-    Fans::default().counts(store, run, newest, (above, opener)).await
+    Fans::default().has(store, run, newest).await
 }
 
 fn has_failed(header: &Header) -> bool {
@@ -134,11 +173,23 @@ fn was_left(header: &Header) -> bool {
 /// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out, in each pass of a
 /// loop.
 #[derive(Debug, Default)]
-struct Fans {
+pub(crate) struct Fans {
     opened: BTreeMap<(BranchPath, StepId), BTreeSet<u64>>,
 }
 
 impl Fans {
+    /// As [`counts`].
+    pub(crate) async fn has(
+        &mut self,
+        store: &dyn Store,
+        run: &RunId,
+        newest: &Record,
+    ) -> Result<bool, Error> {
+        let branch = &newest.header().branch;
+        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
+        self.counts(store, run, newest, (above, opener)).await
+    }
+
     /// Returns whether a branch is in effect, given its newest record: an open or the last joined fan-out of
     /// `fan` contains the branch, and likewise for all ancestors.
     async fn counts(
@@ -342,15 +393,17 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     })
 }
 
-/// Selects the letters with these keys or branches; all without keys.
+/// Selects the dead letters of a run with these keys or branches; all without keys.
 ///
 /// # Errors
 /// A key is unknown, or ambiguous: equal keys of different steps are distinguished by their branches.
-pub(crate) fn chosen(
+pub(crate) async fn chosen(
+    store: &dyn Store,
     run: &RunId,
-    letters: Vec<DeadLetter>,
     keys: &[String],
 ) -> Result<Vec<DeadLetter>, Error> {
+    let workflow = workflow_of(store, run).await?;
+    let letters = letters(store, run, &workflow).await?;
     let is = |letter: &DeadLetter, key: &String| letter.key == *key || is_branch(&letter.branch, key);
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
@@ -361,10 +414,11 @@ pub(crate) fn chosen(
     for key in keys {
         let found: Vec<&DeadLetter> = letters.iter().filter(|letter| is(letter, key)).collect();
         if found.len() > 1 {
-            let branches: Vec<&str> = found.iter().map(|letter| letter.branch.as_str()).collect();
+            let branches = found.iter().map(|letter| path(Some(&workflow), &letter.branch));
+            let branches: Vec<String> = branches.collect();
             return Err(Error::usage(
                 format!("`{key}` matches several dead letters of run {run}: {}", branches.join(", ")),
-                "name the branch instead of the key",
+                format!("name the scope instead of the key: `{}`", branches[0]),
             ));
         }
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use waypost::change::{PositionTransfer, explain, transfer_position};
-use waypost::engine::{Adoption, Compared, Snapshot, changed_within};
+use waypost::engine::{Adoption, Compared, InnerChange, InnerChangeKind, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
 use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::format::text::relative_to_here;
 use crate::run::environment;
 use crate::run::hooks;
+use crate::run::reference::StepRef;
 use crate::store_location::{self, kept};
 use crate::view::gives;
 use crate::view::step_names::StepNames;
@@ -68,6 +69,7 @@ pub(crate) async fn names(store: &dyn Store, run: &RunId) -> StepNames {
 }
 
 mod adopt;
+mod at_stake;
 
 /// The user's choice about a changed file.
 #[derive(Debug, Clone, Default)]
@@ -394,7 +396,8 @@ pub(crate) fn path_in_force<'r>(record: &'r RunRecord, definition: &'r Definitio
     definition.path.as_deref().or(record.path.as_deref())
 }
 
-/// Chooses a file for a fork at `position`.
+/// Chooses a file for a fork at `position`. `from`: the step to rerun. Changes within a group, all of steps that rerun, do not
+/// rerun the whole group.
 ///
 /// # Errors
 /// The errors in the file.
@@ -403,11 +406,29 @@ pub(crate) async fn of_fork(
     own: Chosen,
     snapshot: &Snapshot,
     position: &Position,
-    file: &Path,
+    (file, from): (&Path, Option<&str>),
 ) -> Result<Chosen, Error> {
     let changed = with_first_ids(Workflow::read(&relative_to_here(file))?, &own)?;
     let choice = &Choice { forks: true, ..Choice::default() };
-    let about = Changed { store, snapshot, position, file, choice, within: BTreeMap::new() };
+    let mut within = BTreeMap::new();
+    if let Some(StepRef { branch: Some(branch), step: Some(step) }) = from.map(StepRef::parse) {
+        let shape = shape_of(&changed, environment::parallel())?;
+        let compared = Compared { before: &own.shape, position, after: &shape };
+        within = changed_within(store, &snapshot.entry.summary.run, compared).await?;
+        let scope = shape.of_branch(&branch);
+        let reruns: BTreeSet<usize> = scope.map_or_else(BTreeSet::new, |scope| {
+            let named: Vec<usize> = scope.place(&step).into_iter().collect();
+            scope.downstream(&named).into_iter().chain(named).collect()
+        });
+        let is_rerun = |inner: &InnerChange| {
+            let place = scope.and_then(|scope| scope.place(inner.step.as_str()));
+            inner.kind == InnerChangeKind::Altered
+                && inner.branch == branch
+                && place.is_some_and(|place| reruns.contains(&place))
+        };
+        within.retain(|_, changes| changes.iter().all(is_rerun));
+    }
+    let about = Changed { store, snapshot, position, file, choice, within };
     adopt(about, own, changed).await
 }
 

@@ -12,6 +12,7 @@ use crate::format::exit_code;
 use crate::output::{Paint, log_lines, shown};
 use crate::run::dead_letters;
 use crate::view::FailedItem;
+use crate::view::step_names::called;
 
 /// Most failed items on a screen: enough to compare their errors.
 pub(crate) const SHOWN_MAX: usize = 3;
@@ -81,7 +82,9 @@ impl FailedStep<'_> {
             }
             let cause = dead_letters::cause(self.store, self.run, &newest).await?;
             let failure = cause.header().phase.failure();
-            let item = failure.and_then(|failure| FailedItem::of(newest.header(), cause.header(), failure));
+            let item = failure.and_then(|failure| {
+                FailedItem::of(self.workflow, newest.header(), (cause.header(), failure))
+            });
             found.extend(item);
         }
         Ok(found)
@@ -91,18 +94,16 @@ impl FailedStep<'_> {
 impl FailedItem {
     /// Returns a line about a further item: key and error.
     pub(crate) fn line(&self) -> String {
-        let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
         let first = self.error.first().map_or("it failed", String::as_str);
-        format!("  then: {step}item {} failed: {}\n", shown(&self.key), shown(first))
+        format!("  then: {} failed: {}\n", shown(&self.place), shown(first))
     }
 
     /// Returns the item's key and error, and the commands to list and retry failed items; each line indented.
     /// `words`: the further words of each command, with a leading space.
     pub(crate) fn told(&self, paint: Paint, run: &str, words: &str) -> String {
-        let step = self.step.as_ref().map(|step| format!("step {step} of ")).unwrap_or_default();
         let mut errors = self.error.iter();
         let first = errors.next().map_or("it failed", String::as_str);
-        let mut text = format!("  first: {step}item {} failed: {}\n", shown(&self.key), shown(first));
+        let mut text = format!("  first: {} failed: {}\n", shown(&self.place), shown(first));
         for cause in errors {
             let _ = writeln!(text, "  {} {}", paint.dim("cause:"), shown(cause));
         }
@@ -119,10 +120,29 @@ impl FailedItem {
         text
     }
 
-    fn of(child: &Header, cause: &Header, failure: &Failure) -> Option<Self> {
+    fn of(
+        workflow: Option<&Workflow>,
+        child: &Header,
+        (cause, failure): (&Header, &Failure),
+    ) -> Option<Self> {
         let (_, key) = child.branch.opened_by()?;
+        // The step of an inner item is named with its path.
+        let is_item = |branch: &BranchPath| {
+            let opener = branch.opened_by().and_then(|(opener, _)| workflow?.step(opener.as_str()));
+            opener.is_some_and(|opener| opener.work.foreach().is_some())
+        };
+        let mut between = std::iter::successors(Some(cause.branch.clone()), BranchPath::parent)
+            .take_while(|branch| *branch != child.branch);
+        let place = match &cause.step {
+            None => format!("item {key}"),
+            Some(step) if between.any(|branch| is_item(&branch)) => {
+                format!("step {}", called(workflow, &cause.branch, step.as_str()))
+            }
+            Some(step) => format!("step {step} of item {key}"),
+        };
         let tail = failure.ending.log.as_ref().map(|log| log.tail.clone()).unwrap_or_default();
         Some(Self {
+            place,
             key,
             branch: child.branch.to_string(),
             step: cause.step.as_ref().map(ToString::to_string),

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde::Serialize;
-use waypost::RunId;
 use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StepFailure, StopHandle, StopLevel,
     Waiting,
 };
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
+use waypost::{BranchPath, RunId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
@@ -28,13 +28,14 @@ use crate::output::actions::{Level, annotation, harmless, summarise};
 use crate::output::progress::{Progress, ProgressOf};
 use crate::output::waits::{answer_command, question_text, wait_text};
 use crate::output::{log_lines, shown, shown_lines};
-use crate::run::dead_letters;
+use crate::run::dead_letters::{self, ToleratedFailure};
 use crate::run::doubt::doubts_of;
 use crate::run::failed_item::{FailedStep, SHOWN_MAX};
 use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
 use crate::run::reference::damaged_reference;
 use crate::view::doubt::{Doubt, answer_lines};
+use crate::view::step_names::called;
 use crate::view::{VERSION, WaitView};
 
 use asking::{Asking, SessionEnds};
@@ -347,7 +348,7 @@ impl<'a> Session<'a> {
             if outcome.status == RunStatus::CompletedWithFailures {
                 let (store, words) = (engine.store().as_ref(), told.store_words.as_deref());
                 let words = words.unwrap_or_default();
-                text.push_str(&failed_items(store, program.workflow(), &told.run, words).await?);
+                text.push_str(&failed_items(store, program.workflow(), &told.run, (words, |_| true)).await?);
             }
             match exit(outcome, told) {
                 Exit::Done => output.done(&text)?,
@@ -493,34 +494,48 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Returns the last lines about a run that completed with dead letters: the first letters, and the retry
-/// command.
+/// Returns the last lines about a run that completed with failures: the first tolerated failures and dead letters, and the
+/// retry command. `is_meant`: the branches whose tolerated failures are named.
 pub(crate) async fn failed_items(
     store: &dyn Store,
     workflow: &Workflow,
     run: &RunId,
-    words: &str,
+    (words, is_meant): (&str, fn(&BranchPath) -> bool),
 ) -> Result<String, Error> {
-    let letters = dead_letters::letters(store, run, workflow).await?;
-    if letters.is_empty() {
-        return Ok(String::new());
-    }
+    let workflow_of = Some(workflow);
     let mut text = String::new();
+    let tolerated: Vec<_> = dead_letters::tolerated(store, run).await?;
+    let tolerated: Vec<_> = tolerated.into_iter().filter(|failed| is_meant(&failed.branch)).collect();
+    for ToleratedFailure { branch, step, error } in tolerated.iter().take(SHOWN_MAX) {
+        let step = called(workflow_of, branch, step.as_str());
+        text.push_str(&format!("\nStep {step} failed, tolerated by the workflow: {}", shown(error)));
+    }
+    text.push_str(&more(tolerated.len(), "step"));
+    let letters = dead_letters::letters(store, run, workflow).await?;
     for letter in letters.iter().take(SHOWN_MAX) {
         let error = letter.failure.error.first().map_or("it failed", String::as_str);
+        let above = letter.branch.parent().unwrap_or_else(BranchPath::main);
         text.push_str(&format!(
             "\nItem {} of step {} failed: {}",
             shown(&letter.key),
-            letter.each,
+            called(workflow_of, &above, letter.each.as_str()),
             shown(error)
         ));
     }
-    let more = letters.len().saturating_sub(SHOWN_MAX);
-    if more > 0 {
-        text.push_str(&format!("\n{more} more items failed."));
+    text.push_str(&more(letters.len(), "item"));
+    if !letters.is_empty() {
+        text.push_str(&format!("\nRetry with: waypost dead-letters retry {run}{words}"));
     }
-    text.push_str(&format!("\nRetry with: waypost dead-letters retry {run}{words}"));
     Ok(text)
+}
+
+/// Returns a line with the number of further failures.
+fn more(count: usize, what: &str) -> String {
+    match count.saturating_sub(SHOWN_MAX) {
+        0 => String::new(),
+        1 => format!("\n1 more {what} failed."),
+        more => format!("\n{more} more {what}s failed."),
+    }
 }
 
 /// "Nothing to do", as an object in the event stream of a session; not an event itself, like an error.
@@ -575,7 +590,7 @@ pub(crate) async fn conclusion(
     let mut text = sentence(workflow, outcome, told, place.as_ref());
     if outcome.status == RunStatus::CompletedWithFailures {
         let words = told.store_words.as_deref().unwrap_or_default();
-        text.push_str(&failed_items(store, workflow, &told.run, words).await?);
+        text.push_str(&failed_items(store, workflow, &told.run, (words, |_| true)).await?);
     }
     Ok((text, exit(outcome, told)))
 }

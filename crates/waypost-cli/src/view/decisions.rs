@@ -5,6 +5,8 @@ use serde::Serialize;
 use waypost::events::RerunCause;
 use waypost::plan::{Cause, Decision};
 use waypost::record::SkipCause;
+use waypost_workflow::file::SUCCEEDED;
+use waypost_workflow::program::WAITS;
 
 use super::CheckpointView;
 
@@ -106,7 +108,12 @@ impl From<&SkipCause> for CauseView {
     fn from(cause: &SkipCause) -> Self {
         match cause {
             SkipCause::Condition(condition) => {
-                Self { text: format!("`{condition}` is false"), ..Self::named("condition_false", None) }
+                let text = match condition.as_str() {
+                    SUCCEEDED => "the run did not succeed".to_owned(),
+                    WAITS => "the step no longer waits".to_owned(),
+                    condition => format!("`{condition}` is false"),
+                };
+                Self { text, ..Self::named("condition_false", None) }
             }
             SkipCause::Need(need) => Self::named("condition_false", Some(need.to_string())),
             SkipCause::ByHand(by) => {

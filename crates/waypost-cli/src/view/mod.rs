@@ -34,7 +34,7 @@ pub(crate) use upkeep::{
     StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
 };
 
-pub(crate) use waits::{AnsweredView, SignalledView, WaitView, gives, step_of};
+pub(crate) use waits::{AnsweredView, SignalledView, WaitView, file_of, gives, step_of};
 
 /// Version of the documents.
 pub(crate) const VERSION: u32 = 1;
@@ -395,6 +395,8 @@ pub(crate) struct VerifiedRunView {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) errors: Vec<String>,
     pub(crate) checkpoints: Vec<VerifiedView>,
+    #[serde(skip)]
+    pub(crate) names: step_names::StepNames,
 }
 
 /// The results of `verify` for a checkpoint.
@@ -630,6 +632,9 @@ fn place_in_loops<S: serde::Serializer>(iteration: &[u32], serializer: S) -> Res
 /// A failed item.
 #[derive(Debug, Serialize)]
 pub(crate) struct FailedItem {
+    /// The failed step and the item, for a person.
+    #[serde(skip)]
+    pub(crate) place: String,
     /// The key and branch of the item.
     pub(crate) key: String,
     #[serde(rename = "scope")]

@@ -30,6 +30,11 @@ impl StepNames {
         self.step(branch, step).is_some_and(waits)
     }
 
+    /// Returns whether the child scopes of a step are items. Without a workflow, every child scope counts.
+    pub(crate) fn has_items(&self, branch: &BranchPath, step: &str) -> bool {
+        self.0.is_none() || self.step(branch, step).is_some_and(|step| step.work.foreach().is_some())
+    }
+
     /// Returns a step on a branch: steps of an included file are in that file.
     fn step(&self, branch: &BranchPath, step: &str) -> Option<&Step> {
         let mut within = self.0.as_deref()?;

@@ -96,15 +96,19 @@ impl WaitView {
 
 /// Returns a step of a branch, possibly from an included file.
 pub(crate) fn step_of<'w>(workflow: &'w Workflow, branch: &BranchPath, id: &str) -> Option<&'w Step> {
+    file_of(workflow, branch).step(id)
+}
+
+/// Returns the workflow with the steps of a branch: an included file, or the workflow itself.
+pub(crate) fn file_of<'w>(workflow: &'w Workflow, branch: &BranchPath) -> &'w Workflow {
     let mut around: Vec<BranchPath> =
         std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
     around.reverse();
     let openers = around.iter().filter_map(BranchPath::opened_by);
-    let within = openers.fold(workflow, |within, (opener, _)| {
+    openers.fold(workflow, |within, (opener, _)| {
         let opener = within.step(opener.as_str());
         opener.and_then(|opener| opener.work.child()).map_or(within, ChildWorkflow::workflow)
-    });
-    within.step(id)
+    })
 }
 
 /// Returns whether a signal fulfils the wait with this id.

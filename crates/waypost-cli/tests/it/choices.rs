@@ -109,7 +109,7 @@ fn choices_about_other_steps_are_refused() {
     };
     refused(&["--skip", "a"], "exit 2", "`--from a` reruns it");
     refused(&["--skip", "nope"], "exit 5", "nope");
-    refused(&["--skip", "x/y"], "exit 2", "a step of another scope");
+    refused(&["--skip", "x/y"], "exit 5", "step `x/y` in the workflow");
     refused(
         &["--treat-as", "done", "--output", "a.n=1"],
         "exit 2",
@@ -272,4 +272,128 @@ fn a_refused_choice_keeps_the_others_in_its_hint() {
     let changed = refused("d");
     assert!(changed.starts_with("exit 9"), "{changed}");
     assert!(changed.contains(&format!("`waypost resume r --skip d {rest} --keep-finished")), "{changed}");
+}
+
+const NESTED: &str = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a.txt', evidence: [{sha256: a.txt}]}
+  - id: grp
+    steps:
+      - {id: one, run: 'echo one >> trace'}
+      - {id: two, run: 'echo two >> trace; test -e go'}
+      - {id: three, run: 'echo three ${{ steps.two.outputs.n | default(\"none\", true) }} >> trace'}
+  - {id: after, run: 'echo after >> trace'}
+";
+
+/// Returns a run that failed at `grp/two`, with an empty trace.
+fn failed_in_group(store: &str) -> Rig {
+    let rig = Rig::with(NESTED).at(store);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("trace", "");
+    rig
+}
+
+// Bug: steps of a group, an item or an included file could be neither skipped nor marked as done. Cause: only the
+// position of the main branch took choices. Fix: an edit of a branch has choices, recorded in that branch.
+#[test]
+fn a_step_of_a_group_is_skipped_or_treated_as_done() {
+    for store in STORES {
+        let rig = failed_in_group(store);
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "grp/two"]), Some(0), "{store}");
+        assert_eq!(trace(&rig), "three none, after", "{store}");
+        assert_eq!(settled(&rig, "two"), ["skipped settled"], "{store}");
+
+        let rig = failed_in_group(store);
+        let done = ["resume", "r", "-q", "--treat-as", "done", "--output", "grp/two.n=7"];
+        assert_eq!(code_of(&rig, &done), Some(0), "{store}");
+        assert_eq!(trace(&rig), "three 7, after", "{store}");
+        assert_eq!(settled(&rig, "two"), ["done settled"], "{store}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+        assert_eq!(trace(&rig), "three 7, after", "{store}");
+    }
+}
+
+#[test]
+fn a_choice_in_a_group_stays_until_the_turn_of_its_step() {
+    for store in STORES {
+        let rig = failed_in_group(store);
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "grp/three"]), Some(1), "{store}");
+        assert_eq!(trace(&rig), "two", "{store}");
+        rig.write("trace", "");
+        rig.write("go", "");
+        std::fs::remove_file(rig.path("a.txt")).unwrap();
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(trace(&rig), "a, two, after", "{store}");
+        assert_eq!(settled(&rig, "three"), ["skipped settled"], "{store}");
+    }
+}
+
+#[test]
+fn a_finished_step_of_a_group_is_not_skipped() {
+    let rig = failed_in_group(STORES[0]);
+    let told = rig.waypost(&["resume", "r", "--skip", "grp/one"]);
+    assert!(told.starts_with("exit 2"), "{told}");
+    assert!(told.contains("`--from grp/one` reruns it"), "{told}");
+    let told = rig.waypost(&["resume", "r", "--skip", "grp/nope"]);
+    assert!(told.starts_with("exit 5") && told.contains("nope"), "{told}");
+    assert_eq!(trace(&rig), "");
+}
+
+#[test]
+fn a_step_of_a_failed_item_is_skipped() {
+    for policy in ["dead_letter", "stop"] {
+        let rig = Rig::with(&format!(
+            "steps:
+  - id: each
+    foreach:
+      items: [x, y]
+      on_item_failure: {policy}
+      steps:
+        - {{id: inc, run: 'test ${{{{ item }}}} != y'}}
+        - {{id: more, run: 'echo more ${{{{ item }}}} >> trace'}}
+  - {{id: after, run: 'echo after >> trace'}}
+"
+        ));
+        rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+        rig.write("trace", "");
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "each:y/inc"]), Some(0), "{policy}");
+
+        assert!(trace(&rig).contains("more y"), "{policy}: {}", trace(&rig));
+        assert_eq!(settled(&rig, "inc"), ["skipped settled"], "{policy}");
+    }
+}
+
+#[test]
+fn a_step_of_a_group_in_doubt_is_skipped() {
+    let rig = Rig::with(
+        "steps:
+  - id: grp
+    steps:
+      - {id: p, idempotent: false, run: 'echo p >> trace; test -e go || kill -9 $PPID $$; true'}
+      - {id: q, run: 'echo q >> trace'}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "grp/p"]), Some(0));
+
+    assert_eq!(trace(&rig), "p, q");
+}
+
+#[test]
+fn a_step_of_a_joined_group_is_not_skipped() {
+    let rig = Rig::with(
+        "steps:
+  - {id: grp, steps: [{id: one, run: echo one}]}
+  - {id: bad, run: exit 1}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+    let told = rig.waypost(&["resume", "r", "--skip", "grp/one"]);
+    assert!(told.starts_with("exit 2"), "{told}");
+    assert!(told.contains("the step is finished; `--from grp/one` reruns it"), "{told}");
+    assert!(told.contains("hint: `waypost resume r` resumes without this choice"), "{told}");
 }

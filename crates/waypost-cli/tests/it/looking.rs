@@ -293,3 +293,56 @@ fn a_failed_group_has_one_attempt_and_a_start() {
     assert_eq!((&group["id"], &group["attempts"]), (&serde_json::json!("g"), &serde_json::json!(1)));
     assert!(group["started_at"].is_string() && group["ended_at"].is_string(), "{group}");
 }
+
+// Bug: `show` said `in_doubt` of a run whose resume asks nothing, since the evidence of the cut step holds. Cause: the status on
+// record. Fix: `show` checks the evidence of a run in doubt.
+#[test]
+fn a_cut_step_with_valid_evidence_is_not_in_doubt() {
+    let rig = Rig::with(
+        "steps:
+  - {id: p, idempotent: false, run: 'echo done > out.txt; test -e go || kill -9 $PPID $$; true', evidence: [{file: out.txt}]}
+  - {id: q, run: echo q}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    let holds = rig.json(&["show", "r", "--json"]);
+    assert_eq!(holds["status"], "interrupted", "{holds}");
+    assert_eq!(holds["steps"][0]["status"], "cut", "{holds}");
+    let text = rig.waypost(&["show", "r"]);
+    assert!(text.contains("waypost resume r") && !text.contains("needs a decision"), "{text}");
+
+    fs::remove_file(rig.path("out.txt")).unwrap();
+    let lost = rig.json(&["show", "r", "--json"]);
+    assert_eq!(lost["status"], "in_doubt", "{lost}");
+    assert_eq!(lost["steps"][0]["status"], "in_doubt", "{lost}");
+}
+
+// Bug: the time of an item lacked its groups and had the time between two attempts, that of a loop had its last pass only, and a
+// skipped step had the time of its failed attempt. Fix: times of work, from the first pass on.
+#[test]
+fn times_are_those_of_the_work() {
+    let rig = Rig::with(
+        "steps:
+  - id: each
+    foreach:
+      items: [x]
+      steps: [{id: g, steps: [{id: one, run: sleep 0.3}]}, {id: two, run: test -e go}]
+  - {id: loop, repeat: {until: iteration == 2, max: 2}, steps: [{id: w, run: sleep 0.3}]}
+  - {id: bad, run: sleep 0.3; exit 1}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let item =
+        |rig: &Rig| rig.json(&["show", "r", "--step", "each", "--json"])["items"][0]["duration_ms"].as_u64();
+    assert!(item(&rig) >= Some(300), "{:?}", item(&rig));
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "bad"]), Some(0));
+
+    let shown = rig.json(&["show", "r", "--json"]);
+
+    assert!(shown["steps"][1]["duration_ms"].as_u64() >= Some(600), "{shown}");
+    assert!(shown["steps"][2]["duration_ms"].is_null(), "{shown}");
+    assert!(item(&rig) >= Some(300), "{:?}", item(&rig));
+}

@@ -249,3 +249,115 @@ fn an_unchanged_file_with_an_included_one_is_unchanged() {
         "{changed}"
     );
 }
+
+const USERS: &str = "steps:
+  - id: users
+    foreach:
+      items: [bob, ann]
+      max_failures: 2
+      steps:
+        - {id: greet, run: 'echo ${{ item }}'}
+        - id: each
+          foreach:
+            items: [1, 2]
+            as: n
+            max_failures: 2
+            steps: [{id: do, run: 'test ${{ n }} = 1'}]
+  - {id: grp, steps: [{id: tol, run: exit 3, continue_on_error: true}, {id: end, run: echo}]}
+";
+
+// Bug: dead letters of equal keys could not be told apart, and no screen named a tolerated failure within a group. Cause: lines
+// named the item and its step only. Fix: lines have the path of the step.
+#[test]
+fn nested_failures_are_named_with_their_paths() {
+    let rig = Rig::with(USERS);
+
+    let run = rig.waypost(&["run", "flow.yaml", "--id", "r", "-q"]);
+    let shown = rig.waypost(&["show", "r"]);
+
+    assert!(run.starts_with("exit 3"), "{run}");
+    for told in [&run, &shown] {
+        assert!(told.contains("Step grp/tol failed, tolerated by the workflow: exit code 3"), "{told}");
+        assert!(told.contains("Item 2 of step users:ann/each failed: exit code 1"), "{told}");
+        assert!(told.contains("Item 2 of step users:bob/each failed: exit code 1"), "{told}");
+    }
+    let why = rig.waypost(&["why", "r", "users:bob/each:2/do"]);
+    assert!(why.contains("retry with: waypost dead-letters retry r users:bob/each:2\n"), "{why}");
+}
+
+#[test]
+fn the_failure_of_a_nested_item_is_named_with_its_path() {
+    let rig = Rig::with(
+        &USERS.replacen("      max_failures: 2\n", "", 1).replace("            max_failures: 2\n", ""),
+    );
+
+    let run = rig.waypost(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    assert!(run.contains("step users:bob/each:2/do failed: exit code 1"), "{run}");
+    assert!(run.contains("step users:ann/each:2/do failed: exit code 1"), "{run}");
+}
+
+// Bug: `why RUN each:KEY` explained a step within. Fix: an item with several steps is refused, with their paths.
+#[test]
+fn why_of_an_item_names_its_steps() {
+    let rig = Rig::with(USERS);
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    let why = rig.waypost(&["why", "r", "users:bob"]);
+
+    assert!(why.starts_with("exit 2"), "{why}");
+    assert!(why.contains("`users:bob` is a scope, not a step\n"), "{why}");
+    assert!(why.contains("hint: name one of users:bob/greet, users:bob/each\n"), "{why}");
+}
+
+// Bug: `show --step each` listed an item that the file no longer has, and the skip of a dropped item said "`dropped by a person`
+// is false". Fix: items out of force are not listed, and the record of a drop has the person.
+#[test]
+fn removed_and_dropped_items_are_told_as_such() {
+    let flow = "steps:
+  - id: each
+    foreach:
+      items: [x, y, z]
+      max_failures: 1
+      steps: [{id: do, run: 'test ${{ item }} != y'}]
+  - {id: end, run: test -e go}
+on_success: [{run: echo yes}]
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let events = rig.waypost(&["events", "r"]);
+    assert!(events.contains("step_skipped on_success: the run did not succeed\n"), "{events}");
+    rig.write("flow.yaml", &flow.replace(", z]", "]"));
+    rig.write("go", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "--rerun-changed", "-q"]), Some(3));
+
+    assert_eq!(code_of(&rig, &["dead-letters", "drop", "r", "y"]), Some(0));
+
+    let items = rig.json(&["show", "r", "--step", "each", "--json"]);
+    let keys: Vec<_> = items["items"].as_array().unwrap().iter().map(|item| item["key"].as_str()).collect();
+    assert_eq!(keys, [Some("x"), Some("y")]);
+    let events = rig.waypost(&["events", "r"]);
+    assert!(events.contains("step_skipped do: attempt 2, skipped by "), "{events}");
+}
+
+// Bug: `verify`, `evidence suggest` and `diff` printed internal names of scopes. Fix: the names of all screens.
+#[test]
+fn all_screens_have_the_same_names_of_scopes() {
+    let rig = Rig::with(
+        "steps:
+  - id: grp
+    steps:
+      - {id: one, run: 'echo > one.txt', evidence: [{sha256: one.txt}]}
+      - {id: each, foreach: {items: [u], max_failures: 1, steps: [{id: do, run: exit 1}]}}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    std::fs::remove_file(rig.path("one.txt")).unwrap();
+
+    let verified = rig.waypost(&["verify", "r"]);
+    assert!(verified.contains("  r/grp@2: EVIDENCE FAILED"), "{verified}");
+    let suggested = rig.waypost(&["evidence", "suggest", "r", "grp/one"]);
+    assert!(suggested.contains("Step grp/one wrote no files"), "{suggested}");
+    let changed = rig.waypost(&["diff", "r@1", "r"]);
+    assert!(changed.contains("+ grp/each:u: failed"), "{changed}");
+}

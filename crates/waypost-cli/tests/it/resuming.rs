@@ -666,8 +666,8 @@ fn a_doubt_names_the_cause_that_holds() {
     }
 }
 
-// Bug: `--rerun-changed=grp/one` was refused. Cause: the choice knew only top-level steps. Fix: the path of a changed step
-// names its part of the row; a row is decided as a whole.
+// Bug: `--rerun-changed=grp/one` was refused, and `--keep-finished=grp/one --rerun-changed=grp/two`. Cause: the choice knew
+// only top-level steps, and a group was decided as a whole. Fix: each changed step of a group has a decision.
 #[test]
 fn a_choice_names_a_changed_step_by_its_path() {
     let flow = "steps:
@@ -679,11 +679,27 @@ fn a_choice_names_a_changed_step_by_its_path() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
     let resume = |args: &[&str]| rig.waypost(&[&["resume", "r", "-q"], args].concat());
     rig.write("flow.yaml", &flow.replace("echo ", "echo new "));
-    let in_part = resume(&["--rerun-changed=g/one", "--keep-finished"]);
-    assert!(in_part.contains("changes more results of step `g` than the named"), "{in_part}");
+    let in_part = resume(&["--rerun-changed=g/two", "--keep-finished=each"]);
+    assert!(in_part.starts_with("exit 9"), "{in_part}");
+    let both = resume(&["--rerun-changed=g/two", "--keep-finished=g/two"]);
+    assert!(both.contains("step `g/two` is in both"), "{both}");
+    rig.write("out", "");
+    let parted = resume(&["--rerun-changed=g/two", "--keep-finished=g/one,each"]);
+    assert!(parted.starts_with("exit 1\n"), "{parted}");
+    assert_eq!(rig.read("out"), "new two\n");
+}
+
+#[test]
+fn a_choice_names_the_steps_that_the_file_changes() {
+    let flow = "steps:
+  - {id: g, steps: [{id: one, run: 'echo one >> out'}, {id: two, run: 'echo two >> out'}]}
+  - {id: each, foreach: {items: [x], steps: [{id: e1, run: 'echo e1 >> out'}]}}
+  - {id: bad, needs: [g, each], run: 'test -e ok'}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let resume = |args: &[&str]| rig.waypost(&[&["resume", "r", "-q"], args].concat());
     rig.write("flow.yaml", &flow.replace("echo two", "echo new two").replace("echo e1", "echo new e1"));
-    let both = resume(&["--rerun-changed=g/two", "--keep-finished=g"]);
-    assert!(both.contains("step `g` is in both"), "{both}");
     let unchanged = resume(&["--rerun-changed=g/one", "--keep-finished"]);
     assert!(unchanged.contains("step `g/one` has no finished result that the file changes"), "{unchanged}");
     rig.write("ok", "");
@@ -693,4 +709,29 @@ fn a_choice_names_a_changed_step_by_its_path() {
 
     assert!(ended.starts_with("exit 0\n"), "{ended}");
     assert_eq!(rig.read("out"), "new two\n");
+}
+
+// Bug: the table of a changed file said `not finished, 0ms` of a group with finished steps, `another definition` of a group
+// without a removed step, and named the outer file after an edit of an included file. Cause: only ended branches counted.
+#[test]
+fn the_table_of_a_changed_file_counts_the_steps_of_groups() {
+    let flow = "steps:
+  - {id: g, steps: [{id: one, run: echo one}, {id: two, run: echo two}, {id: bad, run: exit 1}]}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("flow.yaml", &flow.replace("echo one", "echo new"));
+    let altered = rig.waypost(&["resume", "r"]);
+    assert!(altered.contains("~ step g has another definition in one  2 steps finished, "), "{altered}");
+    rig.write("flow.yaml", &flow.replace("{id: two, run: echo two}, ", ""));
+    let removed = rig.waypost(&["resume", "r"]);
+    assert!(removed.contains("~ step g removes two  2 steps finished, "), "{removed}");
+
+    let rig = Rig::with("steps: [{id: sub, workflow: sub.yaml}, {id: end, run: exit 1}]\n");
+    rig.write("sub.yaml", "steps: [{id: s, run: echo s}]\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("sub.yaml", "steps: [{id: s, run: echo new}]\n");
+    let included = rig.waypost(&["resume", "r"]);
+    assert!(included.contains("error: sub.yaml changes finished results of run r"), "{included}");
+    assert!(included.contains("`--keep-definition` ignores sub.yaml"), "{included}");
 }

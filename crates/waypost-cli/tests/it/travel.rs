@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::{Rig, check};
+use crate::rig::{Rig, check, code_of};
 
 const LINE: &str = r#"name: line
 params: {who: {type: string, default: me}, count: {type: integer, default: 1}}
@@ -871,4 +871,36 @@ steps: [{id: a, run: echo}, {id: b, run: 'test -e fine-${{ params.n }}'}]
     assert!(told.contains("\nParams are those of r@2 again: n=one.\n"), "{told}");
     rig.write("good-one", "");
     assert_eq!(code(&rig, &["resume", "r", "--keep-definition", "-q"]), Some(0));
+}
+
+// Bug: `fork --with FILE --from grp/s2` reran all steps of `grp` after a change of `grp/s3`. Cause: a fork compared groups as a
+// whole. Fix: changes of steps that rerun anyway do not rerun the group.
+#[test]
+fn a_fork_with_a_changed_group_reruns_the_named_step() {
+    for evidence in ["", ", evidence: [{file: trace}]"] {
+        let flow = format!(
+            "steps:
+  - id: grp
+    steps:
+      - {{id: s1, run: 'echo s1 >> trace'{evidence}}}
+      - {{id: s2, run: 'echo s2 >> trace'}}
+      - {{id: s3, run: 'echo s3 >> trace'}}
+  - {{id: z, run: 'echo z >> trace'}}
+"
+        );
+        let rig = Rig::with(&flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("new.yaml", &flow.replace("echo s3", "echo new"));
+        rig.write("older.yaml", &flow.replace("echo s1", "echo new"));
+        rig.write("trace", "");
+
+        let fork = ["fork", "r", "--with", "new.yaml", "--from", "grp/s2", "--id", "f", "--no-logs"];
+        assert_eq!(code_of(&rig, &fork), Some(0), "{evidence}");
+
+        assert_eq!(rig.read("trace"), "s2\nnew\nz\n", "{evidence}");
+        rig.write("trace", "");
+        let fork = ["fork", "r", "--with", "older.yaml", "--from", "grp/s2", "--id", "g", "-q"];
+        assert_eq!(code_of(&rig, &fork), Some(0), "{evidence}");
+        assert_eq!(rig.read("trace"), "new\ns2\ns3\nz\n", "{evidence}");
+    }
 }

@@ -23,7 +23,9 @@ pub enum HookOn {
 }
 
 /// Id of the step that runs the hooks after a successful run, and of the step that runs the hooks after every run.
-const AT_END: [(&str, &str); 2] = [("on_success", "always() && success()"), ("on_finish", "always()")];
+const AT_END: [(&str, &str); 2] = [("on_success", SUCCEEDED), ("on_finish", "always()")];
+/// The condition of the hooks `on_success` of a run.
+pub const SUCCEEDED: &str = "always() && success()";
 /// Suffix of the id of a step with the hooks of a wait.
 const OF_WAIT: &str = "-on_waiting";
 

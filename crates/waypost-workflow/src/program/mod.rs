@@ -76,6 +76,9 @@ pub use step_events::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_even
 
 /// The schema version of [`WorkflowState`].
 pub const STATE_SCHEMA: u32 = 1;
+
+/// The condition of the hooks of a wait, in the record of a skip.
+pub const WAITS: &str = "the step waits";
 /// Environment variable that marks the processes of a run. A resume finds the processes of a killed
 /// supervisor by this mark.
 const MARK: &str = "WAYPOST_RUN_MARK";
@@ -440,7 +443,7 @@ impl Program for WorkflowProgram {
     ) -> Result<Admission, Failure> {
         let step = self.step(step_ref);
         if step.announces.as_ref().is_some_and(|waiting| state.has_ended(waiting)) {
-            return Ok(Admission::Skip(SkipCause::Condition("the step waits".to_owned())));
+            return Ok(Admission::Skip(SkipCause::Condition(WAITS.to_owned())));
         }
         let has_failure = matches!(upstream, Upstream::Failed(_));
         let is_unknown = upstream == Upstream::Unknown;

@@ -1,6 +1,6 @@
 //! The start of a session: a new run, a resume, a restart, or a rollback.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -9,8 +9,7 @@ use crate::id::{BranchPath, StepId};
 use crate::plan::change;
 use crate::plan::shape::Shape;
 use crate::record::{
-    Choice, Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, RunStatus,
-    SealedRun, Try,
+    Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, RunStatus, SealedRun, Try,
 };
 use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
 use crate::system::lock::Holder;
@@ -18,7 +17,7 @@ use crate::system::lock::Holder;
 use super::accepted_pins::AcceptedPacks;
 use super::chain::{Chain, Draft, unchanged_body};
 use super::child_heads::pass_missing;
-use super::choice;
+use super::choice::{self, ChoiceScope};
 use super::definition::{self, Adopting, Forget, check_fit, check_frontier, forget};
 use super::early_cutoff::read_digests;
 use super::failure::{decide_openers, position_for_retry, tolerated};
@@ -320,9 +319,9 @@ async fn find_begin<P: Program>(
     }
     requested.by = options.by.clone();
     let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
-    let choices = options.choices.clone();
+    let chosen = options.chosen_steps();
     let answers = options.on_doubt.answers();
-    let asked = asked(options, (&requested, &choices), &answers, resume, program.keeps_apart());
+    let asked = asked(options, (&requested, &chosen), &answers, resume, program.keeps_apart());
     let trust = if is_claimed { Trust::Blind } else { asked.trust };
     let asked = ResumeQuery { again: is_again, trust, is_claimed, ..asked };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
@@ -417,7 +416,8 @@ async fn find_begin<P: Program>(
         move_on(base, moved, &mut drafts)?;
     }
     if !options.choices.is_empty() {
-        choice::choose((lease.run(), program.shape()), &options.choices, &mut base.position)?;
+        let scope = ChoiceScope { run: lease.run(), branch: &BranchPath::main(), shape: program.shape() };
+        choice::choose(scope, &options.choices, &mut base.position)?;
         last_or_by_hand(&mut drafts);
     }
     let keeps_traces = !program.shape().is_routed() && program.shape().has_evidence();
@@ -534,7 +534,7 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 /// Returns the query for the resume point.
 fn asked<'a, S>(
     options: &ResumeOptions<S>,
-    (requested, choices): (&'a Requested, &'a BTreeMap<StepId, Choice>),
+    (requested, chosen): (&'a Requested, &'a BTreeSet<(BranchPath, StepId)>),
     answers: &'a Answers,
     resume: u64,
     keeps_apart: bool,
@@ -557,7 +557,7 @@ fn asked<'a, S>(
         believes: options.from.is_some(),
         requested,
         bases: &[],
-        choices,
+        chosen,
     }
 }
 

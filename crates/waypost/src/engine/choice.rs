@@ -3,7 +3,7 @@
 //! A choice is recorded before anything runs. The position keeps the choice until the turn of the step, across
 //! crashes and failed evidence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -18,12 +18,20 @@ use super::scope::{Scope, ScopeId};
 use super::session::Session;
 use super::{KnownOutputs, Program, RunError, StepReport};
 
-/// Adds choices to the position of the main branch, and removes the answered questions.
+/// A branch whose steps a person settles.
+#[derive(Clone, Copy)]
+pub(super) struct ChoiceScope<'a> {
+    pub(super) run: &'a RunId,
+    pub(super) branch: &'a BranchPath,
+    pub(super) shape: &'a Shape,
+}
+
+/// Adds choices to the position of a branch, and removes the answered questions.
 ///
 /// # Errors
 /// [`RunError::UnknownStep`]: the graph has no such step. [`RunError::NotSettled`]: the step is finished.
 pub(super) fn choose(
-    (run, shape): (&RunId, &Shape),
+    ChoiceScope { run, branch, shape }: ChoiceScope<'_>,
     choices: &BTreeMap<StepId, Choice>,
     position: &mut Position,
 ) -> Result<(), RunError> {
@@ -31,8 +39,9 @@ pub(super) fn choose(
     for (step, choice) in choices {
         let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
         if !unfinished.has(place) {
-            let (run, branch, step) = (run.clone(), BranchPath::main(), step.clone());
-            let why = format!("the step is finished; `--from {step}` reruns it");
+            let path = if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") };
+            let why = format!("the step is finished; `--from {path}` reruns it");
+            let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
             return Err(RunError::NotSettled { run, branch, step, why });
         }
         position.ask_no_more(step);
@@ -47,9 +56,9 @@ pub(super) fn choose(
     Ok(())
 }
 
-/// Removes the questions with a choice.
-pub(super) fn answer(choices: &BTreeMap<StepId, Choice>, questions: &mut Vec<Decision>) {
-    questions.retain(|asked| !asked.branch.is_main() || !choices.contains_key(&asked.step));
+/// Removes the questions about steps with a choice.
+pub(super) fn answer(chosen: &BTreeSet<(BranchPath, StepId)>, questions: &mut Vec<Decision>) {
+    questions.retain(|asked| !chosen.contains(&(asked.branch.clone(), asked.step.clone())));
 }
 
 /// Returns the note about a step settled by a person.

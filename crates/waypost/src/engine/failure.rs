@@ -228,21 +228,23 @@ pub(super) async fn tolerated(
     Ok(found)
 }
 
-/// The reason in the last record of a skipped branch.
-const LEFT: &str = "dropped by a person";
-
 impl Engine {
-    /// Ends failed branches as skipped, by decision of a person; all of these or none. A join that has not run
+    /// Ends failed branches as skipped, by decision of the person `by`; all of these or none. A join that has not run
     /// yet sees the branches as skipped; a finished join does not run again. The branches still count as
     /// tolerated failures of the run.
     ///
     /// # Errors
     /// - [`RunError::NotEdited`]: a branch has not failed. Nothing changed.
     /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease.
-    pub async fn leave_branches(&self, run: &RunId, branches: &[BranchPath]) -> Result<(), RunError> {
+    pub async fn leave_branches(
+        &self,
+        run: &RunId,
+        branches: &[BranchPath],
+        by: &str,
+    ) -> Result<(), RunError> {
         self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
-        match self.leave_under(&lease, branches).await {
+        match self.leave_under(&lease, branches, by).await {
             // The batch has released the lease.
             Ok(true) => Ok(()),
             other => {
@@ -252,7 +254,7 @@ impl Engine {
         }
     }
 
-    async fn leave_under(&self, lease: &Lease, branches: &[BranchPath]) -> Result<bool, RunError> {
+    async fn leave_under(&self, lease: &Lease, branches: &[BranchPath], by: &str) -> Result<bool, RunError> {
         let (store, run) = (self.store.as_ref(), lease.run());
         let mut records = Vec::new();
         for branch in branches {
@@ -266,7 +268,7 @@ impl Engine {
             let step = header.step.clone();
             let unwritable =
                 |source| RunError::Serialize { run: run.clone(), step: header.step.clone(), source };
-            let cause = SkipCause::Condition(LEFT.to_owned());
+            let cause = SkipCause::ByHand(by.to_owned());
             let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
             draft.step_name.clone_from(&header.step_name);
             draft.end = Some(End::Skipped);

@@ -154,7 +154,7 @@ pub(super) fn reenter(shape: &Shape, mut before: Position, results: Results) -> 
         return Position::default();
     }
     let reusable = std::mem::take(&mut before.reusable);
-    let mut after = Position { reusable: reusable.clone(), ..Position::default() };
+    let mut after = Position { reusable: reusable.clone(), choices: before.choices, ..Position::default() };
     if results == Results::Drop {
         for (step, results) in reusable {
             let is_careful = shape.step(step.as_str()).is_some_and(|step| !step.idempotent);

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::projection::events::PRUNED;
-use crate::record::{Claim, FrontierEntry, Pack, Phase, Reason, Record, Try};
+use crate::record::{Claim, FrontierEntry, Pack, Phase, Position, Reason, Record, Try};
 use crate::store::{
     Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _, TrimMode,
     Trimmed,
@@ -21,6 +21,7 @@ use crate::store::{
 
 use super::begin::by_hand;
 use super::chain::{Chain, Draft, unchanged_body};
+use super::choice::{ChoiceScope, choose};
 use super::inspect::{Snapshot, position_as_recorded};
 use super::rollback::joins;
 use super::scope::Scope;
@@ -308,6 +309,15 @@ impl<S> Edits<S> {
         self.0.values().flatten().flat_map(|edit| edit.again.iter().cloned()).collect()
     }
 
+    /// Adds the choices to the position of a branch.
+    ///
+    /// # Errors
+    /// Those of [`choose`].
+    pub(super) fn choose(&self, scope: ChoiceScope<'_>, position: &mut Position) -> Result<(), RunError> {
+        let mut edits = self.0.values().flatten();
+        edits.try_for_each(|edit| choose(scope, &edit.choices, position))
+    }
+
     /// Applies the edits to the state of a branch, as a whole or not at all, and drafts the record.
     ///
     /// # Errors
@@ -361,16 +371,18 @@ pub(super) async fn refuse_left(
 /// Removes the retries of branches entered later in this resume: the failed steps run on entry.
 ///
 /// # Errors
-/// [`RunError::NotEdited`]: a retry replaces the item of such a branch.
+/// [`RunError::NotEdited`]: an edit replaces the item of such a branch, or has choices.
 pub(super) fn defer_retries<S>(
     run: &RunId,
     edits: &mut Vec<(BranchPath, EditBranch<S>)>,
     unreached: &BTreeSet<BranchPath>,
 ) -> Result<(), RunError> {
-    let replaced = edits.iter().find(|(branch, edit)| edit.item.is_some() && unreached.contains(branch));
-    if let Some((branch, _)) = replaced {
-        let why = "an earlier step or pass must rerun first; resume the run, then replace the item";
-        return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why: why.to_owned() });
+    let decides = |edit: &EditBranch<S>| edit.item.is_some() || !edit.choices.is_empty();
+    let decided = edits.iter().find(|(branch, edit)| decides(edit) && unreached.contains(branch));
+    if let Some((branch, edit)) = decided {
+        let what = if edit.item.is_some() { "replace the item" } else { "settle its steps" };
+        let why = format!("an earlier step or pass must rerun first; resume the run, then {what}");
+        return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
     }
     edits.retain(|(branch, _)| !unreached.contains(branch));
     Ok(())

@@ -12,6 +12,7 @@ use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreE
 
 use super::begin::{by_hand, decode_state};
 use super::chain::{Chain, Draft};
+use super::choice::ChoiceScope;
 use super::definition::{add_new_steps, forget};
 use super::failure::{decide_openers, position_for_retry};
 use super::fan_out::{FanOut, Items, Queued, named_items};
@@ -535,6 +536,8 @@ pub(super) async fn resume_child<P: Program>(
     let parallel_max = children.parallel_max;
     let is_opener_in = above.opener.is_none() || above.has_capacity;
     let around = above.entry(opener.place).at.iteration.clone();
+    let scope = ChoiceScope { run: &chain.run, branch: &chain.branch, shape };
+    edits.choose(scope, &mut position)?;
     let mut scope = Scope::new(chain, shape, position, state);
     scope.opener = Some(opener);
     scope.around = around;

@@ -133,6 +133,17 @@ impl<S> Default for ResumeOptions<S> {
     }
 }
 
+impl<S> ResumeOptions<S> {
+    /// Returns the steps with a choice of a person.
+    pub(super) fn chosen_steps(&self) -> BTreeSet<(BranchPath, StepId)> {
+        let on_main = self.choices.keys().map(|step| (BranchPath::main(), step.clone()));
+        let below = self.edit_branches.iter();
+        let below =
+            below.flat_map(|(branch, edit)| edit.choices.keys().map(|step| (branch.clone(), step.clone())));
+        on_main.chain(below).collect()
+    }
+}
+
 /// The start point of a resume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResumeFrom {
@@ -338,6 +349,9 @@ pub struct EditBranch<S> {
     /// Steps that read the edited values: finished steps among these rerun, with all downstream steps. Only for a
     /// state with separate outputs ([`Program::keeps_apart`](super::Program::keeps_apart)).
     pub again: Vec<StepId>,
+    /// Choices of a person about unfinished steps of the branch: each step is settled at its turn, without an
+    /// execution.
+    pub choices: BTreeMap<StepId, Choice>,
 }
 
 /// The function of an [`EditBranch`].

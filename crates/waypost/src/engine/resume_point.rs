@@ -11,7 +11,7 @@ use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::plan::{Broken, Decision, LeftOut};
 use crate::projection::events::RerunCause;
-use crate::record::{Choice, FrontierEntry, Position, Record, Settled};
+use crate::record::{FrontierEntry, Position, Record, Settled};
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;
@@ -90,7 +90,7 @@ pub(super) struct ResumeQuery<'a> {
     /// Bases of edits in place that are gone: these rerun first.
     pub(super) bases: &'a [Broken],
     /// Choices of a person: these answer questions.
-    pub(super) choices: &'a BTreeMap<StepId, Choice>,
+    pub(super) chosen: &'a BTreeSet<(BranchPath, StepId)>,
 }
 
 /// Returns the point from which a resume continues.
@@ -108,7 +108,7 @@ pub(super) async fn find<P: Program>(
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
         let mut judged = judge(engine, program, shape, (run, &branches), (Trust::Blind, &[])).await?;
-        answer(asked.choices, &mut judged.questions);
+        answer(asked.chosen, &mut judged.questions);
         return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
     let mut survey = BranchLoader::new(engine, shape);
@@ -124,7 +124,7 @@ pub(super) async fn find<P: Program>(
     if asked.believes {
         judged.believe(asked.answers);
     }
-    answer(asked.choices, &mut judged.questions);
+    answer(asked.chosen, &mut judged.questions);
     let mut settled = Vec::new();
     if asked.recovers {
         let is_open = |question: &&Decision| asked.answers.about(&question.branch, &question.step).is_none();

@@ -1,5 +1,7 @@
 //! Manual changes to the branches of a run before a resume: decisions on steps in doubt, and state edits.
 
+use std::collections::BTreeMap;
+
 use super::level::{Held, State};
 use super::run::Resume;
 use crate::engine::{Doubtful, EditBranch, RunError, Settle, TreatAs};
@@ -74,7 +76,7 @@ impl<S: State> Resume<'_, S> {
         };
         self.edits.push((
             branch.as_ref().to_owned(),
-            EditBranch { edit: Box::new(edit), item: None, again: Vec::new() },
+            EditBranch { edit: Box::new(edit), item: None, again: Vec::new(), choices: BTreeMap::new() },
         ));
         self
     }

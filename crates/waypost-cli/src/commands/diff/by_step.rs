@@ -96,9 +96,13 @@ fn put_items(values: &mut StateValues, at: &StateAt<'_>, id: &str, step: &Value)
     for item in step["items"]["items"].as_array().into_iter().flatten() {
         let scope = item["key"].as_str().and_then(|key| at.branch.child(&opener, key).ok());
         let Some(scope) = scope else { continue };
-        put_status(values, &at.names.path(&scope), item, "completed");
+        // The step may be within a group.
+        let shown = at.names.path(&scope);
+        let key = shown.strip_prefix(&at.names.called(at.branch, id)).unwrap_or_default();
+        let path = format!("{}{key}", at.called(id));
+        put_status(values, &path, item, "completed");
         for (inner, step) in item["steps"].as_object().into_iter().flatten() {
-            put_outputs(values, &at.names.called(&scope, inner), &step["outputs"]);
+            put_outputs(values, &format!("{path}/{inner}"), &step["outputs"]);
         }
     }
 }

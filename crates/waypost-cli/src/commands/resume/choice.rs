@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use waypost::engine::{Answers, Snapshot, TreatAs};
 use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Choice, FrontierEntry, Occasion, Position, SettleBy};
-use waypost::store::Store;
+use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
@@ -17,56 +17,66 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::output::shown;
 use crate::run::current_evidence;
+use crate::run::dead_letters::counts;
 use crate::run::definition::Chosen;
 use crate::run::environment::person;
-use crate::run::reference::{encoded, is_branch, is_step};
-use crate::view::step_names::StepNames;
+use crate::run::reference::{StepRef, encoded, is_branch, is_step};
+use crate::view::step_names::{StepNames, called};
+use crate::view::{file_of, step_of};
 
 use super::Prepared;
 use super::dry::planned;
+
+/// A step by its branch.
+type StepAt = (BranchPath, StepId);
 
 /// Reads the choices from the options of `resume`. `--treat-as done` settles failed steps if no step is in doubt, and cut
 /// steps at their turn if evidence upstream has failed.
 ///
 /// # Errors
-/// [`Error::Usage`]: a step is in an item or another scope, an output is for a step not settled as done, or a later
+/// [`Error::Usage`]: a step is in a scope that has not started, an output is for a step not settled as done, or a later
 /// step reads outputs that are not given.
-pub(super) fn of(
+pub(super) async fn of(
     args: &ResumeArgs,
+    store: &dyn Store,
     (snapshot, workflow): (&Snapshot, &Workflow),
     asked: Asked,
     at: Timestamp,
-) -> Result<BTreeMap<StepId, Choice>, Error> {
-    let mut settled: BTreeMap<StepId, SettleBy> = BTreeMap::new();
+) -> Result<BTreeMap<StepAt, Choice>, Error> {
+    let mut settled: BTreeMap<StepAt, SettleBy> = BTreeMap::new();
+    let run = &snapshot.entry.summary.run;
     let position = snapshot.newest().position().unwrap_or_default();
     let answers = &args.answers;
-    let main = BranchPath::main();
-    let settles = |step: &StepId| answers.about(&main, step) == Some(TreatAs::Done);
-    let is_named = |step: &StepId| answers.named.contains_key(&(main.clone(), step.clone()));
-    let settles_failed = |step: &StepId| {
-        settles(step) && (matches!(asked, Asked::Nothing | Asked::OnTheWay) || is_named(step))
+    let done = || SettleBy::Done(Map::new());
+    let settles = |(branch, step): &StepAt| answers.about(branch, step) == Some(TreatAs::Done);
+    let settles_failed = |at: &StepAt| {
+        settles(at) && (matches!(asked, Asked::Nothing | Asked::OnTheWay) || answers.named.contains_key(at))
     };
-    let failed: Vec<&FrontierEntry> =
-        failed_steps(&position).filter(|entry| settles_failed(&entry.step)).collect();
-    let is_scope = |entry: &&&FrontierEntry| entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
-    if let Some(entry) = failed.iter().find(is_scope) {
-        let step = &entry.step;
-        let message = format!("cannot settle `{step}` as done: a step inside failed, and others did not run");
-        return Err(Error::usage(message, format!("`--skip {step}` skips all of `{step}`")));
+    if !args.treat_as.is_empty() {
+        let failed = failed_steps(store, run, &position).await?;
+        settled.extend(failed.into_iter().filter(settles_failed).map(|step| (step, done())));
     }
-    settled.extend(failed.iter().map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
-    let is_in_doubt = |step: &StepId| {
-        let is_cut = |entry: &FrontierEntry| entry.step == *step && entry.is_unsettled();
-        settles(step) && (position.open_entries().any(is_cut) || position.asks_about(step))
+    let is_in_doubt = |at: &StepAt| {
+        let is_cut = |entry: &FrontierEntry| entry.step == at.1 && entry.is_unsettled();
+        let is_asked = position.open_entries().any(is_cut) || position.asks_about(&at.1);
+        settles(at) && at.0.is_main() && is_asked
     };
     if asked == Asked::BeforeEvidence {
         let cut = position.open_entries().filter(|entry| entry.is_unsettled() && !entry.has_children());
-        let cut = cut.filter(|entry| settles(&entry.step));
+        let cut = cut.filter(|entry| settles(&(BranchPath::main(), entry.step.clone())));
         let cut = cut.filter(|entry| workflow.step(entry.step.as_str()).is_some_and(|step| !step.idempotent));
-        settled.extend(cut.map(|entry| (entry.step.clone(), SettleBy::Done(Map::new()))));
+        settled.extend(cut.map(|entry| ((BranchPath::main(), entry.step.clone()), done())));
     }
     for (path, value) in &args.output {
-        let named = path.split_once('.').and_then(|(step, name)| Some((StepId::new(step).ok()?, name)));
+        let mut named = None;
+        if let Some((step, name)) =
+            path.rsplit_once('/').map_or(path.as_str(), |(_, step)| step).split_once('.')
+        {
+            let text = encoded(store, run, &path[..path.len() - name.len() - 1]).await?;
+            let step = StepId::new(step).ok();
+            let branch = StepRef::parse(&text).branch.unwrap_or_else(BranchPath::main);
+            named = step.map(|step| ((branch, step), name));
+        }
         let named = named.filter(|(step, _)| settled.contains_key(step) || is_in_doubt(step));
         let Some((step, name)) = named else {
             let message = format!(
@@ -77,56 +87,107 @@ pub(super) fn of(
                 "give STEP.NAME=VALUE, with the id of a failed step or a step in doubt",
             ));
         };
-        if let SettleBy::Done(outputs) = settled.entry(step).or_insert_with(|| SettleBy::Done(Map::new())) {
+        if let SettleBy::Done(outputs) = settled.entry(step).or_insert_with(done) {
             outputs.insert(name.to_owned(), Value::from(value.as_str()));
         }
     }
     for (step, settle) in &settled {
         if let SettleBy::Done(outputs) = settle {
-            refuse_missing(workflow, &snapshot.entry.summary.run, step, outputs)?;
+            refuse_missing(workflow, run, step, outputs)?;
         }
     }
-    for step in &args.skip {
-        if step.contains('/') {
-            let called = StepNames::of(workflow).plain(step);
-            let opener = step.split(['/', '~', ':']).next().unwrap_or_default();
-            let has_items = workflow.step(opener).is_some_and(|step| step.work.foreach().is_some());
-            let (kind, hint) = match has_items {
-                true => ("an item", "`waypost dead-letters drop` skips a failed item".to_owned()),
-                false => ("another scope", format!("`--skip {opener}` skips all of `{opener}`")),
-            };
-            let message = format!("cannot skip `{called}`: it is a step of {kind}");
-            return Err(Error::usage(message, hint));
+    let branches = store.branches(run).await?;
+    for skip in &args.skip {
+        let on = StepRef::parse(skip).branch;
+        if on.is_some_and(|branch| !branch.is_main() && !branches.contains(&branch)) {
+            return Err(not_started(workflow, skip));
         }
-        if let (None, Some(near)) =
-            (workflow.step(step), workflow.step_near(step).filter(|near| workflow.step(near).is_some()))
-        {
-            let meant = |skip: &String| if skip == step { near.to_owned() } else { skip.clone() };
-            let corrected = ResumeArgs { skip: args.skip.iter().map(meant).collect(), ..args.clone() };
-            let command = corrected.command(&snapshot.entry.summary.run);
-            let what = format!("step `{step}` in the workflow");
-            return Err(Error::not_found(what, format!("did you mean `{command}`?")));
-        }
-        let step = StepId::new(step).map_err(Error::from_name)?;
-        settled.insert(step, SettleBy::Skip);
+        settled.insert(skipped(args, (snapshot, workflow), skip)?, SettleBy::Skip);
     }
     let by = person();
     let choice = |(step, settle)| (step, Choice { settle, by: by.clone(), at });
     Ok(settled.into_iter().map(choice).collect())
 }
 
+/// Returns the step of a `--skip`.
+fn skipped(
+    args: &ResumeArgs,
+    (snapshot, workflow): (&Snapshot, &Workflow),
+    skip: &str,
+) -> Result<StepAt, Error> {
+    let StepRef { branch, step } = StepRef::parse(skip);
+    let branch = branch.unwrap_or_else(BranchPath::main);
+    let named = step.as_deref().and_then(|step| StepId::new(step).ok());
+    let Some(step) = named else {
+        return Err(not_started(workflow, skip));
+    };
+    if step_of(workflow, &branch, step.as_str()).is_none()
+        && let Some(near) = workflow.step_near(skip).filter(|near| workflow.step(near).is_some())
+    {
+        let meant = |own: &String| if own == skip { near.to_owned() } else { own.clone() };
+        let corrected = ResumeArgs { skip: args.skip.iter().map(meant).collect(), ..args.clone() };
+        let command = corrected.command(&snapshot.entry.summary.run);
+        let what = format!("step `{skip}` in the workflow");
+        return Err(Error::not_found(what, format!("did you mean `{command}`?")));
+    }
+    Ok((branch, step))
+}
+
+/// Returns why a step of a scope without records cannot be skipped.
+fn not_started(workflow: &Workflow, skip: &str) -> Error {
+    let called = StepNames::of(workflow).plain(skip);
+    let opener = skip.split(['/', '~', ':']).next().unwrap_or_default();
+    if workflow.step(opener).is_none() {
+        return Error::not_found(
+            format!("step `{called}` in the workflow"),
+            "`waypost show` lists the steps",
+        );
+    }
+    let message = format!("cannot skip `{called}`: no such scope of `{opener}` has started");
+    Error::usage(message, format!("`--skip {opener}` skips all of `{opener}`"))
+}
+
+/// Returns the failed steps to settle. Of a failed group or included file, these are the failed steps inside.
+async fn failed_steps(store: &dyn Store, run: &RunId, position: &Position) -> Result<Vec<StepAt>, Error> {
+    let branches = store.branches(run).await?;
+    let (mut failed, mut within) = (Vec::new(), vec![(BranchPath::main(), position.clone())]);
+    while let Some((branch, position)) = within.pop() {
+        for entry in position.failed.iter().filter(|entry| entry.exited.is_none()) {
+            let opens = entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
+            let known = within.len();
+            let is_child = |child: &&BranchPath| {
+                let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&branch));
+                opener.is_some_and(|(opener, _)| opener == entry.step)
+            };
+            for child in branches.iter().filter(|_| opens).filter(is_child) {
+                let newest = store.newest(run, child).await?;
+                let position = newest.position().unwrap_or_default();
+                if !position.failed.is_empty() && counts(store, run, &newest).await? {
+                    within.push((child.clone(), position));
+                }
+            }
+            if within.len() == known {
+                failed.push((branch.clone(), entry.step.clone()));
+            }
+        }
+    }
+    Ok(failed)
+}
+
 /// Refuses to settle a step as done if a later step reads a result that is not given.
 fn refuse_missing(
     workflow: &Workflow,
     run: &RunId,
-    step: &StepId,
+    (branch, step): &StepAt,
     outputs: &Map<String, Value>,
 ) -> Result<(), Error> {
     let is_given = |name: &str| outputs.contains_key(name);
-    let missing: Vec<_> = workflow.readers_of_missing(step.as_str(), is_given).collect();
+    let file = file_of(workflow, branch);
+    let missing: Vec<_> = file.readers_of_missing(step.as_str(), is_given).collect();
     let Some((_, first)) = missing.first() else { return Ok(()) };
     let readers: Vec<String> = missing.iter().map(|(reader, _)| format!("`{}`", reader.id)).collect();
     let readers = readers.join(", ");
+    let step = called(Some(workflow), branch, step.as_str());
     let message =
         format!("cannot settle step `{step}` of run {run} as done: outputs that {readers} reads are missing");
     let hint = match first {
@@ -134,11 +195,6 @@ fn refuse_missing(
         None => format!("`--skip {step}` skips the step"),
     };
     Err(Error::usage(message, hint))
-}
-
-/// Returns the failed steps of the main scope.
-fn failed_steps(position: &Position) -> impl Iterator<Item = &FrontierEntry> {
-    position.failed.iter().filter(|entry| entry.exited.is_none())
 }
 
 /// Finds the steps of `--treat-as`. A named group, item or `foreach` stands for the steps in doubt inside.
@@ -169,7 +225,7 @@ pub(super) async fn answers(
     let asked: Vec<(BranchPath, StepId)> =
         asked.map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
     let position = snapshot.newest().position().unwrap_or_default();
-    let failed = failed_steps(&position).map(|entry| (BranchPath::main(), entry.step.clone()));
+    let failed = failed_steps(store.as_ref(), run, &position).await?.into_iter();
     let failed: Vec<(BranchPath, StepId)> = failed.collect();
     let names = StepNames::of(&prepared.chosen.workflow);
     for given in &args.treat_as {

@@ -36,8 +36,8 @@ pub(super) async fn dry_run(
     let mut notes = told_of(letters);
     let snapshot = Snapshot::read(store, run).await?;
     let mut prepared = Prepared::of(context, shared, run, &args.undecided()).await?;
-    prepared.choices =
-        choice::of(args, (&snapshot, &prepared.chosen.workflow), Asked::Nothing, context.now())?;
+    let at = (&snapshot, &prepared.chosen.workflow);
+    prepared.choices = choice::of(args, store, at, Asked::Nothing, context.now()).await?;
     let (mut plan, stops) = planned(context, shared, (&snapshot, &prepared), args).await?;
     stops.iter().for_each(|stop| context.output.warn(stop));
     if prepared.params.is_some() {

@@ -1,12 +1,13 @@
 //! The items of a step, or its passes, a page at a time.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use waypost::id::readable;
-use waypost::record::{End, Phase, Record, Status, WaitKind};
+use waypost::record::{End, Header, Phase, Record, Status, WaitKind};
 use waypost::store::{Scan, Store, StoreExt as _};
-use waypost::{BranchPath, RunId};
+use waypost::{BranchPath, RunId, StepId};
 
 use super::Context;
 use crate::cli::{ItemStatusName, ItemsArgs};
@@ -14,7 +15,8 @@ use crate::error::Error;
 use crate::format::text::quoted;
 use crate::format::time;
 use crate::output::shown;
-use crate::run::dead_letters;
+use crate::run::dead_letters::{self, Fans};
+use crate::run::idle_times::IdleTimes;
 use crate::view::{ItemView, ShowView, StepStatus, StepView};
 
 /// The default size of a page.
@@ -26,15 +28,23 @@ pub(super) struct ItemPage {
     pub(super) next: Option<String>,
 }
 
+/// The step of a page.
+pub(super) struct Opener<'a> {
+    pub(super) step: &'a StepView,
+    /// A process works on the run.
+    pub(super) live: bool,
+    pub(super) idle: IdleTimes,
+}
+
 impl ItemPage {
-    /// Reads a page of the items of a step. `live`: a process works on the run.
+    /// Reads a page of the items of a step.
     pub(super) async fn read(
         store: &dyn Store,
         run: &RunId,
-        step: &StepView,
-        live: bool,
+        opener: &Opener<'_>,
         args: &ItemsArgs,
     ) -> Result<Self, Error> {
+        let Opener { step, live, .. } = *opener;
         let mut opened = opened(store, run, step).await?;
         if opened.is_empty() && (args.status.is_some() || args.limit.is_some() || args.after.is_some()) {
             let message = format!("step `{}` of run {run} has no items", step.id);
@@ -51,8 +61,12 @@ impl ItemPage {
         }
         let (wanted, limit) = (args.status.map(StepStatus::from), args.limit.unwrap_or(LIMIT) as usize);
         let mut page = Self { items: Vec::new(), next: None };
+        let mut fans = Fans::default();
         for (branch, started_at) in opened {
             let newest = store.newest(run, &branch).await?;
+            if !fans.has(store, run, &newest).await? {
+                continue;
+            }
             let status = status(&newest, live);
             if wanted.is_some_and(|wanted| wanted != status) {
                 continue;
@@ -61,7 +75,7 @@ impl ItemPage {
                 page.next = page.items.last().map(|item| item.branch.clone());
                 break;
             }
-            page.items.push(item(store, run, &newest, (status, started_at)).await?);
+            page.items.push(item((store, run), opener, &newest, (status, started_at)).await?);
         }
         Ok(page)
     }
@@ -116,18 +130,20 @@ fn status(newest: &Record, live: bool) -> StepStatus {
 }
 
 async fn item(
-    store: &dyn Store,
-    run: &RunId,
+    (store, run): (&dyn Store, &RunId),
+    opener: &Opener<'_>,
     newest: &Record,
     (status, opened_at): (StepStatus, Timestamp),
 ) -> Result<ItemView, Error> {
     let branch = &newest.header().branch;
     let (mut attempts, mut started_at) = (0, None);
+    let mut work = WorkTime::default();
     let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
     loop {
         let page = store.scan(&scan).await?;
         for header in page.records.iter().map(Record::header) {
-            if !header.started.is_empty() {
+            work.take(header);
+            if !header.started.is_empty() || header.phase.opens_work() {
                 started_at.get_or_insert(header.created_at);
             }
             let starts = header.started.iter().map(|start| start.at.attempt);
@@ -152,9 +168,52 @@ async fn item(
         attempts,
         started_at: started_at.unwrap_or(opened_at),
         ended_at: newest.header().end.map(|_| newest.header().created_at),
-        duration_ms: None,
+        duration_ms: work.of(&opener.idle, (status == StepStatus::Running).then(time::now)),
         error,
     })
+}
+
+/// The time in which a step of a scope is at work. Steps at work at the same time count once.
+#[derive(Default)]
+struct WorkTime {
+    at_work: BTreeMap<StepId, Timestamp>,
+    /// The spans without overlap, in order.
+    spans: Vec<(Timestamp, Timestamp)>,
+}
+
+impl WorkTime {
+    /// Takes a record of the scope, in order.
+    fn take(&mut self, header: &Header) {
+        let is_open = header.phase.opens_work() || header.phase.opens_hooks();
+        if let Some(step) = &header.step {
+            if is_open {
+                self.at_work.entry(step.clone()).or_insert(header.created_at);
+            } else if !matches!(header.phase, Phase::Progress { .. })
+                && let Some(since) = self.at_work.remove(step)
+            {
+                self.add(since, header.created_at);
+            }
+        }
+        for start in &header.started {
+            self.at_work.entry(start.step.clone()).or_insert(header.created_at);
+        }
+    }
+
+    fn add(&mut self, mut since: Timestamp, mut until: Timestamp) {
+        while let Some((begun, ended)) = self.spans.pop_if(|(_, ended)| *ended >= since) {
+            (since, until) = (since.min(begun), until.max(ended));
+        }
+        self.spans.push((since, until));
+    }
+
+    /// Returns the time in milliseconds, without idle times; `now`: a step may be at work.
+    fn of(mut self, idle: &IdleTimes, now: Option<Timestamp>) -> Option<u64> {
+        for (_, since) in std::mem::take(&mut self.at_work) {
+            self.add(since, now.unwrap_or(since));
+        }
+        (!self.spans.is_empty()).then_some(())?;
+        self.spans.iter().map(|(since, until)| idle.work_ms(*since, *until)).sum()
+    }
 }
 
 /// Formats a page of items as a table, with the command for the next page.

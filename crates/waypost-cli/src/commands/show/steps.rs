@@ -141,6 +141,9 @@ impl Branch {
             // For a step with reused results, the newest record is the reuse; its end is older.
             let ends_told = if is_finished { &told.finished } else { &told.ends };
             let end = ends_told.get(id).copied().filter(|header| counts(header.at.epoch));
+            let fan = entry.and_then(|entry| entry.fan.as_ref());
+            let fan = fan.or_else(|| position.as_ref().and_then(|position| position.joined(step)));
+            let first_pass = fan.and_then(|fan| fan.passes.first());
             let is_its_end = |header: &&Header| settled.is_none_or(|settled| settled.seq <= header.seq);
             let facts = StepFacts {
                 entry,
@@ -150,6 +153,7 @@ impl Branch {
                 usage: told.usage.get(id).cloned(),
                 settled: told.settled.get(id).cloned(),
                 opened: told.opened.get(id).filter(|(epoch, _)| counts(*epoch)).map(|(_, at)| *at),
+                first_pass: first_pass.and_then(|pass| self.time_of(pass.since)),
                 start: told.starts.get(id).copied().filter(|(start, _)| counts(start.at.epoch)),
                 state,
                 live,
@@ -300,6 +304,8 @@ struct StepFacts<'a> {
     start: Option<(&'a Start, Timestamp)>,
     /// When the last execution opened its branches, unless these were joined.
     opened: Option<Timestamp>,
+    /// When the first of several passes began.
+    first_pass: Option<Timestamp>,
     /// The step's entry in the state.
     state: Option<&'a Value>,
     live: bool,
@@ -361,7 +367,7 @@ impl StepFacts<'_> {
             evidence: ClaimView::of_pack(self.end.and_then(|header| header.evidence.as_ref())),
             settled: self.settled.clone(),
             usage: self.usage.clone(),
-            started_at: self.opened.or(self.start.map(|(_, at)| at)),
+            started_at: self.first_pass.or(self.opened).or(self.start.map(|(_, at)| at)),
             ended_at: self.end.filter(|_| finished).map(|header| header.created_at),
             duration_ms: None,
             error: failure.map(FailureView::from),

@@ -4,25 +4,23 @@
 //! table of results at stake.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
 use waypost::change::{ChangeKind, StepChange, changes};
 use waypost::engine::{Adoption, InnerChange, InnerChangeKind, Snapshot, step_path};
-use waypost::record::{Definition, End, Phase, Position, Record, RequestCause, RerunKind, RerunRequest};
+use waypost::record::{Definition, Phase, Position, Record, RequestCause, RerunKind, RerunRequest};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::Workflow;
+use waypost_workflow::file::{Workflow, separated};
 use waypost_workflow::program::shape_of;
 
+use super::at_stake::FinishedResults;
 use super::{Choice, Chosen, shown};
 use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::format::text::relative_to_here;
-use crate::format::time;
 use crate::output::shown as shown_text;
-use crate::run::dead_letters;
 use crate::run::environment;
 use crate::run::reference::is_step;
 
@@ -34,6 +32,13 @@ const ITEMS_NAMED_MAX: usize = 5;
 enum Decided {
     Keep,
     Rerun,
+}
+
+/// The decisions about a changed step and the changes of its branches.
+#[derive(Debug, Clone, Default)]
+struct Decisions {
+    step: Option<Decided>,
+    within: Vec<Option<Decided>>,
 }
 
 /// The choice of a person about finished results: `--keep-finished` and `--rerun-changed`.
@@ -58,25 +63,28 @@ impl FinishedChoice {
         self.keep.is_some() || self.rerun.is_some()
     }
 
-    fn about(&self, row: &Row) -> Option<Decided> {
-        let names =
-            |named: &Option<BTreeSet<String>>| named.as_ref().is_some_and(|named| row.is_named(named));
+    /// Returns the decision about a step, by the options that name the step.
+    fn by_name(&self, is_named: impl Fn(&str) -> bool) -> Option<Decided> {
+        let names = |named: &Option<BTreeSet<String>>| {
+            named.as_ref().is_some_and(|named| named.iter().any(|name| is_named(name)))
+        };
+        let kept = names(&self.keep).then_some(Decided::Keep);
+        kept.or(names(&self.rerun).then_some(Decided::Rerun))
+    }
+
+    /// Returns the decision about all steps without a decision by name.
+    fn about_others(&self) -> Option<Decided> {
         let is_bare = |named: &Option<BTreeSet<String>>| named.as_ref().is_some_and(BTreeSet::is_empty);
-        match (names(&self.keep), names(&self.rerun)) {
-            (true, _) => Some(Decided::Keep),
-            (false, true) => Some(Decided::Rerun),
-            (false, false) if is_bare(&self.keep) => Some(Decided::Keep),
-            (false, false) if is_bare(&self.rerun) => Some(Decided::Rerun),
-            (false, false) => None,
-        }
+        let kept = is_bare(&self.keep).then_some(Decided::Keep);
+        kept.or(is_bare(&self.rerun).then_some(Decided::Rerun))
     }
 
     /// Refuses contradictions, and steps without a finished result at stake.
     fn check(&self, rows: &[Row]) -> Result<(), Error> {
         let [keep, rerun] = [&self.keep, &self.rerun].map(|named| named.clone().unwrap_or_default());
-        if let Some(both) = rows.iter().find(|row| row.is_named(&keep) && row.is_named(&rerun)) {
+        if let Some(both) = rows.iter().find_map(|row| row.in_both(&keep, &rerun)) {
             return Err(Error::usage(
-                format!("step `{}` is in both `--keep-finished` and `--rerun-changed`", both.change.step),
+                format!("step `{both}` is in both `--keep-finished` and `--rerun-changed`"),
                 "name the step in one option",
             ));
         }
@@ -90,7 +98,10 @@ impl FinishedChoice {
         }
         let is_row = |step: &&String| rows.iter().any(|row| row.is_at_stake() && row.has(step));
         for named in [&keep, &rerun] {
-            let in_part = |row: &&Row| named.iter().any(|step| row.has(step)) && !row.is_named(named);
+            let in_part = |row: &&Row| {
+                let is_whole = row.change.kind == ChangeKind::Within || row.is_named(named);
+                !is_whole && named.iter().any(|step| row.has(step))
+            };
             if let Some(row) = rows.iter().filter(|row| row.is_at_stake()).find(in_part) {
                 let step = &row.change.step;
                 return Err(Error::usage(
@@ -129,12 +140,21 @@ impl Row {
         self.change.step.as_str() == name || self.within.iter().any(is_inner)
     }
 
-    /// Returns whether these names cover all changes of the row: the step, or all changed steps of its branches.
+    /// Returns whether these names include the step.
     fn is_named(&self, names: &BTreeSet<String>) -> bool {
-        let is_inner =
-            |inner: &InnerChange| names.iter().any(|name| is_step(&inner.branch, inner.step.as_str(), name));
-        let is_within = self.change.kind == ChangeKind::Within && !self.within.is_empty();
-        names.contains(self.change.step.as_str()) || is_within && self.within.iter().all(is_inner)
+        names.contains(self.change.step.as_str())
+    }
+
+    /// Returns the step that both sets name.
+    fn in_both<'n>(&self, these: &'n BTreeSet<String>, those: &BTreeSet<String>) -> Option<&'n str> {
+        let is_inner = |name: &&String, inner: &InnerChange| {
+            let is = |name: &str| is_step(&inner.branch, inner.step.as_str(), name);
+            is(name) && those.iter().any(|other| is(other))
+        };
+        let is_own = |name: &&String| self.change.step.as_str() == name.as_str() && those.contains(*name);
+        let mut both =
+            these.iter().filter(|name| is_own(name) || self.within.iter().any(|inner| is_inner(name, inner)));
+        both.next().map(String::as_str)
     }
 
     /// Names the changed and added steps of the branches.
@@ -157,10 +177,11 @@ impl Row {
         })
     }
 
-    /// Returns the requests for the branches, after a decision.
-    fn requests(&self, decided: Option<Decided>) -> impl Iterator<Item = RerunRequest> {
-        let keeps = decided == Some(Decided::Keep);
-        self.within.iter().filter_map(move |InnerChange { branch, step, kind }| {
+    /// Returns the requests for the branches, after the decisions.
+    fn requests(&self, decisions: &Decisions) -> impl Iterator<Item = RerunRequest> {
+        let decided = self.within.iter().zip(&decisions.within);
+        decided.filter_map(move |(InnerChange { branch, step, kind }, decided)| {
+            let keeps = *decided == Some(Decided::Keep);
             let kind = match kind {
                 InnerChangeKind::Altered | InnerChangeKind::Relisted if keeps => return None,
                 InnerChangeKind::Added if keeps => RerunKind::Insert,
@@ -194,8 +215,8 @@ impl Row {
         match &self.change.kind {
             ChangeKind::Added => "is new".to_owned(),
             ChangeKind::Removed => "is gone".to_owned(),
-            ChangeKind::Altered => match edit.other_needs(id) {
-                Some(needs) => needs,
+            ChangeKind::Altered => match edit.other_needs(id).or_else(|| edit.other_inner_steps(id)) {
+                Some(told) => told,
                 None => format!("has another definition{file}"),
             },
             ChangeKind::Within if self.within.is_empty() => {
@@ -242,6 +263,32 @@ impl Edit<'_> {
             |needs: Vec<String>| if needs.is_empty() { "nothing".to_owned() } else { needs.join(", ") };
         let (then, now) = (needs(self.before)?, needs(self.changed)?);
         (then != now).then(|| format!("needs {}, before {}", told(now), told(then)))
+    }
+
+    /// Names the added and the removed steps of a group, of the items or of the included file of a step, if there are any.
+    fn other_inner_steps(self, step: &str) -> Option<String> {
+        let ids = |workflow: &Workflow| {
+            let step = workflow.step(step)?;
+            let body = step.work.body()?;
+            Some(body.steps().iter().map(|step| step.id.clone()).collect::<Vec<_>>())
+        };
+        let (then, now) = (ids(self.before)?, ids(self.changed)?);
+        let beyond = |these: &[String], those: &[String], verb: &str| {
+            let steps: Vec<&str> =
+                these.iter().filter(|id| !those.contains(id)).map(String::as_str).collect();
+            (!steps.is_empty()).then(|| format!("{verb} {}", steps.join(", ")))
+        };
+        let told: Vec<String> =
+            beyond(&then, &now, "removes").into_iter().chain(beyond(&now, &then, "adds")).collect();
+        (!told.is_empty()).then(|| told.join(" and "))
+    }
+
+    /// Returns the path of the only edited file, if it is an included file.
+    fn included(self) -> Option<PathBuf> {
+        let ((before, then), (now, texts)) = (separated(self.before.text()), separated(self.changed.text()));
+        let mut edited = texts.into_iter().filter(|text| !then.contains(text));
+        let (only, _) = edited.next().filter(|_| before == now)?;
+        edited.next().is_none().then(|| PathBuf::from(only))
     }
 
     /// Names the added and the dropped items of a list in the file.
@@ -331,43 +378,47 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
         let within = within.get(&change.step).cloned().unwrap_or_default();
         rows.push(Row { change, within, at_stake: None });
     }
-    for row in rows.iter_mut().filter(|row| row.is_at_stake()) {
-        let step = own.workflow.step(row.change.step.as_str());
-        let is_foreach = step.is_some_and(|step| step.work.foreach().is_some());
-        row.at_stake = Some(at_stake(store, snapshot, (&own.shape, is_foreach), &row.change.step).await?);
+    if rows.iter().any(Row::is_at_stake) {
+        let results = FinishedResults::of(store, snapshot, &own).await?;
+        for row in rows.iter_mut().filter(|row| row.is_at_stake()) {
+            row.at_stake = Some(results.of_step(&row.change.step).await?);
+        }
     }
     choice.finished.check(&rows)?;
-    let diff = table(&rows, Edit { before: &own.workflow, changed: &changed });
-    let decided: Vec<Option<Decided>> = rows.iter().map(|row| decide(choice, row)).collect();
+    let edit = Edit { before: &own.workflow, changed: &changed };
+    let diff = table(&rows, edit);
+    let decided: Vec<Decisions> = rows.iter().map(|row| decide(choice, row)).collect();
+    let edited = edit.included().map_or_else(|| file.to_owned(), |name| file.with_file_name(name));
     let run = &snapshot.entry.summary.run;
-    let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.is_none());
+    let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.step.is_none());
     if is_open && !choice.restart && !choice.looks && !choice.forks {
         let command = choice.args.command(run);
-        return Err(Error::Changed { file: relative_to_here(file), run: run.clone(), command, diff });
+        return Err(Error::Changed { file: relative_to_here(&edited), run: run.clone(), command, diff });
     }
     let is_touched = rows.iter().any(Row::is_at_stake);
     let is_chosen = choice.with.is_some() || choice.finished.is_made();
     let is_over = snapshot.ended.is_some() && !choice.restart && !choice.forks;
-    let words = Words { choice, file: shown(file), run: run.as_str(), diff: diff.join("\n") };
+    let words =
+        Words { choice, file: shown(file), edited: shown(&edited), run: run.as_str(), diff: diff.join("\n") };
     if is_over && (rows.is_empty() || !is_touched && !is_chosen) {
         return Ok(own.with_note(words.after_the_end()));
     }
-    let is_kept = decided.iter().flatten().all(|decided| *decided == Decided::Keep) && !is_open;
+    let is_kept = decided.iter().filter_map(|row| row.step).all(|row| row == Decided::Keep) && !is_open;
     let note = words.adopting(match (is_touched, is_kept) {
-        (false, _) => FinishedResults::Untouched,
-        (true, true) => FinishedResults::Kept,
-        (true, false) => FinishedResults::Rerun,
+        (false, _) => Effect::Untouched,
+        (true, true) => Effect::Kept,
+        (true, false) => Effect::Rerun,
     });
     let mut definition = shape.definition(Some(changed.text().to_owned()));
     definition.accepted = accepted(snapshot, (&own.shape, &shape), rows.iter().zip(&decided));
     let (mut kept, mut entered) = (BTreeSet::new(), BTreeSet::new());
     let (mut rerun, mut redo) = (Vec::new(), false);
     for (row, decided) in rows.iter().zip(&decided) {
-        if row.enters(*decided) {
+        if row.enters(decided.step) {
             entered.insert(row.change.step.clone());
         }
-        rerun.extend(row.requests(*decided));
-        if *decided == Some(Decided::Keep) {
+        rerun.extend(row.requests(decided));
+        if decided.step == Some(Decided::Keep) {
             kept.insert(row.change.step.clone());
         } else {
             redo |= row.change.touches_finished;
@@ -416,29 +467,48 @@ impl<'a> EarlierResults<'a> {
 }
 
 /// Decides about a row: as a person chose; `--with FILE` without `--retry-failed` runs changed steps again.
-fn decide(choice: &Choice, row: &Row) -> Option<Decided> {
+fn decide(choice: &Choice, row: &Row) -> Decisions {
     if !row.is_at_stake() || choice.restart {
-        return None;
+        return Decisions { step: None, within: vec![None; row.within.len()] };
     }
     // A retry of failed items says nothing about the finished items.
     let is_inside = matches!(row.change.kind, ChangeKind::Within | ChangeKind::Relisted);
     let is_open = choice.retries && is_inside && !row.change.touches_finished;
     let of_file = (choice.with.is_some() && !is_open).then_some(Decided::Rerun);
-    choice.finished.about(row).or(of_file)
+    let others = choice.finished.about_others().or(of_file);
+    let own = choice.finished.by_name(|name| name == row.change.step.as_str()).or(others);
+    if row.change.kind != ChangeKind::Within || row.within.is_empty() {
+        return Decisions { step: own, within: vec![own; row.within.len()] };
+    }
+    let of_inner = |inner: &InnerChange| {
+        choice.finished.by_name(|name| is_step(&inner.branch, inner.step.as_str(), name)).or(own)
+    };
+    let within: Vec<_> = row.within.iter().map(of_inner).collect();
+    let finished = row.within.iter().zip(&within);
+    let finished = finished.filter(|(inner, _)| inner.kind != InnerChangeKind::RelistedOpen);
+    let all: Vec<_> = finished.map(|(_, decided)| *decided).collect();
+    let step = match () {
+        () if all.is_empty() => own,
+        () if all.contains(&None) => None,
+        () if all.contains(&Some(Decided::Rerun)) => Some(Decided::Rerun),
+        () => Some(Decided::Keep),
+    };
+    Decisions { step, within }
 }
 
 /// Returns the accepted older fingerprints: the accepted ones so far, and the fingerprints of kept steps.
 fn accepted<'r>(
     snapshot: &Snapshot,
     (before, after): (&Shape, &Shape),
-    rows: impl Iterator<Item = (&'r Row, &'r Option<Decided>)>,
+    rows: impl Iterator<Item = (&'r Row, &'r Decisions)>,
 ) -> BTreeMap<String, BTreeSet<waypost::Digest>> {
     let Definition { accepted, .. } = &snapshot.definition;
     let mut accepted = accepted.clone();
     for (row, decided) in rows {
         let main = BranchPath::main();
-        let inner = row.within.iter().map(|inner| (&inner.branch, &inner.step));
-        for (branch, step) in inner.chain([(&main, &row.change.step)]) {
+        let inner = row.within.iter().zip(&decided.within);
+        let inner = inner.map(|(inner, decided)| (&inner.branch, &inner.step, *decided));
+        for (branch, step, decided) in inner.chain([(&main, &row.change.step, decided.step)]) {
             let path = step_path(branch, step);
             let old = before.of_branch(branch).and_then(|shape| shape.step(step.as_str()));
             match (decided, old) {
@@ -469,74 +539,19 @@ fn has_step(shape: &Shape, path: &str) -> bool {
     false
 }
 
-/// Returns the results of a step at stake: finished items of an opener, and the time of all items together.
-async fn at_stake(
-    store: &dyn Store,
-    snapshot: &Snapshot,
-    (shape, is_foreach): (&Shape, bool),
-    step: &StepId,
-) -> Result<String, Error> {
-    let run = &snapshot.entry.summary.run;
-    let opens = |branch: &BranchPath| {
-        let opener = branch.opened_by().filter(|_| branch.depth() == 1).map(|(name, _)| name);
-        opener.and_then(|name| shape.opener(&name)).is_some_and(|place| shape.steps()[place].id == *step)
-    };
-    let (mut finished, mut total, mut took) = (0, 0, Duration::ZERO);
-    for branch in store.branches(run).await?.into_iter().filter(opens) {
-        let newest = store.newest(run, &branch).await?;
-        if !dead_letters::counts(store, run, &newest).await? {
-            continue;
-        }
-        total += 1;
-        if newest.header().end == Some(End::Completed) {
-            finished += 1;
-            took += duration_of(store, &newest, None).await?;
-        }
-    }
-    if total > 0 {
-        let took = time::lasted(took);
-        return Ok(match (is_foreach, total) {
-            (true, _) => format!("{finished} of {total} items finished, {took}"),
-            (false, 1) if finished == 1 => format!("finished, {took}"),
-            (false, 1) => format!("not finished, {took}"),
-            (false, _) => format!("{finished} of {total} iterations finished, {took}"),
-        });
-    }
-    let took = duration_of(store, snapshot.newest(), Some(step)).await?;
-    Ok(format!("finished, {}", time::lasted(took)))
-}
-
-/// Returns the duration of a branch, or of a step on the branch.
-async fn duration_of(store: &dyn Store, newest: &Record, step: Option<&StepId>) -> Result<Duration, Error> {
-    let header = newest.header();
-    let history = store.history(&header.run, &header.branch, header.seq).await?;
-    let headers = || history.iter().map(Record::header);
-    let is_end = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_));
-    let ended = match step {
-        None => Some(header),
-        Some(_) => headers().find(|header| header.step.as_ref() == step && is_end(&header.phase)),
-    };
-    let begun = match step {
-        None => headers().next_back(),
-        Some(step) => headers().find(|header| {
-            let is_before = ended.is_some_and(|ended| header.seq <= ended.seq);
-            is_before && header.started.iter().any(|start| start.step == *step)
-        }),
-    };
-    let took = ended.zip(begun).map(|(ended, begun)| ended.created_at.duration_since(begun.created_at));
-    Ok(took.and_then(|took| Duration::try_from(took).ok()).unwrap_or_default())
-}
-
 /// The words about an adopted file.
 struct Words<'a> {
     choice: &'a Choice,
+    /// The workflow file.
     file: String,
+    /// The changed file: the workflow file, or an included file.
+    edited: String,
     run: &'a str,
     diff: String,
 }
 
 /// The effect of a changed file on finished results.
-enum FinishedResults {
+enum Effect {
     Untouched,
     Kept,
     Rerun,
@@ -548,26 +563,26 @@ impl Words<'_> {
     }
 
     fn after_the_end(&self) -> String {
-        let Self { file, run, diff, .. } = self;
+        let Self { file, edited, run, diff, .. } = self;
         let differs = self.differs();
         if diff.is_empty() {
-            return format!("{file} {differs}, without effect on any step.");
+            return format!("{edited} {differs}, without effect on any step.");
         }
         format!(
-            "{file} {differs}, without effect on finished results, and the run has ended:\n\
+            "{edited} {differs}, without effect on finished results, and the run has ended:\n\
              {diff}\n\
              `waypost resume {run} --with {file}` adopts the file."
         )
     }
 
-    fn adopting(&self, results: FinishedResults) -> String {
-        let Self { choice, file, run, diff } = self;
+    fn adopting(&self, results: Effect) -> String {
+        let Self { choice, edited: file, run, diff, .. } = self;
         let differs = self.differs();
         match results {
             _ if diff.is_empty() => {
                 format!("{file} {differs}, without effect on any step; adopting the file.")
             }
-            FinishedResults::Untouched => {
+            Effect::Untouched => {
                 format!("{file} {differs}, without effect on finished results; adopting the file:\n{diff}")
             }
             _ if choice.restart => format!("{file} {differs}; starting over with the new file:\n{diff}"),
@@ -577,10 +592,10 @@ impl Words<'_> {
                  The plan assumes `waypost resume {run} --rerun-changed`; `--keep-finished` keeps the \
                  results, `--keep-definition` ignores the file."
             ),
-            FinishedResults::Kept => {
+            Effect::Kept => {
                 format!("{file} {differs}; adopting the file, and keeping the results of:\n{diff}")
             }
-            FinishedResults::Rerun => {
+            Effect::Rerun => {
                 format!("{file} {differs}; adopting the file, and rerunning the affected steps:\n{diff}")
             }
         }

@@ -1,0 +1,122 @@
+//! The finished results of a step that a changed definition affects, in words: how many, and the time of work.
+
+use std::time::Duration;
+
+use waypost::engine::Snapshot;
+use waypost::record::{End, Header, Phase, Record};
+use waypost::store::{Store, StoreExt as _};
+use waypost::{BranchPath, StepId};
+
+use super::Chosen;
+use crate::error::Error;
+use crate::format::time;
+use crate::run::dead_letters;
+use crate::run::idle_times::IdleTimes;
+
+/// The finished results of a run.
+pub(super) struct FinishedResults<'a> {
+    store: &'a dyn Store,
+    snapshot: &'a Snapshot,
+    own: &'a Chosen,
+    branches: Vec<BranchPath>,
+    idle: IdleTimes,
+}
+
+impl<'a> FinishedResults<'a> {
+    pub(super) async fn of(
+        store: &'a dyn Store,
+        snapshot: &'a Snapshot,
+        own: &'a Chosen,
+    ) -> Result<Self, Error> {
+        let newest = snapshot.newest().header();
+        let history = store.history(&newest.run, &newest.branch, newest.seq).await?;
+        let idle = IdleTimes::of(history.iter().map(Record::header));
+        let branches = store.branches(&newest.run).await?.into_iter().collect();
+        Ok(Self { store, snapshot, own, branches, idle })
+    }
+
+    /// Returns the results of a step of the main branch in words: the finished items, passes or steps of its branches, and
+    /// the time of their steps.
+    pub(super) async fn of_step(&self, step: &StepId) -> Result<String, Error> {
+        let run = &self.snapshot.entry.summary.run;
+        let shape = &self.own.shape;
+        let opens = |branch: &&BranchPath| {
+            let opener = branch.opened_by().filter(|_| branch.depth() == 1).map(|(name, _)| name);
+            opener.and_then(|name| shape.opener(&name)).is_some_and(|place| shape.steps()[place].id == *step)
+        };
+        let (mut finished, mut total, mut work) = (0, 0, FinishedWork::default());
+        for branch in self.branches.iter().filter(opens) {
+            let newest = self.store.newest(run, branch).await?;
+            if !dead_letters::counts(self.store, run, &newest).await? {
+                continue;
+            }
+            total += 1;
+            finished += usize::from(newest.header().end == Some(End::Completed));
+            work = work.and(self.of_branch(branch).await?);
+        }
+        let is_foreach =
+            self.own.workflow.step(step.as_str()).is_some_and(|step| step.work.foreach().is_some());
+        if total == 0 {
+            work = self.of_records(&BranchPath::main(), &|header| header.step.as_ref() == Some(step)).await?;
+        }
+        let took = time::lasted(work.took);
+        Ok(match (is_foreach, total) {
+            (true, 1..) => format!("{finished} of {total} items finished, {took}"),
+            (false, 2..) => format!("{finished} of {total} iterations finished, {took}"),
+            (false, 1) if finished == 0 && work.steps == 1 => format!("1 step finished, {took}"),
+            (false, 1) if finished == 0 => format!("{} steps finished, {took}", work.steps),
+            _ => format!("finished, {took}"),
+        })
+    }
+
+    /// Returns the finished work on a branch and all branches below.
+    async fn of_branch(&self, branch: &BranchPath) -> Result<FinishedWork, Error> {
+        let mut work = FinishedWork::default();
+        let is_within = |inner: &BranchPath| {
+            std::iter::successors(Some(inner.clone()), BranchPath::parent).any(|above| above == *branch)
+        };
+        for inner in self.branches.iter().filter(|inner| is_within(inner)) {
+            work = work.and(self.of_records(inner, &|_| true).await?);
+        }
+        Ok(work)
+    }
+
+    /// Returns the finished work of the steps of a branch without branches of their own. The newest end of a step counts.
+    async fn of_records(
+        &self,
+        branch: &BranchPath,
+        counts: &(dyn Fn(&Header) -> bool + Sync),
+    ) -> Result<FinishedWork, Error> {
+        let run = &self.snapshot.entry.summary.run;
+        let newest = self.store.newest(run, branch).await?;
+        let history = self.store.effective_history(run, branch, newest.header().seq).await?;
+        let headers = || history.records.iter().map(Record::header);
+        let (mut work, mut seen) = (FinishedWork::default(), Vec::new());
+        for end in headers().filter(|header| matches!(header.phase, Phase::Completed(_)) && counts(header)) {
+            let Some(step) = end.step.as_ref().filter(|step| !seen.contains(step)) else { continue };
+            seen.push(step);
+            let opens = |header: &Header| header.step.as_ref() == Some(step) && header.phase.opens_work();
+            if headers().any(opens) {
+                continue;
+            }
+            let starts = |header: &&Header| header.started.iter().any(|start| start.step == *step);
+            let start = headers().find(|header| header.seq < end.seq && starts(header));
+            let took = start.map(|start| self.idle.work(start.created_at, end.created_at));
+            work = work.and(FinishedWork { steps: 1, took: took.unwrap_or_default() });
+        }
+        Ok(work)
+    }
+}
+
+/// A number of finished steps, and the time of their work.
+#[derive(Clone, Copy, Default)]
+struct FinishedWork {
+    steps: usize,
+    took: Duration,
+}
+
+impl FinishedWork {
+    fn and(self, other: Self) -> Self {
+        Self { steps: self.steps + other.steps, took: self.took + other.took }
+    }
+}
