@@ -180,9 +180,9 @@ const RULES: [Rule; 24] = [
     // Model: since.
     Rule {
         name: "a rollback cuts the steps that have begun since its target",
-        file: "engine/rollback.rs",
-        on: "let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).collect();",
-        off: "let begun: Vec<usize> = begun.filter(|place| !unfinished.has(*place)).take(0).collect();",
+        file: "engine/rollback/scopes.rs",
+        on: "for step in self.begun.get(&branch).into_iter().flatten() {",
+        off: "for step in self.begun.get(&branch).into_iter().flatten().take(0) {",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_rollback_runs_again_what_has_run_since",
@@ -191,9 +191,9 @@ const RULES: [Rule; 24] = [
     // Model: careful-kept.
     Rule {
         name: "a rollback asks about effects since its target",
-        file: "engine/rollback.rs",
-        on: "if step.is_none() && !goes_on {",
-        off: "if step.is_none() && !goes_on && false {",
+        file: "engine/rollback/scopes.rs",
+        on: "ask_about_effects(shape, position, |_, step| begun.contains(&step.id).then_some(None));",
+        off: "ask_about_effects(shape, position, |_, _| None);",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_rollback_repeats_no_effect_without_a_question",

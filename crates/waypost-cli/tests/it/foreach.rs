@@ -776,3 +776,20 @@ fn check_warns_of_a_file_that_all_items_claim() {
         assert!(!said.contains("claim one file"), "{said}");
     }
 }
+
+// Bug: a run of nested items on a file store stopped with a failed assertion. Cause: the end of the outer item repeated the
+// failure of the inner `foreach` with its outcomes, which no record keeps. Fix: the end repeats the recorded failure.
+#[test]
+fn a_nested_failure_before_a_later_step_is_recorded() {
+    for store in STORES {
+        let rig = Rig::with(
+            "steps: [{id: o, foreach: {items: [x], steps: [{id: i, foreach: {items: [y], steps: [{id: a, run: 'false'}]}}, {id: b, run: 'true'}]}}]\n",
+        )
+        .at(store);
+
+        let run = rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+        assert_eq!(run.status.code(), Some(1), "{store}: {}", rig.told(&run));
+        assert_eq!(code(&rig, &["verify", "r"]), Some(0), "{store}");
+    }
+}

@@ -368,28 +368,6 @@ steps:
 }
 
 #[test]
-fn a_group_with_a_failed_step_is_not_settled_as_done() {
-    let rig = Rig::with(
-        "steps:
-  - id: g
-    steps:
-      - {id: q, run: 'echo q >> trace; false'}
-      - {id: s, run: echo s >> trace}
-",
-    );
-    assert_eq!(run(&rig), Some(1));
-    ran(&rig);
-
-    let settled = rig.call(&["resume", "r", "--treat-as", "done"]);
-    let skipped = rig.call(&["resume", "r", "--skip", "g~1/q"]);
-
-    assert_eq!((settled.status.code(), skipped.status.code()), (Some(2), Some(2)));
-    assert!(rig.told(&settled).contains("`--skip g`"), "{}", rig.told(&settled));
-    assert!(rig.told(&skipped).contains("`--skip g`"), "{}", rig.told(&skipped));
-    assert_eq!(ran(&rig), "");
-}
-
-#[test]
 fn an_output_of_a_nested_item_counts_outside_of_the_outer_items() {
     let rig = Rig::with(
         "steps:

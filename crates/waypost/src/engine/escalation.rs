@@ -97,6 +97,7 @@ impl<P: Program> Session<'_, P> {
             && let (Some(entry), Some(first)) = (scope.position.failed.first(), scope.failures.first())
         {
             let mut failure = first.failure.clone();
+            failure.ending.stdout = None;
             if first.branch != *scope.branch() {
                 failure.error.insert(0, failed_below(&first.branch, &first.step));
             }

@@ -245,7 +245,6 @@ async fn restart(
 ) -> Result<(), RunError> {
     let header = known.record.header();
     let epoch = next_epoch(engine, header, &moved.position).await?;
-    let was_open = Unfinished::of(shape, &known.position);
     let position = &mut moved.position;
     let Position { frontier, .. } = &mut *position;
     let mut in_doubt = Vec::new();
@@ -277,10 +276,8 @@ async fn restart(
             continue;
         }
         moved.forgotten.push(Forget::Step(step.id.clone()));
-        if !was_open.has(place) {
-            let cause = RerunCause::Requested { by: None, by_rollback: true };
-            causes.push(invalidated(&step.id, &cause));
-        }
+        let cause = RerunCause::Requested { by: None, by_rollback: true };
+        causes.push(invalidated(&step.id, &cause));
     }
     ask_about_effects(shape, position, |_, step| begun.contains(&step.id).then_some(None));
     for step in undone {
