@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr as _;
 /// Columns of indent of a continued line, beyond the indent of the line.
 const CONTINUED_COLUMNS: usize = 2;
 
-/// Wraps lines at spaces. Words and commands are never split, so that a person can copy them. Command lines and lines of
+/// Wraps lines at spaces. Words and commands stay whole, ready to copy. Command lines and lines of
 /// a log, after `|`, are unchanged.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     let lines = text.split('\n').map(|line| match width(line) <= columns || is_kept(line) {

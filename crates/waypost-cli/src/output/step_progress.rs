@@ -439,7 +439,7 @@ mod tests {
     }
 
     // What happened: a finished group had the row `grp 1 more item`, and seemed to have taken 5ms.
-    // Why: the end of its scope was counted as that of an item, and the join began the step's time.
+    // Why: the scope of a group counted as an item, and the time of the step began at the join.
     // What stops it now: only scopes of a `foreach` count, and the first scope begins the time of its step.
     #[test]
     fn a_group_has_no_row_of_items() {

@@ -338,3 +338,21 @@ steps:
     assert!(told.contains("are no longer kept"), "{told}");
     assert!(rig.read("trace").starts_with("own6\n") && !rig.read("trace").contains("own1"));
 }
+
+// Bug: a rollback repeated an effect without a question: run, undo, run again, and roll back without undo. Cause: one undo of
+// a step counted for its later executions. Fix: an undo counts until the step starts again.
+#[test]
+fn an_undo_counts_until_the_step_starts_again() {
+    let pay = "{id: pay, idempotent: false, run: echo pay >> trace, undo: echo undo >> trace}";
+    let rig = Rig::with(&format!("steps: [{{id: a, run: 'true'}}, {pay}]\n"));
+    let code = |args: &[&str]| rig.call(args).status.code();
+    assert_eq!(code(&["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code(&["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
+    assert_eq!(code(&["resume", "r", "-q"]), Some(0), "the effect is undone");
+    assert_eq!(rig.read("trace"), "pay\nundo\npay\n");
+
+    assert_eq!(code(&["rollback", "r@1", "-q"]), Some(0));
+
+    assert_eq!(code(&["resume", "r", "-q"]), Some(8), "the second effect is not undone");
+    assert_eq!(rig.read("trace"), "pay\nundo\npay\n");
+}

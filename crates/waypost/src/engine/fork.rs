@@ -37,9 +37,9 @@ impl Engine {
     /// Forks a run: creates a new run from a checkpoint, and executes the new run. The new run has its own copy
     /// of the state and of the records in force, so the other run may be deleted.
     ///
-    /// In a graph by needs, the branches below are those of the checkpoint, each at its position then; a step that has begun
-    /// since runs again. The newest checkpoint has the branches of now, at their newest sound records. Interrupted or
-    /// waiting steps restart from the top. A non-idempotent step that has begun is in doubt.
+    /// In a graph by needs, the branches below go back to the time of the checkpoint; steps begun since run again. From the
+    /// newest checkpoint, the branches are copied at their newest sound records. Interrupted or waiting steps restart from the
+    /// top. A non-idempotent step that has begun is in doubt.
     ///
     /// In other graphs, and with a step to rerun below the main branch, branches that were open at the checkpoint and still
     /// are open or ready to be joined are copied at their newest sound record, and branches joined since the checkpoint

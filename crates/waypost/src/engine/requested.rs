@@ -57,7 +57,7 @@ impl Requested {
         requested
     }
 
-    /// Requests that scopes continue, and that the openers above join these again.
+    /// Requests the continuation of scopes, and new joins in the openers above.
     pub(super) fn scopes(branches: &BTreeSet<BranchPath>, shape: &Shape) -> Self {
         let mut requested = Self { branches: branches.clone(), ..Self::default() };
         branches.iter().for_each(|branch| requested.find_way(branch, shape));

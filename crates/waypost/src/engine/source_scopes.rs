@@ -5,7 +5,7 @@
 //!   r2@1: merge waits      r2/plan:a@1: ended     r2/plan:b@1: b2 is ready      all in the batch that creates the run
 //! ```
 //!
-//! Each branch is copied at its position then, or at its newest sound record of that fan-out, with its finished steps. In the new run no
+//! A branch is copied with its finished steps: at the position of the checkpoint, or at the newest sound record. In the new run no
 //! step is running: an interrupted or waiting step is ready, and an interrupted non-idempotent step is in doubt. A
 //! branch without a sound record restarts at its first step. Joined branches stay in the other run.
 

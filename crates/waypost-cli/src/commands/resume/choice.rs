@@ -238,7 +238,7 @@ pub(super) async fn answers(
             };
             let meant: Vec<_> = candidates.iter().filter(is_meant).collect();
             if meant.is_empty() {
-                return Err(not_asked(run, text, (&names, &asked)));
+                return Err(not_asked(run, text, &names, &asked));
             }
             for &&(branch, step) in &meant {
                 let before = answers.named.insert((branch.clone(), step.clone()), given.treat_as);
@@ -268,7 +268,7 @@ fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> 
 }
 
 /// Returns the error of a decision without a question.
-fn not_asked(run: &RunId, text: &str, (names, asked): (&StepNames, &[(BranchPath, StepId)])) -> Error {
+fn not_asked(run: &RunId, text: &str, names: &StepNames, asked: &[StepAt]) -> Error {
     let message = format!("cannot decide about step `{}`: run {run} does not ask about it", shown(text));
     let asked: Vec<String> =
         asked.iter().map(|(branch, step)| format!("`{}`", names.called(branch, step.as_str()))).collect();

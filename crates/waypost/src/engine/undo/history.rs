@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{Engine, ResumeFrom, RunError};
 use crate::id::{BranchPath, RunId, StepId};
-use crate::record::{Phase, Position};
+use crate::record::{Phase, Position, Record};
 use crate::store::{Scan, StoreExt as _};
 
 use super::{EffectKey, UNDO};
@@ -93,16 +93,28 @@ pub(in crate::engine) async fn undone_steps(
     Ok(undone_within(engine, run).await?.into_iter().filter_map(on_main).collect())
 }
 
-/// Returns the undone steps of a run, each with its branch.
+/// Returns the undone steps of a run, each with its branch. A step that has started again after the undone end has another
+/// effect, and is not undone.
 pub(in crate::engine) async fn undone_within(
     engine: &Engine,
     run: &RunId,
 ) -> Result<BTreeSet<(BranchPath, StepId)>, RunError> {
-    let undone = undo_records(engine, run).await?.into_iter().filter_map(|(_, record)| match record {
-        UndoRecord::Done { branch, step, .. } => Some((branch, step)),
-        _ => None,
-    });
-    Ok(undone.collect())
+    let mut newest: HashMap<(BranchPath, StepId), u64> = HashMap::new();
+    for (_, record) in undo_records(engine, run).await? {
+        if let UndoRecord::Done { branch, step, seq } = record {
+            let known = newest.entry((branch, step)).or_default();
+            *known = seq.max(*known);
+        }
+    }
+    let mut undone = BTreeSet::new();
+    for ((branch, step), seq) in newest {
+        let starts = |record: &Record| record.header().started.iter().any(|start| start.step == step);
+        let since = Scan { branch: Some(branch.clone()), seq_min: Some(seq + 1), ..Scan::of(run) };
+        if engine.store.scan_where(since, &starts).await?.is_empty() {
+            undone.insert((branch, step));
+        }
+    }
+    Ok(undone)
 }
 
 /// Refuses to continue from a checkpoint with finished steps that were undone later.

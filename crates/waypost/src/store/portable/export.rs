@@ -278,7 +278,7 @@ fn fan_outs(position: &Position) -> impl Iterator<Item = &Fan> {
 }
 
 /// Returns the records of the fan-outs that may have opened a child. Several steps may open in one batch, with the same
-/// record; a step that is open by its name opens only its own children.
+/// record; the name of an open step then selects the children.
 fn origins_of(position: &Position, child: &BranchPath) -> BTreeSet<u64> {
     let name = child.opened_by().map(|(name, _)| name);
     let named = position.frontier.iter().find(|entry| Some(&entry.step) == name.as_ref());
