@@ -44,7 +44,7 @@ const EXIT_IN_DOUBT: i32 = 8;
 
 /// Sets of features, such as `failures+hooks`. Without `inplace`: the engine reruns an edit in place
 /// with the result of the base, the model reuses the result.
-const MIXES: [&str; 8] = [
+const MIXES: [&str; 10] = [
     "base",
     "hooks",
     "failures+letters",
@@ -53,6 +53,8 @@ const MIXES: [&str; 8] = [
     "failures+hooks+edits",
     "letters+from+hooks",
     "failures+scopes",
+    "failures+scopes+rollback",
+    "letters+from+hooks+rollback",
 ];
 
 /// Compare the built command with the reference model, with a kill in each round
@@ -183,11 +185,13 @@ fn find(seed: u64, features: &Features, kills: u64) -> anyhow::Result<Option<Str
         let no_rest = |halt| anyhow::anyhow!("seed {seed}: the model has no rest: {halt:?}");
         while let Some(round) = model.next_round().map_err(no_rest)? {
             let kill = (number > 0).then(|| Duration::from_millis(random.below(KILL_MILLIS_MAX)));
-            let found = play.round(&round, at == 0, kill)?;
+            let found = play.round(&round, at, kill)?;
             if !found.is_empty() {
                 let how =
                     kill.map_or_else(|| "undisturbed".to_owned(), |kill| format!("killed after {kill:?}"));
-                let (args, folder) = (round.args.join(" "), play.folder.keep());
+                let back = round.rollback.map(|target| format!("rollback to round {target}"));
+                let args = [back.into_iter().collect(), round.args.clone()].concat().join(" ");
+                let folder = play.folder.keep();
                 return Ok(Some(format!(
                     "round {at} {args}, {how}: {} ({})",
                     found.join(", "),
@@ -259,14 +263,18 @@ impl Play {
     }
 
     /// Plays a round to rest and returns the defects.
-    fn round(
-        &self,
-        round: &RoundOutcome,
-        is_first: bool,
-        kill: Option<Duration>,
-    ) -> anyhow::Result<Vec<String>> {
+    fn round(&self, round: &RoundOutcome, at: usize, kill: Option<Duration>) -> anyhow::Result<Vec<String>> {
+        let is_first = at == 0;
         self.prepare(round)?;
         let before = self.executed()?.len();
+        if let Some(target) = round.rollback {
+            let target = format!("{RUN}@{}", label(target));
+            let args = ["rollback", &target, "--redo"];
+            if let Some(kill) = kill {
+                self.killed(&args, kill)?;
+            }
+            self.answered(&args)?;
+        }
         let plan = if kill.is_none() && !is_first { self.plan(&round.args)? } else { BTreeMap::new() };
         let Rest { code, was_asked } = match self.rest(&round.args, is_first, kill)? {
             Ok(rest) => rest,
@@ -294,6 +302,7 @@ impl Play {
             ));
         }
         found.extend(self.differing(round, &executed)?);
+        self.answered(&["checkpoint", RUN, "--label", &label(at)])?;
         if found.is_empty() && code == 0 {
             let again = self.rest(&[], false, None)?.err();
             found.extend(again);
@@ -346,16 +355,12 @@ impl Play {
             if retries && is_made {
                 args.extend(["--treat-as", "retry"]);
             }
-            let mut child = self.start(&args)?;
             if let Some(kill) = kill.take() {
-                std::thread::sleep(kill);
-                child.kill()?;
-                child.wait()?;
-                std::thread::sleep(STEPS_END);
+                self.killed(&args, kill)?;
                 is_made = true;
                 continue;
             }
-            let output = child.wait_with_output()?;
+            let output = self.start(&args)?.wait_with_output()?;
             match output.status.code() {
                 Some(code) if [0, EXIT_DEAD_LETTERS].contains(&code) || EXITS_FAILED.contains(&code) => {
                     return Ok(Ok(Rest { code, was_asked: retries }));
@@ -382,6 +387,25 @@ impl Play {
             (StepPath::new(&in_model(&text("scope")), &text("step")), text("action"))
         };
         Ok(decisions.map(action).collect())
+    }
+
+    /// Starts a command and kills it.
+    fn killed(&self, args: &[&str], after: Duration) -> anyhow::Result<()> {
+        let mut child = self.start(args)?;
+        std::thread::sleep(after);
+        child.kill()?;
+        child.wait()?;
+        std::thread::sleep(STEPS_END);
+        Ok(())
+    }
+
+    /// Runs a command that must succeed.
+    fn answered(&self, args: &[&str]) -> anyhow::Result<()> {
+        let output = self.start(args)?.wait_with_output()?;
+        if !output.status.success() {
+            bail!("{args:?} exits with {:?}: {}", output.status.code(), text_of(&output));
+        }
+        Ok(())
     }
 
     fn start(&self, args: &[&str]) -> anyhow::Result<Child> {
@@ -421,6 +445,11 @@ fn untrue(
         _ => None,
     };
     plan.iter().filter_map(wrong).collect()
+}
+
+/// The label of the checkpoint at the end of a round.
+fn label(round: usize) -> String {
+    format!("round-{round}")
 }
 
 fn text_of(output: &Output) -> String {

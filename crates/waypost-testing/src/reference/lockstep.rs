@@ -48,6 +48,8 @@ pub struct RoundOutcome {
     pub files_before: BTreeMap<String, String>,
     /// The arguments after `resume RUN`.
     pub args: Vec<String>,
+    /// The round to whose end the run returns first.
+    pub rollback: Option<usize>,
     /// The ids of the steps without children. Empty in a workflow with conditions: a plan counts an unknown
     /// condition as true.
     pub leaves: BTreeSet<String>,
@@ -76,6 +78,8 @@ pub struct Lockstep {
     number: u64,
     rounds: u64,
     had_failures: bool,
+    /// The commit at the end of each round, from the last edit on; `None` for the rounds before.
+    ends: Vec<Option<usize>>,
 }
 
 impl Lockstep {
@@ -90,7 +94,17 @@ impl Lockstep {
         model.confirm_percent = 0;
         model.reads_openers = false;
         let (features, execute) = (features.clone(), execute.to_owned());
-        Self { random, model, features, passes, execute, number: 0, rounds, had_failures: false }
+        Self {
+            random,
+            model,
+            features,
+            passes,
+            execute,
+            number: 0,
+            rounds,
+            had_failures: false,
+            ends: Vec::new(),
+        }
     }
 
     /// Plays the next round in the model. Returns `None` after the last round, and if two steps undo each other.
@@ -103,7 +117,7 @@ impl Lockstep {
         }
         let (is_first, is_last) = (self.number == 0, self.number + 1 == self.rounds);
         self.number += 1;
-        let (mut request, mut args) = (Request::None, Vec::new());
+        let (mut request, mut args, mut rollback) = (Request::None, Vec::new(), None);
         let steps = self.model.disk_definition.steps.clone();
         if is_first {
             scopes_fail(&mut self.random, &mut self.model.world, &steps, &self.features);
@@ -114,6 +128,10 @@ impl Lockstep {
                 self.model.world.mend();
             }
             (request, args) = self.request();
+            if let Request::Rollback(round) = &mut request {
+                rollback = Some(*round);
+                *round = self.ends[*round].unwrap_or_default();
+            }
             // Where lost evidence enters the opener of a requested step again, the model also reruns the siblings.
             if matches!(request, Request::From(_)) {
                 self.model.world.files = files;
@@ -138,6 +156,10 @@ impl Lockstep {
         if self.model.stopped {
             return Ok(None);
         }
+        if matches!(request, Request::Adopt(_)) {
+            self.ends.fill(None);
+        }
+        self.ends.push(Some(self.model.history() - 1));
         let mut executed: Vec<StepPath> = self.model.world.executed[before..].iter().map(on_screen).collect();
         executed.sort();
         let has_failures = !inputs.failing.is_empty();
@@ -147,6 +169,7 @@ impl Lockstep {
             inputs,
             files_before,
             args,
+            rollback,
             leaves,
             executed,
             outputs: self.outputs(),
@@ -158,7 +181,7 @@ impl Lockstep {
 
     /// Returns a request of a person, with its arguments.
     fn request(&mut self) -> (Request, Vec<String>) {
-        let requests = [Feature::DeadLetters, Feature::Travel, Feature::Edits];
+        let requests = [Feature::DeadLetters, Feature::Travel, Feature::Edits, Feature::Rollback];
         let mut kinds: Vec<Option<Feature>> =
             requests.into_iter().filter(|feature| self.features.contains(feature)).map(Some).collect();
         kinds.push(None);
@@ -169,6 +192,11 @@ impl Lockstep {
                 let adoption = adoption(&mut self.random, &mut self.model);
                 let (adoption, choice) = restrict::adoption(adoption, &self.model.disk_definition.steps);
                 (Request::Adopt(adoption), vec![choice])
+            }
+            Some(Feature::Rollback) => {
+                let known = self.ends.iter().enumerate().filter(|(_, end)| end.is_some());
+                let rounds: Vec<usize> = known.map(|(round, _)| round).collect();
+                (Request::Rollback(one_of(&mut self.random, &rounds)), Vec::new())
             }
             _ => (Request::None, Vec::new()),
         }
@@ -279,7 +307,7 @@ pub fn features(text: &str) -> Result<Features, String> {
     Ok(found)
 }
 
-const FEATURES: [(&str, Feature); 7] = [
+const FEATURES: [(&str, Feature); 8] = [
     ("failures", Feature::Failures),
     ("hooks", Feature::Hooks),
     ("letters", Feature::DeadLetters),
@@ -287,4 +315,5 @@ const FEATURES: [(&str, Feature); 7] = [
     ("from", Feature::Travel),
     ("inplace", Feature::InPlace),
     ("scopes", Feature::Scopes),
+    ("rollback", Feature::Rollback),
 ];

@@ -35,10 +35,13 @@ pub enum Feature {
     Unknown,
     /// Independent openers, several of which fail in the same round.
     Scopes,
+    /// In lockstep with the command: rollback to the end of an earlier round.
+    Rollback,
 }
 
 impl Feature {
-    /// All features, except for [`Self::Scopes`], which has other workflows.
+    /// All features, except for [`Self::Scopes`] with other workflows, and [`Self::Rollback`]: here, [`Self::Travel`]
+    /// includes rollbacks.
     pub const ALL: [Self; 11] = [
         Self::DeadLetters,
         Self::Edits,

@@ -46,7 +46,8 @@ impl Engine {
                 since.iter().map(|path| (path, self.to_confirm_of(&path.scope, &path.step))).collect();
             self.positions = then;
             for (path, reusable) in kept {
-                self.keep_to_confirm(path, reusable.unwrap_or(Reusable::Started));
+                // A person asked to go back before it: its newest result is confirmed, never reused.
+                self.keep_to_confirm(path, reusable.map_or(Reusable::Started, |newest| newest.to_confirm()));
             }
         }
         self.changed = self.positions.keys().cloned().collect();
