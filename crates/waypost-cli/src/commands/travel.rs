@@ -25,7 +25,7 @@ use crate::run::current_evidence;
 use crate::run::definition::{Chosen, names, names_of, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
 use crate::run::params::{Begin, BegunWork, ReadParam, current};
-use crate::run::reference::{Default as Meant, Reference, encode};
+use crate::run::reference::{Default as Meant, Reference, encode, step_on};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
 use crate::view::step_names::StepNames;
@@ -209,7 +209,10 @@ pub(super) fn of_evidence_there(error: Error, from: &CheckpointRef, what: &str, 
     if !questions.iter().all(is_of_evidence) {
         return error;
     }
-    let named = questions.iter().map(|question| format!("step `{}`: {}", question.step, question.cause));
+    let named = questions.iter().map(|question| {
+        let step = step_on(&question.branch, question.step.as_str());
+        format!("step `{step}`: {}", question.cause)
+    });
     let why = format!("does not allow {what}: {}", named.collect::<Vec<_>>().join("; "));
     Error::Unverified { at: from.to_string(), why, hint }
 }

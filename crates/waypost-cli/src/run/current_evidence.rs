@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::format::time;
 use crate::run::definition::Chosen;
 use crate::run::environment::{BASH, Local, person};
+use crate::run::reference::step_on;
 use crate::store_location;
 
 /// Checks the evidence of a run; does nothing for a workflow without evidence.
@@ -114,11 +115,14 @@ pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
     let meant =
         look.doubted.iter().filter(|found| matches!(found.cause, Cause::EvidenceUnknown(_)) == is_unknown);
     let named: Vec<String> = meant
-        .map(|found| match &found.cause {
-            Cause::EvidenceFailed(claims) | Cause::EvidenceUnknown(claims) => {
-                format!("step `{}` ({})", found.step, claims.join(", "))
+        .map(|found| {
+            let step = step_on(&found.branch, found.step.as_str());
+            match &found.cause {
+                Cause::EvidenceFailed(claims) | Cause::EvidenceUnknown(claims) => {
+                    format!("step `{step}` ({})", claims.join(", "))
+                }
+                _ => format!("step `{step}`"),
             }
-            _ => format!("step `{}`", found.step),
         })
         .collect();
     (!named.is_empty()).then_some(named)
