@@ -573,6 +573,53 @@ fn a_rollback_reruns_all_passes_that_have_begun_since() {
     }
 }
 
+// Each: the file of one step is lost and made again after the checkpoint. Upstream, the other scopes open once more.
+#[test]
+fn a_rollback_reruns_one_scope_of_a_later_opening() {
+    let step = |id: &str, name: &str| {
+        format!(
+            "{{id: {id}, run: 'echo {id}-{name} >> trace; echo > {id}-{name}', evidence: [{{sha256: '{id}-{name}'}}]}}"
+        )
+    };
+    let each = |steps: &str| format!("foreach: {{items: [x, y], as: i, max_parallel: 1, steps: [{steps}]}}");
+    let pass = format!(
+        "{{id: l, repeat: {{until: 'iteration >= 2', max: 2}}, steps: [{{id: g, {}}}]}}",
+        each(&step("s", "${{ iteration }}${{ i }}"))
+    );
+    let upstream = format!("{}, {{id: e, needs: [a], {}}}", step("a", "0"), each(&step("s", "${{ i }}")));
+    for (steps, lost, ran) in [(pass, "s-2y", "s-2y"), (upstream, "a-0 s-y", "a-0 s-y")] {
+        let rig = Rig::with(&format!("steps: [{steps}]"));
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{steps}");
+        assert_eq!(code(&rig, &["checkpoint", "r", "--label", "f"]), Some(0));
+        for file in lost.split(' ') {
+            std::fs::remove_file(rig.path(file)).unwrap();
+        }
+        rig.write("trace", "");
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(traced(&rig), ran, "{steps}");
+        rig.write("trace", "");
+
+        assert_eq!(code(&rig, &["rollback", "r@f", "-q"]), Some(0), "{steps}");
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{steps}");
+        assert_eq!(traced(&rig), ran, "{steps}");
+    }
+}
+
+#[test]
+fn a_rollback_of_a_failed_run_keeps_its_failed_items_to_retry() {
+    let rig = Rig::with(ITEMS);
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code(&rig, &["checkpoint", "r", "--label", "f"]), Some(0));
+    assert_eq!(code(&rig, &["rollback", "r@f"]), Some(0));
+    rig.write("ok", "");
+    rig.write("trace", "");
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(traced(&rig), "y c0");
+}
+
 // Bug: a fork was refused: "step `l` has an open branch `l~1`, which the graph does not have". Cause: openers that start together
 // open with one record, and the children of a step were found by that record alone. Fix: by the name of the step, too.
 #[test]

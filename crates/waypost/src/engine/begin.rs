@@ -363,7 +363,7 @@ async fn find_begin<P: Program>(
             }
             from => {
                 let (draft, moves) = go_back(engine, program, base, from, goes_on).await?;
-                resume_point.moves = moves;
+                (resume_point.moves, resume_point.closed) = (moves.open, moves.closed);
                 draft
             }
         });

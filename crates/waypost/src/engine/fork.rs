@@ -23,8 +23,8 @@ use super::invalidate::{Results, invalidated};
 use super::reentry::{RequestedRerun, invalidate_named};
 use super::resume_point::{reopen_for, survey};
 use super::rollback::{
-    ScopesThen, ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun, is_abandoned,
-    joins, load_with_state,
+    Closed, ScopesThen, ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun,
+    is_abandoned, joins, load_with_state,
 };
 use super::scope::MAIN;
 use super::session::Session;
@@ -74,8 +74,8 @@ impl Engine {
         let below = start.from.as_ref().filter(|(branch, _)| !branch.is_main());
         let is_newest = store.newest(&from.run, &from.branch).await?.header().seq == from.seq;
         if !is_newest && !edited && below.is_none() && !program.shape().is_routed() {
-            let then = ScopesThen::read(self, program, (&checkpoint, &position)).await?;
-            reopened = then.moves(self, program).await?;
+            let then = ScopesThen::read(self, program, (&checkpoint, &position), Closed::Leave).await?;
+            reopened = then.moves(self, program).await?.open;
         } else {
             redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
             for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {

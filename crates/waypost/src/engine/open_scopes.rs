@@ -62,7 +62,7 @@ pub(super) async fn load_open_scopes<P: Program>(
         retried,
     };
     open_fans(session, &mut found, MAIN).await?;
-    if session.scopes.get(MAIN).fans.is_empty() {
+    if session.scopes.get(MAIN).fans.is_empty() && found.resume_point.closed.is_empty() {
         let left = found.edits.branches().next().cloned();
         refuse_left(session.engine, lease.run(), left).await?;
         return Ok(found.questions);
@@ -71,7 +71,10 @@ pub(super) async fn load_open_scopes<P: Program>(
     loop {
         let heads = session.engine.store.heads(lease.run(), &page).await?;
         for head in heads.heads {
-            if !head.record.header().branch.is_main() {
+            let branch = &head.record.header().branch;
+            if let Some(moved) = found.resume_point.closed.remove(branch) {
+                move_closed(session, &head, moved)?;
+            } else if !branch.is_main() {
                 load_open_scope(session, lease, &mut found, head).await?;
             }
         }
@@ -92,6 +95,10 @@ pub(super) async fn load_open_scopes<P: Program>(
             fan.queue.make_contiguous().sort_by_key(|queued| queued.index);
             let step = &scope.shape.steps()[fan.place].id;
             let entry = scope.position.frontier.iter().find(|entry| entry.step == *step);
+            // Without a retry, a failed opener stays failed.
+            if entry.is_some_and(|entry| entry.status == Status::Failed) {
+                continue;
+            }
             // A failed child may have succeeded in a session without a record on this branch.
             let is_counted = entry.and_then(FrontierEntry::open_fan).is_some_and(|fan| fan.failures > 0);
             if !fan.is_complete() || is_counted || scope.uncounted.contains(step) {
@@ -272,6 +279,29 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
     Ok(FanOut::new(place, source, total, is_again || scope.position.may_have_children()))
 }
 
+/// Adds a scope out of force, to write its new position. Its next opening continues from there.
+fn move_closed<P: Program>(
+    session: &mut Session<'_, P>,
+    head: &Head,
+    moved: Reopened,
+) -> Result<(), RunError> {
+    let (header, seq) = (head.record.header(), moved.record.header().seq);
+    let Some(shape) = session.program.shape().of_branch(&header.branch) else { return Ok(()) };
+    session.latest = session.latest.max(header.created_at);
+    let mut state = decode_state(session.program, shape.level(), &moved.record)?;
+    forget(session.program, &header.branch, &moved.forgotten, &mut state)?;
+    let mut chain = Chain::child(&session.main().chain, header.branch.clone());
+    chain.next = head.next;
+    chain.prev = Some(head.record.digest());
+    chain.basis = (head.next != seq + 1).then_some(seq);
+    chain.repair = head.next != header.seq + 1;
+    let mut scope = Scope::new(chain, shape, moved.position, state);
+    scope.drafts = moved.drafts;
+    let id = session.scopes.add(scope);
+    session.mark_dirty(id);
+    Ok(())
+}
+
 async fn load_open_scope<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
@@ -333,14 +363,15 @@ async fn load_open_scope<P: Program>(
     open_fans(session, found, id).await
 }
 
-/// Reopens ended children with reruns or edits, parents first.
+/// Reopens ended children with reruns or edits, parents first, and moves closed scopes.
 async fn reopen_ended<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     found: &mut LoadedScopes<'_, P::State>,
 ) -> Result<(), RunError> {
     let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
-    for branch in found.resume_point.moves.keys().chain(found.edits.branches()) {
+    let ResumePoint { moves, closed, .. } = &found.resume_point;
+    for branch in moves.keys().chain(closed.keys()).chain(found.edits.branches()) {
         branches.insert((branch.depth(), branch.clone()));
     }
     for branch in found.edits.branches() {
@@ -357,21 +388,14 @@ async fn reopen_ended<P: Program>(
             found.reopened.insert(retried);
         }
         let Some((_, branch)) = branches.pop_first() else { break };
-        let scan = Scan {
-            branch: Some(branch.clone()),
-            order: ScanOrder::NewestFirst,
-            limit: 1,
-            ..Scan::of(lease.run())
+        let Some(head) = newest_of(session.engine.store.as_ref(), lease.run(), &branch).await? else {
+            continue;
         };
-        let newest = match session.engine.store.scan(&scan).await {
-            // The branch was never opened.
-            Err(StoreError::NotFound { .. }) => continue,
-            newest => newest?,
-        };
-        let Some(seq) = newest.records.first().map(|record| record.header().seq) else { continue };
-        let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
-        let record = session.engine.store.load(lease.run(), &branch, seq).await?;
-        let end = record.header().end;
+        if let Some(moved) = found.resume_point.closed.remove(&branch) {
+            move_closed(session, &head, moved)?;
+            continue;
+        }
+        let end = head.record.header().end;
         let is_moved = found.resume_point.moves.contains_key(&branch);
         if found.reopened.contains(&branch)
             && !is_moved
@@ -381,7 +405,7 @@ async fn reopen_ended<P: Program>(
             found.reopened.remove(&branch);
             continue;
         }
-        load_open_scope(session, lease, found, Head { record, next, damaged: newest.damaged }).await?;
+        load_open_scope(session, lease, found, head).await?;
         if found.reopened.contains(&branch)
             && let Some(id) = found.scopes.get(&branch).copied()
         {
@@ -393,6 +417,20 @@ async fn reopen_ended<P: Program>(
         }
     }
     Ok(())
+}
+
+/// Returns the newest record of a branch, also of an ended branch; `None` if the branch was never opened.
+async fn newest_of(store: &dyn Store, run: &RunId, branch: &BranchPath) -> Result<Option<Head>, RunError> {
+    let scan =
+        Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+    let newest = match store.scan(&scan).await {
+        Err(StoreError::NotFound { .. }) => return Ok(None),
+        newest => newest?,
+    };
+    let Some(seq) = newest.records.first().map(|record| record.header().seq) else { return Ok(None) };
+    let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
+    let record = store.load(run, branch, seq).await?;
+    Ok(Some(Head { record, next, damaged: newest.damaged }))
 }
 
 /// The children that ended together with their parent.

@@ -40,6 +40,8 @@ pub(super) struct ResumePoint {
     pub(super) questions: Vec<Decision>,
     /// Branches that continue from another record than their newest.
     pub(super) moves: BTreeMap<BranchPath, Reopened>,
+    /// Branches out of force that a rollback moves.
+    pub(super) closed: BTreeMap<BranchPath, Reopened>,
     /// Interrupted steps of the main branch that evidence proves to be done, with their questions.
     pub(super) settled: Vec<Decision>,
     /// True if the evidence of all finished steps was verified.
@@ -187,7 +189,8 @@ pub(super) async fn find<P: Program>(
     }
     let (looked, left, declarers) = (trust != Trust::Blind, judged.left, judged.declarers);
     let questions = Vec::new();
-    Ok(ResumePoint { questions, moves, settled, looked, left, rewinds, declarers, unreached: all.unreached })
+    let (unreached, closed) = (all.unreached, BTreeMap::new());
+    Ok(ResumePoint { questions, moves, closed, settled, looked, left, rewinds, declarers, unreached })
 }
 
 /// Moves openers with open hooks back to their work, if a branch of the work has failed evidence. Returns the

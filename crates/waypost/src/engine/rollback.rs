@@ -16,10 +16,10 @@ use super::definition::Forget;
 use super::in_doubt::cut_in;
 use super::inspect::position_of;
 use super::invalidate::{Cut, Results, invalidate};
-use super::reruns::{Reopened, opener_of};
+use super::reruns::opener_of;
 use super::undo::{refuse_undone, undone_steps};
 use super::{Engine, Program, ResumeFrom, RunError};
-pub(super) use scopes::ScopesThen;
+pub(super) use scopes::{Closed, Moves, ScopesThen};
 
 mod scopes;
 
@@ -35,13 +35,13 @@ pub(super) async fn go_back<P: Program>(
     base: &mut Base,
     from: &ResumeFrom,
     goes_on: bool,
-) -> Result<(Draft, BTreeMap<BranchPath, Reopened>), RunError> {
+) -> Result<(Draft, Moves), RunError> {
     let shape = program.shape();
     let run = base.record.header().run.clone();
     let Some((seq, step)) = aim(engine, shape, base, from).await? else {
         base.position.frontier.clear();
         base.position.chain = None;
-        return Ok((Draft::new(Phase::Restored, Reason::Manual, None, Try::default()), BTreeMap::new()));
+        return Ok((Draft::new(Phase::Restored, Reason::Manual, None, Try::default()), Moves::default()));
     };
     let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
     let mut position = position_of(&record)?;
@@ -56,11 +56,15 @@ pub(super) async fn go_back<P: Program>(
     let main = BranchPath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
     if step.is_none() && !goes_on && !shape.is_routed() {
-        let then = ScopesThen::read(engine, program, (&record, &position.back_at_work())).await?;
+        let position = position.back_at_work();
+        let then = ScopesThen::read(engine, program, (&record, &position), Closed::Continue).await?;
         let mut moves = then.moves(engine, program).await?;
-        let moved = moves.remove(&main).expect("the main branch always moves");
+        let moved = moves.open.remove(&main).expect("the main branch always moves");
         base.redone.extend(moved.forgotten);
+        let whole = moved.position.rerun_whole.clone();
         let mut draft = rolled_back(engine, shape, base, (record, moved.position), (step, epoch)).await?;
+        // The scopes below have their positions then: only openers that have begun since run as a whole.
+        base.position.rerun_whole = whole;
         draft.report.notes.extend(moved.drafts.into_iter().flat_map(|draft| draft.report.notes));
         return Ok((draft, moves));
     }
@@ -116,7 +120,7 @@ pub(super) async fn go_back<P: Program>(
         base.redone.extend(repeats);
     }
     let draft = rolled_back(engine, shape, base, (record, position), (step, epoch)).await?;
-    Ok((draft, BTreeMap::new()))
+    Ok((draft, Moves::default()))
 }
 
 /// Moves the main branch to a position at an older record. Returns the draft.

@@ -32,7 +32,7 @@ use super::chain::{Chain, Draft, unchanged_body};
 use super::child_ends::record_in_fan_out;
 use super::inspect::{Snapshot, position_of};
 use super::rollback::{
-    ScopesThen, check_left, has_continued, is_abandoned, is_copied, load_with_state, with_state,
+    Closed, ScopesThen, check_left, has_continued, is_abandoned, is_copied, load_with_state, with_state,
 };
 use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopHandle, StopLevel};
 
@@ -211,7 +211,8 @@ impl<'a, P: Program> Undoer<'a, P> {
             let target = load_with_state(self.engine, run, &main, to).await?;
             let position = position_of(&target)?;
             if !self.shape().is_routed() {
-                let then = ScopesThen::read(self.engine, self.program, (&target, &position)).await?;
+                let then =
+                    ScopesThen::read(self.engine, self.program, (&target, &position), Closed::Leave).await?;
                 self.effects_since(&then, &mut effects).await?;
             } else {
                 self.effects_of_restarted((&target, &position), &mut effects).await?;

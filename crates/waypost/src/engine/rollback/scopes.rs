@@ -7,14 +7,15 @@
 //! ```
 //!
 //! Input: the target and its position. Output: for each scope with records since, and for the openers above, the position to
-//! continue from. Reads only.
+//! continue from. A scope whose opener is not open then is *closed*: its next opening continues from its position. Reads
+//! only.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::RerunCause;
@@ -25,7 +26,7 @@ use crate::store::{Scan, ScanOrder, StoreError, StoreExt as _};
 use super::super::chain::Draft;
 use super::super::definition::Forget;
 use super::super::failure::position_for_retry;
-use super::super::invalidate::invalidated;
+use super::super::invalidate::{Cut, Results, invalidate, invalidated};
 use super::super::requested::Requested;
 use super::super::reruns::{Reopened, opener_of};
 use super::super::resume_point::reopened_at;
@@ -48,6 +49,23 @@ impl PointInTime {
     }
 }
 
+/// What becomes of closed scopes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Closed {
+    /// The run continues: each has its position then.
+    Continue,
+    /// Another run has none of these: an opener that has opened since runs as a whole.
+    Leave,
+}
+
+/// The transitions of a rollback.
+#[derive(Debug, Default)]
+pub(in super::super) struct Moves {
+    /// Of the main scope, and of scopes whose opener is open.
+    pub(in super::super) open: BTreeMap<BranchPath, Reopened>,
+    pub(in super::super) closed: BTreeMap<BranchPath, Reopened>,
+}
+
 /// The scopes of a run at a point in time.
 pub(in super::super) struct ScopesThen {
     branches: Branches,
@@ -55,8 +73,10 @@ pub(in super::super) struct ScopesThen {
     begun: BTreeMap<BranchPath, BTreeSet<StepId>>,
     /// Scopes in force with records since.
     changed: BTreeSet<BranchPath>,
-    /// Scopes with records since that were not in force: later passes, and children of openers that were not open.
-    later: BTreeSet<BranchPath>,
+    /// Scopes with records since that were not in force: later passes, and children of openers that were not open. With the
+    /// record and the position of then, if the state is kept.
+    later: BTreeMap<BranchPath, Option<(Record, Position)>>,
+    closed: Closed,
 }
 
 impl ScopesThen {
@@ -65,6 +85,7 @@ impl ScopesThen {
         engine: &Engine,
         program: &P,
         (record, position): (&Record, &Position),
+        closed: Closed,
     ) -> Result<Self, RunError> {
         let (shape, store, header) = (program.shape(), engine.store.as_ref(), record.header());
         let point = PointInTime::of(header);
@@ -79,28 +100,32 @@ impl ScopesThen {
                 changed.insert(name);
             }
         }
-        let (branches, begun, later) = (Branches::new(), BTreeMap::new(), BTreeSet::new());
-        let mut then = Self { branches, begun, changed, later };
+        let (branches, begun, later) = (Branches::new(), BTreeMap::new(), BTreeMap::new());
+        let mut then = Self { branches, begun, changed, later, closed };
         then.add(engine, shape, (record.clone(), position.clone())).await?;
         let mut whole = BTreeSet::new();
         for (_, name) in needed.into_iter().filter(|(_, name)| !name.is_main()) {
-            let Some(in_force) = wanted(shape, &then.branches, &name, true) else { continue };
+            let in_force = wanted(shape, &then.branches, &name, true);
             let own = shape.of_branch(&name).filter(|own| !own.is_routed());
             let record = record_at(engine, header, &name, point).await?;
-            match record.filter(|record| record.state_bytes().is_some()).zip(own) {
+            let kept = match record.filter(|record| record.state_bytes().is_some()).zip(own) {
                 Some((record, own)) => {
                     let (position, _) = position_for_retry(own, &record, false)?;
-                    if position.origin == Some(in_force.origin) {
-                        then.add(engine, shape, (record, position)).await?;
-                    }
+                    Some((record, position))
                 }
-                None => drop(whole.insert(name)),
+                None => None,
+            };
+            match (kept, in_force) {
+                (Some(kept), Some(in_force)) if kept.1.origin == Some(in_force.origin) => {
+                    then.add(engine, shape, kept).await?;
+                }
+                (None, Some(_)) => drop(whole.insert(name)),
+                (kept, _) if then.changed.contains(&name) => drop(then.later.insert(name, kept)),
+                _ => {}
             }
         }
         let branches = &then.branches;
-        let is_in_force = |name: &BranchPath| branches.contains_key(&(name.depth(), name.clone()));
-        then.later = then.changed.iter().filter(|name| !is_in_force(name)).cloned().collect();
-        then.changed.retain(is_in_force);
+        then.changed.retain(|name| branches.contains_key(&(name.depth(), name.clone())));
         // The opener of a scope without a state of then, or opened since, runs as a whole.
         for name in whole {
             if let Some((above, opener)) = name.parent().zip(opener_of(shape, &name)) {
@@ -128,7 +153,9 @@ impl ScopesThen {
                 let Some(children) = step.children.as_ref().filter(|_| begun.contains(&step.id)) else {
                     continue;
                 };
-                if !children.by_work || !is_opened_since(engine, header, step).await? {
+                // A closed scope has its own steps that have begun since.
+                let is_own = children.by_work && self.closed == Closed::Leave;
+                if !is_own || !is_opened_since(engine, header, step).await? {
                     begun.remove(&step.id);
                 }
             }
@@ -159,7 +186,7 @@ impl ScopesThen {
         mut self,
         engine: &Engine,
         program: &P,
-    ) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+    ) -> Result<Moves, RunError> {
         let (root, store) = (program.shape(), engine.store.as_ref());
         let mut broken = Vec::new();
         for known in self.branches.values() {
@@ -174,11 +201,12 @@ impl ScopesThen {
         }
         let requested = Requested::scopes(&self.changed, root);
         let mut moves = reopened_at(engine, program, (&mut self.branches, &broken), &requested).await?;
+        let mut closed = BTreeMap::new();
         let undone = match self.branches.values().next() {
             Some(main) => undone_within(engine, &main.record.header().run).await?,
             None => BTreeSet::new(),
         };
-        // The open fan-outs of each scope. Scopes of other fan-outs, such as a later pass, are entered at their turn.
+        // The open fan-outs of each scope.
         let mut open: BTreeMap<BranchPath, BTreeSet<u64>> = BTreeMap::new();
         for known in self.branches.values() {
             let branch = &known.record.header().branch;
@@ -186,8 +214,14 @@ impl ScopesThen {
             let origin = known.position.origin;
             let is_open =
                 |above: &BranchPath| open.get(above).zip(origin).is_some_and(|(fans, at)| fans.contains(&at));
+            let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
+            let undone = undone_in(root, branch, &undone);
             if branch.parent().is_some_and(|above| !is_open(&above)) {
                 moves.remove(branch);
+                if !begun.is_empty() {
+                    let moved = closed_at(engine, shape, known, (&begun, undone)).await?;
+                    closed.insert(branch.clone(), moved);
+                }
                 continue;
             }
             let moved = match moves.entry(branch.clone()) {
@@ -197,38 +231,112 @@ impl ScopesThen {
                 }
                 moved => moved.or_insert_with(|| Reopened::in_place(known)),
             };
-            let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
-            let unfinished = Unfinished::of(shape, &moved.position);
-            let fans = fans_of(&moved.position);
-            let below = self.changed.iter().chain(&self.later);
-            for below in below.filter(|below| below.parent().as_ref() == Some(branch)) {
-                let opener = opener_of(root, below).and_then(|opener| shape.place(opener.as_str()));
-                let Some(place) = opener.filter(|place| unfinished.has(*place)) else { continue };
-                let then = self.branches.get(&(below.depth(), below.clone()));
-                if then.and_then(|then| then.position.origin).is_some_and(|origin| fans.contains(&origin)) {
-                    continue;
-                }
-                // The scope is entered without its results since.
-                let opener = &shape.steps()[place].id;
-                if moved.position.frontier.iter().any(|entry| entry.step == *opener && entry.has_children()) {
-                    moved.position.drop_results(opener);
-                    moved.position.rerun_whole.insert(opener.clone());
-                } else {
-                    begun.insert(opener.clone());
-                }
+            if self.closed == Closed::Leave {
+                self.leave_closed(root, (branch, shape), moved, &mut begun);
             }
-            let undone = undone.iter().filter_map(|(on, step)| match on == branch {
-                true => Some(step.clone()),
-                false => {
-                    let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
-                    opener_of(root, &around.find(|below| below.parent().as_ref() == Some(branch))?)
-                }
-            });
-            restart(engine, shape, (known, moved), (&begun, undone.collect())).await?;
+            restart(engine, shape, (&known.record, moved), (&begun, undone)).await?;
             open.insert(branch.clone(), fans_of(&moved.position));
         }
-        Ok(moves)
+        if self.closed == Closed::Leave {
+            return Ok(Moves { open: moves, closed: BTreeMap::new() });
+        }
+        let main = self.branches.values().next().map(|main| main.record.header().clone());
+        for (branch, then) in self.later {
+            let (Some(shape), Some(main)) = (root.of_branch(&branch), &main) else { continue };
+            let undone = undone_in(root, &branch, &undone);
+            let (record, position) = match then {
+                Some(then) => then,
+                None => {
+                    let newest = store.newest(&main.run, &branch).await?;
+                    let around = newest.header().at.iteration.clone();
+                    (newest, unstarted(shape, &around))
+                }
+            };
+            let since = CheckpointRef { seq: 0, ..record.header().reference() };
+            let is_new = position.steps_started == 0;
+            let since = if is_new { since } else { record.header().reference() };
+            let mut begun = begun_since(store, &since).await?;
+            begun.retain(|step| shape.step(step.as_str()).is_some_and(|step| step.children.is_none()));
+            let known = BranchInForce { record, position, joined: HashMap::new() };
+            closed.insert(branch, closed_at(engine, shape, &known, (&begun, undone)).await?);
+        }
+        Ok(Moves { open: moves, closed })
     }
+
+    /// Lets the openers of closed scopes run as a whole.
+    fn leave_closed(
+        &self,
+        root: &Shape,
+        (branch, shape): (&BranchPath, &Shape),
+        moved: &mut Reopened,
+        begun: &mut BTreeSet<StepId>,
+    ) {
+        let unfinished = Unfinished::of(shape, &moved.position);
+        let fans = fans_of(&moved.position);
+        let below = self.changed.iter().chain(self.later.keys());
+        for below in below.filter(|below| below.parent().as_ref() == Some(branch)) {
+            let opener = opener_of(root, below).and_then(|opener| shape.place(opener.as_str()));
+            let Some(place) = opener.filter(|place| unfinished.has(*place)) else { continue };
+            let then = self.branches.get(&(below.depth(), below.clone()));
+            if then.and_then(|then| then.position.origin).is_some_and(|origin| fans.contains(&origin)) {
+                continue;
+            }
+            let opener = &shape.steps()[place].id;
+            if moved.position.frontier.iter().any(|entry| entry.step == *opener && entry.has_children()) {
+                moved.position.drop_results(opener);
+                moved.position.rerun_whole.insert(opener.clone());
+            } else {
+                begun.insert(opener.clone());
+            }
+        }
+    }
+}
+
+/// Returns the undone steps of a scope, and the openers of scopes with undone steps.
+fn undone_in(root: &Shape, branch: &BranchPath, undone: &BTreeSet<(BranchPath, StepId)>) -> BTreeSet<StepId> {
+    let steps = undone.iter().filter_map(|(on, step)| match on == branch {
+        true => Some(step.clone()),
+        false => {
+            let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
+            opener_of(root, &around.find(|below| below.parent().as_ref() == Some(branch))?)
+        }
+    });
+    steps.collect()
+}
+
+/// Returns the transition of a closed scope to its position then.
+async fn closed_at(
+    engine: &Engine,
+    shape: &Shape,
+    known: &BranchInForce,
+    (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
+) -> Result<Reopened, RunError> {
+    let mut moved = Reopened::in_place(known);
+    let epoch = next_epoch(engine, known.record.header(), &known.position).await?;
+    let unfinished = Unfinished::of(shape, &known.position);
+    let places = begun.iter().filter_map(|step| shape.place(step.as_str()));
+    let finished: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
+    let downstream = shape.downstream(&finished);
+    let cut = |place: &usize| {
+        let at = Try { attempt: 0, epoch, iteration: known.record.header().at.iteration.clone() };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[*place].id.clone()) };
+        Cut { place: *place, entry, is_named: false }
+    };
+    let cuts: Vec<Cut> = finished.iter().filter(|place| !downstream.contains(place)).map(cut).collect();
+    if !cuts.is_empty() {
+        moved.position = invalidate(shape, &known.position, cuts, Results::Keep).position;
+    }
+    restart(engine, shape, (&known.record, &mut moved), (begun, undone)).await?;
+    Ok(moved)
+}
+
+/// Returns the position of a scope before its first step.
+fn unstarted(shape: &Shape, around: &[u32]) -> Position {
+    let ready = |place: usize| {
+        let at = Try { iteration: shape.first_iteration(place, around), ..Try::default() };
+        FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) }
+    };
+    Position { frontier: shape.roots().into_iter().map(ready).collect(), ..Position::default() }
 }
 
 /// Returns the records of the open fan-outs of a position.
@@ -240,10 +348,10 @@ fn fans_of(position: &Position) -> BTreeSet<u64> {
 async fn restart(
     engine: &Engine,
     shape: &Shape,
-    (known, moved): (&BranchInForce, &mut Reopened),
+    (record, moved): (&Record, &mut Reopened),
     (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
 ) -> Result<(), RunError> {
-    let header = known.record.header();
+    let header = record.header();
     let epoch = next_epoch(engine, header, &moved.position).await?;
     let position = &mut moved.position;
     let Position { frontier, .. } = &mut *position;
