@@ -297,6 +297,8 @@ fn move_closed<P: Program>(
     chain.repair = head.next != header.seq + 1;
     let mut scope = Scope::new(chain, shape, moved.position, state);
     scope.drafts = moved.drafts;
+    // Not needed in memory after the write.
+    scope.unloading = true;
     let id = session.scopes.add(scope);
     session.mark_dirty(id);
     Ok(())
