@@ -30,7 +30,7 @@ use super::super::requested::Requested;
 use super::super::reruns::{Reopened, opener_of};
 use super::super::resume_point::reopened_at;
 use super::super::trust::{BranchInForce, Branches, ended_on, joined_on, wanted};
-use super::super::undo::undone_within;
+use super::super::undo::{undone_on, undone_within};
 use super::super::{Engine, Program, RunError};
 use super::{ask_about_effects, load_with_state, next_epoch};
 
@@ -217,14 +217,8 @@ impl ScopesThen {
                     begun.insert(opener.clone());
                 }
             }
-            let undone = undone.iter().filter_map(|(on, step)| match on == branch {
-                true => Some(step.clone()),
-                false => {
-                    let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
-                    opener_of(root, &around.find(|below| below.parent().as_ref() == Some(branch))?)
-                }
-            });
-            restart(engine, shape, (known, moved), (&begun, undone.collect())).await?;
+            let undone = undone_on(root, &undone, branch);
+            restart(engine, shape, (known, moved), (&begun, undone)).await?;
             open.insert(branch.clone(), fans_of(&moved.position));
         }
         Ok(moves)
