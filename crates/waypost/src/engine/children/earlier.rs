@@ -102,10 +102,13 @@ impl<'a, P: Program> Session<'a, P> {
             false => None,
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());
-        let finished = self.finished_in_pass(id, place, item, (found.records.first(), before.as_ref()));
         // A new execution and not a rerun: a later pass, or the hooks of another failure.
         let around = &self.scopes.get(id).entry(place).at.iteration;
         let is_new = after_failure || found.records.first().is_some_and(|record| is_passed(record, around));
+        let finished = match is_new {
+            true => Vec::new(),
+            false => self.finished_in_pass(id, place, item, (found.records.first(), before.as_ref())),
+        };
         // Without traces, no result is reused, and effects are asked about.
         let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
         let asks = !scope.shape.is_routed() && children.shape.is_careful();
