@@ -492,7 +492,7 @@ impl<'a, S> Scope<'a, S> {
     /// the previous attempt.
     fn tries_at(&self, place: usize) -> u32 {
         let entry = self.entry(place);
-        u32::from(!self.runs_hooks(place) && !(entry.continues && entry.at.attempt > 0))
+        u32::from(!(self.runs_hooks(place) || entry.continues && entry.at.attempt > 0))
     }
 
     /// Returns whether a step has open hooks, or is about to join the hooks.
