@@ -90,8 +90,5 @@ fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
         let kind = if hooks.contains(&step.id.as_str()) { " (hooks)" } else { "" };
         text.push_str(&format!("  {}{kind}{needs}\n", step.id));
     }
-    if workflow.on_failure().is_some() {
-        text.push_str("  on_failure (hooks)\n");
-    }
     text
 }

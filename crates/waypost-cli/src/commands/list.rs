@@ -1,7 +1,10 @@
-//! `waypost list`: the runs of the store, newest first. Reads only the newest record of each.
+//! `waypost list`: the runs of the store, newest first. Reads only the newest record of each, and checks the evidence of
+//! cut steps.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use waypost::engine::Snapshot;
 use waypost::record::RunStatus;
 use waypost::store::{RunQuery, RunSummary, Store, StoreError, UnreadableRun};
 
@@ -12,6 +15,7 @@ use crate::exit::Exit;
 use crate::format::size;
 use crate::format::time;
 use crate::output::shown;
+use crate::run::current_evidence;
 use crate::run::disk_use::bytes_of;
 use crate::run::reference::resumable_statuses;
 use crate::run::run_status::{self, Corrected};
@@ -32,7 +36,7 @@ pub(crate) async fn list(context: &Context, args: ListArgs) -> Result<Exit, Erro
         Err(error) => return Err(error),
     };
     let query = query(context, store.as_ref(), &args);
-    let Found { runs, unreadable, next } = found(context, store.as_ref(), &query, None).await?;
+    let Found { runs, unreadable, next } = found(context, &store, &query, None).await?;
     // If other runs can be listed, unreadable ones only cause warnings.
     let exit = match (&runs[..], &unreadable[..]) {
         ([], [_, ..]) => exit_of(store.as_ref(), &unreadable).await,
@@ -75,7 +79,7 @@ async fn list_everywhere(context: &Context, args: &ListArgs) -> Result<Exit, Err
         let listed = async {
             let store = store_location::open(Some(address), None, Access::Read)?;
             let query = query(context, store.as_ref(), args);
-            found(context, store.as_ref(), &query, Some(address)).await
+            found(context, &store, &query, Some(address)).await
         };
         match listed.await {
             Ok(found) => {
@@ -131,11 +135,17 @@ struct Found {
 /// Queries a store; `of` is its name if there are several.
 async fn found(
     context: &Context,
-    store: &dyn Store,
+    shared: &Arc<dyn Store>,
     query: &RunQuery,
     of: Option<&str>,
 ) -> Result<Found, Error> {
-    let mut found = store.runs(query).await?;
+    let store = shared.as_ref();
+    let mut asked = query.clone();
+    if asked.statuses.contains(&RunStatus::Interrupted) {
+        // Evidence may settle the cut steps.
+        asked.statuses.insert(RunStatus::InDoubt);
+    }
+    let mut found = store.runs(&asked).await?;
     let mut listed = Vec::with_capacity(found.runs.len());
     for mut run in found.runs {
         match run_status::correct(store, &mut run).await? {
@@ -156,6 +166,16 @@ async fn found(
             Corrected::Unreadable(error) => {
                 found.damaged.push(UnreadableRun { run: run.run, why: error.to_string() });
                 continue;
+            }
+        }
+        if run.status == RunStatus::InDoubt {
+            let settles = match Snapshot::read(store, &run.run).await {
+                Ok(snapshot) => current_evidence::settles(shared, &snapshot).await,
+                Err(error) => Err(error.into()),
+            };
+            // A run that cannot be read stays as recorded.
+            if matches!(settles, Ok(true)) {
+                run.status = RunStatus::Interrupted;
             }
         }
         listed.push(run);

@@ -1,9 +1,9 @@
 //! An event as a line of text.
 
 use serde_json::{Map, Value};
+use waypost::BranchPath;
 use waypost::events::{Checked, Ended, Event, EventKind, Failed};
 use waypost::record::{End, RunStatus, Wait, WaitKind};
-use waypost::{BranchPath, StepId};
 
 use super::{is_empty, shown};
 use crate::format::text::tokens_and_cost;
@@ -52,10 +52,7 @@ impl EventLines<'_> {
         if let Some(pass) = event.iteration.last().filter(|_| event.iteration.len() > in_path) {
             details.insert(0, format!("iteration {pass}"));
         }
-        // The start after a wait is not another attempt.
-        let waits = |step: &StepId| self.names.only_waits(&event.branch, step.as_str());
-        let attempt = event.attempt.filter(|_| !event.step.as_ref().is_some_and(waits));
-        if let Some(attempt) = attempt.filter(|attempt| *attempt > 1) {
+        if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
             details.insert(0, format!("attempt {attempt}"));
         }
         details.retain(|detail| !detail.is_empty());

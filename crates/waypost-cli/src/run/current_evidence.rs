@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waypost::engine::{AcceptAs, Acceptance, Answers, Engine, Look, ResumeOptions, Snapshot, TreatAs};
 use waypost::plan::{Action, Cause, Decision, Plan};
-use waypost::record::{Occasion, Record};
+use waypost::record::{Occasion, Record, Status};
 use waypost::store::Store;
 use waypost::{BranchPath, StepId};
 use waypost_workflow::file::Work;
@@ -86,6 +86,20 @@ pub(crate) async fn asked(
         .filter(is_asked)
         .map(|question| (question.branch.clone(), question.step.clone()));
     Ok(Some(asked.collect()))
+}
+
+/// Returns whether evidence settles all cut steps of a run in doubt, so that a resume asks nothing.
+pub(crate) async fn settles(store: &Arc<dyn Store>, snapshot: &Snapshot) -> Result<bool, Error> {
+    let shape = Chosen::in_force(store.as_ref(), snapshot)?.shape;
+    let is_cut = shape.has_evidence()
+        && snapshot.heads.iter().any(|head| {
+            let own = shape.of_branch(&head.record.header().branch).zip(head.record.position().ok());
+            own.is_some_and(|(own, position)| {
+                let mut started = position.frontier.iter().filter(|entry| entry.status == Status::Started);
+                started.any(|entry| own.must_ask(&position, &entry.step))
+            })
+        });
+    Ok(is_cut && asked(store, snapshot).await?.is_some_and(|asked| asked.is_empty()))
 }
 
 /// Plans the restart of each service with a step downstream that runs: services end with their session.

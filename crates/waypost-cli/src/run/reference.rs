@@ -14,7 +14,7 @@ use crate::format::text::quoted;
 use crate::output::shown;
 use crate::run::definition::{first_id, names};
 use crate::store_location;
-use crate::view::step_names::{before_hooks, key_of_file_hook};
+use crate::view::step_names::before_hooks;
 use waypost::id::{CheckpointRef, readable};
 
 /// Most runs listed for an ambiguous prefix.
@@ -228,7 +228,8 @@ fn matches<'b, 't>(
 /// key may be encoded, unencoded, after a slash, or omitted.
 fn after_path<'t>(branch: &BranchPath, text: &'t str) -> Vec<(usize, &'t str)> {
     let Some(above) = branch.parent() else { return vec![(0, text)] };
-    let (with_key, without_key) = (with_key(branch), without_key(branch));
+    let with_key = with_key(branch);
+    let without_key = branch.opened_by().map(|(step, _)| step.to_string());
     let spellings = with_key.iter().map(|whole| (0, whole)).chain(without_key.iter().map(|part| (1, part)));
     let mut found = Vec::new();
     for (omitted, rest) in below_path(&above, text) {
@@ -259,15 +260,6 @@ fn with_key(branch: &BranchPath) -> Vec<String> {
     let stems = [step.as_str()].into_iter().chain(of_hooks);
     let spelled = stems.flat_map(|stem| [format!("{stem}:{key}"), format!("{stem}/{key}")]);
     [last.to_owned(), readable(last).into_owned()].into_iter().chain(spelled).collect()
-}
-
-/// Returns the spellings of the last scope of a branch without its key; for the hook of a file, without the prefix of
-/// the key.
-fn without_key(branch: &BranchPath) -> Vec<String> {
-    let Some((step, key)) = branch.opened_by() else { return Vec::new() };
-    let stem = before_hooks(step.as_str()).unwrap_or(step.as_str());
-    let hook = key_of_file_hook(&key).map(|hook| format!("{stem}:{hook}"));
-    std::iter::once(step.to_string()).chain(hook).collect()
 }
 
 /// Returns whether `text` is a path of this branch that names its last key.

@@ -5,7 +5,7 @@ use serde::Serialize;
 use waypost::events::RerunCause;
 use waypost::plan::{Cause, Decision};
 use waypost::record::SkipCause;
-use waypost_workflow::file::SUCCEEDED;
+use waypost_workflow::file::{FAILED, SUCCEEDED};
 use waypost_workflow::program::WAITS;
 
 use super::CheckpointView;
@@ -110,6 +110,7 @@ impl From<&SkipCause> for CauseView {
             SkipCause::Condition(condition) => {
                 let text = match condition.as_str() {
                     SUCCEEDED => "the run did not succeed".to_owned(),
+                    FAILED => "the run did not fail".to_owned(),
                     WAITS => "the step no longer waits".to_owned(),
                     condition => format!("`{condition}` is false"),
                 };

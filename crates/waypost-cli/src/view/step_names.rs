@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use waypost::BranchPath;
-use waypost_workflow::file::{Body, HookOn, Step, Work, Workflow};
+use waypost_workflow::file::{Body, HookOn, Step, Workflow};
 use waypost_workflow::program::FILE_KEY;
 
 /// Suffix of the opener of a step's hooks, if the step has other child scopes.
@@ -22,12 +22,6 @@ impl StepNames {
     /// Returns the name of a step on a branch.
     pub(crate) fn name(&self, branch: &BranchPath, step: &str) -> Option<&str> {
         self.step(branch, step)?.name.as_deref()
-    }
-
-    /// Returns whether a step on a branch only waits, for an answer, a signal or a time.
-    pub(crate) fn only_waits(&self, branch: &BranchPath, step: &str) -> bool {
-        let waits = |step: &Step| matches!(step.work, Work::Approve(_) | Work::Sleep(_) | Work::Wait(_));
-        self.step(branch, step).is_some_and(waits)
     }
 
     /// Returns whether the child scopes of a step are items. Without a workflow, every child scope counts.
@@ -140,27 +134,18 @@ pub(crate) fn path(workflow: Option<&Workflow>, branch: &BranchPath) -> String {
     path.join("/")
 }
 
-/// Returns `STEP:HOOK` for the hook of a file after a failed step, unless the step has a hook of this name.
+/// Returns `STEP:HOOK` for a hook of a step with other child branches.
 fn hook(workflow: Option<&Workflow>, opener: &str, key: &str) -> Option<String> {
     let of_step = |id: &str| workflow.and_then(|workflow| workflow.step(id));
     let (id, step) = [Some(opener), before_hooks(opener)]
         .into_iter()
         .flatten()
         .find_map(|id| of_step(id).map(|step| (id, step)))?;
-    let of_file = key_of_file_hook(key).filter(|_| step.hooks.iter().all(|own| own.on != HookOn::Failure));
     let is_own = step.hooks.iter().any(|own| own.on.key() == key);
-    match of_file {
-        Some(name) => Some(format!("{id}:{name}")),
-        None => (id != opener && (is_own || key_of_file_hook(key).is_some())).then(|| format!("{id}:{key}")),
-    }
+    (id != opener && is_own).then(|| format!("{id}:{key}"))
 }
 
 /// Returns the step of a hook's opener: `STEP` of `STEP-hooks`.
 pub(crate) fn before_hooks(opener: &str) -> Option<&str> {
     opener.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').strip_suffix(HOOKS)
-}
-
-/// Returns the key of a file's hook without its prefix: `on_failure` of `run.on_failure`.
-pub(crate) fn key_of_file_hook(key: &str) -> Option<&'static str> {
-    matches!(key, "run.on_failure" | "workflow.on_failure").then_some("on_failure")
 }

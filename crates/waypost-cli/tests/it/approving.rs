@@ -125,8 +125,8 @@ fn a_declined_approval_is_told_as_declined() {
     assert!(events.contains(" progress ok: declined\n") && !events.contains("told"), "{events}");
 }
 
-// Bug: an approval that was answered once showed "attempt 2" in the events. Cause: the start after a wait counts as an
-// attempt in the records. Fix: events of steps that only wait name no attempt, as in `show`.
+// Bug: an approval that was answered once had attempt 2 in the events and checkpoints. Cause: the start after a wait counted
+// as an attempt. Fix: the start after a wait continues the attempt.
 #[test]
 fn an_answered_approval_has_one_attempt() {
     let rig = Rig::with("steps: [{id: g, steps: [{id: ask, approve: 'ok?'}]}]");
@@ -137,4 +137,6 @@ fn an_answered_approval_has_one_attempt() {
 
     assert!(events.contains("step_completed ask: answer=true"), "{events}");
     assert!(!events.contains("step_started ask: attempt"), "{events}");
+    let events = rig.waypost(&["events", "r", "--json"]);
+    assert!(events.contains("\"attempt\":1,") && !events.contains("\"attempt\":2,"), "{events}");
 }

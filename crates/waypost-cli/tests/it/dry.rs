@@ -366,3 +366,68 @@ fn a_dry_run_decides_what_no_result_decides() {
     assert_eq!(plan(&["-p", "where=us"]), ["a run", "us run", "some run"]);
     assert!(!rig.path("ran").exists() && !rig.path(".waypost").exists());
 }
+
+// Bug: the plan after a rollback said `rerun` for later passes of a step with `idempotent: false`. Cause: the dry run
+// answered all questions at once. Fix: each question is answered at its turn, and listed.
+#[test]
+fn a_plan_after_a_rollback_asks_in_each_pass() {
+    let group = "{id: loop, repeat: {until: iteration == 3, max: 3}, steps: [{id: x, run: echo}, {id: y, run: echo, idempotent: false}]}";
+    let rig = Rig::with(&format!("steps: [{{id: a, run: echo}}, {group}]\n"));
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@2", "-q"]), Some(0));
+    let asked = |args: &[&str]| {
+        let plan = decisions(&rig, args).into_iter();
+        plan.filter_map(|step| step.split_once(" ask ").map(|(step, _)| step.to_owned())).collect::<Vec<_>>()
+    };
+
+    assert_eq!(asked(&["plan", "r"]), ["loop~1/y", "loop~2/y", "loop~3/y"]);
+    assert_eq!(
+        asked(&["resume", "r", "--dry-run", "--treat-as", "retry=loop~2/y"]),
+        ["loop~1/y", "loop~3/y"]
+    );
+    for pass in 1..=3 {
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "pass {pass} asks");
+        let answer = format!("retry=loop~{pass}/y");
+        let code = if pass < 3 { 8 } else { 0 };
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", &answer]), Some(code));
+    }
+}
+
+// Bug: `resume --dry-run --skip each:m/w` listed no decision about that step. Cause: only starts were added to the plan.
+// Fix: skipped and settled steps are added too.
+#[test]
+fn a_dry_run_lists_the_skipped_step_of_an_item() {
+    let rig = Rig::with(
+        "steps: [{id: each, foreach: {items: [m], steps: [{id: w, run: exit 1}, {id: x, run: echo}]}}]\n",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    let plan = decisions(&rig, &["resume", "r", "--dry-run", "--skip", "each:m/w"]);
+
+    assert_eq!(plan, ["each retry retry", "each:m/w skip settled", "each:m/x run first"]);
+}
+
+// Bug: after a rollback, the plan said that an opener was cut, and named "every need is finished" as the cause of a step that
+// had begun. Cause: the plan read the position alone. Fix: the record of the rollback names the steps that had begun.
+#[test]
+fn a_plan_names_a_rollback_as_the_cause() {
+    let each = "{id: each, foreach: {items: [m], steps: [{id: v, run: echo}, {id: w, run: test -e ok}]}}";
+    let rig = Rig::with(&format!("steps: [{{id: a, run: echo}}, {each}]\n"));
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    let records = rig.json(&["checkpoints", "r", "--json"])["checkpoints"].clone();
+    let starts_each = |one: &&serde_json::Value| one["scope"] == "main" && one["started"][0] == "each";
+    let joins: Vec<_> =
+        records.as_array().unwrap().iter().filter(starts_each).map(|one| one["ref"].clone()).collect();
+    let plans: Vec<_> = [joins.last(), joins.get(1)]
+        .map(|at| {
+            assert_eq!(code_of(&rig, &["rollback", at.unwrap().as_str().unwrap(), "-q"]), Some(0));
+            rig.waypost(&["plan", "r"])
+        })
+        .into();
+
+    assert!(plans[0].contains("\neach  run     the run was rolled back\n"), "{}", plans[0]);
+    assert!(plans[1].contains("\neach:m/w  run     the run was rolled back\n"), "{}", plans[1]);
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+}

@@ -173,7 +173,7 @@ fn hooks_that_cannot_be_are_refused() {
         ),
         (
             "run",
-            "on_failure: [{run: 'true', env: {A: '${{ steps.a.status }}'}}]\non_success: [{run: y}]\nsteps:\n  - {id: a, run: x}\n",
+            "on_failure: [{run: 'true', env: {B: '${{ steps.b.status }}'}}]\non_success: [{run: y}]\nsteps:\n  - {id: a, run: x}\n",
         ),
         ("double", "on_failure: [{id: a, run: y}]\nsteps:\n  - {id: a, run: x}\n"),
     ] {

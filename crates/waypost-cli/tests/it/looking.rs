@@ -295,7 +295,7 @@ fn a_failed_group_has_one_attempt_and_a_start() {
 }
 
 // Bug: `show` said `in_doubt` of a run whose resume asks nothing, since the evidence of the cut step holds. Cause: the status on
-// record. Fix: `show` checks the evidence of a run in doubt.
+// record. Fix: `show` and `list` check the evidence of a run in doubt.
 #[test]
 fn a_cut_step_with_valid_evidence_is_not_in_doubt() {
     let rig = Rig::with(
@@ -311,11 +311,23 @@ fn a_cut_step_with_valid_evidence_is_not_in_doubt() {
     assert_eq!(holds["steps"][0]["status"], "cut", "{holds}");
     let text = rig.waypost(&["show", "r"]);
     assert!(text.contains("waypost resume r") && !text.contains("needs a decision"), "{text}");
+    let listed = |args: &[&str]| {
+        let runs = rig.json(&[&["list", "--json"], args].concat())["runs"].clone();
+        runs.as_array()
+            .unwrap()
+            .iter()
+            .map(|run| run["status"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&[]), ["interrupted"]);
+    assert_eq!(listed(&["--status", "interrupted"]), ["interrupted"]);
+    assert_eq!(listed(&["--status", "in_doubt"]), [""; 0]);
 
     fs::remove_file(rig.path("out.txt")).unwrap();
     let lost = rig.json(&["show", "r", "--json"]);
     assert_eq!(lost["status"], "in_doubt", "{lost}");
     assert_eq!(lost["steps"][0]["status"], "in_doubt", "{lost}");
+    assert_eq!(listed(&[]), ["in_doubt"]);
 }
 
 // Bug: the time of an item lacked its groups and had the time between two attempts, that of a loop had its last pass only, and a

@@ -16,6 +16,13 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
     rig.call(args).status.code()
 }
 
+/// Runs a command, and returns the lines of `on_failure`.
+fn failures(rig: &Rig, args: &[&str]) -> Vec<String> {
+    rig.write("trace", "");
+    rig.call(args);
+    rig.read("trace").lines().filter(|line| line.starts_with("failure")).map(str::to_owned).collect()
+}
+
 /// Runs the steps of a list, and the same steps as a graph.
 fn flows(steps: &str) -> [String; 2] {
     let list = format!("{HOOKS}steps: [{A}, {steps}]\n");
@@ -54,6 +61,23 @@ fn a_failed_run_finishes_too_and_again_after_a_resume() {
 
         assert_eq!(rig.read("trace"), "a\nb\nsuccess 1\nfinish\nfinished\n", "{flow}");
     }
+}
+
+// Bug: `on_failure` of a workflow ran for each failed step. Cause: it was a hook of each step. Fix: the hook runs once, at
+// the end of a run with failures, with the first failed step in `run.failed_step`.
+#[test]
+fn on_failure_runs_once_for_each_failed_end() {
+    let steps = "{id: g, needs: [], steps: [{id: b, run: test -e good}]}, \
+                 {id: c, needs: [a], run: 'true'}, {id: d, needs: [], run: 'echo d >> trace'}";
+    let flow = format!("max_parallel: 1\n{HOOKS}steps: [{A}, {steps}]\n");
+    let rig = Rig::with(&flow.replace("test ! -e bad", "test -e fine"));
+    assert_eq!(failures(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), ["failure at a"]);
+    assert_eq!(failures(&rig, &["resume", "r", "-q"]), ["failure at a"], "again after a resume");
+    rig.write("fine", "");
+    assert_eq!(failures(&rig, &["resume", "r", "-q"]), ["failure at b"], "the step within a group");
+    rig.write("good", "");
+    assert_eq!(failures(&rig, &["resume", "r", "-q"]), [""; 0]);
+    assert!(rig.waypost(&["why", "r", "on_failure"]).contains("the run did not fail"));
 }
 
 #[test]

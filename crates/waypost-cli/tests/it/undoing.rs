@@ -356,3 +356,28 @@ fn an_undo_counts_until_the_step_starts_again() {
     assert_eq!(code(&["resume", "r", "-q"]), Some(8), "the second effect is not undone");
     assert_eq!(rig.read("trace"), "pay\nundo\npay\n");
 }
+
+// Bug: after a rollback with undo, the resume asked about undone effects within a group or an item. Cause: a scope that is
+// entered at its turn did not know of the undo. Fix: one rule for all scopes.
+#[test]
+fn an_undone_effect_within_is_not_asked_about() {
+    let pay = |id: &str| {
+        format!("{{id: {id}, idempotent: false, run: echo {id} >> trace, undo: echo undo >> trace}}")
+    };
+    let rig = Rig::with(&format!(
+        "steps:\n  - {{id: a, run: 'true'}}\n  - {{id: top, run: 'true'}}\n  - {{id: grp, steps: [{}, {{id: in, steps: [{}]}}]}}\n  - {{id: each, foreach: {{items: [m], steps: [{}]}}}}\n",
+        pay("one"),
+        pay("two"),
+        pay("three")
+    ));
+    let code = |args: &[&str]| rig.call(args).status.code();
+    assert_eq!(code(&["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code(&["rollback", "r@2", "--undo-steps", "-q"]), Some(0));
+    assert!(!rig.waypost(&["plan", "r"]).contains(" ask "));
+    assert_eq!(code(&["resume", "r", "-q"]), Some(0), "the effects are undone");
+    assert_eq!(rig.read("trace"), "one\ntwo\nthree\nundo\nundo\nundo\none\ntwo\nthree\n");
+
+    assert_eq!(code(&["rollback", "r@2", "-q"]), Some(0));
+
+    assert_eq!(code(&["resume", "r", "-q"]), Some(8), "the second effects are not undone");
+}

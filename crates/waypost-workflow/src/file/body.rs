@@ -114,10 +114,10 @@ impl<'n> BodyDraft<'n> {
         found
     }
 
-    /// Reports steps of different lists with the same id; `more` has the steps of the workflow's own hook.
-    pub(super) fn refuse_doubles(&self, checker: &mut Checker<'_>, more: Option<&Self>) {
+    /// Reports steps of different lists with the same id.
+    pub(super) fn refuse_doubles(&self, checker: &mut Checker<'_>) {
         let mut known: HashMap<&str, (&Self, &Draft<'_>)> = HashMap::new();
-        for (list, draft) in self.all().into_iter().chain(more.into_iter().flat_map(Self::all)) {
+        for (list, draft) in self.all() {
             let Some((home, first)) = known.get(draft.id.as_str()) else {
                 known.insert(&draft.id, (list, draft));
                 continue;
@@ -130,7 +130,7 @@ impl<'n> BodyDraft<'n> {
                 checker.problems.push(problem.help("rename one: ids are unique in the file"));
             }
         }
-        let steps = self.all().into_iter().chain(more.into_iter().flat_map(Self::all));
+        let steps = self.all().into_iter();
         for (draft, (old, node)) in steps.filter_map(|(_, draft)| Some((draft, draft.renamed_from.as_ref()?)))
         {
             if !draft.has_own_id {
@@ -143,10 +143,10 @@ impl<'n> BodyDraft<'n> {
         }
     }
 
-    /// Reports services without later steps: in nested lists, and in the workflow's own hook.
-    pub(super) fn refuse_inner_services(&self, checker: &mut Checker<'_>, hook: Option<&Self>) {
+    /// Reports services without later steps: in nested lists.
+    pub(super) fn refuse_inner_services(&self, checker: &mut Checker<'_>) {
         let inner = self.all().into_iter().filter(|(list, _)| !std::ptr::eq(*list, self));
-        for (_, draft) in inner.chain(hook.into_iter().flat_map(Self::all)) {
+        for (_, draft) in inner {
             if let Some((Work::Service(_), node)) = &draft.work {
                 let help = "start the service by a step of the top-level list: it outlives the steps inside";
                 checker.wrong(node, "cannot start a service here", help);

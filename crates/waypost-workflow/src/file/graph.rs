@@ -110,25 +110,17 @@ fn needs_of(
 /// Lists of steps, each with its path: the steps around the list, outermost first.
 type Lists<'d, 'n> = Vec<(Vec<&'d Draft<'n>>, &'d BodyDraft<'n>)>;
 
-/// Reports needs that are not steps of the same list; `hook` is the workflow's own failure hook.
-pub(super) fn refuse_foreign_needs(
-    checker: &mut Checker<'_>,
-    body: &BodyDraft<'_>,
-    hook: Option<&BodyDraft<'_>>,
-) {
+/// Reports needs that are not steps of the same list.
+pub(super) fn refuse_foreign_needs(checker: &mut Checker<'_>, body: &BodyDraft<'_>) {
     let mut lists = Vec::new();
     collect(body, &mut Vec::new(), &mut lists);
-    let own = lists.len();
-    if let Some(hook) = hook {
-        collect(hook, &mut Vec::new(), &mut lists);
-    }
     let mut homes: HashMap<&str, usize> = HashMap::new();
     for (at, (_, list)) in lists.iter().enumerate() {
         for draft in &list.drafts {
             homes.entry(&draft.id).or_insert(at);
         }
     }
-    for (at, (way, list)) in lists.iter().enumerate() {
+    for (way, list) in &lists {
         let needs =
             list.drafts.iter().flat_map(|draft| draft.needs.iter().flatten().map(move |need| (draft, need)));
         for (draft, (id, node)) in needs {
@@ -155,10 +147,7 @@ pub(super) fn refuse_foreign_needs(
                 checker.problems.push(problem.hint(hint));
                 continue;
             };
-            let (place, help) = match (at < own) == (home < own) {
-                true => across(draft, way, &lists[home], id),
-                false => elsewhere(),
-            };
+            let (place, help) = across(draft, way, &lists[home], id);
             checker.wrong(node, format!("step `{step}` needs `{id}`, which is {place}"), &help);
         }
     }

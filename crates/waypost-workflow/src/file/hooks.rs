@@ -22,10 +22,14 @@ pub enum HookOn {
     Run,
 }
 
-/// Id of the step that runs the hooks after a successful run, and of the step that runs the hooks after every run.
-const AT_END: [(&str, &str); 2] = [("on_success", SUCCEEDED), ("on_finish", "always()")];
+/// Ids of the steps that run the hooks of the run's end, in order, each with its condition.
+const AT_END: [(&str, &str); 3] =
+    [("on_success", SUCCEEDED), (ON_FAILURE, FAILED), ("on_finish", "always()")];
+const ON_FAILURE: &str = "on_failure";
 /// The condition of the hooks `on_success` of a run.
 pub const SUCCEEDED: &str = "always() && success()";
+/// The condition of the hooks `on_failure` of a run.
+pub const FAILED: &str = "always() && failure()";
 /// Suffix of the id of a step with the hooks of a wait.
 const OF_WAIT: &str = "-on_waiting";
 
@@ -43,7 +47,7 @@ impl HookOn {
     #[must_use]
     pub fn key(self) -> String {
         match self {
-            Self::Failure => "on_failure".to_owned(),
+            Self::Failure => ON_FAILURE.to_owned(),
             Self::Success => "on_success".to_owned(),
             Self::ExitCode(code) => format!("on_exit_code.{code}"),
             Self::Run => "run".to_owned(),
@@ -59,7 +63,7 @@ pub(super) fn hooks<'n>(
     defaults: &Defaults<'n>,
 ) -> Vec<(HookOn, BodyDraft<'n>)> {
     let mut hooks = Vec::new();
-    for (key, on) in [("on_failure", HookOn::Failure), ("on_success", HookOn::Success)] {
+    for (key, on) in [(ON_FAILURE, HookOn::Failure), ("on_success", HookOn::Success)] {
         let read = fields.get(key).and_then(|node| list(checker, node, (on, key), id, defaults));
         hooks.extend(read);
     }
@@ -93,7 +97,11 @@ pub(super) fn add_at_end<'n>(
 ) {
     for (key, condition) in AT_END {
         let Some(node) = fields.get(key) else { continue };
-        let Some(hook) = list(checker, node, (HookOn::Run, key), "", defaults) else { continue };
+        let outer = checker.locals.len();
+        checker.locals.extend((key == ON_FAILURE).then(|| FAILED_STEP.to_owned()));
+        let hook = list(checker, node, (HookOn::Run, key), "", defaults);
+        checker.locals.truncate(outer);
+        let Some(hook) = hook else { continue };
         let is_graph = drafts.iter().any(|draft| draft.needs.is_some());
         let needs = drafts.iter().map(|draft| (draft.id.clone(), node)).collect();
         let condition = Condition::parse(condition).expect("the condition is a valid expression");

@@ -63,7 +63,7 @@ pub(crate) use self::evidence::variables_in;
 pub use self::evidence::{ClaimTemplate, Evidence, Expected, KindOfEvidence, Language};
 pub(crate) use self::foreach::ITEM_INDEX;
 pub use self::foreach::{Distinct, Foreach, ITEMS_MAX, ItemSource, OnItemFailure};
-pub use self::hooks::{Hook, HookOn, SUCCEEDED};
+pub use self::hooks::{FAILED, Hook, HookOn, SUCCEEDED};
 pub use self::matrix::Matrix;
 pub(crate) use self::matrix::MatrixError;
 pub use self::node::Node;

@@ -11,7 +11,7 @@ use super::budget::{self, Budget};
 use super::checker::Checker;
 use super::fields::{Fields, KeySet};
 use super::graph;
-use super::hooks::{self, HookOn};
+use super::hooks;
 use super::names::{self, Names};
 use super::node::{Kind, Node};
 use super::parallel::PARALLEL_MAX;
@@ -127,13 +127,9 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
         hooks::add_at_end(checker, &mut drafts, fields, &top.defaults);
     }
     let body = body::ordered(checker, drafts);
-    let hook = top.fields.as_ref().and_then(|fields| fields.get("on_failure"));
-    let hook =
-        hook.and_then(|node| hooks::list(checker, node, (HookOn::Failure, "on_failure"), "", &top.defaults));
-    let hook = hook.map(|(_, body)| body);
-    body.refuse_doubles(checker, hook.as_ref());
-    graph::refuse_foreign_needs(checker, &body, hook.as_ref());
-    body.refuse_inner_services(checker, hook.as_ref());
+    body.refuse_doubles(checker);
+    graph::refuse_foreign_needs(checker, &body);
+    body.refuse_inner_services(checker);
     let names = Names {
         params: &top.params,
         secrets: &top.secrets.names,
@@ -143,16 +139,13 @@ pub(super) fn workflow(checker: &mut Checker<'_>, root: &Node) -> Option<Workflo
         above: None,
         is_after: false,
     };
-    let mut kept = names::check(checker, &names, top.defaults_dir.as_ref());
-    if let Some(hook) = &hook {
-        kept.extend(names::check(checker, &Names { body: hook, ..names }, None));
-    }
+    let kept = names::check(checker, &names, top.defaults_dir.as_ref());
     let order = body.order.as_ref()?;
     if let (Mode::Sequence, Some((_, node))) = (order.mode, &top.max_parallel) {
         let message = "`max_parallel` has no effect: no step has `needs`, so the steps run in sequence";
         checker.warnings.push(checker.source.problem(&node.span, message).help("add `needs` to the steps"));
     }
-    checker.problems.is_empty().then(|| assemble(checker, top, (body, hook), &kept))
+    checker.problems.is_empty().then(|| assemble(checker, top, body, &kept))
 }
 
 fn top<'n>(checker: &mut Checker<'_>, root: &'n Node) -> Top<'n> {
@@ -373,12 +366,7 @@ fn pattern(checker: &mut Checker<'_>, node: &Node, kind: ParamKind) -> Option<Pa
 }
 
 /// Returns the checked workflow; called only without problems.
-fn assemble(
-    checker: &Checker<'_>,
-    top: Top<'_>,
-    (body, hook): (BodyDraft<'_>, Option<BodyDraft<'_>>),
-    kept: &HashSet<String>,
-) -> Workflow {
+fn assemble(checker: &Checker<'_>, top: Top<'_>, body: BodyDraft<'_>, kept: &HashSet<String>) -> Workflow {
     let shared = [body::plain(&top.env), body::plain(&top.defaults_env)];
     let stem = || checker.source.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let body = body.assemble(checker, &shared, kept);
@@ -412,7 +400,6 @@ fn assemble(
         checkpoints: top.checkpoints,
         store: top.store,
         body,
-        on_failure: hook.map(|hook| hook.assemble(checker, &shared, kept)),
         warnings: Vec::new(),
     }
 }

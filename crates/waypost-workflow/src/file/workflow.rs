@@ -43,7 +43,6 @@ pub struct Workflow {
     pub(super) checkpoints: Checkpoints,
     pub(super) store: Option<String>,
     pub(super) body: Body,
-    pub(super) on_failure: Option<Body>,
     pub(super) warnings: Vec<Problem>,
 }
 
@@ -96,8 +95,7 @@ impl Body {
     /// Returns all steps, with nested steps, hooks and included files, in the order of the file.
     pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
-            let after = step.work.child().and_then(|child| child.workflow().on_failure());
-            let below = step.work.body().into_iter().chain(after);
+            let below = step.work.body().into_iter();
             let below = below.chain(step.hooks.iter().map(|hook| &hook.body));
             std::iter::once(step).chain(below.flat_map(Self::all))
         }))
@@ -226,15 +224,9 @@ impl Workflow {
         &self.body.steps
     }
 
-    /// Returns the steps to run after a final failure, before the run fails.
-    #[must_use]
-    pub fn on_failure(&self) -> Option<&Body> {
-        self.on_failure.as_ref()
-    }
-
     /// Returns all steps, with nested steps and hooks, in the order of the file.
     pub fn all_steps(&self) -> impl Iterator<Item = &Step> {
-        self.body.all().chain(self.on_failure.iter().flat_map(Body::all))
+        self.body.all()
     }
 
     /// Returns the steps with their order.
@@ -353,7 +345,7 @@ impl Workflow {
 
     /// Returns all steps of this file, without included files.
     pub(super) fn of_file(&self) -> impl Iterator<Item = &Step> {
-        self.body.of_file().chain(self.on_failure.iter().flat_map(Body::of_file))
+        self.body.of_file()
     }
 
     fn warning<'w>(&'w self, problem: Cow<'w, Problem>) -> Warning<'w> {

@@ -18,9 +18,6 @@ use crate::file::{HookOn, Step};
 use super::failure;
 use super::state::{StepOutput, StepState, WorkflowState};
 
-/// Suffix of the key of a file's hook.
-const OF_FILE: &str = ".on_failure";
-
 /// Hook of a step.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
@@ -47,21 +44,16 @@ enum CameTo {
     },
 }
 
-/// Returns the key of a file's hook; `is_run` says whether the file is the run's own or run by a step.
-pub(super) fn key_of_file(is_run: bool) -> String {
-    format!("{}{OF_FILE}", if is_run { "run" } else { "workflow" })
-}
-
 /// Makes a hook that begins with step `start`.
 pub(super) fn plan(key: String, on: HookOn, start: StepId) -> Plan {
     Plan { key, on, start }
 }
 
 /// Returns the hooks to open after a final failure.
-pub(super) fn after_failure(plans: &[Plan], failure: &Failure, tolerated: bool) -> Vec<Item> {
+pub(super) fn after_failure(plans: &[Plan], failure: &Failure) -> Vec<Item> {
     let code = failure.ending.exit_code.and_then(|code| u8::try_from(code).ok());
     let meant = |plan: &&Plan| match plan.on {
-        HookOn::Failure => !(tolerated && plan.key.ends_with(OF_FILE)),
+        HookOn::Failure => true,
         HookOn::ExitCode(wanted) => code == Some(wanted),
         HookOn::Success | HookOn::Run => false,
     };

@@ -401,7 +401,7 @@ impl Program for WorkflowProgram {
                 let scope = self.scope_of_group(step, state);
                 let local = match &step.announces {
                     Some(waiting) => Some((WAITING_STEP, waiting.as_str())),
-                    None => failed.map(|failed| (FAILED_STEP, failed)),
+                    None => failed.or_else(|| state.first_failed()).map(|failed| (FAILED_STEP, failed)),
                 };
                 let with = |(name, id): (&str, &str)| scope.with_local(name, &Value::from(id));
                 around(local.map(with).unwrap_or(scope), None)
@@ -570,7 +570,7 @@ impl Program for WorkflowProgram {
         };
         let tolerate = step.continue_on_error.covers(code);
         let plans = &self.levels[step_ref.level].hooks[step_ref.place];
-        OnFailure { retry, tolerate, opens: hooks::after_failure(plans, failure, tolerate) }
+        OnFailure { retry, tolerate, opens: hooks::after_failure(plans, failure) }
     }
 
     fn apply(
@@ -580,10 +580,11 @@ impl Program for WorkflowProgram {
         settled: Settlement<'_, StepOutput>,
     ) -> Result<Follow, Failure> {
         let id = self.step(step_ref).id.as_str();
-        if let Settlement::Failed(Failure { ending, .. }) = settled {
+        if let Settlement::Failed(Failure { ending, below, .. }) = settled {
             let failed = state.failed_by(self.step(step_ref), ending.clone());
             state.refuse_growth(id, &failed)?;
             state.fail(id, failed, self.folder().as_deref());
+            state.add_failure(id, below.as_ref().map_or(id, |below| below.step.as_str()));
             return Ok(Follow::Needs);
         }
         let is_done = !matches!(settled, Settlement::Skipped);

@@ -50,7 +50,6 @@ pub fn lacks(
     for step in workflow.steps().iter().filter(|step| runs(&step.id)) {
         look.step(workflow.body(), step, true);
     }
-    workflow.on_failure().into_iter().for_each(|hook| look.list(hook, false));
     look.found
 }
 
@@ -75,7 +74,6 @@ impl Look<'_> {
         let (machine, top) = (Machine { base: &base, ..self.machine }, self.top);
         let mut look = Look { scope, machine, top, found: Vec::new() };
         look.list(workflow.body(), is_first);
-        workflow.on_failure().into_iter().for_each(|hook| look.list(hook, false));
         let of_file = |Lack { step: inner, line, message, is_certain }| {
             let message = format!("step {inner} of `{}` (line {line}): {message}", child.file());
             Lack { step: step.id.clone(), line: step.line, message, is_certain }

@@ -32,6 +32,9 @@ pub struct WorkflowState {
     /// Failed steps and the steps of failed groups, until a retry; `steps` keeps their results of earlier passes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     failed: BTreeMap<String, StepState>,
+    /// Failures of the branch, until a retry, in the order of their ends.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    failures: Vec<FailureOf>,
     /// Scope of the parent branch; not serialised, because the parent has it.
     #[serde(skip)]
     outer: Option<Outer>,
@@ -58,6 +61,16 @@ struct OfHook {
     /// Failed step: the step with the hook, or a step on a child branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed_step: Option<String>,
+}
+
+/// Failure of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FailureOf {
+    /// Step of the branch.
+    step: String,
+    /// The same step, or the failed step on a child branch.
+    origin: String,
 }
 
 /// Scope of the parent branches.
@@ -222,6 +235,7 @@ impl WorkflowState {
             hook: None,
             steps,
             failed,
+            failures: Vec::new(),
             outer,
             scope: OnceLock::new(),
             bytes: OnceLock::new(),
@@ -326,6 +340,7 @@ impl WorkflowState {
     /// Removes the failure of a step; results of earlier passes stay.
     pub(super) fn forget_failure(&mut self, id: &str) {
         self.failed.remove(id);
+        self.failures.retain(|failure| failure.step != id);
         (self.scope, self.bytes) = (OnceLock::new(), OnceLock::new());
     }
 
@@ -336,6 +351,18 @@ impl WorkflowState {
         }
         self.bytes = OnceLock::new();
         self.failed.insert(id.to_owned(), failed);
+    }
+
+    /// Adds the failure of a step; `origin` is the failed step on a child branch, or the same step.
+    pub(super) fn add_failure(&mut self, id: &str, origin: &str) {
+        self.failures.retain(|failure| failure.step != id);
+        self.failures.push(FailureOf { step: id.to_owned(), origin: origin.to_owned() });
+        self.bytes = OnceLock::new();
+    }
+
+    /// Returns the first failed step of the branch, or of its child branches.
+    pub(super) fn first_failed(&self) -> Option<&str> {
+        self.failures.first().map(|failure| failure.origin.as_str())
     }
 
     /// Makes the result of a failed step. Of a `foreach`, the result has the outcomes of the items.
@@ -429,6 +456,7 @@ impl WorkflowState {
             self.bytes = OnceLock::from(bytes);
         }
         self.failed.remove(id);
+        self.failures.retain(|failure| failure.step != id);
         self.steps.insert(id.to_owned(), settled);
     }
 

@@ -35,8 +35,6 @@ pub(super) struct Subgraph {
 struct Enclosing<'w> {
     file: &'w File<'w>,
     parallel: Parallel,
-    /// Whether the list belongs to the file directly, not to a body or a hook of a step.
-    is_top: bool,
 }
 
 /// File, with the files that run it.
@@ -62,14 +60,10 @@ struct AfterStep<'w> {
 }
 
 impl<'w> Enclosing<'w> {
-    /// Returns the hooks of a step, own hooks first, then the hook of the file.
+    /// Returns the hooks of a step, those of an exit code first.
     fn after(&self, step: &'w Step) -> Vec<AfterStep<'w>> {
         let own = |hook: &'w Hook| AfterStep { key: hook.on.key(), on: hook.on, body: &hook.body };
-        let of_file = self.file.workflow.on_failure().filter(|_| self.is_top).map(|body| {
-            let key = super::hooks::key_of_file(self.file.outer.is_none());
-            AfterStep { key, on: HookOn::Failure, body }
-        });
-        let mut hooks: Vec<_> = step.hooks.iter().map(own).chain(of_file).collect();
+        let mut hooks: Vec<_> = step.hooks.iter().map(own).collect();
         // Hooks for an exit code are the most specific and run first.
         hooks.sort_by_key(|hook| !matches!(hook.on, HookOn::ExitCode(_)));
         hooks
@@ -92,7 +86,7 @@ pub(super) fn of(
 ) -> Result<(Shape, Vec<Subgraph>), ProgramError> {
     let mut levels = Vec::new();
     let file = File { workflow, base: base.into(), outer: None };
-    let around = Enclosing { file: &file, parallel, is_top: true };
+    let around = Enclosing { file: &file, parallel };
     let parallel_max = match (workflow.mode(), parallel) {
         (Mode::Graph, Parallel::Run(count)) => count,
         _ => workflow.max_parallel(parallel),
@@ -140,7 +134,7 @@ fn subgraph(
             let first = around.file.outward().last().unwrap_or(around.file);
             let base = first.base.join(child.folder()).into();
             let file = File { workflow: child.workflow(), base, outer: Some(around.file) };
-            let inner = Enclosing { file: &file, is_top: true, ..around };
+            let inner = Enclosing { file: &file, ..around };
             let shape =
                 subgraph(file.workflow.body(), file.workflow.max_parallel(around.parallel), inner, levels)?;
             node.children = Some(one_child(node.id.clone(), Some(FILE_KEY), shape));
@@ -149,7 +143,7 @@ fn subgraph(
                 Mode::Sequence => NonZeroUsize::MIN,
                 Mode::Graph => around.parallel.of(body),
             };
-            let shape = subgraph(body, inner, Enclosing { is_top: false, ..around }, levels)?;
+            let shape = subgraph(body, inner, around, levels)?;
             node.children = Some(match each {
                 Some(each) => children(node.id.clone(), each, shape, around.parallel),
                 None => one_child(node.id.clone(), None, shape),
@@ -193,7 +187,7 @@ fn after(
     for AfterStep { body, .. } in hooks {
         // Each hook is built as a separate list, numbered from 0; the levels below the list are renumbered.
         let mut inner = Vec::new();
-        let shape = subgraph(body, NonZeroUsize::MIN, Enclosing { is_top: false, ..around }, &mut inner)?;
+        let shape = subgraph(body, NonZeroUsize::MIN, around, &mut inner)?;
         let mut inner = inner.into_iter().flatten();
         let Some(list) = inner.next() else { continue };
         let offset = levels.len();

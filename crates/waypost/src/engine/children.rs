@@ -1,6 +1,6 @@
 //! Opens children page by page, and starts these as capacity permits.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -328,7 +328,7 @@ impl<'a, P: Program> Session<'a, P> {
         state: P::State,
         begin: ChildStart,
     ) {
-        let ChildStart { chain, epoch, before, finished, replaced } = begin;
+        let ChildStart { chain, epoch, before, finished, replaced, undone } = begin;
         let scope = self.scopes.get(id);
         let around = scope.entry(place).at.iteration.clone();
         let parallel_max = children_of(scope, place).parallel_max;
@@ -348,7 +348,8 @@ impl<'a, P: Program> Session<'a, P> {
         let epoch_max = if chain.next > 1 { epoch.max(1) } else { 0 };
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
-        let entered = self.reentered(id, place, &chain.branch, before);
+        let mut entered = self.reentered(id, place, &chain.branch, before);
+        undone.iter().for_each(|step| drop(entered.ask_no_more(step)));
         let origin = Some(0);
         let position = Position {
             frontier,
@@ -625,7 +626,8 @@ enum Earlier {
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
         let (before, finished, replaced) = (None, Vec::new(), None);
-        Self::None(Box::new(ChildStart { chain, epoch, before, finished, replaced }))
+        let undone = BTreeSet::new();
+        Self::None(Box::new(ChildStart { chain, epoch, before, finished, replaced, undone }))
     }
 }
 
@@ -641,6 +643,8 @@ pub(super) struct ChildStart {
     pub(super) finished: Vec<StepId>,
     /// The value that a person gave instead of the item.
     pub(super) replaced: Option<Value>,
+    /// The steps without an effect after an undo.
+    pub(super) undone: BTreeSet<StepId>,
 }
 
 impl ChildStart {

@@ -285,7 +285,7 @@ impl<P: Program> Session<'_, P> {
         if let Some(pause) = pause {
             failure.retried = true;
             let entry = scope.entry_mut(place);
-            entry.status = Status::Ready;
+            (entry.status, entry.continues) = (Status::Ready, false);
             entry.failures = failures;
             entry.cuts = 0;
             entry.since = 0;

@@ -20,6 +20,7 @@ use crate::projection::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
 use crate::record::{Note, Phase, Position, Reason, Record, RunStatus, SkipCause, Status, Try};
 use crate::system::clock::Clock;
 
+use super::in_doubt::CONFIRMED;
 use super::inspect::position_of;
 use super::reruns::broken_by;
 use super::{Answers, Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot, TreatAs};
@@ -47,6 +48,8 @@ pub struct DryRun {
     /// The steps that a person settles, with the name of the person.
     settled: Keyed<String>,
     questions: Vec<Decision>,
+    /// The steps in doubt that rerun by an answer.
+    confirmed: BTreeSet<(BranchPath, StepId)>,
     /// The last position of each branch of the dry run.
     positions: BTreeMap<BranchPath, Position>,
 }
@@ -79,16 +82,25 @@ impl Engine {
         }
         // The remaining decisions depend on the answers: each question counts as answered with a retry.
         let mut answered = options();
-        let answers = Answers { rest: Some(TreatAs::Retry), ..answered.on_doubt.answers() };
+        let given = answered.on_doubt.answers();
+        let answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
         answered.on_doubt = OnDoubt::Each(answers);
         let rest = self.try_dry_run(program, run, answered).await?;
+        let is_first = |branch: &BranchPath, step: &StepId| {
+            first.questions.iter().any(|asked| asked.branch == *branch && asked.step == *step)
+        };
+        let later = rest
+            .confirmed
+            .iter()
+            .filter(|(branch, step)| !is_first(branch, step) && given.about(branch, step).is_none());
+        let later: Vec<Decision> = later.map(|(branch, step)| asked_in_turn(branch, step)).collect();
         let is_certain = |asked: &Decision| {
             let key = (asked.branch.clone(), asked.step.clone());
             let is_compared =
                 matches!(rest.started.get(&key), Some(Input::Unknown(_))) && rest.reusable.contains(&key);
             asked.cause != Cause::AskedInTurn || !is_compared
         };
-        let questions = first.questions.into_iter().filter(is_certain).collect();
+        let questions = first.questions.into_iter().chain(later).filter(is_certain).collect();
         Ok(DryRun { questions, ..rest })
     }
 
@@ -151,6 +163,9 @@ impl DryRun {
                 self.settled.insert((branch.clone(), step.clone()), by);
             }
             let cause = serde_json::from_value(data["cause"].clone()).ok();
+            self.confirmed.extend(
+                step.iter().filter(|_| data[CONFIRMED] == true).map(|step| (branch.clone(), step.clone())),
+            );
             if let (STEP_INVALIDATED, Some(step), Some(cause)) = (name.as_str(), step, cause) {
                 // Below an opener that reruns as a whole, nothing is compared.
                 if let RerunCause::UpstreamChanged { step: upstream } = &cause
@@ -178,19 +193,14 @@ impl DryRun {
     fn ask_in_turn(&mut self) {
         for (branch, position) in &self.positions {
             let asked = position.frontier.iter().filter(|entry| position.asks_about(&entry.step));
-            self.questions.extend(asked.map(|entry| Decision {
-                branch: branch.clone(),
-                step: entry.step.clone(),
-                action: Action::Ask,
-                cause: Cause::AskedInTurn,
-            }));
+            self.questions.extend(asked.map(|entry| asked_in_turn(branch, &entry.step)));
         }
     }
 
     /// Corrects a plan from the records alone. The dry run has the starts, the plan has the causes.
     pub fn correct<P: Program>(&self, program: &P, plan: &mut Plan) {
-        let asked: BTreeSet<(&BranchPath, &StepId)> =
-            self.questions.iter().map(|asked| (&asked.branch, &asked.step)).collect();
+        let asked = self.questions.iter().map(|asked| ((asked.branch.clone(), asked.step.clone()), asked));
+        let asked: Keyed<&Decision> = asked.collect();
         let starts = |action| matches!(action, Action::Run | Action::Retry | Action::Restart);
         plan.decisions.retain(|decision| {
             let is_dropped = starts(decision.action) && self.is_dropped(&decision.branch);
@@ -199,39 +209,41 @@ impl DryRun {
         for decision in &mut plan.decisions {
             let key = (decision.branch.clone(), decision.step.clone());
             let is_settled = self.skipped.contains_key(&key) || self.settled.contains_key(&key);
-            let is_kept = match decision.action {
-                Action::Ask => true,
-                Action::Wait => !is_settled,
-                _ => false,
-            };
-            if is_kept || asked.contains(&(&key.0, &key.1)) {
+            let waits = decision.action == Action::Wait && !is_settled;
+            if decision.action == Action::Ask {
                 continue;
             }
-            if let Some((action, cause)) = self.decided(program, &key, decision) {
+            if let Some(asked) = asked.get(&key) {
+                decision.clone_from(asked);
+            } else if let Some((action, cause)) = self.decided(program, &key, decision).filter(|_| !waits) {
                 (decision.action, decision.cause) = (action, cause);
             }
         }
-        for asked in &self.questions {
-            let same =
-                |decision: &&mut Decision| decision.branch == asked.branch && decision.step == asked.step;
-            match plan.decisions.iter_mut().find(same) {
-                Some(decision) if decision.action == Action::Ask => {}
-                Some(decision) => decision.clone_from(asked),
-                None => plan.decisions.push(asked.clone()),
+        let planned = plan.decisions.iter().map(|planned| (planned.branch.clone(), planned.step.clone()));
+        let planned: BTreeSet<(BranchPath, StepId)> = planned.collect();
+        let [started, skipped, settled] = [
+            self.started.keys().collect::<Vec<_>>(),
+            self.skipped.keys().collect(),
+            self.settled.keys().collect(),
+        ];
+        let seen: BTreeSet<_> =
+            started.into_iter().chain(skipped).chain(settled).chain(asked.keys()).collect();
+        let more = seen.into_iter().filter(|key| !planned.contains(key));
+        plan.decisions
+            .extend(more.map(|key| asked.get(key).map_or_else(|| self.added(key), |asked| (*asked).clone())));
+    }
+
+    /// Returns the decision about a step without a decision in the plan.
+    fn added(&self, key: &(BranchPath, StepId)) -> Decision {
+        let (action, cause) = match (self.started.get(key), self.skipped.get(key)) {
+            (Some(Input::InForce), _) => self.begun(key, Cause::Ready),
+            (Some(Input::Unknown(step)), _) => self.compared(key, step, false),
+            (None, Some(cause)) => (Action::Skip, skipped_by(cause)),
+            (None, None) => {
+                (Action::Reuse, Cause::Settled(self.settled.get(key).cloned().unwrap_or_default()))
             }
-        }
-        let is_planned = |key: &(BranchPath, StepId)| {
-            plan.decisions.iter().any(|decision| decision.branch == key.0 && decision.step == key.1)
         };
-        let more = self.started.iter().filter(|(key, _)| !is_planned(key)).map(|(key, input)| {
-            let (action, cause) = match input {
-                Input::InForce => self.begun(key, Cause::Ready),
-                Input::Unknown(step) => self.compared(key, step, false),
-            };
-            Decision { branch: key.0.clone(), step: key.1.clone(), action, cause }
-        });
-        let more: Vec<Decision> = more.collect();
-        plan.decisions.extend(more);
+        Decision { branch: key.0.clone(), step: key.1.clone(), action, cause }
     }
 
     /// Returns whether a step around a branch is skipped or settled, so that the branch does not continue.
@@ -268,13 +280,7 @@ impl DryRun {
             return Some((Action::Run, cause));
         }
         if let Some(cause) = self.skipped.get(key) {
-            let cause = match cause.clone() {
-                SkipCause::Need(need) => Cause::NeedSkipped(need),
-                SkipCause::Condition(condition) => Cause::ConditionFalse(condition),
-                SkipCause::UpstreamFailed(step) => Cause::UpstreamFailed(step),
-                SkipCause::ByHand(by) => Cause::Settled(by),
-            };
-            return (planned.action != Action::Skip).then_some((Action::Skip, cause));
+            return (planned.action != Action::Skip).then(|| (Action::Skip, skipped_by(cause)));
         }
         // A step without a start: its end is in force, or its turn did not come.
         let shape = program.shape().of_branch(&key.0)?;
@@ -324,10 +330,26 @@ impl DryRun {
                 Cause::UpstreamChanged(step.as_ref().unwrap_or(&key.1).clone())
             }
             RerunCause::DefinitionChanged => Cause::Redefined,
-            RerunCause::Requested { by_rollback: true, .. } => return None,
+            RerunCause::Requested { by_rollback: true, .. } => Cause::RolledBack,
             RerunCause::Requested { .. } => Cause::Requested,
         })
     }
+}
+
+/// Returns the cause of a skip.
+fn skipped_by(cause: &SkipCause) -> Cause {
+    match cause.clone() {
+        SkipCause::Need(need) => Cause::NeedSkipped(need),
+        SkipCause::Condition(condition) => Cause::ConditionFalse(condition),
+        SkipCause::UpstreamFailed(step) => Cause::UpstreamFailed(step),
+        SkipCause::ByHand(by) => Cause::Settled(by),
+    }
+}
+
+/// Returns the question about a step at its turn.
+fn asked_in_turn(branch: &BranchPath, step: &StepId) -> Decision {
+    let (branch, step) = (branch.clone(), step.clone());
+    Decision { branch, step, action: Action::Ask, cause: Cause::AskedInTurn }
 }
 
 /// Lists the openers of a branch and of the branches around it.

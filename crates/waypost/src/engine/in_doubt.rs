@@ -1,11 +1,13 @@
 //! Steps in doubt: the questions to a person, and the decisions.
 
+use serde_json::json;
+
 use crate::evidence::Site;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::Shape;
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
 use crate::projection::events::RerunCause;
-use crate::record::{EndDigests, Ending, FrontierEntry, Pack, Phase, Position, Record, Trace, Verdict};
+use crate::record::{EndDigests, Ending, FrontierEntry, Note, Pack, Phase, Position, Record, Trace, Verdict};
 use crate::store::{Scan, ScanOrder};
 
 use super::begin::decode_state;
@@ -23,6 +25,8 @@ use super::{
 
 /// Limit of steps in doubt per branch that evidence may settle, since each step is checked separately.
 const QUESTIONS_MAX: usize = 100;
+/// Mark in the note about an invalid step: a person confirmed the rerun.
+pub(super) const CONFIRMED: &str = "confirmed";
 
 /// Returns the questions about steps of a branch that lost records may have started.
 pub(super) fn questions_of_lost(
@@ -404,24 +408,37 @@ pub(super) fn apply_decisions<P: Program>(
                 }
             }
             None => {
-                match cause {
-                    Cause::Undone | Cause::Begun => rerun_undone(program, scope, place),
-                    _ => scope.redo_as_decided(place),
+                if matches!(cause, Cause::Undone | Cause::Begun) {
+                    forget(program, scope, place);
                 }
-                let cause = RerunCause::Requested { by: by.map(ToOwned::to_owned), by_rollback: false };
-                scope.note(invalidated(&doubtful.step, &cause));
+                rerun_confirmed(scope, place, by);
             }
         }
     }
     Ok(())
 }
 
-/// Reruns a step from pass 1, by decision of a person. Removes the earlier result from the state.
+/// Reruns a step from pass 1, as the answers of the resume decide. Removes the earlier result from the state.
 pub(super) fn rerun_undone<P: Program>(program: &P, scope: &mut Scope<'_, P::State>, place: usize) {
+    forget(program, scope, place);
+    rerun_confirmed(scope, place, None);
+}
+
+fn forget<P: Program>(program: &P, scope: &mut Scope<'_, P::State>, place: usize) {
     let (branch, shape) = (scope.branch().clone(), scope.shape);
     let step_ref = StepRef { branch: &branch, level: shape.level(), place, step: &shape.steps()[place] };
     program.forget(step_ref, &mut scope.state);
+}
+
+/// Reruns a step in doubt, by decision of the person `by`.
+fn rerun_confirmed<S>(scope: &mut Scope<'_, S>, place: usize, by: Option<&str>) {
     scope.redo_as_decided(place);
+    let cause = RerunCause::Requested { by: by.map(ToOwned::to_owned), by_rollback: false };
+    let mut note = invalidated(scope.step_id(place), &cause);
+    if let Note::Event { data, .. } = &mut note {
+        data[CONFIRMED] = json!(true);
+    }
+    scope.note(note);
 }
 
 /// Marks a step as done in the state of its branch, if a person decides so. Returns the next step and the phase

@@ -8,9 +8,10 @@ use jiff::Timestamp;
 use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, due, plan, steps_in_lost};
+use crate::projection::events::RerunCause;
 use crate::record::{
-    ACCEPTED_LABEL, Claim, Definition, FrontierEntry, Header, Occasion, Pack, Phase, Position, Record,
-    Repeated, Reusable, RunStatus, Settled, SettledAs, Status,
+    ACCEPTED_LABEL, Claim, Definition, FrontierEntry, Header, Occasion, Pack, Phase, Position, Reason,
+    Record, Repeated, Reusable, RunStatus, Settled, SettledAs, Status,
 };
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
@@ -285,8 +286,26 @@ pub(super) async fn effective_of(
     let (branch, seq) = (header.branch.clone(), header.seq);
     let passes = passes_of(store, shape, (header, &position), &accepted).await?;
     let reusable = reusable_packs(store, (header, &position), &accepted).await?;
+    let rolled_back = (header.reason == Reason::Rollback).then(|| {
+        let cause = |step: &Step| RerunCause::noted(&header.notes, &step.id);
+        let is_begun =
+            |step: &&Step| matches!(cause(step), Some(RerunCause::Requested { by_rollback: true, .. }));
+        let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
+        steps.iter().filter(is_begun).map(|step| step.id.clone()).collect()
+    });
     let in_flux = BTreeSet::new();
-    Ok(Effective { branch, seq, lost: 0, position, evidence, reusable, passes, in_flux, stopped_by })
+    Ok(Effective {
+        branch,
+        seq,
+        lost: 0,
+        position,
+        evidence,
+        reusable,
+        passes,
+        in_flux,
+        stopped_by,
+        rolled_back,
+    })
 }
 
 /// Reads the evidence of a branch's results out of force.

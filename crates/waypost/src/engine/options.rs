@@ -225,6 +225,8 @@ pub struct Answers {
     pub named: BTreeMap<(BranchPath, StepId), TreatAs>,
     /// The decision about all other steps; `None` asks.
     pub rest: Option<TreatAs>,
+    /// Each question is kept until the turn of its step, and answered there.
+    pub(super) in_turn: bool,
 }
 
 impl Answers {
@@ -242,7 +244,7 @@ impl Answers {
     /// Returns whether all steps rerun without a question.
     pub(super) fn retries_all(&self) -> bool {
         let is_retry = |treat_as: &TreatAs| *treat_as == TreatAs::Retry;
-        self.rest.as_ref().is_some_and(is_retry) && self.named.values().all(is_retry)
+        !self.in_turn && self.rest.as_ref().is_some_and(is_retry) && self.named.values().all(is_retry)
     }
 }
 

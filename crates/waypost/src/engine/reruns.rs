@@ -48,11 +48,13 @@ impl Reopened {
     }
 }
 
-/// Returns the finished steps of a scope that must run again: not finished now, and without a reusable result.
+/// Returns the finished steps of a scope that must run again: not finished now, and without a reusable result. A step that
+/// was skipped has not run.
 pub(super) fn to_rerun<'s>(shape: &'s Shape, before: &Position, after: &Position) -> Vec<&'s StepId> {
     let (was_open, is_open) = (Unfinished::of(shape, before), Unfinished::of(shape, after));
     let is_lost = |(place, step): &(usize, &Step)| {
-        !was_open.has(*place) && is_open.has(*place) && !after.has_result(&step.id)
+        let was_done = !was_open.has(*place) && before.did(&step.id);
+        was_done && is_open.has(*place) && !after.has_result(&step.id)
     };
     shape.steps().iter().enumerate().filter(is_lost).map(|(_, step)| &step.id).collect()
 }

@@ -246,12 +246,12 @@ pub(super) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
         }
         match entry.status {
             Status::Started => {
-                entry.status = Status::Ready;
+                (entry.status, entry.continues) = (Status::Ready, false);
                 scope.cut.push(entry.step.clone());
             }
             Status::Failed if !is_claimed => {
                 scope.redecided.insert(entry.step.clone());
-                entry.status = Status::Ready;
+                (entry.status, entry.continues) = (Status::Ready, false);
                 entry.failures = 0;
                 entry.wake_at = None;
                 if entry.fan.as_ref().is_some_and(|fan| fan.failures == 0) {

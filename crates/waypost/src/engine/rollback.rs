@@ -82,7 +82,7 @@ pub(super) async fn go_back<P: Program>(
             continue;
         }
         entry.at.epoch = epoch;
-        (entry.memos, entry.failures, entry.passed) = (0, 0, false);
+        (entry.memos, entry.failures, entry.passed, entry.continues) = (0, 0, false, false);
         // The answer to an old question may have been consumed since: ask again.
         let asks =
             |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));

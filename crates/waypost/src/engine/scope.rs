@@ -488,9 +488,11 @@ impl<'a, S> Scope<'a, S> {
         Start { step: entry.step.clone(), at: entry.at.clone(), joins, needs }
     }
 
-    /// Returns the number of attempts that a start counts: the join of hooks belongs to the previous attempt.
+    /// Returns the number of attempts that a start counts: the join of hooks, and the start after a wait, belong to
+    /// the previous attempt.
     fn tries_at(&self, place: usize) -> u32 {
-        u32::from(!self.runs_hooks(place))
+        let entry = self.entry(place);
+        u32::from(!(self.runs_hooks(place) || entry.continues && entry.at.attempt > 0))
     }
 
     /// Returns whether a step has open hooks, or is about to join the hooks.

@@ -38,6 +38,7 @@ use super::scope::{MAIN, RunningStep, Scope, ScopeId};
 use super::scopes::Scopes;
 use super::signals::{StopHandle, StopLevel};
 use super::trust::PendingClaims;
+use super::undo::UndoneEnds;
 use super::{
     Answers, Attempt, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions, StepFailure,
     StepReport, TreatAs,
@@ -100,6 +101,8 @@ pub(super) struct Session<'a, P: Program> {
     /// Free signals, consumed only by abandoned work; `None` before the first wait for a signal.
     pub(super) free: Option<Vec<Signal>>,
     pub(super) consumed: Vec<String>,
+    /// The undone effects of the run; read before the first question about a child.
+    pub(super) undone_ends: Option<UndoneEnds>,
     /// Requested checkpoints: the id of the signal, and the label.
     pub(super) marks: Vec<(String, Option<String>)>,
     pub(super) adopt: Option<Definition>,
@@ -230,6 +233,7 @@ impl<'a, P: Program> Session<'a, P> {
             delivered: Vec::new(),
             free: None,
             consumed: Vec::new(),
+            undone_ends: None,
             marks: Vec::new(),
             adopt: None,
             before: None,

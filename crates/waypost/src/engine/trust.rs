@@ -357,6 +357,7 @@ pub(super) async fn doubted(
             passes: BTreeMap::new(),
             in_flux: Default::default(),
             stopped_by: None,
+            rolled_back: None,
         }
     };
     let effective: Vec<Effective> = scopes.iter().map(effective).collect();

@@ -39,7 +39,10 @@ use super::{Engine, Performed, Program, RENEW_INTERVAL, RunError, StepRef, StopH
 mod history;
 
 use history::{Before, UndoRecord, undo_records};
-pub(super) use history::{refuse_undone, refuse_unfinished_undo, undone_steps, undone_within};
+pub(super) use history::{
+    UndoneEnds, refuse_undone, refuse_unfinished_undo, still_undone, undone_ends, undone_on, undone_steps,
+    undone_within,
+};
 
 /// The key of the progress records of an undo.
 pub const UNDO: &str = "undo";

@@ -27,6 +27,8 @@ pub enum Cause {
     Ready,
     /// A person asked for the rerun.
     Requested,
+    /// The step had begun, and the run was rolled back.
+    RolledBack,
     /// This person settled the step.
     Settled(String),
     /// The step's condition is false.
@@ -104,7 +106,7 @@ impl Cause {
             Self::Failed(_) | Self::Delayed(_) => "retry",
             Self::BranchesFailed => "dead_letter",
             Self::Waits(_) => "waiting",
-            Self::Come(_) | Self::Requested => "requested",
+            Self::Come(_) | Self::Requested | Self::RolledBack => "requested",
             Self::EvidenceFailed(_) | Self::EvidenceUndone { .. } => "evidence_failed",
             Self::EvidenceUnknown(_) => "evidence_unknown",
             Self::UpstreamChanged(_) | Self::Undone | Self::Begun | Self::AskedInTurn | Self::LeftBehind => {
@@ -173,6 +175,7 @@ impl fmt::Display for Cause {
             Self::ConditionFalse(condition) => write!(f, "`{condition}` is false"),
             Self::UpstreamFailed(step) => write!(f, "upstream `{step}` failed"),
             Self::Requested => f.write_str("a person requested the rerun"),
+            Self::RolledBack => f.write_str("the run was rolled back"),
             Self::After(steps) => write!(f, "after {}", join(steps)),
             Self::Cut(at) => {
                 write!(f, "attempt {} was cut: it started and its end is not recorded", at.attempt)

@@ -60,6 +60,8 @@ pub struct Effective {
     pub in_flux: BTreeSet<String>,
     /// The requester of the stop, if the newest record says that the branch was interrupted.
     pub stopped_by: Option<String>,
+    /// If the newest record is a rollback: the unfinished steps that had begun before.
+    pub rolled_back: Option<BTreeSet<StepId>>,
 }
 
 /// A claim to check, with its branch, step and record.
@@ -556,6 +558,9 @@ impl BranchView<'_> {
             Status::Ready => match entry.wake_at {
                 Some(due) if due > self.now => (Action::Wait, Cause::Delayed(due)),
                 _ if entry.failures > 0 => (Action::Retry, Cause::Failed(entry.at.clone())),
+                _ if self.branch.rolled_back.as_ref().is_some_and(|begun| begun.contains(&step.id)) => {
+                    (Action::Run, Cause::RolledBack)
+                }
                 _ => (Action::Run, Cause::Ready),
             },
             Status::Started if self.branch.position.asks_about(&step.id) => {
@@ -563,6 +568,7 @@ impl BranchView<'_> {
             }
             Status::Started if step.idempotent => match &self.branch.stopped_by {
                 Some(by) => (Action::Run, Cause::Stopped(by.clone())),
+                None if self.branch.rolled_back.is_some() => (Action::Run, Cause::RolledBack),
                 None => (Action::Run, Cause::Cut(entry.at.clone())),
             },
             Status::Started => self.unsettled(step, entry),

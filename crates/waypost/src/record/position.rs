@@ -430,6 +430,9 @@ pub struct FrontierEntry {
     /// key.
     #[serde(default, skip_serializing_if = "is_default")]
     pub memos: u32,
+    /// A wait of the attempt has ended: the next start continues the attempt.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub continues: bool,
     /// The step was held before its first attempt, and a resume released it: it is not held there again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub passed: bool,
@@ -466,6 +469,7 @@ impl FrontierEntry {
             delay_ms: 0,
             waits: Vec::new(),
             memos: 0,
+            continues: false,
             passed: false,
             relisted: Vec::new(),
             exited: None,
@@ -481,9 +485,10 @@ impl FrontierEntry {
         self.delay_ms = due.map_or(0, |due| millis_until(due, now));
     }
 
-    /// Ends a wait: the step may start again.
+    /// Ends a wait: the step may start again, in the same attempt.
     pub(crate) fn end_wait(&mut self) {
         (self.status, self.wake_at, self.since) = (Status::Ready, None, 0);
+        self.continues = true;
         self.waits.clear();
     }
 

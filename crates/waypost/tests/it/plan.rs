@@ -107,6 +107,7 @@ fn position_of(line: &str) -> Effective {
         },
         evidence: BTreeMap::new(),
         stopped_by: None,
+        rolled_back: None,
     }
 }
 

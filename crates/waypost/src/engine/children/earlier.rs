@@ -1,7 +1,7 @@
 //! The records of a child before the opening: of this fan-out, or of an earlier fan-out.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
@@ -21,6 +21,7 @@ use super::super::requested::ContinuedChild;
 use super::super::scheduler::children_of;
 use super::super::scope::ScopeId;
 use super::super::session::Session;
+use super::super::undo::{still_undone, undone_ends, undone_on};
 use super::super::{Program, RunError, StepRef};
 use super::{ChildStart, Earlier, position_before};
 
@@ -101,10 +102,13 @@ impl<'a, P: Program> Session<'a, P> {
             false => None,
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());
-        let finished = self.finished_in_pass(id, place, item, (found.records.first(), before.as_ref()));
         // A new execution and not a rerun: a later pass, or the hooks of another failure.
         let around = &self.scopes.get(id).entry(place).at.iteration;
         let is_new = after_failure || found.records.first().is_some_and(|record| is_passed(record, around));
+        let finished = match is_new {
+            true => Vec::new(),
+            false => self.finished_in_pass(id, place, item, (found.records.first(), before.as_ref())),
+        };
         // Without traces, no result is reused, and effects are asked about.
         let (scope, children) = (self.scopes.get(id), children_of(self.scopes.get(id), place));
         let asks = !scope.shape.is_routed() && children.shape.is_careful();
@@ -115,7 +119,22 @@ impl<'a, P: Program> Session<'a, P> {
             chain.repair = chain.next != seq + 1;
         }
         let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
+        let undone = match &before {
+            Some(_) if asks => self.undone_in(&chain.branch).await?,
+            _ => BTreeSet::new(),
+        };
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced, undone })))
+    }
+
+    /// Returns the steps of a child without an effect after an undo.
+    async fn undone_in(&mut self, child: &BranchPath) -> Result<BTreeSet<StepId>, RunError> {
+        let run = self.main().chain.run.clone();
+        if self.undone_ends.is_none() {
+            self.undone_ends = Some(undone_ends(self.engine, &run).await?);
+        }
+        let ends = self.undone_ends.as_ref().expect("the ends were just read");
+        let undone = still_undone(self.engine, &run, ends, child).await?;
+        Ok(undone_on(self.program.shape(), &undone, child))
     }
 
     /// Returns whether the value of a child's item is unchanged, or replaced by a person.
@@ -240,8 +259,8 @@ impl<'a, P: Program> Session<'a, P> {
             before.ask_about(&step.id, None);
         }
         let replaced = before.item.clone();
-        let (before, finished) = (Some(before), Vec::new());
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced })))
+        let (before, finished, undone) = (Some(before), Vec::new(), BTreeSet::new());
+        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced, undone })))
     }
 }
 

@@ -31,7 +31,7 @@ use super::super::requested::Requested;
 use super::super::reruns::{Reopened, opener_of};
 use super::super::resume_point::reopened_at;
 use super::super::trust::{BranchInForce, Branches, ended_on, joined_on, wanted};
-use super::super::undo::undone_within;
+use super::super::undo::{undone_on, undone_within};
 use super::super::{Engine, Program, RunError};
 use super::{ask_about_effects, load_with_state, next_epoch};
 
@@ -215,7 +215,7 @@ impl ScopesThen {
             let is_open =
                 |above: &BranchPath| open.get(above).zip(origin).is_some_and(|(fans, at)| fans.contains(&at));
             let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
-            let undone = undone_in(root, branch, &undone);
+            let undone = undone_on(root, &undone, branch);
             if branch.parent().is_some_and(|above| !is_open(&above)) {
                 moves.remove(branch);
                 if !begun.is_empty() {
@@ -243,7 +243,7 @@ impl ScopesThen {
         let main = self.branches.values().next().map(|main| main.record.header().clone());
         for (branch, then) in self.later {
             let (Some(shape), Some(main)) = (root.of_branch(&branch), &main) else { continue };
-            let undone = undone_in(root, &branch, &undone);
+            let undone = undone_on(root, &undone, &branch);
             let (record, position) = match then {
                 Some(then) => then,
                 None => {
@@ -290,18 +290,6 @@ impl ScopesThen {
             }
         }
     }
-}
-
-/// Returns the undone steps of a scope, and the openers of scopes with undone steps.
-fn undone_in(root: &Shape, branch: &BranchPath, undone: &BTreeSet<(BranchPath, StepId)>) -> BTreeSet<StepId> {
-    let steps = undone.iter().filter_map(|(on, step)| match on == branch {
-        true => Some(step.clone()),
-        false => {
-            let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
-            opener_of(root, &around.find(|below| below.parent().as_ref() == Some(branch))?)
-        }
-    });
-    steps.collect()
 }
 
 /// Returns the transition of a closed scope to its position then.

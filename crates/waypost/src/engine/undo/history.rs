@@ -4,12 +4,20 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::reruns::opener_of;
 use crate::engine::{Engine, ResumeFrom, RunError};
 use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::Shape;
 use crate::record::{Phase, Position, Record};
 use crate::store::{Scan, StoreExt as _};
 
 use super::{EffectKey, UNDO};
+
+/// The undone steps, each with the record of its newest undone end.
+pub(in crate::engine) type UndoneEnds = HashMap<(BranchPath, StepId), u64>;
+
+/// The undone steps that have not started again.
+pub(in crate::engine) type UndoneSteps = BTreeSet<(BranchPath, StepId)>;
 
 /// The content of an undo record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,26 +103,61 @@ pub(in crate::engine) async fn undone_steps(
 
 /// Returns the undone steps of a run, each with its branch. A step that has started again after the undone end has another
 /// effect, and is not undone.
-pub(in crate::engine) async fn undone_within(
-    engine: &Engine,
-    run: &RunId,
-) -> Result<BTreeSet<(BranchPath, StepId)>, RunError> {
-    let mut newest: HashMap<(BranchPath, StepId), u64> = HashMap::new();
+pub(in crate::engine) async fn undone_within(engine: &Engine, run: &RunId) -> Result<UndoneSteps, RunError> {
+    let ends = undone_ends(engine, run).await?;
+    still_undone(engine, run, &ends, &BranchPath::main()).await
+}
+
+/// Returns the undone steps of a run, each with the record of its newest undone end.
+pub(in crate::engine) async fn undone_ends(engine: &Engine, run: &RunId) -> Result<UndoneEnds, RunError> {
+    let mut newest = UndoneEnds::new();
     for (_, record) in undo_records(engine, run).await? {
         if let UndoRecord::Done { branch, step, seq } = record {
             let known = newest.entry((branch, step)).or_default();
             *known = seq.max(*known);
         }
     }
-    let mut undone = BTreeSet::new();
-    for ((branch, step), seq) in newest {
-        let starts = |record: &Record| record.header().started.iter().any(|start| start.step == step);
+    Ok(newest)
+}
+
+/// Returns the undone steps in a scope and below that have not started again.
+pub(in crate::engine) async fn still_undone(
+    engine: &Engine,
+    run: &RunId,
+    ends: &UndoneEnds,
+    scope: &BranchPath,
+) -> Result<UndoneSteps, RunError> {
+    let mut undone = UndoneSteps::new();
+    for ((branch, step), seq) in ends.iter().filter(|((branch, _), _)| is_within(branch, scope)) {
+        let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
         let since = Scan { branch: Some(branch.clone()), seq_min: Some(seq + 1), ..Scan::of(run) };
         if engine.store.scan_where(since, &starts).await?.is_empty() {
-            undone.insert((branch, step));
+            undone.insert((branch.clone(), step.clone()));
         }
     }
     Ok(undone)
+}
+
+/// Returns the steps of a scope without an effect after an undo: the undone steps, and the openers of scopes with undone
+/// steps.
+pub(in crate::engine) fn undone_on(
+    root: &Shape,
+    undone: &UndoneSteps,
+    scope: &BranchPath,
+) -> BTreeSet<StepId> {
+    let on_scope = |(on, step): &(BranchPath, StepId)| match on == scope {
+        true => Some(step.clone()),
+        false => {
+            let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
+            opener_of(root, &around.find(|below| below.parent().as_ref() == Some(scope))?)
+        }
+    };
+    undone.iter().filter_map(on_scope).collect()
+}
+
+/// Returns whether a branch is a scope, or below the scope.
+fn is_within(branch: &BranchPath, scope: &BranchPath) -> bool {
+    std::iter::successors(Some(branch.clone()), BranchPath::parent).any(|around| around == *scope)
 }
 
 /// Refuses to continue from a checkpoint with finished steps that were undone later.

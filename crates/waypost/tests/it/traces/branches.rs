@@ -282,12 +282,12 @@ async fn two_branches_wait_at_once_and_each_is_answered_alone() {
              main@7 completed merge(1) | - = completed
              plan:a@1 started a(0) > a(1) | a started
              plan:a@2 waiting a(1) | a waiting for an answer
-             plan:a@3 progress ask of a(1) > a(2) | a started
-             plan:a@4 completed a(2) | - = completed
+             plan:a@3 progress ask of a(1) > a(1) | a started
+             plan:a@4 completed a(1) | - = completed
              plan:b@1 started b(0) > b(1) | b started
              plan:b@2 waiting b(1) | b waiting for an answer = waiting
-             plan:b@3 progress ask of b(1) > b(2) | b started
-             plan:b@4 completed b(2) | - = completed = waiting"
+             plan:b@3 progress ask of b(1) > b(1) | b started
+             plan:b@4 completed b(1) | - = completed = waiting"
         );
     }
 }

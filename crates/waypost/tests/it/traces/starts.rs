@@ -192,12 +192,12 @@ async fn a_waiting_step_restarts_and_repeats_no_kept_result() {
              main@2 progress once/pay of a(1) | a started
              main@3 progress sleep/rest of a(1) | a started
              main@4 waiting a(1) | a waiting for a time = waiting
-             main@5 started a(2) > a(2) | a started
-             main@6 waiting a(2) | a waiting for an answer = waiting
-             main@7 progress ask of a(2) > a(3) | a started
-             main@8 waiting a(3)
-             main@9 progress signal/go of a(3) > a(4) | a started
-             main@10 completed a(4) | - = completed"
+             main@5 started a(1) > a(1) | a started
+             main@6 waiting a(1) | a waiting for an answer = waiting
+             main@7 progress ask of a(1) > a(1) | a started
+             main@8 waiting a(1)
+             main@9 progress signal/go of a(1) > a(1) | a started
+             main@10 completed a(1) | - = completed"
         );
     }
 }
