@@ -709,6 +709,27 @@ fn a_choice_about_an_unchanged_file_is_refused() {
 }
 
 #[test]
+fn a_step_with_another_id_is_proposed_as_renamed() {
+    let flow = "steps: [{id: a, run: 'true'}, {id: b, run: 'false'}]\n";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    rig.write("flow.yaml", &flow.replace("id: a,", "id: first,"));
+    let told = rig.waypost(&["resume", "r"]);
+
+    assert!(told.starts_with("exit 9\n"), "{told}");
+    assert!(told.contains("+ step first is new; if it is a, write `renamed_from: a`\n"), "{told}");
+    rig.write("flow.yaml", &flow.replace("id: a,", "id: first, renamed_from: a,"));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    let no_step = rig.waypost(&["fork", "r", "--from", "2"]);
+    assert!(no_step.contains("hint: name a step by its id; step 2 of the file is `b`\n"), "{no_step}");
+    let place = rig.waypost(&["rollback", "r", "a"]);
+    assert!(place.contains("tip: name a checkpoint as `RUN@SEQ`"), "{place}");
+    let from = rig.waypost(&["resume", "r", "a"]);
+    assert!(from.contains("tip: `--from a` names a step"), "{from}");
+}
+
+#[test]
 fn a_choice_names_the_steps_that_the_file_changes() {
     let flow = "steps:
   - {id: g, steps: [{id: one, run: 'echo one >> out'}, {id: two, run: 'echo two >> out'}]}

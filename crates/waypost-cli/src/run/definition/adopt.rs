@@ -221,7 +221,10 @@ impl Row {
             matches!(inner.kind, InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen)
         };
         match &self.change.kind {
-            ChangeKind::Added => "is new".to_owned(),
+            ChangeKind::Added => match edit.only_removed() {
+                Some(old) => format!("is new; if it is {old}, write `renamed_from: {old}`"),
+                None => "is new".to_owned(),
+            },
             ChangeKind::Removed => "is gone".to_owned(),
             ChangeKind::Altered => match edit.other_needs(id).or_else(|| edit.other_inner_steps(id)) {
                 Some(told) => told,
@@ -264,6 +267,16 @@ struct Edit<'a> {
 impl Edit<'_> {
     fn names(self) -> StepNames {
         StepNames::of(self.changed)
+    }
+
+    /// Returns the removed step, if the file removes one step of the main scope and adds one.
+    fn only_removed(self) -> Option<String> {
+        let beyond = |these: &Workflow, those: &Workflow| {
+            let ids = these.steps().iter().map(|step| step.id.clone());
+            let mut beyond = ids.filter(|id| those.steps().iter().all(|step| step.id != *id));
+            beyond.next().filter(|_| beyond.next().is_none())
+        };
+        beyond(self.changed, self.before).and(beyond(self.before, self.changed))
     }
 
     /// Returns the change of the needs of a step in words, if they changed.
