@@ -198,7 +198,10 @@ impl Context {
         let mut diagnosis = error.diagnosis();
         if store_location::is_memory(self.store.as_deref()) {
             // Other commands cannot find a store in this process's memory.
-            diagnosis.hint = diagnosis.hint.filter(|hint| !hint.contains("`waypost resume"));
+            let resumes = |hint: &String| {
+                ["`", "\n  "].iter().any(|before| hint.contains(&format!("{before}waypost resume")))
+            };
+            diagnosis.hint = diagnosis.hint.filter(|hint| !resumes(hint));
         }
         diagnosis.hint = diagnosis.hint.map(|hint| self.with_store(&hint));
         if let Some(names) = self.names.get() {

@@ -65,6 +65,8 @@ const COMMANDS: &[(&str, &str)] = &[
     ("reply", "answer"),
     ("repair", "doctor"),
     ("unlock", "doctor"),
+    ("df", "stats"),
+    ("disk", "stats"),
     ("du", "stats"),
     ("usage", "stats"),
     ("output", "show"),
@@ -270,6 +272,14 @@ pub(crate) fn explained(mut error: clap::Error) -> clap::Error {
             };
         }
         (_, Some(advice)) => suggest(advice),
+        (Own::Unknown, None) if !word.starts_with('-') => {
+            let has_from = found.get_arguments().any(|own| own.get_long() == Some("from"));
+            if name == "rollback" {
+                suggest("name a checkpoint as `RUN@SEQ`; `waypost checkpoints RUN` lists them".to_owned());
+            } else if has_from {
+                suggest(format!("`--from {word}` names a step"));
+            }
+        }
         (Own::Unknown, None) => {
             let other = other_command(&root, name, &word);
             other.into_iter().for_each(|other| suggest(format!("`waypost {other}` has the option `{word}`")));

@@ -105,13 +105,15 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let is_nested = |letter: &DeadLetter| letter.branch.parent().is_some_and(|above| !above.is_main());
     let scopes = !letters.iter().all(|letter| keys.insert(&letter.key)) || letters.iter().any(is_nested);
     let rows = letters.iter().map(|letter| {
-        let failed = letter.step.as_ref().map(ToString::to_string).unwrap_or_default();
+        let failed = dead_letters::place(letter, &names);
+        let item = format!("{}/", names.path(&letter.branch));
+        let failed = failed.strip_prefix(&item).filter(|_| letter.step.is_some()).unwrap_or_default();
         let error = letter.failure.error.first().map_or("", String::as_str);
         vec![
             shown(&letter.key).into_owned(),
             if scopes { shown(&names.path(&letter.branch)).into_owned() } else { String::new() },
             letter.index.to_string(),
-            failed,
+            failed.to_owned(),
             letter.attempts.to_string(),
             shown(error).into_owned(),
         ]

@@ -140,7 +140,7 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let is_of_evidence = matches!(decision.cause, Cause::EvidenceUnknown(_) | Cause::EvidenceUndone { .. });
     if decision.action == Action::Ask && !is_of_evidence {
         let workflow = Chosen::in_force(store.as_ref(), &snapshot)?.workflow;
-        let asked = doubts(store.as_ref(), &run, &workflow, plan.questions()).await?;
+        let asked = doubts(store.as_ref(), &run, &workflow, [decision]).await?;
         let line = format!("waypost resume {run}{}", context.store_words());
         text.push_str(&format!("Decide with:{}\n", answer_lines(&line, &asked)));
     }

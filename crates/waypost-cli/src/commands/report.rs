@@ -13,9 +13,10 @@ use waypost::store::{Scan, Store, StoreError};
 use waypost::{BranchPath, RunId, StepId};
 
 use super::{Context, graph, show};
-use crate::cli::ReportArgs;
+use crate::cli::{DeadLetter, ReportArgs};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::output::shown;
 use crate::run::dead_letters;
 use crate::run::definition::{names_of, workflow_in_force};
 use crate::run::doubt::doubts_of;
@@ -25,6 +26,9 @@ use crate::store_location;
 use crate::view::doubt::{Answer, Doubt, answers};
 use crate::view::step_names::StepNames;
 use crate::view::{ReportView, VERSION};
+
+/// Most dead letters in a report; `waypost dead-letters list` has all.
+const LETTERS_MAX: usize = 50;
 
 mod page;
 mod timeline;
@@ -37,7 +41,7 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     let mut snapshot = Snapshot::read(store.as_ref(), &run).await?;
     run_status::correct_snapshot(store.as_ref(), &mut snapshot);
     let names = names_of(&snapshot);
-    let history = read(store.as_ref(), &run, &names).await?;
+    let mut history = read(store.as_ref(), &run, &names).await?;
     for reference in &history.damaged {
         let text =
             format!("checkpoint {reference} is damaged and omitted; `waypost verify {run}` shows details");
@@ -47,13 +51,15 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
         RunStatus::InDoubt => doubts_of(store.as_ref(), &snapshot, context.now()).await?,
         _ => Vec::new(),
     };
+    history.mark(&doubts, &names);
+    let workflow = workflow_in_force(&snapshot);
+    let letters = match &workflow {
+        Some(workflow) => dead_letters::letters(store.as_ref(), &run, workflow).await?,
+        None => Vec::new(),
+    };
     let (format, text) = if args.html {
         let show = show::view_of(store.as_ref(), &run).await?;
-        let (mut nodes, mut letters) = (Vec::new(), Vec::new());
-        if let Some(workflow) = workflow_in_force(&snapshot) {
-            nodes = graph::nodes_of_run(&workflow, &show, &history);
-            letters = dead_letters::letters(store.as_ref(), &run, &workflow).await?;
-        }
+        let nodes = workflow.map(|workflow| graph::nodes_of_run(&workflow, &show, &history));
         let page = page::Page {
             snapshot: &snapshot,
             show: &show,
@@ -61,12 +67,12 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
             history: &history,
             letters: &letters,
             doubts: &doubts,
-            nodes,
+            nodes: nodes.unwrap_or_default(),
             now: context.now(),
         };
         ("html", page.text())
     } else {
-        ("markdown", markdown(&snapshot, &history, &doubts))
+        ("markdown", markdown(&snapshot, &history, (&doubts, &letters), &names))
     };
     if let Some(file) = &args.out {
         fs::write(file, &text).map_err(|source| Error::Create { path: file.clone(), source })?;
@@ -187,6 +193,17 @@ impl RunHistory {
         work
     }
 
+    /// Marks the interrupted steps in doubt.
+    fn mark(&mut self, doubts: &[Doubt], names: &StepNames) {
+        for ended in self.ends.iter_mut().filter(|ended| ended.outcome == "interrupted") {
+            let called = names.called(&ended.key.branch, ended.key.step.as_str());
+            if doubts.iter().any(|doubt| doubt.step == called) {
+                ended.outcome = RunStatus::InDoubt.name();
+                ended.text = ended.text.replacen(": interrupted\n", ": in doubt\n", 1);
+            }
+        }
+    }
+
     /// Returns the last outcome of each step on each branch, oldest first.
     pub(super) fn ends(&self) -> impl Iterator<Item = (&BranchPath, &StepId, &'static str)> {
         let ended = self.ends.iter().filter(|ended| !ended.key.accepted);
@@ -282,10 +299,15 @@ fn plain(names: &StepNames, section: &str) -> String {
     format!("{marker}{}", names.plain(rest))
 }
 
-fn markdown(snapshot: &Snapshot, history: &RunHistory, doubts: &[Doubt]) -> String {
+fn markdown(
+    snapshot: &Snapshot,
+    history: &RunHistory,
+    (doubts, letters): (&[Doubt], &[DeadLetter]),
+    names: &StepNames,
+) -> String {
     let mut text = head(snapshot.entry.record.record(), snapshot.status());
     if !doubts.is_empty() {
-        text.push_str("\n## Questions\n\n");
+        text.push_str("## Questions\n\n");
         for Doubt { step, cause, .. } in doubts {
             text.push_str(&format!("- Step `{step}` needs a decision: {cause}\n"));
         }
@@ -293,7 +315,22 @@ fn markdown(snapshot: &Snapshot, history: &RunHistory, doubts: &[Doubt]) -> Stri
         for Answer { command, does, .. } in answers(&resume_of(snapshot), doubts) {
             text.push_str(&format!("- `{command}` {does}\n"));
         }
+        text.push('\n');
     }
-    history.ends.iter().for_each(|ended| text.push_str(&ended.text));
+    if !letters.is_empty() {
+        text.push_str(&format!("## Dead letters: {}\n\n", letters.len()));
+        for letter in letters.iter().take(LETTERS_MAX) {
+            let place = dead_letters::place(letter, names);
+            let error = names.plain(letter.failure.error.first().map_or("failed", String::as_str));
+            text.push_str(&format!("- `{place}`: `{}`\n", shown(&error).replace('`', "'")));
+        }
+        let run = &snapshot.entry.summary.run;
+        text.push_str(&format!(
+            "\n`waypost dead-letters list {run}` lists all, `waypost dead-letters retry {run}` retries them\n\n"
+        ));
+    }
+    // Without the marker of the section.
+    let sections = history.ends.iter().filter_map(|ended| ended.text.split_once('\n'));
+    sections.for_each(|(_, section)| text.push_str(section));
     text
 }

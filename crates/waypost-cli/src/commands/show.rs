@@ -13,7 +13,7 @@ use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::{Work, Workflow};
-use waypost_workflow::program::{log_name, shape_of, spent};
+use waypost_workflow::program::{log_name, shape_of};
 
 use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
@@ -45,13 +45,18 @@ use crate::view::{
 
 use items::{ItemPage, Opener};
 use steps::Branch;
+use totals::Totals;
 
 mod items;
 mod steps;
+mod totals;
 pub(crate) mod waits;
 
 /// Longest value of an output or param in a table; JSON and `--step` show the full value.
 const VALUE_CHARACTERS_MAX: usize = 40;
+
+/// Most decisions about steps of ended groups and items on a screen: the steps of the table stay in view.
+const SETTLED_MAX: usize = 10;
 
 pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, Error> {
     let reference = args.run.as_deref().map(Reference::parse).transpose()?;
@@ -441,9 +446,12 @@ impl Shown {
             Some(record) => Some(checkpoints::checked(store, record).await?),
             None => None,
         };
+        let totals = match self.at {
+            None => Totals::read(store, &frozen.run, &self.branches).await?,
+            Some(_) => Totals::default(),
+        };
         let usage = match self.at {
-            // Includes ended branches and undone steps, which are not among the shown steps.
-            None => Some(spent(store, &frozen.run).await?).filter(|usage| *usage != Usage::default()),
+            None => Some(totals.usage).filter(|usage| *usage != Usage::default()),
             Some(_) => sum(steps.iter().filter_map(|step| step.usage.as_ref())),
         };
         let failed = self.failed(&steps);
@@ -451,7 +459,11 @@ impl Shown {
             CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
                 .to_string()
         });
+        let called = |((branch, step), settled): ((BranchPath, String), String)| {
+            (step_names::called(workflow.as_ref(), &branch, &step), settled)
+        };
         Ok(ShowView {
+            settled_within: totals.settled.into_iter().map(called).collect(),
             v: VERSION,
             names: workflow.as_ref().map(StepNames::of).unwrap_or_default(),
             run: frozen.run.to_string(),
@@ -574,6 +586,13 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
     text.push('\n');
     for (step, settled) in view.steps.iter().filter_map(|step| Some((step, step.settled.as_ref()?))) {
         let _ = writeln!(text, "Step {}: {}", step.called, shown(settled));
+    }
+    for (step, settled) in view.settled_within.iter().take(SETTLED_MAX) {
+        let _ = writeln!(text, "Step {step}: {}", shown(settled));
+    }
+    if view.settled_within.len() > SETTLED_MAX {
+        let more = view.settled_within.len() - SETTLED_MAX;
+        let _ = writeln!(text, "{more} more decisions about steps: `why` shows the one about a step");
     }
     for (step, at) in view.steps.iter().filter_map(|step| Some((step, step.next_try?))) {
         let _ = writeln!(text, "Step {}: next try at {}", step.called, time::utc(at));

@@ -307,7 +307,9 @@ impl Error {
         }
         let hint = match &self {
             Self::Run(RunError::InDoubt { run, questions }) if !are_of_evidence(questions) => {
-                words::choices_of_doubt(&args.only_named().command(run), questions, doubts)
+                let mut args = args.only_named();
+                args.retry_failed |= !args.retry.is_empty();
+                words::choices_of_doubt(&args.command(run), doubts)
             }
             Self::Run(RunError::NotSettled { run, branch, step, .. })
                 if args.skip.iter().any(|skip| is_step_on(skip, branch, step)) =>

@@ -40,7 +40,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         }
         RunError::InDoubt { run, questions } => {
             let doubts: Vec<Doubt> = questions.iter().map(Doubt::plain).collect();
-            let hint = choices_of_doubt(&format!("waypost resume {run}"), questions, &doubts);
+            let hint = choices_of_doubt(&format!("waypost resume {run}"), &doubts);
             ("in_doubt", Exit::InDoubt, Some(hint))
         }
         RunError::NotAccepted { .. } => ("not_accepted", Exit::Usage, None),

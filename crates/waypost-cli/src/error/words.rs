@@ -4,11 +4,10 @@ use std::io;
 use std::path::Path;
 
 use waypost::RunId;
-use waypost::plan::Decision;
 use waypost_workflow::file::FileError;
 
 use crate::format::text::quoted;
-use crate::view::doubt::{Answer, Doubt, answers};
+use crate::view::doubt::{Doubt, answer_lines};
 
 /// Returns which runs left their logs.
 pub(super) fn left_by(runs: &[RunId]) -> String {
@@ -32,15 +31,10 @@ pub(super) fn choices_of_change(command: &str, file: &Path) -> String {
     )
 }
 
-/// Returns the choices about a step in doubt. `command`: the resume without a choice.
-pub(super) fn choices_of_doubt(command: &str, questions: &[Decision], doubts: &[Doubt]) -> String {
-    let is_of_item = questions.iter().any(|one| !one.branch.is_main()) && !command.contains("--retry-failed");
-    let of_item = if is_of_item { " (with `--retry-failed` for a step of a failed item)" } else { "" };
+/// Returns the choices about steps in doubt. `command`: the resume without a choice.
+pub(super) fn choices_of_doubt(command: &str, doubts: &[Doubt]) -> String {
     let step = if doubts.len() > 1 { "each step" } else { "the step" };
-    let answers = answers(command, doubts).into_iter();
-    let answers: Vec<String> =
-        answers.map(|Answer { command, does, .. }| format!("`{command}` {does}")).collect();
-    format!("check the effects of {step}, then decide: {}{of_item}", answers.join(", "))
+    format!("check the effects of {step}, then decide:{}", answer_lines(command, doubts))
 }
 
 pub(super) fn first_problem(error: &FileError) -> String {

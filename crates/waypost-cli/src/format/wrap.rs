@@ -8,13 +8,24 @@ use unicode_width::UnicodeWidthStr as _;
 const CONTINUED_COLUMNS: usize = 2;
 
 /// Wraps lines at spaces. Words and commands stay whole, ready to copy. Command lines and lines of
-/// a log, after `|`, are unchanged.
+/// a log, after `|`, are unchanged; the comment of a command moves to the line before.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
-    let lines = text.split('\n').map(|line| match width(line) <= columns || is_kept(line) {
-        true => line.to_owned(),
-        false => fit_line(line, columns),
+    let lines = text.split('\n').map(|line| match (width(line) <= columns, is_kept(line)) {
+        (true, _) => line.to_owned(),
+        (false, true) => above_command(line),
+        (false, false) => fit_line(line, columns),
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns a command with its comment on the line before; a line without a comment is unchanged.
+fn above_command(line: &str) -> String {
+    let command = line.trim_start();
+    let indent = &line[..line.len() - command.len()];
+    match command.split_once("  # ").filter(|_| command.starts_with("waypost ")) {
+        Some((command, comment)) => format!("{indent}# {comment}\n{indent}{}", command.trim_end()),
+        None => line.to_owned(),
+    }
 }
 
 fn fit_line(line: &str, columns: usize) -> String {
@@ -98,6 +109,7 @@ mod tests {
             fit("To resume it: waypost resume r --from a", 16),
             "To resume it:\n  waypost resume r --from a"
         );
+        assert_eq!(fit("  waypost resume r  # run it", 20), "  # run it\n  waypost resume r");
         assert_eq!(fit("time  @1         name of it", 22), "time  @1         name\n  of it");
     }
 }

@@ -12,7 +12,7 @@ use crate::cli::DeadLetter;
 use crate::error::Error;
 use crate::run::definition::Chosen;
 use crate::run::reference::is_branch;
-use crate::view::step_names::path;
+use crate::view::step_names::{StepNames, path};
 use waypost::engine::Snapshot;
 
 /// Returns the dead letters of a run.
@@ -368,6 +368,14 @@ pub(crate) async fn opened_at(
     match store.find_back(run, branch, newest, &opens).await? {
         Some(found) => Ok(Some(store.carrier(found.header()).await?)),
         None => Ok(None),
+    }
+}
+
+/// Returns the path of the failed step of a dead letter, or of its item.
+pub(crate) fn place(letter: &DeadLetter, names: &StepNames) -> String {
+    match &letter.step {
+        Some(step) => names.called(&letter.failed_on, step.as_str()),
+        None => names.path(&letter.branch),
     }
 }
 

@@ -320,8 +320,9 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     let file = match (&choice.with, recorded) {
         (Some(file), _) => file.clone(),
         (None, Some(file)) if file.exists() => file,
-        (None, Some(_)) if ended.is_some() => return Ok(own),
+        (None, Some(_)) if ended.is_some() => return choice.finished.check(&[]).map(|()| own),
         (None, Some(file)) => {
+            choice.finished.check(&[])?;
             let note = format!("{} does not exist; continuing with the run's own copy.", shown(&file));
             return Ok(own.with_note(note));
         }
@@ -348,7 +349,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
     };
     let changed = with_first_ids(changed, &own)?;
     if snapshot.definition.text.as_deref() == Some(changed.text()) {
-        return Ok(own);
+        return choice.finished.check(&[]).map(|()| own);
     }
     let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
     let path = kept(store, &file)?;

@@ -166,12 +166,20 @@ pub(crate) fn refuse_unknown_step(workflow: &Workflow, step: Option<&str>) -> Re
                 (Some(inner), _) if inner == step => "name the step of the main scope around it".to_owned(),
                 (Some(around), _) => format!("name `{around}`, the step of the main scope around it"),
                 (None, Some(near)) => format!("did you mean `{near}`?"),
-                (None, None) => "`waypost check FILE` lists the steps".to_owned(),
+                (None, None) => match workflow.steps().get(number(step)) {
+                    Some(own) => format!("name a step by its id; step {step} of the file is `{}`", own.id),
+                    None => "`waypost check FILE` lists the steps".to_owned(),
+                },
             };
             Err(Error::not_found(format!("step `{step}` in the workflow"), hint))
         }
         _ => Ok(()),
     }
+}
+
+/// Returns the index of the step with this number, from 1, if the text is a number.
+fn number(step: &str) -> usize {
+    step.parse::<usize>().ok().and_then(|number| number.checked_sub(1)).unwrap_or(usize::MAX)
 }
 
 /// Parses the step of `--until`.

@@ -598,7 +598,11 @@ pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
 
 /// Creates the error for an unknown run.
 pub(crate) fn no_run(name: &str) -> Error {
-    Error::not_found(format!("run `{name}`"), "`waypost list` lists the runs")
+    let hint = match name {
+        "latest" | "last" | "newest" => "`@` is the newest run; `waypost list` lists the runs",
+        _ => "`waypost list` lists the runs",
+    };
+    Error::not_found(format!("run `{name}`"), hint)
 }
 
 /// Creates the error for the name of a workflow, of a file or of a step in place of a run, with the newest runs that

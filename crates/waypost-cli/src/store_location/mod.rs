@@ -382,10 +382,20 @@ pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
     }
 }
 
-/// Adds words to every command of ours that stands in backticks in `text`, except those that read no store.
+/// Adds words to every command of ours in `text`, except those that read no store: in backticks, or on a line of its
+/// own, indented and perhaps before a comment.
 pub(crate) fn with_words(text: &str, words: &str) -> String {
-    let mut told = String::with_capacity(text.len());
-    for (index, part) in text.split('`').enumerate() {
+    text.split('\n').map(|line| line_with_words(line, words)).collect::<Vec<_>>().join("\n")
+}
+
+fn line_with_words(line: &str, words: &str) -> String {
+    if line.starts_with("  waypost ") {
+        let (command, comment) = line.split_at(line.find("  # ").unwrap_or(line.len()));
+        let end = command.trim_end().len();
+        return format!("{}{words}{}{comment}", &command[..end], &command[end..]);
+    }
+    let mut told = String::with_capacity(line.len());
+    for (index, part) in line.split('`').enumerate() {
         if index > 0 {
             told.push('`');
         }

@@ -32,42 +32,49 @@ pub(crate) struct Answer {
     pub(crate) to: String,
 }
 
-/// Returns the commands that answer. `command`: the resume without a decision.
+/// Most steps named in one command: a longer one is hard to read.
+const NAMED_MAX: usize = 4;
+
+/// Returns the commands that answer: these questions only, or with many of them, later questions too. `command`: the
+/// resume without a decision.
 pub(crate) fn answers(command: &str, doubts: &[Doubt]) -> Vec<Answer> {
-    let outputs = |doubts: &[Doubt]| {
-        let of = |doubt: &Doubt| {
-            let given =
-                |name: &String| format!(" --output {}", quoted(&format!("{}.{name}=VALUE", doubt.step)));
-            doubt.outputs.iter().map(given).collect::<String>()
-        };
-        doubts.iter().map(of).collect::<String>()
+    let is_named =
+        (1..=NAMED_MAX).contains(&doubts.len()) && doubts.iter().all(|doubt| !doubt.step.contains(','));
+    let option = |word: &str, doubts: &[Doubt]| {
+        let steps: Vec<&str> = doubts.iter().map(|doubt| doubt.step.as_str()).collect();
+        let named = if is_named { format!("{word}={}", steps.join(",")) } else { word.to_owned() };
+        format!(" --treat-as {}", quoted(&named))
     };
-    let answer = |options: String, [does, to]: [String; 2]| Answer {
-        command: format!("{command} --treat-as {options}"),
+    let done = |doubts: &[Doubt]| {
+        let given = |step: &str, name: &str| format!(" --output {}", quoted(&format!("{step}.{name}=VALUE")));
+        let of =
+            |doubt: &Doubt| -> String { doubt.outputs.iter().map(|name| given(&doubt.step, name)).collect() };
+        option("done", doubts) + &doubts.iter().map(of).collect::<String>()
+    };
+    let all = match (doubts, is_named) {
+        ([_], true) | ([], _) => "it",
+        (_, true) => "all",
+        _ => "all, also in later questions,",
+    };
+    let answer = |options: String, does: String, to: String| Answer {
+        command: format!("{command}{options}"),
         does,
         to,
     };
-    let text = |does: &str, to: &str| [does.to_owned(), to.to_owned()];
-    let done = |effect| answer(format!("done{}", outputs(doubts)), effect);
-    match doubts {
-        [first, _, ..] => {
-            let (step, given) = (&first.step, outputs(&doubts[..1]));
-            let effect =
-                |keep: &str, run: &str| format!("{keep} `{step}` as done, and {run} the others again");
-            vec![
-                answer(
-                    format!("{}{given} --treat-as retry", quoted(&format!("done={step}"))),
-                    [effect("keeps", "runs"), effect("keep", "run")],
-                ),
-                done(text("keeps all steps as done", "keep all as done")),
-                answer("retry".to_owned(), text("runs all again", "run all again")),
-            ]
-        }
-        _ => vec![
-            done(text("keeps the step as done", "keep it as done")),
-            answer("retry".to_owned(), text("runs it again", "run it again")),
-        ],
+    let mut answers = vec![
+        answer(done(doubts), format!("keeps {all} as done"), format!("keep {all} as done")),
+        answer(option("retry", doubts), format!("runs {all} again"), format!("run {all} again")),
+    ];
+    if let ([first, rest @ ..], true) = (doubts, is_named)
+        && !rest.is_empty()
+    {
+        let others = format!("`{}` as done, and run", first.step);
+        let options = done(std::slice::from_ref(first)) + &option("retry", rest);
+        let (does, to) =
+            (format!("keeps {others}s the others again"), format!("keep {others} the others again"));
+        answers.insert(0, answer(options, does, to));
     }
+    answers
 }
 
 /// Returns the commands that answer, with their effects, one a line.

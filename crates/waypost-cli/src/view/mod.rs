@@ -89,6 +89,9 @@ pub(crate) struct ShowView {
     /// The names of the steps; for screens.
     #[serde(skip)]
     pub(crate) names: step_names::StepNames,
+    /// The decisions of a person about steps that are not listed, by the path of the step; for screens.
+    #[serde(skip)]
+    pub(crate) settled_within: Vec<(String, String)>,
     pub(crate) v: u32,
     pub(crate) run: String,
     /// The requested checkpoint, if any.

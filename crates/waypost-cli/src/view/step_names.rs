@@ -82,6 +82,11 @@ impl StepNames {
     /// Returns the readable form of `BRANCH`, `BRANCH/STEP`, `BRANCH@SEQ` or `RUN/SCOPE@SEQ`, perhaps before a colon.
     fn plain_word(&self, word: &str) -> Option<String> {
         let workflow = self.0.as_deref().filter(|_| word.contains([':', '~']))?;
+        if word.contains(r"\~") {
+            // In Markdown.
+            let plain = self.plain_word(&word.replace(r"\~", "~").replace(r"\_", "_"))?;
+            return Some(plain.replace('~', r"\~").replace('_', r"\_"));
+        }
         let (word, colon) = word.strip_suffix(':').map_or((word, ""), |word| (word, ":"));
         let (place, seq) = word.split_at(word.find('@').unwrap_or(word.len()));
         let named = |text: &str| {

@@ -122,7 +122,7 @@ fn a_change_of_another_file_is_one_of_the_step_that_runs_it() {
 
         assert_eq!(refused.status.code(), Some(9), "{store}");
         let said = rig.told(&refused);
-        assert!(said.contains("load has another definition in first"), "{said}");
+        assert!(said.contains("load has another definition in load/first"), "{said}");
         std::fs::remove_file(rig.path("trace")).unwrap();
         assert_eq!(code(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0));
         let again = "new on monday load:workflow\nholding\n14 rows\n";
@@ -279,7 +279,7 @@ fn a_file_that_changed_or_is_gone_is_named() {
     let told = rig.waypost(&["resume", "r"]);
     assert!(told.starts_with("exit 9\n"), "{told}");
     assert!(
-        told.contains("  ~ step w has another definition in c; it runs child.yaml  finished, "),
+        told.contains("  ~ step w has another definition in w/c; it runs child.yaml  finished, "),
         "{told}"
     );
 

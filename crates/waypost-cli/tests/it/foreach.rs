@@ -406,7 +406,7 @@ fn a_changed_item_step_reruns_in_finished_items_on_request() {
 
             let said = rig.told(&refused);
             assert_eq!(refused.status.code(), Some(9), "{store}: {said}");
-            let row = "~ step each has another definition in more  1 of 2 items finished, ";
+            let row = "~ step each has another definition in each:a/more  1 of 2 items finished, ";
             assert!(said.contains(row) && said.contains("`waypost resume r --keep-finished"), "{said}");
             std::fs::remove_file(rig.path("trace")).unwrap();
             assert_eq!(code(&rig, &["resume", "r", choice, "-q"]), Some(0), "{store} {choice}");

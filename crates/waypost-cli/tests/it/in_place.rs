@@ -189,10 +189,11 @@ fn a_base_in_doubt_is_settled_together_with_from() {
         rig.write("trace", "");
 
         let asked = rig.waypost(&["resume", "r", "--from", "s2"]);
-        let done = code_of(&rig, &["resume", "r", "--from", "s2", "--treat-as", treat_as, "-q"]);
+        let named = format!("{treat_as}=s1");
+        let done = code_of(&rig, &["resume", "r", "--from", "s2", "--treat-as", &named, "-q"]);
 
-        let way = "`waypost resume r --from s2 --treat-as done`";
-        assert!(asked.starts_with("exit 8\n") && asked.contains(way), "{asked}");
+        let way = format!("  waypost resume r --from s2 --treat-as {named} ");
+        assert!(asked.starts_with("exit 8\n") && asked.contains(&way), "{asked}");
         assert_eq!((done, rig.read("trace").as_str()), (Some(0), wanted), "{treat_as}");
     }
 }

@@ -59,8 +59,7 @@ fn a_bare_decision_is_about_the_other_steps() {
 
     assert!(open.starts_with("exit 8"), "{open}");
     assert!(!open.contains("step `pay`") && open.contains("step `grp/ship`"), "{open}");
-    let rest =
-        "`waypost resume r --treat-as done=pay --output pay.ref=7 --treat-as done=grp/ship --treat-as retry`";
+    let rest = "  waypost resume r --treat-as done=pay --output pay.ref=7 --treat-as done=grp/ship --treat-as retry=each:x/mail  # ";
     assert!(open.contains(rest), "{open}");
     assert_eq!(ended, Some(0));
     let mut ran = ran(&rig);
@@ -108,16 +107,79 @@ steps:
     assert_eq!((ran(&rig), ran_b), (vec!["c".to_owned()], 2));
 }
 
+// Bug: the proposed `retry` also answered later questions of the resume, and `why STEP` named another step. Cause: the
+// commands named the first step, or no step. Fix: each command names the steps of its questions.
 #[test]
 fn every_screen_of_doubt_has_the_commands_that_answer() {
     let rig = in_doubt(Rig::with(FLOW));
-    let named = "waypost resume r --treat-as done=pay --output pay.ref=VALUE --treat-as retry";
+    let others = "--treat-as retry=grp/ship,each:x/mail";
+    let named = format!("waypost resume r --treat-as done=pay --output pay.ref=VALUE {others}");
+    let all = "waypost resume r --treat-as retry=pay,grp/ship,each:x/mail";
 
-    for args in
-        [&["resume", "r"][..], &["show", "r"], &["why", "r"], &["report", "r"], &["report", "r", "--html"]]
-    {
+    for args in [&["resume", "r"][..], &["show", "r"], &["report", "r"], &["report", "r", "--html"]] {
         let told = rig.waypost(args);
-        assert!(told.contains(named), "{args:?}: {told}");
-        assert!(told.contains("waypost resume r --treat-as retry"), "{args:?}: {told}");
+        assert!(told.contains(&named), "{args:?}: {told}");
+        assert!(told.contains(all), "{args:?}: {told}");
+    }
+    for step in ["pay", "grp/ship", "each:x/mail"] {
+        let told = rig.waypost(&["why", "r", step]);
+        assert!(told.contains(&format!("  waypost resume r --treat-as retry={step}")), "{told}");
+        assert!(!told.contains("retry=pay,"), "{told}");
+    }
+}
+
+#[test]
+fn the_commands_of_a_doubt_are_a_list_with_the_store() {
+    let rig = in_doubt(Rig::with(FLOW).at("file:kept"));
+
+    let refused = rig.waypost(&["resume", "r"]);
+    let shown = rig.waypost(&["show", "r"]);
+
+    let list = |text: &str| -> Vec<String> {
+        text.lines().filter(|line| line.starts_with("  waypost resume")).map(str::to_owned).collect()
+    };
+    assert_eq!(list(&refused).len(), 3, "{refused}");
+    assert!(list(&refused).iter().all(|line| line.contains(" --store file:kept")), "{refused}");
+    for (line, words) in list(&refused).iter().zip(list(&shown)) {
+        assert_eq!(line.rsplit_once("# ").unwrap().1, words.rsplit_once("# ").unwrap().1);
+    }
+    assert!(!refused.contains("--retry-failed"), "{refused}");
+}
+
+// Bug: `--treat-as done=STEP` of a failed step in an item was refused. Cause: only failed steps of groups and files were
+// candidates. Fix: the failed steps of the named item are candidates too.
+#[test]
+fn a_failed_step_in_an_item_is_done_by_name() {
+    let flow = "steps:
+  - id: each
+    foreach:
+      items: [us east, eu]
+      steps:
+        - {id: f, run: 'test -e ok', outputs: {n: {from: stdout}}}
+        - {id: h, run: 'echo h$N >> trace', env: {N: \"${{ steps.f.outputs.n }}\"}}
+  - {id: last, run: 'echo last >> trace'}
+";
+    for (store, named) in STORES.iter().zip(["each:us east/f", "each:us%20east/f"]) {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        let done =
+            |step: &str| ["resume", "r", "-q", "--treat-as", &format!("done={step}")].map(str::to_owned);
+        let output = |step: &str| ["--output".to_owned(), format!("{step}.n=7")];
+
+        let first = [done(named).as_slice(), &output(named)].concat();
+        let other = rig.waypost(&["resume", "r", "-q", "--treat-as", "retry=each:eu/f"]);
+        code_of(&rig, &first.iter().map(String::as_str).collect::<Vec<_>>());
+        let second = [done("each:eu").as_slice(), &output("each:eu/f")].concat();
+        let ended = code_of(&rig, &second.iter().map(String::as_str).collect::<Vec<_>>());
+
+        assert!(other.starts_with("exit 2") && other.contains("`retry` needs no option"), "{store}: {other}");
+        assert_eq!(
+            (ended, ran(&rig)),
+            (Some(0), ["h7", "h7", "last"].map(str::to_owned).to_vec()),
+            "{store}"
+        );
+        let shown = rig.waypost(&["show", "r"]);
+        assert!(shown.contains("\nStep each:us%20east/f: done by "), "{shown}");
+        assert!(shown.contains("\nStep each:eu/f: done by "), "{shown}");
     }
 }

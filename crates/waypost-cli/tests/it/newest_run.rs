@@ -174,4 +174,5 @@ fn a_workflow_a_file_or_a_step_names_its_runs() {
     // No run of the workflow is live.
     assert!(rig.waypost(&["stop", "nightly"]).contains("hint: `waypost list` lists the runs"));
     assert!(rig.waypost(&["show", "other"]).contains("hint: `waypost list` lists the runs"));
+    assert!(rig.waypost(&["show", "latest"]).contains("hint: `@` is the newest run; `waypost list`"));
 }

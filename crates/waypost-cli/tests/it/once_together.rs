@@ -69,7 +69,10 @@ fn a_run_with_commands_under_way_is_told_and_stopped() {
 
     assert_eq!(rig.json(&["list", "--json"])["runs"][0]["status"], "running");
     assert_eq!(rig.json(&["show", "s", "--json"])["status"], "running");
-    assert!(rig.waypost(&["doctor"]).contains("run s is held by process "));
+    let held = rig.waypost(&["doctor"]);
+    let since = held.split_once("run s is held by process ").and_then(|(_, rest)| rest.split_once(" since "));
+    let since = since.and_then(|(_, rest)| rest.split_once('Z')).map(|(time, _)| time.len());
+    assert_eq!(since, Some("2026-11-29T16:00:00".len()), "{held}");
     assert_eq!(code_of(&rig, &["delete", "s", "--yes"]), Some(6));
     let told = rig.waypost(&["stop", "s"]);
 

@@ -22,9 +22,9 @@ fn a_group_is_named_by_its_id() {
 
     assert!(said.contains("\nbig/two | 2\n"), "{said}");
     assert!(said.contains("error: step big/two failed: exit code 3"), "{said}");
-    assert!(said.contains("step_failed big: step `two` failed: exit code 3"), "{said}");
+    assert!(said.contains("step_failed big: step `big/two` failed: exit code 3"), "{said}");
     let shown = rig.waypost(&["show", "r", "--step", "big"]);
-    assert!(shown.contains("step big failed: step `two` failed\n  cause: exit code 3"), "{shown}");
+    assert!(shown.contains("step big failed: step `big/two` failed\n  cause: exit code 3"), "{shown}");
     assert_eq!(code_of(&rig, &["logs", "r", "big/two"]), Some(0));
 }
 

@@ -306,11 +306,14 @@ fn resuming_all_names_the_runs_that_wait_for_a_decision() {
     let one = rig.waypost(&["resume", "r"]);
     let json = rig.json(&["resume", "--all", "--json"]);
 
-    let told = "exit 8\n--- stdout\n--- stderr\nwarning: Run r is unchanged, because a step is in doubt: see \
-                `waypost why r --store file:kept`, then decide: `waypost resume r --treat-as done --store file:kept`, or \
-                `waypost resume r --treat-as retry --store file:kept`\n";
+    let list = "\n  waypost resume r --treat-as done=pay --store file:kept   # keep it as done\n  \
+                waypost resume r --treat-as retry=pay --store file:kept  # run it again\n";
+    let told = format!(
+        "exit 8\n--- stdout\n--- stderr\nwarning: Run r is unchanged, because a step is in doubt: see \
+         `waypost why r --store file:kept`, then decide:{list}"
+    );
     assert_eq!(all, told);
-    assert!(one.contains("`waypost resume r --treat-as done --store file:kept`"), "{one}");
+    assert!(one.ends_with(list), "{one}");
     assert_eq!((&json["run"], &json["status"]), (&"r".into(), &"in_doubt".into()));
     assert_eq!(json.get("event"), None, "{json}");
     assert_eq!(rig.read("trace"), "paid\n");
@@ -689,6 +692,43 @@ fn a_choice_names_a_changed_step_by_its_path() {
     assert_eq!(rig.read("out"), "new two\n");
 }
 
+// Bug: `--rerun-changed=STEP` and `--keep-finished=STEP` of an unchanged file had no effect and no message. Cause: only a
+// changed file was compared with the choice. Fix: a choice about an unchanged step is refused in each case.
+#[test]
+fn a_choice_about_an_unchanged_file_is_refused() {
+    let rig = Rig::with("steps: [{id: a, run: 'true'}, {id: b, run: 'false'}]\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    for choice in ["--rerun-changed=a", "--keep-finished=a"] {
+        let told = rig.waypost(&["resume", "r", choice]);
+        assert!(told.starts_with("exit 2\n"), "{told}");
+        assert!(told.contains("step `a` has no finished result that the file changes"), "{told}");
+        assert!(told.contains("`--from STEP` reruns a step"), "{told}");
+    }
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--rerun-changed"]), Some(1));
+}
+
+#[test]
+fn a_step_with_another_id_is_proposed_as_renamed() {
+    let flow = "steps: [{id: a, run: 'true'}, {id: b, run: 'false'}]\n";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    rig.write("flow.yaml", &flow.replace("id: a,", "id: first,"));
+    let told = rig.waypost(&["resume", "r"]);
+
+    assert!(told.starts_with("exit 9\n"), "{told}");
+    assert!(told.contains("+ step first is new; if it is a, write `renamed_from: a`\n"), "{told}");
+    rig.write("flow.yaml", &flow.replace("id: a,", "id: first, renamed_from: a,"));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    let no_step = rig.waypost(&["fork", "r", "--from", "2"]);
+    assert!(no_step.contains("hint: name a step by its id; step 2 of the file is `b`\n"), "{no_step}");
+    let place = rig.waypost(&["rollback", "r", "a"]);
+    assert!(place.contains("tip: name a checkpoint as `RUN@SEQ`"), "{place}");
+    let from = rig.waypost(&["resume", "r", "a"]);
+    assert!(from.contains("tip: `--from a` names a step"), "{from}");
+}
+
 #[test]
 fn a_choice_names_the_steps_that_the_file_changes() {
     let flow = "steps:
@@ -722,7 +762,7 @@ fn the_table_of_a_changed_file_counts_the_steps_of_groups() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
     rig.write("flow.yaml", &flow.replace("echo one", "echo new"));
     let altered = rig.waypost(&["resume", "r"]);
-    assert!(altered.contains("~ step g has another definition in one  2 steps finished, "), "{altered}");
+    assert!(altered.contains("~ step g has another definition in g/one  2 steps finished, "), "{altered}");
     rig.write("flow.yaml", &flow.replace("{id: two, run: echo two}, ", ""));
     let removed = rig.waypost(&["resume", "r"]);
     assert!(removed.contains("~ step g removes two  2 steps finished, "), "{removed}");

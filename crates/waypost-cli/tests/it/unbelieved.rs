@@ -98,9 +98,10 @@ fn on_an_item_it_is_asked_about_when_the_item_is_tried_again() {
     assert_ne!(code_of(&rig, &RUN), Some(0));
     for verb in [["dead-letters", "retry", "r", "-q"].as_slice(), &["resume", "r", "-q", "--retry-failed"]] {
         let told = rig.waypost(verb);
-        assert!(told.starts_with("exit 8\n") && told.contains("--retry-failed"), "{verb:?}: {told}");
+        let way = "  waypost resume r --retry-failed --treat-as retry=each:b/charge  # run it again";
+        assert!(told.starts_with("exit 8\n") && told.contains(way), "{verb:?}: {told}");
     }
-    let again = ["resume", "r", "-q", "--retry-failed", "--treat-as", "retry"];
+    let again = ["resume", "r", "-q", "--retry-failed", "--treat-as", "retry=each:b/charge"];
     assert_eq!(code_of(&rig, &again), Some(3), "a person may want it done again");
     assert_eq!(rig.read("trace").matches('b').count(), 2);
     assert_eq!(code_of(&rig, &["resume", "r", "-q", "--retry-failed", "--treat-as", "done"]), Some(0));

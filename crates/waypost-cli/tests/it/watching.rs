@@ -175,7 +175,7 @@ fn show_lists_the_items_of_a_step_by_pages() {
         line.split_whitespace().collect()
     };
     assert_eq!(row("ITEM"), ["ITEM", "STATUS", "ATTEMPTS", "TOOK", "ERROR"]);
-    assert_eq!(row("a ")[..2], ["a", "completed"]);
+    assert_eq!(row("a ")[..3], ["a", "completed", "1"]);
     assert_eq!(row("b c ")[2..4], ["failed", "2"]);
     assert_eq!(row("b c ")[5..], ["exit", "code", "1"]);
 

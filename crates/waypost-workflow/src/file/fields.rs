@@ -59,8 +59,8 @@ const FROM_ELSEWHERE: &[(&str, &str)] = &[
     ("retryStrategy", "retry"),
     ("retry_policy", "retry"),
     ("script", "run"),
+    ("stages", "steps"),
     ("tasks", "steps"),
-    ("timeout-minutes", "timeout"),
     ("vars", "env"),
     ("variables", "env"),
     ("withItems", "foreach"),
@@ -121,10 +121,20 @@ const REWRITTEN: &[(&str, &str, &str)] = &[
         "steps",
         "limit the steps with `max_parallel`; `waypost run FILE --or-resume` starts no second run",
     ),
+    ("timeout-minutes", "timeout", TIMEOUT),
+    ("timeout_minutes", "timeout", TIMEOUT),
+    ("timeout_seconds", "timeout", TIMEOUT),
+    (
+        "while",
+        "repeat",
+        "write the loop with the opposite condition: `repeat: { until: CONDITION, max: 10 }`",
+    ),
+    ("while", "until", "write the opposite condition: `until: CONDITION`"),
     ("uses", "steps", "write the commands of a step in `run`, or call another file with `workflow`"),
     ("with", "steps", "write values for a command in `env`, and values for a `workflow` in `params`"),
     ("runs-on", "steps", "remove the key: every step runs on this machine"),
 ];
+const TIMEOUT: &str = "write a duration with its unit: `timeout: 5m`";
 const COMBINATIONS: &str = "write the values as items: `foreach: { items: { matrix: { os: [linux, mac] } }, as: matrix, steps: [...] }`";
 const VALUES: &str = "write the values below `items`: `items: { matrix: { os: [linux, mac] } }`";
 const MATRIX_ENTRIES: &str =

@@ -121,6 +121,9 @@ fn keys_that_do_not_exist_get_the_nearest_one() {
             "params: {a: {typ: string, defualt: x}}\nsteps: [{run: a}]\n",
             "steps:\n  - run: a\n    run: b\n    run: c\nsteps: []\n",
             "on: push\njobs: {}\nsteps: [{run: a}]\n",
+            "stages: [{run: a}]\n",
+            "steps:\n  - run: a\n    while: a\n    timeout_minutes: 5\n",
+            "steps:\n  - {run: a, repeat: {while: a, max: 3}}\n",
         ]),
     );
 }

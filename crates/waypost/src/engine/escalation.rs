@@ -81,10 +81,9 @@ impl<P: Program> Session<'_, P> {
             self.end_by_failure(id, place.expect("a failed step is one of the shape"), failed.failure);
         } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
             // The first failure cancels the other branches. A second cancel would wake these repeatedly.
-            let branch = scope.branch().clone();
-            let by = failed_below(&branch, &failed.step);
+            let by = failed_below(&failed.branch, &failed.step);
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
-            self.catch(opener, &StepFailure { branch, ..failed });
+            self.catch(opener, &failed);
             self.cancel_children(opener.scope, opener.place, Some(id), &by);
         }
     }
@@ -369,12 +368,9 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// Names the failed step: by its path, in a group by its id.
+/// Names the failed step by its path.
 fn failed_below(branch: &BranchPath, step: &StepId) -> String {
-    match branch.pass_number() {
-        Some(_) => format!("step `{step}` failed"),
-        None => format!("{} failed", place_of(branch, step)),
-    }
+    format!("{} failed", place_of(branch, step))
 }
 
 /// Returns the failure of an opener with a failed branch.

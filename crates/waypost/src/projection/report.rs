@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::id::{BranchPath, StepId};
 use crate::record::{
     Ending, Failure, Header, Note, Pack, Phase, Reason, Record, RunRecord, RunStatus, SkipCause, Verdict,
+    WaitKind,
 };
 
 use super::events::STEP_SETTLED;
@@ -69,7 +70,7 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
         };
         facts.push(("forked from", code(&reference.to_string())));
     }
-    facts.push(("created", run.created_at.to_string()));
+    facts.push(("created", format!("{:.0}", run.created_at)));
     table(&mut text, ["", ""], facts.into_iter().map(|(name, value)| [name.to_owned(), value]));
     let params = run.params.iter().map(|(name, value)| [code(name), cell(value)]);
     table(&mut text, ["param", "value"], params);
@@ -99,11 +100,14 @@ pub fn section(record: &Record, name: Option<&str>) -> Option<Section> {
         Phase::Completed(ending) => outputs(&mut text, ending),
         Phase::Failed(failure) => failed(&mut text, failure),
         Phase::Waiting(waits) => {
-            for wait in waits {
+            let asked: Vec<_> = waits.iter().filter(|wait| wait.on != WaitKind::Children).collect();
+            for wait in &asked {
                 let question = wait.question.as_ref().map(|question| format!(": {}", cell(question)));
                 let _ = writeln!(text, "- {}{}", code(&wait.key), question.unwrap_or_default());
             }
-            text.push('\n');
+            if !asked.is_empty() {
+                text.push('\n');
+            }
         }
         _ => {}
     }
@@ -197,7 +201,8 @@ fn checkpoint_value(header: &Header) -> String {
 }
 
 fn facts(header: &Header) -> Vec<(&'static str, String)> {
-    let mut facts = vec![("checkpoint", checkpoint_value(header)), ("at", header.created_at.to_string())];
+    let mut facts =
+        vec![("checkpoint", checkpoint_value(header)), ("at", format!("{:.0}", header.created_at))];
     if header.at.attempt > 1 {
         facts.push(("attempt", header.at.attempt.to_string()));
     }

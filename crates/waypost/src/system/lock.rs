@@ -142,7 +142,7 @@ impl std::fmt::Display for Holder {
         if self.pid == 0 {
             return f.write_str("a process without a name so far");
         }
-        write!(f, "process {} ({}) on `{}` since {}", self.pid, self.what, self.host, self.since)
+        write!(f, "process {} ({}) on `{}` since {:.0}", self.pid, self.what, self.host, self.since)
     }
 }
 

@@ -9,10 +9,11 @@ use waypost::engine::Snapshot;
 use waypost::record::{Note, Usage};
 
 use super::timeline::timeline;
-use super::{LastSession, RunHistory, StepEnd, resume_of};
+use super::{LETTERS_MAX, LastSession, RunHistory, StepEnd, resume_of};
 use crate::cli::DeadLetter;
 use crate::commands::graph::{Node, embedded, sign};
 use crate::format::{size, time};
+use crate::run::dead_letters::place;
 use crate::view::doubt::{Answer, Doubt, answers};
 use crate::view::step_names::StepNames;
 use crate::view::{ClaimView, ShowView, StepStatus, StepView};
@@ -21,8 +22,6 @@ use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 const BRANCH_ROWS_MAX: usize = 2_000;
 /// Most rows of a list that is not folded: a screen of a phone.
 const ROWS_OPEN_MAX: usize = 20;
-/// Most dead letters with their logs; `waypost dead-letters list` has all.
-const LETTERS_MAX: usize = 50;
 /// Longest text of an output or note, so that browsers can open the page.
 const TEXT_CHARACTERS_MAX: usize = 20_000;
 
@@ -220,10 +219,7 @@ impl Page<'_> {
         }
         text.push_str("<h2 id=\"dead-letters\">Dead letters</h2>\n");
         for letter in self.letters.iter().take(LETTERS_MAX) {
-            let step = letter.step.as_ref().map_or_else(
-                || self.names.path(&letter.branch),
-                |step| self.names.called(&letter.branch, step.as_str()),
-            );
+            let step = place(letter, self.names);
             let mut errors = letter.failure.error.iter();
             let _ = writeln!(
                 text,

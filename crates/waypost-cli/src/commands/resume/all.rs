@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use waypost::RunId;
-use waypost::engine::{DueRuns, due_runs};
+use waypost::engine::{DueRuns, Snapshot, due_runs};
 use waypost::record::RunStatus;
 use waypost::store::{RunQuery, Store, StoreError};
 
@@ -13,9 +13,11 @@ use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
+use crate::run::doubt::doubts_of;
 use crate::run::run_status;
 use crate::session::{Nothing, Session};
 use crate::store_location::{self, Access};
+use crate::view::doubt::answer_lines;
 
 /// Resumes every interrupted or due run of a store, oldest first.
 pub(super) async fn resume_all(
@@ -111,7 +113,7 @@ async fn resume_store(
         }
     }
     for run in &doubtful {
-        report_doubt(context, run, args)?;
+        report_doubt(context, store.as_ref(), run, args).await?;
     }
     Ok(Some(if worst == Exit::Done && !doubtful.is_empty() { Exit::InDoubt } else { worst }))
 }
@@ -122,15 +124,22 @@ async fn is_of_script(store: &dyn Store, run: &RunId) -> bool {
     entry.is_ok_and(|entry| entry.record.record().settings.contains_key(crate::run::definition::SCRIPT))
 }
 
-/// Prints the command that decides a run in doubt.
-fn report_doubt(context: &Context, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
+/// Prints the commands that decide a run in doubt.
+async fn report_doubt(
+    context: &Context,
+    store: &dyn Store,
+    run: &RunId,
+    args: &ResumeArgs,
+) -> Result<(), Error> {
     if context.output.json && !args.dry_run {
         let run = Some((run.as_str(), RunStatus::InDoubt));
         return Ok(context.output.line(&Nothing::of(run, "a step is in doubt, and needs a decision"))?);
     }
+    let snapshot = Snapshot::read(store, run).await?;
+    let doubts = doubts_of(store, &snapshot, context.now()).await?;
     let text = format!(
-        "Run {run} is unchanged, because a step is in doubt: see `waypost why {run}`, then decide: \
-         `waypost resume {run} --treat-as done`, or `waypost resume {run} --treat-as retry`"
+        "Run {run} is unchanged, because a step is in doubt: see `waypost why {run}`, then decide:{}",
+        answer_lines(&format!("waypost resume {run}"), &doubts)
     );
     context.output.warn(&context.with_store(&text));
     Ok(())

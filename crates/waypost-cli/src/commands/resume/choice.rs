@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::{Answers, Snapshot, TreatAs};
 use waypost::plan::{Action, Cause, Decision};
-use waypost::record::{Choice, FrontierEntry, Occasion, Position, SettleBy};
+use waypost::record::{Choice, FrontierEntry, Occasion, SettleBy};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
@@ -53,8 +53,13 @@ pub(super) async fn of(
         settles(at) && (matches!(asked, Asked::Nothing | Asked::OnTheWay) || answers.named.contains_key(at))
     };
     if !args.treat_as.is_empty() {
-        let failed = failed_steps(store, run, &position).await?;
+        let failed = failed_steps(store, run, &BranchPath::main()).await?;
         settled.extend(failed.into_iter().filter(settles_failed).map(|step| (step, done())));
+        for at in answers.named.keys().filter(|at| settles(at)) {
+            if failed_steps(store, run, &at.0).await?.contains(at) {
+                settled.insert(at.clone(), done());
+            }
+        }
     }
     let is_in_doubt = |at: &StepAt| {
         let is_cut = |entry: &FrontierEntry| entry.step == at.1 && entry.is_unsettled();
@@ -147,10 +152,12 @@ fn not_started(workflow: &Workflow, skip: &str) -> Error {
     Error::usage(message, format!("`--skip {opener}` skips all of `{opener}`"))
 }
 
-/// Returns the failed steps to settle. Of a failed group or included file, these are the failed steps inside.
-async fn failed_steps(store: &dyn Store, run: &RunId, position: &Position) -> Result<Vec<StepAt>, Error> {
+/// Returns the failed steps to settle in a scope. Of a failed group or included file, these are the failed steps inside; of
+/// failed items, the step that opened them.
+async fn failed_steps(store: &dyn Store, run: &RunId, scope: &BranchPath) -> Result<Vec<StepAt>, Error> {
     let branches = store.branches(run).await?;
-    let (mut failed, mut within) = (Vec::new(), vec![(BranchPath::main(), position.clone())]);
+    let position = store.newest(run, scope).await?.position().unwrap_or_default();
+    let (mut failed, mut within) = (Vec::new(), vec![(scope.clone(), position)]);
     while let Some((branch, position)) = within.pop() {
         for entry in position.failed.iter().filter(|entry| entry.exited.is_none()) {
             let opens = entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
@@ -171,6 +178,23 @@ async fn failed_steps(store: &dyn Store, run: &RunId, position: &Position) -> Re
             }
         }
     }
+    Ok(failed)
+}
+
+/// Returns the failed steps of a scope within items, as the user names it or one of its steps.
+async fn failed_within(
+    store: &dyn Store,
+    run: &RunId,
+    names: &StepNames,
+    text: &str,
+) -> Result<Vec<StepAt>, Error> {
+    let Some(scope) = StepRef::parse(text).branch else { return Ok(Vec::new()) };
+    let is_there = store.branches(run).await?.contains(&scope);
+    if !is_there || !counts(store, run, &store.newest(run, &scope).await?).await? {
+        return Ok(Vec::new());
+    }
+    let mut failed = failed_steps(store, run, &scope).await?;
+    failed.retain(|(branch, step)| covers(names, branch, step, text));
     Ok(failed)
 }
 
@@ -224,23 +248,25 @@ pub(super) async fn answers(
     let asked = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
     let asked: Vec<(BranchPath, StepId)> =
         asked.map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
-    let position = snapshot.newest().position().unwrap_or_default();
-    let failed = failed_steps(store.as_ref(), run, &position).await?.into_iter();
-    let failed: Vec<(BranchPath, StepId)> = failed.collect();
+    let failed = failed_steps(store.as_ref(), run, &BranchPath::main()).await?;
     let names = StepNames::of(&prepared.chosen.workflow);
     for given in &args.treat_as {
-        let settled = failed.iter().filter(|_| given.treat_as == TreatAs::Done);
-        let candidates: Vec<_> = asked.iter().chain(settled).collect();
+        let is_done = given.treat_as == TreatAs::Done;
+        let candidates: Vec<_> = asked.iter().chain(failed.iter().filter(|_| is_done)).cloned().collect();
         for text in &given.steps {
             let encoded = encoded(store.as_ref(), run, text).await?;
-            let is_meant = |(branch, step): &&&(BranchPath, StepId)| {
+            let is_meant = |(branch, step): &&StepAt| {
                 [text, &encoded].into_iter().any(|text| covers(&names, branch, step, text))
             };
-            let meant: Vec<_> = candidates.iter().filter(is_meant).collect();
+            let mut meant: Vec<StepAt> = candidates.iter().filter(is_meant).cloned().collect();
             if meant.is_empty() {
-                return Err(not_asked(run, text, &names, &asked));
+                let failed = failed_within(store.as_ref(), run, &names, &encoded).await?;
+                if failed.is_empty() || !is_done {
+                    return Err(not_asked(run, text, &names, &asked));
+                }
+                meant = failed;
             }
-            for &&(branch, step) in &meant {
+            for (branch, step) in &meant {
                 let before = answers.named.insert((branch.clone(), step.clone()), given.treat_as);
                 if before.is_some_and(|before| before != given.treat_as) {
                     let step = names.called(branch, step.as_str());
@@ -275,7 +301,7 @@ fn not_asked(run: &RunId, text: &str, names: &StepNames, asked: &[StepAt]) -> Er
     Error::usage(
         message,
         match asked.is_empty() {
-            true => "omit `--treat-as`: no step is in doubt".to_owned(),
+            true => "no step is in doubt; `retry` needs no option for a failed step".to_owned(),
             false => format!("in doubt: {}", asked.join(", ")),
         },
     )

@@ -218,12 +218,13 @@ impl WorkTime {
 
 /// Formats a page of items as a table, with the command for the next page.
 pub(super) fn table(context: &Context, view: &ShowView, args: &ItemsArgs) -> String {
+    let has_retries = view.items.iter().any(|item| item.attempts > 1);
     let row = |item: &ItemView| {
         let took = item.duration_ms.map(|millis| time::lasted(Duration::from_millis(millis)));
         vec![
             if item.key.is_empty() { "\"\"".to_owned() } else { item.key.clone() },
             item.status.name().to_owned(),
-            if item.attempts > 1 { item.attempts.to_string() } else { String::new() },
+            if has_retries && item.attempts > 0 { item.attempts.to_string() } else { String::new() },
             took.unwrap_or_default(),
             item.error.first().cloned().unwrap_or_default(),
         ]

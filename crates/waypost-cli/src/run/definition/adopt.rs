@@ -23,6 +23,7 @@ use crate::format::text::relative_to_here;
 use crate::output::shown as shown_text;
 use crate::run::environment;
 use crate::run::reference::is_step;
+use crate::view::step_names::StepNames;
 
 /// Most items that a change of a list names.
 const ITEMS_NAMED_MAX: usize = 5;
@@ -80,7 +81,7 @@ impl FinishedChoice {
     }
 
     /// Refuses contradictions, and steps without a finished result at stake.
-    fn check(&self, rows: &[Row]) -> Result<(), Error> {
+    pub(super) fn check(&self, rows: &[Row]) -> Result<(), Error> {
         let [keep, rerun] = [&self.keep, &self.rerun].map(|named| named.clone().unwrap_or_default());
         if let Some(both) = rows.iter().find_map(|row| row.in_both(&keep, &rerun)) {
             return Err(Error::usage(
@@ -116,7 +117,7 @@ impl FinishedChoice {
                 let changed = rows.iter().filter(|row| row.is_at_stake());
                 let changed: Vec<String> = changed.map(|row| format!("`{}`", row.change.step)).collect();
                 let hint = match changed.is_empty() {
-                    true => "the file changes no finished result".to_owned(),
+                    true => "the file changes no finished result; `--from STEP` reruns a step".to_owned(),
                     false => format!("the file changes results of {}", changed.join(", ")),
                 };
                 Err(Error::usage(format!("step `{step}` has no finished result that the file changes"), hint))
@@ -126,7 +127,7 @@ impl FinishedChoice {
 }
 
 /// A changed step, and the results at stake.
-struct Row {
+pub(super) struct Row {
     change: StepChange,
     /// The changes of the branches of an opener.
     within: Vec<InnerChange>,
@@ -157,10 +158,17 @@ impl Row {
         both.next().map(String::as_str)
     }
 
-    /// Names the changed and added steps of the branches.
-    fn inner_steps(&self) -> String {
-        let steps: BTreeSet<&StepId> = self.within.iter().map(|inner| &inner.step).collect();
-        steps.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    /// Names the changed and added steps of the branches by their paths, each in its first branch.
+    fn inner_steps(&self, names: &StepNames) -> String {
+        let mut paths: BTreeMap<&StepId, Vec<String>> = BTreeMap::new();
+        for InnerChange { branch, step, .. } in &self.within {
+            paths.entry(step).or_default().push(names.called(branch, step.as_str()));
+        }
+        let told = paths.into_values().map(|paths| match paths.as_slice() {
+            [first, rest @ ..] if !rest.is_empty() => format!("{first} and {} more", rest.len()),
+            _ => paths.concat(),
+        });
+        told.collect::<Vec<_>>().join(", ")
     }
 
     /// Returns whether the branches are entered again, after a decision: the file lists other items, or finished branches
@@ -213,7 +221,10 @@ impl Row {
             matches!(inner.kind, InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen)
         };
         match &self.change.kind {
-            ChangeKind::Added => "is new".to_owned(),
+            ChangeKind::Added => match edit.only_removed() {
+                Some(old) => format!("is new; if it is {old}, write `renamed_from: {old}`"),
+                None => "is new".to_owned(),
+            },
             ChangeKind::Removed => "is gone".to_owned(),
             ChangeKind::Altered => match edit.other_needs(id).or_else(|| edit.other_inner_steps(id)) {
                 Some(told) => told,
@@ -227,12 +238,14 @@ impl Row {
                 let items = inner.into_iter().map(|step| format!("{step}{}", edit.other_items(step)));
                 format!("has another list of items in {}{file}", items.collect::<Vec<_>>().join(", "))
             }
-            ChangeKind::Within => format!("has another definition in {}{file}", self.inner_steps()),
+            ChangeKind::Within => {
+                format!("has another definition in {}{file}", self.inner_steps(&edit.names()))
+            }
             ChangeKind::Relisted if self.within.is_empty() => {
                 format!("has another list of items{}", edit.other_items(id))
             }
             ChangeKind::Relisted => {
-                let inner = self.inner_steps();
+                let inner = self.inner_steps(&edit.names());
                 format!(
                     "has another definition in {inner}, and another list of items{}",
                     edit.other_items(id)
@@ -252,6 +265,20 @@ struct Edit<'a> {
 }
 
 impl Edit<'_> {
+    fn names(self) -> StepNames {
+        StepNames::of(self.changed)
+    }
+
+    /// Returns the removed step, if the file removes one step of the main scope and adds one.
+    fn only_removed(self) -> Option<String> {
+        let beyond = |these: &Workflow, those: &Workflow| {
+            let ids = these.steps().iter().map(|step| step.id.clone());
+            let mut beyond = ids.filter(|id| those.steps().iter().all(|step| step.id != *id));
+            beyond.next().filter(|_| beyond.next().is_none())
+        };
+        beyond(self.changed, self.before).and(beyond(self.before, self.changed))
+    }
+
     /// Returns the change of the needs of a step in words, if they changed.
     fn other_needs(self, step: &str) -> Option<String> {
         let needs = |workflow: &Workflow| {
