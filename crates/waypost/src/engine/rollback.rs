@@ -26,8 +26,8 @@ mod scopes;
 /// Rolls the main branch back to an older record, or to its end. Returns the draft of the rollback, and the transitions
 /// of the scopes below.
 ///
-/// In a graph by needs, the scopes below go back to their positions then. In graphs with routes, unjoined branches of that
-/// record restart, and their later work is abandoned. With `goes_on`, the branches of a fan-out that is open in both records
+/// In a graph by needs, the scopes below go back to their positions then. In other graphs, unjoined branches of that record
+/// restart, and their later work is abandoned. With `goes_on`, the branches of a fan-out that is open in both records
 /// continue from their newest positions, and other unjoined branches restart.
 pub(super) async fn go_back<P: Program>(
     engine: &Engine,
@@ -55,7 +55,7 @@ pub(super) async fn go_back<P: Program>(
     }
     let main = BranchPath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
-    if step.is_none() && !shape.is_routed() {
+    if step.is_none() && !goes_on && !shape.is_routed() {
         let position = position.back_at_work();
         let then = ScopesThen::read(engine, program, (&record, &position), Closed::Continue).await?;
         let mut moves = then.moves(engine, program).await?;
@@ -114,6 +114,11 @@ pub(super) async fn go_back<P: Program>(
     let ahead = base.position.frontier.iter().filter(|now| cut.contains(&now.step) && !is_open(&now.step));
     let ahead: Vec<&FrontierEntry> = ahead.filter(|_| step.is_none()).collect();
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
+    if step.is_none() {
+        let repeats =
+            invalidate_begun(engine, shape, (&record, &mut position), (epoch, Results::Keep)).await?;
+        base.redone.extend(repeats);
+    }
     let draft = rolled_back(engine, shape, base, (record, position), (step, epoch)).await?;
     Ok((draft, Moves::default()))
 }
