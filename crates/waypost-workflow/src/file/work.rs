@@ -211,11 +211,12 @@ pub(super) fn work<'n>(
         return None;
     };
     if let Some((other, place)) = found.next() {
-        checker.wrong(
-            place,
-            format!("a step has one kind of work, but this one has `{kind}` and `{other}`"),
-            "split the step in two",
-        );
+        let help = match (kind, other) {
+            ("foreach", "steps") | ("steps", "foreach") => "indent `steps` below `foreach`",
+            _ => "split the step in two",
+        };
+        let message = format!("a step has one kind of work, but this one has `{kind}` and `{other}`");
+        checker.wrong(place, message, help);
         return None;
     }
     if let Some(place) = fields.get("params").filter(|_| kind != "workflow") {

@@ -25,7 +25,8 @@ pub(super) fn no_known_children(step_ref: StepRef<'_>) -> Failure {
 /// Returns the failure of a step from an expression error.
 pub(super) fn expression(error: ExprError) -> Failure {
     let hint = error.hint.clone();
-    let mut failure = failure(FailureKind::Expression, error);
+    // The failure belongs to the step.
+    let mut failure = failure(FailureKind::Expression, ExprError { step: None, ..error });
     // A hint is a name, or a sentence with spaces.
     failure
         .error
