@@ -95,8 +95,14 @@ pub(crate) async fn resume_in(
     }
     let mut prepared = Prepared::of(context, &store, &run, &args).await?;
     if prepared.decides_first {
-        prepared.only_write(Arc::clone(&store), &args, None).await?;
-        args = args.undecided();
+        if args.from.is_some() {
+            let answered = ResumeArgs { from: None, set: Vec::new(), ..args.clone() };
+            prepared = Prepared::of(context, &store, &run, &answered).await?;
+            prepared.only_write(Arc::clone(&store), &answered, None).await?;
+        } else {
+            prepared.only_write(Arc::clone(&store), &args, None).await?;
+            args = args.undecided();
+        }
         prepared = Prepared::of(context, &store, &run, &args).await?;
     }
     if args.detach {
@@ -231,7 +237,9 @@ impl Prepared {
                 let mut asked = Asked::Nothing;
                 if !args.treat_as.is_empty() && args.retry.is_empty() {
                     asked = decide(context, store, &snapshot, &chosen, &args.answers).await?;
-                    decides_first = asked == Asked::BeforeEvidence;
+                    // A rerun from a step follows the answers to the open questions.
+                    decides_first =
+                        asked == Asked::BeforeEvidence || asked == Asked::Now && args.from.is_some();
                 }
                 let at = (&snapshot, &chosen.workflow);
                 choices = choice::of(args, store.as_ref(), at, asked, context.now()).await?;

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::Deserialize as _;
 use waypost::engine::Snapshot;
 use waypost::events::RerunCause;
-use waypost::plan::{Cause, Decision};
+use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Header, Note, Reason, Record};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{RunId, StepId};
@@ -42,7 +42,12 @@ pub(crate) async fn doubts_of(
 ) -> Result<Vec<Doubt>, Error> {
     let chosen = Chosen::in_force(store, snapshot)?;
     let plan = chosen.plan(store, snapshot, None, now).await?;
-    doubts(store, &snapshot.entry.summary.run, &chosen.workflow, plan.questions()).await
+    let mut asked: Vec<&Decision> = plan.questions().collect();
+    if asked.is_empty() {
+        // The questions come at the turn of their steps, after a failed step.
+        asked.extend(plan.decisions.iter().filter(|decision| decision.action == Action::Ask));
+    }
+    doubts(store, &snapshot.entry.summary.run, &chosen.workflow, asked).await
 }
 
 /// Returns the outputs of a step: the declared, and the read by other steps.

@@ -334,16 +334,18 @@ impl<'a> Session<'a> {
         if outcome.idle {
             self.idle(engine.store().as_ref(), program.workflow(), outcome, told).await?;
         } else if !output.json {
-            if matches!(outcome.status, RunStatus::Failed | RunStatus::Waiting) {
+            if matches!(outcome.status, RunStatus::Failed | RunStatus::Waiting | RunStatus::InDoubt) {
                 self.report_failures(engine.store().as_ref(), program, outcome, told).await?;
             }
             let doubt = match outcome.status {
                 RunStatus::InDoubt => self.doubt(engine.store().as_ref(), &told.run).await?,
                 _ => None,
             };
-            let place = failed
-                .map(|(at, _)| StoppedAt { step: at.name.clone(), cause: None, doubts: Vec::new() })
-                .or(doubt);
+            // A doubt needs a decision; a failed step is retried without.
+            let place = doubt.or_else(|| {
+                let (at, _) = failed?;
+                Some(StoppedAt { step: at.name.clone(), cause: None, doubts: Vec::new() })
+            });
             let mut text = sentence(program.workflow(), outcome, told, place.as_ref());
             if outcome.status == RunStatus::CompletedWithFailures {
                 let (store, words) = (engine.store().as_ref(), told.store_words.as_deref());

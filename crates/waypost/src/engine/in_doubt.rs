@@ -16,7 +16,8 @@ use super::inspect::{Snapshot, position_of};
 use super::invalidate::invalidated;
 use super::reruns::opener_of;
 use super::rewind::drop_chain;
-use super::scope::Scope;
+use super::scope::{Scope, ScopeId};
+use super::session::Session;
 use super::trace::{EndResult, digests_of, trace_of};
 use super::{
     Answers, Doubtful, EXITED_KEY, Engine, Exited, Follow, KnownOutputs, OnDoubt, Program, Recovered,
@@ -418,10 +419,38 @@ pub(super) fn apply_decisions<P: Program>(
     Ok(())
 }
 
-/// Reruns a step from pass 1, as the answers of the resume decide. Removes the earlier result from the state.
-pub(super) fn rerun_undone<P: Program>(program: &P, scope: &mut Scope<'_, P::State>, place: usize) {
-    forget(program, scope, place);
-    rerun_confirmed(scope, place, None);
+impl<P: Program> Session<'_, P> {
+    /// Applies the answer of the resume to a question that comes at the turn of its step. Returns the answer; `None` if there
+    /// is none, or if the step cannot count as done.
+    pub(super) fn answer_in_turn(&mut self, id: ScopeId, place: usize) -> Option<TreatAs> {
+        let program = self.program;
+        let scope = self.scopes.get_mut(id);
+        let (branch, step) = (scope.branch().clone(), scope.step_id(place).clone());
+        if self.answers.retries(&branch, &step) {
+            // From pass 1, without the earlier result.
+            forget(program, scope, place);
+            rerun_confirmed(scope, place, None);
+            self.mark_dirty(id);
+            return Some(TreatAs::Retry);
+        }
+        // A bare answer is about the questions before the resume.
+        let named = self.answers.named.get(&(branch.clone(), step.clone()));
+        named.filter(|answer| **answer == TreatAs::Done)?;
+        let known = match scope.position.started_before(&step) {
+            Some(_) => KnownOutputs::Unknown,
+            None => KnownOutputs::InState,
+        };
+        let step_ref =
+            StepRef { branch: &branch, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
+        let settled = program.settle_as_done(step_ref, &mut scope.state, known).ok()?;
+        let traced = traced(program, scope, place, None);
+        scope.position.ask_no_more(&step);
+        scope.settle_as_decided(place, settled);
+        note_trace(scope, place, traced);
+        scope.note(settled_by_person(&step, "done", None));
+        self.mark_dirty(id);
+        Some(TreatAs::Done)
+    }
 }
 
 fn forget<P: Program>(program: &P, scope: &mut Scope<'_, P::State>, place: usize) {

@@ -11,11 +11,10 @@ use crate::record::{
 use crate::store::Progress;
 
 use super::failure::upstream;
-use super::in_doubt::rerun_undone;
 use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{failed_digests, scope_digests, skipped_digests, trace_of};
-use super::{Admission, Program, Settlement};
+use super::{Admission, Program, Settlement, TreatAs};
 
 /// The key of a hold before a step. A hold after step `a` has the key `after a`.
 pub(super) const BEFORE: &str = "before";
@@ -161,17 +160,16 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Puts a non-idempotent step in doubt that was done before its upstream step reran.
+    /// Puts a non-idempotent step in doubt that was done before its upstream step reran. Returns whether it does not start.
     fn doubts(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get_mut(id);
         let step = scope.step_id(place).clone();
         let retries = self.answers.retries(scope.branch(), &step);
         let is_undone = scope.position.asks_about(&step);
-        if is_undone && retries {
-            rerun_undone(self.program, scope, place);
-            self.mark_dirty(id);
-            return false;
+        if is_undone && let Some(answer) = self.answer_in_turn(id, place) {
+            return answer == TreatAs::Done;
         }
+        let scope = self.scopes.get_mut(id);
         let asks = is_undone || (!retries && scope.asks_about(place));
         if asks {
             scope.doubt(&step);

@@ -50,10 +50,17 @@ pub(super) async fn of(
     let done = || SettleBy::Done(Map::new());
     let settles = |(branch, step): &StepAt| answers.about(branch, step) == Some(TreatAs::Done);
     let settles_failed = |at: &StepAt| {
-        settles(at) && (matches!(asked, Asked::Nothing | Asked::OnTheWay) || answers.named.contains_key(at))
+        settles(at)
+            && (matches!(asked, Asked::Nothing | Asked::OnTheWay | Asked::InTurn)
+                || answers.named.contains_key(at))
     };
     if !args.treat_as.is_empty() {
         let failed = failed_steps(store, run, &BranchPath::main()).await?;
+        if asked == Asked::InTurn && answers.rest == Some(TreatAs::Done) && !failed.is_empty() {
+            let message =
+                "`--treat-as done` names no step, but a step failed and another is in doubt at its turn";
+            return Err(Error::usage(message, "name the step: `--treat-as done=STEP`"));
+        }
         settled.extend(failed.into_iter().filter(settles_failed).map(|step| (step, done())));
         for at in answers.named.keys().filter(|at| settles(at)) {
             if failed_steps(store, run, &at.0).await?.contains(at) {
@@ -329,7 +336,8 @@ pub(super) async fn decide(
         (true, true) => Asked::BeforeEvidence,
         (true, false) => Asked::Now,
         (false, _) if is_believed => Asked::Now,
-        (false, _) if asks_later || chosen.shape.has_evidence() => Asked::OnTheWay,
+        (false, _) if asks_later => Asked::InTurn,
+        (false, _) if chosen.shape.has_evidence() => Asked::OnTheWay,
         (false, _) => Asked::Nothing,
     })
 }
@@ -339,8 +347,10 @@ pub(super) async fn decide(
 pub(super) enum Asked {
     /// No step is in doubt.
     Nothing,
-    /// No step is in doubt now. A step may be in doubt at its turn, or evidence may raise a question in this resume.
+    /// No step is in doubt now. Evidence may raise a question in this resume.
     OnTheWay,
+    /// No step is in doubt now, but a step is at its turn.
+    InTurn,
     /// Steps are in doubt.
     Now,
     /// Steps are in doubt, and the answers are written before the evidence of others is acted on.
