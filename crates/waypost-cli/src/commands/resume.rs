@@ -99,6 +99,8 @@ pub(crate) async fn resume_in(
             let answered = ResumeArgs { from: None, set: Vec::new(), ..args.clone() };
             prepared = Prepared::of(context, &store, &run, &answered).await?;
             prepared.only_write(Arc::clone(&store), &answered, None).await?;
+            // The answers also hold for the steps downstream of the rerun.
+            args = ResumeArgs { answers: args.answers.clone(), ..args.undecided() };
         } else {
             prepared.only_write(Arc::clone(&store), &args, None).await?;
             args = args.undecided();
