@@ -183,3 +183,47 @@ fn a_failed_step_in_an_item_is_done_by_name() {
         assert!(shown.contains("\nStep each:eu/f: done by "), "{shown}");
     }
 }
+
+const MAIL: &str = "steps:
+  - {id: b, run: 'echo b >> trace; test -e ok'}
+  - {id: mail, if: failure(), idempotent: false, run: 'echo mail >> trace'}
+";
+
+#[test]
+fn a_doubt_after_a_failure_is_answered_by_name_at_its_turn() {
+    for (answer, repeated) in [("done=mail", false), ("retry=mail", true)] {
+        let rig = Rig::with(MAIL);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+        let asked = rig.waypost(&["resume", "r"]);
+        let bare = rig.waypost(&["resume", "r", "--treat-as", "done"]);
+        rig.write("trace", "");
+        let ended = code_of(&rig, &["resume", "r", "-q", "--treat-as", answer]);
+
+        assert!(asked.starts_with("exit 8") && asked.contains("in doubt at step mail"), "{asked}");
+        assert!(bare.starts_with("exit 2") && bare.contains("done=STEP"), "{bare}");
+        assert_eq!(ended, Some(1), "b failed again");
+        assert_eq!(ran(&rig), if repeated { vec!["b", "mail"] } else { vec!["b"] }, "{answer}");
+    }
+}
+
+#[test]
+fn a_rerun_from_an_item_follows_the_answer() {
+    let flow = "steps:
+  - {id: a, run: 'true'}
+  - id: each
+    foreach: {items: [x, y], as: i, steps: [{id: s, run: 'echo $I >> trace', env: {I: \"${{ i }}\"}}]}
+  - {id: b, idempotent: false, run: 'echo b >> trace'}
+";
+    for (answer, expected) in [("done=b", vec!["x"]), ("retry=b", vec!["x", "b"])] {
+        let rig = Rig::with(flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        assert_eq!(code_of(&rig, &["resume", "r", "--from", "a", "-q"]), Some(8));
+        rig.write("trace", "");
+
+        let ended = code_of(&rig, &["resume", "r", "--from", "each:x/s", "--treat-as", answer, "-q"]);
+
+        assert_eq!(ended, Some(0), "{answer}");
+        assert_eq!(ran(&rig), expected, "{answer}");
+    }
+}
