@@ -382,8 +382,8 @@ pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
     }
 }
 
-/// Adds words to every command of ours in `text`, except those that read no store: in backticks, or on a line of its
-/// own, indented and perhaps before a comment.
+/// Adds words to every `waypost` command in `text` that reads a store: a command in backticks, or an indented line, also
+/// with a comment.
 pub(crate) fn with_words(text: &str, words: &str) -> String {
     text.split('\n').map(|line| line_with_words(line, words)).collect::<Vec<_>>().join("\n")
 }

@@ -22,7 +22,7 @@ pub enum HookOn {
     Run,
 }
 
-/// Ids of the steps that run the hooks of the run's end, in order, each with its condition.
+/// Ids and conditions of the steps for the hooks of the end, in order.
 const AT_END: [(&str, &str); 3] =
     [("on_success", SUCCEEDED), (ON_FAILURE, FAILED), ("on_finish", "always()")];
 const ON_FAILURE: &str = "on_failure";

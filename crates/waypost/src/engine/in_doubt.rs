@@ -420,8 +420,8 @@ pub(super) fn apply_decisions<P: Program>(
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Applies the answer of the resume to a question that comes at the turn of its step. Returns the answer; `None` if there
-    /// is none, or if the step cannot count as done.
+    /// Applies the answer of the resume to the question about a ready step. Returns the answer; `None` without an answer, or if
+    /// the step cannot count as done.
     pub(super) fn answer_in_turn(&mut self, id: ScopeId, place: usize) -> Option<TreatAs> {
         let program = self.program;
         let scope = self.scopes.get_mut(id);

@@ -73,7 +73,7 @@ pub(super) async fn load_open_scopes<P: Program>(
         for head in heads.heads {
             let branch = &head.record.header().branch;
             if let Some(moved) = found.resume_point.closed.remove(branch) {
-                move_closed(session, &head, moved)?;
+                move_closed(session, lease, &head, moved).await?;
             } else if !branch.is_main() {
                 load_open_scope(session, lease, &mut found, head).await?;
             }
@@ -279,12 +279,14 @@ pub(super) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
     Ok(FanOut::new(place, source, total, is_again || scope.position.may_have_children()))
 }
 
-/// Adds a scope out of force, to write its new position. Its next opening continues from there.
-fn move_closed<P: Program>(
+/// Adds a scope out of force, to write the new position: the next opening continues from the position.
+async fn move_closed<P: Program>(
     session: &mut Session<'_, P>,
+    lease: &Lease,
     head: &Head,
     moved: Reopened,
 ) -> Result<(), RunError> {
+    quarantine_damaged(session, lease, head).await?;
     let (header, seq) = (head.record.header(), moved.record.header().seq);
     let Some(shape) = session.program.shape().of_branch(&header.branch) else { return Ok(()) };
     session.latest = session.latest.max(header.created_at);
@@ -394,7 +396,7 @@ async fn reopen_ended<P: Program>(
             continue;
         };
         if let Some(moved) = found.resume_point.closed.remove(&branch) {
-            move_closed(session, &head, moved)?;
+            move_closed(session, lease, &head, moved).await?;
             continue;
         }
         let end = head.record.header().end;
@@ -495,6 +497,27 @@ async fn do_again<P: Program>(
     forget(program, &branch, &after.forgotten, &mut scope.state)
 }
 
+/// Moves the damaged records of a branch to quarantine.
+///
+/// # Errors
+/// [`StoreError::Damaged`]: a record is missing, and the resume does not pass over missing records.
+async fn quarantine_damaged<P: Program>(
+    session: &mut Session<'_, P>,
+    lease: &Lease,
+    head: &Head,
+) -> Result<(), RunError> {
+    // As on the main branch: the finished steps of a missing record are not rerun unasked.
+    let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
+    if let Some(missing) = missing.filter(|_| !session.passes_missing) {
+        return Err(StoreError::of_damage(missing.clone(), Some(head.record.header().seq)).into());
+    }
+    for damage in &head.damaged {
+        session.engine.store.quarantine(lease, damage).await?;
+        session.repaired.push(damage.clone());
+    }
+    Ok(())
+}
+
 /// Resumes a child of a fan-out at its position, or at its transition. An unstarted child is only queued, and has
 /// no line.
 ///
@@ -506,15 +529,7 @@ pub(super) async fn resume_child<P: Program>(
     head: Head,
     (moved, edits): (Option<Reopened>, Edits<P::State>),
 ) -> Result<Option<ScopeId>, RunError> {
-    // As on the main branch: the finished steps of a missing record are not rerun unasked.
-    let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
-    if let Some(missing) = missing.filter(|_| !session.passes_missing) {
-        return Err(StoreError::of_damage(missing.clone(), Some(head.record.header().seq)).into());
-    }
-    for damage in &head.damaged {
-        session.engine.store.quarantine(lease, damage).await?;
-        session.repaired.push(damage.clone());
-    }
+    quarantine_damaged(session, lease, &head).await?;
     let header = head.record.header();
     session.latest = session.latest.max(header.created_at);
     let branch = header.branch.clone();

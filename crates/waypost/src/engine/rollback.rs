@@ -61,10 +61,7 @@ pub(super) async fn go_back<P: Program>(
         let mut moves = then.moves(engine, program).await?;
         let moved = moves.open.remove(&main).expect("the main branch always moves");
         base.redone.extend(moved.forgotten);
-        let whole = moved.position.rerun_whole.clone();
         let mut draft = rolled_back(engine, shape, base, (record, moved.position), (step, epoch)).await?;
-        // The scopes below have their positions then: only openers that have begun since run as a whole.
-        base.position.rerun_whole = whole;
         draft.report.notes.extend(moved.drafts.into_iter().flat_map(|draft| draft.report.notes));
         return Ok((draft, moves));
     }
@@ -119,6 +116,16 @@ pub(super) async fn go_back<P: Program>(
             invalidate_begun(engine, shape, (&record, &mut position), (epoch, Results::Keep)).await?;
         base.redone.extend(repeats);
     }
+    // Without the positions of the scopes below, an opener without open children runs as a whole.
+    let unfinished = Unfinished::of(shape, &position);
+    let begins = |(place, step): &(usize, &Step)| {
+        let entry = position.frontier.iter().find(|entry| entry.step == step.id);
+        let goes_on = entry.is_some_and(FrontierEntry::has_children);
+        !shape.is_routed() && step.opens() && unfinished.has(*place) && !goes_on
+    };
+    let openers: Vec<StepId> =
+        shape.steps().iter().enumerate().filter(begins).map(|(_, step)| step.id.clone()).collect();
+    position.rerun_whole.extend(openers);
     let draft = rolled_back(engine, shape, base, (record, position), (step, epoch)).await?;
     Ok((draft, Moves::default()))
 }
@@ -143,15 +150,6 @@ async fn rolled_back(
     let results: Vec<StepId> = results.map(|(step, _)| step.clone()).collect();
     results.iter().for_each(|step| position.drop_results(step));
     base.redone.extend(results.into_iter().map(Forget::Step));
-    let unfinished = Unfinished::of(shape, &position);
-    let begins = |(place, step): &(usize, &Step)| {
-        let entry = position.frontier.iter().find(|entry| entry.step == step.id);
-        let goes_on = entry.is_some_and(FrontierEntry::has_children);
-        !shape.is_routed() && step.opens() && unfinished.has(*place) && !goes_on
-    };
-    let openers: Vec<StepId> =
-        shape.steps().iter().enumerate().filter(begins).map(|(_, step)| step.id.clone()).collect();
-    position.rerun_whole.extend(openers);
     // Steps whose start was set aside and resumed later have other branches now.
     let started = base.position.reusable.keys().filter_map(|step| base.position.started_before(step));
     let entries = started.chain(&base.position.frontier);

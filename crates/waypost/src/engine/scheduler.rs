@@ -160,7 +160,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Puts a non-idempotent step in doubt that was done before its upstream step reran. Returns whether it does not start.
+    /// Puts a non-idempotent step in doubt if an upstream step reran after the end. Returns `true` if the step does not start.
     fn doubts(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get_mut(id);
         let step = scope.step_id(place).clone();

@@ -188,7 +188,7 @@ async fn failed_steps(store: &dyn Store, run: &RunId, scope: &BranchPath) -> Res
     Ok(failed)
 }
 
-/// Returns the failed steps of a scope within items, as the user names it or one of its steps.
+/// Returns the failed steps of a scope within items. `text`: the scope or a step.
 async fn failed_within(
     store: &dyn Store,
     run: &RunId,

@@ -16,7 +16,7 @@ use crate::run::dead_letters::Fans;
 pub(super) struct Totals {
     /// Includes ended branches and undone steps.
     pub(super) usage: Usage,
-    /// The last decision about each step of the branches that are not shown, since its last start.
+    /// Per step of a branch without a row: the last decision since the last start.
     pub(super) settled: BTreeMap<(BranchPath, String), String>,
 }
 

@@ -269,7 +269,7 @@ impl Edit<'_> {
         StepNames::of(self.changed)
     }
 
-    /// Returns the removed step, if the file removes one step of the main scope and adds one.
+    /// Returns the removed step if exactly one step of the main scope is removed and one is added.
     fn only_removed(self) -> Option<String> {
         let beyond = |these: &Workflow, those: &Workflow| {
             let ids = these.steps().iter().map(|step| step.id.clone());

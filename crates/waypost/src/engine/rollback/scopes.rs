@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Input: the target and its position. Output: for each scope with records since, and for the openers above, the position to
-//! continue from. A scope whose opener is not open then is *closed*: its next opening continues from its position. Reads
-//! only.
+//! continue from. A scope below an opener that is not open then is *closed*: the next opening continues from the position.
+//! Reads only.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -49,12 +49,12 @@ impl PointInTime {
     }
 }
 
-/// What becomes of closed scopes.
+/// The handling of closed scopes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Closed {
-    /// The run continues: each has its position then.
+    /// In a run that continues: the position of then.
     Continue,
-    /// Another run has none of these: an opener that has opened since runs as a whole.
+    /// In a fork, without closed scopes: an opener runs as a whole if it has opened since.
     Leave,
 }
 
@@ -153,7 +153,7 @@ impl ScopesThen {
                 let Some(children) = step.children.as_ref().filter(|_| begun.contains(&step.id)) else {
                     continue;
                 };
-                // A closed scope has its own steps that have begun since.
+                // In a run that continues, the closed scopes list the steps begun since.
                 let is_own = children.by_work && self.closed == Closed::Leave;
                 if !is_own || !is_opened_since(engine, header, step).await? {
                     begun.remove(&step.id);
@@ -244,17 +244,18 @@ impl ScopesThen {
         for (branch, then) in self.later {
             let (Some(shape), Some(main)) = (root.of_branch(&branch), &main) else { continue };
             let undone = undone_on(root, &undone, &branch);
-            let (record, position) = match then {
-                Some(then) => then,
+            let (record, position, since) = match then {
+                Some((record, position)) => {
+                    let since = record.header().reference();
+                    (record, position, since)
+                }
                 None => {
                     let newest = store.newest(&main.run, &branch).await?;
-                    let around = newest.header().at.iteration.clone();
-                    (newest, unstarted(shape, &around))
+                    let since = CheckpointRef { seq: 0, ..newest.header().reference() };
+                    let position = unstarted(shape, &newest.header().at.iteration);
+                    (newest, position, since)
                 }
             };
-            let since = CheckpointRef { seq: 0, ..record.header().reference() };
-            let is_new = position.steps_started == 0;
-            let since = if is_new { since } else { record.header().reference() };
             let mut begun = begun_since(store, &since).await?;
             begun.retain(|step| shape.step(step.as_str()).is_some_and(|step| step.children.is_none()));
             let known = BranchInForce { record, position, joined: HashMap::new() };
