@@ -230,12 +230,14 @@ impl Observer for Progress {
         if self.output.json {
             return self.print_json(records);
         }
+        // The first commit of a session: a question of an earlier session may be open.
+        let is_first = heading.is_some();
         if let Some(heading) = heading {
             self.send(Message::Note(heading));
         }
         let asks = |wait: &Wait| wait.on == WaitKind::Answer;
         let asks = |record: &Record| matches!(&record.header().phase, Phase::Waiting(waits) if waits.iter().any(asks));
-        if records.iter().any(asks) {
+        if is_first || records.iter().any(asks) {
             self.question_is_open();
         }
         self.send(Message::Committed { records: records.to_vec(), progress, is_past: false });

@@ -54,6 +54,32 @@ steps:
     assert_eq!(running.end_soon_on_terminal(), Some(0));
 }
 
+// A resume asked only after its last step: an open question has no record of its own in the new session. The first
+// commit of a session makes the terminal ask now.
+#[test]
+fn a_resume_asks_while_other_steps_run() {
+    let rig = Rig::with(
+        "max_parallel: 2
+steps:
+  - { id: slow, needs: [], run: 'test -e again; while ! test -e go; do sleep 0.05; done' }
+  - { id: ok, needs: [], approve: Sure? }
+  - { id: next, needs: [ok], run: touch next }
+",
+    );
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 75, &["step ok asks: Sure?"]);
+    rig.write("again", "");
+    let mut terminal = Terminal::new(80, 24);
+    let running = Running::of(&mut terminal.command(&rig, &["resume", "r"]));
+
+    terminal.wait_for("Step ok asks: Sure?\nAnswer `yes` or `no`:");
+    terminal.type_keys("yes\n");
+    rig.wait_for("next", |_| true);
+    rig.write("go", "");
+    terminal.wait_for("Run r is completed: 3 of 3 steps are done.");
+
+    assert_eq!(running.end_soon_on_terminal(), Some(0));
+}
+
 #[test]
 fn an_unanswered_question_stays_open() {
     let rig = Rig::with(FLOW);
