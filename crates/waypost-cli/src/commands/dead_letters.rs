@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::output::{log_lines, shown};
 use crate::run::dead_letters::{self};
 use crate::run::dead_letters::{keeps_letters, letters_of};
-use crate::run::definition::{Chosen, names};
+use crate::run::definition::{names, resume_line, workflow_in_force};
 use crate::run::environment::person;
 use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find, here_first, only, unfinished_statuses};
@@ -37,20 +37,21 @@ pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Res
 /// Returns why a run has no dead letters.
 async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     let snapshot = Snapshot::read(store, run).await?;
-    let workflow = Chosen::in_force(store, &snapshot)?.workflow;
-    let dropped = match dead_letters::dropped(store, run, &|_, each| keeps_letters(&workflow, each)).await? {
+    let workflow = workflow_in_force(&snapshot);
+    let workflow = workflow.as_ref();
+    let dropped = match dead_letters::dropped(store, run, &|_, each| keeps_letters(workflow, each)).await? {
         0 => None,
         1 => Some("its dead letter was dropped".to_owned()),
         count => Some(format!("its {count} dead letters were dropped")),
     };
-    let skipped = match dead_letters::skipped(store, run, &workflow).await? {
+    let skipped = match dead_letters::skipped(store, run, workflow).await? {
         0 => None,
         1 => Some("1 failed item was skipped by `on_item_failure`".to_owned()),
         count => Some(format!("{count} failed items were skipped by `on_item_failure`")),
     };
     let fails = |header: &Header| header.phase.failure().is_some_and(|failure| !failure.retried);
     let mut heads = snapshot.heads.iter().map(|head| head.record.header());
-    let stopped = heads.any(|header| fails(header) && dead_letters::stops(&workflow, &header.branch));
+    let stopped = heads.any(|header| fails(header) && dead_letters::stops(workflow, &header.branch));
     let stopped = stopped.then(|| {
         format!(
             "a failed item stopped its step by `on_item_failure`; `waypost resume {run}` retries the item"
@@ -122,7 +123,12 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     context
         .output
         .answer(&context.output.table(&["KEY", "SCOPE", "INDEX", "STEP", "ATTEMPTS", "ERROR"], &rows))?;
-    let next = format!("Retry with: waypost dead-letters retry {run}{}", context.store_words());
+    let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    let record = snapshot.entry.record.record();
+    let next = match snapshot.definition.text {
+        Some(_) => format!("Retry with: waypost dead-letters retry {run}{}", context.store_words()),
+        None => format!("{}.", resume_line(record, &context.store_words())),
+    };
     context.output.note(&next);
     Ok(Exit::Done)
 }

@@ -53,10 +53,7 @@ pub(crate) async fn report(context: &Context, args: ReportArgs) -> Result<Exit, 
     };
     history.mark(&doubts, &names);
     let workflow = workflow_in_force(&snapshot);
-    let letters = match &workflow {
-        Some(workflow) => dead_letters::letters(store.as_ref(), &run, workflow).await?,
-        None => Vec::new(),
-    };
+    let letters = dead_letters::letters(store.as_ref(), &run, workflow.as_ref()).await?;
     let (format, text) = if args.html {
         let show = show::view_of(store.as_ref(), &run).await?;
         let nodes = workflow.map(|workflow| graph::nodes_of_run(&workflow, &show, &history));

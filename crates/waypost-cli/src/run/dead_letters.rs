@@ -17,21 +17,25 @@ use waypost::engine::Snapshot;
 
 /// Returns the dead letters of a run.
 pub(crate) async fn letters_of(store: &dyn Store, run: &RunId) -> Result<Vec<DeadLetter>, Error> {
-    letters(store, run, &workflow_of(store, run).await?).await
+    letters(store, run, workflow_of(store, run).await?.as_ref()).await
 }
 
-pub(crate) async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Workflow, Error> {
+/// Returns the workflow of a run; `None` for the run of a program.
+async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Option<Workflow>, Error> {
+    if is_of_program(store, run).await? {
+        return Ok(None);
+    }
     let snapshot = Snapshot::read(store, run).await?;
-    Ok(Chosen::in_force(store, &snapshot)?.workflow)
+    Ok(Some(Chosen::in_force(store, &snapshot)?.workflow))
 }
 
-/// Returns the dead letters of a run, in order of branch.
+/// Returns the dead letters of a run, in order of branch. `workflow`: `None` for the run of a program.
 ///
 /// Excludes letters of a fan-out abandoned by a rollback.
 pub(crate) async fn letters(
     store: &dyn Store,
     run: &RunId,
-    workflow: &Workflow,
+    workflow: Option<&Workflow>,
 ) -> Result<Vec<DeadLetter>, Error> {
     let failed = ended_branches(store, run, "failed", &has_failed).await?;
     let opened = if failed.is_empty() { Opened::default() } else { Opened::of(store.branches(run).await?) };
@@ -68,13 +72,17 @@ pub(crate) async fn dropped(
 }
 
 /// Counts the failed items of a run skipped by the workflow's policy.
-pub(crate) async fn skipped(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<usize, Error> {
+pub(crate) async fn skipped(
+    store: &dyn Store,
+    run: &RunId,
+    workflow: Option<&Workflow>,
+) -> Result<usize, Error> {
     let ended = ended_branches(store, run, "failed", &has_failed).await?;
     count(store, run, ended, &|_, each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
 }
 
 /// Returns whether a failure on a branch stops a step with items, by the workflow's policy.
-pub(crate) fn stops(workflow: &Workflow, branch: &BranchPath) -> bool {
+pub(crate) fn stops(workflow: Option<&Workflow>, branch: &BranchPath) -> bool {
     let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
     around.any(|branch| {
         branch.opened_by().is_some_and(|(each, _)| policy(workflow, &each) == Some(OnItemFailure::Stop))
@@ -84,7 +92,7 @@ pub(crate) fn stops(workflow: &Workflow, branch: &BranchPath) -> bool {
 /// Returns whether `resume --retry-failed` retries a failure of a completed run: a dead letter, or a tolerated failure
 /// of a step.
 pub(crate) async fn can_retry(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<bool, Error> {
-    if !letters(store, run, workflow).await?.is_empty() {
+    if !letters(store, run, Some(workflow)).await?.is_empty() {
         return Ok(true);
     }
     for branch in store.branches(run).await? {
@@ -219,7 +227,8 @@ impl Fans {
     ) -> Result<&BTreeSet<u64>, Error> {
         let (branch, step) = fan;
         if !self.opened.contains_key(fan) {
-            let position = store.newest(run, branch).await?.position().unwrap_or_default();
+            let newest = store.newest(run, branch).await?;
+            let position = newest.position().unwrap_or_default();
             let entries = position
                 .open_entries()
                 .filter(|entry| entry.step == *step)
@@ -229,10 +238,27 @@ impl Fans {
             for fan in stands.chain(position.joined(step)) {
                 opened.extend(fan.passes.iter().map(|pass| pass.since).chain([fan.since]));
             }
+            if opened.is_empty() && is_of_program(store, run).await? {
+                opened.extend(newest_opening(store, &newest, step).await?);
+            }
             self.opened.insert(fan.clone(), opened);
         }
         Ok(&self.opened[fan])
     }
+}
+
+async fn is_of_program(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
+    Ok(store.run(run).await?.record.record().definition.text.is_none())
+}
+
+/// Returns the seq of the newest opening of a fan-out that no rollback undid: the position of a program without evidence
+/// does not keep joined fan-outs.
+async fn newest_opening(store: &dyn Store, newest: &Record, step: &StepId) -> Result<Option<u64>, Error> {
+    let Header { run, branch, seq, .. } = newest.header();
+    let history = store.effective_history(run, branch, *seq).await?;
+    let mut headers = history.records.iter().map(Record::header);
+    let opens = |header: &&Header| header.reason == Reason::Fork && header.step.as_ref() == Some(step);
+    Ok(headers.rfind(opens).map(|header| header.seq))
 }
 
 /// Returns the branches ended in this phase with a newest record that satisfies `is`.
@@ -266,12 +292,14 @@ async fn ended_branches(
 }
 
 /// Returns whether failed items of a step are dead letters.
-pub(crate) fn keeps_letters(workflow: &Workflow, each: &StepId) -> bool {
+pub(crate) fn keeps_letters(workflow: Option<&Workflow>, each: &StepId) -> bool {
     policy(workflow, each) == Some(OnItemFailure::DeadLetter)
 }
 
-/// Returns the policy for failed items of a step, if the step has items.
-fn policy(workflow: &Workflow, each: &StepId) -> Option<OnItemFailure> {
+/// Returns the policy for failed items of a step, if the step has items. In the run of a program, a branch fails for good
+/// only if the join collects failures.
+fn policy(workflow: Option<&Workflow>, each: &StepId) -> Option<OnItemFailure> {
+    let Some(workflow) = workflow else { return Some(OnItemFailure::DeadLetter) };
     Some(workflow.step(each.as_str())?.work.foreach()?.on_failure)
 }
 
@@ -411,7 +439,7 @@ pub(crate) async fn chosen(
     keys: &[String],
 ) -> Result<Vec<DeadLetter>, Error> {
     let workflow = workflow_of(store, run).await?;
-    let letters = letters(store, run, &workflow).await?;
+    let letters = letters(store, run, workflow.as_ref()).await?;
     let is = |letter: &DeadLetter, key: &String| letter.key == *key || is_branch(&letter.branch, key);
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
@@ -422,7 +450,7 @@ pub(crate) async fn chosen(
     for key in keys {
         let found: Vec<&DeadLetter> = letters.iter().filter(|letter| is(letter, key)).collect();
         if found.len() > 1 {
-            let branches = found.iter().map(|letter| path(Some(&workflow), &letter.branch));
+            let branches = found.iter().map(|letter| path(workflow.as_ref(), &letter.branch));
             let branches: Vec<String> = branches.collect();
             return Err(Error::usage(
                 format!("`{key}` matches several dead letters of run {run}: {}", branches.join(", ")),

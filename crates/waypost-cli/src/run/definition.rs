@@ -462,14 +462,14 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     );
     if record.settings.contains_key(SCRIPT) {
         return Err(Error::usage(
-            format!("cannot resume run {}: it belongs to `waypost once` in a script", record.run),
-            how_to_resume(record, ""),
+            format!("run {} belongs to `waypost once` in a script, not to a workflow file", record.run),
+            format!("{}; `waypost show {}` lists its steps", how_to_resume(record, ""), record.run),
         ));
     }
     let Some(text) = &definition.text else {
         return Err(Error::usage(
-            format!("cannot resume run {}: it was not created from a workflow file", record.run),
-            how_to_resume(record, ""),
+            format!("run {} belongs to a program, not to a workflow file", record.run),
+            format!("{}; `waypost show {}` lists its steps", how_to_resume(record, ""), record.run),
         ));
     };
     let workflow = Workflow::parse(text, &file).map_err(|error| Error::File(Box::new(error)))?;

@@ -48,7 +48,7 @@ impl FailedStep<'_> {
             let page = store.scan(&scan).await?;
             let mut found = self.first_of(&page, opened).await?;
             if !found.is_empty() {
-                let is_letter = workflow.is_some_and(|workflow| dead_letters::keeps_letters(workflow, step));
+                let is_letter = dead_letters::keeps_letters(workflow, step);
                 found.iter_mut().for_each(|item| item.is_letter = is_letter);
                 return Ok(found);
             }

@@ -513,7 +513,7 @@ pub(crate) async fn failed_items(
         text.push_str(&format!("\nStep {step} failed, tolerated by the workflow: {}", shown(error)));
     }
     text.push_str(&more(tolerated.len(), "step"));
-    let letters = dead_letters::letters(store, run, workflow).await?;
+    let letters = dead_letters::letters(store, run, workflow_of).await?;
     for letter in letters.iter().take(SHOWN_MAX) {
         let error = letter.failure.error.first().map_or("it failed", String::as_str);
         let above = letter.branch.parent().unwrap_or_else(BranchPath::main);

@@ -341,6 +341,8 @@ pub enum InnerChangeKind {
     Altered,
     /// The step is new, on a finished branch or upstream of finished steps.
     Added,
+    /// A finished step was removed.
+    Removed,
     /// A finished opener has another list of items.
     Relisted,
     /// An opener with open branches has another list of items: no finished result is affected.
@@ -376,8 +378,8 @@ pub async fn changed_within(
     Ok(found)
 }
 
-/// Returns whether two openers differ at most in the list of items, in the definitions of inner steps and by added inner
-/// steps.
+/// Returns whether two openers differ at most in the list of items, in the definitions of inner steps, and by added and
+/// removed inner steps.
 fn is_same_but_list(old: &Step, new: &Step) -> bool {
     let children = old.children.as_ref().zip(new.children.as_ref());
     let is_same = old.frame.is_some() && old.frame == new.frame;
@@ -387,31 +389,50 @@ fn is_same_but_list(old: &Step, new: &Step) -> bool {
         && children.is_some_and(|(old, new)| old.name == new.name && is_form_same(&old.shape, &new.shape))
 }
 
-/// Returns whether the new graph has all steps of the old graph in the same places, possibly with added steps. A
-/// position of the old graph is then valid in the new graph if the added steps come after the open steps.
+/// Returns whether the steps of both graphs are in the same places. A position of the old graph is then valid in the new
+/// graph if the added steps come after the open steps.
 fn is_form_same(old: &Shape, new: &Shape) -> bool {
-    old.steps().iter().all(|before| {
-        new.step(before.id.as_str()).is_some_and(|step| {
-            // A changed step without children runs again, with its hooks.
-            let opens = before.children.is_some() || step.children.is_some();
-            let same = before.fingerprint == step.fingerprint || !opens || is_same_but_list(before, step);
-            let needs = before.needs.iter().cloned().collect::<BTreeSet<_>>();
-            same && needs_known(new, old, step) == needs && before.routes == step.routes
-        })
+    let mut of_both = old.steps().iter().filter_map(|before| Some((before, new.step(before.id.as_str())?)));
+    of_both.all(|(before, step)| {
+        // A changed step without children runs again, with its hooks.
+        let opens = before.children.is_some() || step.children.is_some();
+        let same = before.fingerprint == step.fingerprint || !opens || is_same_but_list(before, step);
+        same && needs_in(new, old, step) == needs_in(old, new, before) && before.routes == step.routes
     })
 }
 
-/// Returns the needs of a step; an added step is replaced by its own needs.
-fn needs_known(new: &Shape, old: &Shape, step: &Step) -> BTreeSet<StepId> {
+/// Returns the needs of a step that another graph has, too; a step of one graph is replaced by its own needs.
+fn needs_in(shape: &Shape, other: &Shape, step: &Step) -> BTreeSet<StepId> {
     let mut known = BTreeSet::new();
     let mut open: Vec<&StepId> = step.needs.iter().collect();
     while let Some(need) = open.pop() {
-        match new.step(need.as_str()).filter(|_| old.place(need.as_str()).is_none()) {
-            Some(added) => open.extend(&added.needs),
+        match shape.step(need.as_str()).filter(|_| other.place(need.as_str()).is_none()) {
+            Some(only_here) => open.extend(&only_here.needs),
             None => drop(known.insert(need.clone())),
         }
     }
     known
+}
+
+/// Removes the steps from the position of a scope that a changed graph does not have. A step that only waited for them is
+/// ready.
+pub(super) fn drop_removed_steps((old, new): (&Shape, &Shape), position: &mut Position, around: &[u32]) {
+    let is_there = |step: &StepId| new.place(step.as_str()).is_some();
+    let unfinished = Unfinished::of(old, position);
+    let is_finished = |id: &StepId| old.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
+    position.frontier.retain(|entry| is_there(&entry.step));
+    position.ledger.retain(|step, _| is_there(step));
+    position.reusable.retain(|step, _| is_there(step));
+    for (place, step) in new.steps().iter().enumerate() {
+        let is_known = old.place(step.id.as_str()).is_some() && !is_finished(&step.id);
+        let is_ready = is_known && step.needs.iter().all(is_finished);
+        if is_ready && !position.frontier.iter().any(|entry| entry.step == step.id) {
+            let mut entry = FrontierEntry::ready(step.id.clone());
+            entry.at.iteration = new.first_iteration(place, around);
+            entry.at.epoch = position.epoch;
+            position.frontier.push(entry);
+        }
+    }
 }
 
 /// Adds the new steps of a changed graph to the position of an open scope. An added step may delay a step that
@@ -485,9 +506,9 @@ async fn changed_below(
         if before.opener(&name).is_none_or(|place| before.steps()[place].id != *step) {
             continue;
         }
-        let Some((old, new)) = before.of_branch(&branch).zip(after.of_branch(&branch)) else {
-            return Ok(None);
-        };
+        let Some(old) = before.of_branch(&branch) else { return Ok(None) };
+        // Below a removed step.
+        let Some(new) = after.of_branch(&branch) else { continue };
         let newest = match store.newest(run, &branch).await {
             Err(StoreError::Damaged { .. }) => return Ok(None),
             newest => newest?,
@@ -534,17 +555,22 @@ fn is_in_loop(shape: &Shape, branch: &BranchPath) -> bool {
 fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(StepId, InnerChangeKind)>> {
     let unfinished = Unfinished::of(old, position);
     let has_ended = position.frontier.is_empty();
-    let is_too_late = has_ended || add_new_steps((old, new), &mut position.clone(), &[]).is_err();
+    let mut transferred = position.clone();
+    drop_removed_steps((old, new), &mut transferred, &[]);
+    let is_too_late = has_ended || add_new_steps((old, new), &mut transferred, &[]).is_err();
     let added = new_steps(old, new, position).filter(|_| is_too_late).unwrap_or_default();
     let added = added.into_iter().map(|place| new.steps()[place].id.clone());
     let mut changed: Vec<_> = added.map(|step| (step, InnerChangeKind::Added)).collect();
     for (place, step) in old.steps().iter().enumerate() {
-        let other = new.step(step.id.as_str())?;
+        let has_open_work =
+            position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
+        let Some(other) = new.step(step.id.as_str()) else {
+            changed.extend((!unfinished.has(place)).then(|| (step.id.clone(), InnerChangeKind::Removed)));
+            continue;
+        };
         if step.fingerprint == other.fingerprint {
             continue;
         }
-        let has_open_work =
-            position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
         if is_same_but_list(step, other) {
             let kind = if has_open_work { InnerChangeKind::RelistedOpen } else { InnerChangeKind::Relisted };
             let has_children = has_open_work || position.joined(&step.id).is_some();

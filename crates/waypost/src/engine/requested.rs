@@ -302,6 +302,7 @@ impl ContinuedChild<'_> {
         let Some(shape) = root.of_branch(branch) else {
             return Invalidated { position, forgotten: Vec::new() };
         };
+        position.ledger.retain(|step, _| shape.place(step.as_str()).is_some());
         let unfinished = Unfinished::of(shape, &position);
         let mut kinds: BTreeMap<usize, (RerunKind, bool)> = BTreeMap::new();
         for below in requests.iter().filter_map(|request| below_on(root, branch, request)) {

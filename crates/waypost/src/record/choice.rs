@@ -33,7 +33,7 @@ pub enum RerunKind {
     Add,
     /// The step is new and runs; downstream results are kept.
     Insert,
-    /// The step has another list of items: its children continue in another fan-out.
+    /// The step has another list of items, or was removed: its children or its siblings continue in another fan-out.
     Relist,
     /// The step failed, or steps of its children: the failed steps run again, and downstream results are compared.
     Retry,

@@ -180,7 +180,7 @@ impl Row {
         }
         self.within.iter().any(|inner| match inner.kind {
             InnerChangeKind::Altered => false,
-            InnerChangeKind::Relisted => !keeps,
+            InnerChangeKind::Relisted | InnerChangeKind::Removed => !keeps,
             InnerChangeKind::Added | InnerChangeKind::RelistedOpen => true,
         })
     }
@@ -191,11 +191,15 @@ impl Row {
         decided.filter_map(move |(InnerChange { branch, step, kind }, decided)| {
             let keeps = *decided == Some(Decided::Keep);
             let kind = match kind {
-                InnerChangeKind::Altered | InnerChangeKind::Relisted if keeps => return None,
+                InnerChangeKind::Altered | InnerChangeKind::Relisted | InnerChangeKind::Removed if keeps => {
+                    return None;
+                }
                 InnerChangeKind::Added if keeps => RerunKind::Insert,
                 InnerChangeKind::Altered => RerunKind::Rerun,
                 InnerChangeKind::Added => RerunKind::Add,
-                InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen => RerunKind::Relist,
+                InnerChangeKind::Relisted | InnerChangeKind::RelistedOpen | InnerChangeKind::Removed => {
+                    RerunKind::Relist
+                }
             };
             Some(RerunRequest {
                 branch: branch.clone(),
@@ -237,6 +241,9 @@ impl Row {
                 let inner: BTreeSet<&str> = self.within.iter().map(|inner| inner.step.as_str()).collect();
                 let items = inner.into_iter().map(|step| format!("{step}{}", edit.other_items(step)));
                 format!("has another list of items in {}{file}", items.collect::<Vec<_>>().join(", "))
+            }
+            ChangeKind::Within if self.within.iter().all(|inner| inner.kind == InnerChangeKind::Removed) => {
+                format!("removes {}{file}", self.inner_steps(&edit.names()))
             }
             ChangeKind::Within => {
                 format!("has another definition in {}{file}", self.inner_steps(&edit.names()))

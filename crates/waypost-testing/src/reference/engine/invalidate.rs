@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::definition::{MAIN, Name, Parent, Step, StepPath, children};
-use super::super::position::{Activity, End, Progress, Reusable, passes_of};
+use super::super::position::{Activity, End, How, Progress, Reusable, passes_of};
 use super::super::rule::Rule;
 use super::{Engine, Mode};
 
@@ -70,7 +70,11 @@ impl Engine {
             let was_avoided = end.as_ref().is_some_and(|end| end.was_avoided());
             let survives =
                 self.on(Rule::CutStaysReusable) || !cut.steps.contains(&id) || was_avoided || !step.is_leaf();
-            let old = Old { end: end.as_ref(), activity: activity.as_ref() };
+            // A tolerated failure is in a cut only for its retry.
+            let is_retry =
+                |end: &&Arc<End>| step.is_leaf() && cut.steps.contains(&id) && end.how == How::Tolerated;
+            let is_retry = end.as_ref().filter(is_retry).is_some();
+            let old = Old { end: end.as_ref().filter(|_| !is_retry), activity: activity.as_ref() };
             self.set_aside(scope, &id, &old, cut.mode == Mode::Keep && survives);
             if cut.mode == Mode::Keep {
                 continue;
