@@ -24,7 +24,7 @@ use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
-use crate::run::definition::{Choice, Chosen, choose, names_of, workflow_in_force};
+use crate::run::definition::{Choice, Chosen, choose, names_of, resume_line, workflow_in_force};
 use crate::run::doubt::{cause_of, doubts};
 use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_scope, no_step};
@@ -32,7 +32,7 @@ use crate::run::run_status;
 use crate::view::doubt::answer_lines;
 use crate::view::step_names::StepNames;
 use crate::view::step_of;
-use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
+use crate::view::{CheckpointView, DecisionView, ExecutedView, ExecutionView, PlanView, VERSION, WhyView};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
@@ -52,6 +52,9 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let (store, run) = context.find(args.run.as_deref()).await?;
     encode(store.as_ref(), &run, &mut args.step).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
+    if snapshot.definition.text.is_none() {
+        return why_of_program(context, store.as_ref(), &snapshot, args.step.as_deref()).await;
+    }
     let (plan, stops) = planned(context, &store, &snapshot).await?;
     let open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let named = args.step.as_deref().map(StepRef::parse);
@@ -93,24 +96,12 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         Some(head) => head.record.clone(),
         None => store.newest(&run, &decision.branch).await?,
     };
-    let newest = newest.header();
-    let history = store.effective_history(&run, &decision.branch, newest.seq).await?;
-    report_gaps(context, &history);
-    let about = |record: &&Record| {
-        let header = record.header();
-        header.step.as_ref() == Some(&decision.step)
-            || header.started.iter().any(|start| start.step == decision.step)
-    };
-    let mut records = Vec::new();
-    for record in history.records.iter().rev().filter(about) {
-        records.push(checkpoints::checked(store.as_ref(), record).await?);
-    }
+    let Executed { executions, records } =
+        Executed::of(context, store.as_ref(), &decision.step, newest.header()).await?;
     let mut view = DecisionView::from(decision);
     if decision.action == Action::Ask {
         view.cause.text = cause_of(store.as_ref(), &run, decision).await?;
     }
-    let all = all_of(store.as_ref(), newest).await?;
-    let executions = executions::of(&decision.step, &all);
     if context.output.json {
         context.output.document(&WhyView {
             v: VERSION,
@@ -153,22 +144,92 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         let error = letter.failure.error.join(": ");
         text.push_str(&format!("Dead letter: {}\n  retry with: {again}\n", shown(&error)));
     }
-    for execution in &executions {
-        let ExecutionView { action, reference, cause, at, .. } = execution;
-        text.push_str(&format!(
-            "{} {action} at {}: {}\n",
-            time::utc(*at),
-            names.plain(reference),
-            shown(&cause.text)
-        ));
+    text.push_str(&Executed { executions, records }.told(context, &names));
+    context.output.sentences(&text)?;
+    Ok(Exit::Done)
+}
+
+/// Prints the executions of a step in the run of a program: only the program plans a resume.
+async fn why_of_program(
+    context: &Context,
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    step: Option<&str>,
+) -> Result<Exit, Error> {
+    let record = snapshot.entry.record.record();
+    let run = &record.run;
+    let Some(step) = step else {
+        let hint = format!("`waypost show {run}` lists the steps; then: waypost why {run} STEP");
+        return Err(Error::usage("no step given".to_owned(), hint));
+    };
+    let named = StepRef::parse(step);
+    let branch = named.branch.clone().unwrap_or_else(BranchPath::main);
+    if !store.branches(run).await?.contains(&branch) {
+        return Err(no_step(store, run, &named).await?);
     }
-    if records.is_empty() {
-        text.push_str("No record of the run mentions this step.");
-    } else {
-        text.push_str(&checkpoints::history(&context.output, &records, &names));
+    let newest = store.newest(run, &branch).await?;
+    let id = match &named.step {
+        Some(step) => StepId::new(step).ok(),
+        None => newest.header().step.clone(),
+    };
+    let Some(id) = id else { return Err(no_step(store, run, &named).await?) };
+    let executed = Executed::of(context, store, &id, newest.header()).await?;
+    if executed.records.is_empty() {
+        return Err(no_step(store, run, &named).await?);
+    }
+    if context.output.json {
+        let Executed { executions, records: history } = executed;
+        let (run, step, branch) = (run.to_string(), id.to_string(), branch.to_string());
+        context.output.document(&ExecutedView { v: VERSION, run, step, branch, executions, history })?;
+        return Ok(Exit::Done);
+    }
+    let names = names_of(snapshot);
+    let mut text = executed.told(context, &names);
+    if snapshot.status().is_resumable() {
+        text.push_str(&format!("\n{}", resume_line(record, "")));
     }
     context.output.sentences(&text)?;
     Ok(Exit::Done)
+}
+
+/// The executions of a step, and its effective records, oldest first.
+struct Executed {
+    executions: Vec<ExecutionView>,
+    records: Vec<CheckpointView>,
+}
+
+impl Executed {
+    async fn of(context: &Context, store: &dyn Store, step: &StepId, newest: &Header) -> Result<Self, Error> {
+        let history = store.effective_history(&newest.run, &newest.branch, newest.seq).await?;
+        report_gaps(context, &history);
+        let about = |record: &&Record| {
+            let header = record.header();
+            header.step.as_ref() == Some(step) || header.started.iter().any(|start| start.step == *step)
+        };
+        let mut records = Vec::new();
+        for record in history.records.iter().rev().filter(about) {
+            records.push(checkpoints::checked(store, record).await?);
+        }
+        let executions = executions::of(step, &all_of(store, newest).await?);
+        Ok(Self { executions, records })
+    }
+
+    fn told(&self, context: &Context, names: &StepNames) -> String {
+        let mut text = String::new();
+        for ExecutionView { action, reference, cause, at, .. } in &self.executions {
+            text.push_str(&format!(
+                "{} {action} at {}: {}\n",
+                time::utc(*at),
+                names.plain(reference),
+                shown(&cause.text)
+            ));
+        }
+        match self.records.is_empty() {
+            true => text.push_str("No record of the run mentions this step."),
+            false => text.push_str(&checkpoints::history(&context.output, &self.records, names)),
+        }
+        text
+    }
 }
 
 /// Reads all records of a branch, oldest first, including undone ones.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::Value;
 use waypost::record::{End, Failure, FailureKind, FrontierEntry, Header, Phase, Reason, Record, SettledAs};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -407,9 +408,18 @@ pub(crate) fn place(letter: &DeadLetter, names: &StepNames) -> String {
     }
 }
 
+/// Returns the index and the value of an item in the state of its branch: of a workflow, or of a graph in a program.
+fn item_in(state: &[u8]) -> Option<(u64, Value)> {
+    if let Ok(state) = serde_json::from_slice::<WorkflowState>(state) {
+        return Some((state.item_index().unwrap_or_default(), state.item().cloned().unwrap_or_default()));
+    }
+    let mut state: Value = serde_json::from_slice(state).ok()?;
+    Some((state.get("index")?.as_u64()?, state.get_mut("item")?.take()))
+}
+
 fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Option<DeadLetter> {
     let header = failed.header();
-    let state: WorkflowState = serde_json::from_slice(item.state_bytes()?).ok()?;
+    let (index, value) = item_in(item.state_bytes()?)?;
     let failure = match &header.phase {
         Phase::Failed(failure) => failure.clone(),
         _ => Failure::new(FailureKind::Error, vec!["the item failed without an error text".to_owned()]),
@@ -421,8 +431,8 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
         failed_on: header.branch.clone(),
         each,
         key,
-        index: state.item_index().unwrap_or_default(),
-        item: state.item().cloned().unwrap_or_default(),
+        index,
+        item: value,
         step: header.step.clone(),
         attempts: header.at.attempt,
         failure,

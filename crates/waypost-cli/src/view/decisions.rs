@@ -46,6 +46,18 @@ pub(crate) struct WhyView {
     pub(crate) stops: Vec<String>,
 }
 
+/// The answer of `why` for the run of a program, which alone plans a resume.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExecutedView {
+    pub(crate) v: u32,
+    pub(crate) run: String,
+    pub(crate) step: String,
+    #[serde(rename = "scope")]
+    pub(crate) branch: String,
+    pub(crate) executions: Vec<ExecutionView>,
+    pub(crate) history: Vec<CheckpointView>,
+}
+
 /// An execution of a step, or a decision against one.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExecutionView {

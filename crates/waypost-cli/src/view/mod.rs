@@ -22,7 +22,7 @@ mod verified;
 mod waits;
 
 pub(crate) use checked::{CheckView, CheckedStepView, ProblemView};
-pub(crate) use decisions::{CauseView, DecisionView, ExecutionView, WhyView};
+pub(crate) use decisions::{CauseView, DecisionView, ExecutedView, ExecutionView, WhyView};
 pub(crate) use logs::{LogPieceView, LogView, LogsView};
 pub(crate) use scripts::{
     DemoCommandView, DemoStepView, DemoView, FinishedView, GraphView, ImportedView, NewView, NoteView,

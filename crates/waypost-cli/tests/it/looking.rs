@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
-use crate::rig::{Rig, Running, code_of, wait_until};
+use crate::rig::{Rig, Running, code_of, expect, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -279,6 +279,43 @@ fn show_names_the_program_of_a_run_of_a_graph() {
 
     assert!(show.contains("\nTo resume, start `it-") && !show.contains("waypost resume"), "{show}");
     assert!(resume.starts_with("exit 2\n") && resume.contains("hint: to resume, start `it-"), "{resume}");
+}
+
+// Bug: `why` and `dead-letters list` refused runs of programs with `cannot resume run`, and `show --step` listed no items.
+// Cause: they planned a resume, and looked for joined fan-outs in the position, which a graph without evidence does not keep.
+// Fix: they read the records.
+#[test]
+fn executions_and_items_of_a_graph_are_shown() {
+    let rig = Rig::new().at("file:kept");
+    let work = async |item: u32, _: waypost::Context| match item {
+        2 => Err(waypost::StepError::fatal("two is bad")),
+        item => Ok(item),
+    };
+    let join = async |state: u32, _: waypost::ItemEnds<u32, u32>, _: waypost::Context| {
+        Ok::<_, waypost::StepError>(state)
+    };
+    let graph = waypost::Graph::<u32>::builder("trip")
+        .each("legs", |_: &u32| vec![1, 2], |leg: &u32| leg.to_string(), work)
+        .collect()
+        .join(join)
+        .start("legs")
+        .build()
+        .unwrap();
+    let engine =
+        waypost::Engine::new(std::sync::Arc::new(waypost::FileStore::open(rig.path("kept")).unwrap()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let outcome = runtime.block_on(async { engine.run(&graph, "trip-1", 0).await }).unwrap();
+    assert_eq!(outcome.status, waypost::record::RunStatus::CompletedWithFailures);
+
+    let why = rig.json(&["why", "trip-1", "legs:1", "--json"]);
+    assert_eq!((&why["step"], &why["scope"]), (&"item".into(), &"legs:1".into()), "{why}");
+    assert_eq!(why["executions"][0]["cause"]["code"], "first", "{why}");
+    expect(&rig, &["why", "trip-1", "legs"], 0, &["run at trip-1@2: first execution"]);
+    expect(&rig, &["why", "trip-1", "nope"], 5, &["there is no step `nope` in run trip-1"]);
+    expect(&rig, &["why", "trip-1"], 2, &["no step given", "waypost why trip-1 STEP"]);
+    expect(&rig, &["dead-letters", "list", "trip-1"], 0, &["two is bad", "To resume, start `it-"]);
+    expect(&rig, &["show", "trip-1", "--step", "legs"], 0, &["2     failed", "1     completed"]);
+    expect(&rig, &["plan", "trip-1"], 2, &["run trip-1 belongs to a program, not to a workflow file"]);
 }
 
 // Bug: a failed group had no attempts and no start in `show`. Cause: only its join counted as a start. Fix: a group starts
