@@ -50,7 +50,7 @@ fn the_step_under_way_of_a_branch_is_shown() {
 
     let [live, cut] = looked_at(&rig);
 
-    assert_eq!(live[..3], ["main/f waiting", "f:1/i1 completed", "f:1/i2 running"]);
+    assert_eq!(live[..3], ["main/f running", "f:1/i1 completed", "f:1/i2 running"]);
     assert_eq!(cut[..3], ["main/f waiting", "f:1/i1 completed", "f:1/i2 in_doubt"]);
     assert!(rig.waypost(&["show", "r"]).contains("i2"));
     let one = |step: &str| listed(&rig.json(&["show", "r", "--step", step, "--json"]), "steps", "status");
@@ -65,7 +65,7 @@ fn hooks_are_shown_under_way_and_after_the_failure() {
 
     let [live, cut] = looked_at(&rig);
 
-    assert_eq!(live[..2], ["main/a waiting", "main/on_failure pending"]);
+    assert_eq!(live[..2], ["main/a running", "main/on_failure pending"]);
     assert_eq!(live[2..], ["a:on_failure/h1 completed", "a:on_failure/h2 running"]);
     assert_eq!(cut[2..], ["a:on_failure/h1 completed", "a:on_failure/h2 cut"]);
     rig.write("go", "");

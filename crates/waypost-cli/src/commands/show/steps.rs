@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::record::{
     Ending, FrontierEntry, Header, Phase, Position, Reason, Record, SettledAs, SkipCause, Start, Status,
-    Usage,
+    Usage, WaitKind,
 };
 use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
@@ -324,6 +324,7 @@ impl StepFacts<'_> {
             (Some(Status::Started), _) if self.live => StepStatus::Running,
             (Some(Status::Started), _) if self.doubtful => StepStatus::InDoubt,
             (Some(Status::Started), _) => StepStatus::Cut,
+            (Some(Status::Waiting), _) if self.live && self.waits_for_children() => StepStatus::Running,
             (Some(Status::Waiting), _) => StepStatus::Waiting,
             (Some(Status::Failed), _) => StepStatus::Failed,
             (Some(Status::Ready), _) => StepStatus::Pending,
@@ -332,6 +333,12 @@ impl StepFacts<'_> {
             (None, Some(Phase::Failed(_))) => StepStatus::Failed,
             (None, _) => self.kept.as_ref().map_or(StepStatus::Pending, |kept| kept.status),
         }
+    }
+
+    fn waits_for_children(&self) -> bool {
+        let only_children =
+            |entry: &FrontierEntry| entry.waits.iter().all(|wait| wait.on == WaitKind::Children);
+        self.entry.is_some_and(|entry| entry.has_children() && only_children(entry))
     }
 
     fn view(&self, step: &StepId, branch: &BranchPath) -> StepView {
