@@ -32,7 +32,7 @@ use waypost::store::{Scan, Store, StoreError};
 use self::contents::{ARCHIVE_FORMAT, CHECKPOINT, MANIFEST, Manifest, Missing, SIGNALS, Writer};
 use self::named::{Files, NamedFiles};
 use super::Context;
-use super::branched::pending;
+use super::from_checkpoint::pending;
 use super::verify::verify_run;
 use crate::atomic_file;
 use crate::cli::ArchiveArgs;

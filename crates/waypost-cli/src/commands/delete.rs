@@ -8,7 +8,7 @@ use waypost::engine::Snapshot;
 use waypost::store::{Store, StoreError, StoreExt as _};
 
 use super::Context;
-use super::clear::Deleting;
+use super::deletion::Deleting;
 use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;

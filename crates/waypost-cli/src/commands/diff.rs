@@ -12,7 +12,7 @@ use waypost::engine::{Engine, RunError};
 use waypost::path::Segment;
 
 use super::Context;
-use super::travel::checkpoint;
+use super::rollback_fork::checkpoint;
 use crate::cli::DiffArgs;
 use crate::error::Error;
 use crate::exit::Exit;

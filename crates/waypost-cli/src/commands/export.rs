@@ -8,8 +8,8 @@ use waypost::engine::{Engine, RunError};
 use waypost::portable::{ExportError, Portable, SaveError, SaveMode};
 use waypost::store::{Signal, SignalKind, Store, StoreError};
 
-use super::branched::report_pending;
-use super::travel::{checkpoint, of_main, on_main};
+use super::from_checkpoint::report_pending;
+use super::rollback_fork::{checkpoint, of_main, on_main};
 use super::{Context, attest};
 use crate::atomic_file;
 use crate::cli::ExportArgs;

@@ -16,8 +16,8 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::archive::{Archived, checkpoint_in};
-use super::branched::{Params, id_of, report_given};
-use super::travel::{of_evidence_there, of_main, on_main};
+use super::from_checkpoint::{Params, id_of, report_given};
+use super::rollback_fork::{of_evidence_there, of_main, on_main};
 use crate::cli::ImportCheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;

@@ -8,15 +8,15 @@ use crate::exit::Exit;
 mod answer;
 mod archive;
 mod attest;
-mod branched;
 mod cancel;
 mod check;
 mod checkpoint;
 mod checkpoints;
-mod clear;
+mod completions;
 mod config;
 mod dead_letters;
 mod delete;
+mod deletion;
 mod demo;
 mod detach;
 mod diff;
@@ -26,6 +26,7 @@ mod events;
 mod evidence;
 mod executions;
 mod export;
+mod from_checkpoint;
 mod graph;
 mod import;
 mod import_workflow;
@@ -33,18 +34,17 @@ mod list;
 mod logs;
 mod new;
 mod once;
-mod paper;
 mod plan;
 mod prune;
 mod report;
 mod resume;
+mod rollback_fork;
 mod run;
 mod show;
 mod stats;
 mod stop;
 mod store;
 mod submit;
-mod travel;
 mod undo;
 mod verify;
 mod watch;
@@ -68,8 +68,8 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Evidence(command) => evidence::evidence(context, command).await,
         Command::Answer(args) => answer::answer(context, args).await,
         Command::Signal(args) => answer::signal(context, args).await,
-        Command::Rollback(args) => travel::rollback(context, args).await,
-        Command::Fork(args) => travel::fork(context, args).await,
+        Command::Rollback(args) => rollback_fork::rollback(context, args).await,
+        Command::Fork(args) => rollback_fork::fork(context, args).await,
         Command::Diff(args) => diff::diff(context, args).await,
         Command::Checkpoint(args) => checkpoint::checkpoint(context, args).await,
         Command::Watch(args) => watch::watch(context, args).await,
@@ -82,8 +82,8 @@ pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<Exit
         Command::Plan(args) => plan::plan(context, args).await,
         Command::Why(args) => plan::why(context, args).await,
         Command::Cancel(args) => cancel::cancel(context, args).await,
-        Command::Completions(args) => paper::completions(context, args).await,
-        Command::Man(args) => paper::man(context, args).await,
+        Command::Completions(args) => completions::completions(context, args).await,
+        Command::Man(args) => completions::man(context, args).await,
         Command::Stats(args) => stats::stats(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Store(command) => store::store(context, command).await,

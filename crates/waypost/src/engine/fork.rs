@@ -18,6 +18,7 @@ use super::begin::decode_state;
 use super::chain::{Chain, Draft};
 use super::definition::{Adopting, Forget, carried, check_fit, forget};
 use super::failure::failures_of;
+use super::free_signals::free_signals_at;
 use super::inspect::position_of;
 use super::invalidate::{Results, invalidated};
 use super::reentry::{RequestedRerun, invalidate_named};
@@ -29,7 +30,6 @@ use super::rollback::{
 use super::scope::MAIN;
 use super::session::Session;
 use super::source_scopes::{SourceScope, SourceScopes};
-use super::taken::free_signals_at;
 use super::undo::{refuse_undone, undone_steps};
 use super::{Engine, OriginEvidence, Outcome, Program, RunError, StartOptions, trust};
 

@@ -1,7 +1,7 @@
 //! The engine: executes a plan and records the results.
 //!
 //! A record per step boundary, a single code path for appends (`engine/chain.rs`), a single loop
-//! (`engine/turn.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow file and
+//! (`engine/event_loop.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow file and
 //! the functions of a Rust graph run through the same loop.
 //!
 //! ```text
@@ -39,9 +39,11 @@ mod dry_run;
 mod due;
 mod early_cutoff;
 mod escalation;
+mod event_loop;
 mod failure;
 mod fan_out;
 mod fork;
+mod free_signals;
 mod in_doubt;
 mod in_place;
 mod inspect;
@@ -70,10 +72,8 @@ mod scopes;
 mod session;
 mod signals;
 mod source_scopes;
-mod taken;
 mod trace;
 mod trust;
-mod turn;
 mod undo;
 
 pub use accept::{AcceptAs, Acceptance};

@@ -13,12 +13,12 @@ use crate::record::{
 };
 use crate::store::{Renewal, Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
 
+use super::free_signals::free_signals;
 use super::inspect::{Snapshot, position_of};
 use super::manual::mark;
 use super::pending_wait::{PendingWait, WaitEnd};
 use super::scope::{MAIN, Scope, ScopeId};
 use super::session::Session;
-use super::taken::free_signals;
 use super::{Engine, Program, RunError, Waiting};
 
 impl Engine {

@@ -9,6 +9,9 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 
 use super::context::Context;
+use super::edges::{
+    Outgoing, describe_edge, describe_fork, describe_route, print_of_starts, prints_of, targets_of,
+};
 use super::error::{GraphError, StepError};
 use super::fork::{Each, Fork};
 use super::join::Child;
@@ -16,7 +19,6 @@ use super::level::{
     ChildFn, DecodeFn, EvidenceFn, Held, JoinFn, Keeping, Level, Next, Node, Opens, RetryFn, RouteFn, State,
     StepAction, StepFn, Typed, to_value,
 };
-use super::way::{Way, describe_edge, describe_fork, describe_route, print_of_starts, prints_of, targets_of};
 use super::{END, Graph};
 use crate::engine::Item;
 use crate::id::{Digest, StepId};
@@ -101,8 +103,8 @@ pub struct Builder<S, Resources = ()> {
     pub(super) steps: Vec<StepDraft<S>>,
     /// The index of each step in `steps`.
     places: HashMap<StepId, usize>,
-    ways: HashMap<StepId, Way<S>>,
-    /// The steps with an outgoing way, in the order of declaration.
+    outgoing: HashMap<StepId, Outgoing<S>>,
+    /// The steps with outgoing edges, in the order of declaration.
     written: Vec<StepId>,
     start: Option<StepId>,
     keeping: Keeping<S>,
@@ -131,7 +133,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
             resources: Arc::new(resources),
             steps: Vec::new(),
             places: HashMap::new(),
-            ways: HashMap::new(),
+            outgoing: HashMap::new(),
             written: Vec::new(),
             start: None,
             keeping: keeping(Migrations::default()),
@@ -346,7 +348,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
     pub fn edge(self, from: impl AsRef<str>, to: impl AsRef<str>) -> Self {
         let (from, to) = (from.as_ref(), to.as_ref());
         match StepId::new(to) {
-            Ok(target) => self.way(from, Way::Edge(target)),
+            Ok(target) => self.lead(from, Outgoing::Edge(target)),
             Err(why) => self.wrong(GraphError::BadName { edge: describe_edge(from, to), why }),
         }
     }
@@ -380,7 +382,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
         match targets_of(targets, || describe_route(from)) {
             Ok(targets) => {
                 let choose: RouteFn<S> = Arc::new(move |state| choose(state).as_ref().to_owned());
-                self.way(from, Way::Route { targets, choose })
+                self.lead(from, Outgoing::Route { targets, choose })
             }
             Err(problem) => self.wrong(problem),
         }
@@ -389,23 +391,23 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
     /// Connects a step with the join of its fork.
     pub(super) fn fork_way(self, after: &str, join: &str) -> Self {
         match StepId::new(join) {
-            Ok(join) => self.way(after, Way::Fork(join)),
+            Ok(join) => self.lead(after, Outgoing::Fork(join)),
             // `add` has already recorded the invalid name of the join.
             Err(_) => self,
         }
     }
 
-    fn way(mut self, from: &str, way: Way<S>) -> Self {
+    fn lead(mut self, from: &str, edges: Outgoing<S>) -> Self {
         let from = match StepId::new(from) {
             Ok(from) => from,
-            Err(why) => return self.wrong(GraphError::BadName { edge: way.describe(from), why }),
+            Err(why) => return self.wrong(GraphError::BadName { edge: edges.describe(from), why }),
         };
-        if let Some(before) = self.ways.get(&from) {
-            let (one, other) = (before.describe(from.as_str()), way.describe(from.as_str()));
+        if let Some(before) = self.outgoing.get(&from) {
+            let (one, other) = (before.describe(from.as_str()), edges.describe(from.as_str()));
             return self.wrong(GraphError::TwoWays { step: from, one, other });
         }
         self.written.push(from.clone());
-        self.ways.insert(from, way);
+        self.outgoing.insert(from, edges);
         self
     }
 
@@ -532,16 +534,17 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
         let first = self.steps.first().ok_or(GraphError::Empty)?.id.clone();
         let start = self.start.clone().unwrap_or(first);
         self.check_names(&start)?;
-        let homes = super::homes::find(&self.outline(), &start)?;
+        let scopes = super::step_branches::find(&self.outline(), &start)?;
         let name = self.name.clone();
         let namesakes = namesakes(&self.steps);
         let _ = self.decode.set(Arc::clone(&self.keeping.decode));
         let keeping = Arc::new(self.keeping);
-        let mut assembly = Assembly { levels: vec![None], homes, namesakes, keeping, ways: self.ways };
+        let mut assembly =
+            Assembly { levels: vec![None], scopes, namesakes, keeping, outgoing: self.outgoing };
         let mut drafts: Vec<Option<StepDraft<S>>> = self.steps.into_iter().map(Some).collect();
         let shape = assembly.level(&mut drafts, 0, &start, 0)?;
         let levels = assembly.levels.into_iter().map(|level| level.expect("every level was made")).collect();
-        let reading = super::trial::Reading::default();
+        let reading = super::decode_check::Reading::default();
         Ok(Graph { name, shape: Arc::new(shape), levels, reading, state: std::marker::PhantomData })
     }
 
@@ -553,12 +556,12 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
             return unknown("the start".to_owned(), start);
         }
         // In the order of declaration, so that the first error is deterministic.
-        for (from, way) in self.written.iter().map(|from| (from, &self.ways[from])) {
+        for (from, edges) in self.written.iter().map(|from| (from, &self.outgoing[from])) {
             if !has(from) {
-                return unknown(way.describe(from.as_str()), from);
+                return unknown(edges.describe(from.as_str()), from);
             }
-            if let Some(missing) = way.targets().into_iter().find(|id| id.as_str() != END && !has(id)) {
-                return unknown(way.describe(from.as_str()), missing);
+            if let Some(missing) = edges.targets().into_iter().find(|id| id.as_str() != END && !has(id)) {
+                return unknown(edges.describe(from.as_str()), missing);
             }
         }
         for step in &self.steps {
@@ -571,10 +574,10 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
     }
 
     /// Returns the steps and edges without functions, for validation.
-    fn outline(&self) -> super::homes::Outline {
+    fn outline(&self) -> super::step_branches::Outline {
         let place = |id: &StepId| self.places.get(id).copied();
-        let ways = self.steps.iter().map(|step| match self.ways.get(&step.id) {
-            Some(way) => way.targets().into_iter().map(place).collect(),
+        let outgoing = self.steps.iter().map(|step| match self.outgoing.get(&step.id) {
+            Some(edges) => edges.targets().into_iter().map(place).collect(),
             None => Vec::new(),
         });
         let forks = self.steps.iter().map(|step| match &step.fan {
@@ -583,9 +586,9 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
             }
             _ => None,
         });
-        super::homes::Outline {
+        super::step_branches::Outline {
             ids: self.steps.iter().map(|step| step.id.clone()).collect(),
-            ways: ways.collect(),
+            outgoing: outgoing.collect(),
             forks: forks.collect(),
         }
     }
@@ -621,33 +624,33 @@ fn name_of_fork(namesakes: &HashSet<StepId>, join: &StepId, after: &StepId) -> S
 struct Assembly<S> {
     levels: Vec<Option<Arc<dyn Level>>>,
     /// By step, in the order of addition: the join of the enclosing fork; none on the main branch.
-    homes: Vec<Option<usize>>,
+    scopes: Vec<Option<usize>>,
     /// The steps that give their name to child branches.
     namesakes: HashSet<StepId>,
     keeping: Arc<Keeping<S>>,
-    ways: HashMap<StepId, Way<S>>,
+    outgoing: HashMap<StepId, Outgoing<S>>,
 }
 
 impl<S: State> Assembly<S> {
-    /// Builds the level of a home: the main branch, or the branches of a fork.
+    /// Builds the level of a scope: the main branch, or the branches of a fork.
     fn level(
         &mut self,
         drafts: &mut [Option<StepDraft<S>>],
         level: usize,
         start: &StepId,
-        home: usize,
+        scope: usize,
     ) -> Result<Shape, GraphError> {
-        let here = |place: &usize| self.homes[*place] == (home > 0).then(|| home - 1);
+        let here = |place: &usize| self.scopes[*place] == (scope > 0).then(|| scope - 1);
         let places: Vec<usize> = (0..drafts.len()).filter(here).collect();
         let ids: Vec<StepId> = places.iter().map(|place| id_of(drafts, *place)).collect();
         let found: HashMap<&StepId, usize> = ids.iter().zip(0..).collect();
         let find = |id: &StepId| found.get(id).copied();
         let (mut steps, mut nodes) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
-        let ways: Vec<Option<Way<S>>> = ids.iter().map(|id| self.ways.remove(id)).collect();
-        for ((place, id), way) in places.iter().zip(&ids).zip(ways) {
-            let draft = drafts[*place].take().expect("a step has one home");
-            let ways_out = way.as_ref().map(|way| way.print(&find)).unwrap_or_default();
-            let (next, routes) = self.next(way, &find);
+        let outgoing: Vec<Option<Outgoing<S>>> = ids.iter().map(|id| self.outgoing.remove(id)).collect();
+        for ((place, id), edges) in places.iter().zip(&ids).zip(outgoing) {
+            let draft = drafts[*place].take().expect("a step has one scope");
+            let edge_prints = edges.as_ref().map(|edges| edges.print(&find)).unwrap_or_default();
+            let (next, routes) = self.next(edges, &find);
             let mut step = Step::new(id.clone(), Vec::new(), Digest::of_parts([]));
             step.routes = routes;
             step.may_end =
@@ -655,7 +658,7 @@ impl<S: State> Assembly<S> {
             (step.idempotent, step.retry, step.timeout) = (draft.idempotent, draft.retry, draft.timeout);
             step.claims = draft.evidence.is_some();
             let mut prints = vec![draft.revision.to_le_bytes().to_vec()];
-            prints.extend(ways_out);
+            prints.extend(edge_prints);
             let (parallel_max, on_failure) = (draft.parallel_max, draft.on_failure);
             let opened = |name, shape, named| Children {
                 name,
@@ -702,15 +705,19 @@ impl<S: State> Assembly<S> {
         Ok(Shape::new(steps, usize::MAX)?.starting_with(start)?.at_level(level))
     }
 
-    /// Resolves the outgoing way of a step. A target outside this home is the join, and ends the branch.
-    fn next(&self, way: Option<Way<S>>, find: &impl Fn(&StepId) -> Option<usize>) -> (Next<S>, Vec<StepId>) {
-        match way {
+    /// Resolves the outgoing edges of a step. A target outside this scope is the join, and ends the branch.
+    fn next(
+        &self,
+        edges: Option<Outgoing<S>>,
+        find: &impl Fn(&StepId) -> Option<usize>,
+    ) -> (Next<S>, Vec<StepId>) {
+        match edges {
             None => (Next::End, Vec::new()),
-            Some(Way::Edge(target) | Way::Fork(target)) => match find(&target) {
+            Some(Outgoing::Edge(target) | Outgoing::Fork(target)) => match find(&target) {
                 Some(place) => (Next::To(place), vec![target]),
                 None => (Next::End, Vec::new()),
             },
-            Some(Way::Route { targets, choose }) => {
+            Some(Outgoing::Route { targets, choose }) => {
                 let routes = targets.iter().filter(|id| find(id).is_some()).cloned().collect();
                 let targets = targets.into_iter().map(|id| (id.clone(), find(&id))).collect();
                 (Next::Route { targets, choose }, routes)
@@ -720,5 +727,5 @@ impl<S: State> Assembly<S> {
 }
 
 fn id_of<S>(drafts: &[Option<StepDraft<S>>], place: usize) -> StepId {
-    drafts[place].as_ref().expect("a step has one home").id.clone()
+    drafts[place].as_ref().expect("a step has one scope").id.clone()
 }

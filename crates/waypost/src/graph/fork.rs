@@ -8,10 +8,10 @@ use futures_util::FutureExt as _;
 
 use super::builder::{Builder, FanOutKind, Other};
 use super::context::Context;
+use super::edges::{describe_fork, targets_of};
 use super::error::{GraphError, StepError};
 use super::join::{BranchEnd, Branches, Child, ItemEnds};
 use super::level::{ChildFn, Held, JoinFn, OpenFn, Opens, State, StepAction, item_value};
-use super::way::{describe_fork, targets_of};
 use crate::engine::Joined;
 use crate::id::StepId;
 use crate::plan::shape::{OnChildFailure, Retry};

@@ -49,24 +49,24 @@ use crate::record::{Claim, Failure, FailureKind, Flaw, Phase, RunRecord, Try};
 use crate::store::Lease;
 
 mod builder;
-mod by_hand;
 mod context;
+mod decode_check;
 mod draw;
+mod edges;
 mod error;
 mod evidence;
 mod fork;
 mod graphs;
 mod history;
-mod homes;
 mod join;
 mod level;
+mod manual;
 mod origin;
 mod pending;
 mod perform;
 mod run;
-mod trial;
+mod step_branches;
 mod waits;
-mod way;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT, SUBGRAPH_KEY, UsingResources};
 pub use context::{Context, SAID_BYTES_MAX};
@@ -82,9 +82,9 @@ pub use waits::SLEEP_IN_MEMORY_MAX;
 
 pub use crate::plan::shape::END;
 
+use decode_check::{DecodeChecks, Reading};
 use level::{Held, Level};
 use perform::{AttemptOutput, GraphJob, Work};
-use trial::{Reading, Trials};
 
 /// How long a step that observes [`Context::cancelled`] may take to end before its future is dropped.
 pub const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -186,14 +186,14 @@ pub(crate) struct Erased {
     shape: Arc<Shape>,
     levels: Arc<[Arc<dyn Level>]>,
     reading: Reading,
-    trials: Trials,
+    decode_checks: DecodeChecks,
 }
 
 impl<S> Graph<S> {
     pub(crate) fn erased(&self) -> Erased {
         let (shape, levels) = (Arc::clone(&self.shape), Arc::clone(&self.levels));
-        let trials = Trials::of(levels.len());
-        Erased { shape, levels, reading: self.reading, trials }
+        let decode_checks = DecodeChecks::of(levels.len());
+        Erased { shape, levels, reading: self.reading, decode_checks }
     }
 }
 
@@ -222,7 +222,7 @@ impl Program for Erased {
         let begin = bytes.len();
         let written = unpanicked(|| {
             self.levels[level].encode(state, bytes)?;
-            if self.reading == Reading::All || self.trials.is_due(level, bytes.len() - begin) {
+            if self.reading == Reading::All || self.decode_checks.is_due(level, bytes.len() - begin) {
                 self.levels[level].check(&bytes[begin..])?;
             }
             Ok(())

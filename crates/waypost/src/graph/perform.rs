@@ -17,11 +17,11 @@ use serde_json::Map;
 
 use super::STOP_GRACE;
 use super::context::Context;
+use super::decode_check::Reading;
 use super::error::StepError;
 use super::evidence::{self, Evidence};
 use super::level::{Held, Level};
 use super::pending::{Turn, Turns};
-use super::trial::Reading;
 use crate::engine::{Attempt, CancelCause, Follow, Joined, Performed, panic_message};
 use crate::id::StepId;
 use crate::record::{Ending, Failure, FailureKind};

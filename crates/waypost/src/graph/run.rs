@@ -13,9 +13,9 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use super::Graph;
-use super::by_hand::{BranchEdits, Settles, held_edits, held_settle};
 use super::graphs::GRAPH_NEED;
 use super::level::{Held, State};
+use super::manual::{BranchEdits, Settles, held_edits, held_settle};
 use crate::engine::{
     Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, Outcome,
     ResumeFrom, ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,

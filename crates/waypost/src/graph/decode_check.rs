@@ -50,14 +50,14 @@ impl Reading {
 
 /// Decides which states of a session are decoded again.
 #[derive(Debug)]
-pub(super) struct Trials {
+pub(super) struct DecodeChecks {
     /// By level: true once a state of the level was decoded again.
     begun: Box<[AtomicBool]>,
     /// The remaining budget in bytes, times [`TRIED_SHARE`].
     credit: AtomicU64,
 }
 
-impl Trials {
+impl DecodeChecks {
     pub(super) fn of(levels: usize) -> Self {
         let begun = (0..levels).map(|_| AtomicBool::new(false)).collect();
         Self { begun, credit: AtomicU64::new(TRIED_BYTES_FREE * TRIED_SHARE) }

@@ -1,4 +1,4 @@
-//! The outgoing way of a step as declared, and its wording in errors and fingerprints.
+//! The outgoing edges of a step as declared, and its wording in errors and fingerprints.
 
 use std::collections::HashSet;
 
@@ -8,8 +8,8 @@ use super::level::RouteFn;
 use crate::id::StepId;
 use crate::plan::shape::{Shape, Step};
 
-/// The outgoing way of a step, by step id.
-pub(super) enum Way<S> {
+/// The outgoing edges of a step, by step id.
+pub(super) enum Outgoing<S> {
     Edge(StepId),
     /// Through the branches of a fork to the join.
     Fork(StepId),
@@ -19,7 +19,7 @@ pub(super) enum Way<S> {
     },
 }
 
-impl<S> Way<S> {
+impl<S> Outgoing<S> {
     pub(super) fn targets(&self) -> Vec<&StepId> {
         match self {
             Self::Edge(target) | Self::Fork(target) => vec![target],
@@ -36,7 +36,7 @@ impl<S> Way<S> {
     }
 
     /// Returns the targets, for the fingerprint of the step: only the fingerprint distinguishes graphs with other
-    /// edges. Without a way, with an edge to the join, or with an edge to the end, a branch simply ends; all
+    /// edges. Without an edge, with an edge to the join, or with an edge to the end, a branch simply ends; all
     /// three give an empty list.
     pub(super) fn print(&self, find: &impl Fn(&StepId) -> Option<usize>) -> Vec<Vec<u8>> {
         let name = |id: &StepId| if find(id).is_some() { id.as_str().into() } else { END.into() };

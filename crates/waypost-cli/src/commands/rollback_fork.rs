@@ -13,8 +13,8 @@ use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
-use super::branched::{Params, id_of, report_pending};
 use super::checkpoints::has_lost_state;
+use super::from_checkpoint::{Params, id_of, report_pending};
 use super::resume::{Prepared, from_step, refuse_unknown_branch};
 use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
