@@ -10,7 +10,7 @@ use waypost::record::RunStatus;
 use waypost::{Context, Engine, Graph, Retry, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Answers the only open question of run `r`.
 async fn answer(engine: &Engine, outcome: &Outcome<Notes>, value: Value) {

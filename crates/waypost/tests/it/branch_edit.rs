@@ -9,7 +9,7 @@ use waypost::store::{Scan, Store as _, StoreExt as _};
 use waypost::{Context, Graph, StepError};
 
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 fn edited(state: &mut Notes) {
     state.done.push("edited".to_owned());

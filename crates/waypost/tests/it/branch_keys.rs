@@ -6,7 +6,7 @@ use waypost::record::RunStatus;
 use waypost::{BranchPath, Context, Graph};
 
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 type Keys = Arc<Mutex<Vec<String>>>;
 

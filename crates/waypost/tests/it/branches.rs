@@ -12,11 +12,11 @@ use waypost::store::{Signal, SignalKind, Store as _, StoreError};
 use waypost::{Context, END, Graph, Retry, StepError};
 
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
+mod capacity;
 mod damage;
 mod names;
-mod room;
 
 /// A fork of `x` and `y` in branch `p` of a collecting fork of `p` and `q`.
 fn nested(stage: &Stage, inner: impl Fn(Fork<Notes>) -> Fork<Notes>) -> Graph<Notes> {

@@ -8,7 +8,7 @@ use waypost::store::Store as _;
 use waypost::{BranchPath, Context, Engine, Graph, StepError};
 
 use crate::faulty::World;
-use crate::play::Notes;
+use crate::test_graphs::Notes;
 
 /// `a`, then `b`; each notes its configuration.
 fn told() -> Graph<Notes> {

@@ -12,7 +12,7 @@ use waypost::{Context, Engine, Graph, StepError};
 use waypost_testing::TestClock;
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -14,7 +14,7 @@ use waypost::store::{Scan, Signal, SignalKind, Store, StoreError, StoreExt};
 use waypost::{BranchPath, RunId};
 
 use crate::history::told;
-use crate::toy::{Does, Toy};
+use crate::scripted_program::{Does, Toy};
 
 mod decisions;
 

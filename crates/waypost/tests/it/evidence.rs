@@ -16,7 +16,7 @@ use waypost::evidence::{
 };
 use waypost::record::{Claim, Pack, Verdict};
 
-mod own;
+mod caller_probes;
 
 /// Makes a folder with `a.txt` (`alpha`), `empty`, `sub/b.txt` (`beta`), and a sibling file outside the limit of
 /// every path.

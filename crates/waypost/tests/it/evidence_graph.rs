@@ -16,13 +16,13 @@ use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 use crate::faulty::{Fault, FaultyStore};
 
 mod accept;
-mod again;
 mod branches;
-mod forked;
-mod going_back;
+mod fork_claims;
 mod hosts;
-mod in_flux;
 mod probes;
+mod resume_checks;
+mod rollback;
+mod running_steps;
 
 /// The state: finished steps and their counts.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use waypost::plan::Cause;
 use waypost::record::{Claim, Pack, RunStatus};
 use waypost::{Context, Engine, Graph, RunError, StepError};
 
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// The time limit of a resume with three reruns, against an endless loop.
 const PATIENCE: Duration = Duration::from_secs(180);

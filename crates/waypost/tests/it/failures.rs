@@ -8,7 +8,7 @@ use waypost::memory::MemoryStore;
 use waypost::record::RunStatus;
 
 use crate::history::told;
-use crate::toy::{AfterFailure, Does, Toy};
+use crate::scripted_program::{AfterFailure, Does, Toy};
 
 struct Rig {
     store: Arc<MemoryStore>,

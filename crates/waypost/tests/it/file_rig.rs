@@ -18,8 +18,8 @@ use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 mod crash;
 mod damage;
 mod errors;
-mod liar;
 mod missing;
+mod planted_faults;
 
 /// The sampling rate of the tests: a case out of so many. `WAYPOST_RIG_SHARE=1` tests all cases, in some minutes.
 fn share(default: usize) -> usize {

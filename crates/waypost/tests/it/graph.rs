@@ -14,11 +14,11 @@ use waypost::record::{FailureKind, Phase, RunStatus};
 use waypost::store::{Scan, Store as _};
 use waypost::{Context, END, Graph, GraphError, Retry, RunId, StepError};
 
-mod building;
 mod failures;
 mod forks;
+mod invalid_graphs;
+mod rollback_fork;
 mod states;
-mod travel;
 mod waits;
 
 /// The log of the steps, and the points to hang at.

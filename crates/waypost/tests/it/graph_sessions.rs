@@ -15,7 +15,7 @@ use waypost::{Context, END, Graph, RunId, StepError};
 use waypost_testing::TestClock;
 
 use crate::faulty::{Fault, World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 mod portable_files;
 

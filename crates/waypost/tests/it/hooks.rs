@@ -16,7 +16,7 @@ use waypost::store::{Lease, Store as _, StoreExt as _};
 use waypost::{BranchPath, Digest, StepId};
 
 use crate::faulty::{Fault, World, run_id};
-use crate::toy::{Toy, failure};
+use crate::scripted_program::{Toy, failure};
 
 const FAULTS: [Fault; 2] = [Fault::DieBefore, Fault::DieAfter];
 const ITEMS: [&str; 3] = ["a", "b", "c"];

@@ -11,7 +11,7 @@ use waypost::schema::check_state;
 use waypost::{Context, Engine, FileStore, Graph, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Sent;

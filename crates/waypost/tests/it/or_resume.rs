@@ -14,7 +14,7 @@ use waypost::{Engine, FileStore, Graph, StepError};
 use waypost_testing::faulty::Call;
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Returns the holder of the run.
 fn holder(refused: &RunError) -> String {

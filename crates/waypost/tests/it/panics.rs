@@ -7,7 +7,7 @@ use waypost::record::{Claim, FailureKind, Pack, RunStatus};
 use waypost::{Context, END, Graph, Retry, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// The place of a panic, until it is fixed.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -26,10 +26,10 @@ use waypost::{BranchPath, CheckpointRef, Digest};
 use waypost_testing::disk::{DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed, step_id};
 
-mod fans;
-mod overtaken;
-mod saved;
-mod seen;
+mod atomic_save;
+mod concurrent_export;
+mod damage_detection;
+mod fan_outs;
 
 /// A running run in a store.
 struct Story<S> {

@@ -11,7 +11,7 @@ use waypost::store::{StoreError, StoreExt as _};
 use waypost::{BranchPath, Context, END, Engine, Graph, StepError};
 
 use crate::faulty::{Fault, World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 mod checkpoint_order;
 

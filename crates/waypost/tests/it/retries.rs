@@ -12,7 +12,7 @@ use waypost::{Context, Graph, Retry, StepError};
 use waypost_testing::TestClock;
 
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Whether the error is retryable: only a busy service is.
 fn is_busy(error: &StepError) -> bool {

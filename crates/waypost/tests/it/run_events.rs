@@ -12,8 +12,8 @@ use waypost::store::{Scan, Store};
 use waypost::{Clock as _, Graph};
 
 use crate::faulty::{Fault, World, run_id};
-use crate::play::{Notes, Stage};
-use crate::toy::{Does, Toy};
+use crate::scripted_program::{Does, Toy};
+use crate::test_graphs::{Notes, Stage};
 use waypost_testing::TestClock;
 
 async fn records(store: &dyn Store) -> Vec<Record> {

@@ -14,7 +14,7 @@ use waypost::{Context, END, Engine, Graph, Retry, StepError};
 use waypost_testing::TestClock;
 
 use crate::faulty::{Fault, World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Runs with these holds and resumes to the end. Returns the trace of each session. Every session but the last
 /// must end as held, and the world crashes after each.

@@ -6,7 +6,7 @@ use waypost::record::{End, RunStatus};
 use waypost::{Context, Graph, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Builds a step over two items, a fork into `x` and `y`, and a second fork from the join into `p` and `q`.
 fn forks_behind_items(stage: &Stage) -> Graph<Notes> {

@@ -78,7 +78,7 @@ async fn evidence_of_a_branch_and_of_a_careful_step_is_accepted() {
 #[tokio::test]
 async fn evidence_of_an_earlier_pass_is_accepted() {
     let desk = Desk::new();
-    let graph = again::pages(&desk);
+    let graph = resume_checks::pages(&desk);
     desk.run(&graph).await;
     desk.said();
     desk.write("page-1.txt", "mended by hand");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use waypost::disk::Disk;
 use waypost_testing::disk::{Loss, Sampling, SimDisk, Survey, first_loss};
 
-use super::liar::{Liar, Lie};
+use super::planted_faults::{DiskFault, FaultyDisk};
 use super::{Program, Told, commit_files, creates, disk_after, goes_on, has, promises, rotates, share};
 
 /// One in `SHARE` states is checked. The number is prime, so that it is independent of the listing order.
@@ -24,13 +24,13 @@ fn search(
     start: &SimDisk,
     told: &Told,
     program: Program,
-    lie: Option<Lie>,
+    lie: Option<DiskFault>,
     share: usize,
 ) -> Result<(Survey, u64), Box<Loss>> {
     let run = |disk: &SimDisk| {
         let mut told = told.clone();
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-        let disk = lie.map_or(disk.clone(), |lie| Arc::new(Liar::new(disk, lie)));
+        let disk = lie.map_or(disk.clone(), |lie| Arc::new(FaultyDisk::new(disk, lie)));
         // The disk may have lost power: only earlier acknowledgements count.
         let _ = program(disk, &mut told);
         told
@@ -114,7 +114,12 @@ fn a_power_cut_while_damage_is_moved_aside_loses_nothing() {
 
 #[test]
 fn every_planted_mistake_is_seen() {
-    for lie in [Lie::FileNotSynced, Lie::FolderNotSynced, Lie::FolderSyncedLater, Lie::NamedFirst] {
+    for lie in [
+        DiskFault::FileNotSynced,
+        DiskFault::FolderNotSynced,
+        DiskFault::FolderSyncedLater,
+        DiskFault::NamedFirst,
+    ] {
         let (start, told) = disk_after(&[creates]);
         // A file system without links: otherwise the second name of the newest commit heals any fault of the
         // first.

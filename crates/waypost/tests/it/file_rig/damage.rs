@@ -13,7 +13,7 @@ use waypost_testing::damage::{ALL, FirstWrong, OneIn, Outcome, Tally, damage_dis
 use waypost_testing::disk::SimDisk;
 use waypost_testing::picture::{of_summary, scan_all};
 
-use super::liar::{Liar, Lie};
+use super::planted_faults::{DiskFault, FaultyDisk};
 use super::{DIR, Told, commit_files, creates, disk_after, goes_on, now, rotates, run, share};
 
 /// One in `SHARE` damages is tried. The number is odd, so that each bit is tried.
@@ -105,11 +105,15 @@ fn decides(path: &Path) -> bool {
     !matches!(name, "events.jsonl" | "report.md" | "checkpoint.json") && !name.ends_with(".sha256")
 }
 
-fn damaged(lie: Option<Lie>, share: OneIn, chosen: impl Fn(&Path) -> bool) -> Result<Tally, Box<FirstWrong>> {
+fn damaged(
+    lie: Option<DiskFault>,
+    share: OneIn,
+    chosen: impl Fn(&Path) -> bool,
+) -> Result<Tally, Box<FirstWrong>> {
     let (disk, _, whole) = small();
     damage_disk(&disk, share, chosen, |disk| {
         let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-        read(&whole, lie.map_or(disk.clone(), |lie| Arc::new(Liar::new(disk, lie))))
+        read(&whole, lie.map_or(disk.clone(), |lie| Arc::new(FaultyDisk::new(disk, lie))))
     })
 }
 
@@ -137,7 +141,7 @@ fn a_store_that_checks_no_digest_is_seen() {
 
     // Most flips make a file unreadable, so a thin sample may miss the others.
     let shares = [OneIn(7), OneIn(5), OneIn(3), ALL];
-    let seen = |share| damaged(Some(Lie::DigestUnchecked), share, |path| path == newest).is_err();
+    let seen = |share| damaged(Some(DiskFault::DigestUnchecked), share, |path| path == newest).is_err();
 
     assert!(shares.into_iter().any(seen), "damage was believed, and nobody saw it");
 }

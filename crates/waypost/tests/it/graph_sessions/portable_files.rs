@@ -17,7 +17,7 @@ use waypost_testing::damage::{OneIn, Outcome, damage_disk};
 use waypost_testing::disk::SimDisk;
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Returns the file of a run that is held before `b`, with a config.
 async fn saved(world: &World, graph: &Graph<Notes>, state: Notes) -> Portable {

@@ -8,7 +8,7 @@ use waypost::{END, Graph};
 
 use super::newest_seq;
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Builds `a` this many times.
 fn again_and_again(stage: &Stage, times: usize) -> Graph<Notes> {

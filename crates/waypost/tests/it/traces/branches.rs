@@ -17,7 +17,7 @@ use waypost::{BranchPath, Digest, Engine, Graph, StepError};
 
 use crate::faulty::{Fault, World, run_id};
 use crate::history::{assert_told, told};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// More than two pages of items.
 const ITEMS: u32 = 2_100;

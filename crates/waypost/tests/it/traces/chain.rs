@@ -9,8 +9,8 @@ use waypost::{BranchPath, Context, END, Graph, RunId, StepError};
 
 use crate::faulty::{Fault, World, run_id};
 use crate::history::{assert_told, told};
-use crate::play::{Notes, Stage};
-use crate::toy::{Does, Toy};
+use crate::scripted_program::{Does, Toy};
+use crate::test_graphs::{Notes, Stage};
 
 /// A start is on disk, and the step did not run. The newest record reports a cut, also after the second crash:
 /// each resume writes its own start before it starts the step.

@@ -12,8 +12,8 @@ use waypost_testing::TestClock;
 
 use crate::faulty::{World, run_id};
 use crate::history::{assert_told, told};
-use crate::play::{Notes, Stage};
-use crate::toy::{Does, Toy};
+use crate::scripted_program::{Does, Toy};
+use crate::test_graphs::{Notes, Stage};
 
 async fn run(world: &World, toy: &Toy, session: SessionOptions) -> RunStatus {
     let run = world.engine.run_program(toy, toy.record("r"), Default::default(), session);

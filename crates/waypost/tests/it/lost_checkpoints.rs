@@ -8,7 +8,7 @@ use waypost::graph::ItemEnds;
 use waypost::record::RunStatus;
 
 use crate::faulty::{Fault, World};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Builds a fork in a fork, and items in one of its branches.
 fn nested(stage: &Stage) -> Graph<Notes> {

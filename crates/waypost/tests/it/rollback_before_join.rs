@@ -7,7 +7,7 @@ use waypost::record::RunStatus;
 use waypost::{Context, Graph, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// A state with a number for steps and branches.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]

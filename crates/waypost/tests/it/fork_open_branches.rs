@@ -10,7 +10,7 @@ use waypost::store::{Store as _, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, Context, Engine, Graph, Portable, StepError};
 
 use crate::faulty::{Fault, World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 

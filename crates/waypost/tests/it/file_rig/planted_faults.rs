@@ -10,7 +10,7 @@ use waypost::disk::{Disk, DiskFile, Entry, Metadata, write_whole};
 
 /// A fault that the store would have if the disk were correct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lie {
+pub(super) enum DiskFault {
     /// Does not sync files.
     FileNotSynced,
     /// Does not sync folders.
@@ -25,9 +25,9 @@ pub(super) enum Lie {
 
 /// A disk with one planted fault.
 #[derive(Debug, Clone)]
-pub(super) struct Liar {
+pub(super) struct FaultyDisk {
     disk: Arc<dyn Disk>,
-    lie: Lie,
+    lie: DiskFault,
     owed: Arc<Mutex<Owed>>,
 }
 
@@ -39,8 +39,8 @@ struct Owed {
     bytes: Vec<(PathBuf, Vec<u8>)>,
 }
 
-impl Liar {
-    pub(super) fn new(disk: Arc<dyn Disk>, lie: Lie) -> Self {
+impl FaultyDisk {
+    pub(super) fn new(disk: Arc<dyn Disk>, lie: DiskFault) -> Self {
         Self { disk, lie, owed: Arc::default() }
     }
 
@@ -68,7 +68,7 @@ impl Liar {
     }
 
     fn seen(&self, bytes: Vec<u8>) -> Vec<u8> {
-        if self.lie == Lie::DigestUnchecked { resealed(bytes) } else { bytes }
+        if self.lie == DiskFault::DigestUnchecked { resealed(bytes) } else { bytes }
     }
 }
 
@@ -84,14 +84,14 @@ fn resealed(mut text: Vec<u8>) -> Vec<u8> {
     text
 }
 
-impl fmt::Display for Liar {
+impl fmt::Display for FaultyDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a disk that lies ({:?})", self.lie)
     }
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Disk for Liar {
+impl Disk for FaultyDisk {
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         self.pay();
         Ok(self.wrap(path, self.disk.create_new(path)?))
@@ -138,12 +138,14 @@ impl Disk for Liar {
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         self.pay();
         match self.lie {
-            Lie::FolderNotSynced => Ok(()),
-            Lie::FolderSyncedLater => {
+            DiskFault::FolderNotSynced => Ok(()),
+            DiskFault::FolderSyncedLater => {
                 self.owed.lock().unwrap().folder = Some(path.to_owned());
                 Ok(())
             }
-            Lie::FileNotSynced | Lie::NamedFirst | Lie::DigestUnchecked => self.disk.sync_dir(path),
+            DiskFault::FileNotSynced | DiskFault::NamedFirst | DiskFault::DigestUnchecked => {
+                self.disk.sync_dir(path)
+            }
         }
     }
 
@@ -159,7 +161,7 @@ impl Disk for Liar {
 #[derive(Debug)]
 struct LyingFile {
     file: Box<dyn DiskFile>,
-    lie: Lie,
+    lie: DiskFault,
     path: PathBuf,
     owed: Arc<Mutex<Owed>>,
 }
@@ -168,7 +170,7 @@ impl LyingFile {
     /// Whether the bytes of this file follow its rename or link.
     fn is_filled_later(&self) -> bool {
         let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        self.lie == Lie::NamedFirst && name.starts_with(".tmp-")
+        self.lie == DiskFault::NamedFirst && name.starts_with(".tmp-")
     }
 }
 
@@ -191,6 +193,6 @@ impl DiskFile for LyingFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        if self.lie == Lie::FileNotSynced || self.is_filled_later() { Ok(()) } else { self.file.sync() }
+        if self.lie == DiskFault::FileNotSynced || self.is_filled_later() { Ok(()) } else { self.file.sync() }
     }
 }

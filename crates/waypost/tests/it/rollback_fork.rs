@@ -9,7 +9,7 @@ use waypost::store::Store as _;
 use waypost::{END, Graph, RunId, StepError};
 
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 

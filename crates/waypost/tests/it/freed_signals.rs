@@ -6,7 +6,7 @@ use waypost::record::RunStatus;
 use waypost::{Context, END, Engine, Graph, RunId, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Builds `a`, then `ship`, which reads signal `packed`, then `c`.
 fn ships(stage: &Stage) -> Graph<Notes> {

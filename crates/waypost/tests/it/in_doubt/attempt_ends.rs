@@ -12,7 +12,7 @@ use waypost::record::{Claim, Pack, RunStatus};
 use waypost::{Context, Graph, Retry, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// An end of an attempt after the effect of its step.
 #[derive(Debug, Clone, Copy, PartialEq)]

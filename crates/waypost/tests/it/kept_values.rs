@@ -14,7 +14,7 @@ use waypost::record::{FailureKind, RunStatus, Usage};
 use waypost::{Context, Graph, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// A graph of one step.
 fn only<F>(step: impl Fn(Notes, Context) -> F + Send + Sync + 'static) -> Graph<Notes>

@@ -9,7 +9,7 @@ use waypost::record::RunStatus;
 use waypost::{Context, Graph, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 /// Builds a graph in which `y` asks inside a fork, and each sibling asks in its own inner graph. One branch runs
 /// at a time.

@@ -9,10 +9,10 @@ use waypost::store::Store as _;
 use waypost::{Context, END, Graph, StepError};
 
 use crate::faulty::{Fault, World, run_id};
-use crate::play::{Notes, Stage};
-use crate::toy::{Does, Toy};
+use crate::scripted_program::{Does, Toy};
+use crate::test_graphs::{Notes, Stage};
 
-mod ends;
+mod attempt_ends;
 
 /// Adds a non-idempotent step.
 fn pays(stage: &Stage, builder: Builder<Notes>, name: &str) -> Builder<Notes> {

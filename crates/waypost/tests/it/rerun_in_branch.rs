@@ -8,7 +8,7 @@ use waypost::record::RunStatus;
 use waypost::{BranchPath, Graph};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 

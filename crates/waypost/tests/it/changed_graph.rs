@@ -14,7 +14,7 @@ use waypost::record::{End, RunStatus};
 use waypost::{BranchPath, CheckpointRef, Context, END, Graph, StepError};
 
 use crate::faulty::World;
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 type State = Vec<String>;
 

@@ -7,7 +7,7 @@ use waypost::{BranchPath, Clock as _, Graph, SystemClock};
 use waypost_testing::records::holder;
 
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 async fn cancel(world: &World) -> Result<Cancel, RunError> {
     world.engine.cancel(&run_id(), "a test").await

@@ -11,7 +11,7 @@ use waypost::{BranchPath, Context, END, Graph, StepError};
 use waypost_testing::records::holder;
 
 use crate::faulty::{World, run_id};
-use crate::play::{Notes, Stage};
+use crate::test_graphs::{Notes, Stage};
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 
