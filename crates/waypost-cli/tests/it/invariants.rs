@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
-use crate::looking::picture;
+use crate::read_only::picture;
 use crate::rig::{Rig, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];

@@ -1,6 +1,6 @@
 //! `--treat-as done=STEP` and `--treat-as retry=STEP`: decisions about named steps in doubt.
 
-use crate::asked::{STORES, ran};
+use crate::in_doubt::{STORES, ran};
 use crate::rig::{Rig, code_of};
 
 const FLOW: &str = "max_parallel: 4

@@ -1,6 +1,6 @@
 //! Questions to a person, continued: passes, parked steps, and other failures at the same time.
 
-use crate::asked::{STORES, flows, has_ended, ran, rig_of};
+use crate::in_doubt::{STORES, flows, has_ended, ran, rig_of};
 use crate::rig::{Rig, code_of};
 
 /// A run with a non-idempotent repeated step that failed in its second pass.
