@@ -439,7 +439,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     if rows.iter().any(Row::is_at_stake) {
         let results = FinishedResults::of(store, snapshot, &own).await?;
         for row in rows.iter_mut().filter(|row| row.is_at_stake()) {
-            row.at_stake = Some(results.of_step(&row.change.step).await?);
+            row.at_stake = Some(results.of_step(&row.change.step, &row.within).await?);
         }
     }
     choice.finished.check(&rows)?;
