@@ -58,6 +58,11 @@ pub(crate) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
     Workflow::parse(text, Path::new("the run's copy")).ok()
 }
 
+/// Returns the graph of the definition in force; `None` for the run of a program.
+pub(crate) fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+    shape_of(&workflow_in_force(snapshot)?, environment::parallel()).ok()
+}
+
 /// Returns the names of the steps in the definition in force.
 pub(crate) fn names_of(snapshot: &Snapshot) -> StepNames {
     workflow_in_force(snapshot).as_ref().map(StepNames::of).unwrap_or_default()

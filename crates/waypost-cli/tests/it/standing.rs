@@ -123,3 +123,26 @@ fn what_looks_ahead_says_that_the_run_is_under_way() {
         assert_eq!(rig.json(&[look, &["--json"]].concat())["stops"], serde_json::json!([]), "{look:?}");
     }
 }
+
+#[test]
+fn skipped_steps_are_counted_apart_from_done_steps() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: s, if: 'false', run: 'true'}
+  - {id: t, needs: [s], run: 'true'}
+  - {id: u, needs: [a], run: 'test -e ok'}
+  - {id: v, needs: [u], run: 'true'}
+",
+    );
+    let failed = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    assert!(failed.contains("Run r failed at step u: 1 of 5 steps are done, 2 skipped.\n"), "{failed}");
+    rig.write("ok", "");
+
+    let completed = rig.waypost(&["resume", "r"]);
+
+    assert!(completed.contains("Run r is completed: 3 of 5 steps are done, 2 skipped.\n"), "{completed}");
+    let show = rig.waypost(&["show", "r"]);
+    assert!(show.contains("  steps       3 of 5 done, 2 skipped\n"), "{show}");
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["progress"]["done"], 5);
+}
