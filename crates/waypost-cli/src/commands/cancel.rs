@@ -31,10 +31,15 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     if summary.holder.is_none() {
         match summary.status {
             RunStatus::Cancelled => {
-                return told(context, &run, (Cancel::AlreadyCancelled, false), None);
+                return told(context, (&run, args.undo_steps), (Cancel::AlreadyCancelled, false), None);
             }
             status @ (RunStatus::Completed | RunStatus::CompletedWithFailures) => {
-                return told(context, &run, (Cancel::AlreadyFinished(status), false), None);
+                return told(
+                    context,
+                    (&run, args.undo_steps),
+                    (Cancel::AlreadyFinished(status), false),
+                    None,
+                );
             }
             _ => {}
         }
@@ -56,7 +61,7 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     let cancelled = engine.cancel_under(lease, CANCEL).await?;
     // The messages that the run drops may hold a secret: the close removes their bytes from the database.
     store.close().await?;
-    told(context, &run, (cancelled, stopped), undone)
+    told(context, (&run, args.undo_steps), (cancelled, stopped), undone)
 }
 
 /// Takes the lease of a run, after stopping its holder; returns whether there was a holder.
@@ -97,7 +102,7 @@ async fn stopped_lease(
 
 fn told(
     context: &Context,
-    run: &RunId,
+    (run, undoes): (&RunId, bool),
     (cancelled, stopped): (Cancel, bool),
     undone: Option<Vec<UndoneView>>,
 ) -> Result<Exit, Error> {
@@ -107,7 +112,10 @@ fn told(
         Cancel::AlreadyFinished(status) => {
             return Err(Error::usage(
                 format!("cannot cancel run {run}: it is {}", status.name()),
-                format!("`waypost delete {run}` deletes the run"),
+                match undoes {
+                    true => format!("`waypost rollback {run}@1 --undo-steps` undoes its steps"),
+                    false => format!("`waypost delete {run}` deletes the run"),
+                },
             ));
         }
     };
@@ -124,7 +132,8 @@ fn told(
         return Ok(Exit::Done);
     }
     let Some(branches) = branches else {
-        context.output.note(&format!("Nothing to do, because run {run} is already cancelled."));
+        let undo = if undoes { "; a cancelled run undoes no further steps" } else { "" };
+        context.output.note(&format!("Nothing to do, because run {run} is already cancelled{undo}."));
         return Ok(Exit::Done);
     };
     let others = match branches {
