@@ -346,6 +346,14 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
             let hint = format!("the step is in other scopes: name one of {}", few(&on));
             return Ok(Error::not_found(format!("step `{step}` in the main scope of run {run}"), hint));
         }
+        let branches = store.branches(run).await?.into_iter();
+        let is_item = |branch: &BranchPath| branch.opened_by().is_some_and(|(_, key)| key == *step);
+        let items: Vec<String> =
+            branches.filter(is_item).map(|branch| quoted(&names.path(&branch))).collect();
+        if !items.is_empty() {
+            let hint = format!("the key of an item needs its step: name {}", few(&items));
+            return Ok(Error::not_found(format!("step `{step}` in run {run}"), hint));
+        }
     }
     let step = named.step.as_deref().unwrap_or_default();
     let Some(branch) = named.branch.as_ref().filter(|branch| !branch.is_main()) else {
