@@ -385,7 +385,11 @@ impl Shown {
         let listed = self.snapshot.entry.summary.summary.step.as_deref().filter(|_| self.at.is_none());
         let mut failed = steps.iter().filter(|step| step.holds_up);
         let first = failed.clone().next();
-        failed.find(|step| Some(step.id.as_str()) == listed).or(first)
+        let is_listed = |step: &&StepView| match listed.and_then(|listed| listed.rsplit_once('/')) {
+            Some((branch, id)) => step.branch == branch && step.id == id,
+            None => Some(step.id.as_str()) == listed,
+        };
+        failed.find(is_listed).or(first)
     }
 
     async fn view(&self, store: &dyn Store) -> Result<ShowView, Error> {
