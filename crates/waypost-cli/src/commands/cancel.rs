@@ -108,6 +108,12 @@ fn told(
 ) -> Result<Exit, Error> {
     let branches = match cancelled {
         Cancel::Done { branches, .. } => Some(branches),
+        Cancel::AlreadyCancelled if undoes => {
+            return Err(Error::usage(
+                format!("cannot undo the steps of run {run}: it is cancelled"),
+                format!("`waypost events {run}` lists the undone steps"),
+            ));
+        }
         Cancel::AlreadyCancelled => None,
         Cancel::AlreadyFinished(status) => {
             return Err(Error::usage(
@@ -132,8 +138,7 @@ fn told(
         return Ok(Exit::Done);
     }
     let Some(branches) = branches else {
-        let undo = if undoes { "; a cancelled run undoes no further steps" } else { "" };
-        context.output.note(&format!("Nothing to do, because run {run} is already cancelled{undo}."));
+        context.output.note(&format!("Nothing to do, because run {run} is already cancelled."));
         return Ok(Exit::Done);
     };
     let others = match branches {
@@ -142,9 +147,11 @@ fn told(
         count => format!(", with {count} open scopes"),
     };
     let words = context.store_words();
-    let what = match undone.iter().flatten().any(|step| step.undone) {
-        true => "the effects of its steps are undone",
-        false => "the effects of its steps remain",
+    let undone = undone.unwrap_or_default();
+    let what = match undone.iter().filter(|step| step.undone).count() {
+        0 => "the effects of its steps remain".to_owned(),
+        count if count == undone.len() => "the effects of its steps are undone".to_owned(),
+        count => format!("the effects of {count} of {} steps are undone", undone.len()),
     };
     context.output.done(&format!(
         "Run {run} is cancelled{others}; {what}.\nTo start over: waypost resume {run} --restart{words}"

@@ -403,4 +403,13 @@ fn steps_without_undo_are_named_in_one_line() {
     let line = "3 steps have no `undo`, and their effects remain: each:y/k, each:x/k, b\n";
     assert!(undone.contains(line), "{undone}");
     assert_eq!(undone.matches("no `undo`").count(), 1, "{undone}");
+
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "s", "--until", "b", "-q"]), Some(0));
+    let cancelled = rig.waypost(&["cancel", "s", "--undo-steps"]);
+    assert!(
+        cancelled.contains("Run s is cancelled; the effects of 1 of 2 steps are undone.\n"),
+        "{cancelled}"
+    );
+    let again = rig.waypost(&["cancel", "s", "--undo-steps"]);
+    assert!(again.contains("error: cannot undo the steps of run s: it is cancelled\n"), "{again}");
 }
