@@ -467,13 +467,13 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     );
     if record.settings.contains_key(SCRIPT) {
         return Err(Error::usage(
-            format!("cannot resume run {}: it belongs to `waypost once` in a script", record.run),
+            format!("run {} has no workflow file: it belongs to `waypost once` in a script", record.run),
             how_to_resume(record, ""),
         ));
     }
     let Some(text) = &definition.text else {
         return Err(Error::usage(
-            format!("cannot resume run {}: it was not created from a workflow file", record.run),
+            format!("run {} has no workflow file: it belongs to a program", record.run),
             how_to_resume(record, ""),
         ));
     };
