@@ -630,7 +630,7 @@ fn sentence<S>(
         RunStatus::Interrupted => match (&outcome.stopped_by, &told.until) {
             (Some(by), _) if by.starts_with(BUDGET) => {
                 format!(
-                    "Run {run} was stopped by {by}: {done}.\nTo resume, {}.",
+                    "Run {run} was stopped by {by}: {done}.\nTo resume, {}",
                     raise_budget(line.as_deref())
                 )
             }
