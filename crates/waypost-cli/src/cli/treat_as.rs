@@ -23,10 +23,16 @@ impl Treatment {
         };
         let steps: Vec<String> =
             steps.into_iter().flat_map(|steps| steps.split(',')).map(str::to_owned).collect();
-        match steps.iter().any(String::is_empty) {
-            true => Err("a step has no name".to_owned()),
-            false => Ok(Self { treat_as, steps }),
+        if steps.iter().any(String::is_empty) {
+            return Err("a step has no name".to_owned());
         }
+        if steps.iter().any(|step| step.contains('=')) {
+            let options = ["done", "retry"].iter().fold(format!("--treat-as {text}"), |options, word| {
+                options.replace(&format!(",{word}="), &format!(" --treat-as {word}="))
+            });
+            return Err(format!("an option has one decision: `{options}`"));
+        }
+        Ok(Self { treat_as, steps })
     }
 }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waypost::RunId;
-use waypost::engine::{Engine, RunError, Waiting};
+use waypost::engine::{Engine, RunError, Snapshot, Waiting};
 use waypost::record::RunStatus;
 use waypost::store::Store;
+use waypost_workflow::file::{Body, Work};
 
 use super::Context;
 use super::resume::resume_in;
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::output::{shown, shown_lines};
-use crate::run::definition::{how_to_resume, names};
+use crate::run::definition::{how_to_resume, names, workflow_in_force};
 use crate::run::keepalive::keepalive_holder;
 use crate::run::questions::{json_or_text, questions, refuse_secret, taken};
 use crate::run::reference::{Default, find, here_first, is_step, only, unnamed};
@@ -102,8 +103,20 @@ pub(crate) async fn signal(context: &Context, args: SignalArgs) -> Result<Exit, 
         context.output.document(&SignalledView { v: VERSION, run, name, value })?;
         return Ok(Exit::Done);
     }
-    let text = format!("Sent signal {} to run {run}", shown(&args.name));
+    let mut text = format!("Sent signal {} to run {run}", shown(&args.name));
+    let workflow = workflow_in_force(&Snapshot::read(store.as_ref(), &run).await?);
+    if workflow.is_some_and(|workflow| !may_wait(workflow.body(), &args.name)) {
+        text.push_str(", although no step of the workflow waits for it");
+    }
     told(context, store.as_ref(), &run, &text, 0).await
+}
+
+/// Returns whether a step of a body may wait for a signal: the name of a wait may have expressions.
+fn may_wait(body: &Body, name: &str) -> bool {
+    body.steps().iter().any(|step| match &step.work {
+        Work::Wait(signal) => signal.as_str() == name || signal.as_str().contains("${{"),
+        work => work.body().is_some_and(|body| may_wait(body, name)),
+    })
 }
 
 /// Lists the runs with an open question.

@@ -31,10 +31,15 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     if summary.holder.is_none() {
         match summary.status {
             RunStatus::Cancelled => {
-                return told(context, &run, (Cancel::AlreadyCancelled, false), None);
+                return told(context, (&run, args.undo_steps), (Cancel::AlreadyCancelled, false), None);
             }
             status @ (RunStatus::Completed | RunStatus::CompletedWithFailures) => {
-                return told(context, &run, (Cancel::AlreadyFinished(status), false), None);
+                return told(
+                    context,
+                    (&run, args.undo_steps),
+                    (Cancel::AlreadyFinished(status), false),
+                    None,
+                );
             }
             _ => {}
         }
@@ -56,7 +61,7 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     let cancelled = engine.cancel_under(lease, CANCEL).await?;
     // The messages that the run drops may hold a secret: the close removes their bytes from the database.
     store.close().await?;
-    told(context, &run, (cancelled, stopped), undone)
+    told(context, (&run, args.undo_steps), (cancelled, stopped), undone)
 }
 
 /// Takes the lease of a run, after stopping its holder; returns whether there was a holder.
@@ -97,17 +102,26 @@ async fn stopped_lease(
 
 fn told(
     context: &Context,
-    run: &RunId,
+    (run, undoes): (&RunId, bool),
     (cancelled, stopped): (Cancel, bool),
     undone: Option<Vec<UndoneView>>,
 ) -> Result<Exit, Error> {
     let branches = match cancelled {
         Cancel::Done { branches, .. } => Some(branches),
+        Cancel::AlreadyCancelled if undoes => {
+            return Err(Error::usage(
+                format!("cannot undo the steps of run {run}: it is cancelled"),
+                format!("`waypost events {run}` lists the undone steps"),
+            ));
+        }
         Cancel::AlreadyCancelled => None,
         Cancel::AlreadyFinished(status) => {
             return Err(Error::usage(
                 format!("cannot cancel run {run}: it is {}", status.name()),
-                format!("`waypost delete {run}` deletes the run"),
+                match undoes {
+                    true => format!("`waypost rollback {run}@1 --undo-steps` undoes its steps"),
+                    false => format!("`waypost delete {run}` deletes the run"),
+                },
             ));
         }
     };
@@ -133,9 +147,11 @@ fn told(
         count => format!(", with {count} open scopes"),
     };
     let words = context.store_words();
-    let what = match undone.iter().flatten().any(|step| step.undone) {
-        true => "the effects of its steps are undone",
-        false => "the effects of its steps remain",
+    let undone = undone.unwrap_or_default();
+    let what = match undone.iter().filter(|step| step.undone).count() {
+        0 => "the effects of its steps remain".to_owned(),
+        count if count == undone.len() => "the effects of its steps are undone".to_owned(),
+        count => format!("the effects of {count} of {} steps are undone", undone.len()),
     };
     context.output.done(&format!(
         "Run {run} is cancelled{others}; {what}.\nTo start over: waypost resume {run} --restart{words}"

@@ -11,28 +11,23 @@ use crate::exit::Exit;
 use crate::format::time;
 use crate::output::Output;
 use crate::run::definition::names;
-use crate::run::reference;
-use crate::run::reference::{damaged_reference, no_scope};
+use crate::run::reference::{damaged_reference, scope};
 use crate::view::step_names::StepNames;
 use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
-pub(crate) async fn checkpoints(context: &Context, mut args: CheckpointsArgs) -> Result<Exit, Error> {
+pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
-    reference::encode(store.as_ref(), &run, &mut args.scope).await?;
-    // An invalid name of a scope cannot exist.
-    let parsed = |name: &str| reference::parse_branch(name).map_err(|_| no_scope(&run, name));
-    let branch = args.scope.as_deref().map(parsed).transpose()?;
-    let scan =
-        Scan { branch: branch.clone(), cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
+    let branch = match &args.scope {
+        Some(path) => Some(scope(store.as_ref(), &run, path).await?),
+        None => None,
+    };
+    let scan = Scan { branch, cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
     let found = store.scan(&scan).await?;
     let mut checkpoints = Vec::with_capacity(found.records.len());
     for record in &found.records {
         checkpoints.push(checked(store.as_ref(), record).await?);
     }
     insert_damaged(&mut checkpoints, &found.damaged);
-    if let Some(branch) = branch.filter(|_| checkpoints.is_empty() && scan.cursor.is_none()) {
-        return Err(no_scope(&run, branch.as_str()));
-    }
     if context.output.json {
         context.output.document(&CheckpointsView { v: VERSION, checkpoints, next: found.next })?;
         return Ok(Exit::Done);

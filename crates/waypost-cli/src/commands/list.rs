@@ -16,6 +16,7 @@ use crate::format::size;
 use crate::format::time;
 use crate::output::shown;
 use crate::run::current_evidence;
+use crate::run::definition::names;
 use crate::run::disk_use::bytes_of;
 use crate::run::reference::resumable_statuses;
 use crate::run::run_status::{self, Corrected};
@@ -177,6 +178,9 @@ async fn found(
             if matches!(settles, Ok(true)) {
                 run.status = RunStatus::Interrupted;
             }
+        }
+        if let Some(step) = run.summary.step.as_mut().filter(|step| step.contains('/')) {
+            *step = names(store, &run.run).await.plain(step);
         }
         listed.push(run);
     }

@@ -404,8 +404,9 @@ impl Printer<'_> {
                 if (headed || self.last.is_some()) && self.last.as_ref() != Some(&blob) {
                     let Self { store, run, names, live, grows: follows, .. } = *self;
                     let heading = attempt.heading(&LogsAt { store, run, names, live, follows });
-                    let heading = self.context.output.paint.bold(&heading);
-                    self.context.output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
+                    let output = &self.context.output;
+                    let heading = output.paint.bold(&output.wrapped(&heading, 0, 4));
+                    output.answer(&format!("{}{heading}", if self.torn { "\n" } else { "" }))?;
                 }
                 let end = offset + chunk.len() as u64;
                 let output = &self.context.output;

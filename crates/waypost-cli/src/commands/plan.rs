@@ -11,7 +11,6 @@ use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
-use super::show::shape_in_force;
 use super::undo;
 use super::{Context, checkpoints, executions};
 use crate::cli::DeadLetter;
@@ -24,7 +23,9 @@ use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
-use crate::run::definition::{Choice, Chosen, choose, names_of, resume_line, workflow_in_force};
+use crate::run::definition::{
+    Choice, Chosen, choose, names_of, resume_line, shape_in_force, workflow_in_force,
+};
 use crate::run::doubt::{cause_of, doubts};
 use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_scope, no_step};

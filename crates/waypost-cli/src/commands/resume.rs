@@ -12,7 +12,7 @@ use waypost::engine::{
 use waypost::folder::REPORT;
 use waypost::plan::{Action, Decision, Plan};
 use waypost::record::{Choice as SettlementChoice, RunRecord};
-use waypost::store::{Progress, Store, StoreError, StoreExt as _};
+use waypost::store::{Store, StoreError, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
@@ -27,6 +27,7 @@ use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
+use crate::run::progress::steps_are_done;
 use crate::run::reference::{Default as Meant, StepRef, encode, find, no_scope};
 use crate::run::run_status;
 use crate::session::{Session, SessionReport};
@@ -55,9 +56,24 @@ pub(crate) async fn resume(context: &Context, args: ResumeArgs) -> Result<Exit, 
             let hint = "name a store with `--store`; `waypost resume --all --everywhere` uses all stores of this user";
             return Err(Error::usage(error.to_string(), hint));
         }
-        store => store?,
+        store => store.map_err(|error| not_begun(error, args.run.as_deref()))?,
     };
     resume_in(context, store, args).await
+}
+
+/// Adds to the error about a missing run how to start it: a crash in the first milliseconds leaves no record of a run.
+fn not_begun(error: Error, run: Option<&str>) -> Error {
+    let Some(run) = run.filter(|run| RunId::new(run).is_ok()) else { return error };
+    let start = format!("`waypost run FILE --id {run} --or-resume` starts a run without a record");
+    match error {
+        Error::NoStore { .. } | Error::NoRuns { .. } => {
+            Error::not_found(format!("run `{run}`: {error}"), format!("{start}; `--store` names a store"))
+        }
+        Error::NotFound { what, hint } if what == format!("run `{run}`") => {
+            Error::not_found(what, hint.map_or(start.clone(), |hint| format!("{hint}; {start}")))
+        }
+        error => error,
+    }
 }
 
 /// Resumes a run in an open store.
@@ -163,7 +179,7 @@ pub(crate) async fn resume_within(
 /// Selects the run: by name, else the newest resumable run; without any, the newest of all, for its message.
 async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
     if name.is_some() {
-        return find(store, name, Meant::Newest).await;
+        return find(store, name, Meant::Newest).await.map_err(|error| not_begun(error, name));
     }
     match find(store, None, Meant::NewestResumable).await {
         Err(Error::NotFound { .. }) => find(store, None, Meant::Newest).await,
@@ -366,8 +382,8 @@ impl Prepared {
             (None, 1) => return Some(format!("Run {run} retries 1 failed item.")),
             (None, count) => return Some(format!("Run {run} retries {count} failed items.")),
         };
-        let Progress { done, total } = snapshot.entry.summary.summary.progress;
-        Some(format!("Run {run} continues at step {step}: {done} of {total} steps are done."))
+        let done = steps_are_done(store, run, snapshot.entry.summary.summary.progress).await;
+        Some(format!("Run {run} continues at step {step}: {done}."))
     }
 
     fn told(&self, context: &Context, store: &dyn Store, args: &ResumeArgs) -> SessionReport {

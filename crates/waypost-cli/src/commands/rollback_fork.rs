@@ -25,6 +25,7 @@ use crate::run::current_evidence;
 use crate::run::definition::{Chosen, names, names_of, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
 use crate::run::params::{Begin, BegunWork, ReadParam, current};
+use crate::run::progress::steps_are_done;
 use crate::run::reference::{Default as Meant, Reference, encode, step_on};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, kept};
@@ -86,7 +87,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     }
     let decisions = super::plan::views(store.as_ref(), &run, &plan).await?;
     super::plan::show(context, Some(run.as_str()), (decisions, Vec::new()), &names_of(&snapshot))?;
-    let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
+    let done = steps_are_done(store.as_ref(), &run, outcome.progress).await;
     let kept: String = since(&target, &before, &snapshot, &to).into_iter().map(|line| line + "\n").collect();
     let next = format!("Resume with: waypost resume {run}{}", context.store_words());
     context.output.sentences(&format!("Rolled back run {run} to {to}: {done}.\n{kept}{next}"))?;

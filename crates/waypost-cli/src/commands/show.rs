@@ -13,7 +13,7 @@ use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::{Work, Workflow};
-use waypost_workflow::program::{log_name, shape_of};
+use waypost_workflow::program::log_name;
 
 use super::{Context, checkpoints, undo};
 use crate::cli::ShowArgs;
@@ -23,13 +23,13 @@ use crate::format::{exit_code, size, text, time};
 use crate::output::{Output, is_empty, log_lines, shown};
 use crate::run::current_evidence::asked;
 use crate::run::dead_letters;
-use crate::run::definition::{path_in_force, resume_line, workflow_in_force};
+use crate::run::definition::{path_in_force, resume_line, shape_in_force, workflow_in_force};
 use crate::run::doubt::doubts_of;
-use crate::run::environment;
 use crate::run::failed_item::FailedStep;
 use crate::run::hooks;
 use crate::run::idle_times::IdleTimes;
 use crate::run::params;
+use crate::run::progress::in_words;
 use crate::run::reference::{Default, Reference, StepRef, encode, find, no_step};
 use crate::run::run_status;
 use crate::session::failed_items;
@@ -198,10 +198,6 @@ struct Shown {
     lost: Option<CheckpointRef>,
     /// Pending signals of the run.
     given: Vec<Signal>,
-}
-
-pub(super) fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
-    shape_of(&workflow_in_force(snapshot)?, environment::parallel()).ok()
 }
 
 /// Returns the size of the log of a running step.
@@ -389,7 +385,11 @@ impl Shown {
         let listed = self.snapshot.entry.summary.summary.step.as_deref().filter(|_| self.at.is_none());
         let mut failed = steps.iter().filter(|step| step.holds_up);
         let first = failed.clone().next();
-        failed.find(|step| Some(step.id.as_str()) == listed).or(first)
+        let is_listed = |step: &&StepView| match listed.and_then(|listed| listed.rsplit_once('/')) {
+            Some((branch, id)) => step.branch == branch && step.id == id,
+            None => Some(step.id.as_str()) == listed,
+        };
+        failed.find(is_listed).or(first)
     }
 
     async fn view(&self, store: &dyn Store) -> Result<ShowView, Error> {
@@ -550,7 +550,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
     }
     fact("workflow", &view.workflow);
     fact("file", view.path.as_deref().unwrap_or_default());
-    fact("steps", &format!("{} of {} done", progress.done, progress.total));
+    fact("steps", &in_words(progress, view.skipped(), "done"));
     let since = |at| format!("{} ({})", time::utc(at), time::ago(at, context.now()));
     fact("started", &since(frozen.created_at));
     fact("changed", &since(changed));

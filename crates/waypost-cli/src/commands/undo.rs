@@ -17,6 +17,9 @@ use crate::session::Session;
 use crate::view::UndoneView;
 use crate::view::step_names::StepNames;
 
+/// Most steps without `undo` that a message names.
+const WITHOUT_UNDO_NAMED_MAX: usize = 10;
+
 /// Returns the command that finishes a begun undo; `None` if no undo is in progress.
 pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
     let newest = snapshot.newest();
@@ -45,7 +48,7 @@ pub(super) async fn undo_after(
     let names = StepNames::of(&prepared.chosen.workflow);
     let program = prepared.program(store, &args)?;
     let engine = program.equip(Engine::new(Arc::clone(store)));
-    let mut views = Vec::new();
+    let (mut views, mut without) = (Vec::new(), Vec::new());
     let told = |undone: &Undone| {
         let Undone { step, branch, iteration, is_undone, .. } = undone;
         let mut called = names.called(branch, step.as_str());
@@ -58,12 +61,15 @@ pub(super) async fn undo_after(
         if *is_undone {
             context.output.note(&format!("Undid step {called}."));
         } else {
-            context.output.note(&format!("Step {called} has no `undo`, and its effects remain."));
+            without.push(called);
         }
         let (step, branch) = (step.to_string(), branch.to_string());
         views.push(UndoneView { step, branch, undone: *is_undone });
     };
     let undone = engine.undo_program(&program, run, (to, &session.stop), told).await;
+    if let Some(text) = remaining(&without) {
+        context.output.note(&text);
+    }
     if let Err(RunError::NotUndone { failure, .. }) = &undone
         && let Some(printed) = &failure.ending.log
     {
@@ -71,4 +77,19 @@ pub(super) async fn undo_after(
     }
     undone?;
     Ok(views)
+}
+
+/// Names the first steps without `undo`; `None` without any.
+fn remaining(without: &[String]) -> Option<String> {
+    let named =
+        without.iter().take(WITHOUT_UNDO_NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match without.len() {
+        0 => None,
+        1 => Some(format!("Step {named} has no `undo`, and its effects remain.")),
+        count if count > WITHOUT_UNDO_NAMED_MAX => Some(format!(
+            "{count} steps have no `undo`, and their effects remain: {named} and {} more",
+            count - WITHOUT_UNDO_NAMED_MAX
+        )),
+        count => Some(format!("{count} steps have no `undo`, and their effects remain: {named}")),
+    }
 }

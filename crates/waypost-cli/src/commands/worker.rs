@@ -23,6 +23,7 @@ use crate::exit::{Exit, TIMEOUT};
 use crate::run::definition::Chosen;
 use crate::run::environment::{self, Local};
 use crate::run::needs::{self, Offer};
+use crate::run::progress::steps_are_done;
 use crate::session::interrupt;
 use crate::store_location::{self, Access};
 
@@ -94,14 +95,9 @@ impl Executor for RunExecutor {
         Counters::add(&self.counters.running);
         let left = match self.executed(lease, stop).await {
             Ok(outcome) => {
-                let (status, done) = (outcome.status, outcome.progress);
+                let done = steps_are_done(self.store.as_ref(), &run, outcome.progress).await;
                 let by = outcome.stopped_by.as_deref().map(|by| format!(" ({by})")).unwrap_or_default();
-                self.context.output.note(&format!(
-                    "Run {run} is {}{by}: {} of {} steps are done.",
-                    status.name(),
-                    done.done,
-                    done.total
-                ));
+                self.context.output.note(&format!("Run {run} is {}{by}: {done}.", outcome.status.name()));
                 left(&outcome)
             }
             Err(error) => {

@@ -370,6 +370,7 @@ impl Output {
                 }
             }
         }
+        text.pop();
         text
     }
 }

@@ -58,6 +58,11 @@ pub(crate) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
     Workflow::parse(text, Path::new("the run's copy")).ok()
 }
 
+/// Returns the graph of the definition in force; `None` for the run of a program.
+pub(crate) fn shape_in_force(snapshot: &Snapshot) -> Option<Shape> {
+    shape_of(&workflow_in_force(snapshot)?, environment::parallel()).ok()
+}
+
 /// Returns the names of the steps in the definition in force.
 pub(crate) fn names_of(snapshot: &Snapshot) -> StepNames {
     workflow_in_force(snapshot).as_ref().map(StepNames::of).unwrap_or_default()
@@ -462,13 +467,13 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     );
     if record.settings.contains_key(SCRIPT) {
         return Err(Error::usage(
-            format!("run {} belongs to `waypost once` in a script, not to a workflow file", record.run),
+            format!("run {} has no workflow file: it belongs to `waypost once` in a script", record.run),
             format!("{}; `waypost show {}` lists its steps", how_to_resume(record, ""), record.run),
         ));
     }
     let Some(text) = &definition.text else {
         return Err(Error::usage(
-            format!("run {} belongs to a program, not to a workflow file", record.run),
+            format!("run {} has no workflow file: it belongs to a program", record.run),
             format!("{}; `waypost show {}` lists its steps", how_to_resume(record, ""), record.run),
         ));
     };

@@ -15,6 +15,7 @@ pub(crate) mod limits;
 pub(crate) mod needs;
 pub(crate) mod params;
 pub(crate) mod preflight;
+pub(crate) mod progress;
 pub(crate) mod questions;
 pub(crate) mod reference;
 pub(crate) mod run_status;

@@ -75,7 +75,7 @@ impl Reference {
         if name.is_empty() {
             return Err(wrong());
         }
-        let checkpoint = match parse_branch(branch) {
+        let checkpoint = match BranchPath::new(branch) {
             Ok(branch) => Checkpoint::Number(branch, seq),
             Err(_) => Checkpoint::Plain(branch.to_owned(), seq),
         };
@@ -94,20 +94,8 @@ impl Reference {
         let run = find(store, self.run.as_deref(), default).await?;
         let at = match &self.checkpoint {
             None => None,
-            Some(Checkpoint::Number(branch, seq)) if branch.is_main() => Some((branch.clone(), *seq)),
-            Some(Checkpoint::Number(branch, seq)) if store.branches(&run).await?.contains(branch) => {
-                Some((branch.clone(), *seq))
-            }
-            Some(Checkpoint::Number(_, seq) | Checkpoint::Plain(_, seq)) => {
-                let text = &self.checkpoint.as_ref().map(Checkpoint::path).unwrap_or_default();
-                let branches = store.branches(&run).await?;
-                let is_whole = |rest: &str| rest.is_empty();
-                let meant = matches(&branches, text, is_whole);
-                match meant.as_slice() {
-                    [(branch, _)] => Some(((*branch).clone(), *seq)),
-                    [] => return Err(no_scope(&run, text)),
-                    _ => return Err(no_single_scope(&run, text)),
-                }
+            Some(checkpoint @ (Checkpoint::Number(_, seq) | Checkpoint::Plain(_, seq))) => {
+                Some((scope(store, &run, &checkpoint.path()).await?, *seq))
             }
             Some(Checkpoint::Label(label)) => {
                 let found = labelled(store, &run, label).await?.ok_or_else(|| {
@@ -123,9 +111,24 @@ impl Reference {
     }
 }
 
-/// Parses the name of a branch.
-pub(crate) fn parse_branch(text: &str) -> Result<BranchPath, Error> {
-    BranchPath::new(text).map_err(|error| Error::Usage { message: error.to_string(), hint: None })
+/// Finds the scope with this path, as screens and records name it.
+///
+/// # Errors
+/// The run has no such scope, or several.
+pub(crate) async fn scope(store: &dyn Store, run: &RunId, path: &str) -> Result<BranchPath, Error> {
+    if path == BranchPath::main().as_str() {
+        return Ok(BranchPath::main());
+    }
+    let branches = store.branches(run).await?;
+    let known = |text: &str| BranchPath::new(text).ok().filter(|branch| branches.contains(branch));
+    if let Some(branch) = known(path) {
+        return Ok(branch);
+    }
+    match matches(&branches, path, |rest| rest.is_empty()).as_slice() {
+        [(branch, _)] => Ok((*branch).clone()),
+        [] => known(&encoded(store, run, path).await?).ok_or_else(|| no_scope(run, path)),
+        _ => Err(no_single_scope(run, path)),
+    }
 }
 
 /// Returns `STEP`, `BRANCH` or `BRANCH/STEP` in the words of the run: with encoded keys, with the scope of a step of a
@@ -345,6 +348,14 @@ pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> 
             let on: Vec<String> = on.into_iter().collect();
             let hint = format!("the step is in other scopes: name one of {}", few(&on));
             return Ok(Error::not_found(format!("step `{step}` in the main scope of run {run}"), hint));
+        }
+        let branches = store.branches(run).await?.into_iter();
+        let is_item = |branch: &BranchPath| branch.opened_by().is_some_and(|(_, key)| key == *step);
+        let items: Vec<String> =
+            branches.filter(is_item).map(|branch| quoted(&names.path(&branch))).collect();
+        if !items.is_empty() {
+            let hint = format!("the key of an item needs its step: name {}", few(&items));
+            return Ok(Error::not_found(format!("step `{step}` in run {run}"), hint));
         }
     }
     let step = named.step.as_deref().unwrap_or_default();

@@ -33,6 +33,7 @@ use crate::run::doubt::doubts_of;
 use crate::run::failed_item::{FailedStep, SHOWN_MAX};
 use crate::run::failed_step::FailedAt;
 use crate::run::keepalive::Keepalive;
+use crate::run::progress::steps_are_done;
 use crate::run::reference::damaged_reference;
 use crate::view::doubt::{Doubt, answer_lines};
 use crate::view::step_names::called;
@@ -331,6 +332,7 @@ impl<'a> Session<'a> {
             (FailedAt::find(program.workflow(), file, step, branch), failure)
         });
         let failed = found.as_ref().map(|(at, failure)| (at, *failure));
+        let done = steps_are_done(engine.store().as_ref(), &told.run, outcome.progress).await;
         if outcome.idle {
             self.idle(engine.store().as_ref(), program.workflow(), outcome, told).await?;
         } else if !output.json {
@@ -346,7 +348,7 @@ impl<'a> Session<'a> {
                 let (at, _) = failed?;
                 Some(StoppedAt { step: at.name.clone(), cause: None, doubts: Vec::new() })
             });
-            let mut text = sentence(program.workflow(), outcome, told, place.as_ref());
+            let mut text = sentence(program.workflow(), outcome, told, (&done, place.as_ref()));
             if outcome.status == RunStatus::CompletedWithFailures {
                 let (store, words) = (engine.store().as_ref(), told.store_words.as_deref());
                 let words = words.unwrap_or_default();
@@ -358,7 +360,7 @@ impl<'a> Session<'a> {
             }
         }
         if output.actions {
-            self.report_job(program.workflow(), outcome, told, failed);
+            self.report_job(program.workflow(), (outcome, &done), told, failed);
         }
         match self.progress.unheard() {
             Some(error) => Err(error.into()),
@@ -410,7 +412,7 @@ impl<'a> Session<'a> {
     fn report_job(
         &self,
         workflow: &Workflow,
-        outcome: &Outcome<WorkflowState>,
+        (outcome, done): (&Outcome<WorkflowState>, &str),
         told: &SessionReport,
         failed: Option<(&FailedAt, &Failure)>,
     ) {
@@ -426,7 +428,7 @@ impl<'a> Session<'a> {
             } else {
                 Level::Error
             };
-            output.aside(&annotation(level, None, &title, &sentence(workflow, outcome, told, None)));
+            output.aside(&annotation(level, None, &title, &sentence(workflow, outcome, told, (done, None))));
         }
         if let Some(report) = &told.report
             && let Err(error) = summarise(report)
@@ -443,7 +445,8 @@ impl<'a> Session<'a> {
         told: &SessionReport,
     ) -> Result<(), Error> {
         if outcome.status == RunStatus::Waiting && !self.context.output.json {
-            return Ok(self.context.output.sentences(&sentence(workflow, outcome, told, None))?);
+            let done = steps_are_done(store, &told.run, outcome.progress).await;
+            return Ok(self.context.output.sentences(&sentence(workflow, outcome, told, (&done, None)))?);
         }
         let why = match outcome.status {
             RunStatus::Waiting => "no answer, signal or time has arrived",
@@ -589,7 +592,8 @@ pub(crate) async fn conclusion(
     told: &SessionReport,
 ) -> Result<(String, Exit), Error> {
     let place = step.map(|step| StoppedAt { step, cause: None, doubts: Vec::new() });
-    let mut text = sentence(workflow, outcome, told, place.as_ref());
+    let done = steps_are_done(store, &told.run, outcome.progress).await;
+    let mut text = sentence(workflow, outcome, told, (&done, place.as_ref()));
     if outcome.status == RunStatus::CompletedWithFailures {
         let words = told.store_words.as_deref().unwrap_or_default();
         text.push_str(&failed_items(store, workflow, &told.run, (words, |_| true)).await?);
@@ -601,10 +605,9 @@ fn sentence<S>(
     workflow: &Workflow,
     outcome: &Outcome<S>,
     told: &SessionReport,
-    place: Option<&StoppedAt>,
+    (done, place): (&str, Option<&StoppedAt>),
 ) -> String {
     let run = &told.run;
-    let done = format!("{} of {} steps are done", outcome.progress.done, outcome.progress.total);
     let at = place.map(|place| format!(" at step {}", place.step)).unwrap_or_default();
     let line = told.resume_line();
     let next = match &line {
@@ -627,7 +630,7 @@ fn sentence<S>(
         RunStatus::Interrupted => match (&outcome.stopped_by, &told.until) {
             (Some(by), _) if by.starts_with(BUDGET) => {
                 format!(
-                    "Run {run} was stopped by {by}: {done}.\nTo resume, {}.",
+                    "Run {run} was stopped by {by}: {done}.\nTo resume, {}",
                     raise_budget(line.as_deref())
                 )
             }

@@ -239,6 +239,15 @@ pub(crate) struct StepView {
     pub(crate) command: Option<String>,
 }
 
+impl ShowView {
+    /// Returns the number of steps of the main branch that are skipped for good.
+    pub(crate) fn skipped(&self) -> u64 {
+        let is_counted =
+            |step: &&StepView| step.branch == waypost::BranchPath::main().as_str() && step.is_skipped();
+        self.steps.iter().filter(is_counted).count() as u64
+    }
+}
+
 impl StepView {
     /// Returns the status, with `tolerated` for a failure that the workflow tolerates.
     pub(crate) fn outcome(&self) -> &'static str {
@@ -250,11 +259,16 @@ impl StepView {
     pub(crate) fn is_finished(&self) -> bool {
         match self.status {
             StepStatus::Completed => true,
-            // Not skipped for good: an upstream step failed.
-            StepStatus::Skipped => !matches!(self.skipped, Some(SkipCause::UpstreamFailed(_))),
+            StepStatus::Skipped => self.is_skipped(),
             StepStatus::Failed => !self.holds_up,
             _ => false,
         }
+    }
+
+    /// Returns whether the step is skipped for good: not because an upstream step failed.
+    pub(crate) fn is_skipped(&self) -> bool {
+        let is_passed_over = matches!(self.skipped, Some(SkipCause::UpstreamFailed(_)));
+        self.status == StepStatus::Skipped && !is_passed_over
     }
 }
 

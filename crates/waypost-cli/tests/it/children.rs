@@ -279,7 +279,7 @@ fn a_file_that_changed_or_is_gone_is_named() {
     let told = rig.waypost(&["resume", "r"]);
     assert!(told.starts_with("exit 9\n"), "{told}");
     assert!(
-        told.contains("  ~ step w has another definition in w/c; it runs child.yaml  finished, "),
+        told.contains("  ~ step w has another definition in w/c; it runs child.yaml  1 step finished, "),
         "{told}"
     );
 

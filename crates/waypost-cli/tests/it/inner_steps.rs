@@ -123,3 +123,62 @@ fn what_looks_ahead_says_that_the_run_is_under_way() {
         assert_eq!(rig.json(&[look, &["--json"]].concat())["stops"], serde_json::json!([]), "{look:?}");
     }
 }
+
+#[test]
+fn skipped_steps_are_counted_apart_from_done_steps() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: s, if: 'false', run: 'true'}
+  - {id: t, needs: [s], run: 'true'}
+  - {id: u, needs: [a], run: 'test -e ok'}
+  - {id: v, needs: [u], run: 'true'}
+",
+    );
+    let failed = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    assert!(failed.contains("Run r failed at step u: 1 of 5 steps are done, 2 skipped.\n"), "{failed}");
+    rig.write("ok", "");
+
+    let completed = rig.waypost(&["resume", "r"]);
+
+    assert!(completed.contains("Run r is completed: 3 of 5 steps are done, 2 skipped.\n"), "{completed}");
+    let show = rig.waypost(&["show", "r"]);
+    assert!(show.contains("  steps       3 of 5 done, 2 skipped\n"), "{show}");
+    assert_eq!(rig.json(&["list", "--json"])["runs"][0]["progress"]["done"], 5);
+}
+
+// Bug: `list` named a failed step of an item or group by its id alone, which no command takes. Cause: the summary had no
+// scope. Fix: the summary has the branch of the failed step.
+#[test]
+fn the_failed_step_of_a_scope_is_listed_by_its_path() {
+    let flows = [
+        (
+            "steps: [{id: each, foreach: {items: [x], on_item_failure: stop, steps: [{id: k, run: exit 1}]}}]\n",
+            "each:x/k",
+        ),
+        ("steps: [{id: g, steps: [{id: k, run: exit 1}]}]\n", "g/k"),
+    ];
+    for (flow, path) in flows {
+        for store in ["sqlite:kept/waypost.db", "file:kept"] {
+            let rig = Rig::with(flow).at(store);
+            rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+            assert_eq!(rig.json(&["list", "--json"])["runs"][0]["step"], path);
+
+            assert_eq!(rig.json(&["show", "r", "--json"])["failed_step"], "k");
+            assert!(rig.waypost(&["why", "r", path]).starts_with("exit 0\n"));
+        }
+    }
+}
+
+#[test]
+fn the_key_of_an_item_is_proposed_with_its_step() {
+    let rig = Rig::with("steps: [{id: each, foreach: {items: [x], steps: [{id: k, run: 'true'}]}}]\n");
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    for command in ["logs", "why"] {
+        let told = rig.waypost(&[command, "r", "x"]);
+        assert!(told.contains("hint: the key of an item needs its step: name each:x\n"), "{told}");
+    }
+    assert!(rig.waypost(&["logs", "r", "each:x"]).starts_with("exit 0\n"));
+}

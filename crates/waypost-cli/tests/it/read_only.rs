@@ -315,7 +315,7 @@ fn executions_and_items_of_a_graph_are_shown() {
     expect(&rig, &["why", "trip-1"], 2, &["no step given", "waypost why trip-1 STEP"]);
     expect(&rig, &["dead-letters", "list", "trip-1"], 0, &["two is bad", "To resume, start `it-"]);
     expect(&rig, &["show", "trip-1", "--step", "legs"], 0, &["2     failed", "1     completed"]);
-    expect(&rig, &["plan", "trip-1"], 2, &["run trip-1 belongs to a program, not to a workflow file"]);
+    expect(&rig, &["plan", "trip-1"], 2, &["run trip-1 has no workflow file: it belongs to a program"]);
 }
 
 // Bug: a failed group had no attempts and no start in `show`. Cause: only its join counted as a start. Fix: a group starts

@@ -122,3 +122,36 @@ fn renamed_steps_of_an_included_file_keep_their_results() {
         }
     }
 }
+
+// Bug: a step with `idempotent: false` and another id, without `renamed_from`, took effect again after `--keep-finished`,
+// and the table only said `is new`. Fix: the table says that the step runs, at every level.
+#[test]
+fn the_table_warns_of_a_new_step_that_must_not_repeat() {
+    let pay = "{id: pay, idempotent: false, run: 'echo pay >> trace'}";
+    let flows = [
+        (format!("steps: [{pay}, {{id: bad, run: exit 1}}]\n"), ""),
+        (format!("steps: [{{id: g, steps: [{pay}, {{id: bad, run: exit 1}}]}}]\n"), "g/"),
+        (
+            format!(
+                "steps: [{{id: g, foreach: {{items: [x], steps: [{pay}, {{id: bad, run: exit 1}}]}}}}]\n"
+            ),
+            "g/",
+        ),
+    ];
+    for (flow, path) in flows {
+        let rig = Rig::with(&flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("flow.yaml", &flow.replace("id: pay", "id: charge"));
+
+        let told = rig.waypost(&["resume", "r"]);
+
+        assert!(told.starts_with("exit 9\n"), "{told}");
+        let warning = format!(
+            "  ! step {path}charge is NOT IDEMPOTENT and WILL RUN; if it is pay, write `renamed_from: pay` in it\n"
+        );
+        assert!(told.contains(&warning), "{told}");
+        rig.write("flow.yaml", &flow.replace("id: pay", "id: charge, renamed_from: pay"));
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+        assert_eq!(trace(&rig), "pay");
+    }
+}

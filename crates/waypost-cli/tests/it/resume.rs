@@ -775,3 +775,44 @@ fn the_table_of_a_changed_file_counts_the_steps_of_groups() {
     assert!(included.contains("error: sub.yaml changes finished results of run r"), "{included}");
     assert!(included.contains("`--keep-definition` ignores sub.yaml"), "{included}");
 }
+
+#[test]
+fn the_table_of_a_changed_file_counts_only_affected_results() {
+    let flow = "steps:
+  - {id: g, steps: [{id: one, run: echo 1}, {id: two, run: sleep 0.2; echo 2}, {id: three, run: echo 3}]}
+  - {id: bad, run: exit 1}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+    rig.write("flow.yaml", &flow.replace("echo 3", "echo 4"));
+    let last = rig.waypost(&["resume", "r"]);
+    rig.write("flow.yaml", &flow.replace("echo 1", "echo 4"));
+    let first = rig.waypost(&["resume", "r"]);
+
+    assert!(last.contains("~ step g has another definition in g/three  1 step finished, "), "{last}");
+    assert!(first.contains("~ step g has another definition in g/one  3 steps finished, "), "{first}");
+}
+
+#[test]
+fn a_resume_without_a_record_of_the_run_hints_how_to_start() {
+    let rig = Rig::with("steps: [{id: a, run: 'true'}]\n");
+    let start = "`waypost run FILE --id r --or-resume` starts a run without a record";
+
+    let no_store = rig.waypost(&["resume", "r"]);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "other", "-q"]), Some(0));
+    let no_run = rig.waypost(&["resume", "r"]);
+
+    for told in [no_store, no_run] {
+        assert!(told.starts_with("exit 5\n") && told.contains(start), "{told}");
+    }
+}
+
+#[test]
+fn two_decisions_in_one_option_are_two_options_in_the_hint() {
+    let rig = Rig::with("steps: [{id: a, run: 'true'}]\n");
+
+    let told = rig.waypost(&["resume", "r", "--treat-as", "done=a,b,retry=c"]);
+
+    assert!(told.contains("`--treat-as done=a,b --treat-as retry=c`"), "{told}");
+}

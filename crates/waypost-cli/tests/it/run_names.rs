@@ -207,3 +207,25 @@ fn refusals_about_an_inner_step_name_the_way_on() {
     assert!(item.contains("cannot skip `each:a/do`: no such scope of `each` has started\n"), "{item}");
     assert!(item.contains("hint: `--skip each` skips all of `each`\n"), "{item}");
 }
+
+// Bug: `checkpoints --scope` refused the scopes that its own table names, those of groups. Cause: the text was read as a step.
+// Fix: `--scope` and `RUN/SCOPE@SEQ` take the same paths.
+#[test]
+fn checkpoints_takes_the_scopes_of_its_table() {
+    let rig = Rig::with(
+        "steps:
+  - {id: g, repeat: {until: iteration >= 2, max: 3}, steps: [{id: deep, steps: [{id: k, run: 'true'}]}]}
+  - {id: each, foreach: {items: [x y], steps: [{id: n, run: 'true'}]}}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+    let table = rig.waypost(&["checkpoints", "r"]);
+
+    for scope in ["main", "g~1", "g~2/deep", "each:x%20y", "each/x y"] {
+        let told = rig.waypost(&["checkpoints", "r", "--scope", scope]);
+        assert!(told.starts_with("exit 0\n"), "{scope}: {told}");
+        let first = told.lines().nth(3).and_then(|line| line.split_whitespace().next()).unwrap();
+        assert!(table.contains(first), "{scope}: {told}");
+    }
+    assert!(rig.waypost(&["checkpoints", "r", "--scope", "deep"]).starts_with("exit 5\n"));
+}

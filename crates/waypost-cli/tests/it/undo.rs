@@ -381,3 +381,35 @@ fn an_undone_effect_within_is_not_asked_about() {
 
     assert_eq!(code(&["resume", "r", "-q"]), Some(8), "the second effects are not undone");
 }
+
+#[test]
+fn steps_without_undo_are_named_in_one_line() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true', undo: 'true'}
+  - {id: b, run: 'true'}
+  - {id: each, foreach: {items: [x, y], max_parallel: 1, steps: [{id: k, run: 'true'}]}}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    let cancelled = rig.waypost(&["cancel", "r", "--undo-steps"]);
+    let undone = rig.waypost(&["rollback", "r@1", "--undo-steps"]);
+
+    assert!(
+        cancelled.contains("hint: `waypost rollback r@1 --undo-steps` undoes its steps\n"),
+        "{cancelled}"
+    );
+    let line = "3 steps have no `undo`, and their effects remain: each:y/k, each:x/k, b\n";
+    assert!(undone.contains(line), "{undone}");
+    assert_eq!(undone.matches("no `undo`").count(), 1, "{undone}");
+
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "s", "--until", "b", "-q"]), Some(0));
+    let cancelled = rig.waypost(&["cancel", "s", "--undo-steps"]);
+    assert!(
+        cancelled.contains("Run s is cancelled; the effects of 1 of 2 steps are undone.\n"),
+        "{cancelled}"
+    );
+    let again = rig.waypost(&["cancel", "s", "--undo-steps"]);
+    assert!(again.contains("error: cannot undo the steps of run s: it is cancelled\n"), "{again}");
+}

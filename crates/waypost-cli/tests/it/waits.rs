@@ -444,3 +444,18 @@ fn after_a_failure_a_signal_resumes_no_run() {
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
     assert_eq!(rig.read("trace"), "paid\npaid\n", "a resume by a person retries the step");
 }
+
+#[test]
+fn a_signal_that_no_step_waits_for_is_remarked() {
+    let rig = Rig::with("steps: [{id: g, steps: [{id: w, wait: go}]}]\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]).status.code(), Some(75));
+
+    let other = rig.waypost(&["signal", "r", "og"]);
+    let meant = rig.waypost(&["signal", "r", "go"]);
+
+    assert!(
+        other.contains("Sent signal og to run r, although no step of the workflow waits for it; "),
+        "{other}"
+    );
+    assert!(meant.contains("Sent signal go to run r; resume with"), "{meant}");
+}

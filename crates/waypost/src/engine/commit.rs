@@ -27,12 +27,15 @@ impl<'a, P: Program> Session<'a, P> {
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
         let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
         // The first failure, also on a child: this failure stopped the run.
-        let failed = self.first_failure().map(|failed| &failed.step);
+        let failed = self.first_failure().map(|StepFailure { branch, step, .. }| match branch.is_main() {
+            true => step.to_string(),
+            false => format!("{branch}/{step}"),
+        });
         let due = self.timers.first().map(|(due, _)| *due);
         Summary {
             status: status.unwrap_or(RunStatus::Running),
             doubtful: self.doubtful > 0,
-            step: failed.or(step.map(|entry| &entry.step)).map(StepId::to_string),
+            step: failed.or_else(|| step.map(|entry| entry.step.to_string())),
             progress: self.progress(),
             wake_at: due.or_else(|| frontier.iter().filter_map(|entry| entry.wake_at).min()),
             lost: self.lost,

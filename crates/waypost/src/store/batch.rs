@@ -113,7 +113,7 @@ pub struct Summary {
     /// A non-idempotent step is running: if the process dies, the run is `in_doubt`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub doubtful: bool,
-    /// The running step, or the failed one.
+    /// The running step, or the failed one; a step of a child branch as `BRANCH/STEP`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
     /// How many steps are done, of how many.

@@ -113,7 +113,7 @@ pub enum ExportError {
     },
     /// The checkpoint is not the newest, and its fan-out has continued since: the former state of the
     /// children is not known. Export the newest checkpoint, or one before `step`.
-    #[error("checkpoint {reference} is older than the open branches of its step `{step}`")]
+    #[error("the scopes of step `{step}` have newer records than checkpoint {reference}")]
     Amid {
         /// The checkpoint.
         reference: CheckpointRef,

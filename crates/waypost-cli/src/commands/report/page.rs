@@ -14,6 +14,7 @@ use crate::cli::DeadLetter;
 use crate::commands::graph::{Node, embedded, sign};
 use crate::format::{size, time};
 use crate::run::dead_letters::place;
+use crate::run::progress::in_words;
 use crate::view::doubt::{Answer, Doubt, answers};
 use crate::view::step_names::StepNames;
 use crate::view::{ClaimView, ShowView, StepStatus, StepView};
@@ -79,7 +80,7 @@ impl Page<'_> {
             summary.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut facts = vec![
             ("run", show.run.clone()),
-            ("steps", format!("{} of {} done", progress.done, progress.total)),
+            ("steps", in_words(progress, show.skipped(), "done")),
             ("file", show.path.clone().unwrap_or_default()),
             ("started", time::utc(summary.created_at)),
             ("changed", time::utc(summary.updated_at)),

@@ -12,7 +12,7 @@ use waypost::record::{Definition, Phase, Position, Record, RequestCause, RerunKi
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
-use waypost_workflow::file::{Workflow, separated};
+use waypost_workflow::file::{Body, Step, Workflow, separated};
 use waypost_workflow::program::shape_of;
 
 use super::at_stake::FinishedResults;
@@ -286,6 +286,37 @@ impl Edit<'_> {
         beyond(self.changed, self.before).and(beyond(self.before, self.changed))
     }
 
+    /// Describes the new steps with `idempotent: false` and the gone steps beside them: a step with another id and no
+    /// `renamed_from` takes effect again, whatever a person chooses about the gone step.
+    fn repeats(self) -> Vec<String> {
+        let mut levels = vec![(String::new(), self.before.body(), self.changed.body())];
+        let mut lines = Vec::new();
+        while let Some((path, before, changed)) = levels.pop() {
+            let twin = |body: &Body, id: &str| body.steps().iter().position(|step| step.id == id);
+            let gone = before.steps().iter().filter(|step| twin(changed, &step.id).is_none());
+            let gone: Vec<&str> = gone.map(|step| step.id.as_str()).collect();
+            for step in changed.steps() {
+                let Step { id, idempotent, work, .. } = step;
+                match twin(before, id) {
+                    Some(place) => {
+                        let bodies = before.steps()[place].work.body().zip(work.body());
+                        levels.extend(bodies.map(|(then, now)| (format!("{path}{id}/"), then, now)));
+                    }
+                    None if *idempotent || gone.is_empty() => {}
+                    None => lines.push(format!(
+                        "  ! step {path}{id} is NOT IDEMPOTENT and WILL RUN; if it is {}, write {} in it",
+                        gone.join(" or "),
+                        gone.iter()
+                            .map(|id| format!("`renamed_from: {id}`"))
+                            .collect::<Vec<_>>()
+                            .join(" or "),
+                    )),
+                }
+            }
+        }
+        lines
+    }
+
     /// Returns the change of the needs of a step in words, if they changed.
     fn other_needs(self, step: &str) -> Option<String> {
         let needs = |workflow: &Workflow| {
@@ -370,7 +401,7 @@ fn table(rows: &[Row], edit: Edit<'_>) -> Vec<String> {
         let line = format!("  {sign} step {step:step_width$} {what:what_width$}  {at_stake}");
         line.trim_end().to_owned()
     };
-    rows.iter().zip(&whats).map(line).collect()
+    rows.iter().zip(&whats).map(line).chain(edit.repeats()).collect()
 }
 
 /// A changed file, and the run that adopts the file.
@@ -415,7 +446,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     if rows.iter().any(Row::is_at_stake) {
         let results = FinishedResults::of(store, snapshot, &own).await?;
         for row in rows.iter_mut().filter(|row| row.is_at_stake()) {
-            row.at_stake = Some(results.of_step(&row.change.step).await?);
+            row.at_stake = Some(results.of_step(&row.change.step, &row.within).await?);
         }
     }
     choice.finished.check(&rows)?;

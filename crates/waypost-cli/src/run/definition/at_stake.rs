@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use waypost::engine::Snapshot;
+use waypost::engine::{InnerChange, Snapshot};
 use waypost::record::{End, Header, Phase, Record};
+use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, StepId};
 
@@ -36,8 +37,9 @@ impl<'a> FinishedResults<'a> {
     }
 
     /// Returns the results of a step of the main branch in words: the finished items, passes or steps of its branches, and
-    /// the time of their steps.
-    pub(super) async fn of_step(&self, step: &StepId) -> Result<String, Error> {
+    /// the time of their steps. `within`: the changed inner steps; only they and the steps downstream count. Without them,
+    /// the whole step counts.
+    pub(super) async fn of_step(&self, step: &StepId, within: &[InnerChange]) -> Result<String, Error> {
         let run = &self.snapshot.entry.summary.run;
         let shape = &self.own.shape;
         let opens = |branch: &&BranchPath| {
@@ -51,8 +53,9 @@ impl<'a> FinishedResults<'a> {
                 continue;
             }
             total += 1;
-            finished += usize::from(newest.header().end == Some(End::Completed));
-            work = work.and(self.of_branch(branch).await?);
+            let own = self.of_branch(branch, within).await?;
+            finished += usize::from(own.steps > 0 && newest.header().end == Some(End::Completed));
+            work = work.and(own);
         }
         let is_foreach =
             self.own.workflow.step(step.as_str()).is_some_and(|step| step.work.foreach().is_some());
@@ -63,20 +66,46 @@ impl<'a> FinishedResults<'a> {
         Ok(match (is_foreach, total) {
             (true, 1..) => format!("{finished} of {total} items finished, {took}"),
             (false, 2..) => format!("{finished} of {total} iterations finished, {took}"),
-            (false, 1) if finished == 0 && work.steps == 1 => format!("1 step finished, {took}"),
-            (false, 1) if finished == 0 => format!("{} steps finished, {took}", work.steps),
+            (false, 1) if finished == 0 || !within.is_empty() => match work.steps {
+                1 => format!("1 step finished, {took}"),
+                steps => format!("{steps} steps finished, {took}"),
+            },
             _ => format!("finished, {took}"),
         })
     }
 
-    /// Returns the finished work on a branch and all branches below.
-    async fn of_branch(&self, branch: &BranchPath) -> Result<FinishedWork, Error> {
+    /// Returns whether a change inside an opener affects a step: the step or a step around it changed, or is downstream.
+    fn affects(&self, within: &[InnerChange], branch: &BranchPath, step: &StepId) -> bool {
+        let is_after = |change: &InnerChange, shape: &Shape| {
+            let changed = shape.place(change.step.as_str()).map(|place| shape.downstream(&[place]));
+            changed.zip(shape.place(step.as_str())).is_some_and(|(after, place)| after.contains(&place))
+        };
+        let is_affected = |change: &InnerChange| {
+            let is_here = change.branch == *branch;
+            is_here
+                && (change.step == *step
+                    || self.own.shape.of_branch(branch).is_some_and(|shape| is_after(change, shape)))
+        };
+        let above = branch.parent().zip(branch.opened_by());
+        within.is_empty()
+            || within.iter().any(is_affected)
+            || above.is_some_and(|(above, (name, _))| {
+                let shape = self.own.shape.of_branch(&above);
+                let opener = shape.and_then(|shape| Some(&shape.steps()[shape.opener(&name)?].id));
+                !above.is_main() && opener.is_some_and(|opener| self.affects(within, &above, opener))
+            })
+    }
+
+    /// Returns the affected finished work on a branch and all branches below.
+    async fn of_branch(&self, branch: &BranchPath, within: &[InnerChange]) -> Result<FinishedWork, Error> {
         let mut work = FinishedWork::default();
         let is_within = |inner: &BranchPath| {
             std::iter::successors(Some(inner.clone()), BranchPath::parent).any(|above| above == *branch)
         };
         for inner in self.branches.iter().filter(|inner| is_within(inner)) {
-            work = work.and(self.of_records(inner, &|_| true).await?);
+            let counts =
+                |header: &Header| header.step.as_ref().is_some_and(|step| self.affects(within, inner, step));
+            work = work.and(self.of_records(inner, &counts).await?);
         }
         Ok(work)
     }

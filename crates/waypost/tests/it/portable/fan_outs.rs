@@ -119,7 +119,7 @@ async fn an_older_checkpoint_amid_a_fan_out_is_refused() {
 
     let amid = story.export(&main_branch(), 2).await.unwrap_err();
 
-    assert_eq!(amid.to_string(), "checkpoint r-1@2 is older than the open branches of its step `each`");
+    assert_eq!(amid.to_string(), "the scopes of step `each` have newer records than checkpoint r-1@2");
     assert!(matches!(amid, ExportError::Amid { .. }));
     assert!(story.export(&main_branch(), 1).await.is_ok());
     assert!(story.export(&main_branch(), 3).await.is_ok());
