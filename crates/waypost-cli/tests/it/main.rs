@@ -19,6 +19,7 @@ mod cancelling;
 mod checkup;
 mod children;
 mod choices;
+mod combined;
 mod config;
 mod cuts;
 mod database;

@@ -249,7 +249,7 @@ pub(super) async fn answers(
         return Ok(answers);
     }
     let undecided = ResumeArgs { dry_run: true, ..args.undecided() };
-    let prepared = Prepared::of(context, store, run, &undecided).await?;
+    let prepared = Prepared::untold(context, store, run, &undecided).await?;
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
     let (plan, _) = planned(context, store, (&snapshot, &prepared), &undecided).await?;
     let asked = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
