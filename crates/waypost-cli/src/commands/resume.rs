@@ -218,7 +218,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares a resume, and tells what it adopts.
+    /// Prepares a resume, and prints the adoption of a changed file.
     pub(super) async fn of(
         context: &Context,
         store: &Arc<dyn Store>,

@@ -66,3 +66,33 @@ fn answers_apply_before_reruns_of_changed_steps() {
         assert_eq!(by(&["--skip", "each:y/s2", "--treat-as", "done=join"]), "new s2 new", "{store}");
     }
 }
+
+// Bug: `--from` with a step in an item, and `--rerun-changed` of the list of items or of an upstream step, ended as "the step
+// has not finished". Cause: the change had invalidated the step with the items. Fix: the rerun follows when the items are
+// entered.
+#[test]
+fn a_step_reruns_in_an_item_of_a_changed_step() {
+    for store in STORES {
+        for (from, to, expect) in [
+            ("[x, y]", "[x, y, z]", "s2 s1 s2"),
+            ("[x, y]", "[x]", "s2"),
+            ("  - id: each", "  - {id: new, run: echo new >> trace}\n  - id: each", "new s1 s2 s1 s2"),
+            (
+                "        - {id: s2",
+                "        - {id: new, run: echo new >> trace}\n        - {id: s2",
+                "new s2 new s2",
+            ),
+        ] {
+            let rig = Rig::with(FLOW).at(store);
+            rig.write("ok", "");
+            rig.write("ok2", "");
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+            ran(&rig);
+            rig.write("flow.yaml", &FLOW.replace(from, to));
+
+            let args = ["resume", "r", "-q", "--from", "each:x/s2", "--rerun-changed"];
+            assert_eq!(code_of(&rig, &args), Some(8), "{store} {to}");
+            assert_eq!(ran(&rig).join(" "), expect, "{store} {to}");
+        }
+    }
+}

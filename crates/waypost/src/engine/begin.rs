@@ -172,13 +172,13 @@ async fn make_session<'a, P: Program>(
     let (passes_missing, carries) = (options.from.is_some() || carried.is_some(), carried.as_ref());
     let is_claimed = is_claimed(&options, &base);
     let mut begin = match find_begin(engine, program, lease, &mut base, &mut options, carries).await? {
-        Begin::Session(begin) => *begin,
-        Begin::Idle => {
+        BeginPoint::Session(begin) => *begin,
+        BeginPoint::Idle => {
             let outcome = idle(&base.snapshot, program)?;
             validated(&base, &outcome.state, &mut options)?;
             return Ok(Prepared::Idle(Box::new(outcome)));
         }
-        Begin::AnswersFirst => return Ok(Prepared::AnswersFirst(Box::new(options))),
+        BeginPoint::AnswersFirst => return Ok(Prepared::AnswersFirst(Box::new(options))),
     };
     let chain = chain_after(&base, lease, newest_seq, is_claimed);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
@@ -256,7 +256,7 @@ impl Base {
 }
 
 /// The start of a resume.
-enum Begin {
+enum BeginPoint {
     Session(Box<SessionStart>),
     /// All steps are done, and their evidence holds.
     Idle,
@@ -312,7 +312,7 @@ async fn find_begin<P: Program>(
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
     carried: Option<&Carried>,
-) -> Result<Begin, RunError> {
+) -> Result<BeginPoint, RunError> {
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
@@ -344,7 +344,7 @@ async fn find_begin<P: Program>(
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let bases = carried.map_or(&[][..], |carried| &carried.bases);
-    let asked = ResumeQuery { verifies_all, bases, ..asked };
+    let (mut asked, rest) = (ResumeQuery { verifies_all, bases, ..asked }, requested.without_named());
     // With another definition, the evidence of the old steps says nothing: only the interrupted steps are in doubt.
     let before = ResumeQuery { still: asked.still || options.adopt.is_some(), ..asked };
     let mut resume_point = match options.from {
@@ -360,7 +360,7 @@ async fn find_begin<P: Program>(
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
     if is_done && resume_point.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
-        return Ok(Begin::Idle);
+        return Ok(BeginPoint::Idle);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
     let open = options.on_doubt.unanswered(&resume_point.questions);
@@ -372,7 +372,7 @@ async fn find_begin<P: Program>(
     let records = !answers.recorded && !requested.is_empty() && options.adopt.is_none();
     if records && resume_point.questions.iter().any(is_done) {
         options.from = from;
-        return Ok(Begin::AnswersFirst);
+        return Ok(BeginPoint::AnswersFirst);
     }
     let (mut drafts, before) = (Vec::new(), base.position.clone());
     let results = Results::dropped(!answers.retries_all());
@@ -404,6 +404,10 @@ async fn find_begin<P: Program>(
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         requested::defer_below(&carried.entered, &adoption.rerun, program.shape(), &mut base.position);
         base.redone.extend(carried.entered.into_iter().map(Forget::Join));
+        if let Some(forgotten) = requested.defer_named(program.shape(), &mut base.position, results) {
+            base.redone.extend(forgotten);
+            asked.requested = &rest;
+        }
     }
     if adopts && options.adopt.is_none() && options.from.is_none() {
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
@@ -451,7 +455,7 @@ async fn find_begin<P: Program>(
     };
     let reopens = reopens && options.then == Then::GoOn;
     let begin = SessionStart { resume_point, drafts, reopens, accepted_packs };
-    Ok(Begin::Session(Box::new(begin)))
+    Ok(BeginPoint::Session(Box::new(begin)))
 }
 
 /// Moves the main branch to the target of a transition.
