@@ -272,7 +272,7 @@ impl Prepared {
                 choices = choice::of(args, store.as_ref(), at, asked, context.now()).await?;
                 let is_told = !args.treat_as.is_empty() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {
-                    return Err(nothing_to_decide(run));
+                    return Err(nothing_to_decide(store.as_ref(), run, &chosen.workflow).await?);
                 }
                 if !args.set.is_empty() && !args.restart {
                     let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
