@@ -24,7 +24,7 @@ use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
-use crate::run::definition::{Choice, Chosen, choose, names_of, workflow_in_force};
+use crate::run::definition::{Choice, Chosen, choose, names_of, opener_on_main, workflow_in_force};
 use crate::run::doubt::{cause_of, doubts};
 use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_scope, no_step};
@@ -32,7 +32,7 @@ use crate::run::run_status;
 use crate::view::doubt::answer_lines;
 use crate::view::step_names::StepNames;
 use crate::view::step_of;
-use crate::view::{DecisionView, ExecutionView, PlanView, VERSION, WhyView};
+use crate::view::{CauseView, DecisionView, ExecutionView, PlanView, VERSION, WhyView};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
@@ -110,7 +110,13 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         view.cause.text = cause_of(store.as_ref(), &run, decision).await?;
     }
     let all = all_of(store.as_ref(), newest).await?;
-    let executions = executions::of(&decision.step, &all);
+    let mut executions = executions::of(&decision.step, &all);
+    if let Some(opener) = opener_on_main(&decision.branch).filter(|_| !executions.is_empty()) {
+        let main = store.newest(&run, &BranchPath::main()).await?;
+        let all = all_of(store.as_ref(), main.header()).await?;
+        executions.extend(executions::settled_with(&opener, &all));
+        executions.sort_by_key(|execution| execution.at);
+    }
     if context.output.json {
         context.output.document(&WhyView {
             v: VERSION,
@@ -162,10 +168,10 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             shown(&cause.text)
         ));
     }
-    if records.is_empty() {
-        text.push_str("No record of the run mentions this step.");
-    } else {
+    if !records.is_empty() {
         text.push_str(&checkpoints::history(&context.output, &records, &names));
+    } else if executions.is_empty() {
+        text.push_str("No record of the run mentions this step.");
     }
     context.output.sentences(&text)?;
     Ok(Exit::Done)
@@ -396,9 +402,16 @@ pub(crate) async fn views(store: &dyn Store, run: &RunId, plan: &Plan) -> Result
 pub(crate) fn show(
     context: &Context,
     run: Option<&str>,
-    (decisions, stops): (Vec<DecisionView>, Vec<String>),
+    (mut decisions, stops): (Vec<DecisionView>, Vec<String>),
     names: &StepNames,
 ) -> Result<(), Error> {
+    // A plan expects every step to succeed.
+    let is_unstarted = |view: &DecisionView| matches!(view.cause.code, "first" | "upstream_changed");
+    let runs = |view: &DecisionView| matches!(view.action, "run" | "rerun" | "recheck") && is_unstarted(view);
+    let after_failure = |view: &&mut DecisionView| names.runs_after_failure(&view.branch, &view.step);
+    for view in decisions.iter_mut().filter(after_failure).filter(|view| runs(view)) {
+        (view.action, view.cause) = (Action::Skip.name(), CauseView::of_no_failure());
+    }
     if context.output.json {
         context.output.document(&PlanView {
             v: VERSION,
