@@ -477,6 +477,8 @@ pub(crate) enum ItemStatusName {
     Failed,
     Skipped,
     Cut,
+    #[value(name = "in_doubt")]
+    InDoubt,
 }
 
 #[derive(Debug, Args)]

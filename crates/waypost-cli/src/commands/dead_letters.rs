@@ -19,10 +19,12 @@ use crate::output::{log_lines, shown};
 use crate::run::dead_letters::{self};
 use crate::run::dead_letters::{keeps_letters, letters_of};
 use crate::run::definition::{names, resume_line, workflow_in_force};
+use crate::run::doubt::doubts_of;
 use crate::run::environment::person;
 use crate::run::questions::refuse_secret;
 use crate::run::reference::{Default, find, here_first, only, unfinished_statuses};
 use crate::store_location::Access;
+use crate::view::doubt::questions;
 use crate::view::{DeadLetterView, DeadLettersView, DroppedView, VERSION};
 
 pub(crate) async fn dead_letters(context: &Context, command: DeadLetters) -> Result<Exit, Error> {
@@ -61,7 +63,8 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     if !own.is_empty() {
         return Ok(own.join(", and "));
     }
-    Ok(failed_before(&snapshot).unwrap_or_else(|| "no item failed".to_owned()))
+    let none = if snapshot.status() == RunStatus::InDoubt { "a step is in doubt" } else { "no item failed" };
+    Ok(failed_before(&snapshot).unwrap_or_else(|| none.to_owned()))
 }
 
 /// Returns the newest record of the main branch.
@@ -99,6 +102,7 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     if letters.is_empty() {
         let why = why_none(store.as_ref(), &run).await?;
         context.output.answer(&format!("Run {run} has no dead letters: {why}."))?;
+        note_doubts(context, store.as_ref(), &run).await?;
         return Ok(Exit::Done);
     }
     let names = names(store.as_ref(), &run).await;
@@ -130,7 +134,19 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
         None => format!("{}.", resume_line(record, &context.store_words())),
     };
     context.output.note(&next);
+    note_doubts(context, store.as_ref(), &run).await?;
     Ok(Exit::Done)
+}
+
+/// Prints the open questions of a run in doubt: an item in doubt is not a dead letter yet.
+async fn note_doubts(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    let snapshot = Snapshot::read(store, run).await?;
+    if snapshot.status() == RunStatus::InDoubt {
+        let doubts = doubts_of(store, &snapshot, context.now()).await?;
+        let line = format!("waypost resume {run}{}", context.store_words());
+        context.output.note(&questions(&line, &doubts));
+    }
+    Ok(())
 }
 
 async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {

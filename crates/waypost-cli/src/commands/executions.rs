@@ -117,6 +117,15 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
     found
 }
 
+/// Returns the decisions of a person to keep the results of an opener, for the steps within.
+pub(super) fn settled_with(opener: &StepId, records: &[Record]) -> impl Iterator<Item = ExecutionView> {
+    let is_kept = |execution: &ExecutionView| execution.action == "reuse" && execution.by.is_some();
+    of(opener, records).into_iter().filter(is_kept).map(move |mut execution| {
+        execution.cause.text = format!("{}, with `{opener}`", execution.cause.text);
+        execution
+    })
+}
+
 /// Returns the begin of an execution in a record: a start, or the opening of a group. A join executes nothing, unless it
 /// reopens a failed step, whose failed items are retried.
 fn execution<'h>(header: &'h Header, step: &StepId, seen: &Seen) -> Option<&'h Try> {

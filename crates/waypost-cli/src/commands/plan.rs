@@ -24,7 +24,7 @@ use crate::run::current_evidence;
 use crate::run::dead_letters::letters_of;
 use crate::run::dead_letters::{self};
 use crate::run::definition::{
-    Choice, Chosen, choose, names_of, resume_line, shape_in_force, workflow_in_force,
+    Choice, Chosen, choose, names_of, opener_on_main, resume_line, shape_in_force, workflow_in_force,
 };
 use crate::run::doubt::{cause_of, doubts};
 use crate::run::failed_item::FailedStep;
@@ -33,7 +33,9 @@ use crate::run::run_status;
 use crate::view::doubt::answer_lines;
 use crate::view::step_names::StepNames;
 use crate::view::step_of;
-use crate::view::{CheckpointView, DecisionView, ExecutedView, ExecutionView, PlanView, VERSION, WhyView};
+use crate::view::{
+    CauseView, CheckpointView, DecisionView, ExecutedView, ExecutionView, PlanView, VERSION, WhyView,
+};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
@@ -211,7 +213,12 @@ impl Executed {
         for record in history.records.iter().rev().filter(about) {
             records.push(checkpoints::checked(store, record).await?);
         }
-        let executions = executions::of(step, &all_of(store, newest).await?);
+        let mut executions = executions::of(step, &all_of(store, newest).await?);
+        if let Some(opener) = opener_on_main(&newest.branch).filter(|_| !executions.is_empty()) {
+            let main = store.newest(&newest.run, &BranchPath::main()).await?;
+            executions.extend(executions::settled_with(&opener, &all_of(store, main.header()).await?));
+            executions.sort_by_key(|execution| execution.at);
+        }
         Ok(Self { executions, records })
     }
 
@@ -225,9 +232,10 @@ impl Executed {
                 shown(&cause.text)
             ));
         }
-        match self.records.is_empty() {
-            true => text.push_str("No record of the run mentions this step."),
-            false => text.push_str(&checkpoints::history(&context.output, &self.records, names)),
+        if !self.records.is_empty() {
+            text.push_str(&checkpoints::history(&context.output, &self.records, names));
+        } else if self.executions.is_empty() {
+            text.push_str("No record of the run mentions this step.");
         }
         text
     }
@@ -458,9 +466,16 @@ pub(crate) async fn views(store: &dyn Store, run: &RunId, plan: &Plan) -> Result
 pub(crate) fn show(
     context: &Context,
     run: Option<&str>,
-    (decisions, stops): (Vec<DecisionView>, Vec<String>),
+    (mut decisions, stops): (Vec<DecisionView>, Vec<String>),
     names: &StepNames,
 ) -> Result<(), Error> {
+    // A plan expects every step to succeed.
+    let is_unstarted = |view: &DecisionView| matches!(view.cause.code, "first" | "upstream_changed");
+    let runs = |view: &DecisionView| matches!(view.action, "run" | "rerun" | "recheck") && is_unstarted(view);
+    let after_failure = |view: &&mut DecisionView| names.runs_after_failure(&view.branch, &view.step);
+    for view in decisions.iter_mut().filter(after_failure).filter(|view| runs(view)) {
+        (view.action, view.cause) = (Action::Skip.name(), CauseView::of_no_failure());
+    }
     if context.output.json {
         context.output.document(&PlanView {
             v: VERSION,

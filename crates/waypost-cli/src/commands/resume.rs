@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
+    Answers, Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
     Snapshot, StopHandle, Then,
 };
 use waypost::folder::REPORT;
@@ -109,20 +109,27 @@ pub(crate) async fn resume_in(
     if args.dry_run {
         return dry_run(context, &store, &run, (&args, &letters)).await;
     }
-    let mut prepared = Prepared::of(context, &store, &run, &args).await?;
+    let mut prepared = Prepared::untold(context, &store, &run, &args).await?;
     if prepared.decides_first {
-        if args.from.is_some() {
-            let answered = ResumeArgs { from: None, set: Vec::new(), ..args.clone() };
-            prepared = Prepared::of(context, &store, &run, &answered).await?;
-            prepared.only_write(Arc::clone(&store), &answered, None).await?;
-            // The answers also hold for the steps downstream of the rerun.
-            args = ResumeArgs { answers: args.answers.clone(), ..args.undecided() };
-        } else {
-            prepared.only_write(Arc::clone(&store), &args, None).await?;
-            args = args.undecided();
+        let reruns_changed = prepared.chosen.reruns_finished();
+        let requests = args.from.is_some() || reruns_changed || !args.retry.is_empty();
+        if requests {
+            let mut answered = ResumeArgs { from: None, set: Vec::new(), retry: Vec::new(), ..args.clone() };
+            if reruns_changed {
+                (answered.keep_definition, answered.with) = (true, None);
+                (answered.keep_finished, answered.rerun_changed) = (None, None);
+            }
+            prepared = Prepared::untold(context, &store, &run, &answered).await?;
         }
-        prepared = Prepared::of(context, &store, &run, &args).await?;
+        let later = prepared.choices_about_ended(store.as_ref()).await?;
+        prepared.only_write(Arc::clone(&store), &args, None).await?;
+        // The answers also hold for the steps downstream of a requested rerun.
+        let answers = if requests { args.answers.clone() } else { Answers::default() };
+        args = ResumeArgs { answers, ..args.undecided() };
+        prepared = Prepared::untold(context, &store, &run, &args).await?;
+        prepared.choices.extend(later);
     }
+    prepared.tell(context);
     if args.detach {
         // Errors that prevent the resume are reported above, with their exit code.
         let word: Vec<&str> = args.run.is_none().then_some(run.as_str()).into_iter().collect();
@@ -227,7 +234,24 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
+    /// Prepares a resume, and prints the adoption of a changed file.
     pub(super) async fn of(
+        context: &Context,
+        store: &Arc<dyn Store>,
+        run: &RunId,
+        args: &ResumeArgs,
+    ) -> Result<Self, Error> {
+        let prepared = Self::untold(context, store, run, args).await?;
+        prepared.tell(context);
+        Ok(prepared)
+    }
+
+    fn tell(&self, context: &Context) {
+        self.chosen.tell(context);
+        report_environment(context, &self.frozen, &self.chosen.workflow, &self.local);
+    }
+
+    async fn untold(
         context: &Context,
         store: &Arc<dyn Store>,
         run: &RunId,
@@ -253,17 +277,18 @@ impl Prepared {
                 }
                 // Retried items find their questions during the resume.
                 let mut asked = Asked::Nothing;
-                if !args.treat_as.is_empty() && args.retry.is_empty() {
-                    asked = decide(context, store, &snapshot, &chosen, &args.answers).await?;
-                    // A rerun from a step follows the answers to the open questions.
-                    decides_first =
-                        asked == Asked::BeforeEvidence || asked == Asked::Now && args.from.is_some();
+                if !args.treat_as.is_empty() {
+                    let now = decide(context, store, &snapshot, &chosen, &args.answers).await?;
+                    // A rerun from a step, or of changed steps, follows the answers to the open questions.
+                    let reruns = args.from.is_some() || chosen.reruns_finished();
+                    decides_first = now == Asked::BeforeEvidence || now == Asked::Now && reruns;
+                    asked = if args.retry.is_empty() { now } else { asked };
                 }
                 let at = (&snapshot, &chosen.workflow);
                 choices = choice::of(args, store.as_ref(), at, asked, context.now()).await?;
                 let is_told = !args.treat_as.is_empty() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {
-                    return Err(nothing_to_decide(run));
+                    return Err(nothing_to_decide(store.as_ref(), run, &chosen.workflow).await?);
                 }
                 if !args.set.is_empty() && !args.restart {
                     let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
@@ -279,14 +304,12 @@ impl Prepared {
             Err(StoreError::Damaged { .. }) if args.restart => Chosen::frozen(store.as_ref(), &frozen)?,
             Err(error) => return Err(error.into()),
         };
-        chosen.tell(context);
         environment::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
         refuse_inner_step(store.as_ref(), run, &chosen, args.from.as_deref()).await?;
         refuse_lacks(context, store, run, (&frozen, &chosen), args).await?;
         let mut local = Local::look()?;
         local.has_bash =
             frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
-        report_environment(context, &frozen, &chosen.workflow, &local);
         let timeout = chosen.workflow.timeout();
         if args.restart {
             params = setting.over(&chosen.workflow, frozen.params.clone())?;
@@ -342,6 +365,21 @@ impl Prepared {
         let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
         session.conclude(&engine, &program, &outcome, &told).await
+    }
+
+    /// Takes the choices about scopes that have ended: a request opens these scopes again.
+    async fn choices_about_ended(
+        &mut self,
+        store: &dyn Store,
+    ) -> Result<BTreeMap<(BranchPath, StepId), SettlementChoice>, Error> {
+        let snapshot = Snapshot::read(store, &self.run).await?;
+        let is_open = |branch: &BranchPath| {
+            branch.is_main() || snapshot.heads.iter().any(|head| head.record.header().branch == *branch)
+        };
+        let (open, ended) =
+            std::mem::take(&mut self.choices).into_iter().partition(|((branch, _), _)| is_open(branch));
+        self.choices = open;
+        Ok(ended)
     }
 
     /// Writes the start of the resume, and runs nothing.

@@ -35,7 +35,7 @@ use crate::run::run_status;
 use crate::session::failed_items;
 use crate::store_location;
 use crate::view::FailedItem;
-use crate::view::doubt::{Doubt, answer_lines};
+use crate::view::doubt::{Doubt, questions};
 use crate::view::step_names::{self, StepNames};
 use crate::view::step_of;
 use crate::view::{
@@ -82,7 +82,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         let live = view.status == RunStatus::Running;
         let of_now = shown.at.is_none().then_some(view.steps.as_slice());
         if let Some([step]) = of_now {
-            let opener = Opener { step, live, idle: shown.idle_times() };
+            let opener = Opener { step, live, idle: shown.idle_times(), shape: shown.shape() };
             let ItemPage { items, next } = ItemPage::read(store.as_ref(), &run, &opener, &args.items).await?;
             (view.items, view.next) = (items, next);
         }
@@ -102,6 +102,14 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
             text.push_str(&format!("\n{}\n", step_table(context, &within)));
         } else if !view.items.is_empty() {
             text.push_str(&format!("\n{}", items::table(context, &view, &args.items)));
+        }
+        if view.status == RunStatus::InDoubt && shown.at.is_none() {
+            let mut doubts = doubts_of(store.as_ref(), &shown.snapshot, context.now()).await?;
+            doubts.retain(|doubt| view.steps.iter().any(|step| doubt.is_within(&step.called)));
+            let line = format!("waypost resume {run}{}", context.store_words());
+            if !doubts.is_empty() {
+                text.push_str(&format!("\n{}\n", questions(&line, &doubts)));
+            }
         }
         context.output.sentences(&text)?;
         if let Some(status) = args.items.status.filter(|_| view.items.is_empty()) {
@@ -617,10 +625,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
         let _ = write!(text, "\nThe undo of its steps is not finished. Continue with: {line}{words}\n");
     } else if view.status == RunStatus::InDoubt {
         let line = format!("waypost resume {}{}", view.run, context.store_words());
-        for Doubt { step, cause, .. } in doubts {
-            let _ = write!(text, "\nStep {step} needs a decision: {cause}");
-        }
-        let _ = write!(text, "\nDecide with:{}\n", answer_lines(&line, doubts));
+        let _ = write!(text, "\n{}\n", questions(&line, doubts));
     } else if facts.goes_on() && facts.has_something_to_do(&view.waiting, context.now()) {
         let _ = write!(text, "\n{}\n", resume_line(frozen, &context.store_words()));
     }

@@ -133,6 +133,11 @@ impl Chosen {
         own_copy(store, record, &record.definition)
     }
 
+    /// Returns whether finished steps rerun, because their definition changed.
+    pub(crate) fn reruns_finished(&self) -> bool {
+        self.adoption.as_ref().is_some_and(|adoption| adoption.redo || !adoption.rerun.is_empty())
+    }
+
     /// Chooses the definition in force by the newest sound record.
     pub(crate) fn in_force(store: &dyn Store, snapshot: &Snapshot) -> Result<Self, Error> {
         own_copy(store, snapshot.entry.record.record(), &snapshot.definition)

@@ -98,7 +98,7 @@ fn change(header: &Header, step: &StepId) -> Option<String> {
     };
     if let Some(cause) = header.notes.iter().find_map(invalidated) {
         return Some(match cause {
-            RerunCause::UpstreamChanged { step: Some(upstream) } => format!("upstream `{upstream}` reran"),
+            RerunCause::UpstreamChanged { step: Some(upstream) } => format!("upstream `{upstream}` changed"),
             RerunCause::UpstreamChanged { step: None } => "the input of its scope changed".to_owned(),
             RerunCause::EvidenceFailed { .. } => "its evidence failed".to_owned(),
             RerunCause::DefinitionChanged => "its definition changed".to_owned(),

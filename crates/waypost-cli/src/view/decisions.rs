@@ -98,6 +98,11 @@ impl CauseView {
         Self { text: "the run was rolled back".to_owned(), ..Self::named("requested", None) }
     }
 
+    /// Creates the cause of a hook that a plan does not expect to run.
+    pub(crate) fn of_no_failure() -> Self {
+        Self { text: "runs only after a failure".to_owned(), ..Self::named("condition_false", None) }
+    }
+
     /// Creates a cause from a code and an upstream step.
     pub(crate) fn named(code: &'static str, step: Option<String>) -> Self {
         let text = match (code, &step) {

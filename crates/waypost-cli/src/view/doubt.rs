@@ -21,6 +21,12 @@ impl Doubt {
         let step = if branch.is_main() { id.to_string() } else { format!("{}/{id}", branch.readable()) };
         Self { step, cause: question.cause.to_string(), outputs: Vec::new() }
     }
+
+    /// Returns whether a step path names the step in doubt, or a step around it.
+    pub(crate) fn is_within(&self, path: &str) -> bool {
+        let rest = self.step.strip_prefix(path);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', ':', '~']))
+    }
 }
 
 /// A command that answers questions.
@@ -83,4 +89,11 @@ pub(crate) fn answer_lines(command: &str, doubts: &[Doubt]) -> String {
     let width = answers.iter().map(|answer| answer.command.chars().count()).max().unwrap_or_default();
     let line = |answer: &Answer| format!("\n  {:width$}  # {}", answer.command, answer.to);
     answers.iter().map(line).collect()
+}
+
+/// Returns the questions, and the commands that answer.
+pub(crate) fn questions(command: &str, doubts: &[Doubt]) -> String {
+    let question = |doubt: &Doubt| format!("Step {} needs a decision: {}\n", doubt.step, doubt.cause);
+    let questions: String = doubts.iter().map(question).collect();
+    format!("{questions}Decide with:{}", answer_lines(command, doubts))
 }

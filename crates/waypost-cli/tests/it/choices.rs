@@ -100,6 +100,24 @@ fn a_step_in_doubt_is_skipped() {
     assert_eq!(trace(&rig), "p, q");
 }
 
+// Bug: a decision about a failed run was refused as "no step is in doubt or failed". Fix: the message names the failed step, and
+// the hint has its commands.
+#[test]
+fn a_decision_about_a_failed_step_names_the_commands() {
+    let rig = Rig::with("steps: [{id: b, run: 'false'}, {id: c, run: echo c}]");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let hint = "`waypost resume r --treat-as done=b` settles the step as done";
+
+    for (decision, words) in [
+        ("retry", "cannot decide: no step of run r is in doubt\n"),
+        ("retry=b", "cannot decide about step `b`: the step failed, and is not in doubt\n"),
+        ("done=c", "cannot decide about step `c`: run r does not ask about it\n"),
+    ] {
+        let told = rig.waypost(&["resume", "r", "--treat-as", decision]);
+        assert!(told.starts_with("exit 2") && told.contains(words) && told.contains(hint), "{told}");
+    }
+}
+
 #[test]
 fn choices_about_other_steps_are_refused() {
     let rig = failed(STORES[0]);

@@ -433,3 +433,27 @@ steps:
         assert_eq!(rig.read("trace"), "b\na\nc\nend\n", "{store}");
     }
 }
+
+// Bug: an item with an open question was "cut", and the list of dead letters named no question. Cause: the status ignored
+// `idempotent: false`. Fix: the item is in doubt, and both screens have the commands that answer.
+#[test]
+fn an_item_with_a_question_is_in_doubt() {
+    let rig = Rig::with(
+        "steps:
+  - id: each
+    foreach: {items: [x], steps: [{id: pay, idempotent: false, run: kill -9 $$}]}
+",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(8));
+    let command = "\n  waypost resume r --treat-as done=each:x/pay ";
+
+    let list = rig.waypost(&["dead-letters", "list", "r"]);
+    let items = rig.waypost(&["show", "r", "--step", "each"]);
+    let step = rig.waypost(&["show", "r", "--step", "each:x/pay"]);
+    let wanted = rig.json(&["show", "r", "--step", "each", "--status", "in_doubt", "--json"]);
+
+    assert!(list.contains("no dead letters: a step is in doubt.") && list.contains(command), "{list}");
+    assert!(items.contains("\nx     in_doubt ") && items.contains(command), "{items}");
+    assert!(step.contains(command), "{step}");
+    assert_eq!(wanted["items"][0]["status"], "in_doubt");
+}

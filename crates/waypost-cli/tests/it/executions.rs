@@ -455,3 +455,27 @@ fn another_list_of_items_is_a_changed_definition() {
     assert_eq!(causes(&rig, "r", "f:x/w"), ["run: first execution"]);
     assert_eq!(causes(&rig, "r", "f:y/w"), ["run: first execution"]);
 }
+
+// Bug: `why` of a step in an item or a group named no upstream step, no kept result, and no record after a rollback.
+#[test]
+fn why_tells_causes_from_outside_of_a_scope() {
+    let flow = "steps:
+  - {id: a, run: 'test -e ok', continue_on_error: true}
+  - id: each
+    foreach: {items: [x], steps: [{id: e1, run: 'true'}]}
+";
+    let rig = Rig::with(flow);
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.write("ok", "");
+    rig.call(&["resume", "r", "-q", "--retry-failed"]);
+    let upstream = rig.waypost(&["why", "r", "each:x/e1"]);
+    rig.write("flow.yaml", &flow.replace("run: 'true'", "run: echo"));
+    rig.call(&["resume", "r", "-q", "--keep-finished"]);
+    let kept = rig.waypost(&["why", "r", "each:x/e1"]);
+    rig.call(&["rollback", "r@1", "-q"]);
+    let rolled_back = rig.waypost(&["why", "r", "each"]);
+
+    assert!(upstream.contains(": upstream changed: `a`\n"), "{upstream}");
+    assert!(kept.contains(": kept by ") && kept.contains(", with `each`\n"), "{kept}");
+    assert!(rolled_back.contains(": first execution") && !rolled_back.contains("No record"), "{rolled_back}");
+}

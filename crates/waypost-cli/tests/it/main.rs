@@ -14,6 +14,7 @@ mod capture;
 mod checkpoint;
 mod children;
 mod choices;
+mod combined;
 mod completions_man;
 mod config;
 mod custom_events;

@@ -172,7 +172,7 @@ fn a_failed_step_in_an_item_is_done_by_name() {
         let second = [done("each:eu").as_slice(), &output("each:eu/f")].concat();
         let ended = code_of(&rig, &second.iter().map(String::as_str).collect::<Vec<_>>());
 
-        assert!(other.starts_with("exit 2") && other.contains("`retry` needs no option"), "{store}: {other}");
+        assert!(other.starts_with("exit 2") && other.contains("retries failed steps"), "{store}: {other}");
         assert_eq!(
             (ended, ran(&rig)),
             (Some(0), ["h7", "h7", "last"].map(str::to_owned).to_vec()),

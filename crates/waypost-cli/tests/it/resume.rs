@@ -650,7 +650,7 @@ fn a_doubt_names_the_cause_that_holds() {
     let flow =
         "steps: [{id: a, run: 'true'}, {id: pay, idempotent: false, run: 'true'}, {id: z, run: 'true'}]\n";
     for (args, cause) in [
-        (&["resume", "r", "--from", "a"][..], "upstream `a` reran after it completed"),
+        (&["resume", "r", "--from", "a"][..], "upstream `a` changed after it completed"),
         (&["rollback", "r@1"], "the run was rolled back after it completed"),
         (&["resume", "r", "--restart"], "the run was restarted after it completed"),
         (&["fork", "r", "--from", "a", "--id", "s"], "the run was forked after it completed"),

@@ -1,6 +1,6 @@
 //! Hooks of a run: steps at its end and when it waits.
 
-use crate::rig::Rig;
+use crate::rig::{Rig, code_of};
 
 const HOOKS: &str = r#"
 on_success: [{run: 'echo "success $A" >> trace', env: {A: "${{ steps.a.outputs.n }}"}}]
@@ -171,4 +171,30 @@ fn steps_of_hooks_are_not_counted() {
         checked.contains("  on_success (hooks)\n") && checked.contains("  on_failure (hooks)\n"),
         "{checked}"
     );
+}
+
+// Bug: each plan ran the hooks of a failure, and a hook of an earlier failure stayed in doubt on the screen of a completed run.
+#[test]
+fn plans_expect_no_failure() {
+    let rig = Rig::with(
+        "steps: [{id: b, run: test -e ok}]
+on_failure: [{run: 'echo hook >> trace', idempotent: false}]
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    let expect = "\non_failure  skip    runs only after a failure\n";
+    for args in [&["plan", "r"][..], &["resume", "r", "--dry-run"], &["run", "flow.yaml", "--dry-run"]] {
+        let plan = rig.waypost(args);
+        assert!(plan.contains(expect), "{args:?}: {plan}");
+    }
+
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    std::fs::remove_file(rig.path("ok")).unwrap();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "b"]), Some(8));
+    rig.write("ok", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    let shown = rig.waypost(&["show", "r"]);
+    assert!(shown.contains("\non_failure  skipped") && !shown.contains("in_doubt"), "{shown}");
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::id::{BranchPath, StepId};
+use crate::plan::Decision;
 use crate::plan::change;
 use crate::plan::shape::Shape;
 use crate::record::{
@@ -44,7 +45,7 @@ use super::trust::Trust;
 use super::undo::refuse_unfinished_undo;
 use super::{
     Answers, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
-    SessionOptions, StateError, Then, Waiting,
+    SessionOptions, StateError, Then, TreatAs, Waiting,
 };
 
 /// Creates a run and executes the run.
@@ -97,6 +98,8 @@ pub(super) fn first_position(shape: &Shape, epoch: u32) -> Position {
 pub(super) enum Prepared<'a, P: Program> {
     Session(Box<Session<'a, P>>),
     Idle(Box<Outcome<P::State>>),
+    /// The answers to the open questions are recorded before these options apply.
+    AnswersFirst(Box<ResumeOptions<P::State>>),
 }
 
 /// The base of a resume.
@@ -168,10 +171,14 @@ async fn make_session<'a, P: Program>(
     let newest_seq = base.record.header().seq;
     let (passes_missing, carries) = (options.from.is_some() || carried.is_some(), carried.as_ref());
     let is_claimed = is_claimed(&options, &base);
-    let Some(mut begin) = find_begin(engine, program, lease, &mut base, &mut options, carries).await? else {
-        let outcome = idle(&base.snapshot, program)?;
-        validated(&base, &outcome.state, &mut options)?;
-        return Ok(Prepared::Idle(Box::new(outcome)));
+    let mut begin = match find_begin(engine, program, lease, &mut base, &mut options, carries).await? {
+        BeginPoint::Session(begin) => *begin,
+        BeginPoint::Idle => {
+            let outcome = idle(&base.snapshot, program)?;
+            validated(&base, &outcome.state, &mut options)?;
+            return Ok(Prepared::Idle(Box::new(outcome)));
+        }
+        BeginPoint::AnswersFirst => return Ok(Prepared::AnswersFirst(Box::new(options))),
     };
     let chain = chain_after(&base, lease, newest_seq, is_claimed);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
@@ -248,6 +255,15 @@ impl Base {
     }
 }
 
+/// The start of a resume.
+enum BeginPoint {
+    Session(Box<SessionStart>),
+    /// All steps are done, and their evidence holds.
+    Idle,
+    /// The answers to the open questions are recorded first.
+    AnswersFirst,
+}
+
 /// The start of the session of a resume.
 struct SessionStart {
     /// The positions of the other branches, and the steps in doubt.
@@ -288,7 +304,7 @@ fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(),
     check_fit(shape, position, &base.snapshot.definition, options.on_change)
 }
 
-/// Moves `base` to the start point. Returns `None` if all steps are done and their evidence holds.
+/// Moves `base` to the start point.
 async fn find_begin<P: Program>(
     engine: &Engine,
     program: &P,
@@ -296,7 +312,7 @@ async fn find_begin<P: Program>(
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
     carried: Option<&Carried>,
-) -> Result<Option<SessionStart>, RunError> {
+) -> Result<BeginPoint, RunError> {
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
@@ -311,6 +327,7 @@ async fn find_begin<P: Program>(
     options.session.check_steps(program.shape())?;
     let is_again = carried.is_some();
     let edited = options.edit_branches.iter().map(|(branch, _)| branch);
+    let from = options.from.clone();
     let mut requested = Requested::take(&mut options.from, edited, program.shape());
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun);
     requested.rerun_changed(changed, program.shape());
@@ -327,7 +344,7 @@ async fn find_begin<P: Program>(
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let bases = carried.map_or(&[][..], |carried| &carried.bases);
-    let asked = ResumeQuery { verifies_all, bases, ..asked };
+    let (mut asked, rest) = (ResumeQuery { verifies_all, bases, ..asked }, requested.without_named());
     // With another definition, the evidence of the old steps says nothing: only the interrupted steps are in doubt.
     let before = ResumeQuery { still: asked.still || options.adopt.is_some(), ..asked };
     let mut resume_point = match options.from {
@@ -343,12 +360,19 @@ async fn find_begin<P: Program>(
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
     if is_done && resume_point.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
-        return Ok(None);
+        return Ok(BeginPoint::Idle);
     }
     let in_doubt = |questions| RunError::InDoubt { run: lease.run().clone(), questions };
     let open = options.on_doubt.unanswered(&resume_point.questions);
     if !open.is_empty() {
         return Err(in_doubt(open));
+    }
+    // The reruns of a request start from the answered positions. A function answers only once.
+    let is_done = |asked: &Decision| answers.about(&asked.branch, &asked.step) == Some(TreatAs::Done);
+    let records = !answers.recorded && !requested.is_empty() && options.adopt.is_none();
+    if records && resume_point.questions.iter().any(is_done) {
+        options.from = from;
+        return Ok(BeginPoint::AnswersFirst);
     }
     let (mut drafts, before) = (Vec::new(), base.position.clone());
     let results = Results::dropped(!answers.retries_all());
@@ -380,6 +404,10 @@ async fn find_begin<P: Program>(
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         requested::defer_below(&carried.entered, &adoption.rerun, program.shape(), &mut base.position);
         base.redone.extend(carried.entered.into_iter().map(Forget::Join));
+        if let Some(forgotten) = requested.defer_named(program.shape(), &mut base.position, results) {
+            base.redone.extend(forgotten);
+            asked.requested = &rest;
+        }
     }
     if adopts && options.adopt.is_none() && options.from.is_none() {
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
@@ -426,7 +454,8 @@ async fn find_begin<P: Program>(
         false => AcceptedPacks::default(),
     };
     let reopens = reopens && options.then == Then::GoOn;
-    Ok(Some(SessionStart { resume_point, drafts, reopens, accepted_packs }))
+    let begin = SessionStart { resume_point, drafts, reopens, accepted_packs };
+    Ok(BeginPoint::Session(Box::new(begin)))
 }
 
 /// Moves the main branch to the target of a transition.

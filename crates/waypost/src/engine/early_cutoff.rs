@@ -25,7 +25,7 @@ use super::failure::upstream;
 use super::inspect::{effective_of, position_of};
 use super::reuse::{Candidate, has_same_input};
 use super::rollback::load_with_state;
-use super::scope::{Scope, ScopeId};
+use super::scope::{Opener, Scope, ScopeId};
 use super::session::Session;
 use super::trace::{reads_of, sinks_and_openers};
 use super::trust::verify;
@@ -79,11 +79,28 @@ impl<P: Program> Session<'_, P> {
             };
             if let Some(cause) = cause {
                 self.give_up_result(id, &candidate)?;
+                let is_unnamed = cause == RerunCause::UpstreamChanged { step: None };
+                let named = self.upstream_cause(id, candidate.place).filter(|_| is_unnamed);
+                let cause = named.unwrap_or(cause);
                 let data = json!({ "step": candidate.step, "cause": cause });
                 let note = Note::Event { name: STEP_INVALIDATED.to_owned(), data };
                 self.scopes.get_mut(id).notes.push(note);
             }
         }
+    }
+
+    /// Returns the cause of a rerun whose trace names no changed step: without traces, the need that ended last, else the
+    /// change upstream of the opener.
+    fn upstream_cause(&self, id: ScopeId, place: usize) -> Option<RerunCause> {
+        let scope = self.scopes.get(id);
+        let needs = scope.shape.needs(place).iter().map(|need| scope.step_id(*need));
+        let ended = |need: &&StepId| scope.position.ledger.get(*need).map(|end| end.seq);
+        if let Some(need) = needs.filter(|_| !self.keeps_traces).max_by_key(ended) {
+            return Some(RerunCause::UpstreamChanged { step: Some(need.clone()) });
+        }
+        let Opener { scope, place, .. } = scope.opener?;
+        let fan = self.scopes.get(scope).fans.iter().find(|fan| fan.place == place)?;
+        fan.cause.clone().filter(|cause| matches!(cause, RerunCause::UpstreamChanged { .. }))
     }
 
     /// Makes an end current again if the recorded trace equals the current trace and the evidence holds. Returns

@@ -227,6 +227,8 @@ pub struct Answers {
     pub rest: Option<TreatAs>,
     /// Each question is kept until the turn of its step, and answered there.
     pub(super) in_turn: bool,
+    /// The answers to the first questions of this resume are on record.
+    pub(super) recorded: bool,
 }
 
 impl Answers {

@@ -13,10 +13,10 @@ use super::ResumeFrom;
 use super::definition::Forget;
 use super::invalidate::{Cut, Invalidated, Results, invalidate};
 use super::reruns::{Reopened, Target, Targets, opener_of};
-use super::trust::Branches;
+use super::trust::{Branches, is_step_on};
 
 /// The requested reruns, and the paths to the named branches.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Requested {
     /// A step to rerun, with all downstream steps.
     pub(super) step: Option<(BranchPath, StepId)>,
@@ -95,6 +95,30 @@ impl Requested {
             }
             below = above;
         }
+    }
+
+    /// Returns the other requests than that of a named step.
+    pub(super) fn without_named(&self) -> Self {
+        Self { step: None, ..self.clone() }
+    }
+
+    /// Defers the rerun of the named step below an opener that an adopted definition has invalidated. Returns the
+    /// parts to remove from the state; `None` if the opener is in force.
+    pub(super) fn defer_named(
+        &self,
+        shape: &Shape,
+        main: &mut Position,
+        results: Results,
+    ) -> Option<Vec<Forget>> {
+        let (branch, step) = self.step.clone().filter(|(branch, step)| is_step_on(shape, branch, step))?;
+        let cause = RequestCause::Requested { by: self.by.clone() };
+        let request = RerunRequest { branch, step, kind: RerunKind::Rerun, cause };
+        let below = below_on(shape, &BranchPath::main(), &request)?;
+        if !is_out_of_force(shape, main, &below.step) {
+            return None;
+        }
+        main.requests.insert(request);
+        Some(exclude(shape, main, &below, results))
     }
 
     /// Excludes the results of requested steps that cannot rerun yet, because failed evidence reopens an upstream

@@ -13,7 +13,9 @@ use super::chain::Draft;
 use super::scheduler::BEFORE;
 use super::scope::{MAIN, Scope};
 use super::session::{Session, Worked};
-use super::{Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then};
+use super::{
+    Answers, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then,
+};
 
 /// Limit of verifications in a row without a start. A resume needs one or two. More are a defect of the engine,
 /// and each appends a checkpoint.
@@ -28,7 +30,7 @@ pub(super) async fn resumed<P: Program>(
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
     // Read before the acquisition of the lease: later stop requests are meant for this session.
-    let (mut overtaken, lease) = match &options.claimed {
+    let (mut overtaken, mut lease) = match &options.claimed {
         Some(lease) => (Vec::new(), lease.clone()),
         None => {
             engine.store.wait_for_release(run).await?;
@@ -45,6 +47,11 @@ pub(super) async fn resumed<P: Program>(
             if is_again { prepared.await } else { unless_stopped(&kept.stop, run, prepared).await };
         let mut session = match prepared {
             Ok(Prepared::Session(session)) => session,
+            Ok(Prepared::AnswersFirst(asked)) => {
+                options = record_answers(engine, program, lease, *asked).await?;
+                lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
+                continue;
+            }
             ended => {
                 if is_again {
                     program.end().await;
@@ -72,6 +79,27 @@ pub(super) async fn resumed<P: Program>(
             }
         }
     }
+}
+
+/// Records the answers to the open questions, and releases the lease. Returns the options of the resume.
+async fn record_answers<P: Program>(
+    engine: &Engine,
+    program: &P,
+    lease: Lease,
+    mut options: ResumeOptions<P::State>,
+) -> Result<ResumeOptions<P::State>, RunError> {
+    let answers = options.on_doubt.answers();
+    let (on_doubt, by, on_change) = (OnDoubt::Each(answers.clone()), options.by.clone(), options.on_change);
+    let first = ResumeOptions { on_doubt, by, on_change, then: Then::Stop, ..ResumeOptions::default() };
+    match prepare_resume(engine, program, &lease, first, None).await {
+        Ok(Prepared::Session(session)) => drop(session.write_and_stop(lease).await?),
+        ended => {
+            engine.store.release(lease, None).await?;
+            ended?;
+        }
+    }
+    options.on_doubt = OnDoubt::Each(Answers { recorded: true, ..answers });
+    Ok(options)
 }
 
 /// Prepares a resume, unless stopped first: the check of evidence may take minutes. Meanwhile only damaged

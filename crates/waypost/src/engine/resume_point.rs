@@ -137,9 +137,13 @@ pub(super) async fn find<P: Program>(
     if asked.by_hand {
         judged.ask();
     }
-    if !judged.questions.is_empty() {
+    // A confirmed rerun keeps the requested reruns: the step runs at its turn.
+    let is_confirmed = |question: &Decision| asked.answers.retries(&question.branch, &question.step);
+    let goes_on = program.keeps_apart() && !asked.requested.is_empty();
+    if !judged.questions.is_empty() && !(goes_on && judged.questions.iter().all(is_confirmed)) {
         return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
+    let confirmed = std::mem::take(&mut judged.questions);
     let broken = std::mem::take(&mut judged.broken);
     judged.broken = match shape.is_routed() {
         true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
@@ -188,7 +192,7 @@ pub(super) async fn find<P: Program>(
         asked.requested.exclude_after_open(shape, &branches, &mut moves, results);
     }
     let (looked, left, declarers) = (trust != Trust::Blind, judged.left, judged.declarers);
-    let questions = Vec::new();
+    let questions = confirmed;
     let (unreached, closed) = (all.unreached, BTreeMap::new());
     Ok(ResumePoint { questions, moves, closed, settled, looked, left, rewinds, declarers, unreached })
 }

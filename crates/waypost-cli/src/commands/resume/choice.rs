@@ -15,6 +15,7 @@ use waypost_workflow::file::Workflow;
 use crate::cli::ResumeArgs;
 use crate::context::Context;
 use crate::error::Error;
+use crate::format::text::quoted;
 use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::dead_letters::counts;
@@ -249,7 +250,7 @@ pub(super) async fn answers(
         return Ok(answers);
     }
     let undecided = ResumeArgs { dry_run: true, ..args.undecided() };
-    let prepared = Prepared::of(context, store, run, &undecided).await?;
+    let prepared = Prepared::untold(context, store, run, &undecided).await?;
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
     let (plan, _) = planned(context, store, (&snapshot, &prepared), &undecided).await?;
     let asked = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
@@ -267,11 +268,12 @@ pub(super) async fn answers(
             };
             let mut meant: Vec<StepAt> = candidates.iter().filter(is_meant).cloned().collect();
             if meant.is_empty() {
-                let failed = failed_within(store.as_ref(), run, &names, &encoded).await?;
-                if failed.is_empty() || !is_done {
-                    return Err(not_asked(run, text, &names, &asked));
+                let within = failed_within(store.as_ref(), run, &names, &encoded).await?;
+                if within.is_empty() || !is_done {
+                    let failed = if within.is_empty() { &failed } else { &within };
+                    return Err(not_asked(run, text, &names, (&asked, failed)));
                 }
-                meant = failed;
+                meant = within;
             }
             for (branch, step) in &meant {
                 let before = answers.named.insert((branch.clone(), step.clone()), given.treat_as);
@@ -300,18 +302,33 @@ fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> 
         })
 }
 
-/// Returns the error of a decision without a question.
-fn not_asked(run: &RunId, text: &str, names: &StepNames, asked: &[StepAt]) -> Error {
-    let message = format!("cannot decide about step `{}`: run {run} does not ask about it", shown(text));
+/// Returns the error of a decision without a question. `failed`: the failed steps.
+fn not_asked(run: &RunId, text: &str, names: &StepNames, (asked, failed): (&[StepAt], &[StepAt])) -> Error {
+    let is_failed = failed.iter().any(|(branch, step)| covers(names, branch, step, text));
+    let why = match is_failed {
+        true => "the step failed, and is not in doubt".to_owned(),
+        false => format!("run {run} does not ask about it"),
+    };
+    let message = format!("cannot decide about step `{}`: {why}", shown(text));
     let asked: Vec<String> =
         asked.iter().map(|(branch, step)| format!("`{}`", names.called(branch, step.as_str()))).collect();
-    Error::usage(
-        message,
-        match asked.is_empty() {
-            true => "no step is in doubt; `retry` needs no option for a failed step".to_owned(),
-            false => format!("in doubt: {}", asked.join(", ")),
-        },
-    )
+    match asked.is_empty() || is_failed {
+        true => Error::usage(message, undecided_hint(run, names, failed)),
+        false => Error::usage(message, format!("in doubt: {}", asked.join(", "))),
+    }
+}
+
+/// Returns the commands for a run without a step in doubt.
+fn undecided_hint(run: &RunId, names: &StepNames, failed: &[StepAt]) -> String {
+    match failed {
+        [] => format!("`waypost resume {run}` resumes without a decision"),
+        [(branch, step), ..] => {
+            let step = quoted(&names.called(branch, step.as_str()));
+            format!(
+                "`waypost resume {run}` retries failed steps; `waypost resume {run} --treat-as done={step}` settles the step as done"
+            )
+        }
+    }
 }
 
 /// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.
@@ -357,7 +374,14 @@ pub(super) enum Asked {
     BeforeEvidence,
 }
 
-pub(super) fn nothing_to_decide(run: &RunId) -> Error {
-    let message = format!("cannot decide: no step of run {run} is in doubt or failed");
-    Error::usage(message, "omit `--treat-as`")
+/// Returns why a bare `--treat-as` decides nothing.
+pub(super) async fn nothing_to_decide(
+    store: &dyn Store,
+    run: &RunId,
+    workflow: &Workflow,
+) -> Result<Error, Error> {
+    let failed = failed_steps(store, run, &BranchPath::main()).await?;
+    let or_failed = if failed.is_empty() { " or failed" } else { "" };
+    let message = format!("cannot decide: no step of run {run} is in doubt{or_failed}");
+    Ok(Error::usage(message, undecided_hint(run, &StepNames::of(workflow), &failed)))
 }

@@ -99,7 +99,12 @@ async fn decide(
     let going = Going::of(&prepared.chosen.workflow, args)?;
     let prepared = Prepared { decides_first: false, ..prepared.clone() };
     // A step beyond `--until` is planned, and left out afterwards.
-    let args = &ResumeArgs { until: None, ..args.clone() };
+    let mut args = ResumeArgs { until: None, ..args.clone() };
+    if prepared.chosen.reruns_finished() {
+        // A real resume records the answers first, in the definition in force.
+        args.answers = Answers::default();
+    }
+    let args = &args;
     let options = || prepared.clone().make(store, StopHandle::default(), args, going.clone());
     let (program, first) = options()?;
     let engine = program.equip(Engine::new(Arc::clone(store)));

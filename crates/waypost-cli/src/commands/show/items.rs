@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use waypost::id::readable;
-use waypost::record::{End, Header, Phase, Record, Status, WaitKind};
+use waypost::record::{End, FrontierEntry, Header, Phase, Record, Status, WaitKind};
+use waypost::shape::Shape;
 use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 
@@ -34,6 +35,7 @@ pub(super) struct Opener<'a> {
     /// A process works on the run.
     pub(super) live: bool,
     pub(super) idle: IdleTimes,
+    pub(super) shape: Option<Shape>,
 }
 
 impl ItemPage {
@@ -44,7 +46,7 @@ impl ItemPage {
         opener: &Opener<'_>,
         args: &ItemsArgs,
     ) -> Result<Self, Error> {
-        let Opener { step, live, .. } = *opener;
+        let step = opener.step;
         let mut opened = opened(store, run, step).await?;
         if opened.is_empty() && (args.status.is_some() || args.limit.is_some() || args.after.is_some()) {
             let message = format!("step `{}` of run {run} has no items", step.id);
@@ -67,7 +69,7 @@ impl ItemPage {
             if !fans.has(store, run, &newest).await? {
                 continue;
             }
-            let status = status(&newest, live);
+            let status = status(&newest, opener);
             if wanted.is_some_and(|wanted| wanted != status) {
                 continue;
             }
@@ -106,20 +108,27 @@ async fn opened(
 }
 
 /// Returns the status of an item by its newest record.
-fn status(newest: &Record, live: bool) -> StepStatus {
+fn status(newest: &Record, opener: &Opener<'_>) -> StepStatus {
+    let live = opener.live;
     match newest.header().end {
         Some(End::Completed) => StepStatus::Completed,
         Some(End::Skipped) => StepStatus::Skipped,
         Some(End::Failed) => StepStatus::Failed,
         Some(End::Cancelled) => StepStatus::Cut,
         None => {
-            let frontier = newest.position().map(|position| position.frontier).unwrap_or_default();
+            let position = newest.position().unwrap_or_default();
+            let own = opener.shape.as_ref().and_then(|shape| shape.of_branch(&newest.header().branch));
+            let is_asked = |entry: &FrontierEntry| {
+                entry.is_unsettled() && own.is_some_and(|own| own.must_ask(&position, &entry.step))
+            };
+            let frontier = &position.frontier;
             let has = |status: Status| frontier.iter().any(|entry| entry.status == status);
             let waits =
                 frontier.iter().flat_map(|entry| &entry.waits).any(|wait| wait.on != WaitKind::Children);
             match () {
                 () if waits => StepStatus::Waiting,
                 () if has(Status::Started) && live => StepStatus::Running,
+                () if frontier.iter().any(is_asked) => StepStatus::InDoubt,
                 () if has(Status::Started) => StepStatus::Cut,
                 () if has(Status::Failed) => StepStatus::Failed,
                 () if live && frontier.iter().any(|entry| entry.at.attempt > 0) => StepStatus::Running,
@@ -265,6 +274,7 @@ impl From<ItemStatusName> for StepStatus {
             ItemStatusName::Failed => Self::Failed,
             ItemStatusName::Skipped => Self::Skipped,
             ItemStatusName::Cut => Self::Cut,
+            ItemStatusName::InDoubt => Self::InDoubt,
         }
     }
 }

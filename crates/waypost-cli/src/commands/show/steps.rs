@@ -55,7 +55,7 @@ impl Branch {
     }
 
     /// Returns the seq of the record that opened hooks after the last attempt of a step; `None` without
-    /// hooks.
+    /// hooks, or after a skip.
     pub(super) fn opened_after(&self, step: &Step) -> Option<u64> {
         for header in self.history.records.iter().map(Record::header) {
             let is_tried = header.started.iter().any(|start| start.step == step.id);
@@ -68,7 +68,7 @@ impl Branch {
             if header.phase.opens_hooks() {
                 return Some(header.seq);
             }
-            if header.phase.opens_work() {
+            if header.phase.opens_work() || matches!(header.phase, Phase::Skipped(_)) {
                 return None;
             }
         }
