@@ -469,10 +469,12 @@ pub(crate) fn show(
     (mut decisions, stops): (Vec<DecisionView>, Vec<String>),
     names: &StepNames,
 ) -> Result<(), Error> {
-    // A plan expects every step to succeed.
+    // A plan expects every step to succeed, except a step amid the hooks after its failure.
+    let is_failing = decisions.iter().any(|view| view.branch.ends_with(":on_failure"));
     let is_unstarted = |view: &DecisionView| matches!(view.cause.code, "first" | "upstream_changed");
     let runs = |view: &DecisionView| matches!(view.action, "run" | "rerun" | "recheck") && is_unstarted(view);
-    let after_failure = |view: &&mut DecisionView| names.runs_after_failure(&view.branch, &view.step);
+    let after_failure =
+        |view: &&mut DecisionView| !is_failing && names.runs_after_failure(&view.branch, &view.step);
     for view in decisions.iter_mut().filter(after_failure).filter(|view| runs(view)) {
         (view.action, view.cause) = (Action::Skip.name(), CauseView::of_no_failure());
     }
