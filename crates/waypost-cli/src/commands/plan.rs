@@ -473,8 +473,10 @@ pub(crate) fn show(
     let is_failing = decisions.iter().any(|view| view.branch.ends_with(":on_failure"));
     let is_unstarted = |view: &DecisionView| matches!(view.cause.code, "first" | "upstream_changed");
     let runs = |view: &DecisionView| matches!(view.action, "run" | "rerun" | "recheck") && is_unstarted(view);
-    let after_failure =
-        |view: &&mut DecisionView| !is_failing && names.runs_after_failure(&view.branch, &view.step);
+    let after_failure = |view: &&mut DecisionView| {
+        let branch = BranchPath::new(&view.branch);
+        !is_failing && branch.is_ok_and(|branch| names.runs_after_failure(&branch, &view.step))
+    };
     for view in decisions.iter_mut().filter(after_failure).filter(|view| runs(view)) {
         (view.action, view.cause) = (Action::Skip.name(), CauseView::of_no_failure());
     }

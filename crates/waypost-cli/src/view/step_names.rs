@@ -6,6 +6,8 @@ use waypost::BranchPath;
 use waypost_workflow::file::{Body, FAILED, HookOn, Step, Workflow};
 use waypost_workflow::program::FILE_KEY;
 
+use super::step_of;
+
 /// Suffix of the opener of a step's hooks, if the step has other child scopes.
 const HOOKS: &str = "-hooks";
 
@@ -61,11 +63,11 @@ impl StepNames {
         self.0.as_deref().and_then(|workflow| workflow.step(step)).is_some_and(Step::is_for_hooks)
     }
 
-    /// Returns whether a step runs the hooks after a failure of the run.
-    pub(crate) fn runs_after_failure(&self, branch: &str, step: &str) -> bool {
-        let found = self.0.as_deref().and_then(|workflow| workflow.step(step));
+    /// Returns whether a step runs the hooks after a failure of the run, or of an included file.
+    pub(crate) fn runs_after_failure(&self, branch: &BranchPath, step: &str) -> bool {
+        let found = self.0.as_deref().and_then(|workflow| step_of(workflow, branch, step));
         let condition = found.filter(|step| step.is_for_hooks()).and_then(|step| step.condition.as_ref());
-        branch == "main" && condition.is_some_and(|condition| condition.as_str() == FAILED)
+        condition.is_some_and(|condition| condition.as_str() == FAILED)
     }
 
     /// Returns the path of a branch, as the user names it: see [`path`]. Empty for the main branch.

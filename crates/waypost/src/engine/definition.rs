@@ -565,6 +565,15 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(Step
         let has_open_work =
             position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
         let Some(other) = new.step(step.id.as_str()) else {
+            // A person is asked about an effect under way.
+            let is_started =
+                position.frontier.iter().any(|entry| entry.step == step.id && entry.is_unsettled())
+                    || position.started_before(&step.id).is_some();
+            let inner = step.children.as_ref().map(|children| &children.shape);
+            let is_careful_within = has_open_work && inner.is_some_and(|shape| shape.is_careful());
+            if is_started && !step.idempotent || is_careful_within {
+                return None;
+            }
             changed.extend((!unfinished.has(place)).then(|| (step.id.clone(), InnerChangeKind::Removed)));
             continue;
         };
