@@ -28,7 +28,7 @@ use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
 use crate::run::progress::steps_are_done;
-use crate::run::reference::{Default as Meant, StepRef, encode, find, no_scope};
+use crate::run::reference::{Default as Meant, LISTS_RUNS, StepRef, encode, find, no_scope};
 use crate::run::run_status;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access};
@@ -69,8 +69,8 @@ fn not_begun(error: Error, run: Option<&str>) -> Error {
         Error::NoStore { .. } | Error::NoRuns { .. } => {
             Error::not_found(format!("run `{run}`: {error}"), format!("{start}; `--store` names a store"))
         }
-        Error::NotFound { what, hint } if what == format!("run `{run}`") => {
-            Error::not_found(what, hint.map_or(start.clone(), |hint| format!("{hint}; {start}")))
+        Error::NotFound { what, hint } if hint.as_deref() == Some(LISTS_RUNS) => {
+            Error::not_found(what, format!("{LISTS_RUNS}; {start}"))
         }
         error => error,
     }

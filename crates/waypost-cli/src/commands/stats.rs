@@ -169,7 +169,7 @@ fn told(context: &Context, view: &StatsView) -> String {
         ("store", crate::output::shown(&view.store).into_owned()),
         ("runs", format!("{} ({})", view.runs, statuses(&view.by_status))),
         ("resumable", view.resumable.to_string()),
-        ("steps", format!("{} of {} done", view.steps.done, view.steps.total)),
+        ("steps", format!("{} of {} finished", view.steps.done, view.steps.total)),
         ("checkpoints", view.checkpoints.to_string()),
         (
             "not written",

@@ -607,11 +607,14 @@ pub(crate) async fn lost(store: &dyn Store, name: &str) -> Option<Error> {
     is_lost.then_some(Error::Lost { run, folder })
 }
 
+/// The hint about the name of a missing run, if nothing else has this name.
+pub(crate) const LISTS_RUNS: &str = "`waypost list` lists the runs";
+
 /// Creates the error for an unknown run.
 pub(crate) fn no_run(name: &str) -> Error {
     let hint = match name {
         "latest" | "last" | "newest" => "`@` is the newest run; `waypost list` lists the runs",
-        _ => "`waypost list` lists the runs",
+        _ => LISTS_RUNS,
     };
     Error::not_found(format!("run `{name}`"), hint)
 }

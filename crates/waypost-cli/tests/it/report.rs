@@ -296,3 +296,20 @@ steps:
     let at = report.lines().find_map(|line| line.strip_prefix("| at | ")).unwrap();
     assert!(at.ends_with("Z |") && !at.contains('.'), "{at}");
 }
+
+#[test]
+fn the_stored_report_names_steps_of_groups_as_show_does() {
+    let rig = Rig::with(
+        "steps:
+  - {id: g, steps: [{id: in, steps: [{id: k, run: 'true'}]}]}
+  - {id: loop, repeat: {until: iteration >= 2, max: 3}, steps: [{id: n, run: 'true'}]}
+",
+    );
+    rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+
+    let report = rig.read(".waypost/runs/r/report.md");
+
+    for heading in ["## `g/in/k`: completed\n", "## `loop~2/n` [2]: completed\n"] {
+        assert!(report.contains(heading), "{report}");
+    }
+}

@@ -164,8 +164,17 @@ fn starts(report: &str) -> impl Iterator<Item = usize> {
 fn title(key: &SectionKey) -> String {
     let place: Vec<_> = key.iteration.iter().map(u32::to_string).collect();
     let place = if place.is_empty() { String::new() } else { format!(" [{}]", place.join(".")) };
-    let branch = if key.branch.is_main() { String::new() } else { format!("{}/", key.branch.readable()) };
-    format!("{}{place}", code(&format!("{branch}{}", key.step)))
+    if key.branch.is_main() {
+        return format!("{}{place}", code(key.step.as_str()));
+    }
+    // Outside of loops, the pass of a branch is always the first.
+    let has_passes = !key.iteration.is_empty();
+    let plain = |part: &str| match part.strip_suffix("~1").filter(|_| !has_passes && !part.contains(':')) {
+        Some(opener) => opener.to_owned(),
+        None => part.to_owned(),
+    };
+    let branch: Vec<String> = key.branch.readable().split('/').map(plain).collect();
+    format!("{}{place}", code(&format!("{}/{}", branch.join("/"), key.step)))
 }
 
 /// The status in the section of an acceptance.
