@@ -152,3 +152,22 @@ fn a_label_that_names_nothing_and_one_that_cannot_be() {
     check("mark_told", &rig.waypost(&["checkpoint", "r-1", "--label", "here"]));
     check("mark_listed", &rig.waypost(&["checkpoints", "r-1"]));
 }
+
+// Bug: a checkpoint or a dropped dead letter between two sessions made the time before it work time. Cause: the idle time began
+// at the newest record. Fix: records by hand are no work.
+#[test]
+fn idle_time_begins_before_records_by_hand() {
+    let flow = "steps: [{id: each, foreach: {items: [x], steps: [{id: e, run: 'false'}]}}]\n";
+    for args in [&["checkpoint", "r"][..], &["dead-letters", "drop", "r", "x"]] {
+        let rig = Rig::with(flow);
+        rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+        let ended = rig.json(&["list", "--json"])["runs"][0]["updated_at"].clone();
+        assert_eq!(rig.call(args).status.code(), Some(0), "{args:?}");
+        rig.call(&["resume", "r", "-q"]);
+
+        let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
+        let resumed = events.lines().find(|line| line.contains("run_resumed")).unwrap().to_owned();
+        let resumed: Value = serde_json::from_str(&resumed).unwrap();
+        assert_eq!(resumed["idle_since"], ended, "{args:?}");
+    }
+}

@@ -96,3 +96,28 @@ fn a_step_reruns_in_an_item_of_a_changed_step() {
         }
     }
 }
+
+// Bug: `--skip` of a step in a failed item left the other failed items failed. Cause: the named item counted as the only one
+// to retry. Fix: a choice names no retry.
+#[test]
+fn a_skip_in_an_item_retries_the_other_failed_items() {
+    for store in STORES {
+        for args in [["--skip", "m:w/s"], ["--treat-as", "done=m:w/s"]] {
+            let rig = Rig::with(
+                "steps:
+  - {id: m, foreach: {items: [v, w], max_parallel: 1, steps: [{id: s, run: 'echo s >> trace; test -e ok'}]}}
+",
+            );
+            let rig = rig.at(store);
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+            ran(&rig);
+            rig.write("ok", "");
+
+            let planned = rig.waypost(&[&["resume", "r", "--dry-run"][..], &args].concat());
+            assert_eq!(code_of(&rig, &[&["resume", "r", "-q"][..], &args].concat()), Some(0), "{store}");
+
+            assert!(planned.contains("\nm:v/s  retry "), "{planned}");
+            assert_eq!(ran(&rig), ["s"], "{store} {args:?}");
+        }
+    }
+}

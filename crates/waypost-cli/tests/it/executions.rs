@@ -467,6 +467,8 @@ fn why_tells_causes_from_outside_of_a_scope() {
     let rig = Rig::with(flow);
     rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
     rig.write("ok", "");
+    let planned = rig.waypost(&["resume", "r", "--retry-failed", "--dry-run"]);
+    assert!(planned.contains("\neach  recheck  upstream `a` reruns\n"), "{planned}");
     rig.call(&["resume", "r", "-q", "--retry-failed"]);
     let upstream = rig.waypost(&["why", "r", "each:x/e1"]);
     rig.write("flow.yaml", &flow.replace("run: 'true'", "run: echo"));

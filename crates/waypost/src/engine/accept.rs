@@ -111,8 +111,9 @@ impl Engine {
             self.accepted_on(lease, (branch, acceptance), packs, &mut records).await?;
         }
         let id = BatchId { token: lease.token(), count: 1 };
-        let batch =
-            Batch { id, records, consumed: Vec::new(), summary: None, updated_at: None, release: true };
+        // The time of the last session stays.
+        let updated_at = Some(base.snapshot.entry.summary.updated_at);
+        let batch = Batch { id, records, consumed: Vec::new(), summary: None, updated_at, release: true };
         let at = batch.records.last().map(|record| record.header().reference().to_string());
         let lost = |source| RunError::Checkpoint { at: at.unwrap_or_default(), source };
         self.store.append(&[lease], batch).await.map_err(lost)?;

@@ -616,7 +616,7 @@ fn chain_after(base: &Base, lease: &Lease, newest_seq: u64, is_claimed: bool) ->
         // Also if an earlier session quarantined the damage and died before its first commit.
         repair: base.next != newest_seq + 1,
         root: None,
-        idle_since: (!is_claimed).then(|| base.snapshot.latest()),
+        idle_since: (!is_claimed).then(|| base.snapshot.worked_until()),
         resume: base.snapshot.newest().header().resume + u64::from(!is_claimed),
         repeated: base.snapshot.newest().header().to_repeat(),
     }

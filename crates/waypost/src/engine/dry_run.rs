@@ -322,12 +322,12 @@ impl DryRun {
         }
     }
 
-    /// Returns the recorded cause of the rerun of a step.
+    /// Returns the recorded cause of the rerun of a step. An unnamed upstream step is the opener.
     fn recorded(&self, key: &(BranchPath, StepId)) -> Option<Cause> {
         Some(match self.reran.get(key)? {
             RerunCause::EvidenceFailed { claims } => Cause::EvidenceFailed(claims.clone()),
             RerunCause::UpstreamChanged { step } => {
-                Cause::UpstreamChanged(step.as_ref().unwrap_or(&key.1).clone())
+                Cause::UpstreamChanged(step.clone().or_else(|| Some(key.0.opened_by()?.0))?)
             }
             RerunCause::DefinitionChanged => Cause::Redefined,
             RerunCause::Requested { by_rollback: true, .. } => Cause::RolledBack,

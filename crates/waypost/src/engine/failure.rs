@@ -282,8 +282,9 @@ impl Engine {
         }
         let id = BatchId { token: lease.token(), count: 1 };
         let at = records.last().map(|record| record.header().reference().to_string()).unwrap_or_default();
-        let batch =
-            Batch { id, records, consumed: Vec::new(), summary: None, updated_at: None, release: true };
+        // The time of the last session stays.
+        let updated_at = Some(store.run(run).await?.summary.updated_at);
+        let batch = Batch { id, records, consumed: Vec::new(), summary: None, updated_at, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
         self.store.append(&[lease], batch).await.map_err(lost)?;
         Ok(true)

@@ -140,6 +140,17 @@ impl Snapshot {
             .unwrap_or_default()
     }
 
+    /// Returns the time of the newest record of a session: records by hand between sessions are no work.
+    pub(super) fn worked_until(&self) -> Timestamp {
+        let is_by_hand = |header: &Header| {
+            let is_mark = header.reason == Reason::Manual && matches!(header.phase, Phase::Progress { .. });
+            is_mark || header.reason == Reason::Accept
+        };
+        let heads = self.heads.iter().map(|head| &head.record).chain([self.newest()]).map(Record::header);
+        let of_sessions = heads.filter(|header| !is_by_hand(header)).map(|header| header.created_at);
+        of_sessions.chain([self.entry.summary.updated_at]).max().unwrap_or_default()
+    }
+
     /// Returns the skipped damaged records.
     pub fn damaged(&self) -> impl Iterator<Item = &Damage> {
         self.heads.iter().flat_map(|head| &head.damaged)

@@ -304,6 +304,14 @@ impl<S> Edits<S> {
         self.0.keys()
     }
 
+    /// Returns the branches of a retry; empty if a person names no branch to retry. A choice is about a step, and leaves
+    /// no other branch failed.
+    pub(super) fn retried(&self) -> BTreeSet<BranchPath> {
+        let mut edits = self.0.values().flatten();
+        let names = edits.any(|edit| edit.choices.is_empty());
+        self.0.keys().filter(|_| names).cloned().collect()
+    }
+
     /// Returns the steps that read an edited state.
     pub(super) fn read_by(&self) -> Vec<StepId> {
         self.0.values().flatten().flat_map(|edit| edit.again.iter().cloned()).collect()

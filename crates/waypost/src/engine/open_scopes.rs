@@ -48,7 +48,7 @@ pub(super) async fn load_open_scopes<P: Program>(
 ) -> Result<Vec<Decision>, RunError> {
     let scopes = HashMap::from([(BranchPath::main(), MAIN)]);
     let (indexes, questions, reopened) = (HashMap::new(), Vec::new(), BTreeSet::new());
-    let (retried, named) = (Vec::new(), edits.branches().cloned().collect());
+    let (retried, named) = (Vec::new(), edits.retried());
     let mut found = LoadedScopes {
         scopes,
         indexes,
@@ -140,7 +140,7 @@ struct LoadedScopes<'a, S> {
     resume_point: ResumePoint,
     /// Edits of branches not found yet.
     edits: Edits<S>,
-    /// The branches with edits.
+    /// The branches of a retry; empty if all failed branches are retried.
     named: BTreeSet<BranchPath>,
     /// Ended branches that resume together with an edited ancestor or descendant.
     reopened: BTreeSet<BranchPath>,
