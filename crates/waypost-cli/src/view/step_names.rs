@@ -49,12 +49,12 @@ impl StepNames {
         let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else {
             return Some(workflow.body());
         };
-        super::step_of(workflow, &above, opener.as_str())?.work.body()
+        step_of(workflow, &above, opener.as_str())?.work.body()
     }
 
     /// Returns whether a step of a scope runs an included file.
     pub(crate) fn runs_file(&self, branch: &BranchPath, step: &str) -> bool {
-        let step = self.0.as_deref().and_then(|workflow| super::step_of(workflow, branch, step));
+        let step = self.0.as_deref().and_then(|workflow| step_of(workflow, branch, step));
         step.is_some_and(|step| step.work.child().is_some())
     }
 
