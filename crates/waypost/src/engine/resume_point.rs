@@ -140,7 +140,8 @@ pub(super) async fn find<P: Program>(
     // A confirmed rerun keeps the requested reruns: the step runs at its turn.
     let is_confirmed = |question: &Decision| asked.answers.retries(&question.branch, &question.step);
     let goes_on = program.keeps_apart() && !asked.requested.is_empty();
-    if !judged.questions.is_empty() && !(goes_on && judged.questions.iter().all(is_confirmed)) {
+    let stops = !goes_on || !judged.questions.iter().all(is_confirmed);
+    if !judged.questions.is_empty() && stops {
         return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
     }
     let confirmed = std::mem::take(&mut judged.questions);
