@@ -96,7 +96,7 @@ fn a_plan_lists_the_steps_of_a_hook_on_its_own_branch() {
     let plan = listed(&rig.json(&["plan", "r", "--json"]), "decisions", "action");
 
     let own = ["h1 reuse", "h2 run", "h3 run"].map(|step| format!("a:on_failure/{step}"));
-    assert_eq!(plan[..2], ["main/a wait", "main/on_failure skip"]);
+    assert_eq!(plan[..2], ["main/a wait", "main/on_failure run"]);
     assert_eq!(plan[2..], own);
 }
 
