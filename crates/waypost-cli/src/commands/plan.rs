@@ -469,7 +469,7 @@ pub(crate) fn show(
     (mut decisions, stops): (Vec<DecisionView>, Vec<String>),
     names: &StepNames,
 ) -> Result<(), Error> {
-    // A plan expects every step to succeed, except a step amid the hooks after its failure.
+    // A plan expects every step to succeed, except a step with running hooks of its failure.
     let is_failing = decisions.iter().any(|view| view.branch.ends_with(":on_failure"));
     let is_unstarted = |view: &DecisionView| matches!(view.cause.code, "first" | "upstream_changed");
     let runs = |view: &DecisionView| matches!(view.action, "run" | "rerun" | "recheck") && is_unstarted(view);

@@ -286,7 +286,7 @@ impl Edit<'_> {
         beyond(self.changed, self.before).and(beyond(self.before, self.changed))
     }
 
-    /// Describes the new steps with `idempotent: false` and the gone steps beside them: a step with another id and no
+    /// Describes the new steps with `idempotent: false` and the removed steps of the same body: a step with another id and no
     /// `renamed_from` takes effect again, whatever a person chooses about the gone step.
     fn repeats(self) -> Vec<String> {
         let mut levels = vec![(String::new(), self.before.body(), self.changed.body())];
