@@ -1,7 +1,7 @@
 //! Answers, choices and requested reruns in one `resume`: all apply, the answers first.
 
 use crate::in_doubt::{STORES, ran};
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, expect};
 
 /// Dead letters of a joined step, and a step in doubt downstream.
 const FLOW: &str = "steps:
@@ -119,5 +119,47 @@ fn a_skip_in_an_item_retries_the_other_failed_items() {
             assert!(planned.contains("\nm:v/s  retry "), "{planned}");
             assert_eq!(ran(&rig), ["s"], "{store} {args:?}");
         }
+    }
+}
+
+// A refused `--from` or `--skip` left the answer of the same command on record: the next resume ran the step without a
+// question. Cause: the answers were recorded before the request was checked. Now a dry run checks the request first, also
+// before the hints of a question repeat the request.
+#[test]
+fn a_refused_request_records_no_answer() {
+    let flow = "steps:
+  - id: e
+    foreach:
+      items: [y]
+      steps:
+        - { id: a, run: echo a >> trace }
+        - { id: pay, idempotent: false, run: echo pay >> trace }
+        - { id: in, foreach: { items: [p], steps: [{ id: t, run: echo t >> trace }] } }
+  - { id: last, run: echo last >> trace }
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        expect(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, &[]);
+        expect(&rig, &["resume", "r", "--from", "e:y/a", "-q"], 8, &["e:y/pay"]);
+        ran(&rig);
+
+        for (request, code) in [
+            (&["--from", "nope"][..], 5),
+            (&["--from", "e:y/nope"], 5),
+            (&["--from", "e:y/in"], 5),
+            (&["--from", "last"], 5),
+            (&["--skip", "e:y/a"], 2),
+        ] {
+            for answer in ["done", "retry"] {
+                expect(&rig, &[&["resume", "r", "--treat-as", answer], request].concat(), code, &[]);
+            }
+            // Without an answer, the hints of the question would repeat the request.
+            expect(&rig, &[&["resume", "r"], request].concat(), code, &[]);
+        }
+
+        expect(&rig, &["plan", "r"], 0, &["e:y/pay  ask"]);
+        assert_eq!(ran(&rig), [""; 0], "{store}");
+        expect(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, &[]);
+        assert_eq!(ran(&rig), ["t", "last"], "{store}");
     }
 }

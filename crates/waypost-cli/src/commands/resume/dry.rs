@@ -68,6 +68,22 @@ pub(super) async fn dry_run(
     Ok(Exit::Done)
 }
 
+/// Refuses what a resume with these options would refuse, before anything is recorded.
+pub(super) async fn refuse(
+    context: &Context,
+    shared: &Arc<dyn Store>,
+    run: &RunId,
+    args: &ResumeArgs,
+) -> Result<(), Error> {
+    let store = shared.as_ref();
+    let snapshot = Snapshot::read(store, run).await?;
+    let mut prepared = Prepared::untold(context, shared, run, &args.undecided()).await?;
+    let at = (&snapshot, &prepared.chosen.workflow);
+    prepared.choices = choice::of(args, store, at, Asked::Nothing, context.now()).await?;
+    let mut plan = prepared.chosen.plan(store, &snapshot, None, context.now()).await?;
+    decide(shared, &prepared, args, &mut plan).await
+}
+
 /// Returns the plan of a resume with these options, and the obstacles.
 pub(super) async fn planned(
     context: &Context,
