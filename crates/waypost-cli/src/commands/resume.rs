@@ -109,11 +109,11 @@ pub(crate) async fn resume_in(
     if args.dry_run {
         return dry_run(context, &store, &run, (&args, &letters)).await;
     }
+    let mut prepared = Prepared::untold(context, &store, &run, &args).await?;
     let requests = args.from.is_some() || !args.skip.is_empty() || !args.retry.is_empty();
     if requests && !args.treat_as.is_empty() {
-        dry::refuse(context, &store, &run, &args).await?;
+        Box::pin(dry::refuse(context, &store, &run, &args)).await?;
     }
-    let mut prepared = Prepared::untold(context, &store, &run, &args).await?;
     if prepared.decides_first {
         let reruns_changed = prepared.chosen.reruns_finished();
         let requests = args.from.is_some() || reruns_changed || !args.retry.is_empty();
@@ -351,7 +351,7 @@ impl Prepared {
             Err(Error::Run(RunError::InDoubt { run, questions })) => {
                 // The hints repeat the options: these must be valid.
                 if args.from.is_some() || !args.skip.is_empty() {
-                    dry::refuse(context, &store, run, args).await?;
+                    Box::pin(dry::refuse(context, &store, run, args)).await?;
                 }
                 let more = open_questions(store.as_ref(), run, args, context.now()).await?;
                 let is_new = |more: &Decision| {

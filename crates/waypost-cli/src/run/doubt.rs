@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use serde::Deserialize as _;
+use serde_json::Value;
 use waypost::engine::Snapshot;
 use waypost::events::RerunCause;
 use waypost::plan::{Action, Cause, Decision};
@@ -25,13 +26,20 @@ pub(crate) async fn doubts(
     let mut doubts = Vec::new();
     for question in questions {
         let (branch, step) = (&question.branch, question.step.as_str());
-        // Outputs of an earlier execution stay.
-        let is_cut = branch.is_main() && !matches!(question.cause, Cause::Undone);
-        let outputs = if is_cut { outputs_of(workflow, step) } else { Vec::new() };
+        let keeps = matches!(question.cause, Cause::Undone)
+            && has_result(&store.newest(run, branch).await?, &question.step);
+        let outputs = if branch.is_main() && !keeps { outputs_of(workflow, step) } else { Vec::new() };
         let cause = cause_of(store, run, question).await?;
         doubts.push(Doubt { step: called(Some(workflow), branch, step), cause, outputs });
     }
     Ok(doubts)
+}
+
+/// Returns whether the state of a scope has the result of an earlier execution of a step: a rollback, a fork and a
+/// restart return to a state before the result.
+pub(crate) fn has_result(newest: &Record, step: &StepId) -> bool {
+    let state = newest.state_bytes().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+    state.is_some_and(|state| state["steps"].get(step.as_str()).is_some())
 }
 
 /// Returns the steps in doubt of a run, by its records.

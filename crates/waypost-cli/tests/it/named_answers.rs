@@ -1,7 +1,7 @@
 //! `--treat-as done=STEP` and `--treat-as retry=STEP`: decisions about named steps in doubt.
 
 use crate::in_doubt::{STORES, ran};
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, expect};
 
 const FLOW: &str = "max_parallel: 4
 steps:
@@ -225,5 +225,28 @@ fn a_rerun_from_an_item_follows_the_answer() {
 
         assert_eq!(ended, Some(0), "{answer}");
         assert_eq!(ran(&rig), expected, "{answer}");
+    }
+}
+
+// After a rollback or a restart, `--treat-as done` was accepted without the outputs of the step, and every later resume failed
+// at their reader. Cause: outputs of an earlier execution counted as kept, also by a state before that execution.
+#[test]
+fn a_step_done_before_a_rollback_needs_its_outputs() {
+    let flow = "steps:
+  - { id: a, idempotent: false, run: 'echo a >> trace; echo v=7 >> $WAYPOST_OUTPUT' }
+  - { id: b, run: 'echo $V >> trace', env: { V: '${{ steps.a.outputs.v }}' } }
+";
+    for back in [&["rollback", "r@1", "-q"][..], &["resume", "r", "--restart", "-q"]] {
+        let rig = Rig::with(flow);
+        expect(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, &[]);
+        rig.call(back);
+
+        expect(&rig, &["resume", "r"], 8, &["--treat-as done=a --output a.v=VALUE"]);
+        for done in ["done", "done=a"] {
+            let hint = ["outputs that `b` reads are missing", "`--output a.v=VALUE` gives the output"];
+            expect(&rig, &["resume", "r", "--treat-as", done], 2, &hint);
+        }
+        expect(&rig, &["resume", "r", "--treat-as", "done=a", "--output", "a.v=7", "-q"], 0, &[]);
+        assert_eq!(rig.read("trace"), "a\n7\n7\n", "{back:?}");
     }
 }

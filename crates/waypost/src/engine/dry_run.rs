@@ -20,6 +20,7 @@ use crate::projection::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
 use crate::record::{Note, Phase, Position, Reason, Record, RunStatus, SkipCause, Status, Try};
 use crate::system::clock::Clock;
 
+use super::early_cutoff::COMPARED;
 use super::in_doubt::CONFIRMED;
 use super::inspect::position_of;
 use super::reruns::broken_by;
@@ -170,7 +171,7 @@ impl DryRun {
                 // Below an opener that reruns as a whole, nothing is compared.
                 if let RerunCause::UpstreamChanged { step: upstream } = &cause
                     && compares
-                    && upstream.as_ref().is_none_or(is_own)
+                    && (data[COMPARED] == true || upstream.as_ref().is_none_or(is_own))
                 {
                     self.reusable.insert((branch.clone(), step.clone()));
                 }

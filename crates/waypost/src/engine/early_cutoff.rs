@@ -31,6 +31,9 @@ use super::trace::{reads_of, sinks_and_openers};
 use super::trust::verify;
 use super::{Admission, Program, RunError};
 
+/// Mark in the note about an invalid step: its recorded result was compared in its turn.
+pub(super) const COMPARED: &str = "compared";
+
 impl<P: Program> Session<'_, P> {
     /// Reads the digests of ends required by ready steps, in graphs with traces.
     pub(super) async fn read_digests(&mut self, id: ScopeId) -> Result<(), RunError> {
@@ -82,7 +85,7 @@ impl<P: Program> Session<'_, P> {
                 let is_unnamed = cause == RerunCause::UpstreamChanged { step: None };
                 let named = self.upstream_cause(id, candidate.place).filter(|_| is_unnamed);
                 let cause = named.unwrap_or(cause);
-                let data = json!({ "step": candidate.step, "cause": cause });
+                let data = json!({ "step": candidate.step, "cause": cause, (COMPARED): true });
                 let note = Note::Event { name: STEP_INVALIDATED.to_owned(), data };
                 self.scopes.get_mut(id).notes.push(note);
             }

@@ -20,6 +20,7 @@ use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::dead_letters::counts;
 use crate::run::definition::Chosen;
+use crate::run::doubt::has_result;
 use crate::run::environment::person;
 use crate::run::reference::{StepRef, encoded, is_branch, is_step};
 use crate::view::step_names::{StepNames, called};
@@ -107,6 +108,13 @@ pub(super) async fn of(
     for (step, settle) in &settled {
         if let SettleBy::Done(outputs) = settle {
             refuse_missing(workflow, run, step, outputs)?;
+        }
+    }
+    let asked = position.reusable.keys().filter(|step| position.asks_about(step));
+    let asked = asked.filter(|step| !has_result(snapshot.newest(), step));
+    for at in asked.map(|step| (BranchPath::main(), step.clone())).filter(settles) {
+        if !settled.contains_key(&at) {
+            refuse_missing(workflow, run, &at, &Map::new())?;
         }
     }
     let branches = store.branches(run).await?;

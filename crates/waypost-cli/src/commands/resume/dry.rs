@@ -81,7 +81,7 @@ pub(super) async fn refuse(
     let at = (&snapshot, &prepared.chosen.workflow);
     prepared.choices = choice::of(args, store, at, Asked::Nothing, context.now()).await?;
     let mut plan = prepared.chosen.plan(store, &snapshot, None, context.now()).await?;
-    decide(shared, &prepared, args, &mut plan).await
+    decide(shared, &prepared, args, &mut plan).await.map_err(|error| error.of_resume(args, &[]))
 }
 
 /// Returns the plan of a resume with these options, and the obstacles.
