@@ -22,7 +22,7 @@ use crate::cli::ResumeArgs;
 use crate::error::{Error, are_of_evidence};
 use crate::exit::Exit;
 use crate::format::text::{quoted, relative_to_here};
-use crate::run::definition::{Choice, Chosen, choose};
+use crate::run::definition::{Choice, Chosen, choose, opener_on_main};
 use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
@@ -103,6 +103,12 @@ pub(crate) async fn resume_in(
     let mut letters = Vec::new();
     if args.retry_failed {
         letters = crate::run::dead_letters::letters_of(store.as_ref(), &run).await?;
+        // An opener that reruns opens its failed items again.
+        let main = store.newest(&run, &BranchPath::main()).await?.position().unwrap_or_default();
+        let is_in_force = |opener: &StepId| {
+            main.open_entries().any(|entry| entry.step == *opener) || main.ledger.contains_key(opener)
+        };
+        letters.retain(|letter| opener_on_main(&letter.branch).is_none_or(|opener| is_in_force(&opener)));
         args.retry = letters.iter().cloned().map(|letter| (letter, None)).collect();
     }
     args.answers = choice::answers(context, &store, &run, &args).await?;

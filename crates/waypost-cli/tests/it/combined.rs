@@ -163,3 +163,25 @@ fn a_refused_request_records_no_answer() {
         assert_eq!(ran(&rig), ["t", "last"], "{store}");
     }
 }
+
+// `--retry-failed` beside a question upstream of the failed items printed a command that was refused. Cause: items of an
+// invalid opener counted as failed. The opener opens them again.
+#[test]
+fn a_retry_waits_for_the_rerun_of_its_opener() {
+    let rig = Rig::with(
+        "steps:
+  - { id: a, run: echo a >> trace }
+  - { id: pay, idempotent: false, run: echo pay >> trace }
+  - id: e
+    foreach: { items: [x], steps: [{ id: l, run: 'echo l >> trace; test -e up' }] }
+",
+    );
+    expect(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 1, &[]);
+    expect(&rig, &["resume", "r", "--from", "a", "-q"], 8, &[]);
+    rig.write("up", "");
+    ran(&rig);
+
+    expect(&rig, &["resume", "r", "--retry-failed"], 8, &["resume r --retry-failed --treat-as done=pay"]);
+    expect(&rig, &["resume", "r", "--retry-failed", "--treat-as", "done=pay", "-q"], 0, &[]);
+    assert_eq!(ran(&rig), ["l"]);
+}
