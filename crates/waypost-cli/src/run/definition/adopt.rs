@@ -489,7 +489,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
             redo |= row.change.touches_finished;
         }
     }
-    let adoption = Adoption { before: own.shape, definition, redo, kept, rerun, within: names, entered };
+    let before = own.shape.as_careful_as(&shape);
+    let adoption = Adoption { before, definition, redo, kept, rerun, within: names, entered };
     let adoption = Some(adoption);
     Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
 }
