@@ -85,7 +85,11 @@ impl Engine {
         let given = answered.on_doubt.answers();
         let answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
         answered.on_doubt = OnDoubt::Each(answers);
-        let rest = self.try_dry_run(program, run, answered).await?;
+        let rest = match self.try_dry_run(program, run, answered).await {
+            // The adopted definition abandons the branch of a question: the answer comes first.
+            Err(RunError::NotSettled { .. }) => return Ok(first),
+            rest => rest?,
+        };
         let is_first = |branch: &BranchPath, step: &StepId| {
             first.questions.iter().any(|asked| asked.branch == *branch && asked.step == *step)
         };
