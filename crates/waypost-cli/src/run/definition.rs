@@ -133,9 +133,11 @@ impl Chosen {
         own_copy(store, record, &record.definition)
     }
 
-    /// Returns whether finished steps rerun, because their definition changed.
+    /// Returns whether finished steps rerun, or branches are entered again, because their definition changed.
     pub(crate) fn reruns_finished(&self) -> bool {
-        self.adoption.as_ref().is_some_and(|adoption| adoption.redo || !adoption.rerun.is_empty())
+        let reruns =
+            |adoption: &Adoption| adoption.redo || !adoption.rerun.is_empty() || !adoption.entered.is_empty();
+        self.adoption.as_ref().is_some_and(reruns)
     }
 
     /// Chooses the definition in force by the newest sound record.

@@ -1,6 +1,6 @@
 //! `waypost resume --dry-run` prints the decisions of a resume with the same options.
 
-use crate::rig::{FLOW, Rig, code_of};
+use crate::rig::{FLOW, Rig, code_of, remove};
 
 /// Returns the steps of a dry run that are not reused, and its message.
 fn would(rig: &Rig, args: &[&str]) -> (Vec<String>, String) {
@@ -430,4 +430,33 @@ fn a_plan_names_a_rollback_as_the_cause() {
     assert!(plans[0].contains("\neach  run     the run was rolled back\n"), "{}", plans[0]);
     assert!(plans[1].contains("\neach:m/w  run     the run was rolled back\n"), "{}", plans[1]);
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+}
+
+// Bug: `plan` promised a rerun of the first inner step of a group or an included file whose row was `recheck`. Cause: no
+// result of the first step is in a record. Fix: the result of an opener comes back with the results below.
+#[test]
+fn the_first_step_within_a_rechecked_step_is_rechecked() {
+    const LOST: &str = "id: a, run: 'echo a >> trace; touch made', evidence: [{file: made}]";
+    const BODY: &str = "steps: [{id: x, run: 'echo x >> trace'}, {id: y, run: 'echo y >> trace'}]";
+    for opener in [
+        BODY.to_owned(),
+        format!("repeat: {{until: 'true', max: 2}}, {BODY}"),
+        "workflow: child.yaml".to_owned(),
+    ] {
+        let rig = Rig::with(&format!("steps:\n  - {{{LOST}}}\n  - {{id: g, {opener}}}\n"));
+        rig.write("child.yaml", &format!("{BODY}\n"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        remove(&rig, "made");
+        rig.write("trace", "");
+
+        for preview in [&["plan", "r", "--json"][..], &["resume", "r", "--dry-run", "--json"]] {
+            let plan = rig.json(preview);
+            let decisions = plan["decisions"].as_array().unwrap();
+            let of = |step: &str| decisions.iter().find(|decision| decision["step"] == step).unwrap();
+            let actions = ["a", "g", "x", "y"].map(|step| of(step)["action"].as_str().unwrap());
+            assert_eq!(actions, ["rerun", "recheck", "recheck", "recheck"], "{opener} {preview:?}");
+        }
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), "a\n", "{opener}");
+    }
 }

@@ -572,3 +572,25 @@ fn a_restart_runs_all_items_and_groups_again() {
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
     assert_eq!(rig.read("trace"), "x\ny\nv\n");
 }
+
+// Bug: `idempotent: false`, added after the end of a step, did not count in the resume that adopted the file: `--from` and
+// `--restart` repeated the step unasked. Cause: only the definition at the start counted. Fix: either definition counts.
+#[test]
+fn an_added_idempotent_false_counts_in_the_same_resume() {
+    for body in ["Z", "steps: [{id: z, Z}]", "foreach: {items: [i], steps: [{id: z, Z}]}"] {
+        for option in [&["--from", "a"][..], &["--restart"]] {
+            let step = body.replace('Z', "run: echo z >> trace");
+            let rig = Rig::with(&format!(
+                "steps:\n  - {{id: a, run: echo a >> trace}}\n  - {{id: g, {step}}}\n  - {{id: y, run: 'false'}}\n"
+            ));
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+            let flow = rig.read("flow.yaml");
+            rig.write("flow.yaml", &flow.replace("z >> trace", "z >> trace, idempotent: false"));
+
+            let resumed = rig.call(&[&["resume", "r", "-q"], option].concat());
+
+            assert_eq!(resumed.status.code(), Some(8), "{body} {option:?}: {}", rig.told(&resumed));
+            assert_eq!(rig.read("trace"), "a\nz\na\n", "{body} {option:?}");
+        }
+    }
+}

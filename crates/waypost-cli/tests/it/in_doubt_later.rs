@@ -191,6 +191,33 @@ fn a_careful_cut_step_is_in_doubt_after_its_removal() {
     }
 }
 
+// Bug: after an added item, each answer about a cut step of an earlier item was refused: the changed list abandons the
+// branches of the items. Cause: the answer was not recorded in the definition in force first. Fix: it is.
+#[test]
+fn a_cut_step_of_an_item_is_decided_after_a_change_of_the_list() {
+    const FLOW: &str = "steps:\n  - id: e\n    foreach: {items: [x], steps: [{id: p, idempotent: false, run: 'echo $I >> trace; test -e go || kill -9 $PPID', env: {I: '${{ item }}'}}]}\n";
+    for (list, answer, then) in [
+        ("[x, k]", "done=e:x/p", &["k"][..]),
+        ("[x, k]", "retry=e:x/p", &["k", "x"]),
+        ("[x, k]", "done", &["k"]),
+        ("[k]", "done=e:x/p", &["k"]),
+        ("[k]", "retry=e:x/p", &["k"]),
+    ] {
+        let rig = Rig::with(FLOW);
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 8, list);
+        ran(&rig);
+        rig.write("go", "");
+        rig.write("flow.yaml", &FLOW.replace("[x]", list));
+        has_ended(&rig, &["resume", "r", "-q"], 8, list);
+
+        has_ended(&rig, &["resume", "r", "-q", "--treat-as", answer], 0, answer);
+
+        let mut ran = ran(&rig);
+        ran.sort_unstable();
+        assert_eq!(ran, then, "{list} {answer}");
+    }
+}
+
 // Bug: `plan` and `why` asked about a step of an item that a resume settled by its evidence, and `why` of the
 // whole run named the step that waits for the items. Fix: the evidence of branches is verified, and questions
 // come first.

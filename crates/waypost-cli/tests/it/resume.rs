@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
-use crate::rig::{FLOW, Rig, check, code_of, lives, wait_until};
+use crate::rig::{FLOW, Rig, check, code_of, lives, remove, wait_until};
 
 /// Four steps with a trace; the third step waits for the file `go`.
 const TRACED: &str = r#"version: 1
@@ -815,4 +815,41 @@ fn two_decisions_in_one_option_are_two_options_in_the_hint() {
     let told = rig.waypost(&["resume", "r", "--treat-as", "done=a,b,retry=c"]);
 
     assert!(told.contains("`--treat-as done=a,b --treat-as retry=c`"), "{told}");
+}
+
+// Bug: a completed run adopted no edit outside the fingerprints, although steps ran again: a new `timeout` and an added
+// `idempotent: false` were ignored. Cause: the end was taken for nothing to run. Fix: the file is adopted if a step runs.
+#[test]
+fn a_rerun_after_the_end_adopts_timeouts_and_idempotence() {
+    for body in ["STEP", "steps: [{id: x, STEP}]", "foreach: {items: [i], steps: [{id: x, STEP}]}"] {
+        let before =
+            "run: 'echo x >> trace; touch made; test ! -e slow || sleep 1000', evidence: [{file: made}]";
+        let flow =
+            format!("steps:\n  - {{id: g, {}}}\n  - {{id: z, run: 'true'}}\n", body.replace("STEP", before));
+        let changed = |key: &str| {
+            let rig = Rig::with(&flow);
+            assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
+            rig.write("flow.yaml", &flow.replace("run: 'echo x", &format!("{key}, run: 'echo x")));
+            rig
+        };
+        let rig = changed("timeout: 100ms");
+        let count =
+            |rig: &Rig| rig.json(&["checkpoints", "r", "--json"])["checkpoints"].as_array().unwrap().len();
+        let checkpoints = count(&rig);
+        rig.write("slow", "");
+
+        let idle = rig.waypost(&["resume", "r"]);
+        assert!(idle.starts_with("exit 0") && idle.contains("without effect on any step.\n"), "{idle}");
+        assert_eq!(count(&rig), checkpoints, "nothing is written: {body}");
+        let rerun = rig.waypost(&["resume", "r", "--from", "g"]);
+        assert!(rerun.starts_with("exit 1") && rerun.contains("timed out after 100ms"), "{body} {rerun}");
+        assert!(rerun.contains("adopting the file"), "{rerun}");
+
+        let rig = changed("idempotent: false");
+        remove(&rig, "made");
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(8), "{body}");
+        assert_eq!(rig.read("trace"), "x\n", "{body}");
+        assert_eq!(rig.call(&["resume", "r", "-q", "--treat-as", "retry"]).status.code(), Some(0), "{body}");
+        assert_eq!(rig.read("trace"), "x\nx\n", "{body}");
+    }
 }

@@ -345,8 +345,11 @@ async fn find_begin<P: Program>(
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let bases = carried.map_or(&[][..], |carried| &carried.bases);
     let (mut asked, rest) = (ResumeQuery { verifies_all, bases, ..asked }, requested.without_named());
+    let adopts = adopts(options, &base.snapshot.definition, program.shape());
     // With another definition, the evidence of the old steps says nothing: only the interrupted steps are in doubt.
-    let before = ResumeQuery { still: asked.still || options.adopt.is_some(), ..asked };
+    // With the same steps, lost evidence decides whether an ended run has work.
+    let is_changed = options.adopt.is_some() && (adopts || base.snapshot.ended.is_none());
+    let before = ResumeQuery { still: asked.still || is_changed, ..asked };
     let mut resume_point = match options.from {
         None => resume_point::find(engine, program, began_with, base, before).await?,
         Some(_) => ResumePoint::default(),
@@ -356,7 +359,6 @@ async fn find_begin<P: Program>(
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
         resume_point.questions.extend(lost);
     }
-    let adopts = adopts(options, &base.snapshot.definition, program.shape());
     let by_hand = options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
     if is_done && resume_point.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {

@@ -86,7 +86,11 @@ impl Engine {
         let given = answered.on_doubt.answers();
         let answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
         answered.on_doubt = OnDoubt::Each(answers);
-        let rest = self.try_dry_run(program, run, answered).await?;
+        let rest = match self.try_dry_run(program, run, answered).await {
+            // The adopted definition abandons the branch of a question: the answer comes first.
+            Err(RunError::NotSettled { .. }) => return Ok(first),
+            rest => rest?,
+        };
         let is_first = |branch: &BranchPath, step: &StepId| {
             first.questions.iter().any(|asked| asked.branch == *branch && asked.step == *step)
         };
@@ -305,7 +309,12 @@ impl DryRun {
     /// Returns the decision about a step with an unknown input. Without a result to compare, the step runs in any case.
     fn compared(&self, key: &(BranchPath, StepId), upstream: &StepId, was_done: bool) -> (Action, Cause) {
         let upstream = upstream.clone();
-        match (self.reusable.contains(key), was_done || self.reran.contains_key(key)) {
+        let was_done = was_done || self.reran.contains_key(key);
+        // The result of an opener comes back with the results below.
+        let is_below = was_done
+            && matches!(self.reran.get(key), None | Some(RerunCause::UpstreamChanged { .. }))
+            && openers(&key.0).any(|opener| self.reusable.contains(&opener));
+        match (is_below || self.reusable.contains(key), was_done) {
             (true, _) => (Action::Recheck, Cause::UpstreamChanged(upstream)),
             (false, true) => (Action::Run, self.recorded(key).unwrap_or(Cause::UpstreamChanged(upstream))),
             (false, false) => (Action::Run, Cause::After(vec![upstream])),

@@ -405,7 +405,8 @@ impl<S> Debug for Validate<S> {
 /// A changed definition to adopt.
 #[derive(Debug, Clone)]
 pub struct Adoption {
-    /// The shape of the definition in force.
+    /// The shape of the definition in force, [as careful as](Shape::as_careful_as) the new one: a step that
+    /// either definition declares non-idempotent is not repeated unasked.
     pub before: Shape,
     /// The new definition; must match the program's shape.
     pub definition: Definition,

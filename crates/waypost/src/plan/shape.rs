@@ -390,6 +390,22 @@ impl Shape {
         self.steps.iter().any(|step| !step.idempotent || step.opens_careful())
     }
 
+    /// Marks the steps as non-idempotent that are so in `other`, at every depth.
+    #[must_use]
+    pub fn as_careful_as(mut self, other: &Self) -> Self {
+        for step in &mut self.steps {
+            let Some(other) = other.step(step.id.as_str()) else { continue };
+            step.idempotent &= other.idempotent;
+            for children in step.children.iter_mut().chain(&mut step.hooks) {
+                let same = other.all_children().find(|other| other.name == children.name);
+                if let Some(other) = same {
+                    *children.shape = children.shape.as_ref().clone().as_careful_as(&other.shape);
+                }
+            }
+        }
+        self
+    }
+
     /// Returns whether a person must confirm before a started step runs again. This is so if the step is not
     /// idempotent, or if `position` marks the step for confirmation after an upstream rerun.
     pub fn must_ask(&self, position: &Position, step: &StepId) -> bool {

@@ -463,17 +463,20 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let is_touched = rows.iter().any(Row::is_at_stake);
     let is_chosen = choice.with.is_some() || choice.finished.is_made();
     let is_over = snapshot.ended.is_some() && !choice.restart && !choice.forks;
+    let is_requested = choice.args.from.is_some() || choice.retries;
     let words =
         Words { choice, file: shown(file), edited: shown(&edited), run: run.as_str(), diff: diff.join("\n") };
-    if is_over && (rows.is_empty() || !is_touched && !is_chosen) {
+    if is_over && !rows.is_empty() && !is_touched && !is_chosen {
         return Ok(own.with_note(words.after_the_end()));
     }
     let is_kept = decided.iter().filter_map(|row| row.step).all(|row| row == Decided::Keep) && !is_open;
-    let note = words.adopting(match (is_touched, is_kept) {
-        (false, _) => Effect::Untouched,
-        (true, true) => Effect::Kept,
-        (true, false) => Effect::Rerun,
-    });
+    let note = match (is_touched, is_kept) {
+        // Without a request, the engine adopts the file only if evidence is lost.
+        (false, _) if is_over && rows.is_empty() && !is_requested => words.after_the_end(),
+        (false, _) => words.adopting(Effect::Untouched),
+        (true, true) => words.adopting(Effect::Kept),
+        (true, false) => words.adopting(Effect::Rerun),
+    };
     let mut definition = shape.definition(Some(changed.text().to_owned()));
     definition.accepted = accepted(snapshot, (&own.shape, &shape), rows.iter().zip(&decided));
     let (mut kept, mut entered) = (BTreeSet::new(), BTreeSet::new());
@@ -489,7 +492,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
             redo |= row.change.touches_finished;
         }
     }
-    let adoption = Adoption { before: own.shape, definition, redo, kept, rerun, within: names, entered };
+    let before = own.shape.as_careful_as(&shape);
+    let adoption = Adoption { before, definition, redo, kept, rerun, within: names, entered };
     let adoption = Some(adoption);
     Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
 }
