@@ -594,3 +594,25 @@ fn an_added_idempotent_false_counts_in_the_same_resume() {
         }
     }
 }
+
+// Bug: a step was repeated unasked after a rollback, if `idempotent: false` was added after its end. Cause: the rollback
+// judged by the definition of then. Fix: the adoption asks about each such step that has ended.
+#[test]
+fn an_added_idempotent_false_counts_after_a_rollback() {
+    for body in ["Z", "steps: [{id: z, Z}]", "foreach: {items: [i], steps: [{id: z, Z}]}"] {
+        let step = body.replace('Z', "run: echo z >> trace");
+        let rig = Rig::with(&format!(
+            "steps:\n  - {{id: a, run: echo a >> trace}}\n  - {{id: g, {step}}}\n  - {{id: y, run: 'false'}}\n"
+        ));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        assert_eq!(code_of(&rig, &["rollback", "r@1", "-q"]), Some(0));
+        let flow = rig.read("flow.yaml");
+        rig.write("flow.yaml", &flow.replace("z >> trace", "z >> trace, idempotent: false"));
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{body}");
+        assert_eq!(rig.read("trace"), "a\nz\na\n", "{body}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]), Some(1), "{body}");
+        assert_eq!(rig.read("trace"), "a\nz\na\n", "{body}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1), "{body}");
+    }
+}

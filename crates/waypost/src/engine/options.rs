@@ -422,6 +422,9 @@ pub struct Adoption {
     pub within: BTreeSet<StepId>,
     /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
     pub entered: BTreeSet<StepId>,
+    /// Steps that only the new definition declares non-idempotent, and openers of such steps. If a step has ended before a
+    /// rollback, a person is asked before it runs again.
+    pub careful: BTreeSet<StepId>,
 }
 
 /// The options of a fork or an import.
