@@ -146,7 +146,7 @@ pub(crate) async fn resume_in(
         return detach::begin(context, store.as_ref(), &run, &word, true).await;
     }
     let session = Session::begin(context, prepared.timeout)?;
-    prepared.go_on(context, store, &session, &args).await
+    Box::pin(prepared.go_on(context, store, &session, &args)).await
 }
 
 /// Refuses `--from` with an unknown branch.
@@ -190,7 +190,8 @@ pub(crate) async fn resume_within(
     args: &ResumeArgs,
     session: &Session<'_>,
 ) -> Result<Exit, Error> {
-    Prepared::of(context, &store, run, args).await?.go_on(context, store, session, args).await
+    let prepared = Box::pin(Prepared::of(context, &store, run, args)).await?;
+    Box::pin(prepared.go_on(context, store, session, args)).await
 }
 
 /// Selects the run: by name, else the newest resumable run; without any, the newest of all, for its message.

@@ -82,7 +82,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
             let creation = CreationLock::take(context, store.as_ref()).await?;
             if let Some(run) = or_resume::unfinished(store.as_ref(), &args.file, &params).await? {
                 drop(creation);
-                return beside_existing(context, store, &run, &params, &args).await;
+                return Box::pin(beside_existing(context, store, &run, &params, &args)).await;
             }
             Some(creation)
         }
@@ -97,7 +97,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs) -> Result<Exit, Error>
     if !warnings.is_empty() {
         context.output.detail(&check::rendered(&warnings));
     }
-    begin(context, store, Beginning { workflow, params, id, base, args, creation }).await
+    Box::pin(begin(context, store, Beginning { workflow, params, id, base, args, creation })).await
 }
 
 /// The checked input of a new run.
@@ -253,7 +253,8 @@ async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -
         // Another process has created the run since the check.
         Err(error) if args.or_resume && is_taken(&error) => {
             refuse_other(store.as_ref(), &told.run, &params, &args).await?;
-            resume::resume_within(context, store, &told.run, &resume_args(&told.run, &args), &session).await
+            let args = resume_args(&told.run, &args);
+            Box::pin(resume::resume_within(context, store, &told.run, &args, &session)).await
         }
         Err(error) => Err(match store.run(&told.run).await {
             Err(StoreError::NotFound { .. }) => run_not_made(&told.run, error),

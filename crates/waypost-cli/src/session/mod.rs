@@ -163,7 +163,7 @@ impl<'a> Session<'a> {
         options: ResumeOptions<WorkflowState>,
     ) -> Result<Outcome<WorkflowState>, Error> {
         self.progress.follow_services(engine.store().as_ref(), run, program.workflow()).await;
-        self.watch(engine.resume_program(program, run, options)).await
+        self.watch(Box::pin(engine.resume_program(program, run, options))).await
     }
 
     /// Drives the session until it ends.

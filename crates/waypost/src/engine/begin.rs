@@ -171,7 +171,8 @@ async fn make_session<'a, P: Program>(
     let newest_seq = base.record.header().seq;
     let (passes_missing, carries) = (options.from.is_some() || carried.is_some(), carried.as_ref());
     let is_claimed = is_claimed(&options, &base);
-    let mut begin = match find_begin(engine, program, lease, &mut base, &mut options, carries).await? {
+    let begin = Box::pin(find_begin(engine, program, lease, &mut base, &mut options, carries)).await?;
+    let mut begin = match begin {
         BeginPoint::Session(begin) => *begin,
         BeginPoint::Idle => {
             let outcome = idle(&base.snapshot, program)?;

@@ -42,13 +42,14 @@ pub(super) async fn resumed<P: Program>(
     let (mut options, mut carried) = (options, None);
     loop {
         let is_again = carried.is_some();
-        let prepared = prepare_resume(engine, program, &lease, options, carried.take());
+        // The futures of a start are large: the stack of a caller is small.
+        let prepared = Box::pin(prepare_resume(engine, program, &lease, options, carried.take()));
         let prepared =
             if is_again { prepared.await } else { unless_stopped(&kept.stop, run, prepared).await };
         let mut session = match prepared {
             Ok(Prepared::Session(session)) => session,
             Ok(Prepared::AnswersFirst(asked)) => {
-                options = record_answers(engine, program, lease, *asked).await?;
+                options = Box::pin(record_answers(engine, program, lease, *asked)).await?;
                 lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
                 continue;
             }
