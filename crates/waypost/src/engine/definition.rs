@@ -167,9 +167,10 @@ pub(super) async fn ends_to_keep(
     ends_of(engine.store.as_ref(), base.record.header()).await
 }
 
-/// Puts steps in doubt that have ended before a rollback, among the steps that a new definition declares non-idempotent.
+/// Puts the steps `careful` in doubt that ended before a rollback: only the new definition declares these steps
+/// non-idempotent.
 ///
-/// A result out of force raises its question at the step's turn, if another input excludes a reuse.
+/// A step with a reusable result is excluded: its question comes at its turn, if the input changed.
 pub(super) async fn ask_about_ended(
     engine: &Engine,
     shape: &Shape,
@@ -430,7 +431,7 @@ fn is_form_same(old: &Shape, new: &Shape) -> bool {
     })
 }
 
-/// Returns the needs of a step that another graph has, too; a step of one graph is replaced by its own needs.
+/// Returns the needs of a step among the steps of both graphs. A need of one graph only is replaced by its own needs.
 fn needs_in(shape: &Shape, other: &Shape, step: &Step) -> BTreeSet<StepId> {
     let mut known = BTreeSet::new();
     let mut open: Vec<&StepId> = step.needs.iter().collect();
@@ -443,10 +444,28 @@ fn needs_in(shape: &Shape, other: &Shape, step: &Step) -> BTreeSet<StepId> {
     known
 }
 
-/// Removes the steps from the position of a scope that a changed graph does not have. A step that only waited for them is
-/// ready.
-pub(super) fn drop_removed_steps((old, new): (&Shape, &Shape), position: &mut Position, around: &[u32]) {
+/// Transfers the position of an open scope to a changed graph: removed steps leave the position, and added steps join it.
+///
+/// # Errors
+/// The added step, if a downstream step is finished or has open branches.
+pub(super) fn transfer_scope(
+    old: &Shape,
+    new: &Shape,
+    position: &mut Position,
+    around: &[u32],
+) -> Result<(), StepId> {
+    drop_removed_steps(old, new, position, around);
+    add_new_steps((old, new), position, around)
+}
+
+/// Removes from a position the steps that the new graph lacks. A step becomes ready if its other needs are finished.
+///
+/// In a graph with routes, the order of steps is not known from needs: the position keeps all steps.
+fn drop_removed_steps(old: &Shape, new: &Shape, position: &mut Position, around: &[u32]) {
     let is_there = |step: &StepId| new.place(step.as_str()).is_some();
+    if old.is_routed() || new.is_routed() || old.steps().iter().all(|step| is_there(&step.id)) {
+        return;
+    }
     let unfinished = Unfinished::of(old, position);
     let is_finished = |id: &StepId| old.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
     position.frontier.retain(|entry| is_there(&entry.step));
@@ -469,7 +488,7 @@ pub(super) fn drop_removed_steps((old, new): (&Shape, &Shape), position: &mut Po
 ///
 /// # Errors
 /// The added step, if a downstream step is finished or has open branches.
-pub(super) fn add_new_steps(
+fn add_new_steps(
     (old, new): (&Shape, &Shape),
     position: &mut Position,
     around: &[u32],
@@ -585,8 +604,7 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(Step
     let unfinished = Unfinished::of(old, position);
     let has_ended = position.frontier.is_empty();
     let mut transferred = position.clone();
-    drop_removed_steps((old, new), &mut transferred, &[]);
-    let is_too_late = has_ended || add_new_steps((old, new), &mut transferred, &[]).is_err();
+    let is_too_late = transfer_scope(old, new, &mut transferred, &[]).is_err() || has_ended;
     let added = new_steps(old, new, position).filter(|_| is_too_late).unwrap_or_default();
     let added = added.into_iter().map(|place| new.steps()[place].id.clone());
     let mut changed: Vec<_> = added.map(|step| (step, InnerChangeKind::Added)).collect();

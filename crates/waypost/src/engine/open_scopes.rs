@@ -13,7 +13,7 @@ use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreE
 use super::begin::{by_hand, decode_state};
 use super::chain::{Chain, Draft};
 use super::choice::ChoiceScope;
-use super::definition::{add_new_steps, drop_removed_steps, forget};
+use super::definition::{forget, transfer_scope};
 use super::failure::{decide_openers, position_for_retry};
 use super::fan_out::{FanOut, Items, Queued, named_items};
 use super::in_doubt::{
@@ -561,8 +561,7 @@ pub(super) async fn resume_child<P: Program>(
     let shape = &*children.shape;
     if let Some(old) = session.before.as_ref().and_then(|before| before.of_branch(&branch)) {
         let around = above.entry(opener.place).at.iteration.clone();
-        drop_removed_steps((old, shape), &mut position, &around);
-        add_new_steps((old, shape), &mut position, &around).map_err(|step| {
+        transfer_scope(old, shape, &mut position, &around).map_err(|step| {
             let why = format!("step `{step}` is new, and precedes a finished step of scope `{branch}`");
             RunError::Changed { run: header.run.clone(), why }
         })?;

@@ -422,8 +422,8 @@ pub struct Adoption {
     pub within: BTreeSet<StepId>,
     /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
     pub entered: BTreeSet<StepId>,
-    /// Steps that only the new definition declares non-idempotent, and openers of such steps. If a step has ended before a
-    /// rollback, a person is asked before it runs again.
+    /// Steps that only the new definition declares non-idempotent, and the openers of these steps. After a rollback, a
+    /// person must confirm the rerun of each that had ended.
     pub careful: BTreeSet<StepId>,
 }
 

@@ -102,8 +102,8 @@ impl Requested {
         Self { step: None, ..self.clone() }
     }
 
-    /// Defers the rerun of the named step below an opener that an adopted definition has invalidated. Returns the
-    /// parts to remove from the state; `None` if the opener is in force.
+    /// Defers a requested rerun until its scope is entered, if the adopted definition invalidated the opener. Returns
+    /// the parts to remove from the state; `None` if the opener is in force.
     pub(super) fn defer_named(
         &self,
         shape: &Shape,

@@ -1,4 +1,4 @@
-//! The outgoing edges of a step as declared, and its wording in errors and fingerprints.
+//! The declared outgoing edges of a step, and the text of edges in errors and fingerprints.
 
 use std::collections::HashSet;
 

@@ -390,7 +390,7 @@ impl Shape {
         self.steps.iter().any(|step| !step.idempotent || step.opens_careful())
     }
 
-    /// Marks the steps as non-idempotent that are so in `other`, at every depth.
+    /// Copies `idempotent: false` from the steps of `other`, at every depth.
     #[must_use]
     pub fn as_careful_as(mut self, other: &Self) -> Self {
         for step in &mut self.steps {

@@ -279,7 +279,7 @@ pub(super) async fn answers(
                 let within = failed_within(store.as_ref(), run, &names, &encoded).await?;
                 if within.is_empty() || !is_done {
                     let failed = if within.is_empty() { &failed } else { &within };
-                    return Err(not_asked(run, text, &names, (&asked, failed)));
+                    return Err(not_asked(run, text, &names, &asked, failed));
                 }
                 meant = within;
             }
@@ -311,7 +311,7 @@ fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> 
 }
 
 /// Returns the error of a decision without a question. `failed`: the failed steps.
-fn not_asked(run: &RunId, text: &str, names: &StepNames, (asked, failed): (&[StepAt], &[StepAt])) -> Error {
+fn not_asked(run: &RunId, text: &str, names: &StepNames, asked: &[StepAt], failed: &[StepAt]) -> Error {
     let is_failed = failed.iter().any(|(branch, step)| covers(names, branch, step, text));
     let why = match is_failed {
         true => "the step failed, and is not in doubt".to_owned(),

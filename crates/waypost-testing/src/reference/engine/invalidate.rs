@@ -70,7 +70,7 @@ impl Engine {
             let was_avoided = end.as_ref().is_some_and(|end| end.was_avoided());
             let survives =
                 self.on(Rule::CutStaysReusable) || !cut.steps.contains(&id) || was_avoided || !step.is_leaf();
-            // A tolerated failure is in a cut only for its retry.
+            // A cut contains a tolerated failure only for a retry.
             let is_retry =
                 |end: &&Arc<End>| step.is_leaf() && cut.steps.contains(&id) && end.how == How::Tolerated;
             let is_retry = end.as_ref().filter(is_retry).is_some();
