@@ -47,56 +47,56 @@ struct Rule {
 const RULES: [Rule; 24] = [
     Rule {
         name: "a changed file upstream counts for a step that needs it",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "needs.insert(need.clone(), scope.digests.get(need)?.both());",
         off: "needs.insert(need.clone(), scope.digests.get(need)?.output);",
         detector: Play("leaves"),
     },
     Rule {
         name: "the pins of steps further upstream are part of the pins",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "let above = children.into_iter().chain(&above).map(",
         off: "let above = children.into_iter().chain(&above[..0]).map(",
         detector: Play("leaves"),
     },
     Rule {
         name: "a result is compared before it is reused",
-        file: "engine/early_cutoff.rs",
+        file: "engine/walk/early_cutoff.rs",
         on: "if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()) {",
         off: "if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()).filter(|_| false) {",
         detector: Play("leaves"),
     },
     Rule {
         name: "results downstream of an invalid one stay reusable",
-        file: "engine/invalidate.rs",
+        file: "engine/walk/invalidate.rs",
         on: "keep(position, &step.id, 1, Reusable::ended(settled, false));",
         off: "let _ = settled;",
         detector: Play("leaves"),
     },
     Rule {
         name: "the input of a child is that of the opener",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "parts.extend(opener.needs.iter().flat_map(|(step, of)| [step.as_str().as_bytes(), of.as_bytes()]));",
         off: "",
         detector: Play("items"),
     },
     Rule {
         name: "the pass before is part of the input of a pass",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "        true => Some(scope.digests.get(&step.id)?.both()),",
         off: "        true => None,",
         detector: Play("passes"),
     },
     Rule {
         name: "a person is asked about a result that must not be repeated",
-        file: "engine/reuse.rs",
+        file: "engine/walk/reuse.rs",
         on: "if !retries && !step.idempotent && (was_done || begun.is_some()) {",
         off: "if !retries && !step.idempotent && (was_done || begun.is_some()) && false {",
         detector: Play("leaves"),
     },
     Rule {
         name: "the state is part of what a chain compares",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "let output = Digest::of_parts([&b\"state\"[..], &state, output.as_bytes()]);",
         off: "let output = Digest::of_parts([&b\"state\"[..], output.as_bytes()]);",
         detector: Play("chains"),
@@ -104,7 +104,7 @@ const RULES: [Rule; 24] = [
     // Model: accept.
     Rule {
         name: "a kept definition covers results out of force too",
-        file: "engine/reuse.rs",
+        file: "engine/walk/reuse.rs",
         on: "if then.definition != now.definition && !is_accepted() {",
         off: "if then.definition != now.definition {",
         detector: Requests("leaves"),
@@ -112,7 +112,7 @@ const RULES: [Rule; 24] = [
     // Model: ask-dropped.
     Rule {
         name: "a person is asked about a dropped result that must not be repeated",
-        file: "engine/invalidate.rs",
+        file: "engine/walk/invalidate.rs",
         on: "if results == Results::Drop && step.must_ask_again(was_done, entry.as_ref()) {",
         off: "if results == Results::Drop && step.must_ask_again(was_done, entry.as_ref()) && false {",
         detector: Requests("leaves"),
@@ -120,7 +120,7 @@ const RULES: [Rule; 24] = [
     // Model: fresh.
     Rule {
         name: "a requested rerun reaches the children of openers",
-        file: "engine/children/earlier.rs",
+        file: "engine/scope/children/earlier.rs",
         on: "scope.position.rerun_whole.contains(scope.step_id(place))",
         off: "scope.position.rerun_whole.contains(scope.step_id(place)) && false",
         detector: Requests("items"),
@@ -128,7 +128,7 @@ const RULES: [Rule; 24] = [
     // Model: reopening.
     Rule {
         name: "an opener is reused only with the children of its own opening",
-        file: "engine/early_cutoff.rs",
+        file: "engine/walk/early_cutoff.rs",
         on: "fan.is_some_and(|fan| origin == Some(fan.since))",
         off: "fan.is_some()",
         detector: Play("items"),
@@ -136,7 +136,7 @@ const RULES: [Rule; 24] = [
     // Model: over.
     Rule {
         name: "a step that is passed over or skipped keeps its results",
-        file: "engine/scope.rs",
+        file: "engine/scope/mod.rs",
         on: "!is(&[SettledAs::Skipped, SettledAs::PassedOver])",
         off: "!is(&[])",
         detector: Test {
@@ -147,7 +147,7 @@ const RULES: [Rule; 24] = [
     // Model: left.
     Rule {
         name: "the pins of a failed end are unequal to all others",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "EndDigests { output: unique, pins: unique }",
         off: "EndDigests { output: unique, pins: Digest::of_parts([b\"above\"]) }",
         detector: Test {
@@ -158,7 +158,7 @@ const RULES: [Rule; 24] = [
     // Model: given.
     Rule {
         name: "the input of a child excludes the definition of its opener",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "let mut parts = vec![item.key.as_bytes(), value.as_bytes(), opener.input.as_bytes()];",
         off: "let mut parts = vec![item.key.as_bytes(), value.as_bytes(), opener.input.as_bytes(), opener.definition.as_bytes()];",
         detector: Test {
@@ -169,7 +169,7 @@ const RULES: [Rule; 24] = [
     // Model: base.
     Rule {
         name: "a step that edits a file runs after the step that made the file",
-        file: "engine/in_place.rs",
+        file: "engine/walk/in_place.rs",
         on: "while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files) {",
         off: "while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files).filter(|_| false) {",
         detector: Test {
@@ -180,7 +180,7 @@ const RULES: [Rule; 24] = [
     // Model: since.
     Rule {
         name: "a rollback cuts the steps that have begun since its target",
-        file: "engine/rollback/scopes.rs",
+        file: "engine/time_travel/rollback/scopes.rs",
         on: "for step in self.begun.get(&branch).into_iter().flatten() {",
         off: "for step in self.begun.get(&branch).into_iter().flatten().take(0) {",
         detector: Test {
@@ -191,7 +191,7 @@ const RULES: [Rule; 24] = [
     // Model: careful-kept.
     Rule {
         name: "a rollback asks about effects since its target",
-        file: "engine/rollback/scopes.rs",
+        file: "engine/time_travel/rollback/scopes.rs",
         on: "ask_about_effects(shape, position, |_, step| begun.contains(&step.id).then_some(None));",
         off: "ask_about_effects(shape, position, |_, _| None);",
         detector: Test {
@@ -213,7 +213,7 @@ const RULES: [Rule; 24] = [
     // Model: skipped-claim.
     Rule {
         name: "a claim that no later step replaced is verified before the next start",
-        file: "engine/trust.rs",
+        file: "engine/resume/trust.rs",
         on: "let is_due = left.iter().any(",
         off: "let is_due = false && left.iter().any(",
         detector: Test {
@@ -232,7 +232,7 @@ const RULES: [Rule; 24] = [
     // Model: chain-left.
     Rule {
         name: "the pins in force are part of what a chain compares",
-        file: "engine/trace.rs",
+        file: "engine/walk/trace.rs",
         on: "let before = pins_so_far.iter().chain(children).map(",
         off: "let before = pins_so_far.iter().filter(|_| false).chain(children).map(",
         detector: Play("chains"),
@@ -240,7 +240,7 @@ const RULES: [Rule; 24] = [
     // Model: begun.
     Rule {
         name: "a step begun since the rewind ends the reuse of a chain",
-        file: "engine/rewind.rs",
+        file: "engine/walk/rewind.rs",
         on: "if next.as_ref() != visits.first() || was_begun {",
         off: "if next.as_ref() != visits.first() || (was_begun && false) {",
         detector: Play("chains"),
@@ -248,7 +248,7 @@ const RULES: [Rule; 24] = [
     // Model: beside.
     Rule {
         name: "a chain remembers steps that must not be repeated and left the lineage",
-        file: "engine/rewind.rs",
+        file: "engine/walk/rewind.rs",
         on: "chain.careful.extend(done.chain(begun).filter(|(step, _)| is_careful(step)));",
         off: "drop(done.chain(begun));",
         detector: Play("chains"),

@@ -5,10 +5,10 @@ use super::tree::Tree;
 
 /// The files that decide what runs again. They read no store and await nothing.
 const FILES: &[&str] = &[
-    "crates/waypost/src/engine/trace.rs",
-    "crates/waypost/src/engine/reuse.rs",
-    "crates/waypost/src/engine/invalidate.rs",
-    "crates/waypost/src/engine/scheduler.rs",
+    "crates/waypost/src/engine/walk/trace.rs",
+    "crates/waypost/src/engine/walk/reuse.rs",
+    "crates/waypost/src/engine/walk/invalidate.rs",
+    "crates/waypost/src/engine/walk/scheduler.rs",
 ];
 
 /// Most lines of [`FILES`] together, so that a reader holds the core in mind.

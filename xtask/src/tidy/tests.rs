@@ -282,9 +282,9 @@ fn the_pure_core_awaits_nothing_and_reads_no_store() {
     let text = "use crate::store::Progress;\n// await the store\nfn a(stored: u8) {}\nasync fn b() {}\nlet x = store.load();\n";
     let long = "x\n".repeat(1_196);
     let tree = Tree::of(&[
-        ("crates/waypost/src/engine/trace.rs", text),
-        ("crates/waypost/src/engine/reuse.rs", &long),
-        ("crates/waypost/src/engine/fork.rs", text),
+        ("crates/waypost/src/engine/walk/trace.rs", text),
+        ("crates/waypost/src/engine/walk/reuse.rs", &long),
+        ("crates/waypost/src/engine/time_travel/fork.rs", text),
     ]);
 
     let found: Vec<String> = pure_core::check(&tree).iter().map(ToString::to_string).collect();
@@ -292,8 +292,8 @@ fn the_pure_core_awaits_nothing_and_reads_no_store() {
     assert_eq!(
         found,
         [
-            "crates/waypost/src/engine/trace.rs:4: `async` in the pure core of the engine",
-            "crates/waypost/src/engine/trace.rs:5: `store` in the pure core of the engine",
+            "crates/waypost/src/engine/walk/trace.rs:4: `async` in the pure core of the engine",
+            "crates/waypost/src/engine/walk/trace.rs:5: `store` in the pure core of the engine",
             "crates/waypost/src/engine: the core files have 1201 lines together, the limit is 1200",
         ]
     );

@@ -165,7 +165,7 @@ fn a_tolerated_step_is_not_done_again() {
 }
 
 // Bug: background processes of a rerun step died before the next step. Fix: the supervisor lives as long as the
-// lease, across all its sessions (engine/session.rs).
+// lease, across all its sessions (engine/session/mod.rs).
 #[test]
 fn what_a_step_that_is_done_again_leaves_running_lives_on() {
     let rig = Rig::with(

@@ -12,7 +12,7 @@ use crate::record::{
 };
 use crate::store::FIRST_TOKEN;
 
-use super::{RunError, StepReport};
+use crate::engine::{RunError, StepReport};
 
 /// A record before its place in the chain is known.
 #[derive(Debug, Clone)]

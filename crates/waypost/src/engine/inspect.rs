@@ -15,14 +15,14 @@ use crate::record::{
 };
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
-use super::begin::decode_state;
-use super::child_ends::{counting_ends, has_state};
-use super::failure::position_for_retry;
-use super::in_doubt::{DoubtScope, questions_at, recoverable_in};
-use super::resume_point::survey;
-use super::rollback::load_with_state;
-use super::trust::{forget_other_names, in_flux, state_of, verify};
-use super::{Engine, OnUnknown, Program, RunError};
+use crate::engine::resume::begin::decode_state;
+use crate::engine::resume::in_doubt::{DoubtScope, questions_at, recoverable_in};
+use crate::engine::resume::resume_point::survey;
+use crate::engine::resume::trust::{forget_other_names, in_flux, state_of, verify};
+use crate::engine::scope::child_ends::{counting_ends, has_state};
+use crate::engine::time_travel::rollback::load_with_state;
+use crate::engine::walk::failure::position_for_retry;
+use crate::engine::{Engine, OnUnknown, Program, RunError};
 
 /// A run, read from its newest sound records.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,7 +55,7 @@ impl Snapshot {
                 None => break,
             }
         }
-        Self::of_heads(store, entry, super::open_scopes::live(heads)?, None).await
+        Self::of_heads(store, entry, crate::engine::scope::open_scopes::live(heads)?, None).await
     }
 
     /// Reads the main branch only: the cost does not depend on the other branches.

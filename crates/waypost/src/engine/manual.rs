@@ -19,13 +19,13 @@ use crate::store::{
     Trimmed,
 };
 
-use super::begin::by_hand;
-use super::chain::{Chain, Draft, unchanged_body};
-use super::choice::{ChoiceScope, choose};
-use super::inspect::{Snapshot, position_as_recorded};
-use super::rollback::joins;
-use super::scope::Scope;
-use super::{EditBranch, Engine, RunError};
+use crate::engine::chain::{Chain, Draft, unchanged_body};
+use crate::engine::inspect::{Snapshot, position_as_recorded};
+use crate::engine::resume::begin::by_hand;
+use crate::engine::scope::Scope;
+use crate::engine::time_travel::rollback::joins;
+use crate::engine::walk::choice::{ChoiceScope, choose};
+use crate::engine::{EditBranch, Engine, RunError};
 
 pub use crate::record::MARK;
 
@@ -53,7 +53,7 @@ impl Engine {
     /// Writes a checkpoint of the main branch's current position, with `label` for lookups. Returns once the
     /// checkpoint is durable.
     ///
-    /// A running session writes the checkpoint within [`RENEW_INTERVAL`](super::RENEW_INTERVAL); without a
+    /// A running session writes the checkpoint within [`RENEW_INTERVAL`](crate::engine::RENEW_INTERVAL); without a
     /// session, this call writes the checkpoint. The checkpoint does not affect the further work of the run.
     /// Labels need not be unique: the newest counts.
     ///

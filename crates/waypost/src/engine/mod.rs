@@ -1,8 +1,8 @@
 //! The engine: executes a plan and records the results.
 //!
 //! A record per step boundary, a single code path for appends (`engine/chain.rs`), a single loop
-//! (`engine/event_loop.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow file and
-//! the functions of a Rust graph run through the same loop.
+//! (`engine/session/event_loop.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow
+//! file and the functions of a Rust graph run through the same loop.
 //!
 //! ```text
 //!   create / acquire --> plan --> [ start steps --> wait for an end --> record it, and what starts next ]* --> release
@@ -21,73 +21,24 @@ use crate::store::{Progress, RunEntry, Store, StoreError};
 use crate::system::clock::{Clock, SystemClock};
 use crate::system::lock::Holder;
 
-mod accept;
-mod accepted_pins;
-mod attempt;
-mod begin;
-mod cancel;
-mod capacity;
 pub(crate) mod chain;
-mod child_ends;
-mod child_heads;
-mod children;
-mod choice;
-mod commit;
-mod completion;
-mod definition;
 mod dry_run;
 mod due;
-mod early_cutoff;
-mod escalation;
-mod event_loop;
-mod failure;
-mod fan_out;
-mod fork;
-mod free_signals;
-mod in_doubt;
-mod in_place;
 mod inspect;
-mod invalidate;
-mod isolation;
 mod manual;
-mod open_scopes;
 mod options;
 mod outcome;
-mod panics;
-pub(crate) mod pending_wait;
 mod program;
-mod reentry;
-mod request;
-mod requested;
-mod reruns;
-mod restart;
 mod resume;
-mod resume_point;
-mod reuse;
-mod rewind;
-mod rollback;
-mod scheduler;
 mod scope;
-mod scopes;
-mod session;
-mod signals;
-mod source_scopes;
-mod trace;
-mod trust;
-mod undo;
+pub(crate) mod session;
+mod time_travel;
+mod walk;
 
-pub use accept::{AcceptAs, Acceptance};
-pub use attempt::{
-    Attempt, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
-};
-pub use cancel::Cancel;
-pub use definition::{Compared, InnerChange, InnerChangeKind, changed_within};
 pub use dry_run::DryRun;
 pub use due::{DueRuns, due_runs};
-pub use fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
-pub use inspect::Look;
-pub use inspect::Snapshot;
 use inspect::changed_at;
+pub use inspect::{Look, Snapshot};
 pub use manual::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use options::{
     Adoption, Answers, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
@@ -95,14 +46,21 @@ pub use options::{
     StartOptions, Then, TreatAs, Validate, ValidateFn,
 };
 pub use outcome::{NotCompleted, Outcome, RunError, StepFailure, Waiting};
-pub(crate) use panics::{panic_message, unpanicked};
 pub use program::{
     Admission, BeginError, Exited, Follow, KnownOutputs, OnFailure, Performed, Program, Recovered,
     Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };
-pub use reuse::step_path;
-pub use signals::{Stop, StopHandle, StopLevel};
-pub use undo::{UNDO, Undone};
+pub use resume::accept::{AcceptAs, Acceptance};
+pub use resume::definition::{Compared, InnerChange, InnerChangeKind, changed_within};
+pub use scope::fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
+pub use session::attempt::{
+    Attempt, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
+};
+pub use session::cancel::Cancel;
+pub(crate) use session::panics::{panic_message, unpanicked};
+pub use session::signals::{Stop, StopHandle, StopLevel};
+pub use time_travel::undo::{UNDO, Undone};
+pub use walk::reuse::step_path;
 
 /// How often the engine polls its store for stop requests.
 pub const RENEW_INTERVAL: Duration = Duration::from_millis(500);
@@ -125,7 +83,6 @@ impl Observer for Silent {
 }
 
 /// Forwards to two observers.
-/// Runs programs on a store.
 #[derive(Debug)]
 struct Both(Arc<dyn Observer>, Arc<dyn Observer>);
 
@@ -252,7 +209,7 @@ impl Engine {
     ) -> Result<Outcome<P::State>, RunError> {
         let sealed = SealedRun::seal(run).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
-        begin::first(self, program, &sealed, state, options, &holder).await
+        resume::begin::first(self, program, &sealed, state, options, &holder).await
     }
 
     /// Creates a run in status [`RunStatus::Queued`](crate::RunStatus::Queued), and starts nothing.
@@ -266,7 +223,7 @@ impl Engine {
         state: P::State,
     ) -> Result<(), RunError> {
         let sealed = SealedRun::seal(run).map_err(|source| StoreError::Invalid(source.to_string()))?;
-        begin::queued(self, program, &sealed, state, &self.holder()?).await
+        resume::begin::queued(self, program, &sealed, state, &self.holder()?).await
     }
 
     /// Resumes a run.
@@ -284,7 +241,7 @@ impl Engine {
         options: ResumeOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
         let holder = self.holder()?;
-        resume::resumed(self, program, run, options, &holder).await
+        resume::first_record::resumed(self, program, run, options, &holder).await
     }
 
     /// Returns the configuration in force at a position.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::{RunError, StopHandle, unpanicked};
+use crate::engine::{RunError, StopHandle, unpanicked};
 use crate::id::{BranchPath, StepId};
 use crate::plan::Decision;
 use crate::plan::shape::Shape;
@@ -186,7 +186,7 @@ pub enum OnDoubt<S> {
     /// Call a function for each step, with the state of the branch.
     Settle(Settle<S>),
     /// The steps took effect: the program settles each
-    /// ([`Program::settle_as_done`](super::Program::settle_as_done)).
+    /// ([`Program::settle_as_done`](crate::engine::Program::settle_as_done)).
     Done,
     /// The steps had no effect, or may have a second effect: each reruns in a new epoch, with a new idempotency
     /// key.
@@ -351,7 +351,7 @@ pub struct EditBranch<S> {
     /// The value that the edit puts in the place of the branch's item, also after a later rerun of the opener.
     pub item: Option<Value>,
     /// Steps that read the edited values: finished steps among these rerun, with all downstream steps. Only for a
-    /// state with separate outputs ([`Program::keeps_apart`](super::Program::keeps_apart)).
+    /// state with separate outputs ([`Program::keeps_apart`](crate::engine::Program::keeps_apart)).
     pub again: Vec<StepId>,
     /// Choices of a person about unfinished steps of the branch: each step is settled at its turn, without an
     /// execution.
@@ -418,7 +418,7 @@ pub struct Adoption {
     /// Changed finished steps, new steps and openers with another list of items, of child branches.
     pub rerun: Vec<RerunRequest>,
     /// Openers with branches to keep, although steps of the branches changed:
-    /// [`changed_within`](super::changed_within()).
+    /// [`changed_within`](crate::engine::changed_within()).
     pub within: BTreeSet<StepId>,
     /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
     pub entered: BTreeSet<StepId>,

@@ -5,9 +5,9 @@ use crate::plan::Decision;
 use crate::record::{Failure, Flaw, Position, RunStatus, Status, Wait, WaitKind};
 use crate::store::{Damage, Progress, StoreError};
 
-use super::program::{BeginError, Program};
-use super::scope::{MAIN, Scope};
-use super::session::Session;
+use crate::engine::program::{BeginError, Program};
+use crate::engine::scope::{MAIN, Scope};
+use crate::engine::session::Session;
 
 /// The end of a session.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 
-use super::{Attempt, Item, Joined};
+use crate::engine::{Attempt, Item, Joined};
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, Phase, SkipCause, Try, Usage};

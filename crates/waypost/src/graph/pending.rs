@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::waits::{CallKeys, SLEEP_IN_MEMORY_MAX};
-use crate::engine::pending_wait::{PendingWait, WaitEnd};
+use crate::engine::session::pending_wait::{PendingWait, WaitEnd};
 use crate::record::Wait;
 
 /// The waits of an attempt.

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::context::{Context, decode, keepable};
 use super::error::StepError;
-use crate::engine::pending_wait::WaitEnd;
+use crate::engine::session::pending_wait::WaitEnd;
 use crate::record::{Wait, WaitKind};
 
 /// The longest wait that stays in memory. For a longer wait the step is suspended, and the run is due again at

@@ -11,7 +11,7 @@ use crate::plan::shape::Shape;
 use crate::record::{Claim, Ending, Failure, Flaw, Phase, SkipCause, Try};
 use crate::store::Lease;
 
-use super::super::{
+use crate::engine::{
     Admission, Attempt, BeginError, Exited, Follow, Item, Joined, KnownOutputs, OnFailure, Performed,
     Program, Recovered, Settlement, StateError, StepRef, StepReport, Unjoined, Upstream,
 };

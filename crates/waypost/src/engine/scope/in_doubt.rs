@@ -3,13 +3,13 @@
 use crate::id::StepId;
 use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, SettledAs, Status, Try};
 
-use super::super::Follow;
-use super::super::completion::inline_outputs;
 use super::Scope;
+use crate::engine::Follow;
+use crate::engine::session::completion::inline_outputs;
 
 impl<S> Scope<'_, S> {
     /// Marks a done non-idempotent step as in doubt: its input has changed.
-    pub(in crate::engine) fn doubt(&mut self, step: &StepId) {
+    pub(crate) fn doubt(&mut self, step: &StepId) {
         // The evidence belongs to the earlier attempt, and settles nothing.
         self.position.ask_about(step, None);
         let by = "the step ran before an upstream rerun, a rollback, a fork or a restart";
@@ -18,7 +18,7 @@ impl<S> Scope<'_, S> {
 
     /// Returns whether a person must be asked about a ready step of a chain: a careful step, begun before a
     /// rewind.
-    pub(in crate::engine) fn asks_about(&self, place: usize) -> bool {
+    pub(crate) fn asks_about(&self, place: usize) -> bool {
         let Some(chain) = self.position.chain.as_deref() else { return false };
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));
         let visit = (entry.step.clone(), entry.at.iteration.clone());
@@ -39,7 +39,7 @@ impl<S> Scope<'_, S> {
 
     /// Marks a step as in doubt that was interrupted in another run, even if the current graph declares the step
     /// idempotent.
-    pub(in crate::engine) fn doubt_cut(&mut self, step: &StepId, by: String) {
+    pub(crate) fn doubt_cut(&mut self, step: &StepId, by: String) {
         if self.shape.step(step.as_str()).is_some_and(|step| step.idempotent)
             && let Some(place) = self.shape.place(step.as_str())
         {
@@ -63,11 +63,7 @@ impl<S> Scope<'_, S> {
 
     /// Settles an interrupted or formerly done step as done, by decision of a person: with the outputs known to
     /// the program, and the next step.
-    pub(in crate::engine) fn settle_as_decided(
-        &mut self,
-        place: usize,
-        (follow, mut phase): (Follow, Phase),
-    ) {
+    pub(crate) fn settle_as_decided(&mut self, place: usize, (follow, mut phase): (Follow, Phase)) {
         self.decide_visit(place);
         let seq = self.seq_of_next_draft();
         let how = match &mut phase {
@@ -88,12 +84,12 @@ impl<S> Scope<'_, S> {
     }
 
     /// Adds a note to the last draft.
-    pub(in crate::engine) fn note(&mut self, note: Note) {
+    pub(crate) fn note(&mut self, note: Note) {
         self.drafts.last_mut().expect("the decision was just drafted").report.notes.push(note);
     }
 
     /// Settles an interrupted step that its evidence proves to be done.
-    pub(in crate::engine) fn settle_by_evidence(
+    pub(crate) fn settle_by_evidence(
         &mut self,
         place: usize,
         follow: Follow,
@@ -110,7 +106,7 @@ impl<S> Scope<'_, S> {
     }
 
     /// Restores a started step with its branches, by decision of a person.
-    pub(in crate::engine) fn resume_as_decided(&mut self, place: usize) {
+    pub(crate) fn resume_as_decided(&mut self, place: usize) {
         let step = self.step_id(place).clone();
         if let Some(begun) = self.position.ask_no_more(&step) {
             // As in a resume of failed steps.
@@ -124,7 +120,7 @@ impl<S> Scope<'_, S> {
     }
 
     /// Makes an interrupted step ready for a rerun, by decision of a person: in a new epoch, with new keys.
-    pub(in crate::engine) fn redo_as_decided(&mut self, place: usize) {
+    pub(crate) fn redo_as_decided(&mut self, place: usize) {
         self.decide_visit(place);
         let newest = self.position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
         let epoch = newest.max(self.position.epoch) + 1;
@@ -148,7 +144,7 @@ impl<S> Scope<'_, S> {
     }
 
     /// Returns whether a non-idempotent step is running or was interrupted.
-    pub(in crate::engine) fn has_doubt(&self) -> bool {
+    pub(crate) fn has_doubt(&self) -> bool {
         let doubtful = |entry: &FrontierEntry| {
             entry.status == Status::Started && self.shape.must_ask(&self.position, &entry.step)
         };

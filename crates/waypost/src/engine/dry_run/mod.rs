@@ -1,0 +1,369 @@
+//! A dry run: the plan of a resume, made by the engine itself over a copy of the records.
+//!
+//! ```text
+//!   records --> resume, with DryProgram over Overlay --> starts, reuses, skips, questions --> decisions
+//! ```
+//!
+//! The engine decides as in a real resume. No step is executed: the result of a start is unknown, and differs from all
+//! results on record. A step downstream with a reusable result is `recheck`: a real resume compares the real result.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::{Span, Timestamp};
+
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::Shape;
+use crate::plan::shape::Unfinished;
+use crate::plan::{Action, Cause, Decision, Plan};
+use crate::projection::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
+use crate::record::{Note, Phase, Position, Reason, Record, RunStatus, SkipCause, Status, Try};
+use crate::system::clock::Clock;
+
+use crate::engine::inspect::position_of;
+use crate::engine::resume::in_doubt::CONFIRMED;
+use crate::engine::resume::reruns::broken_by;
+use crate::engine::walk::early_cutoff::COMPARED;
+use crate::engine::{Answers, Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot, TreatAs};
+
+mod overlay;
+mod program;
+
+use overlay::Overlay;
+use program::{DryProgram, Input, Keyed};
+
+/// The lead of the clock of a dry run: delays and sleeps are over at once.
+const AHEAD_YEARS: i64 = 100;
+
+/// The decisions of a dry run.
+#[derive(Debug, Default)]
+pub struct DryRun {
+    started: Keyed<Input>,
+    rejoined: Keyed<StepId>,
+    /// The first start of each step.
+    tries: Keyed<Try>,
+    reran: Keyed<RerunCause>,
+    /// The steps with a reusable result on record, compared in turn.
+    reusable: BTreeSet<(BranchPath, StepId)>,
+    skipped: Keyed<SkipCause>,
+    /// The steps that a person settles, with the name of the person.
+    settled: Keyed<String>,
+    questions: Vec<Decision>,
+    /// The steps in doubt that rerun by an answer.
+    confirmed: BTreeSet<(BranchPath, StepId)>,
+    /// The last position of each branch of the dry run.
+    positions: BTreeMap<BranchPath, Position>,
+}
+
+/// A clock far ahead of another clock.
+#[derive(Debug)]
+struct ClockAhead(Arc<dyn Clock>);
+
+impl Clock for ClockAhead {
+    fn now(&self) -> Timestamp {
+        let now = self.0.now();
+        now.checked_add(Span::new().hours(AHEAD_YEARS * 365 * 24)).unwrap_or(now)
+    }
+}
+
+impl Engine {
+    /// Resumes a run without executing a step or changing the store, and returns the decisions of a real resume.
+    ///
+    /// # Errors
+    /// Those of [`resume_program`](Self::resume_program), but [`RunError::InDoubt`]: questions are part of the result.
+    pub async fn dry_run<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        options: impl Fn() -> ResumeOptions<P::State> + Send,
+    ) -> Result<DryRun, RunError> {
+        let first = self.try_dry_run(program, run, options()).await?;
+        if first.questions.is_empty() {
+            return Ok(first);
+        }
+        // The remaining decisions depend on the answers: each question counts as answered with a retry.
+        let mut answered = options();
+        let given = answered.on_doubt.answers();
+        let answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
+        answered.on_doubt = OnDoubt::Each(answers);
+        let rest = match self.try_dry_run(program, run, answered).await {
+            // The adopted definition abandons the branch of a question: the answer comes first.
+            Err(RunError::NotSettled { .. }) => return Ok(first),
+            rest => rest?,
+        };
+        let is_first = |branch: &BranchPath, step: &StepId| {
+            first.questions.iter().any(|asked| asked.branch == *branch && asked.step == *step)
+        };
+        let later = rest
+            .confirmed
+            .iter()
+            .filter(|(branch, step)| !is_first(branch, step) && given.about(branch, step).is_none());
+        let later: Vec<Decision> = later.map(|(branch, step)| asked_in_turn(branch, step)).collect();
+        let is_certain = |asked: &Decision| {
+            let key = (asked.branch.clone(), asked.step.clone());
+            let is_compared =
+                matches!(rest.started.get(&key), Some(Input::Unknown(_))) && rest.reusable.contains(&key);
+            asked.cause != Cause::AskedInTurn || !is_compared
+        };
+        let questions = first.questions.into_iter().chain(later).filter(is_certain).collect();
+        Ok(DryRun { questions, ..rest })
+    }
+
+    async fn try_dry_run<P: Program>(
+        &self,
+        program: &P,
+        run: &RunId,
+        options: ResumeOptions<P::State>,
+    ) -> Result<DryRun, RunError> {
+        let snapshot = Snapshot::read(self.store.as_ref(), run).await?;
+        let token = snapshot.newest().header().token + 1;
+        let overlay = Arc::new(Overlay::over(Arc::clone(&self.store), token));
+        let engine = Self {
+            store: overlay.clone(),
+            clock: Arc::new(ClockAhead(Arc::clone(&self.clock))),
+            observer: Arc::new(Silent),
+            ..self.clone()
+        };
+        let dry = DryProgram::of(program);
+        let ended = engine.resume_program(&dry, run, options).await;
+        let (started, rejoined) = dry.into_seen();
+        let mut found = DryRun { started, rejoined, ..DryRun::default() };
+        for record in overlay.records() {
+            found.take_in(program.shape(), &record)?;
+        }
+        match ended {
+            Err(RunError::InDoubt { questions, .. }) => found.questions = questions,
+            Err(error) => return Err(error),
+            Ok(outcome) if outcome.status == RunStatus::InDoubt => found.ask_in_turn(),
+            Ok(_) => {}
+        }
+        Ok(found)
+    }
+}
+
+impl DryRun {
+    /// Returns the started steps, each with a flag: the input is fully known, so a real resume starts the step
+    /// too.
+    pub fn starts(&self) -> impl Iterator<Item = (&BranchPath, &StepId, bool)> {
+        self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::InForce))
+    }
+
+    fn take_in(&mut self, root: &Shape, record: &Record) -> Result<(), RunError> {
+        let header = record.header();
+        let branch = &header.branch;
+        if let (Phase::Skipped(cause), Some(step)) = (&header.phase, &header.step) {
+            self.skipped.insert((branch.clone(), step.clone()), cause.clone());
+        }
+        for start in &header.started {
+            self.tries.entry((branch.clone(), start.step.clone())).or_insert_with(|| start.at.clone());
+        }
+        let compares = header.definition.is_none() && header.reason != Reason::Redo;
+        let is_own =
+            |step: &StepId| root.of_branch(branch).is_some_and(|own| own.place(step.as_str()).is_some());
+        for note in &header.notes {
+            let Note::Event { name, data } = note else { continue };
+            let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
+            if let (STEP_SETTLED, Some(step)) = (name.as_str(), &step) {
+                let by = data["cause"]["by"].as_str().unwrap_or("a person").to_owned();
+                self.settled.insert((branch.clone(), step.clone()), by);
+            }
+            let cause = serde_json::from_value(data["cause"].clone()).ok();
+            self.confirmed.extend(
+                step.iter().filter(|_| data[CONFIRMED] == true).map(|step| (branch.clone(), step.clone())),
+            );
+            if let (STEP_INVALIDATED, Some(step), Some(cause)) = (name.as_str(), step, cause) {
+                // Below an opener that reruns as a whole, nothing is compared.
+                if let RerunCause::UpstreamChanged { step: upstream } = &cause
+                    && compares
+                    && (data[COMPARED] == true || upstream.as_ref().is_none_or(is_own))
+                {
+                    self.reusable.insert((branch.clone(), step.clone()));
+                }
+                self.reran.insert((branch.clone(), step), cause);
+            }
+        }
+        if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
+            self.reran.insert((branch.clone(), step.clone()), RerunCause::EvidenceFailed { claims });
+        }
+        if record.state_bytes().is_some() {
+            let position = position_of(record)?;
+            let results = position.reusable.keys().filter(|step| position.has_result(step));
+            self.reusable.extend(results.map(|step| (branch.clone(), step.clone())));
+            self.positions.insert(branch.clone(), position);
+        }
+        Ok(())
+    }
+
+    /// Notes the questions about steps at their turn.
+    fn ask_in_turn(&mut self) {
+        for (branch, position) in &self.positions {
+            let asked = position.frontier.iter().filter(|entry| position.asks_about(&entry.step));
+            self.questions.extend(asked.map(|entry| asked_in_turn(branch, &entry.step)));
+        }
+    }
+
+    /// Corrects a plan from the records alone. The dry run has the starts, the plan has the causes.
+    pub fn correct<P: Program>(&self, program: &P, plan: &mut Plan) {
+        let asked = self.questions.iter().map(|asked| ((asked.branch.clone(), asked.step.clone()), asked));
+        let asked: Keyed<&Decision> = asked.collect();
+        let starts = |action| matches!(action, Action::Run | Action::Retry | Action::Restart);
+        plan.decisions.retain(|decision| {
+            let is_dropped = starts(decision.action) && self.is_dropped(&decision.branch);
+            !is_dropped && !self.is_left_out(&decision.branch)
+        });
+        for decision in &mut plan.decisions {
+            let key = (decision.branch.clone(), decision.step.clone());
+            let is_settled = self.skipped.contains_key(&key) || self.settled.contains_key(&key);
+            let waits = decision.action == Action::Wait && !is_settled;
+            if decision.action == Action::Ask {
+                continue;
+            }
+            if let Some(asked) = asked.get(&key) {
+                decision.clone_from(asked);
+            } else if let Some((action, cause)) = self.decided(program, &key, decision).filter(|_| !waits) {
+                (decision.action, decision.cause) = (action, cause);
+            }
+        }
+        let planned = plan.decisions.iter().map(|planned| (planned.branch.clone(), planned.step.clone()));
+        let planned: BTreeSet<(BranchPath, StepId)> = planned.collect();
+        let [started, skipped, settled] = [
+            self.started.keys().collect::<Vec<_>>(),
+            self.skipped.keys().collect(),
+            self.settled.keys().collect(),
+        ];
+        let seen: BTreeSet<_> =
+            started.into_iter().chain(skipped).chain(settled).chain(asked.keys()).collect();
+        let more = seen.into_iter().filter(|key| !planned.contains(key));
+        plan.decisions
+            .extend(more.map(|key| asked.get(key).map_or_else(|| self.added(key), |asked| (*asked).clone())));
+    }
+
+    /// Returns the decision about a step without a decision in the plan.
+    fn added(&self, key: &(BranchPath, StepId)) -> Decision {
+        let (action, cause) = match (self.started.get(key), self.skipped.get(key)) {
+            (Some(Input::InForce), _) => self.begun(key, Cause::Ready),
+            (Some(Input::Unknown(step)), _) => self.compared(key, step, false),
+            (None, Some(cause)) => (Action::Skip, skipped_by(cause)),
+            (None, None) => {
+                (Action::Reuse, Cause::Settled(self.settled.get(key).cloned().unwrap_or_default()))
+            }
+        };
+        Decision { branch: key.0.clone(), step: key.1.clone(), action, cause }
+    }
+
+    /// Returns whether a step around a branch is skipped or settled, so that the branch does not continue.
+    fn is_left_out(&self, branch: &BranchPath) -> bool {
+        let is_ended = |opener| self.skipped.contains_key(&opener) || self.settled.contains_key(&opener);
+        !self.positions.contains_key(branch) && openers(branch).any(is_ended)
+    }
+
+    /// Returns whether the step around a branch opens other branches only: another list drops the item.
+    fn is_dropped(&self, branch: &BranchPath) -> bool {
+        !self.positions.contains_key(branch)
+            && openers(branch).next().is_some_and(|opener| self.started.contains_key(&opener))
+    }
+
+    /// Returns the decision about a step if the plan differs.
+    fn decided<P: Program>(
+        &self,
+        program: &P,
+        key: &(BranchPath, StepId),
+        planned: &Decision,
+    ) -> Option<(Action, Cause)> {
+        let is_run = matches!(planned.action, Action::Run | Action::Retry | Action::Restart);
+        let was_done = planned.action != Action::Skip;
+        if let Some(input) = self.started.get(key) {
+            return match input {
+                Input::Unknown(step) if !is_run => Some(self.compared(key, step, was_done)),
+                Input::Unknown(step) if matches!(planned.cause, Cause::EvidenceFailed(_)) => None,
+                Input::InForce if !is_run => Some(self.begun(key, Cause::Requested)),
+                _ => None,
+            };
+        }
+        if let Some(step) = self.rejoined.get(key).filter(|_| planned.action == Action::Reuse) {
+            let cause = self.recorded(key).unwrap_or_else(|| Cause::UpstreamChanged(step.clone()));
+            return Some((Action::Run, cause));
+        }
+        if let Some(cause) = self.skipped.get(key) {
+            return (planned.action != Action::Skip).then(|| (Action::Skip, skipped_by(cause)));
+        }
+        // A step without a start: its end is in force, or its turn did not come.
+        let shape = program.shape().of_branch(&key.0)?;
+        let Some(position) = self.positions.get(&key.0) else {
+            let upstream = openers(&key.0).find_map(|opener| self.rejoined.get(&opener));
+            let upstream = upstream.filter(|_| planned.action == Action::Reuse);
+            return upstream.map(|step| (Action::Recheck, Cause::UpstreamChanged(step.clone())));
+        };
+        let place = shape.place(key.1.as_str())?;
+        let is_leaf = shape.steps()[place].children.is_none();
+        let is_finished = !Unfinished::of(shape, position).has(place)
+            && position.frontier.iter().all(|entry| entry.step != key.1 || entry.status == Status::Ready);
+        let seq = position.ledger.get(&key.1).map(|settled| settled.seq);
+        let by = self.settled.get(key).cloned();
+        ((is_leaf || by.is_some())
+            && is_finished
+            && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
+        .then_some((Action::Reuse, by.map_or(Cause::Finished(seq), Cause::Settled)))
+    }
+
+    /// Returns the decision about a step with an unknown input. Without a result to compare, the step runs in any case.
+    fn compared(&self, key: &(BranchPath, StepId), upstream: &StepId, was_done: bool) -> (Action, Cause) {
+        let upstream = upstream.clone();
+        let was_done = was_done || self.reran.contains_key(key);
+        // The result of an opener comes back with the results below.
+        let is_below = was_done
+            && matches!(self.reran.get(key), None | Some(RerunCause::UpstreamChanged { .. }))
+            && openers(&key.0).any(|opener| self.reusable.contains(&opener));
+        match (is_below || self.reusable.contains(key), was_done) {
+            (true, _) => (Action::Recheck, Cause::UpstreamChanged(upstream)),
+            (false, true) => (Action::Run, self.recorded(key).unwrap_or(Cause::UpstreamChanged(upstream))),
+            (false, false) => (Action::Run, Cause::After(vec![upstream])),
+        }
+    }
+
+    /// Returns the decision about a started step. `otherwise`: the cause of a first attempt without a recorded cause.
+    fn begun(&self, key: &(BranchPath, StepId), otherwise: Cause) -> (Action, Cause) {
+        if let Some(cause) = self.recorded(key) {
+            return (Action::Run, cause);
+        }
+        match self.tries.get(key).filter(|at| at.attempt > 1) {
+            Some(at) => (Action::Retry, Cause::Failed(Try { attempt: at.attempt - 1, ..at.clone() })),
+            None => (Action::Run, otherwise),
+        }
+    }
+
+    /// Returns the recorded cause of the rerun of a step. An unnamed upstream step is the opener.
+    fn recorded(&self, key: &(BranchPath, StepId)) -> Option<Cause> {
+        Some(match self.reran.get(key)? {
+            RerunCause::EvidenceFailed { claims } => Cause::EvidenceFailed(claims.clone()),
+            RerunCause::UpstreamChanged { step } => {
+                Cause::UpstreamChanged(step.clone().or_else(|| Some(key.0.opened_by()?.0))?)
+            }
+            RerunCause::DefinitionChanged => Cause::Redefined,
+            RerunCause::Requested { by_rollback: true, .. } => Cause::RolledBack,
+            RerunCause::Requested { .. } => Cause::Requested,
+        })
+    }
+}
+
+/// Returns the cause of a skip.
+fn skipped_by(cause: &SkipCause) -> Cause {
+    match cause.clone() {
+        SkipCause::Need(need) => Cause::NeedSkipped(need),
+        SkipCause::Condition(condition) => Cause::ConditionFalse(condition),
+        SkipCause::UpstreamFailed(step) => Cause::UpstreamFailed(step),
+        SkipCause::ByHand(by) => Cause::Settled(by),
+    }
+}
+
+/// Returns the question about a step at its turn.
+fn asked_in_turn(branch: &BranchPath, step: &StepId) -> Decision {
+    let (branch, step) = (branch.clone(), step.clone());
+    Decision { branch, step, action: Action::Ask, cause: Cause::AskedInTurn }
+}
+
+/// Lists the openers of a branch and of the branches around it.
+fn openers(branch: &BranchPath) -> impl Iterator<Item = (BranchPath, StepId)> {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.filter_map(|branch| Some((branch.parent()?, branch.opened_by()?.0)))
+}

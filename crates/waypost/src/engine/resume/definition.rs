@@ -1,0 +1,644 @@
+//! Adoption of a definition: whether the program can resume the run, and which finished results a changed definition
+//! invalidates.
+//!
+//! An opener with an unchanged definition keeps its children: only the changed steps of the children are invalid.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::change::{self, PositionTransfer, StepChange, TransferredPosition};
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::RerunCause;
+use crate::record::{
+    Definition, Fan, FrontierEntry, Header, Note, Phase, Position, Record, Reusable, Settled, SettledAs,
+    SkipCause,
+};
+use crate::store::{Lease, Scan, Store, StoreError, StoreExt as _};
+
+use super::begin::{Base, decode_state};
+use crate::engine::inspect::{Snapshot, position_of};
+use crate::engine::time_travel::rollback::ask_about_effects;
+use crate::engine::time_travel::undo::undone_steps;
+use crate::engine::walk::choice::settled_by_person;
+use crate::engine::walk::invalidate::invalidated;
+use crate::engine::{Adoption, Engine, OnChange, Program, RunError, StepRef};
+
+/// The input for carrying a position over to an adopted definition.
+#[derive(Debug)]
+pub(crate) struct Adopting<'a> {
+    pub(crate) adoption: &'a Adoption,
+    /// The newest ends of the steps of the main branch.
+    pub(crate) ends: &'a BTreeMap<StepId, Settled>,
+    /// True if a person is asked about reruns of steps with `idempotent: false`.
+    pub(crate) asks: bool,
+}
+
+/// Carries a position over from its definition to a shape.
+pub(crate) fn carried(
+    position: &Position,
+    definition: &Definition,
+    shape: &Shape,
+    adopting: &Adopting<'_>,
+) -> Result<TransferredPosition, String> {
+    let Adopting { adoption: Adoption { before, within, entered, kept, redo, .. }, ends, asks } = *adopting;
+    let changes = change::changes(before, position, definition, (shape, within));
+    let touching = changes.iter().filter(|change| change.touches_finished && !redo);
+    let steps: Vec<_> = touching
+        .filter(|change| !kept.contains(&change.step))
+        .map(|change| format!("`{}`", change.step))
+        .collect();
+    if !steps.is_empty() {
+        return Err(format!("finished steps changed: {}", steps.join(", ")));
+    }
+    for step in kept.iter().filter(|step| !within.contains(*step)) {
+        let changed = before.step(step.as_str()).zip(shape.step(step.as_str()));
+        if let Some(inner) = changed.and_then(|(old, new)| added_within(old, new)) {
+            return Err(format!(
+                "step `{inner}` is new or has another list of items inside `{step}`, which has a kept result: \
+                 rerun `{step}`"
+            ));
+        }
+    }
+    let inputs =
+        PositionTransfer { before, position, definition, after: shape, within, entered, kept, ends, asks };
+    Ok(change::transfer_position(&inputs))
+}
+
+/// Returns the causes of an adoption, as notes: reruns of changed steps and of steps downstream, openers entered
+/// again for a change within, and kept results.
+pub(crate) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: Option<&str>) -> Vec<Note> {
+    let rerun = carried.redone.iter().map(|(step, reason)| {
+        let upstream = Some(reason.clone()).filter(|reason| reason != step);
+        let cause = match upstream {
+            Some(_) => RerunCause::UpstreamChanged { step: upstream },
+            None => RerunCause::DefinitionChanged,
+        };
+        invalidated(step, &cause)
+    });
+    let is_redone = |opener: &StepId| carried.redone.iter().any(|(step, _)| step == opener);
+    let entered = carried.entered.iter().filter(|opener| !is_redone(opener));
+    let entered = entered.map(|opener| invalidated(opener, &RerunCause::DefinitionChanged));
+    let kept = adoption.kept.iter().map(|step| settled_by_person(step, "kept", by));
+    rerun.chain(entered).chain(kept).collect()
+}
+
+/// Returns the newest ends of the steps of a branch, up to a record.
+pub(crate) async fn ends_of(
+    store: &dyn Store,
+    header: &Header,
+) -> Result<BTreeMap<StepId, Settled>, StoreError> {
+    let mut ends = BTreeMap::new();
+    for record in store.history(&header.run, &header.branch, header.seq).await? {
+        let header = record.header();
+        let how = match &header.phase {
+            Phase::Completed(_) => SettledAs::Completed,
+            Phase::Failed(failure) if failure.tolerated => SettledAs::Tolerated,
+            Phase::Skipped(SkipCause::ByHand(_)) => SettledAs::SkippedByHand,
+            Phase::Skipped(_) => SettledAs::Skipped,
+            _ => continue,
+        };
+        if let Some(step) = &header.step {
+            ends.entry(step.clone()).or_insert(Settled::new(how, header.seq));
+        }
+    }
+    Ok(ends)
+}
+
+/// A part to remove from a state.
+#[derive(Debug, Clone)]
+pub(crate) enum Forget {
+    /// Everything that a step left in the state.
+    Step(StepId),
+    /// The failure of a step.
+    Failure(StepId),
+    /// The last join of a step; its branches are joined again.
+    Join(StepId),
+    /// Changes of steps since the state of an earlier record of the branch.
+    Since(Vec<StepId>, Box<Record>),
+}
+
+/// Removes the parts of steps that rerun from a state of a branch.
+///
+/// # Errors
+/// An earlier state cannot be decoded.
+pub(crate) fn forget<P: Program>(
+    program: &P,
+    branch: &BranchPath,
+    redone: &[Forget],
+    state: &mut P::State,
+) -> Result<(), RunError> {
+    let Some(shape) = program.shape().of_branch(branch) else { return Ok(()) };
+    let step_ref = |step: &StepId| {
+        let place = shape.place(step.as_str())?;
+        Some(StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] })
+    };
+    for forget in redone {
+        match forget {
+            Forget::Step(step) => {
+                step_ref(step).into_iter().for_each(|step_ref| program.forget(step_ref, state))
+            }
+            Forget::Failure(step) => {
+                step_ref(step).into_iter().for_each(|step_ref| program.forget_failure(step_ref, state));
+            }
+            Forget::Join(step) => {
+                step_ref(step).into_iter().for_each(|step_ref| program.forget_join(step_ref, state))
+            }
+            Forget::Since(steps, then) => {
+                let then = decode_state(program, shape.level(), then)?;
+                steps
+                    .iter()
+                    .filter_map(step_ref)
+                    .for_each(|step_ref| program.restore(step_ref, state, &then));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the newest ends of the steps of the main branch, if the adoption keeps results.
+pub(crate) async fn ends_to_keep(
+    engine: &Engine,
+    base: &Base,
+    adoption: &Adoption,
+) -> Result<BTreeMap<StepId, Settled>, StoreError> {
+    if adoption.kept.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    ends_of(engine.store.as_ref(), base.record.header()).await
+}
+
+/// Puts the steps `careful` in doubt that ended before a rollback: only the new definition declares these steps
+/// non-idempotent.
+///
+/// A step with a reusable result is excluded: its question comes at its turn, if the input changed.
+pub(crate) async fn ask_about_ended(
+    engine: &Engine,
+    shape: &Shape,
+    base: &mut Base,
+    careful: &BTreeSet<StepId>,
+) -> Result<(), RunError> {
+    if careful.is_empty() {
+        return Ok(());
+    }
+    let run = &base.snapshot.newest().header().run;
+    let undone = undone_steps(engine, run).await?;
+    let scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(run) };
+    let is_completed = |record: &Record| matches!(record.header().phase, Phase::Completed(_));
+    let ended = engine.store.scan_where(scan, &is_completed).await?;
+    let asked: BTreeSet<StepId> = ended
+        .into_iter()
+        .filter_map(|record| record.header().step.clone())
+        .filter(|step| careful.contains(step) && !undone.contains(step))
+        .filter(|step| !base.position.has_result(step))
+        .collect();
+    ask_about_effects(shape, &mut base.position, |_, step| asked.contains(&step.id).then_some(None));
+    Ok(())
+}
+
+/// Adds the new steps of a graph to the position: [`with_added`]. The inner error says why the graph does not fit.
+pub(crate) async fn add_steps(
+    engine: &Engine,
+    base: &mut Base,
+    shape: &Shape,
+) -> Result<Result<(), String>, StoreError> {
+    let ends = ends_of(engine.store.as_ref(), base.record.header()).await?;
+    let position = std::mem::take(&mut base.position);
+    let with_added = with_added(shape, position, &base.snapshot.definition, &ends);
+    Ok(with_added.map(|position| base.position = position))
+}
+
+/// Returns the position with the added steps of a graph in the frontier. A finished step downstream of an added
+/// step keeps its result for reuse at its turn.
+///
+/// `ends`: the newest ends of the steps.
+///
+/// # Errors
+/// A step downstream of an added step has open branches.
+fn with_added(
+    shape: &Shape,
+    mut position: Position,
+    definition: &Definition,
+    ends: &BTreeMap<StepId, Settled>,
+) -> Result<Position, String> {
+    let unfinished = Unfinished::of(shape, &position);
+    let is_known = |step: &StepId| definition.steps.iter().any(|print| print.id == *step);
+    let steps = shape.steps().iter().enumerate();
+    let added = steps.filter(|(place, step)| !is_known(&step.id) && !unfinished.has(*place));
+    let added: Vec<usize> = added.map(|(place, _)| place).collect();
+    if shape.is_routed() {
+        return with_added_on_route(shape, position, &added);
+    }
+    let downstream = shape.downstream(&added);
+    for place in downstream.iter().filter(|place| !added.contains(place)) {
+        let step = &shape.steps()[*place].id;
+        let at = position.frontier.iter().position(|entry| entry.step == *step);
+        if let Some(entry) = at.map(|at| position.frontier.remove(at))
+            && entry.has_children()
+        {
+            return Err(format!("step `{step}` has open branches, and follows a new step"));
+        }
+        let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.has_result());
+        let known = position.ledger.remove(step);
+        if let Some(end) = end {
+            let fan = known.and_then(|known| known.fan);
+            let result = Reusable::kept(Settled { fan, ..end.clone() });
+            position.reusable.entry(step.clone()).or_default().insert(1, result);
+        }
+    }
+    let first = added.iter().filter(|place| !downstream.contains(place));
+    position.frontier.extend(first.map(|place| FrontierEntry::ready(shape.steps()[*place].id.clone())));
+    Ok(position)
+}
+
+/// As [`with_added`], for a graph with routes, if the path through the added steps has no choice.
+///
+/// # Errors
+/// A finished step comes after an added step: the state is already the state after that step.
+fn with_added_on_route(shape: &Shape, mut position: Position, added: &[usize]) -> Result<Position, String> {
+    let only_before = |place: usize| {
+        let mut before = (0..shape.steps().len()).filter(|at| shape.routes(*at).contains(&place));
+        before.next().filter(|at| before.next().is_none() && shape.routes(*at).len() == 1)
+    };
+    let mut inserted = Vec::new();
+    for entry in position.frontier.iter_mut().filter(|entry| !entry.has_children()) {
+        let Some(mut first) = shape.place(entry.step.as_str()) else { continue };
+        while let Some(before) = only_before(first).filter(|before| added.contains(before)) {
+            inserted.push(before);
+            first = before;
+        }
+        if entry.step != shape.steps()[first].id {
+            *entry = FrontierEntry::ready(shape.steps()[first].id.clone());
+        }
+    }
+    let is_certain = |place: &usize| {
+        !inserted.contains(place)
+            && shape.routes(*place).len() == 1
+            && (only_before(*place).is_some() || shape.roots().contains(place))
+    };
+    match added.iter().find(|place| is_certain(place)) {
+        None => Ok(position),
+        Some(place) => {
+            let (step, next) = (&shape.steps()[*place].id, &shape.steps()[shape.routes(*place)[0]].id);
+            Err(format!("step `{step}` is new, and precedes the finished step `{next}`"))
+        }
+    }
+}
+
+/// Checks that a run with a position can continue in a shape: the definition is unchanged, or the change is
+/// adopted and the shape has the steps of the frontier.
+pub(crate) fn check_fit(
+    shape: &Shape,
+    position: &Position,
+    definition: &Definition,
+    on_change: OnChange,
+) -> Result<(), String> {
+    if change::is_of(definition, shape) {
+        return Ok(());
+    }
+    if on_change == OnChange::Adopt {
+        return check_frontier(shape, position);
+    }
+    let changes = change::changes(shape, position, definition, (shape, &BTreeSet::new()));
+    let listed: Vec<_> = changes.iter().map(StepChange::to_string).collect();
+    Err(format!("{}, and no choice was given", listed.join(", ")))
+}
+
+/// Checks that a shape has the steps of a frontier.
+pub(crate) fn check_frontier(shape: &Shape, position: &Position) -> Result<(), String> {
+    let gone = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
+    match gone {
+        None => Ok(()),
+        Some(entry) => Err(format!("the run is at step `{}`, which the graph does not have", entry.step)),
+    }
+}
+
+/// Returns the definition for a restart, if different from the definition of the run record.
+///
+/// # Errors
+/// [`RunError::Changed`]: the run has another graph, and the change is not adopted.
+pub(crate) async fn definition_of_restart(
+    engine: &Engine,
+    lease: &Lease,
+    shape: &Shape,
+    (adoption, on_change): (Option<&Adoption>, OnChange),
+) -> Result<Option<Definition>, RunError> {
+    if let Some(adoption) = adoption {
+        return Ok(Some(adoption.definition.clone()));
+    }
+    // An unreadable record cannot be compared; the definition is written again.
+    let entry = engine.store.run(lease.run()).await.ok();
+    let Some(frozen) = entry.map(|entry| entry.record.record().definition.clone()) else {
+        return Ok(Some(shape.definition(None)));
+    };
+    let in_force = Snapshot::main(engine.store.as_ref(), lease.run()).await;
+    let in_force = in_force.map_or_else(|_| frozen.clone(), |snapshot| snapshot.definition);
+    let nothing = Position::default();
+    check_fit(shape, &nothing, &in_force, on_change)
+        .map_err(|why| RunError::Changed { run: lease.run().clone(), why })?;
+    Ok(match change::is_of(&in_force, shape) {
+        _ if change::is_of(&frozen, shape) => None,
+        true => Some(in_force),
+        false => Some(shape.definition(None)),
+    })
+}
+
+/// The definition of a run in comparison with another definition.
+#[derive(Debug, Clone, Copy)]
+pub struct Compared<'a> {
+    /// The graph of the definition so far.
+    pub before: &'a Shape,
+    /// The position of the main branch in the graph before.
+    pub position: &'a Position,
+    /// The other graph.
+    pub after: &'a Shape,
+}
+
+/// A change below an opener of the main branch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InnerChange {
+    /// The branch of the step.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// The kind of the change.
+    pub kind: InnerChangeKind,
+}
+
+/// The kind of a change below an opener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InnerChangeKind {
+    /// The definition of a finished step changed.
+    Altered,
+    /// The step is new, on a finished branch or upstream of finished steps.
+    Added,
+    /// A finished step was removed.
+    Removed,
+    /// A finished opener has another list of items.
+    Relisted,
+    /// An opener with open branches has another list of items: no finished result is affected.
+    RelistedOpen,
+}
+
+/// Returns the openers of the main branch with changed or added inner steps, each with the changes of its branches. The list
+/// of items may have changed, too.
+///
+/// Reads the newest record of each branch of these openers.
+///
+/// # Errors
+/// Those of reading the run.
+pub async fn changed_within(
+    store: &dyn Store,
+    run: &RunId,
+    compared: Compared<'_>,
+) -> Result<BTreeMap<StepId, Vec<InnerChange>>, RunError> {
+    let Compared { before, position, after } = compared;
+    let mut found = BTreeMap::new();
+    let open_fans = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
+    let joined = position.ledger.iter().filter_map(|(step, end)| Some((step, end.fan.as_deref()?)));
+    for (step, fan) in open_fans.chain(joined) {
+        let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
+        let is_changed = old.fingerprint != new.fingerprint && !change::has_same_steps(old, new);
+        if !is_changed || !is_same_but_list(old, new) || found.contains_key(step) {
+            continue;
+        }
+        if let Some(changed) = changed_below(store, run, &compared, (step, fan)).await? {
+            found.insert(step.clone(), changed);
+        }
+    }
+    Ok(found)
+}
+
+/// Returns whether two openers differ at most in the list of items, in the definitions of inner steps, and by added and
+/// removed inner steps.
+fn is_same_but_list(old: &Step, new: &Step) -> bool {
+    let children = old.children.as_ref().zip(new.children.as_ref());
+    let is_same = old.frame.is_some() && old.frame == new.frame;
+    let same_hooks = old.hooks.is_some() == new.hooks.is_some();
+    is_same
+        && same_hooks
+        && children.is_some_and(|(old, new)| old.name == new.name && is_form_same(&old.shape, &new.shape))
+}
+
+/// Returns whether the steps of both graphs are in the same places. A position of the old graph is then valid in the new
+/// graph if the added steps come after the open steps.
+fn is_form_same(old: &Shape, new: &Shape) -> bool {
+    let mut of_both = old.steps().iter().filter_map(|before| Some((before, new.step(before.id.as_str())?)));
+    of_both.all(|(before, step)| {
+        // A changed step without children runs again, with its hooks.
+        let opens = before.children.is_some() || step.children.is_some();
+        let same = before.fingerprint == step.fingerprint || !opens || is_same_but_list(before, step);
+        same && needs_in(new, old, step) == needs_in(old, new, before) && before.routes == step.routes
+    })
+}
+
+/// Returns the needs of a step among the steps of both graphs. A need of one graph only is replaced by its own needs.
+fn needs_in(shape: &Shape, other: &Shape, step: &Step) -> BTreeSet<StepId> {
+    let mut known = BTreeSet::new();
+    let mut open: Vec<&StepId> = step.needs.iter().collect();
+    while let Some(need) = open.pop() {
+        match shape.step(need.as_str()).filter(|_| other.place(need.as_str()).is_none()) {
+            Some(only_here) => open.extend(&only_here.needs),
+            None => drop(known.insert(need.clone())),
+        }
+    }
+    known
+}
+
+/// Transfers the position of an open scope to a changed graph: removed steps leave the position, and added steps join it.
+///
+/// # Errors
+/// The added step, if a downstream step is finished or has open branches.
+pub(crate) fn transfer_scope(
+    old: &Shape,
+    new: &Shape,
+    position: &mut Position,
+    around: &[u32],
+) -> Result<(), StepId> {
+    drop_removed_steps(old, new, position, around);
+    add_new_steps((old, new), position, around)
+}
+
+/// Removes from a position the steps that the new graph lacks. A step becomes ready if its other needs are finished.
+///
+/// In a graph with routes, the order of steps is not known from needs: the position keeps all steps.
+fn drop_removed_steps(old: &Shape, new: &Shape, position: &mut Position, around: &[u32]) {
+    let is_there = |step: &StepId| new.place(step.as_str()).is_some();
+    if old.is_routed() || new.is_routed() || old.steps().iter().all(|step| is_there(&step.id)) {
+        return;
+    }
+    let unfinished = Unfinished::of(old, position);
+    let is_finished = |id: &StepId| old.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
+    position.frontier.retain(|entry| is_there(&entry.step));
+    position.ledger.retain(|step, _| is_there(step));
+    position.reusable.retain(|step, _| is_there(step));
+    for (place, step) in new.steps().iter().enumerate() {
+        let is_known = old.place(step.id.as_str()).is_some() && !is_finished(&step.id);
+        let is_ready = is_known && step.needs.iter().all(is_finished);
+        if is_ready && !position.frontier.iter().any(|entry| entry.step == step.id) {
+            let mut entry = FrontierEntry::ready(step.id.clone());
+            entry.at.iteration = new.first_iteration(place, around);
+            entry.at.epoch = position.epoch;
+            position.frontier.push(entry);
+        }
+    }
+}
+
+/// Adds the new steps of a changed graph to the position of an open scope. An added step may delay a step that
+/// was ready.
+///
+/// # Errors
+/// The added step, if a downstream step is finished or has open branches.
+fn add_new_steps(
+    (old, new): (&Shape, &Shape),
+    position: &mut Position,
+    around: &[u32],
+) -> Result<(), StepId> {
+    let Some(added) = new_steps(old, new, position) else { return Ok(()) };
+    let downstream = new.downstream(&added);
+    let unfinished = Unfinished::of(new, position);
+    let is_fixed = |place: &usize| {
+        let step = &new.steps()[*place].id;
+        let entry = position.frontier.iter().find(|entry| entry.step == *step);
+        !added.contains(place) && (!unfinished.has(*place) || entry.is_some_and(FrontierEntry::has_children))
+    };
+    if downstream.iter().any(is_fixed) {
+        return Err(new.steps()[added[0]].id.clone());
+    }
+    position
+        .frontier
+        .retain(|entry| new.place(entry.step.as_str()).is_none_or(|place| !downstream.contains(&place)));
+    for place in added.iter().filter(|place| !downstream.contains(place)) {
+        let mut entry = FrontierEntry::ready(new.steps()[*place].id.clone());
+        entry.at.iteration = new.first_iteration(*place, around);
+        entry.at.epoch = position.epoch;
+        position.frontier.push(entry);
+    }
+    Ok(())
+}
+
+/// Returns the places of the steps that a graph adds and that are not downstream of an unfinished step; `None` if there are
+/// none.
+fn new_steps(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<usize>> {
+    let open = Unfinished::of(new, position);
+    let is_added =
+        |(place, step): &(usize, &Step)| old.place(step.id.as_str()).is_none() && !open.has(*place);
+    let added: Vec<usize> = new.steps().iter().enumerate().filter(is_added).map(|(place, _)| place).collect();
+    (!added.is_empty()).then_some(added)
+}
+
+/// Returns an added step, or a step with another list of items, inside an opener at any depth.
+fn added_within(old: &Step, new: &Step) -> Option<StepId> {
+    let (old, new) = old.children.as_ref().zip(new.children.as_ref())?;
+    new.shape.steps().iter().find_map(|step| match old.shape.step(step.id.as_str()) {
+        Some(before) if before.list == step.list => added_within(before, step),
+        _ => Some(step.id.clone()),
+    })
+}
+
+/// Returns the changes of the branches of an opener; `None` if a branch is not readable, or if the branches of passes open
+/// again.
+async fn changed_below(
+    store: &dyn Store,
+    run: &RunId,
+    compared: &Compared<'_>,
+    (step, fan): (&StepId, &Fan),
+) -> Result<Option<Vec<InnerChange>>, RunError> {
+    let Compared { before, after, .. } = *compared;
+    let (mut found, mut current) = (Vec::new(), BTreeSet::new());
+    let mut branches: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
+    branches.sort_by_key(BranchPath::depth);
+    for branch in branches {
+        let outermost = std::iter::successors(Some(branch.clone()), BranchPath::parent)
+            .find(|around| around.depth() == 1);
+        let Some((name, key)) = outermost.and_then(|outermost| outermost.opened_by()) else { continue };
+        if before.opener(&name).is_none_or(|place| before.steps()[place].id != *step) {
+            continue;
+        }
+        let Some(old) = before.of_branch(&branch) else { return Ok(None) };
+        // Below a removed step.
+        let Some(new) = after.of_branch(&branch) else { continue };
+        let newest = match store.newest(run, &branch).await {
+            Err(StoreError::Damaged { .. }) => return Ok(None),
+            newest => newest?,
+        };
+        let position = position_of(&newest)?.with_failures_open();
+        let pass = key.parse().ok().filter(|_| fan.pass > 0);
+        let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
+        let is_current = fan.is_some_and(|fan| position.origin == Some(fan.since));
+        let is_in_force = match branch.parent().filter(|parent| !parent.is_main()) {
+            Some(parent) => current.contains(&parent),
+            None => is_current,
+        };
+        if !is_in_force {
+            continue;
+        }
+        current.insert(branch.clone());
+        let Some(changed) = changed_on(old, new, &position) else { return Ok(None) };
+        // A step with several passes is entered again as a whole.
+        let opens_again = changed.iter().any(|(_, kind)| *kind != InnerChangeKind::Altered);
+        if opens_again && is_in_loop(before, &branch) {
+            return Ok(None);
+        }
+        let change = |(step, kind)| InnerChange { branch: branch.clone(), step, kind };
+        found.extend(changed.into_iter().map(change));
+    }
+    Ok(Some(found))
+}
+
+/// Returns whether a branch is in a pass of a step with several passes.
+fn is_in_loop(shape: &Shape, branch: &BranchPath) -> bool {
+    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.any(|below| {
+        let above = below.parent().zip(below.opened_by());
+        let opener = above.and_then(|(above, (name, _))| {
+            let shape = shape.of_branch(&above)?;
+            Some((shape, shape.opener(&name)?))
+        });
+        opener.is_some_and(|(shape, place)| shape.share_loop(place, place))
+    })
+}
+
+/// Returns the changes of a branch: its added steps only if the branch has ended or downstream steps are finished; `None`
+/// if an opener changed.
+fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(StepId, InnerChangeKind)>> {
+    let unfinished = Unfinished::of(old, position);
+    let has_ended = position.frontier.is_empty();
+    let mut transferred = position.clone();
+    let is_too_late = transfer_scope(old, new, &mut transferred, &[]).is_err() || has_ended;
+    let added = new_steps(old, new, position).filter(|_| is_too_late).unwrap_or_default();
+    let added = added.into_iter().map(|place| new.steps()[place].id.clone());
+    let mut changed: Vec<_> = added.map(|step| (step, InnerChangeKind::Added)).collect();
+    for (place, step) in old.steps().iter().enumerate() {
+        let has_open_work =
+            position.frontier.iter().any(|entry| entry.step == step.id && entry.has_children());
+        let Some(other) = new.step(step.id.as_str()) else {
+            // A person is asked about an effect under way.
+            let is_started =
+                position.frontier.iter().any(|entry| entry.step == step.id && entry.is_unsettled())
+                    || position.started_before(&step.id).is_some();
+            let inner = step.children.as_ref().map(|children| &children.shape);
+            let is_careful_within = has_open_work && inner.is_some_and(|shape| shape.is_careful());
+            if is_started && !step.idempotent || is_careful_within {
+                return None;
+            }
+            changed.extend((!unfinished.has(place)).then(|| (step.id.clone(), InnerChangeKind::Removed)));
+            continue;
+        };
+        if step.fingerprint == other.fingerprint {
+            continue;
+        }
+        if is_same_but_list(step, other) {
+            let kind = if has_open_work { InnerChangeKind::RelistedOpen } else { InnerChangeKind::Relisted };
+            let has_children = has_open_work || position.joined(&step.id).is_some();
+            changed.extend((has_children && step.list != other.list).then(|| (step.id.clone(), kind)));
+            continue;
+        }
+        if has_open_work {
+            return None;
+        }
+        if !unfinished.has(place) {
+            changed.push((step.id.clone(), InnerChangeKind::Altered));
+        }
+    }
+    Some(changed)
+}

@@ -1,0 +1,330 @@
+//! Invalidation of steps in graphs with `needs` by a resume.
+//!
+//! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: the position
+//! of each scope after the invalidation, and the records.
+
+use crate::id::{BranchPath, StepId};
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::RerunCause;
+use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
+use crate::store::{StoreError, StoreExt as _};
+
+use super::begin::Base;
+use super::definition::Forget;
+use super::reruns::{Reopened, Target, redo_draft, to_rerun};
+use super::trust::{BranchInForce, Judged};
+use crate::engine::chain::Draft;
+use crate::engine::inspect::position_of;
+use crate::engine::time_travel::rollback::{aim, load_with_state, next_epoch, with_state};
+use crate::engine::walk::invalidate::{Cut, Invalidated, Results, downstream, invalidate, invalidated};
+use crate::engine::walk::rewind::starts;
+use crate::engine::walk::trace::pass_in;
+use crate::engine::{Engine, ResumeFrom, RunError};
+
+/// The context of an invalidation in a scope.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Invalidation<'a> {
+    pub(crate) engine: &'a Engine,
+    /// The graph of the run.
+    pub(crate) root: &'a Shape,
+    /// The verdicts, for the records.
+    pub(crate) judged: &'a Judged,
+    pub(crate) results: Results,
+    /// The step of the scope that a person named.
+    pub(crate) named: Option<&'a StepId>,
+}
+
+/// Invalidates steps of a scope, none downstream of another. Returns `None` if all of these are unfinished
+/// already.
+///
+/// # Errors
+/// [`RunError::InDoubt`]: the step opens non-idempotent steps. Errors of reading the scope.
+pub(crate) async fn open_again(
+    opening: Invalidation<'_>,
+    known: &BranchInForce,
+    targets: &[Target],
+) -> Result<Option<Reopened>, RunError> {
+    let header = known.record.header();
+    let branch = &header.branch;
+    let Some(shape) = opening.root.of_branch(branch) else { return Ok(None) };
+    let (mut drafts, mut forgotten) = (Vec::new(), Vec::new());
+    let mut position = known.position.clone();
+    let epoch = next_epoch(opening.engine, header, &known.position).await?;
+    for is_requested in [true, false] {
+        let results = if is_requested { opening.results } else { Results::Keep };
+        let opening = Invalidation { results, ..opening };
+        let (mut cuts, mut restored) = (Vec::new(), Vec::new());
+        for target in targets.iter().filter(|target| target.is_requested == is_requested) {
+            let Some((cut, forget)) = cut_of(opening, (known, shape), target, epoch).await? else { continue };
+            let made = opening.engine.store.load(&header.run, branch, target.seq).await?;
+            drafts.push(redo_draft(made.header(), branch, (target, opening.judged), epoch));
+            restored.extend(forget);
+            cuts.push(cut);
+        }
+        if !cuts.is_empty() {
+            let after = invalidate_in(opening, (branch, shape), &position, cuts);
+            forgotten.extend(after.forgotten.into_iter().chain(restored));
+            position = after.position;
+        }
+    }
+    if drafts.is_empty() {
+        return Ok(None);
+    }
+    // The evidence of the opener itself failed, and its children produced the claimed files: the children rerun
+    // without reuse.
+    let own = targets.iter().filter(|target| target.claims.is_some());
+    let openers =
+        own.filter(|target| shape.step(target.step.as_str()).is_some_and(|step| step.children.is_some()));
+    position.rerun_whole.extend(openers.map(|target| target.step.clone()));
+    // All that follows a requested rerun runs again, also the hooks of the openers above.
+    if opening.results != Results::Keep {
+        let above = targets.iter().filter(|target| target.is_requested && target.claims.is_none());
+        let hooks = above.filter_map(|target| shape.step(target.step.as_str())?.hooks.as_ref());
+        position.rerun_whole.extend(hooks.map(|hooks| hooks.name.clone()));
+    }
+    Ok(Some(Reopened { record: known.record.clone(), position, drafts, basis: None, forgotten }))
+}
+
+/// Invalidates steps of a scope. In a pass, a step that has not run yet reads its own output from the pass
+/// before; this output leaves the state.
+fn invalidate_in(
+    opening: Invalidation<'_>,
+    (branch, shape): (&BranchPath, &Shape),
+    before: &Position,
+    cuts: Vec<Cut>,
+) -> Invalidated {
+    let in_pass = in_pass(opening.root, branch);
+    let loops = |place: usize| shape.share_loop(place, place);
+    let below = downstream(shape, &cuts);
+    let named = cuts.iter().map(|cut| cut.place).filter(|place| in_pass && !loops(*place));
+    let mut stale: Vec<usize> = named.collect();
+    let Invalidated { position, forgotten: dropped } = invalidate(shape, before, cuts, opening.results);
+    let has_result = |place: usize| position.has_result(&shape.steps()[place].id);
+    stale.extend(below.into_iter().filter(|place| in_pass || (loops(*place) && !has_result(*place))));
+    let mut forgotten = Vec::new();
+    if opening.results == Results::Keep {
+        forgotten.extend(stale.into_iter().map(|place| Forget::Step(shape.steps()[place].id.clone())));
+    }
+    forgotten.extend(dropped);
+    Invalidated { position, forgotten }
+}
+
+/// Returns the frontier entry of an invalid step, and the part of the state to remove.
+async fn cut_of(
+    opening: Invalidation<'_>,
+    (known, shape): (&BranchInForce, &Shape),
+    target: &Target,
+    epoch: u32,
+) -> Result<Option<(Cut, Option<Forget>)>, RunError> {
+    let engine = opening.engine;
+    let header = known.record.header();
+    let (run, branch) = (&header.run, &header.branch);
+    let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
+    let made = engine.store.load(run, branch, target.seq).await?;
+    let made = made.header();
+    let open = known.position.frontier.iter().find(|entry| entry.step == target.step);
+    let is_passed = open.is_some_and(|entry| entry.at.iteration > made.at.iteration);
+    let is_open = Unfinished::of(shape, &known.position).has(place);
+    let is_named = opening.named == Some(&target.step);
+    if !is_passed && !is_named && (open.is_some() || is_open) {
+        return Ok(None);
+    }
+    let loops = shape.share_loop(place, place);
+    let begins = opening.results != Results::Keep && target.claims.is_some();
+    let is_newest = known.position.ledger.get(&target.step).is_some_and(|end| end.seq == target.seq);
+    // Without the state before the pass, the step begins with the first pass.
+    let (iteration, forgotten) = match loops {
+        true if begins => (first_pass(shape, place, made), None),
+        true if opening.results != Results::Keep && is_newest => (made.at.iteration.clone(), None),
+        true => pass_again(engine, (shape, place), made).await?,
+        false => (made.at.iteration.clone(), None),
+    };
+    // A step with rerun children joins these again; any other step opens new branches.
+    let joining = match target.claims {
+        _ if iteration == made.at.iteration && target.claims.is_none() => {
+            match fan_of_pass(&known.position, (shape, place), made) {
+                Some(fan) => Some(fan),
+                None => joining(engine, &known.position, &shape.steps()[place], made, loops).await?,
+            }
+        }
+        _ => None,
+    };
+    let ready = FrontierEntry::ready(target.step.clone());
+    let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
+    Ok(Some((Cut { place, entry, is_named }, forgotten)))
+}
+
+/// Returns the fan-out of the pass of an end, for a step with a branch per pass.
+fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
+    let fan = position.fan_of(&shape.steps()[place].id).filter(|fan| fan.pass > 0)?;
+    fan.of_pass(pass_in(shape, place, &made.at.iteration))
+}
+
+/// Returns whether a branch belongs to a pass, so that its steps may read their own outputs from the pass before.
+fn in_pass(shape: &Shape, branch: &BranchPath) -> bool {
+    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
+        let shape = shape.of_branch(&parent)?;
+        Some((shape, shape.opener(&name)?))
+    });
+    opener.is_some_and(|(shape, place)| shape.share_loop(place, place))
+}
+
+/// Returns the first iteration of a step on a loop, within the outer iteration of an end.
+fn first_pass(shape: &Shape, place: usize, made: &Header) -> Vec<u32> {
+    let around = made.at.iteration.len().saturating_sub(1);
+    shape.first_iteration(place, &made.at.iteration[..around])
+}
+
+/// Returns the pass in which a step on a loop reruns, and the part of the state to remove: the pass of its end,
+/// or the first pass if the state of the pass before was pruned.
+async fn pass_again(
+    engine: &Engine,
+    (shape, place): (&Shape, usize),
+    made: &Header,
+) -> Result<(Vec<u32>, Option<Forget>), RunError> {
+    let step = &shape.steps()[place].id;
+    let first = first_pass(shape, place, made);
+    let from_first_pass = (first.clone(), Some(Forget::Step(step.clone())));
+    let mut before = made.at.iteration.clone();
+    match before.last_mut() {
+        Some(pass) if made.at.iteration != first => *pass -= 1,
+        _ => return Ok(from_first_pass),
+    }
+    let ends = |record: &Record| {
+        let found = record.header();
+        let ended = match &found.phase {
+            Phase::Completed(_) => true,
+            Phase::Failed(failure) => failure.tolerated,
+            _ => false,
+        };
+        ended && found.step.as_ref() == Some(step) && found.at.iteration == before
+    };
+    let Some(ended) = engine.store.find_back(&made.run, &made.branch, made.seq, &ends).await? else {
+        return Ok(from_first_pass);
+    };
+    let ended = match engine.store.load(&made.run, &made.branch, ended.header().seq).await {
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(from_first_pass),
+        ended => ended?,
+    };
+    Ok(match with_state(engine, ended).await? {
+        Some(then) => (made.at.iteration.clone(), Some(Forget::Since(vec![step.clone()], Box::new(then)))),
+        None => from_first_pass,
+    })
+}
+
+/// Returns the fan-out to join again; `None` if retention dropped its record, so that new branches open.
+///
+/// # Errors
+/// [`RunError::NoState`]: the record was dropped, and the branches have steps with `idempotent: false` without a
+/// question to a person, as in a step that `loops`.
+async fn joining(
+    engine: &Engine,
+    position: &Position,
+    step: &Step,
+    made: &Header,
+    loops: bool,
+) -> Result<Option<Fan>, RunError> {
+    match joined_by(engine, position, (&step.id, made)).await {
+        Err(RunError::NoState { .. }) if loops || !step.opens_careful() => Ok(None),
+        joined => joined.map(Some),
+    }
+}
+
+/// Returns the fan-out that a step joined, from the end `made` of the step.
+///
+/// # Errors
+/// [`RunError::NoState`]: neither the position nor a retained state has the fan-out.
+pub(crate) async fn joined_by(
+    engine: &Engine,
+    position: &Position,
+    (step, made): (&StepId, &Header),
+) -> Result<Fan, RunError> {
+    if let Some(fan) = position.joined(step) {
+        return Ok(fan.clone());
+    }
+    let (run, branch) = (&made.run, &made.branch);
+    let starts = |record: &Record| starts(record.header(), made);
+    if let Some(start) = engine.store.find_back(run, branch, made.seq, &starts).await? {
+        let start = load_with_state(engine, run, branch, start.header().seq).await?;
+        let position = position_of(&start)?;
+        let entry = position.frontier.into_iter().find(|entry| entry.step == *step);
+        if let Some(fan) = entry.as_ref().and_then(|entry| entry.fan.as_ref()) {
+            return Ok(fan.clone());
+        }
+    }
+    let why = format!("the joined branches of step `{step}` are no longer recorded");
+    Err(RunError::NoState { at: made.reference().to_string(), why })
+}
+
+/// Returns the place of a step to rerun.
+fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Result<usize, RunError> {
+    let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
+    let unfinished = Unfinished::of(shape, position);
+    match shape.needs(place).iter().find(|need| unfinished.has(**need)) {
+        None => Ok(place),
+        Some(need) => {
+            let why = format!("step `{step}` follows `{}`, which is not finished", shape.steps()[*need].id);
+            Err(RunError::NoState { at: at.to_owned(), why })
+        }
+    }
+}
+
+/// A step to rerun on request of a person.
+#[derive(Clone, Copy)]
+pub(crate) struct RequestedRerun<'a> {
+    pub(crate) step: &'a StepId,
+    pub(crate) results: Results,
+    pub(crate) by: Option<&'a str>,
+}
+
+/// Returns the position after the invalidation of a step and all downstream steps, on request of a person.
+///
+/// # Errors
+/// [`RunError::InvalidStep`]: the step does not exist. [`RunError::NoState`]: an upstream step is not finished;
+/// `at` names the position.
+pub(crate) fn invalidate_named(
+    shape: &Shape,
+    position: &Position,
+    requested: RequestedRerun<'_>,
+    epoch: u32,
+    at: &str,
+) -> Result<Invalidated, RunError> {
+    let RequestedRerun { step, results, .. } = requested;
+    let place = place_of(shape, position, step, at)?;
+    let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
+    let entry = FrontierEntry { at, ..FrontierEntry::ready(step.clone()) };
+    Ok(invalidate(shape, position, vec![Cut { place, entry, is_named: true }], results))
+}
+
+/// Invalidates a step of the main scope on request of a person.
+///
+/// # Errors
+/// [`RunError::NoState`]: the step was never started, or an upstream step is not finished.
+pub(crate) async fn from_step(
+    engine: &Engine,
+    shape: &Shape,
+    base: &mut Base,
+    requested: RequestedRerun<'_>,
+) -> Result<Draft, RunError> {
+    let RequestedRerun { step, by, .. } = requested;
+    // The step may have ended in the run before the fork.
+    let ended =
+        shape.place(step.as_str()).is_some_and(|place| !Unfinished::of(shape, &base.position).has(place));
+    if !ended {
+        aim(engine, shape, base, &ResumeFrom::Step(step.clone())).await?;
+    }
+    let epoch = next_epoch(engine, base.record.header(), &base.position).await?;
+    let at = format!("run {}", base.record.header().run);
+    let after = invalidate_named(shape, &base.position, requested, epoch, &at)?;
+    base.redone.extend(after.forgotten);
+    let before = std::mem::replace(&mut base.position, after.position);
+    let entry = base.position.frontier.iter().find(|entry| entry.step == *step);
+    let at = entry.map(|entry| entry.at.clone()).unwrap_or_default();
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
+    let requested = RerunCause::Requested { by: by.map(ToOwned::to_owned), by_rollback: false };
+    draft.report.notes.push(invalidated(step, &requested));
+    let behind = to_rerun(shape, &before, &base.position).into_iter().filter(|other| *other != step);
+    let upstream = RerunCause::UpstreamChanged { step: Some(step.clone()) };
+    draft.report.notes.extend(behind.map(|behind| invalidated(behind, &upstream)));
+    Ok(draft)
+}

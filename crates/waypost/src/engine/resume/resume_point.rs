@@ -1,0 +1,517 @@
+//! The point from which a resume continues: for each branch in force, its newest record, or an earlier or later
+//! position.
+//!
+//! [`find`] checks in this order: whether a chain rejoins its results from before a rewind
+//! ([`rejoin`](crate::engine::walk::rewind::rejoin)), whether the evidence of the finished steps holds ([`judge`]), and from
+//! which step each branch reruns ([`targets`]). Reads and verifies only; writes nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Step};
+use crate::plan::{Broken, Decision, LeftOut};
+use crate::projection::events::RerunCause;
+use crate::record::{FrontierEntry, Position, Record, Settled};
+use crate::store::{StoreError, StoreExt as _};
+
+use super::begin::Base;
+use super::in_doubt::recoverable;
+use super::reentry::{Invalidation, open_again};
+use super::requested::Requested;
+use super::reruns::{Reopened, Target, opener_of, targets, to_rerun};
+use super::trust::conflicts;
+use super::trust::{
+    BranchInForce, Branches, Judged, Trust, end_before, ended_on, failed_on, is_step_on, joined_on, judge,
+    wanted,
+};
+use crate::engine::inspect::position_of;
+use crate::engine::scope::child_ends::{Joins, has_state, in_pass, of_whole_passes};
+use crate::engine::walk::choice::answer;
+use crate::engine::walk::failure::position_for_retry;
+use crate::engine::walk::in_place::Declarers;
+use crate::engine::walk::invalidate::{Results, invalidated, upstream_of};
+use crate::engine::walk::rewind::{Rejoined, Rewind, drop_chain, rejoin};
+use crate::engine::{Answers, Engine, Program, RunError};
+
+/// The point from which a resume continues.
+#[derive(Debug, Default)]
+pub(crate) struct ResumePoint {
+    /// Questions to a person, before anything runs.
+    pub(crate) questions: Vec<Decision>,
+    /// Branches that continue from another record than their newest.
+    pub(crate) moves: BTreeMap<BranchPath, Reopened>,
+    /// Branches out of force that a rollback moves.
+    pub(crate) closed: BTreeMap<BranchPath, Reopened>,
+    /// Interrupted steps of the main branch that evidence proves to be done, with their questions.
+    pub(crate) settled: Vec<Decision>,
+    /// True if the evidence of all finished steps was verified.
+    pub(crate) looked: bool,
+    /// Unverified claims: a running step may rewrite the claimed files. Due when that step has ended.
+    pub(crate) left: LeftOut,
+    /// True if a chain rewinds. A claim of a reusable result replaces an upstream claim for this check only: the
+    /// next check follows the next end.
+    pub(crate) rewinds: bool,
+    /// The claims of ends about files.
+    pub(crate) declarers: Declarers,
+    /// Requested branches that are out of force, because an ancestor reruns from an earlier step.
+    pub(crate) unreached: BTreeSet<BranchPath>,
+}
+
+impl ResumePoint {
+    /// Returns whether every branch continues from its newest record.
+    pub(crate) fn is_unmoved(&self) -> bool {
+        self.questions.is_empty() && self.moves.is_empty()
+    }
+}
+
+/// The query for a resume point: the trust in evidence, and the requested reruns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ResumeQuery<'a> {
+    pub(crate) trust: Trust,
+    /// True if a worker continues a run at rest: failures are not retried.
+    pub(crate) is_claimed: bool,
+    /// True if the same session continues: unchanged evidence is not verified again.
+    pub(crate) again: bool,
+    /// True to verify in any case: all steps have ended, and the last rerun may have invalidated other evidence;
+    /// or the ended step had blocked a check.
+    pub(crate) verifies_all: bool,
+    /// True if a person edits the state: no step reruns without a request.
+    pub(crate) by_hand: bool,
+    /// True if nothing runs: only the steps in doubt are listed.
+    pub(crate) still: bool,
+    /// The number of the resume.
+    pub(crate) resume: u64,
+    /// No person settles the cut steps: their evidence may.
+    pub(crate) recovers: bool,
+    /// The decisions of a person about steps in doubt.
+    pub(crate) answers: &'a Answers,
+    /// True if a person requests a rerun, and may count steps with failed evidence as done.
+    pub(crate) believes: bool,
+    /// Requested reruns below the main branch.
+    pub(crate) requested: &'a Requested,
+    /// Bases of edits in place that are gone: these rerun first.
+    pub(crate) bases: &'a [Broken],
+    /// Choices of a person: these answer questions.
+    pub(crate) chosen: &'a BTreeSet<(BranchPath, StepId)>,
+}
+
+/// Returns the point from which a resume continues.
+pub(crate) async fn find<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    base: &Base,
+    asked: ResumeQuery<'_>,
+) -> Result<ResumePoint, RunError> {
+    if asked.still {
+        let (record, position) = (base.record.clone(), base.position.clone());
+        let main = (0, record.header().branch.clone());
+        let known = BranchInForce { record, position, joined: HashMap::new() };
+        let branches = Branches::from([(main, known)]);
+        let run = base.snapshot.entry.record.record();
+        let mut judged = judge(engine, program, shape, (run, &branches), (Trust::Blind, &[])).await?;
+        answer(asked.chosen, &mut judged.questions);
+        return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
+    }
+    let mut survey = BranchLoader::new(engine, shape);
+    survey.requested = Some(asked.requested);
+    survey.is_claimed = asked.is_claimed;
+    let run = base.snapshot.entry.record.record();
+    let site = engine.site(run);
+    let (mut branches, mut moves) = survey.survey((&base.record, &base.position)).await?;
+    let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
+    let trust = if asked.again && !forwards && !asked.verifies_all { Trust::Blind } else { asked.trust };
+    let mut judged = judge(engine, program, shape, (run, &branches), (trust, asked.bases)).await?;
+    judged.release(asked.answers);
+    if asked.believes {
+        judged.believe(asked.answers);
+    }
+    answer(asked.chosen, &mut judged.questions);
+    let mut settled = Vec::new();
+    if asked.recovers {
+        let is_open = |question: &&Decision| asked.answers.about(&question.branch, &question.step).is_none();
+        let asked = judged.questions.iter().filter(is_open).cloned().collect();
+        settled = recoverable(engine, program, &site, &base.record, asked).await?;
+        judged.questions.retain(|question| !settled.contains(question));
+    }
+    if asked.by_hand {
+        judged.ask();
+    }
+    // A confirmed rerun keeps the requested reruns: the step runs at its turn.
+    let is_confirmed = |question: &Decision| asked.answers.retries(&question.branch, &question.step);
+    let goes_on = program.keeps_apart() && !asked.requested.is_empty();
+    let stops = !goes_on || !judged.questions.iter().all(is_confirmed);
+    if !judged.questions.is_empty() && stops {
+        return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
+    }
+    let confirmed = std::mem::take(&mut judged.questions);
+    let broken = std::mem::take(&mut judged.broken);
+    judged.broken = match shape.is_routed() {
+        true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
+        false => broken,
+    };
+    if let Some(named) = &asked.requested.step {
+        judged.broken.push(survey.named(&run.run, &branches, named).await?);
+    }
+    for (branch, step) in asked.requested.changed.iter().chain(&asked.requested.retried) {
+        judged.broken.extend(survey.ended_on(&branches, branch, step).await?);
+    }
+    moves.extend(back_to_work(shape, &mut branches, &judged.broken));
+    survey.note_joins(&mut branches).await?;
+    let apart = program.keeps_apart() && !asked.requested.is_empty();
+    let left_behind = std::mem::take(&mut survey.left_behind);
+    let all = targets(shape, &branches, &judged.broken, (asked.requested, apart));
+    let targets = &all.targets;
+    if asked.again {
+        let questions = conflicts(engine.store.as_ref(), &run.run, targets, asked.resume).await?;
+        if !questions.is_empty() {
+            return Ok(ResumePoint { questions, ..ResumePoint::default() });
+        }
+    }
+    let joins_again = |branch: &BranchPath| {
+        let above = branch.parent().and_then(|parent| targets.get(&parent));
+        let opener = opener_of(shape, branch);
+        let is_join = |target: &Target| target.claims.is_none() && Some(&target.step) == opener.as_ref();
+        above.is_some_and(|targets| targets.iter().any(is_join))
+    };
+    moves.extend(left_behind.into_iter().filter(|(branch, _)| joins_again(branch)));
+    let mut rewinds = false;
+    let results = Results::dropped(!asked.answers.retries_all());
+    for (branch, targets) in targets {
+        let known = &branches[&(branch.depth(), branch.clone())];
+        let request = (asked.requested, results);
+        let taken = survey.take_back(program, (known, targets), (&branches, &judged), request).await?;
+        // Rerun children are joined first.
+        let is_own = targets.first().is_some_and(|target| target.claims.is_some());
+        rewinds |= branch.is_main()
+            && is_own
+            && taken.as_ref().is_some_and(|(_, moved)| moved.position.chain.is_some());
+        moves.extend(taken);
+    }
+    if program.keeps_apart() {
+        asked.requested.defer(shape, &all, &mut moves, results);
+        asked.requested.exclude_after_open(shape, &branches, &mut moves, results);
+    }
+    let (looked, left, declarers) = (trust != Trust::Blind, judged.left, judged.declarers);
+    let questions = confirmed;
+    let (unreached, closed) = (all.unreached, BTreeMap::new());
+    Ok(ResumePoint { questions, moves, closed, settled, looked, left, rewinds, declarers, unreached })
+}
+
+/// Moves openers with open hooks back to their work, if a branch of the work has failed evidence. Returns the
+/// transitions.
+fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BTreeMap<BranchPath, Reopened> {
+    let mut moves = BTreeMap::new();
+    for broken in broken {
+        let around = std::iter::successors(Some(broken.branch.clone()), BranchPath::parent);
+        for (below, above) in around.filter_map(|below| below.parent().map(|above| (below, above))) {
+            let Some(opener) = opener_of(shape, &below) else { continue };
+            let Some(known) = branches.get_mut(&(above.depth(), above.clone())) else { continue };
+            let is_in_hooks = |entry: &&mut FrontierEntry| {
+                entry.step == opener && entry.fan.is_some() && entry.hooks.is_some()
+            };
+            let Some(entry) = known.position.frontier.iter_mut().find(is_in_hooks) else { continue };
+            entry.back_to_work();
+            moves.insert(above, Reopened::in_place(known));
+        }
+    }
+    moves
+}
+
+/// Returns the branches in force, at their resume positions.
+pub(crate) async fn survey<P: Program>(
+    engine: &Engine,
+    program: &P,
+    main: (&Record, &Position),
+) -> Result<Branches, RunError> {
+    let shape = program.shape();
+    let mut survey = BranchLoader::new(engine, shape);
+    Ok(survey.survey(main).await?.0)
+}
+
+/// Returns the transitions of the main branch and of the branches below, for the rerun of a step of a branch. No
+/// evidence is verified.
+///
+/// # Errors
+/// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NotFinished`]: the step has not finished
+/// there, or no step would join the branch.
+pub(crate) async fn reopen_for<P: Program>(
+    engine: &Engine,
+    program: &P,
+    main: (&Record, &Position),
+    step: &(BranchPath, StepId),
+) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+    let shape = program.shape();
+    let requested = Requested::step_below(step.0.clone(), step.1.clone(), shape);
+    let mut survey = BranchLoader::new(engine, shape);
+    survey.requested = Some(&requested);
+    let (mut branches, mut moves) = survey.survey(main).await?;
+    let named = survey.named(&main.0.header().run, &branches, step).await?;
+    survey.note_joins(&mut branches).await?;
+    let all = targets(shape, &branches, &[named], (&requested, program.keeps_apart()));
+    let (judged, results) = (Judged::default(), Results::Drop);
+    for (branch, targets) in &all.targets {
+        let known = &branches[&(branch.depth(), branch.clone())];
+        let request = (&requested, results);
+        moves.extend(survey.take_back(program, (known, targets), (&branches, &judged), request).await?);
+    }
+    requested.exclude_after_open(shape, &branches, &mut moves, results);
+    Ok(moves)
+}
+
+/// Returns the transitions of branches with steps to rerun, and of the openers above the requested branches. Results
+/// downstream stay reusable.
+///
+/// `branches`: the branches in force. `broken`: the ends of the steps to rerun.
+pub(crate) async fn reopened_at<P: Program>(
+    engine: &Engine,
+    program: &P,
+    (branches, broken): (&mut Branches, &[Broken]),
+    requested: &Requested,
+) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+    let shape = program.shape();
+    let survey = BranchLoader { requested: Some(requested), ..BranchLoader::new(engine, shape) };
+    survey.note_joins(branches).await?;
+    let branches = &*branches;
+    let all = targets(shape, branches, broken, (requested, program.keeps_apart()));
+    let (judged, mut moves) = (Judged::default(), BTreeMap::new());
+    for (branch, targets) in &all.targets {
+        let known = &branches[&(branch.depth(), branch.clone())];
+        let request = (requested, Results::Keep);
+        moves.extend(survey.take_back(program, (known, targets), (branches, &judged), request).await?);
+    }
+    Ok(moves)
+}
+
+/// Loads the branches in force of a run.
+struct BranchLoader<'a> {
+    engine: &'a Engine,
+    shape: &'a Shape,
+    /// Rewound branches with an opener at a record after their join: the transition back to their end, for a join
+    /// that runs again.
+    left_behind: BTreeMap<BranchPath, Reopened>,
+    /// The requested branches; these and their ancestors are loaded in any case.
+    requested: Option<&'a Requested>,
+    /// True if failures are not retried.
+    is_claimed: bool,
+}
+
+impl<'a> BranchLoader<'a> {
+    fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
+        Self { engine, shape, left_behind: BTreeMap::new(), requested: None, is_claimed: false }
+    }
+
+    /// Returns whether a branch is requested, or an ancestor of a requested branch.
+    fn is_on_the_way(&self, branch: &BranchPath) -> bool {
+        self.requested.is_some_and(|requested| requested.is_on_the_way(branch))
+    }
+
+    /// Loads the branches in force, parents first, and rejoins chains where possible: the main branch, awaited
+    /// children, and joined children with evidence.
+    async fn survey(
+        &mut self,
+        (record, position): (&Record, &Position),
+    ) -> Result<(Branches, BTreeMap<BranchPath, Reopened>), RunError> {
+        let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
+        self.add_branch_in_force((record.clone(), position.clone()), &mut branches, &mut moves).await?;
+        self.add_children(&record.header().run, &mut branches, &mut moves).await?;
+        Ok((branches, moves))
+    }
+
+    /// Invalidates steps of a branch; `None` if upstream steps are already unfinished.
+    async fn take_back<P: Program>(
+        &self,
+        program: &P,
+        (known, targets): (&BranchInForce, &[Target]),
+        (branches, judged): (&Branches, &Judged),
+        (requested, results): (&Requested, Results),
+    ) -> Result<Option<(BranchPath, Reopened)>, RunError> {
+        let (engine, branch) = (self.engine, known.record.header().branch.clone());
+        let Some((target, own)) = targets.first().zip(self.shape.of_branch(&branch)) else { return Ok(None) };
+        if !own.is_routed() {
+            let results = if program.keeps_apart() { results } else { Results::Keep };
+            let named = requested.step.as_ref().filter(|(on, _)| *on == branch).map(|(_, step)| step);
+            let opening = Invalidation { engine, root: program.shape(), judged, results, named };
+            let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
+            if let Some(draft) = moved.drafts.first_mut() {
+                let causes: Vec<_> = requested.causes_on(&branch).collect();
+                let is_named = |step: &&StepId| causes.iter().any(|(named, _)| named == step);
+                let upstream = |step: &StepId| {
+                    upstream_of(own, step, targets.iter().map(|target| &target.step)).cloned()
+                };
+                let others = to_rerun(own, &known.position, &moved.position);
+                let others = others.into_iter().filter(|step| !is_named(step) && **step != target.step);
+                let others = others.map(|step| (step, RerunCause::UpstreamChanged { step: upstream(step) }));
+                let others: Vec<_> = others.collect();
+                let notes = causes.iter().map(|(step, cause)| (*step, cause));
+                let notes = notes.chain(others.iter().map(|(step, cause)| (*step, cause)));
+                draft.report.notes.extend(notes.map(|(step, cause)| invalidated(step, cause)));
+            }
+            return Ok(Some((branch, moved)));
+        }
+        let rewind = Rewind { engine, root: self.shape, branches, known, target, judged };
+        let mut moved = rewind.to_start().await?;
+        if !requested.is_empty() {
+            // A person requested the rerun: no downstream result is reused.
+            drop_chain(&mut moved.position, own);
+        }
+        Ok(Some((branch, moved)))
+    }
+
+    async fn add_children(
+        &mut self,
+        run: &RunId,
+        branches: &mut Branches,
+        moves: &mut BTreeMap<BranchPath, Reopened>,
+    ) -> Result<(), RunError> {
+        self.left_behind.clear();
+        let opens = |known: &BranchInForce| {
+            !known.joined.is_empty() || known.position.frontier.iter().any(FrontierEntry::has_children)
+        };
+        let mut children = self.shape.steps().iter().flat_map(Step::all_children);
+        let any = children.any(|children| children.shape.has_evidence());
+        if (!any && self.requested.is_none_or(Requested::is_empty)) || !branches.values().any(opens) {
+            return Ok(());
+        }
+        let store = self.engine.store.as_ref();
+        let mut names: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
+        names.retain(|name| !name.is_main() && (any || self.is_on_the_way(name)));
+        names.sort_by_key(BranchPath::depth);
+        let mut joins = Joins::new();
+        for name in names {
+            let is_named = self.is_on_the_way(&name);
+            let Some(wanted) = wanted(self.shape, branches, &name, is_named) else { continue };
+            let record = match store.newest(run, &name).await {
+                // The resume or the verification of the branch reports the damage.
+                Err(StoreError::Damaged { .. }) => continue,
+                record => record?,
+            };
+            let newest = position_of(&record)?;
+            let in_force = match wanted.is_joined && record.header().end.is_none() {
+                true => end_before(store, record.header()).await?,
+                false => Some(record.clone()),
+            };
+            let in_force = match in_force {
+                Some(in_force) => {
+                    in_pass(store, self.shape, (branches, &mut joins), (in_force, wanted)).await?
+                }
+                None => None,
+            };
+            let Some((in_force, origin)) = in_force else { continue };
+            if !has_state(&in_force) {
+                if is_named {
+                    let at = in_force.header().reference().to_string();
+                    let why = "retention dropped its final state".to_owned();
+                    return Err(RunError::NoState { at, why });
+                }
+                // The branch cannot resume without a state, but its evidence is still checked.
+                let position = Position { origin: Some(origin), ..Position::default() };
+                self.add_branch_in_force((in_force, position), branches, moves).await?;
+                continue;
+            }
+            let position = match self.shape.of_branch(&name) {
+                Some(own) => position_for_retry(own, &in_force, self.is_claimed)?.0,
+                None => position_of(&in_force)?,
+            };
+            if in_force.header().seq != record.header().seq {
+                let Some(own) = self.shape.of_branch(&name) else { continue };
+                let rejoined =
+                    Rejoined { record: in_force.clone(), position: position.clone(), reused: Vec::new() };
+                self.left_behind.insert(name, rejoined.into_move(own, record.header(), &newest));
+            }
+            self.add_branch_in_force((in_force, position), branches, moves).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds a branch, after a rejoin if possible.
+    async fn add_branch_in_force(
+        &self,
+        (record, position): (Record, Position),
+        branches: &mut Branches,
+        moves: &mut BTreeMap<BranchPath, Reopened>,
+    ) -> Result<(), RunError> {
+        let branch = record.header().branch.clone();
+        let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
+        let mut known = (record, position);
+        // An ended branch stays at its end.
+        if known.0.header().end.is_none()
+            && let Some(rejoined) = rejoin(&self.engine.store, shape, &known.0, &known.1).await?
+        {
+            let moved = rejoined.into_move(shape, known.0.header(), &known.1);
+            known = (moved.record.clone(), moved.position.clone());
+            moves.insert(branch.clone(), moved);
+        }
+        let (record, position) = known;
+        let also = self.requested.iter().flat_map(|requested| requested.ways_on(&branch)).collect();
+        let store = self.engine.store.as_ref();
+        let joined = joined_on(store, self.shape, (record.header(), &position), &also).await?;
+        branches.insert((branch.depth(), branch), BranchInForce { record, position, joined });
+        Ok(())
+    }
+
+    /// Returns the end of a step on a branch, if the branch is in force and the step is finished.
+    async fn ended_on(
+        &self,
+        branches: &Branches,
+        branch: &BranchPath,
+        step: &StepId,
+    ) -> Result<Option<Broken>, StoreError> {
+        let Some(known) = branches.get(&(branch.depth(), branch.clone())) else { return Ok(None) };
+        let store = self.engine.store.as_ref();
+        let ended = ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
+        Ok(ended.map(|ended| {
+            let (branch, step) = (branch.clone(), step.clone());
+            Broken { branch, step, seq: ended.header().seq, claims: Vec::new() }
+        }))
+    }
+
+    /// Returns the end of the step to rerun on request.
+    ///
+    /// # Errors
+    /// [`RunError::InvalidStep`]: the branch has no such step. [`RunError::NotFinished`]: the step has not finished
+    /// there, or no step would join the branch.
+    async fn named(
+        &self,
+        run: &RunId,
+        branches: &Branches,
+        (branch, step): &(BranchPath, StepId),
+    ) -> Result<Broken, RunError> {
+        if !is_step_on(self.shape, branch, step) {
+            return Err(RunError::InvalidStep(step.clone()));
+        }
+        let store = self.engine.store.as_ref();
+        let ended = match branches.get(&(branch.depth(), branch.clone())) {
+            None => None,
+            Some(known) => {
+                let newest = (known.record.header(), &known.position);
+                match failed_on(store, newest, step).await? {
+                    Some(failed) => Some(failed),
+                    None => ended_on(store, self.shape, newest, step).await?,
+                }
+            }
+        };
+        let not_finished =
+            || RunError::NotFinished { run: run.clone(), branch: branch.clone(), step: step.clone() };
+        let ended = ended.ok_or_else(not_finished)?;
+        let seq = ended.header().seq;
+        Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
+    }
+
+    /// Adds joins above possible reruns to the ledgers that lack these: joins of branches without evidence, and
+    /// joins that did not run again because all results were equal.
+    async fn note_joins(&self, branches: &mut Branches) -> Result<(), RunError> {
+        let store = self.engine.store.as_ref();
+        for known in branches.values_mut() {
+            let joins = known.joined.keys().filter(|step| !known.position.ledger.contains_key(*step));
+            for step in joins.cloned().collect::<Vec<_>>() {
+                let header = known.record.header();
+                if let Some(joined) = ended_on(store, self.shape, (header, &known.position), &step).await? {
+                    let settled = Settled::completed(joined.header().seq);
+                    known.position.ledger.insert(step, settled);
+                }
+            }
+        }
+        Ok(())
+    }
+}

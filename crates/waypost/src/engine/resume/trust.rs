@@ -1,0 +1,627 @@
+//! Trust in finished steps: the claims in force, their verdicts, and the steps whose evidence fails.
+//!
+//! ```text
+//!   scopes in force --> claims --(verifier)--> verdicts --> plan --> questions, and steps with failed evidence
+//! ```
+//!
+//! Reads and verifies only; writes nothing. [`reruns`](super::reruns) selects the steps to rerun.
+//! [`PendingClaims`] are the claims that a session verifies again before the run ends. [`conflicts`] finds steps
+//! that invalidate the evidence of each other: reruns would alternate without end, so a person is asked.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::plan::{
+    Action, Broken, Cause, Check, ClaimKey, ClaimOfEnd, Decision, Due, Effective, LeftOut, Verdicts, Weighed,
+    checks, claims_of_ends, due, is_under_way, plan,
+};
+use crate::record::{
+    Claim, Ending, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
+};
+use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
+
+use super::begin::decode_state;
+use super::reruns::{Target, broken_by};
+use crate::engine::inspect::effective_of;
+use crate::engine::time_travel::source_scopes::SourceScope;
+use crate::engine::walk::in_place::Declarers;
+use crate::engine::{Answers, Engine, OnUnknown, Program, RunError, StepRef, TreatAs};
+
+/// A branch in force, with the record and the position to continue from.
+#[derive(Debug, Clone)]
+pub(crate) struct BranchInForce {
+    pub(crate) record: Record,
+    pub(crate) position: Position,
+    /// The finished joins, each with the record of the joined fan-out.
+    pub(crate) joined: HashMap<StepId, u64>,
+}
+
+/// The branches in force, parents first.
+pub(crate) type Branches = BTreeMap<(usize, BranchPath), BranchInForce>;
+
+/// Verified claims, by branch and record.
+pub(crate) type FoundClaims = HashMap<(BranchPath, u64), Vec<Claim>>;
+
+/// The result of a judgement.
+#[derive(Debug, Default)]
+pub(crate) struct Judged {
+    /// Questions to a person.
+    pub(crate) questions: Vec<Decision>,
+    /// Finished steps with failed evidence that may rerun.
+    pub(crate) broken: Vec<Broken>,
+    /// Finished non-idempotent steps with failed evidence: a person is asked.
+    pub(crate) held: Vec<Broken>,
+    /// The verified claims with their current values, by branch and record.
+    pub(crate) found: FoundClaims,
+    /// The unverified claims: a running step may rewrite the claimed files.
+    pub(crate) left: LeftOut,
+    /// The claims of ends about files.
+    pub(crate) declarers: Declarers,
+}
+
+/// How a resume treats the evidence of finished steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Verify the evidence.
+    Checked(OnUnknown),
+    /// Skip the checks: nothing runs, or a person has decided.
+    Blind,
+}
+
+/// A child in force.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChildInForce {
+    /// The record of the parent that opened the child.
+    pub(crate) origin: u64,
+    /// True if the parent has joined the child and no longer waits.
+    pub(crate) is_joined: bool,
+}
+
+/// Returns whether a branch has a step of this name.
+pub(crate) fn is_step_on(shape: &Shape, branch: &BranchPath, step: &StepId) -> bool {
+    shape.of_branch(branch).is_some_and(|shape| shape.place(step.as_str()).is_some())
+}
+
+/// Returns the child if in force: the parent waits for its fan-out or has joined it, and the child has evidence
+/// or `is_named`.
+pub(crate) fn wanted(
+    shape: &Shape,
+    branches: &Branches,
+    name: &BranchPath,
+    is_named: bool,
+) -> Option<ChildInForce> {
+    let parent = name.parent()?;
+    let above = branches.get(&(parent.depth(), parent.clone()))?;
+    let parent = shape.of_branch(&parent)?;
+    let step = &parent.steps()[parent.opener(&name.opened_by()?.0)?];
+    let (_, children) = parent.children_named(&name.opened_by()?.0)?;
+    if !children.shape.has_evidence() && !is_named {
+        return None;
+    }
+    let waited = above.position.frontier.iter().find(|entry| entry.step == step.id);
+    if children.passes {
+        let open_fan = waited.and_then(|entry| entry.fan.as_ref());
+        let fan = open_fan.or_else(|| above.position.joined(&step.id))?;
+        let pass = name.opened_by()?.1.parse().ok()?;
+        let is_joined = open_fan.is_none() || pass < fan.pass;
+        return fan.of_pass(pass).map(|fan| ChildInForce { origin: fan.since, is_joined });
+    }
+    // The evidence of hooks is not verified after their end.
+    if step.are_hooks(&children.name) {
+        let hooks = waited.and_then(|entry| entry.hooks.as_ref())?;
+        return Some(ChildInForce { origin: hooks.since, is_joined: false });
+    }
+    match waited.and_then(|entry| Some((entry.fan.as_ref()?, entry.hooks.is_some()))) {
+        // While the hooks of the step are open, the branches of its work are joined.
+        Some((work, is_joined)) => Some(ChildInForce { origin: work.since, is_joined }),
+        None => above.joined.get(&step.id).map(|since| ChildInForce { origin: *since, is_joined: true }),
+    }
+}
+
+/// Returns the last end of a branch before later records; `None` if the end is damaged.
+pub(crate) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Option<Record>, StoreError> {
+    let order = ScanOrder::NewestFirst;
+    let mut scan = Scan { branch: Some(newest.branch.clone()), order, ..Scan::of(&newest.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        let mut headers = page.records.iter().map(Record::header);
+        if let Some(end) = headers.find(|header| header.end.is_some()) {
+            return match store.load(&end.run, &end.branch, end.seq).await {
+                Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
+                record => record.map(Some),
+            };
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// Returns the finished joins of a branch with evidence below, and the finished joins in `also`.
+pub(crate) async fn joined_on(
+    store: &dyn Store,
+    shape: &Shape,
+    (header, position): (&Header, &Position),
+    also: &BTreeSet<&StepId>,
+) -> Result<HashMap<StepId, u64>, StoreError> {
+    let mut joined = HashMap::new();
+    let Some(own) = shape.of_branch(&header.branch) else { return Ok(joined) };
+    let unfinished = Unfinished::of(own, position);
+    let is_looked_at = |step: &Step| step.opens_evidence() || also.contains(&step.id);
+    for (place, step) in own.steps().iter().enumerate().filter(|(_, step)| is_looked_at(step)) {
+        // Also a join that did not run again, because all branches had equal results.
+        if let Some(fan) = position.joined(&step.id).filter(|_| !unfinished.has(place)) {
+            joined.insert(step.id.clone(), fan.since);
+            continue;
+        }
+        let Some(settled) = position.ledger.get(&step.id) else { continue };
+        let made = store.load(&header.run, &header.branch, settled.seq).await?;
+        joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
+    }
+    for step in also {
+        if joined.contains_key(*step) {
+            continue;
+        }
+        let Some(ended) = ended_on(store, shape, (header, position), step).await? else { continue };
+        let opens = |record: &Record| {
+            record.header().step.as_ref() == Some(*step) && record.header().phase.opens_work()
+        };
+        let opened = store.find_back(&header.run, &header.branch, ended.header().seq, &opens).await?;
+        let since = match opened {
+            Some(opened) => Some(store.carrier(opened.header()).await?),
+            None => came_along(store, ended.header(), step).await?,
+        };
+        joined.extend(since.map(|since| ((*step).clone(), since)));
+    }
+    Ok(joined)
+}
+
+/// Returns the opening record of joined branches that were open at a fork: the start record of the join has the
+/// position with the fan-out.
+async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result<Option<u64>, StoreError> {
+    let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
+    let Some(start) = store.find_back(&joined.run, &joined.branch, joined.seq, &starts).await? else {
+        return Ok(None);
+    };
+    let start = store.load(&joined.run, &joined.branch, start.header().seq).await?;
+    let position = start.position().unwrap_or_default();
+    let entry = position.frontier.iter().find(|entry| entry.step == *step);
+    Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.since)))
+}
+
+/// Returns the end of a finished step of a branch. The ledger of a graph without evidence omits ends: then the
+/// end is the newest one in the history. A reentered scope has ends from before its first record: only the ledger
+/// names these.
+pub(crate) async fn ended_on(
+    store: &dyn Store,
+    shape: &Shape,
+    (header, position): (&Header, &Position),
+    step: &StepId,
+) -> Result<Option<Record>, StoreError> {
+    let is_open = shape.of_branch(&header.branch).is_none_or(|shape| {
+        let place = shape.place(step.as_str());
+        place.is_none_or(|place| Unfinished::of(shape, position).has(place))
+    });
+    if is_open {
+        return Ok(None);
+    }
+    if let Some(settled) = position.ledger.get(step) {
+        match store.load(&header.run, &header.branch, settled.seq).await {
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {}
+            record => return record.map(Some),
+        }
+    }
+    let ends = |record: &Record| {
+        let ended = match &record.header().phase {
+            Phase::Completed(_) | Phase::Skipped(_) => true,
+            Phase::Failed(failure) => failure.tolerated,
+            _ => false,
+        };
+        ended && record.header().step.as_ref() == Some(step)
+    };
+    store.find_back(&header.run, &header.branch, header.seq, &ends).await
+}
+
+/// Returns the last end of a failed or interrupted step of a branch.
+pub(crate) async fn failed_on(
+    store: &dyn Store,
+    (header, position): (&Header, &Position),
+    step: &StepId,
+) -> Result<Option<Record>, StoreError> {
+    if !position.open_entries().any(|entry| entry.step == *step) {
+        return Ok(None);
+    }
+    let fails = |record: &Record| {
+        let failed = matches!(record.header().phase, Phase::Failed(_) | Phase::Interrupted { .. });
+        failed && record.header().step.as_ref() == Some(step)
+    };
+    store.find_back(&header.run, &header.branch, header.seq, &fails).await
+}
+
+/// Judges the finished steps of branches, and returns the questions to a person.
+pub(crate) async fn judge<P: Program>(
+    engine: &Engine,
+    program: &P,
+    shape: &Shape,
+    (run, branches): (&RunRecord, &Branches),
+    (trust, gone): (Trust, &[Broken]),
+) -> Result<Judged, RunError> {
+    let store = engine.store.as_ref();
+    let mut effective = Vec::new();
+    for known in branches.values() {
+        let found = effective_of(store, shape, (&known.record, &known.position)).await;
+        let mut found = found.map_err(|error| evidence_lost(known, error))?;
+        // The position may be that of a rollback, or of a changed graph.
+        found.position = known.position.clone();
+        found.in_flux.extend(in_flux(program, branches, known));
+        effective.push(found);
+    }
+    if trust != Trust::Blind {
+        forget_other_names(engine, run, &mut effective).await;
+    }
+    let Due { checks, left } = due(shape, &effective, Occasion::Resume);
+    let mut declarers = Declarers::default();
+    if !shape.is_routed() {
+        let claims = claims_of_ends(shape, &effective).into_iter();
+        claims.for_each(|ClaimOfEnd { check, in_force }| declarers.note(check, in_force));
+    }
+    let (verdicts, found) = match trust {
+        Trust::Checked(on_unknown) => verify(engine, program, run, &checks, on_unknown).await?,
+        Trust::Blind => (believed(&checks), HashMap::new()),
+    };
+    let weighed = Weighed::of(shape, &effective, &verdicts, &checks);
+    let planned = weighed.plan(engine.clock.now());
+    // The load of the other branches asks about their interrupted steps.
+    let ours = |decision: &&Decision| {
+        let is_of_step =
+            decision.cause.is_of_one_try() || matches!(decision.cause, Cause::Undone | Cause::Begun);
+        decision.branch.is_main() || !is_of_step
+    };
+    let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
+    questions.iter_mut().for_each(|question| say_why(question, &found));
+    let mut asked = Vec::new();
+    let is_asked = |broken: &Broken| {
+        let mut questions = questions.iter();
+        questions.any(|asked| asked.branch == broken.branch && asked.step == broken.step)
+    };
+    let may_run = |broken: &Broken| {
+        let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
+        step.is_some_and(|step| step.idempotent) && !is_asked(broken)
+    };
+    let mut broken = weighed.broken();
+    let is_new = |base: &&Broken| {
+        !broken.iter().any(|known| (&known.branch, &known.step) == (&base.branch, &base.step))
+    };
+    let gone: Vec<Broken> = gone.iter().filter(is_new).cloned().collect();
+    broken.extend(gone);
+    let (broken, held): (Vec<Broken>, Vec<Broken>) = broken.into_iter().partition(may_run);
+    for base in held.iter().filter(|held| !is_asked(held)) {
+        let (branch, step) = (base.branch.clone(), base.step.clone());
+        let cause = Cause::EvidenceFailed(base.claims.clone());
+        asked.push(Decision { branch, step, action: Action::Ask, cause });
+    }
+    questions.append(&mut asked);
+    Ok(Judged { questions, broken, held, found, left, declarers })
+}
+
+/// Returns the error for damaged evidence, with the step of the damaged record.
+fn evidence_lost(known: &BranchInForce, error: StoreError) -> RunError {
+    let StoreError::Damaged { damage, .. } = &error else { return error.into() };
+    let branch = &known.record.header().branch;
+    let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq == damage.seq;
+    let Some((step, _)) = known.position.ledger.iter().find(is_of) else { return error.into() };
+    let (run, branch, step) = (damage.run.clone(), branch.clone(), step.clone());
+    RunError::EvidenceLost { run, branch, step, source: error }
+}
+
+/// Adds the error of an unchecked claim to a question.
+pub(crate) fn say_why(question: &mut Decision, found: &FoundClaims) {
+    let Cause::EvidenceUnknown(names) = &mut question.cause else { return };
+    let ours = found.iter().filter(|((branch, _), _)| *branch == question.branch);
+    let unknown = |claim: &&Claim| claim.verdict == Verdict::Unknown;
+    let claims: Vec<&Claim> = ours.flat_map(|(_, claims)| claims.iter().filter(unknown)).collect();
+    for name in names {
+        let claim = claims.iter().find(|claim| claim.title() == *name);
+        if let Some(why) = claim.and_then(|claim| claim.error.as_ref()) {
+            name.push_str(&format!(" ({why})"));
+        }
+    }
+}
+
+/// Judges the finished steps of scopes of another run by their records. Returns the failed or unchecked evidence.
+/// Nothing can rerun there: the inputs of the steps are unknown.
+pub(crate) async fn doubted(
+    engine: &Engine,
+    shape: &Shape,
+    run: &RunRecord,
+    scopes: &[&SourceScope],
+) -> Vec<Decision> {
+    let records = scopes.iter().flat_map(|scope| scope.settled.iter().map(|made| (scope.branch(), made)));
+    let records: HashMap<_, _> =
+        records.map(|(branch, made)| ((branch, made.header().seq), made.header())).collect();
+    let effective = |scope: &&SourceScope| {
+        let (branch, position) = (scope.branch(), &scope.position);
+        let made = |(step, known): (&StepId, &Settled)| {
+            Some((step.clone(), records.get(&(branch, known.seq))?.evidence.clone()?))
+        };
+        Effective {
+            branch: branch.clone(),
+            seq: 0,
+            lost: 0,
+            position: Position { frontier: Vec::new(), ..position.clone() },
+            evidence: position.ledger.iter().filter_map(made).collect(),
+            reusable: BTreeMap::new(),
+            passes: BTreeMap::new(),
+            in_flux: Default::default(),
+            stopped_by: None,
+            rolled_back: None,
+        }
+    };
+    let effective: Vec<Effective> = scopes.iter().map(effective).collect();
+    let checks = checks(shape, &effective);
+    let site = engine.site(run);
+    let with_code = |check: &Check| {
+        let made = check.seq.and_then(|seq| records.get(&(&check.branch, seq)));
+        let ending = made.and_then(|made| ending_of(made));
+        (check.claim.clone(), site.clone().with_exit_code(ending.and_then(|ending| ending.exit_code)))
+    };
+    let claims: Vec<_> = checks.iter().map(with_code).collect();
+    let checked = engine.verifier.verify_all(&claims).await;
+    let verdicts = checks.into_iter().zip(checked);
+    let verdicts: Verdicts =
+        verdicts.map(|(check, claim)| ((check.branch, check.step, check.index), claim.verdict)).collect();
+    let planned = plan(shape, &effective, &verdicts, engine.clock.now());
+    let doubted =
+        |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
+    let asked = |decision| Decision { action: Action::Ask, ..decision };
+    planned.decisions.into_iter().filter(doubted).map(asked).collect()
+}
+
+/// Binds a claim to its path instead of its recorded file, if the path no longer leads to that file: a link put
+/// in the place of a file does not change the claimed subject.
+pub(crate) async fn forget_other_names(engine: &Engine, run: &RunRecord, effective: &mut [Effective]) {
+    let packs = effective.iter_mut().flat_map(|branch| {
+        let earlier = branch.passes.values_mut().flatten().map(|(_, pack)| pack);
+        branch.evidence.values_mut().chain(earlier)
+    });
+    let claims = packs.flat_map(|pack| &mut pack.claims);
+    let named: Vec<&mut Claim> = claims.filter(|claim| claim.file.is_some()).collect();
+    if named.is_empty() {
+        return;
+    }
+    let subjects = named.iter().map(|claim| claim.subject.clone()).collect();
+    let names = other_names(subjects, &engine.site(run), engine.verifier.deadline()).await;
+    for (claim, name) in named.into_iter().zip(names) {
+        if claim.file != name {
+            claim.file = None;
+        }
+    }
+}
+
+/// Decodes the state of a branch, with the parts from its parents.
+pub(crate) fn state_of<P: Program>(
+    program: &P,
+    root: &Shape,
+    branches: &Branches,
+    record: &Record,
+) -> Result<P::State, RunError> {
+    let branch = &record.header().branch;
+    let level = root.of_branch(branch).map_or(0, Shape::level);
+    let mut state = decode_state(program, level, record)?;
+    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
+        let shape = root.of_branch(&parent)?;
+        let above = branches.get(&(parent.depth(), parent.clone()))?;
+        Some((shape, shape.opener(&name)?, parent, above))
+    });
+    if let Some((shape, place, parent, above)) = opener {
+        let around = state_of(program, root, branches, &above.record)?;
+        let step_ref = StepRef { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
+        program.attach(step_ref, &around, &mut state);
+    }
+    Ok(state)
+}
+
+/// Returns the files that the running steps of a branch may write, as named by the program.
+pub(crate) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &BranchInForce) -> Vec<String> {
+    let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
+    let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
+    let places = under_way.filter_map(|entry| shape.place(entry.step.as_str()));
+    let places: Vec<usize> = places.filter(|place| shape.steps()[*place].claims).collect();
+    if places.is_empty() {
+        return Vec::new();
+    }
+    // An undecodable state stops the resume elsewhere.
+    let Ok(state) = state_of(program, program.shape(), branches, &known.record) else { return Vec::new() };
+    let subjects = |place: usize| {
+        let branch = &known.record.header().branch;
+        let step_ref = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        program.subjects(step_ref, &state)
+    };
+    places.into_iter().flat_map(subjects).collect()
+}
+
+type ClaimVerdicts = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
+
+/// Verifies the due claims within a single time budget.
+pub(crate) async fn verify<P: Program>(
+    engine: &Engine,
+    program: &P,
+    run: &RunRecord,
+    checks: &[Check],
+    on_unknown: OnUnknown,
+) -> Result<ClaimVerdicts, RunError> {
+    let site = engine.site(run);
+    let codes = exit_codes(engine, run, checks).await?;
+    let code = |check: &Check| codes.get(&(&check.branch, check.seq?)).copied();
+    let with_code = |check: &Check| (check.claim.clone(), site.clone().with_exit_code(code(check)));
+    let claims: Vec<(Claim, Site)> = checks.iter().map(with_code).collect();
+    drop(codes);
+    let checked = engine.verifier.verify_all(&claims).await;
+    let mut verdicts = Verdicts::new();
+    let mut found: HashMap<(BranchPath, u64), Vec<Claim>> = HashMap::new();
+    for (check, claim) in checks.iter().zip(checked) {
+        let verdict = match (claim.verdict, on_unknown) {
+            (Verdict::Unknown, OnUnknown::RunAgain) => Verdict::Failed,
+            (verdict, _) => verdict,
+        };
+        verdicts.insert((check.branch.clone(), check.step.clone(), check.index), verdict);
+        let mut claim = claim;
+        program.redact(&mut claim);
+        found.entry((check.branch.clone(), check.seq.unwrap_or(0))).or_default().push(claim);
+    }
+    Ok((verdicts, found))
+}
+
+/// Reads the recorded exit codes of ended steps, for claims that may refer to these. Claims about files do not.
+async fn exit_codes<'c>(
+    engine: &Engine,
+    run: &RunRecord,
+    checks: &'c [Check],
+) -> Result<HashMap<(&'c BranchPath, u64), i32>, RunError> {
+    let mut asked: BTreeMap<&BranchPath, BTreeSet<u64>> = BTreeMap::new();
+    let may_ask = |check: &&Check| !matches!(check.claim.kind.as_str(), ARTIFACT_EXISTS | FILE_SHA256);
+    for check in checks.iter().filter(may_ask) {
+        asked.entry(&check.branch).or_default().extend(check.seq);
+    }
+    let mut codes = HashMap::new();
+    for (branch, seqs) in asked {
+        for (seq, made) in engine.store.records(&run.run, branch, &seqs).await? {
+            let code = ending_of(made.header()).and_then(|ending| ending.exit_code);
+            codes.extend(code.map(|code| ((branch, seq), code)));
+        }
+    }
+    Ok(codes)
+}
+
+fn ending_of(header: &Header) -> Option<&Ending> {
+    match &header.phase {
+        Phase::Completed(ending) => Some(ending),
+        Phase::Failed(failure) => Some(&failure.ending),
+        _ => None,
+    }
+}
+
+/// Returns verdicts that trust all finished steps; interrupted steps are not settled.
+fn believed(checks: &[Check]) -> Verdicts {
+    let finished = checks.iter().filter(|check| check.seq.is_some());
+    let key = |check: &Check| (check.branch.clone(), check.step.clone(), check.index);
+    finished.map(|check| (key(check), Verdict::Ok)).collect()
+}
+
+impl Judged {
+    /// Turns broken steps into questions, for cases that only a person can decide.
+    pub(crate) fn ask(&mut self) {
+        let asked = std::mem::take(&mut self.broken).into_iter().map(|broken| Decision {
+            branch: broken.branch,
+            step: broken.step,
+            action: Action::Ask,
+            cause: Cause::EvidenceFailed(broken.claims),
+        });
+        self.questions.extend(asked);
+    }
+
+    /// Leaves steps with failed evidence in force that a person counts as done.
+    pub(crate) fn believe(&mut self, answers: &Answers) {
+        self.take_held(answers, TreatAs::Done);
+    }
+
+    /// Allows reruns of non-idempotent steps with failed evidence, by decision of a person.
+    pub(crate) fn release(&mut self, answers: &Answers) {
+        let released = self.take_held(answers, TreatAs::Retry);
+        self.broken.extend(released);
+    }
+
+    /// Removes the steps with failed evidence that have this decision, and their questions.
+    fn take_held(&mut self, answers: &Answers, decided: TreatAs) -> Vec<Broken> {
+        let is_decided = |branch: &BranchPath, step: &StepId| answers.about(branch, step) == Some(decided);
+        let is_of_evidence = |asked: &Decision| matches!(asked.cause, Cause::EvidenceFailed(_));
+        self.questions.retain(|asked| !is_of_evidence(asked) || !is_decided(&asked.branch, &asked.step));
+        self.held.extract_if(.., |held| is_decided(&held.branch, &held.step)).collect()
+    }
+
+    /// Returns the verified claims of a record, as a pack for display.
+    pub(crate) fn pack_of(&self, branch: &BranchPath, seq: u64) -> Option<Pack> {
+        let claims = self.found.get(&(branch.clone(), seq))?.clone();
+        Some(Pack::all(claims))
+    }
+}
+
+/// The claims that a session verifies again.
+#[derive(Debug, Default)]
+pub(crate) struct PendingClaims {
+    /// True if all claims in force must be verified before the run ends: steps were rerun after the last
+    /// verification.
+    pub(crate) is_redone: bool,
+    /// Unverified claims, by the running step that may rewrite the claimed files.
+    pub(crate) left: LeftOut,
+    /// True if such a step has ended without the same claim: no step starts before all claims are verified.
+    pub(crate) is_due: bool,
+}
+
+impl PendingClaims {
+    /// Returns whether claims must be verified before the run ends.
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_redone || self.is_due || !self.left.is_empty()
+    }
+
+    /// Notes the completion of a step with evidence. Returns whether another verification is due.
+    pub(crate) fn note_end(&mut self, branch: &BranchPath, step: &StepId, evidence: Option<&Pack>) -> bool {
+        if self.left.is_empty() {
+            return false;
+        }
+        let Some(left) = self.left.remove(&(branch.clone(), step.clone())) else { return false };
+        // A claim of this step replaces the same claims of earlier steps.
+        let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
+        let own: Vec<ClaimKey> = claims.map(ClaimKey::of).collect();
+        let is_due = left.iter().any(|left| !own.iter().any(|own| left.gives_way_to(own)));
+        self.is_due |= is_due;
+        is_due
+    }
+}
+
+/// Asks about steps rerun for their evidence in this session with evidence that fails again after reruns of other
+/// steps.
+pub(crate) async fn conflicts(
+    store: &dyn Store,
+    run: &RunId,
+    targets: &BTreeMap<BranchPath, Vec<Target>>,
+    resume: u64,
+) -> Result<Vec<Decision>, RunError> {
+    let done = done_again(store, run, resume).await?;
+    let mut questions = Vec::new();
+    for (branch, targets) in targets {
+        for Target { seq, step, claims, .. } in targets {
+            let Some(claims) = claims else { continue };
+            let made = store.load(run, branch, *seq).await?;
+            let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());
+            if done.contains_key(&pass) {
+                let others = done.iter().filter(|(other, _)| **other != pass);
+                let others = others.map(|((_, step, _), claims)| (step.clone(), claims.clone())).collect();
+                let cause = Cause::EvidenceUndone { claims: claims.clone(), others };
+                let (branch, step) = (branch.clone(), step.clone());
+                questions.push(Decision { branch, step, action: Action::Ask, cause });
+            }
+        }
+    }
+    Ok(questions)
+}
+
+/// Finds what was done again by a resume for its evidence: branch, step and pass, and the claims that did not hold.
+async fn done_again(
+    store: &dyn Store,
+    run: &RunId,
+    resume: u64,
+) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
+    let mut done = BTreeMap::new();
+    let restored = Scan { phase: Some("restored"), ..Scan::of(run) };
+    let restored = store.scan_where(restored, &|record| record.header().resume == resume).await?;
+    for header in restored.iter().map(Record::header) {
+        if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
+            done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
+        }
+    }
+    Ok(done)
+}

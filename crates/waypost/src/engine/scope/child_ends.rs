@@ -1,0 +1,242 @@
+//! Ends of child branches in force: the record with which a branch ended for a given fan-out or pass.
+//!
+//! ```text
+//!   g1 g2 g3            the passes of a group
+//!   g1 g2 g3 | g2 g3    the second pass was rerun, and the third followed: the older g2 and g3 are out of force
+//!   g1 g2 g3 | g2       the rerun second pass was the last: g3 is out of force
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::id::{BranchPath, StepId};
+use crate::plan::Broken;
+use crate::plan::shape::Shape;
+use crate::record::{Header, Phase, Position, Record};
+use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
+
+use crate::engine::RunError;
+use crate::engine::inspect::position_of;
+use crate::engine::resume::reruns::opener_of;
+use crate::engine::resume::trust::{Branches, ChildInForce};
+
+/// Returns the newest record of a branch for the fan-out `since`; a later fan-out may have reopened the branch.
+/// If the state was pruned, matches by `pass`, if given.
+pub(crate) async fn record_in_fan_out(
+    store: &dyn Store,
+    newest: &Record,
+    since: u64,
+    pass: &[u32],
+) -> Result<Option<Record>, StoreError> {
+    if has_state(newest) && position_of(newest)?.origin == Some(since) {
+        return Ok(Some(newest.clone()));
+    }
+    let is_of = |ended: &Header, origin: Option<Option<u64>>| match origin {
+        Some(origin) => origin == Some(since),
+        None => !pass.is_empty() && ended.at.iteration.starts_with(pass),
+    };
+    find_end(store, newest.header(), &is_of).await
+}
+
+/// Finds the newest end of a branch that satisfies `is_it`, rewinds ignored. `is_it` gets the header, and the
+/// origin of the branch if its state is kept.
+async fn find_end(
+    store: &dyn Store,
+    head: &Header,
+    is_it: &(dyn Fn(&Header, Option<Option<u64>>) -> bool + Sync),
+) -> Result<Option<Record>, StoreError> {
+    let order = ScanOrder::NewestFirst;
+    let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
+    loop {
+        let page = store.scan(&scan).await?;
+        for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
+            let record = store.load(&head.run, &head.branch, ended.seq).await?;
+            let origin = if has_state(&record) { Some(position_of(&record)?.origin) } else { None };
+            if is_it(ended, origin) {
+                return Ok(Some(record));
+            }
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// The join ends of steps in all passes in force, newest first, by branch and step.
+pub(crate) type Joins = HashMap<(BranchPath, StepId), Vec<Header>>;
+
+/// Returns the record of a branch in the awaited or joined pass, and the record of its fan-out. If the branch has
+/// not begun that pass, or does not belong to the pass, returns its end in the newest earlier pass in force.
+/// After a rollback, later ends are out of force. The record has no state if its state was pruned.
+pub(crate) async fn in_pass(
+    store: &dyn Store,
+    root: &Shape,
+    (branches, joins): (&Branches, &mut Joins),
+    (newest, wanted): (Record, ChildInForce),
+) -> Result<Option<(Record, u64)>, RunError> {
+    if let Some(in_force) = record_in_fan_out(store, &newest, wanted.origin, &[]).await? {
+        return Ok(Some((in_force, wanted.origin)));
+    }
+    let branch = &newest.header().branch;
+    let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
+    let Some((above, step)) = above.zip(opener_of(root, branch)) else { return Ok(None) };
+    let Some(since) = above.joined.get(&step).copied() else { return Ok(None) };
+    if since != wanted.origin
+        && let Some(in_force) = record_in_fan_out(store, &newest, since, &[]).await?
+    {
+        return Ok(Some((in_force, since)));
+    }
+    let header = above.record.header();
+    let key = (header.branch.clone(), step);
+    if !joins.contains_key(&key) {
+        let found = joins_of(store, root, (header, &above.position), &key.1).await?;
+        joins.insert(key.clone(), found);
+    }
+    Ok(end_among(store, &newest, &joins[&key]).await?)
+}
+
+/// Lists the join ends of a step in all passes in force.
+async fn joins_of(
+    store: &dyn Store,
+    root: &Shape,
+    (header, position): (&Header, &Position),
+    step: &StepId,
+) -> Result<Vec<Header>, StoreError> {
+    let Some(shape) = root.of_branch(&header.branch) else { return Ok(Vec::new()) };
+    let history = store.history(&header.run, &header.branch, header.seq).await?;
+    let ends = counting_ends(shape, position, &history).into_iter();
+    Ok(ends.filter(|end| end.step.as_ref() == Some(step) && end.about.is_some()).cloned().collect())
+}
+
+/// Returns the newest end of a branch that a join of `joins` joined. If the state was pruned, matches an end of
+/// the same pass from the same or an earlier lease.
+async fn end_among(
+    store: &dyn Store,
+    newest: &Record,
+    joins: &[Header],
+) -> Result<Option<(Record, u64)>, StoreError> {
+    let join_of = |ended: &Header, origin: Option<Option<u64>>| {
+        let is_joined = |join: &&Header| match origin {
+            Some(origin) => join.about == origin,
+            None => ended.resume <= join.resume && ended.at.iteration.starts_with(&join.at.iteration),
+        };
+        joins.iter().find(is_joined).and_then(|join| join.about)
+    };
+    let is_joined = |ended: &Header, origin: Option<Option<u64>>| join_of(ended, origin).is_some();
+    let Some(record) = find_end(store, newest.header(), &is_joined).await? else { return Ok(None) };
+    let origin = if has_state(&record) { Some(position_of(&record)?.origin) } else { None };
+    Ok(join_of(record.header(), origin).map(|since| (record, since)))
+}
+
+/// Returns whether the state and the position of a record are kept.
+pub(crate) fn has_state(record: &Record) -> bool {
+    record.state_bytes().is_some()
+}
+
+/// Lists the current completed ends of a branch, newest first: the newest of each pass, without passes after a rerun pass.
+///
+/// `history`: the effective records of the branch, the newest first.
+pub(crate) fn counting_ends<'r>(
+    shape: &Shape,
+    position: &Position,
+    history: &'r [Record],
+) -> Vec<&'r Header> {
+    // The current or last seen pass of each step.
+    let mut taken: HashMap<&StepId, &[u32]> = HashMap::new();
+    for entry in &position.frontier {
+        taken.insert(&entry.step, &entry.at.iteration);
+    }
+    let mut ends = Vec::new();
+    for header in history.iter().map(Record::header) {
+        let is_known = |step: &&StepId| is_end(header) && shape.place(step.as_str()).is_some();
+        let Some(step) = header.step.as_ref().filter(is_known) else { continue };
+        if taken.get(step).is_some_and(|taken| header.at.iteration.as_slice() >= *taken) {
+            continue;
+        }
+        taken.insert(step, &header.at.iteration);
+        if matches!(header.phase, Phase::Completed(_)) {
+            ends.push(header);
+        }
+    }
+    ends
+}
+
+/// Replaces a broken step in an older pass with the end of its opener in that pass: the rerun begins there. Of
+/// several broken passes of an opener, keeps only the first.
+pub(crate) async fn of_whole_passes(
+    store: &dyn Store,
+    root: &Shape,
+    branches: &Branches,
+    broken: Vec<Broken>,
+) -> Result<Vec<Broken>, RunError> {
+    let gone = openers_of_gone(root, branches);
+    let mut whole: BTreeMap<(BranchPath, StepId), Broken> = BTreeMap::new();
+    let mut found = Vec::new();
+    for broken in broken {
+        let Some(maker) = maker_of(store, root, (branches, &gone), &broken).await? else {
+            found.push(broken);
+            continue;
+        };
+        match whole.get_mut(&(maker.branch.clone(), maker.step.clone())) {
+            Some(known) if known.seq == maker.seq => known.claims.extend(maker.claims),
+            Some(known) if known.seq < maker.seq => {}
+            _ => drop(whole.insert((maker.branch.clone(), maker.step.clone()), maker)),
+        }
+    }
+    found.extend(whole.into_values());
+    Ok(found)
+}
+
+/// Returns whether a record ends a step and lets its downstream steps continue.
+pub(crate) fn is_end(header: &Header) -> bool {
+    match &header.phase {
+        Phase::Completed(_) | Phase::Skipped(_) => true,
+        Phase::Failed(failure) => failure.tolerated,
+        _ => false,
+    }
+}
+
+/// Returns the openers of branches with pruned states.
+fn openers_of_gone(root: &Shape, branches: &Branches) -> BTreeSet<(BranchPath, StepId)> {
+    let gone = branches.values().filter(|known| !has_state(&known.record));
+    let gone = gone.map(|known| &known.record.header().branch);
+    gone.filter_map(|branch| Some((branch.parent()?, opener_of(root, branch)?))).collect()
+}
+
+/// Finds the end of the opener to rerun instead of a broken step, if the state of the broken step's branch, or of
+/// a branch with the same opener, was pruned. Returns the end of the same pass.
+async fn maker_of(
+    store: &dyn Store,
+    root: &Shape,
+    (branches, gone): (&Branches, &BTreeSet<(BranchPath, StepId)>),
+    broken: &Broken,
+) -> Result<Option<Broken>, RunError> {
+    let Some(known) = branches.get(&(broken.branch.depth(), broken.branch.clone())) else { return Ok(None) };
+    if gone.is_empty() {
+        return Ok(None);
+    }
+    let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
+    let of = &made.header().at.iteration;
+    let mut makers = Vec::new();
+    let mut below = broken.branch.clone();
+    while let Some((above, step)) = below.parent().zip(opener_of(root, &below)) {
+        let passes = root.loops_around(&below);
+        makers.push((above.clone(), step, passes));
+        below = above;
+    }
+    // Of these openers, the outermost.
+    let is_gone =
+        |(above, step, _): &(BranchPath, StepId, usize)| gone.contains(&(above.clone(), step.clone()));
+    let Some(place) = makers.iter().rposition(is_gone) else { return Ok(None) };
+    let (above, step, passes) = makers.swap_remove(place);
+    let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };
+    let ends = |record: &Record| {
+        let header = record.header();
+        let is_its = is_end(header) && header.step.as_ref() == Some(&step);
+        is_its && of.get(..passes) == Some(header.at.iteration.as_slice())
+    };
+    let head = known.record.header();
+    let found = store.find_back(&head.run, &above, head.seq, &ends).await?;
+    let claims = broken.claims.clone();
+    Ok(found.map(|end| Broken { branch: above, step, seq: end.header().seq, claims }))
+}

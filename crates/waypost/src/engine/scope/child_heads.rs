@@ -1,0 +1,125 @@
+//! The newest records of the branches of a fan-out, found in a single scan of the run.
+//!
+//! A store returns the records of a run branch by branch, in the order of opening, which is the item order. A
+//! caller that asks for the branches in this order finds each at the current position of the scan. In some
+//! stores, a separate lookup per branch would scan the whole run each time.
+//! itself costs some stores a look at the whole run each time.
+
+use std::collections::HashMap;
+
+use crate::id::{BranchPath, RunId, StepId};
+use crate::record::{Flaw, Record};
+use crate::store::{Lease, Page, Scan, ScanOrder, Store, StoreError};
+
+use crate::engine::{Engine, RunError};
+
+/// Below this number of branches, separate lookups are cheaper than a scan of a long run.
+const WALK_MIN: u64 = 16;
+/// Limit of records kept for branches that the scan passed before their lookup, such as reopened branches.
+const ASIDE_MAX: usize = 4_096;
+
+/// A scan over the branches that `opener` opened on `above`.
+pub(crate) struct NewestOf<'s> {
+    store: &'s dyn Store,
+    run: RunId,
+    above: BranchPath,
+    opener: StepId,
+    /// The next page of the scan; `None` at the end, or if a scan does not pay off.
+    walk: Option<Scan>,
+    page: std::vec::IntoIter<Record>,
+    last: Option<BranchPath>,
+    aside: HashMap<BranchPath, Record>,
+}
+
+impl<'s> NewestOf<'s> {
+    /// Begins a scan for `count` lookups.
+    pub(crate) fn new(
+        store: &'s dyn Store,
+        run: RunId,
+        (above, opener): (BranchPath, StepId),
+        count: u64,
+    ) -> Self {
+        let walk = Scan { order: ScanOrder::NewestFirst, ..Scan::of(&run) };
+        Self {
+            store,
+            run,
+            above,
+            opener,
+            walk: Some(walk).filter(|_| count >= WALK_MIN),
+            page: Vec::new().into_iter(),
+            last: None,
+            aside: HashMap::new(),
+        }
+    }
+
+    /// Returns the newest sound record of a branch, or `None` without a sound record.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn of(&mut self, branch: &BranchPath) -> Result<Option<Record>, StoreError> {
+        if let Some(found) = self.aside.remove(branch) {
+            return Ok(Some(found));
+        }
+        while let Some((found, newest)) = self.next().await? {
+            if found == *branch {
+                return Ok(Some(newest));
+            }
+            if self.aside.len() < ASIDE_MAX {
+                self.aside.insert(found, newest);
+            }
+        }
+        // The scan has passed the branch, or the branch does not exist.
+        let scan = Scan {
+            branch: Some(branch.clone()),
+            order: ScanOrder::NewestFirst,
+            limit: 1,
+            ..Scan::of(&self.run)
+        };
+        Ok(self.store.scan(&scan).await?.records.into_iter().next())
+    }
+
+    /// Returns the next branch of the opener.
+    async fn next(&mut self) -> Result<Option<(BranchPath, Record)>, StoreError> {
+        loop {
+            for record in self.page.by_ref() {
+                let branch = &record.header().branch;
+                if self.last.as_ref() == Some(branch) {
+                    continue;
+                }
+                self.last = Some(branch.clone());
+                let is_child = branch.parent().as_ref() == Some(&self.above)
+                    && branch.opened_by().is_some_and(|(opener, _)| opener == self.opener);
+                if is_child {
+                    return Ok(Some((branch.clone(), record)));
+                }
+            }
+            let Some(scan) = &self.walk else { return Ok(None) };
+            let page = self.store.scan(scan).await?;
+            self.walk = page.next.map(|cursor| Scan { cursor: Some(cursor), ..scan.clone() });
+            self.page = page.records.into_iter();
+        }
+    }
+}
+
+/// Notes the missing newest records of all child branches in quarantine. A person has decided to continue without
+/// these records, and later records must not hide the loss.
+pub(crate) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
+    let (mut page, mut missing) = (Page::default(), Vec::new());
+    loop {
+        let found = match engine.store.heads(lease.run(), &page).await {
+            // A branch without a sound record has no head.
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => break,
+            found => found?,
+        };
+        let damaged = found.heads.into_iter().flat_map(|head| head.damaged);
+        missing.extend(damaged.filter(|damage| damage.flaw == Flaw::Missing && !damage.branch.is_main()));
+        match found.next {
+            Some(cursor) => page.cursor = Some(cursor),
+            None => break,
+        }
+    }
+    for damage in missing {
+        engine.store.quarantine(lease, &damage).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! Free signals: consumed only by abandoned work, so that a step can consume these again.
+//!
+//! The log is the source: the record of a consumed signal names the signal. A signal is free if no record in
+//! force has consumed it.
+//!
+//! ```text
+//!   @3 progress: `ship` takes signal s-1       in force before the rollback, and not after it
+//!   @4 completed ship
+//!   @5 restored (basis 2)                      s-1 is free
+//!   @7 progress: `ship` takes signal s-1       s-1 is taken again
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::id::{BranchPath, RunId, StepId};
+use crate::record::{Phase, Position, Reason, Record, TakenSignal};
+use crate::store::{Scan, Signal, SignalKind, Store, StoreError, StoreExt as _};
+
+use crate::engine::inspect::position_of;
+
+/// A step on a branch in an iteration.
+type Visit = (BranchPath, StepId, Vec<u32>);
+
+/// Returns the free signals of a run, in the order of sending.
+///
+/// `positions`: the positions of the open branches. A step there in a newer epoch has lost its consumed signals.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) async fn free_signals<'a>(
+    store: &dyn Store,
+    run: &RunId,
+    positions: impl Iterator<Item = (&'a BranchPath, &'a Position)>,
+) -> Result<Vec<Signal>, StoreError> {
+    let entries = positions.flat_map(|(branch, position)| {
+        position.frontier.iter().map(move |entry| {
+            let visit = (branch.clone(), entry.step.clone(), entry.at.iteration.clone());
+            (visit, entry.at.epoch)
+        })
+    });
+    let epochs: HashMap<Visit, u32> = entries.collect();
+    let newest = store.newest(run, &BranchPath::main()).await?.header().seq;
+    free_at(store, run, newest, epochs).await
+}
+
+/// As [`free_signals`], with the main branch at record `seq`: for a fork. Steps in `begun` restart from the top,
+/// and have lost their consumed signals.
+pub(crate) async fn free_signals_at(
+    store: &dyn Store,
+    run: &RunId,
+    seq: u64,
+    begun: &Position,
+) -> Result<Vec<Signal>, StoreError> {
+    let entries = begun
+        .frontier
+        .iter()
+        .map(|entry| ((BranchPath::main(), entry.step.clone(), entry.at.iteration.clone()), u32::MAX));
+    let epochs = entries.collect();
+    let mut free = free_at(store, run, seq, epochs).await?;
+    let named = |signal: &Signal| matches!(signal.kind, SignalKind::Named { .. });
+    free.extend(store.signals(run).await?.into_iter().filter(named));
+    Ok(free)
+}
+
+async fn free_at(
+    store: &dyn Store,
+    run: &RunId,
+    seq: u64,
+    epochs: HashMap<Visit, u32>,
+) -> Result<Vec<Signal>, StoreError> {
+    let known = taken_signals(store, run).await?;
+    if known.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut force = RecordsInForce { store, run, branches: BTreeMap::new(), epochs };
+    force.add_main(seq).await?;
+    let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
+    for record in &known {
+        let branch = &record.header().branch;
+        let above = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+        branches.extend(above.map(|branch| (branch.depth(), branch)));
+    }
+    for (_, branch) in branches {
+        force.add_child(&branch).await?;
+    }
+    let mut free: BTreeMap<&str, &Record> = BTreeMap::new();
+    let mut taken = BTreeSet::new();
+    for record in &known {
+        let Some((signal, _)) = signal_of(record) else { continue };
+        match force.holds(record) {
+            true => drop(taken.insert(signal.id.as_str())),
+            false => drop(free.insert(&signal.id, record)),
+        }
+    }
+    let mut free: Vec<Signal> = free
+        .into_iter()
+        .filter(|(id, _)| !taken.contains(id))
+        .filter_map(|(_, record)| message(record))
+        .collect();
+    free.sort_by(|one, other| (one.created_at, &one.id).cmp(&(other.created_at, &other.id)));
+    Ok(free)
+}
+
+/// Returns the records of a run that name a signal.
+async fn taken_signals(store: &dyn Store, run: &RunId) -> Result<Vec<Record>, StoreError> {
+    let progress = Scan { phase: Some("progress"), ..Scan::of(run) };
+    store.scan_where(progress, &|record| signal_of(record).is_some()).await
+}
+
+fn signal_of(record: &Record) -> Option<(&TakenSignal, &serde_json::Value)> {
+    let header = record.header();
+    match &header.phase {
+        Phase::Progress { value, .. } => Some((header.taken.as_ref()?.signal.as_ref()?, value)),
+        _ => None,
+    }
+}
+
+/// Restores the message from the record that consumed it.
+fn message(record: &Record) -> Option<Signal> {
+    let (signal, value) = signal_of(record)?;
+    let kind = SignalKind::Named { name: signal.name.clone(), value: value.clone() };
+    let (id, created_at) = (signal.id.clone(), signal.sent_at);
+    Some(Signal { id, kind, branch: None, sender: String::new(), created_at })
+}
+
+/// The records in force of the branches of a run.
+struct RecordsInForce<'a> {
+    store: &'a dyn Store,
+    run: &'a RunId,
+    branches: BTreeMap<BranchPath, BTreeSet<u64>>,
+    /// The newest epoch of each visit.
+    epochs: HashMap<Visit, u32>,
+}
+
+impl RecordsInForce<'_> {
+    async fn add_main(&mut self, seq: u64) -> Result<(), StoreError> {
+        let main = BranchPath::main();
+        let seqs = self.walk(&main, seq).await?;
+        self.branches.insert(main, seqs);
+        Ok(())
+    }
+
+    /// Adds the records of a child branch. The branch may have several openings; each is in force together with
+    /// its parent record. An opening with a pruned position counts as in force.
+    async fn add_child(&mut self, branch: &BranchPath) -> Result<(), StoreError> {
+        let Some(parent) = branch.parent() else { return Ok(()) };
+        if self.branches.contains_key(branch) {
+            return Ok(());
+        }
+        let mut seqs = BTreeSet::new();
+        let mut newest = self.store.newest(self.run, branch).await?.header().seq;
+        while newest > 0 {
+            let opening = self.walk(branch, newest).await?;
+            let record = self.store.load(self.run, branch, newest).await.ok();
+            let kept = record.filter(|record| record.body_bytes().is_some());
+            let origin = kept.and_then(|record| position_of(&record).ok()?.origin);
+            let above = self.branches.get(&parent);
+            if origin.is_none_or(|origin| above.is_none_or(|above| above.contains(&origin))) {
+                seqs.extend(opening.iter().copied());
+            }
+            newest = opening.first().map_or(0, |first| first - 1);
+        }
+        self.branches.insert(branch.clone(), seqs);
+        Ok(())
+    }
+
+    /// Returns the effective history of a branch from `seq` back, and notes its epochs.
+    async fn walk(&mut self, branch: &BranchPath, seq: u64) -> Result<BTreeSet<u64>, StoreError> {
+        let records = self.store.history(self.run, branch, seq).await?;
+        for record in &records {
+            let header = record.header();
+            let starts = header.started.iter().map(|start| (&start.step, &start.at));
+            for (step, at) in header.step.iter().map(|step| (step, &header.at)).chain(starts) {
+                let visit = (branch.clone(), step.clone(), at.iteration.clone());
+                let epoch = self.epochs.entry(visit).or_default();
+                *epoch = at.epoch.max(*epoch);
+            }
+        }
+        Ok(records.iter().map(|record| record.header().seq).collect())
+    }
+
+    /// Returns whether a record consumed its signal and is in force.
+    fn holds(&self, record: &Record) -> bool {
+        let header = record.header();
+        let Some(step) = header.step.clone().filter(|_| header.reason == Reason::Answer) else {
+            return false;
+        };
+        let visit = (header.branch.clone(), step, header.at.iteration.clone());
+        let is_newest = self.epochs.get(&visit).is_none_or(|epoch| *epoch <= header.at.epoch);
+        is_newest && self.branches.get(&header.branch).is_some_and(|seqs| seqs.contains(&header.seq))
+    }
+}

@@ -1,0 +1,325 @@
+//! Forks and imports: new runs that begin with a checkpoint of another run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::plan::shape::Shape;
+use crate::projection::events::{RerunCause, SIGNAL_KEY};
+use crate::record::{
+    FORMAT, Parent, Phase, Position, Reason, Record, RunRecord, SealedRun, Taken, TakenSignal, Try,
+};
+use crate::store::portable::{ExportError, OnDamagedChild, Portable, history_of};
+use crate::store::{Signal, SignalKind, StoreError, StoreExt as _};
+
+use super::rollback::{
+    Closed, ScopesThen, ask_about_done, ask_about_effects, check_left, has_continued, invalidate_begun,
+    is_abandoned, joins, load_with_state,
+};
+use super::source_scopes::{SourceScope, SourceScopes};
+use super::undo::{refuse_undone, undone_steps};
+use crate::engine::chain::{Chain, Draft};
+use crate::engine::inspect::position_of;
+use crate::engine::resume::begin::decode_state;
+use crate::engine::resume::definition::{Adopting, Forget, carried, check_fit, forget};
+use crate::engine::resume::reentry::{RequestedRerun, invalidate_named};
+use crate::engine::resume::resume_point::{reopen_for, survey};
+use crate::engine::resume::trust;
+use crate::engine::scope::MAIN;
+use crate::engine::session::Session;
+use crate::engine::session::free_signals::free_signals_at;
+use crate::engine::walk::failure::failures_of;
+use crate::engine::walk::invalidate::{Results, invalidated};
+use crate::engine::{Engine, OriginEvidence, Outcome, Program, RunError, StartOptions};
+
+impl Engine {
+    /// Forks a run: creates a new run from a checkpoint, and executes the new run. The new run has its own copy
+    /// of the state and of the records in force, so the other run may be deleted.
+    ///
+    /// In a graph by needs, the branches below go back to the time of the checkpoint; steps begun since run again. From the
+    /// newest checkpoint, the branches are copied at their newest sound records. Interrupted or waiting steps restart from the
+    /// top. A non-idempotent step that has begun is in doubt.
+    ///
+    /// In other graphs, and with a step to rerun below the main branch, branches that were open at the checkpoint and still
+    /// are open or ready to be joined are copied at their newest sound record, and branches joined since the checkpoint
+    /// restart. With an edited state all unjoined branches restart, unless the program [keeps outputs
+    /// apart](Program::keeps_apart): these branches see the edit.
+    ///
+    /// The evidence of branches joined before the checkpoint is checked, and not copied.
+    ///
+    /// The items of branches are copied right after the new run is created. A crash in between leaves a run that
+    /// a resume refuses; delete that run.
+    ///
+    /// # Errors
+    /// - [`RunError::NoState`]: the checkpoint has no state, or its branches exceed the size limit of a new run.
+    /// - [`RunError::InDoubt`]: evidence of a finished step does not hold, or could not be checked.
+    /// - [`RunError::Changed`]: the checkpoint has another program, and `start` does not adopt the change.
+    /// - Others as for [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
+    pub async fn fork_program<P: Program>(
+        &self,
+        program: &P,
+        from: &CheckpointRef,
+        run: RunRecord,
+        start: StartOptions<P::State>,
+    ) -> Result<Outcome<P::State>, RunError> {
+        check_forkable(from)?;
+        refuse_undone(self, &from.run, from.seq).await?;
+        let store = self.store.as_ref();
+        let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
+        let newest = position_of(&store.newest(&from.run, &from.branch).await?)?;
+        let mut position = position_of(&checkpoint)?.back_at_work();
+        let (mut redone, mut reopened) = (Vec::new(), BTreeMap::new());
+        let edited = blinds(program, &start);
+        let below = start.from.as_ref().filter(|(branch, _)| !branch.is_main());
+        let is_newest = store.newest(&from.run, &from.branch).await?.header().seq == from.seq;
+        if !is_newest && !edited && below.is_none() && !program.shape().is_routed() {
+            let then = ScopesThen::read(self, program, (&checkpoint, &position), Closed::Leave).await?;
+            reopened = then.moves(self, program).await?.open;
+        } else {
+            redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
+            for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
+                if is_abandoned(self, &from.run, (entry, None), &newest, !edited).await? {
+                    if !edited {
+                        check_left(program.shape(), entry, &checkpoint)?;
+                    }
+                    entry.drop_children();
+                }
+            }
+            let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+            ask_about_done(before, &mut position, &newest, &undone_steps(self, &from.run).await?);
+        }
+        if let Some(named) = below {
+            reopened = reopen_for(self, program, (&checkpoint, &position), named).await?;
+        }
+        if let Some(main) = reopened.remove(&from.branch) {
+            position = main.position;
+            redone.extend(main.forgotten);
+        }
+        let children = reopened
+            .iter()
+            .map(|(branch, child)| (branch.clone(), (child.record.clone(), child.position.clone())));
+        let children = (OnDamagedChild::TakeOlder, &children.collect());
+        let taken = Portable::at(store, checkpoint, position.clone(), children).await;
+        let taken = taken.map_err(|error| match error {
+            ExportError::Store(error) => error.into(),
+            error => RunError::NoState { at: from.to_string(), why: error.to_string() },
+        })?;
+        let signals = free_signals_at(store, &from.run, from.seq, &position).await?;
+        let mut scopes = SourceScopes::of(&taken, position, reopened)?;
+        // The session may take days.
+        drop(taken);
+        if start.evidence == OriginEvidence::Checked {
+            self.read_joined(program, &mut scopes).await?;
+        }
+        let origin = ForkOrigin { scopes, signals, redone };
+        self.start_from(program, origin, run, start).await
+    }
+
+    /// Reads the joined scopes with evidence that are in force at a checkpoint.
+    async fn read_joined<P: Program>(&self, program: &P, scopes: &mut SourceScopes) -> Result<(), RunError> {
+        let main = &scopes.main;
+        let position = Position { chain: None, ..main.position.clone() };
+        for known in survey(self, program, (&main.record, &position)).await?.into_values() {
+            if !scopes.carries(&known.record.header().branch) {
+                let history = history_of(self.store.as_ref(), &known.record, &known.position).await?;
+                scopes.joined.push(SourceScope::of(&known.record, known.position, history.iter())?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the configuration in force at a checkpoint: the default for a fork.
+    pub(crate) async fn config_at(&self, at: &CheckpointRef) -> Result<Map<String, Value>, RunError> {
+        check_forkable(at)?;
+        let entry = self.store.run(&at.run).await?;
+        let position = position_of(&load_with_state(self, &at.run, &at.branch, at.seq).await?)?;
+        Ok(self.config_of(&entry, &position).await?)
+    }
+
+    /// Returns the signals that no step finished at a checkpoint of the main branch has taken. A fork begins with these
+    /// signals, and a portable checkpoint has none.
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: the state of the checkpoint is gone. Others of the store.
+    pub async fn signals_at(&self, at: &CheckpointRef) -> Result<Vec<Signal>, RunError> {
+        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
+        let position = position_of(&record)?.back_at_work();
+        Ok(free_signals_at(self.store.as_ref(), &at.run, at.seq, &position).await?)
+    }
+
+    /// Makes a new run that begins with a portable checkpoint, and works on it.
+    ///
+    /// Open branches are copied at their exported positions; with an edited state, only branches about to be joined.
+    /// A non-idempotent step that started between the checkpoint and the export is in doubt. Everything else as for [`fork_program`](Self::fork_program).
+    ///
+    /// # Errors
+    /// [`RunError::NoState`]: the checkpoint is not on the main branch. Others as for
+    /// [`fork_program`](Self::fork_program).
+    pub async fn import_program<P: Program>(
+        &self,
+        program: &P,
+        from: &Portable,
+        run: RunRecord,
+        start: StartOptions<P::State>,
+    ) -> Result<Outcome<P::State>, RunError> {
+        check_forkable(&from.reference())?;
+        let mut position = from.position().clone().back_at_work();
+        let edited = blinds(program, &start);
+        for entry in position.frontier.iter_mut().filter(|entry| edited && !joins(entry)) {
+            entry.drop_children();
+        }
+        let before = start.adoption.as_ref().map_or(program.shape(), |adoption| &adoption.before);
+        ask_about_effects(before, &mut position, |_, step| {
+            from.begun_since().contains(&step.id).then_some(None)
+        });
+        let scopes = SourceScopes::of(from, position, BTreeMap::new())?;
+        let origin = ForkOrigin { scopes, signals: Vec::new(), redone: Vec::new() };
+        self.start_from(program, origin, run, start).await
+    }
+
+    async fn start_from<P: Program>(
+        &self,
+        program: &P,
+        origin: ForkOrigin,
+        run: RunRecord,
+        start: StartOptions<P::State>,
+    ) -> Result<Outcome<P::State>, RunError> {
+        let ForkOrigin { mut scopes, signals, mut redone } = origin;
+        let checkpoint = scopes.main.record.clone();
+        let header = checkpoint.header();
+        let before = start.adoption.as_ref().map(|adoption| &adoption.before);
+        let mut cut = scopes.main.cut(program.shape(), before);
+        redone.extend(reposition(program, &mut scopes, &start, &cut)?);
+        cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
+        redone.extend(failures_of(program.shape(), &checkpoint)?);
+        let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
+        forget(program, &BranchPath::main(), &redone, &mut state)?;
+        if start.evidence == OriginEvidence::Checked {
+            let checked: Vec<&SourceScope> = scopes.carried().chain(&scopes.joined).collect();
+            let questions = trust::doubted(self, program.shape(), &run, &checked).await;
+            if !questions.is_empty() {
+                return Err(RunError::InDoubt { run: header.run.clone(), questions });
+            }
+        }
+        if let Some(edit) = start.edit {
+            edit.apply(&mut state, || header.reference().to_string())?;
+        }
+        let CheckpointRef { run: from, branch, seq } = header.reference();
+        let parent = Parent { run: from, branch, seq, digest: checkpoint.digest() };
+        let record = RunRecord { v: FORMAT, parent: Some(parent), ..run };
+        let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
+        let holder = self.holder()?;
+        let begin = (Chain::first(&sealed), state);
+        let mut main = scopes.main.to_scope(begin, program.shape(), &cut, start.evidence);
+        if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
+            let cause = RerunCause::Requested { by: None, by_rollback: false };
+            let draft = main.drafts.last_mut().expect("a fork begins with its own record");
+            draft.report.notes.push(invalidated(step, &cause));
+        }
+        main.drafts.extend(signals.into_iter().filter_map(|signal| copy_of_signal(program, signal)));
+        let is_checked = start.evidence == OriginEvidence::Checked;
+        let left = scopes.evidence_left(program.shape()).filter(|_| is_checked);
+        let mut session = Session::new(self, program, main, start.session)?;
+        session.config = Arc::new(sealed.record().config.clone());
+        session.site = Arc::new(self.site(sealed.record()));
+        session.before = start.adoption.map(|adoption| adoption.before);
+        session.mark_dirty(MAIN);
+        scopes.add_branches(&mut session, MAIN, start.evidence)?;
+        let status = session.create(&sealed, &holder).await?;
+        left.iter().for_each(|warning| self.observer.warned(warning));
+        let lease = session.lease().clone();
+        if let Err(error) = scopes.keep_items(self.store.as_ref(), &lease).await {
+            let _ = self.store.release(lease, None).await;
+            return Err(error.into());
+        }
+        session.work(status).await
+    }
+}
+
+/// Returns whether open branches would miss the state edit, because each has a separate state.
+fn blinds<P: Program>(program: &P, start: &StartOptions<P::State>) -> bool {
+    start.edit.is_some() && !program.keeps_apart()
+}
+
+fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
+    if at.branch.is_main() {
+        return Ok(());
+    }
+    let why = "a run can be forked from its main branch only".to_owned();
+    Err(RunError::NoState { at: at.to_string(), why })
+}
+
+/// Restarts the work of a checkpoint that has begun again since: finished steps, and openers whose ended branches have
+/// continued. Returns the results to remove from the state.
+async fn restart_begun(
+    engine: &Engine,
+    shape: &Shape,
+    (checkpoint, position): (&Record, &mut Position),
+) -> Result<Vec<Forget>, RunError> {
+    for entry in &mut position.frontier {
+        if has_continued(engine, shape, checkpoint.header(), entry).await? {
+            entry.drop_children();
+        }
+    }
+    let epoch = position.epoch + 1;
+    invalidate_begun(engine, shape, (checkpoint, position), (epoch, Results::Drop)).await
+}
+
+/// The parts of the other run for a new run.
+struct ForkOrigin {
+    scopes: SourceScopes,
+    /// The signals that no finished step has consumed.
+    signals: Vec<Signal>,
+    /// The results to remove from the state.
+    redone: Vec<Forget>,
+}
+
+/// Applies the adopted definition and the step to rerun to the position of the main branch. Returns the parts to
+/// remove from the state.
+fn reposition<P: Program>(
+    program: &P,
+    scopes: &mut SourceScopes,
+    start: &StartOptions<P::State>,
+    cut: &[StepId],
+) -> Result<Vec<Forget>, RunError> {
+    let (shape, main, definition) = (program.shape(), &mut scopes.main, &scopes.definition);
+    let header = main.record.header();
+    let refused = |why| RunError::Changed { run: header.run.clone(), why };
+    let mut redone = Vec::new();
+    if let Some(adoption) = &start.adoption {
+        let adopting = Adopting { adoption, ends: &BTreeMap::new(), asks: true };
+        let carried = carried(&main.position, definition, shape, &adopting).map_err(refused)?;
+        if let Some(gone) = cut.iter().find(|step| shape.place(step.as_str()).is_none()) {
+            let why = format!(
+                "step `{gone}` is in doubt, and the current definition lacks it: decide in run {} first",
+                header.run
+            );
+            return Err(refused(why));
+        }
+        main.position = carried.position;
+        redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
+    }
+    if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
+        let at = header.reference().to_string();
+        let requested = RequestedRerun { step, results: Results::Drop, by: None };
+        let after = invalidate_named(shape, &main.position, requested, main.position.epoch, &at)?;
+        main.position = after.position;
+        redone.extend(after.forgotten);
+    }
+    main.position.drop_children_of_started(|_| false);
+    check_fit(shape, &main.position, definition, start.on_change).map_err(refused)?;
+    Ok(redone)
+}
+
+/// Makes the record that passes a signal of another run to this run.
+fn copy_of_signal<P: Program>(program: &P, signal: Signal) -> Option<Draft> {
+    let SignalKind::Named { name, mut value } = signal.kind else { return None };
+    program.redact_answer(&mut value);
+    let phase = Phase::Progress { key: SIGNAL_KEY.to_owned(), value };
+    let mut draft = Draft::new(phase, Reason::Fork, None, Try::default());
+    let signal = TakenSignal { id: signal.id, name, sent_at: signal.created_at };
+    draft.taken = Some(Box::new(Taken { wait: String::new(), signal: Some(signal) }));
+    Some(draft)
+}

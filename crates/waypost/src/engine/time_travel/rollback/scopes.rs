@@ -1,0 +1,430 @@
+//! Rollback of the scopes below the main branch, to their positions at a checkpoint of the main branch.
+//!
+//! ```text
+//!   main   @1 ------ @5 (target) -------- @9         a: no record since the target, stays at its end
+//!   each:a    @1..@3                                 b: from @3, its position then; steps begun since are invalid
+//!   each:b    @1..@3      @4..@6                     each: waits for its children again
+//! ```
+//!
+//! Input: the target and its position. Output: for each scope with records since, and for the openers above, the position to
+//! continue from. A scope below an opener that is not open then is *closed*: the next opening continues from the position.
+//! Reads only.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use jiff::Timestamp;
+
+use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::plan::Broken;
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::RerunCause;
+use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Status, Try, WaitKind};
+use crate::store::portable::begun_since;
+use crate::store::{Scan, ScanOrder, StoreError, StoreExt as _};
+
+use super::{ask_about_effects, load_with_state, next_epoch};
+use crate::engine::chain::Draft;
+use crate::engine::resume::definition::Forget;
+use crate::engine::resume::requested::Requested;
+use crate::engine::resume::reruns::{Reopened, opener_of};
+use crate::engine::resume::resume_point::reopened_at;
+use crate::engine::resume::trust::{BranchInForce, Branches, ended_on, joined_on, wanted};
+use crate::engine::time_travel::undo::{undone_on, undone_within};
+use crate::engine::walk::failure::position_for_retry;
+use crate::engine::walk::invalidate::{Cut, Results, invalidate, invalidated};
+use crate::engine::{Engine, Program, RunError};
+
+/// A time in the history of a run. The lease token orders sessions, and the clock orders the records of a session: records
+/// of different branches have no common number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct PointInTime {
+    token: u64,
+    at: Timestamp,
+}
+
+impl PointInTime {
+    fn of(header: &Header) -> Self {
+        Self { token: header.token, at: header.created_at }
+    }
+}
+
+/// The handling of closed scopes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// In a run that continues: the position of then.
+    Continue,
+    /// In a fork, without closed scopes: an opener runs as a whole if it has opened since.
+    Leave,
+}
+
+/// The transitions of a rollback.
+#[derive(Debug, Default)]
+pub(crate) struct Moves {
+    /// Of the main scope, and of scopes whose opener is open.
+    pub(crate) open: BTreeMap<BranchPath, Reopened>,
+    pub(crate) closed: BTreeMap<BranchPath, Reopened>,
+}
+
+/// The scopes of a run at a point in time.
+pub(crate) struct ScopesThen {
+    branches: Branches,
+    /// By scope: the steps that have begun since. Without openers whose work is their children.
+    begun: BTreeMap<BranchPath, BTreeSet<StepId>>,
+    /// Scopes in force with records since.
+    changed: BTreeSet<BranchPath>,
+    /// Scopes with records since that were not in force: later passes, and children of openers that were not open. With the
+    /// record and the position of then, if the state is kept.
+    later: BTreeMap<BranchPath, Option<(Record, Position)>>,
+    closed: Closed,
+}
+
+impl ScopesThen {
+    /// Reads the scopes in force at a record of the main branch, which has this position.
+    pub(crate) async fn read<P: Program>(
+        engine: &Engine,
+        program: &P,
+        (record, position): (&Record, &Position),
+        closed: Closed,
+    ) -> Result<Self, RunError> {
+        let (shape, store, header) = (program.shape(), engine.store.as_ref(), record.header());
+        let point = PointInTime::of(header);
+        let (mut changed, mut needed) = (BTreeSet::new(), BTreeSet::new());
+        for name in store.branches(&header.run).await?.into_iter().filter(|name| !name.is_main()) {
+            let newest = Scan { branch: Some(name.clone()), limit: 1, ..newest_first(header) };
+            let newest = store.scan(&newest).await?;
+            if newest.records.first().is_some_and(|newest| PointInTime::of(newest.header()) > point) {
+                let above = std::iter::successors(name.parent(), BranchPath::parent);
+                needed.extend(above.map(|above| (above.depth(), above)));
+                needed.insert((name.depth(), name.clone()));
+                changed.insert(name);
+            }
+        }
+        let (branches, begun, later) = (Branches::new(), BTreeMap::new(), BTreeMap::new());
+        let mut then = Self { branches, begun, changed, later, closed };
+        then.add(engine, shape, (record.clone(), position.clone())).await?;
+        let mut whole = BTreeSet::new();
+        for (_, name) in needed.into_iter().filter(|(_, name)| !name.is_main()) {
+            let in_force = wanted(shape, &then.branches, &name, true);
+            let own = shape.of_branch(&name).filter(|own| !own.is_routed());
+            let record = record_at(engine, header, &name, point).await?;
+            let kept = match record.filter(|record| record.state_bytes().is_some()).zip(own) {
+                Some((record, own)) => {
+                    let (position, _) = position_for_retry(own, &record, false)?;
+                    Some((record, position))
+                }
+                None => None,
+            };
+            match (kept, in_force) {
+                (Some(kept), Some(in_force)) if kept.1.origin == Some(in_force.origin) => {
+                    then.add(engine, shape, kept).await?;
+                }
+                (None, Some(_)) => drop(whole.insert(name)),
+                (kept, _) if then.changed.contains(&name) => drop(then.later.insert(name, kept)),
+                _ => {}
+            }
+        }
+        let branches = &then.branches;
+        then.changed.retain(|name| branches.contains_key(&(name.depth(), name.clone())));
+        // The opener of a scope without a state of then, or opened since, runs as a whole.
+        for name in whole {
+            if let Some((above, opener)) = name.parent().zip(opener_of(shape, &name)) {
+                then.begun.entry(above).or_default().insert(opener);
+            }
+        }
+        Ok(then)
+    }
+
+    async fn add(
+        &mut self,
+        engine: &Engine,
+        root: &Shape,
+        (record, position): (Record, Position),
+    ) -> Result<(), RunError> {
+        let (store, header) = (engine.store.as_ref(), record.header());
+        let branch = header.branch.clone();
+        let Some(shape) = root.of_branch(&branch) else { return Ok(()) };
+        let openers: BTreeSet<&StepId> =
+            shape.steps().iter().filter(|step| step.opens()).map(|step| &step.id).collect();
+        let joined = joined_on(store, root, (header, &position), &openers).await?;
+        if branch.is_main() || self.changed.contains(&branch) {
+            let mut begun = begun_since(store, &header.reference()).await?;
+            for step in shape.steps() {
+                let Some(children) = step.children.as_ref().filter(|_| begun.contains(&step.id)) else {
+                    continue;
+                };
+                // In a run that continues, the closed scopes list the steps begun since.
+                let is_own = children.by_work && self.closed == Closed::Leave;
+                if !is_own || !is_opened_since(engine, header, step).await? {
+                    begun.remove(&step.id);
+                }
+            }
+            self.begun.insert(branch.clone(), begun);
+        }
+        self.branches.insert((branch.depth(), branch), BranchInForce { record, position, joined });
+        Ok(())
+    }
+
+    /// Returns the changed scopes: each with its record then, and the record of the opening.
+    pub(crate) fn changed(&self) -> impl Iterator<Item = (&BranchPath, u64, Option<u64>)> {
+        let known = self.branches.values().map(|known| (known.record.header(), &known.position));
+        let changed = known.filter(|(header, _)| self.changed.contains(&header.branch));
+        changed.map(|(header, position)| (&header.branch, header.seq, position.origin))
+    }
+
+    /// Returns the openers that run again as a whole: each with the record of its opening then.
+    pub(crate) fn whole(&self) -> impl Iterator<Item = (&BranchPath, &StepId, u64)> {
+        self.branches.values().flat_map(|known| {
+            let branch = &known.record.header().branch;
+            let begun = self.begun.get(branch).into_iter().flatten();
+            begun.filter_map(move |step| Some((branch, step, known.position.fan_of(step)?.since)))
+        })
+    }
+
+    /// Returns the position of each changed scope, and of the openers above: the steps begun since are invalid.
+    pub(crate) async fn moves<P: Program>(mut self, engine: &Engine, program: &P) -> Result<Moves, RunError> {
+        let (root, store) = (program.shape(), engine.store.as_ref());
+        let mut broken = Vec::new();
+        for known in self.branches.values() {
+            let branch = known.record.header().branch.clone();
+            for step in self.begun.get(&branch).into_iter().flatten() {
+                let newest = (known.record.header(), &known.position);
+                if let Some(ended) = ended_on(store, root, newest, step).await? {
+                    let (branch, step, seq) = (branch.clone(), step.clone(), ended.header().seq);
+                    broken.push(Broken { branch, step, seq, claims: Vec::new() });
+                }
+            }
+        }
+        let requested = Requested::scopes(&self.changed, root);
+        let mut moves = reopened_at(engine, program, (&mut self.branches, &broken), &requested).await?;
+        let mut closed = BTreeMap::new();
+        let undone = match self.branches.values().next() {
+            Some(main) => undone_within(engine, &main.record.header().run).await?,
+            None => BTreeSet::new(),
+        };
+        // The open fan-outs of each scope.
+        let mut open: BTreeMap<BranchPath, BTreeSet<u64>> = BTreeMap::new();
+        for known in self.branches.values() {
+            let branch = &known.record.header().branch;
+            let Some(shape) = root.of_branch(branch) else { continue };
+            let origin = known.position.origin;
+            let is_open =
+                |above: &BranchPath| open.get(above).zip(origin).is_some_and(|(fans, at)| fans.contains(&at));
+            let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
+            let undone = undone_on(root, &undone, branch);
+            if branch.parent().is_some_and(|above| !is_open(&above)) {
+                moves.remove(branch);
+                if !begun.is_empty() {
+                    let moved = closed_at(engine, shape, known, (&begun, undone)).await?;
+                    closed.insert(branch.clone(), moved);
+                }
+                continue;
+            }
+            let moved = match moves.entry(branch.clone()) {
+                Entry::Vacant(_) if !self.begun.contains_key(branch) => {
+                    open.insert(branch.clone(), fans_of(&known.position));
+                    continue;
+                }
+                moved => moved.or_insert_with(|| Reopened::in_place(known)),
+            };
+            if self.closed == Closed::Leave {
+                self.leave_closed(root, (branch, shape), moved, &mut begun);
+            }
+            restart(engine, shape, (&known.record, moved), (&begun, undone)).await?;
+            open.insert(branch.clone(), fans_of(&moved.position));
+        }
+        if self.closed == Closed::Leave {
+            return Ok(Moves { open: moves, closed: BTreeMap::new() });
+        }
+        let main = self.branches.values().next().map(|main| main.record.header().clone());
+        for (branch, then) in self.later {
+            let (Some(shape), Some(main)) = (root.of_branch(&branch), &main) else { continue };
+            let undone = undone_on(root, &undone, &branch);
+            let (record, position, since) = match then {
+                Some((record, position)) => {
+                    let since = record.header().reference();
+                    (record, position, since)
+                }
+                None => {
+                    let newest = store.newest(&main.run, &branch).await?;
+                    let since = CheckpointRef { seq: 0, ..newest.header().reference() };
+                    let position = unstarted(shape, &newest.header().at.iteration);
+                    (newest, position, since)
+                }
+            };
+            let mut begun = begun_since(store, &since).await?;
+            begun.retain(|step| shape.step(step.as_str()).is_some_and(|step| step.children.is_none()));
+            let known = BranchInForce { record, position, joined: HashMap::new() };
+            closed.insert(branch, closed_at(engine, shape, &known, (&begun, undone)).await?);
+        }
+        Ok(Moves { open: moves, closed })
+    }
+
+    /// Lets the openers of closed scopes run as a whole.
+    fn leave_closed(
+        &self,
+        root: &Shape,
+        (branch, shape): (&BranchPath, &Shape),
+        moved: &mut Reopened,
+        begun: &mut BTreeSet<StepId>,
+    ) {
+        let unfinished = Unfinished::of(shape, &moved.position);
+        let fans = fans_of(&moved.position);
+        let below = self.changed.iter().chain(self.later.keys());
+        for below in below.filter(|below| below.parent().as_ref() == Some(branch)) {
+            let opener = opener_of(root, below).and_then(|opener| shape.place(opener.as_str()));
+            let Some(place) = opener.filter(|place| unfinished.has(*place)) else { continue };
+            let then = self.branches.get(&(below.depth(), below.clone()));
+            if then.and_then(|then| then.position.origin).is_some_and(|origin| fans.contains(&origin)) {
+                continue;
+            }
+            let opener = &shape.steps()[place].id;
+            if moved.position.frontier.iter().any(|entry| entry.step == *opener && entry.has_children()) {
+                moved.position.drop_results(opener);
+                moved.position.rerun_whole.insert(opener.clone());
+            } else {
+                begun.insert(opener.clone());
+            }
+        }
+    }
+}
+
+/// Returns the transition of a closed scope to its position then.
+async fn closed_at(
+    engine: &Engine,
+    shape: &Shape,
+    known: &BranchInForce,
+    (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
+) -> Result<Reopened, RunError> {
+    let mut moved = Reopened::in_place(known);
+    let epoch = next_epoch(engine, known.record.header(), &known.position).await?;
+    let unfinished = Unfinished::of(shape, &known.position);
+    let places = begun.iter().filter_map(|step| shape.place(step.as_str()));
+    let finished: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
+    let downstream = shape.downstream(&finished);
+    let cut = |place: &usize| {
+        let at = Try { attempt: 0, epoch, iteration: known.record.header().at.iteration.clone() };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[*place].id.clone()) };
+        Cut { place: *place, entry, is_named: false }
+    };
+    let cuts: Vec<Cut> = finished.iter().filter(|place| !downstream.contains(place)).map(cut).collect();
+    if !cuts.is_empty() {
+        moved.position = invalidate(shape, &known.position, cuts, Results::Keep).position;
+    }
+    restart(engine, shape, (&known.record, &mut moved), (begun, undone)).await?;
+    Ok(moved)
+}
+
+/// Returns the position of a scope before its first step.
+fn unstarted(shape: &Shape, around: &[u32]) -> Position {
+    let ready = |place: usize| {
+        let at = Try { iteration: shape.first_iteration(place, around), ..Try::default() };
+        FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[place].id.clone()) }
+    };
+    Position { frontier: shape.roots().into_iter().map(ready).collect(), ..Position::default() }
+}
+
+/// Returns the records of the open fan-outs of a position.
+fn fans_of(position: &Position) -> BTreeSet<u64> {
+    position.frontier.iter().flat_map(FrontierEntry::fans).map(|fan| fan.since).collect()
+}
+
+/// Opens the steps of a scope that have begun since, with no reuse of their results.
+async fn restart(
+    engine: &Engine,
+    shape: &Shape,
+    (record, moved): (&Record, &mut Reopened),
+    (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
+) -> Result<(), RunError> {
+    let header = record.header();
+    let epoch = next_epoch(engine, header, &moved.position).await?;
+    let position = &mut moved.position;
+    let Position { frontier, .. } = &mut *position;
+    let mut in_doubt = Vec::new();
+    for entry in frontier.iter_mut().filter(|entry| !entry.has_children() || begun.contains(&entry.step)) {
+        let is_careful = shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
+        if is_careful && entry.is_unsettled() && !entry.has_children() {
+            in_doubt.push(entry.clone());
+        }
+        let asks = entry.waits.iter().any(|wait| {
+            // The answer to an old question may have been consumed since: ask again.
+            matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_))
+        });
+        if entry.status == Status::Started || asks || begun.contains(&entry.step) {
+            let at = Try { attempt: 0, epoch, iteration: entry.at.iteration.clone() };
+            *entry = FrontierEntry { at, ..FrontierEntry::ready(entry.step.clone()) };
+        }
+    }
+    in_doubt.into_iter().for_each(|entry| position.ask_about(&entry.step.clone(), Some(entry)));
+    let is_open = Unfinished::of(shape, position);
+    let is_begun = |note: &Note| matches!(note, Note::Event { data, .. } if begun.iter().any(|step| data["step"] == step.as_str()));
+    let mut causes: Vec<Note> = moved.drafts.drain(..).flat_map(|draft| draft.report.notes).collect();
+    causes.retain(|note| !is_begun(note));
+    for (place, step) in shape.steps().iter().enumerate().filter(|(_, step)| begun.contains(&step.id)) {
+        position.drop_results(&step.id);
+        if step.opens() {
+            position.rerun_whole.insert(step.id.clone());
+        }
+        if !is_open.has(place) {
+            continue;
+        }
+        moved.forgotten.push(Forget::Step(step.id.clone()));
+        let cause = RerunCause::Requested { by: None, by_rollback: true };
+        causes.push(invalidated(&step.id, &cause));
+    }
+    ask_about_effects(shape, position, |_, step| begun.contains(&step.id).then_some(None));
+    for step in undone {
+        position.ask_no_more(&step);
+    }
+    let about = position.frontier.first().map(|entry| (entry.step.clone(), entry.at.clone())).unzip();
+    let mut draft = Draft::new(Phase::Restored, Reason::Rollback, about.0, about.1.unwrap_or_default());
+    draft.report.notes = causes;
+    position.note_rerun();
+    moved.drafts = vec![draft];
+    Ok(())
+}
+
+/// Returns the newest record of a branch up to a point in time, with the state of then; without a state if it is not kept.
+/// `None` if the branch has no record up to that point.
+async fn record_at(
+    engine: &Engine,
+    main: &Header,
+    branch: &BranchPath,
+    point: PointInTime,
+) -> Result<Option<Record>, RunError> {
+    let store = engine.store.as_ref();
+    let is_then = |record: &Record| PointInTime::of(record.header()) <= point;
+    let mut scan = Scan { branch: Some(branch.clone()), ..newest_first(main) };
+    loop {
+        let page = store.scan(&scan).await?;
+        if let Some(found) = page.records.into_iter().find(is_then) {
+            return match load_with_state(engine, &main.run, branch, found.header().seq).await {
+                Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => {
+                    Ok(Some(found))
+                }
+                found => found.map(Some),
+            };
+        }
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(None),
+        }
+    }
+}
+
+fn newest_first(main: &Header) -> Scan {
+    Scan { order: ScanOrder::NewestFirst, ..Scan::of(&main.run) }
+}
+
+/// Returns whether a step has opened other children since a record.
+async fn is_opened_since(engine: &Engine, then: &Header, step: &Step) -> Result<bool, RunError> {
+    let scan = Scan {
+        branch: Some(then.branch.clone()),
+        seq_min: Some(then.seq + 1),
+        step: Some(step.id.to_string()),
+        ..Scan::of(&then.run)
+    };
+    let opens =
+        |record: &Record| record.header().reason == Reason::Fork && record.header().phase.opens_work();
+    Ok(!engine.store.scan_where(scan, &opens).await?.is_empty())
+}

@@ -1,0 +1,373 @@
+//! The scopes of another run that a new run begins with: the main branch, and its open branches.
+//!
+//! ```text
+//!   r@5:  merge waits      r/plan:a@4: ended      r/plan:b@2: b2 is ready
+//!   r2@1: merge waits      r2/plan:a@1: ended     r2/plan:b@1: b2 is ready      all in the batch that creates the run
+//! ```
+//!
+//! A branch is copied with its finished steps: at the position of the checkpoint, or at the newest sound record. In the new run no
+//! step is running: an interrupted or waiting step is ready, and an interrupted non-idempotent step is in doubt. A
+//! branch without a sound record restarts at its first step. Joined branches stay in the other run.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::id::{BranchPath, Digest, StepId};
+use crate::plan::shape::Shape;
+use crate::record::{
+    Definition, End, Fan, FrontierEntry, FrozenItems, Header, Pack, Phase, Position, Reason, Record, Settled,
+    Status, Try,
+};
+use crate::store::portable::Portable;
+use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError};
+
+use crate::engine::chain::{Chain, Draft};
+use crate::engine::inspect::position_of;
+use crate::engine::resume::begin::decode_state;
+use crate::engine::resume::definition::{Forget, forget};
+use crate::engine::resume::reruns::Reopened;
+use crate::engine::scope::fan_out::{Item, Items, thaw};
+use crate::engine::scope::open_scopes::{fan_of, is_fresh};
+use crate::engine::scope::{Opener, Scope, ScopeId};
+use crate::engine::session::Session;
+use crate::engine::walk::failure::failures_of;
+use crate::engine::walk::reuse::step_path;
+use crate::engine::walk::scheduler::{children_of, for_children, for_hooks};
+use crate::engine::{OriginEvidence, Program, RunError};
+
+/// The blob prefix in the new run for items of the other run.
+pub(crate) const CARRIED_ITEMS: &str = "items/carried.";
+
+/// A scope of the other run.
+pub(crate) struct SourceScope {
+    pub(crate) record: Record,
+    pub(crate) position: Position,
+    /// The records of the finished steps in force, without states, with the last accepted evidence.
+    pub(crate) settled: Vec<Record>,
+    /// How the branch has ended, unless steps of the branch rerun.
+    end: Option<End>,
+    /// The results of the steps to rerun, to remove from the state.
+    forgotten: Vec<Forget>,
+}
+
+impl SourceScope {
+    /// Finds the finished steps of a position in the history of the branch.
+    pub(crate) fn of<'r>(
+        record: &'r Record,
+        position: Position,
+        history: impl Iterator<Item = &'r Record>,
+    ) -> Result<Self, StoreError> {
+        let (mut settled, mut accepted): (Vec<&Record>, HashMap<u64, &Pack>) = Default::default();
+        let seqs: BTreeSet<u64> = position.ledger.values().map(|settled| settled.seq).collect();
+        let mut history: Vec<&Record> = history.chain([record]).collect();
+        history.sort_by_key(|known| known.header().seq);
+        for known in history {
+            let header = known.header();
+            if let (Reason::Accept, Some(about), Some(pack)) = (header.reason, header.about, &header.evidence)
+            {
+                // The newest acceptance counts.
+                accepted.insert(about, pack);
+            }
+            if seqs.contains(&header.seq) {
+                settled.push(known);
+            }
+        }
+        let with_accepted = |known: &Record| match accepted.get(&known.header().seq) {
+            None => Ok(known.without_body()),
+            Some(pack) => {
+                let header = Header { evidence: Some((*pack).clone()), ..known.header().clone() };
+                Record::seal(header, None).map_err(|flaw| StoreError::Invalid(flaw.to_string()))
+            }
+        };
+        let settled = settled.into_iter().map(with_accepted).collect::<Result<_, _>>()?;
+        Ok(Self {
+            record: record.clone(),
+            position,
+            settled,
+            end: record.header().end,
+            forgotten: Vec::new(),
+        })
+    }
+
+    pub(crate) fn branch(&self) -> &BranchPath {
+        &self.record.header().branch
+    }
+
+    /// Returns the interrupted steps that must not be repeated, in the graph `shape` or in the graph `before`.
+    pub(crate) fn cut(&self, shape: &Shape, before: Option<&Shape>) -> Vec<StepId> {
+        let graphs = [Some(shape), before];
+        let must_ask =
+            |step: &&StepId| graphs.iter().flatten().any(|graph| graph.must_ask(&self.position, step));
+        let unsettled = self.position.frontier.iter().filter(|entry| entry.is_unsettled());
+        unsettled.map(|entry| &entry.step).filter(must_ask).cloned().collect()
+    }
+
+    /// Returns the scope of the new run: copies of the records of finished steps, then the position with its steps
+    /// `cut` in doubt.
+    pub(crate) fn to_scope<'a, S>(
+        &self,
+        (chain, state): (Chain, S),
+        shape: &'a Shape,
+        cut: &[StepId],
+        evidence: OriginEvidence,
+    ) -> Scope<'a, S> {
+        let header = self.record.header();
+        // A branch held after its last step has ended; only its end was not recorded.
+        let is_done = self.position.frontier.is_empty();
+        let end = self.end.or(is_done.then_some(End::Completed)).filter(|_| !chain.branch.is_main());
+        let mut records: Vec<&Record> = self.settled.iter().collect();
+        if end.is_some() && !records.iter().any(|known| known.header().seq == header.seq) {
+            records.push(&self.record);
+        }
+        let mut scope = Scope::new(chain, shape, position_in_new_run(&self.position), state);
+        for record in records {
+            let (seq, old) = (scope.seq_of_next_draft(), record.header().seq);
+            let is_left = evidence == OriginEvidence::Left && record.header().evidence.is_some();
+            let known = self.position.ledger.iter().find(|(_, settled)| settled.seq == old);
+            if let Some((step, known)) = known.filter(|(_, known)| !is_left || known.failures > 0) {
+                scope.position.ledger.insert(step.clone(), Settled { seq, fan: None, ..known.clone() });
+            }
+            let mut copy = copy_of(record);
+            copy.report.evidence = copy.report.evidence.filter(|_| !is_left);
+            scope.drafts.push(copy);
+        }
+        if let Some(end) = end {
+            scope.end_with_last_draft(end);
+        } else {
+            scope.drafts.push(Draft::new(Phase::Restored, Reason::Fork, None, Try::default()));
+            let by = format!("the step was cut in the parent run {}", header.run);
+            cut.iter().for_each(|step| scope.doubt_cut(step, by.clone()));
+        }
+        (scope.end, scope.is_counted_out) = (end, end.is_some());
+        scope
+    }
+}
+
+/// Returns a draft with the content of another run's record.
+fn copy_of(record: &Record) -> Draft {
+    let header = record.header();
+    let mut draft = Draft::new(header.phase.clone(), header.reason, header.step.clone(), header.at.clone());
+    draft.report.evidence.clone_from(&header.evidence);
+    draft.report.usage.clone_from(&header.usage);
+    draft.report.notes.clone_from(&header.notes);
+    draft.labels.clone_from(&header.labels);
+    draft
+}
+
+/// Returns a position for a new run: nothing is running, waiting or memoized, and the ledger is empty. Openers wait
+/// for their branches.
+fn position_in_new_run(position: &Position) -> Position {
+    let mut position = Position { definition: None, config: None, chain: None, ..position.clone() };
+    position.ledger.clear();
+    let results: Vec<StepId> = position.reusable.keys().cloned().collect();
+    results.iter().for_each(|step| position.drop_results(step));
+    for entry in &mut position.frontier {
+        let carried = |fan: Fan| {
+            let items = fan.items.map(|at| FrozenItems { blob: name_of(at.digest), ..at });
+            Fan { items, since: 0, relisted: Vec::new(), ..fan }
+        };
+        let hooks = entry.hooks.take().filter(|_| entry.status != Status::Failed).map(carried);
+        let fan = entry.fan.take().map(carried);
+        let (status, waits) = match (&hooks, &fan) {
+            (Some(_), _) => (Status::Waiting, vec![for_hooks()]),
+            (None, Some(_)) => (Status::Waiting, vec![for_children()]),
+            (None, None) => (Status::Ready, Vec::new()),
+        };
+        let (at, input) = (Try { attempt: 0, ..entry.at.clone() }, entry.input);
+        let ready = FrontierEntry::ready(entry.step.clone());
+        *entry = FrontierEntry { status, at, waits, fan, hooks, input, ..ready };
+    }
+    position
+}
+
+/// Names items by their content, since several branches may have the same items.
+fn name_of(digest: Digest) -> String {
+    format!("{CARRIED_ITEMS}{digest}.jsonl")
+}
+
+/// The scopes of the other run, with its definition in force.
+pub(crate) struct SourceScopes {
+    pub(crate) definition: Definition,
+    pub(crate) main: SourceScope,
+    branches: BTreeMap<BranchPath, SourceScope>,
+    /// The joined scopes with evidence, for the check only.
+    pub(crate) joined: Vec<SourceScope>,
+    /// Stored items, by the name of their blob in the new run.
+    items: BTreeMap<String, Vec<u8>>,
+}
+
+impl SourceScopes {
+    /// Takes the scopes of a checkpoint, with this position of its main branch. `reopened`: the branches with steps to
+    /// rerun.
+    pub(crate) fn of(
+        from: &Portable,
+        position: Position,
+        mut reopened: BTreeMap<BranchPath, Reopened>,
+    ) -> Result<Self, StoreError> {
+        let mut history: BTreeMap<&BranchPath, Vec<&Record>> = BTreeMap::new();
+        for record in from.history() {
+            history.entry(&record.header().branch).or_default().push(record);
+        }
+        let scope = |record: &Record, position: Position| {
+            let history = history.get(&record.header().branch).into_iter().flatten().copied();
+            SourceScope::of(record, position, history)
+        };
+        let main = scope(from.checkpoint(), position)?;
+        let mut branches = BTreeMap::new();
+        for record in from.children() {
+            let branch = &record.header().branch;
+            let taken = match reopened.remove(branch) {
+                None => scope(record, position_of(record)?.back_at_work())?,
+                Some(Reopened { position, forgotten, .. }) => {
+                    SourceScope { end: None, forgotten, ..scope(record, position)? }
+                }
+            };
+            branches.insert(branch.clone(), taken);
+        }
+        let items = from.blobs().values().map(|text| (name_of(Digest::of(text)), text.clone())).collect();
+        Ok(Self { definition: from.definition().clone(), main, branches, joined: Vec::new(), items })
+    }
+
+    /// Returns the scopes that the new run copies, the main branch first.
+    pub(crate) fn carried(&self) -> impl Iterator<Item = &SourceScope> {
+        std::iter::once(&self.main).chain(self.branches.values())
+    }
+
+    pub(crate) fn carries(&self, branch: &BranchPath) -> bool {
+        branch.is_main() || self.branches.contains_key(branch)
+    }
+
+    /// Returns the warning that evidence stays in the other run, if a join of these scopes has branches with
+    /// evidence.
+    pub(crate) fn evidence_left(&self, root: &Shape) -> Option<String> {
+        let mut joins = BTreeSet::new();
+        for scope in self.carried() {
+            let position = &scope.position;
+            let steps = root.of_branch(scope.branch()).map(Shape::steps).unwrap_or_default();
+            let joined = steps.iter().filter(|step| step.opens_evidence());
+            let joined =
+                joined.filter(|step| position.ledger.contains_key(&step.id) && position.did(&step.id));
+            joins.extend(joined.map(|step| format!("`{}`", step_path(scope.branch(), &step.id))));
+        }
+        let joins = Vec::from_iter(joins).join(", ");
+        (!joins.is_empty()).then(|| {
+            format!(
+                "the evidence of the joined branches of {joins} stays in the parent run: the new run does not \
+                 check it"
+            )
+        })
+    }
+
+    /// Adds the branches of a scope's open fan-outs to the session of the new run, and their branches.
+    ///
+    /// # Errors
+    /// [`RunError::Changed`]: the graph does not have these branches.
+    pub(crate) fn add_branches<P: Program>(
+        &mut self,
+        session: &mut Session<'_, P>,
+        id: ScopeId,
+        evidence: OriginEvidence,
+    ) -> Result<(), RunError> {
+        let scope = session.scopes.get(id);
+        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
+        let open = scope.position.frontier.iter().filter(|entry| entry.has_children());
+        let places: Vec<usize> = open.filter_map(|entry| scope.shape.place(entry.step.as_str())).collect();
+        for place in places {
+            let scope = session.scopes.get_mut(id);
+            let (step, children) = (scope.step_id(place), children_of(scope, place));
+            let mut fan = fan_of(scope, place)?;
+            fan.opened = scope.entry(place).open_fan().map_or(0, |fan| fan.opened);
+            let (items, opened) = (self.items_of(&fan.source)?, fan.opened as usize);
+            scope.fans.push(fan);
+            for item in items.iter().take(opened) {
+                let name = children.path(&branch, &item.key);
+                let name = name.map_err(|error| StoreError::Invalid(error.to_string()))?;
+                let opener = Opener { scope: id, place, index: item.index };
+                match self.branches.remove(&name) {
+                    Some(source) => self.add_branch(session, opener, source, evidence)?,
+                    None => {
+                        // As after damage in a resume: the branch restarts once all others seem to have ended.
+                        let fan = session.scopes.get_mut(id).fan_mut(place);
+                        (fan.ended, fan.revisited) = (fan.ended + 1, true);
+                    }
+                }
+            }
+            let is_of_fan = |name: &&BranchPath| {
+                name.parent().as_ref() == Some(&branch)
+                    && name.opened_by().is_some_and(|(opener, _)| opener == children.name)
+            };
+            if let Some(left) = self.branches.keys().find(is_of_fan) {
+                let why = format!("step `{step}` has an open branch `{left}`, which the graph does not have");
+                return Err(RunError::Changed { run, why });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the items of a fan-out.
+    fn items_of(&self, source: &Items) -> Result<Arc<[Item]>, StoreError> {
+        match source {
+            Items::Named(named) => Ok(Arc::clone(named)),
+            Items::Frozen { at, .. } => {
+                let text = self.items.get(&at.blob).map_or(&[][..], Vec::as_slice);
+                thaw(text).map_err(|error| {
+                    StoreError::Invalid(format!("the items in blob `{}` are incomplete: {error}", at.blob))
+                })
+            }
+        }
+    }
+
+    /// Adds a branch to the session, and the branches of its open fan-outs.
+    fn add_branch<P: Program>(
+        &mut self,
+        session: &mut Session<'_, P>,
+        opener: Opener,
+        source: SourceScope,
+        evidence: OriginEvidence,
+    ) -> Result<(), RunError> {
+        let above = session.scopes.get(opener.scope);
+        let shape = &*children_of(above, opener.place).shape;
+        let name = source.branch().clone();
+        let gone = source.position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
+        if let Some(gone) = gone {
+            let why = format!("branch `{name}` is at step `{}`, which the graph does not have", gone.step);
+            return Err(RunError::Changed { run: source.record.header().run.clone(), why });
+        }
+        let mut state = decode_state(session.program, shape.level(), &source.record)?;
+        let failures = failures_of(shape, &source.record)?;
+        forget(session.program, &name, &[failures, source.forgotten.clone()].concat(), &mut state)?;
+        session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
+        let before = session.before.as_ref().and_then(|before| before.of_branch(&name));
+        let (cut, begins) = (source.cut(shape, before), is_fresh(&source.position));
+        let around = above.entry(opener.place).at.iteration.clone();
+        let chain = Chain::child(&above.chain, name);
+        let mut scope = source.to_scope((chain, state), shape, &cut, evidence);
+        (scope.opener, scope.around, scope.position.origin) = (Some(opener), around, Some(0));
+        let is_open = scope.end.is_none();
+        scope.unloading = is_open && begins;
+        let unloads = scope.unloading;
+        let id = session.scopes.add(scope);
+        session.mark_dirty(id);
+        let fan = session.scopes.get_mut(opener.scope).fan_mut(opener.place);
+        if !is_open {
+            fan.ended += 1;
+        } else if unloads {
+            fan.unloading.push_back(id);
+        } else {
+            session.touched.insert(id);
+            self.add_branches(session, id, evidence)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the items of the branches with the new run.
+    pub(crate) async fn keep_items(self, store: &dyn Store, lease: &Lease) -> Result<(), StoreError> {
+        for (name, text) in self.items.iter().filter(|(_, text)| !text.is_empty()) {
+            for chunk in text.chunks(BLOB_CHUNK_BYTES) {
+                store.blobs().append(lease, name, chunk).await?;
+            }
+            store.blobs().sync(lease, name).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,207 @@
+//! Records of earlier undos, and refusals based on these.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::resume::reruns::opener_of;
+use crate::engine::{Engine, ResumeFrom, RunError};
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::Shape;
+use crate::record::{Phase, Position, Record};
+use crate::store::{Scan, StoreExt as _};
+
+use super::{EffectKey, UNDO};
+
+/// The undone steps, each with the record of its newest undone end.
+pub(crate) type UndoneEnds = HashMap<(BranchPath, StepId), u64>;
+
+/// The undone steps that have not started again.
+pub(crate) type UndoneSteps = BTreeSet<(BranchPath, StepId)>;
+
+/// The content of an undo record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub(super) enum UndoRecord {
+    /// An undo of the steps that finished after this record of the main branch has begun.
+    Begun {
+        to: u64,
+    },
+    Started {
+        branch: BranchPath,
+        step: StepId,
+        seq: u64,
+    },
+    Done {
+        branch: BranchPath,
+        step: StepId,
+        seq: u64,
+    },
+    Failed {
+        branch: BranchPath,
+        step: StepId,
+        seq: u64,
+        error: Vec<String>,
+    },
+}
+
+/// The effects undone or begun by earlier calls.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    pub(super) done: HashSet<EffectKey>,
+    /// The number of starts of each undo.
+    pub(super) started: HashMap<EffectKey, usize>,
+}
+
+impl Before {
+    pub(super) fn of(records: Vec<(u64, UndoRecord)>) -> Self {
+        let mut before = Self::default();
+        for (_, record) in records {
+            match record {
+                UndoRecord::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
+                UndoRecord::Started { branch, step, seq } => {
+                    *before.started.entry((branch, step, seq)).or_default() += 1;
+                }
+                UndoRecord::Begun { .. } | UndoRecord::Failed { .. } => {}
+            }
+        }
+        before
+    }
+}
+
+/// Reads all undo records of a run with their seqs, across all rollbacks.
+pub(super) async fn undo_records(engine: &Engine, run: &RunId) -> Result<Vec<(u64, UndoRecord)>, RunError> {
+    let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
+    let mut scan = Scan { branch, phase, ..Scan::of(run) };
+    let mut records = Vec::new();
+    loop {
+        let page = engine.store.scan(&scan).await?;
+        records.extend(page.records.iter().filter_map(|record| match &record.header().phase {
+            Phase::Progress { key, value } if key == UNDO && record.header().step.is_none() => {
+                Some((record.header().seq, serde_json::from_value(value.clone()).ok()?))
+            }
+            _ => None,
+        }));
+        match page.next {
+            Some(cursor) => scan.cursor = Some(cursor),
+            None => return Ok(records),
+        }
+    }
+}
+
+/// Returns the steps of the main branch with undone effects.
+pub(crate) async fn undone_steps(engine: &Engine, run: &RunId) -> Result<BTreeSet<StepId>, RunError> {
+    let on_main = |(branch, step): (BranchPath, StepId)| match branch.is_main() {
+        true => Some(step),
+        false => opened_on_main(&branch),
+    };
+    Ok(undone_within(engine, run).await?.into_iter().filter_map(on_main).collect())
+}
+
+/// Returns the undone steps of a run, each with its branch. A step that has started again after the undone end has another
+/// effect, and is not undone.
+pub(crate) async fn undone_within(engine: &Engine, run: &RunId) -> Result<UndoneSteps, RunError> {
+    let ends = undone_ends(engine, run).await?;
+    still_undone(engine, run, &ends, &BranchPath::main()).await
+}
+
+/// Returns the undone steps of a run, each with the record of its newest undone end.
+pub(crate) async fn undone_ends(engine: &Engine, run: &RunId) -> Result<UndoneEnds, RunError> {
+    let mut newest = UndoneEnds::new();
+    for (_, record) in undo_records(engine, run).await? {
+        if let UndoRecord::Done { branch, step, seq } = record {
+            let known = newest.entry((branch, step)).or_default();
+            *known = seq.max(*known);
+        }
+    }
+    Ok(newest)
+}
+
+/// Returns the undone steps in a scope and below that have not started again.
+pub(crate) async fn still_undone(
+    engine: &Engine,
+    run: &RunId,
+    ends: &UndoneEnds,
+    scope: &BranchPath,
+) -> Result<UndoneSteps, RunError> {
+    let mut undone = UndoneSteps::new();
+    for ((branch, step), seq) in ends.iter().filter(|((branch, _), _)| is_within(branch, scope)) {
+        let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
+        let since = Scan { branch: Some(branch.clone()), seq_min: Some(seq + 1), ..Scan::of(run) };
+        if engine.store.scan_where(since, &starts).await?.is_empty() {
+            undone.insert((branch.clone(), step.clone()));
+        }
+    }
+    Ok(undone)
+}
+
+/// Returns the steps of a scope without an effect after an undo: the undone steps, and the openers of scopes with undone
+/// steps.
+pub(crate) fn undone_on(root: &Shape, undone: &UndoneSteps, scope: &BranchPath) -> BTreeSet<StepId> {
+    let on_scope = |(on, step): &(BranchPath, StepId)| match on == scope {
+        true => Some(step.clone()),
+        false => {
+            let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
+            opener_of(root, &around.find(|below| below.parent().as_ref() == Some(scope))?)
+        }
+    };
+    undone.iter().filter_map(on_scope).collect()
+}
+
+/// Returns whether a branch is a scope, or below the scope.
+fn is_within(branch: &BranchPath, scope: &BranchPath) -> bool {
+    std::iter::successors(Some(branch.clone()), BranchPath::parent).any(|around| around == *scope)
+}
+
+/// Refuses to continue from a checkpoint with finished steps that were undone later.
+///
+/// # Errors
+/// [`RunError::NoState`]: there is such a step.
+pub(crate) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Result<(), RunError> {
+    let (store, main) = (engine.store.as_ref(), BranchPath::main());
+    let records = undo_records(engine, run).await?;
+    let undone = |(at, record)| match record {
+        UndoRecord::Done { branch, step, seq } => Some((at, branch, step, seq)),
+        _ => None,
+    };
+    let undone: Vec<(u64, BranchPath, StepId, u64)> = records.into_iter().filter_map(undone).collect();
+    if undone.is_empty() {
+        return Ok(());
+    }
+    for record in store.history(run, &main, seq).await? {
+        let header = record.header();
+        let (Some(step), Phase::Completed(_)) = (&header.step, &header.phase) else { continue };
+        let is_undone = |(at, branch, _, seq): &&(u64, BranchPath, StepId, u64)| match branch.is_main() {
+            true => *seq == header.seq,
+            // A rerun after the undo ended later than the undo.
+            false => opened_on_main(branch).as_ref() == Some(step) && header.seq < *at,
+        };
+        if let Some((_, _, undone, _)) = undone.iter().find(is_undone) {
+            let why = format!("step `{undone}`, finished at the checkpoint, was undone since");
+            return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the step of the main branch above a branch.
+fn opened_on_main(branch: &BranchPath) -> Option<StepId> {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    around.filter_map(|branch| branch.opened_by()).last().map(|(step, _)| step)
+}
+
+/// Refuses to continue a run with an unfinished undo, except for a rollback at least as far.
+///
+/// # Errors
+/// [`RunError::Undoing`]: the undo is unfinished.
+pub(crate) fn refuse_unfinished_undo(
+    run: &RunId,
+    position: &Position,
+    from: Option<&ResumeFrom>,
+) -> Result<(), RunError> {
+    match (position.undoing, from) {
+        (None, _) => Ok(()),
+        (Some(to), Some(ResumeFrom::Checkpoint(back_to))) if *back_to <= to => Ok(()),
+        (Some(to), _) => Err(RunError::Undoing { run: run.clone(), to }),
+    }
+}

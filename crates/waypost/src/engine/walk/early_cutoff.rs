@@ -1,0 +1,343 @@
+//! Early cutoff: reads the input for the comparison of reusable results, and makes equal results current.
+//!
+//! Input: ready steps with reusable results. Each step is settled with the result, or the result is dropped and the step
+//! starts. This module reads digests and ended records, and verifies the evidence of the results. The decision is in
+//! [`reuse`](super::reuse), the comparison in [`trace`](super::trace).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::id::{BranchPath, RunId, StepId};
+use crate::plan::shape::{Shape, Step};
+use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
+use crate::projection::events::{RerunCause, STEP_INVALIDATED};
+use crate::record::{
+    Fan, Note, Occasion, Position, Record, Reusable, Settled, SettledAs, SkipCause, Verdict,
+};
+use crate::store::{Store, StoreError, StoreExt as _};
+
+use super::failure::upstream;
+use super::reuse::{Candidate, has_same_input};
+use super::trace::{reads_of, sinks_and_openers};
+use crate::engine::inspect::{effective_of, position_of};
+use crate::engine::resume::accepted_pins::AcceptedPacks;
+use crate::engine::resume::begin::decode_state;
+use crate::engine::resume::trust::verify;
+use crate::engine::scope::child_ends::has_state;
+use crate::engine::scope::{Opener, Scope, ScopeId};
+use crate::engine::session::Session;
+use crate::engine::time_travel::rollback::load_with_state;
+use crate::engine::{Admission, Program, RunError, StepRef};
+
+/// Mark in the note about an invalid step: its recorded result was compared in its turn.
+pub(crate) const COMPARED: &str = "compared";
+
+impl<P: Program> Session<'_, P> {
+    /// Reads the digests of ends required by ready steps, in graphs with traces.
+    pub(crate) async fn read_digests(&mut self, id: ScopeId) -> Result<(), RunError> {
+        if !self.keeps_traces {
+            return Ok(());
+        }
+        let (store, program) = (Arc::clone(&self.engine.store), self.program);
+        read_digests(store.as_ref(), program, self.scopes.get_mut(id), &self.accepted_packs).await
+    }
+
+    /// Settles ready steps with their reusable results, and drops results that cannot be reused.
+    pub(crate) async fn reuse_ready(&mut self, id: ScopeId) -> Result<(), RunError> {
+        self.keep_state_of_ended_pass(id)?;
+        loop {
+            self.read_digests(id).await?;
+            let Some(candidate) = self.next_candidate(id) else { return Ok(()) };
+            let program = self.program;
+            let scope = self.scopes.get(id);
+            let is_repeated = scope.shape.share_loop(candidate.place, candidate.place);
+            let failed = self.failed_upstream(id, candidate.place);
+            let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
+            match program.admit(scope.step_ref(candidate.place), &scope.state, upstream(failed.as_ref())) {
+                _ if is_kept => {}
+                // The result stays reusable: the retry of the failed step may give an equal result.
+                Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
+                    self.skip(id, candidate.place, cause);
+                    continue;
+                }
+                Ok(Admission::Skip(_)) | Err(_) if !is_repeated => {
+                    self.give_up_result(id, &candidate)?;
+                    continue;
+                }
+                _ => {}
+            }
+            let cause = match candidate.result.clone() {
+                Reusable::Begun { entry, before }
+                    if has_same_input(&entry, candidate.trace.as_ref()) && self.has_state_of(id, &entry) =>
+                {
+                    self.continue_step(id, candidate.place, *entry, before)?;
+                    None
+                }
+                Reusable::Begun { .. } | Reusable::Confirm | Reusable::Started(_) => {
+                    Some(RerunCause::UpstreamChanged { step: None })
+                }
+                Reusable::Ended { settled, .. } => self.reuse(id, &candidate, settled).await?,
+            };
+            if let Some(cause) = cause {
+                self.give_up_result(id, &candidate)?;
+                let is_unnamed = cause == RerunCause::UpstreamChanged { step: None };
+                let named = self.upstream_cause(id, candidate.place).filter(|_| is_unnamed);
+                let cause = named.unwrap_or(cause);
+                let data = json!({ "step": candidate.step, "cause": cause, (COMPARED): true });
+                let note = Note::Event { name: STEP_INVALIDATED.to_owned(), data };
+                self.scopes.get_mut(id).notes.push(note);
+            }
+        }
+    }
+
+    /// Returns the cause of a rerun whose trace names no changed step: without traces, the need that ended last, else the
+    /// change upstream of the opener.
+    fn upstream_cause(&self, id: ScopeId, place: usize) -> Option<RerunCause> {
+        let scope = self.scopes.get(id);
+        let needs = scope.shape.needs(place).iter().map(|need| scope.step_id(*need));
+        let ended = |need: &&StepId| scope.position.ledger.get(*need).map(|end| end.seq);
+        if let Some(need) = needs.filter(|_| !self.keeps_traces).max_by_key(ended) {
+            return Some(RerunCause::UpstreamChanged { step: Some(need.clone()) });
+        }
+        let Opener { scope, place, .. } = scope.opener?;
+        let fan = self.scopes.get(scope).fans.iter().find(|fan| fan.place == place)?;
+        fan.cause.clone().filter(|cause| matches!(cause, RerunCause::UpstreamChanged { .. }))
+    }
+
+    /// Makes an end current again if the recorded trace equals the current trace and the evidence holds. Returns
+    /// the mismatch if not.
+    async fn reuse(
+        &mut self,
+        id: ScopeId,
+        candidate: &Candidate,
+        settled: Settled,
+    ) -> Result<Option<RerunCause>, RunError> {
+        let scope = self.scopes.get(id);
+        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
+        let ended = match self.engine.store.load(&run, &branch, settled.seq).await {
+            Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {
+                return Ok(Some(RerunCause::UpstreamChanged { step: None }));
+            }
+            ended => ended?,
+        };
+        let header = ended.header();
+        if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()) {
+            return Ok(Some(difference));
+        }
+        self.look_at_reusable(id).await?;
+        let key = (branch, candidate.step.clone());
+        if let Some(claims) = self.reusable_verdicts.unknown.get(&key) {
+            let cause = Cause::EvidenceUnknown(claims.clone());
+            let (branch, step) = key;
+            let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
+            return Err(RunError::InDoubt { run, questions });
+        }
+        if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
+            return Ok(Some(RerunCause::EvidenceFailed { claims: claims.clone() }));
+        }
+        // A kept result never left the state, and a skip has no result.
+        let has_no_part = settled.how == SettledAs::SkippedByHand;
+        let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
+        if !is_kept
+            && !has_no_part
+            && self.restores_state(id, candidate.place)
+            && !self.restore_state(id, candidate, &ended).await?
+        {
+            return Ok(Some(RerunCause::UpstreamChanged { step: None }));
+        }
+        let digests = self.accepted_packs.digests_of(self.scopes.get(id), candidate.place, header);
+        self.settle_with_result(id, candidate, digests);
+        Ok(None)
+    }
+
+    /// Restores the output of an end into the state. Returns false if retention dropped the recorded state.
+    async fn restore_state(
+        &mut self,
+        id: ScopeId,
+        candidate: &Candidate,
+        ended: &Record,
+    ) -> Result<bool, RunError> {
+        let header = ended.header();
+        let then = match load_with_state(self.engine, &header.run, &header.branch, header.seq).await {
+            Err(RunError::NoState { .. }) => return Ok(false),
+            then => then?,
+        };
+        let program = self.program;
+        let scope = self.scopes.get_mut(id);
+        let then = decode_state(program, scope.shape.level(), &then)?;
+        let Scope { chain, shape, state, .. } = scope;
+        let step = &shape.steps()[candidate.place];
+        let step_ref = StepRef { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
+        program.restore(step_ref, state, &then);
+        Ok(true)
+    }
+
+    /// Verifies the evidence of all reusable results of a scope, unless verified since the last end of a step.
+    async fn look_at_reusable(&mut self, id: ScopeId) -> Result<(), RunError> {
+        let branch = self.scopes.get(id).branch().clone();
+        if !self.reusable_verdicts.looked.insert(branch) {
+            return Ok(());
+        }
+        let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
+        let scope = self.scopes.get(id);
+        let (run, branch, mut position) =
+            (scope.chain.run.clone(), scope.branch().clone(), scope.position.clone());
+        // Uncommitted ends are upstream of all reuse candidates.
+        position.ledger.retain(|_, settled| settled.seq < scope.chain.next);
+        let AsIfInForce { effective, incomplete } =
+            as_if_in_force(store.as_ref(), root, &run, &branch, position).await?;
+        let run = store.run(&run).await?;
+        let run = run.record.record();
+        let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
+        let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
+        let broken = Weighed::of(root, &effective, &verdicts, &checks).broken();
+        let mut looked = std::mem::take(&mut self.reusable_verdicts);
+        let own = |branch: &BranchPath, step: &StepId| self.result_of(id, branch, step);
+        for check in &checks {
+            let verdict = verdicts.get(&(check.branch.clone(), check.step.clone(), check.index));
+            if verdict == Some(&Verdict::Unknown)
+                && let Some(key) = own(&check.branch, &check.step)
+            {
+                looked.unknown.entry(key).or_default().push(check.claim.title());
+            }
+        }
+        for broken in broken {
+            if let Some(key) = own(&broken.branch, &broken.step) {
+                looked.broken.entry(key).or_default().extend(broken.claims);
+            }
+        }
+        for key in incomplete.iter().filter_map(|(branch, step)| own(branch, step)) {
+            looked.broken.entry(key).or_default();
+        }
+        looked.unknown.retain(|key, _| !looked.broken.contains_key(key));
+        self.reusable_verdicts = looked;
+        Ok(())
+    }
+}
+
+/// Reads the missing digests of ends required by unfinished steps of a scope.
+pub(crate) async fn read_digests<P: Program>(
+    store: &dyn Store,
+    program: &P,
+    scope: &mut Scope<'_, P::State>,
+    accepted: &AcceptedPacks,
+) -> Result<(), RunError> {
+    let mut wanted: BTreeSet<StepId> = BTreeSet::new();
+    for entry in &scope.position.frontier {
+        let Some(place) = scope.shape.place(entry.step.as_str()) else { continue };
+        let needs = scope.shape.needs(place).iter().map(|need| scope.step_id(*need).clone());
+        wanted.extend(needs.chain(reads_of(program, scope, place)));
+        // The end of the pass before.
+        wanted.extend(Some(entry.step.clone()).filter(|_| scope.pass_of(place) > 1));
+    }
+    if scope.position.frontier.is_empty() {
+        wanted.extend(sinks_and_openers(scope.shape).map(|step| step.id.clone()));
+    }
+    if !accepted.is_empty() {
+        // An accepted pin counts for all downstream ends.
+        wanted.extend(scope.position.ledger.keys().cloned());
+    }
+    wanted.retain(|step| !scope.digests.contains_key(step));
+    let settled = wanted.into_iter().filter_map(|step| {
+        let seq = scope.position.ledger.get(&step)?.seq;
+        (seq < scope.chain.next).then_some((step, seq))
+    });
+    let settled: BTreeMap<StepId, u64> = settled.collect();
+    if settled.is_empty() {
+        return Ok(());
+    }
+    let seqs = settled.values().copied().collect();
+    let ends = store.records(&scope.chain.run, scope.branch(), &seqs).await?;
+    for place in scope.shape.order() {
+        let step = scope.step_id(place);
+        let end = settled.get(step).and_then(|seq| ends.get(seq));
+        let digests = end.and_then(|end| accepted.digests_of(scope, place, end.header()));
+        scope.digests.extend(digests.map(|digests| (step.clone(), digests)));
+    }
+    Ok(())
+}
+
+/// A scope and the children of its openers, as if reusable results were current.
+struct AsIfInForce {
+    effective: Vec<Effective>,
+    /// Openers with children that differ from the joined children.
+    incomplete: Vec<(BranchPath, StepId)>,
+}
+
+/// Returns a scope and the children of its openers for the plan, as if reusable results were current.
+async fn as_if_in_force(
+    store: &dyn Store,
+    root: &Shape,
+    run: &RunId,
+    branch: &BranchPath,
+    mut position: Position,
+) -> Result<AsIfInForce, RunError> {
+    let newest = match store.newest(run, branch).await {
+        // A child that is entered again after damage to its newest record.
+        Err(StoreError::Damaged { older: Some(older), .. }) => store.load(run, branch, older).await?,
+        newest => newest?,
+    };
+    for (step, results) in std::mem::take(&mut position.reusable) {
+        for result in results.into_values() {
+            let Reusable::Ended { mut settled, .. } = result else { continue };
+            position.renew_passes_before(&step, &mut settled);
+            position.ledger.insert(step.clone(), settled);
+        }
+    }
+    let names = store.branches(run).await?;
+    let (mut found, mut effective, mut incomplete) = (vec![(newest, position)], Vec::new(), Vec::new());
+    while let Some((record, position)) = found.pop() {
+        let branch = record.header().branch.clone();
+        let mut joined: BTreeMap<StepId, u64> = BTreeMap::new();
+        let Some(shape) = root.of_branch(&branch) else { continue };
+        for name in names.iter().filter(|name| name.parent().as_ref() == Some(&branch)) {
+            let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else {
+                continue;
+            };
+            let child = match store.newest(run, name).await {
+                // Counts as missing, so that the opener opens the child again.
+                Err(StoreError::Damaged { .. }) => continue,
+                child => child?,
+            };
+            if !has_state(&child) || child.header().end.is_none() {
+                continue;
+            }
+            let at = position_of(&child)?;
+            let step = &shape.steps()[opener];
+            if is_child_of((&position, step), name, at.origin) {
+                *joined.entry(step.id.clone()).or_insert(0) += u64::from(!is_hook(step, name));
+                found.push((child, at));
+            }
+        }
+        let lacks = |(step, fan): (&StepId, &Fan)| {
+            let expected = if fan.pass > 0 { u64::from(fan.pass) } else { fan.total };
+            (joined.get(step).copied().unwrap_or(0) != expected).then(|| (branch.clone(), step.clone()))
+        };
+        let opens_evidence = |step: &StepId| shape.step(step.as_str()).is_some_and(Step::opens_evidence);
+        let ends = position.ledger.iter().filter(|(step, _)| opens_evidence(step));
+        incomplete.extend(ends.filter_map(|(step, end)| Some((step, end.fan.as_deref()?))).filter_map(lacks));
+        effective.push(effective_of(store, root, (&record, &position)).await?);
+    }
+    Ok(AsIfInForce { effective, incomplete })
+}
+
+/// Returns whether a branch belongs to a hook of a step.
+fn is_hook(step: &Step, name: &BranchPath) -> bool {
+    name.opened_by().is_some_and(|(opener, _)| step.are_hooks(&opener))
+}
+
+/// Returns whether a child with this origin belongs to the current end of its opener.
+fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: Option<u64>) -> bool {
+    let Some((_, key)) = name.opened_by() else { return false };
+    if is_hook(step, name) {
+        // Hooks open before the end; later hooks do not belong to the end.
+        let ended = position.ledger.get(&step.id).map(|settled| settled.seq);
+        return origin.zip(ended).is_some_and(|(origin, ended)| origin <= ended);
+    }
+    let Some(fan) = position.joined(&step.id) else { return false };
+    let pass = key.parse().ok().filter(|_| fan.pass > 0);
+    let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
+    fan.is_some_and(|fan| origin == Some(fan.since))
+}

@@ -1,0 +1,265 @@
+//! Invalidation: the only way to rerun finished work of a graph by needs.
+//!
+//! ```text
+//!   a --> b --> d            a's evidence fails: a is in the frontier, the ends of b and d are reusable, e is untouched
+//!    \--> c                  a gives the same: b and d are reused, in the next record
+//!   e                        a gives something else: b runs; d is compared when its turn comes
+//! ```
+//!
+//! Input: a position and the invalid steps, each with the new frontier entry. Output: the new position, and the results to
+//! remove from the state. Pure.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use crate::id::StepId;
+use crate::plan::shape::{Shape, Step, Unfinished};
+use crate::projection::events::{RerunCause, STEP_INVALIDATED};
+use crate::record::{FrontierEntry, Note, Position, Reusable, Settled, Status};
+
+use super::trace::pass_in;
+use crate::engine::resume::definition::Forget;
+
+/// An invalid step.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub(crate) place: usize,
+    /// The frontier entry of the step. With a fan-out, its children are joined again; those of earlier ones continue.
+    pub(crate) entry: FrontierEntry,
+    /// A person named the step: the rerun is not in doubt.
+    pub(crate) is_named: bool,
+}
+
+/// Whether results out of force may be reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Results {
+    /// Yes, if the input of the step is equal.
+    Keep,
+    /// No: a person asked for a full rerun. Steps with `idempotent: false` are in doubt.
+    Drop,
+    /// No, and nothing is in doubt.
+    Retry,
+}
+
+impl Results {
+    /// Excludes reuse. `asks`: a person is asked before a rerun of a step with `idempotent: false`.
+    pub(crate) fn dropped(asks: bool) -> Self {
+        if asks { Self::Drop } else { Self::Retry }
+    }
+}
+
+/// A position after an invalidation.
+#[derive(Debug)]
+pub(crate) struct Invalidated {
+    pub(crate) position: Position,
+    /// The results to remove from the state. None with [`Results::Keep`]: reuse may need the results.
+    pub(crate) forgotten: Vec<Forget>,
+}
+
+/// Invalidates steps: takes the ends and the unfinished work of the steps and of all downstream steps out of force. No cut is
+/// downstream of another.
+pub(crate) fn invalidate(
+    shape: &Shape,
+    position: &Position,
+    cuts: Vec<Cut>,
+    results: Results,
+) -> Invalidated {
+    let unfinished = Unfinished::of(shape, position);
+    let mut after = Invalidated { position: position.clone(), forgotten: Vec::new() };
+    for place in downstream(shape, &cuts) {
+        let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
+        if results == Results::Keep {
+            set_aside(&mut after.position, (shape, place), is_finished, 0);
+        } else {
+            after.drop_end(step, is_finished, results);
+            after.exclude_reuse(step);
+        }
+    }
+    for Cut { place, entry, is_named } in cuts {
+        let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
+        let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
+        let continues = entry.fan.is_some() || !entry.relisted.is_empty();
+        if results == Results::Keep {
+            set_aside(&mut after.position, (shape, place), is_finished, passes_before);
+            // The invalid end itself is not reused.
+            if let Some(results) = after.position.reusable.get_mut(&step.id) {
+                results.remove(&(passes_before + 1));
+            }
+        } else {
+            let before =
+                after.position.ledger.get(&step.id).and_then(|last| end_of_pass(last, passes_before));
+            let is_decided = is_named || continues;
+            after.drop_end(step, is_finished, if is_decided { Results::Retry } else { results });
+            after.exclude_reuse(step);
+            after.position.ledger.extend(before.map(|before| (step.id.clone(), before)));
+        }
+        let position = &mut after.position;
+        position.reusable.retain(|_, results| !results.is_empty());
+        if continues {
+            // Later passes follow the requested rerun.
+            if !shape.share_loop(place, place) {
+                position.rerun_whole.remove(&step.id);
+            }
+            let joins = |forget: &mut Forget| match forget {
+                Forget::Step(id) if *id == step.id => *forget = Forget::Join(id.clone()),
+                _ => {}
+            };
+            after.forgotten.iter_mut().for_each(joins);
+        }
+        position.epoch = position.epoch.max(entry.at.epoch);
+        position.epoch_max = position.epoch_max.max(entry.at.epoch);
+        position.frontier.push(entry);
+    }
+    after.position.chain = None;
+    after.position.note_rerun();
+    after
+}
+
+impl Invalidated {
+    /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
+    pub(crate) fn exclude_reuse(&mut self, step: &Step) {
+        self.position.drop_results(&step.id);
+        if step.opens() {
+            self.position.rerun_whole.insert(step.id.clone());
+        }
+    }
+
+    /// Drops the end and the unfinished work of a step. With [`Results::Drop`], a step with `idempotent: false` is in
+    /// doubt, and the result stays in the state, since a person may keep the result.
+    pub(crate) fn drop_end(&mut self, step: &Step, is_finished: bool, results: Results) {
+        let position = &mut self.position;
+        let id = &step.id;
+        let was_done = is_finished && position.did(id) || position.asks_about(id);
+        let entry = take_entry(position, id);
+        position.ledger.remove(id);
+        if results == Results::Drop && step.must_ask_again(was_done, entry.as_ref()) {
+            let started = entry.filter(|entry| step.has_begun(entry));
+            return position.ask_about(id, started);
+        }
+        position.ask_no_more(id);
+        self.forgotten.push(Forget::Step(id.clone()));
+    }
+}
+
+/// Returns the position of a re-entered child scope: all results are reusable, none is current.
+///
+/// `before`: the previous position. Begun steps with `idempotent: false` are in doubt.
+pub(crate) fn reenter(shape: &Shape, mut before: Position, results: Results) -> Position {
+    let unfinished = Unfinished::of(shape, &before);
+    for place in 0..shape.steps().len() {
+        set_aside(&mut before, (shape, place), !unfinished.has(place), 0);
+    }
+    if results == Results::Retry {
+        return Position::default();
+    }
+    let reusable = std::mem::take(&mut before.reusable);
+    let mut after = Position { reusable: reusable.clone(), choices: before.choices, ..Position::default() };
+    if results == Results::Drop {
+        for (step, results) in reusable {
+            let is_careful = shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
+            match results.into_values().next_back().filter(|_| is_careful) {
+                Some(Reusable::Ended { .. }) => after.ask_about(&step, None),
+                Some(Reusable::Begun { entry, .. }) => after.ask_about(&step, Some(*entry)),
+                _ => {}
+            }
+            after.drop_results(&step);
+        }
+    }
+    after
+}
+
+/// Returns the end of an earlier pass of a step, from the last end.
+fn end_of_pass(last: &Settled, pass: u32) -> Option<Settled> {
+    let fan = last.fan.as_ref()?;
+    let before = fan.passes.get(pass.checked_sub(1)? as usize)?;
+    Some(Settled { fan: fan.of_pass(pass).map(Box::new), ..before.settled.clone() })
+}
+
+/// Makes the ends and the begun work of a step reusable, except for the first passes to keep.
+fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finished: bool, passes_kept: u32) {
+    let step = &shape.steps()[place];
+    let entry = take_entry(position, &step.id);
+    let last = position.ledger.remove(&step.id);
+    let passes = last.as_ref().and_then(|settled| Some((settled, settled.fan.as_ref()?)));
+    if let Some((settled, fan)) = passes.filter(|(_, fan)| fan.pass > 0) {
+        let ends = fan.passes.iter().map(|pass| &pass.settled).chain([settled]);
+        for (pass, settled) in (1..).zip(ends) {
+            let settled = Settled { fan: fan.of_pass(pass).map(Box::new), ..settled.clone() };
+            if pass <= passes_kept {
+                position.ledger.insert(step.id.clone(), settled);
+            } else if settled.is_reusable() {
+                let follows = pass < fan.pass || !is_finished;
+                keep(position, &step.id, pass, Reusable::ended(settled, follows));
+            }
+        }
+    } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.is_reusable()) {
+        keep(position, &step.id, 1, Reusable::ended(settled, false));
+    } else if is_finished && last.is_none() && !step.idempotent {
+        // Without traces, the ledger lacks the end of a completed step.
+        position.ask_about(&step.id, None);
+    }
+    let Some(entry) = entry else { return };
+    let has_own_effect = !step.idempotent && !entry.has_children();
+    if has_own_effect && entry.is_unsettled() {
+        position.ask_about(&step.id, Some(entry));
+    } else if is_worth_keeping(step, &entry) {
+        let pass = pass_in(shape, place, &entry.at.iteration);
+        let before = last.filter(|_| pass == 1 && step.is_later_pass(&entry));
+        keep(position, &step.id, pass, Reusable::Begun { entry: Box::new(entry), before });
+    } else if has_own_effect && step.is_later_pass(&entry) {
+        position.ask_about(&step.id, Some(entry));
+    }
+}
+
+fn keep(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
+    position.reusable.entry(step.clone()).or_default().insert(pass, result);
+}
+
+/// Returns the steps downstream of the cuts, without the cuts themselves.
+pub(crate) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<usize> {
+    let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
+    let mut downstream = shape.downstream(&named);
+    downstream.retain(|place| !named.contains(place));
+    downstream
+}
+
+/// Returns the first of `causes` upstream of a step.
+pub(crate) fn upstream_of<'a>(
+    shape: &Shape,
+    step: &StepId,
+    mut causes: impl Iterator<Item = &'a StepId>,
+) -> Option<&'a StepId> {
+    let place = shape.place(step.as_str())?;
+    causes.find(|cause| {
+        let cause = shape.place(cause.as_str());
+        cause.is_some_and(|cause| cause != place && shape.downstream(&[cause]).contains(&place))
+    })
+}
+
+/// Returns the note of the cause of a rerun.
+pub(crate) fn invalidated(step: &StepId, cause: &RerunCause) -> Note {
+    Note::Event { name: STEP_INVALIDATED.to_owned(), data: json!({ "step": step, "cause": cause }) }
+}
+
+fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
+    let Position { frontier, failed, .. } = position;
+    [frontier, failed].into_iter().find_map(|entries| {
+        let at = entries.iter().position(|entry| entry.step == *step)?;
+        Some(entries.remove(at))
+    })
+}
+
+/// Says whether a fresh start of an unfinished step would lose work.
+fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
+    // A failed step enters its children again, and their ends are reused.
+    if entry.status == Status::Failed && entry.has_children() {
+        return false;
+    }
+    let has_begun = entry.has_children()
+        || step.is_later_pass(entry)
+        || entry.memos > 0
+        || entry.status == Status::Waiting
+        || entry.at.attempt > 0;
+    entry.input.is_some() && has_begun
+}

@@ -1,0 +1,269 @@
+//! Reuse: a reusable result becomes current if the input of the step is equal.
+//!
+//! Input: ready steps with a reusable result, and the records of their ends. Output: the first difference between
+//! the recorded trace and the current trace, and a settled step or a dropped result. Pure;
+//! [`early_cutoff`](super::early_cutoff) reads and verifies.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::projection::events::{RerunCause, STEP_REUSED};
+use crate::record::{
+    EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, Try, WaitKind,
+};
+
+use super::scheduler::for_children;
+use super::trace::trace_of;
+use crate::engine::chain::Draft;
+use crate::engine::resume::definition::{Forget, forget};
+use crate::engine::scope::open_scopes::fan_of;
+use crate::engine::scope::{Scope, ScopeId};
+use crate::engine::session::Session;
+use crate::engine::{Follow, Program, RunError};
+
+/// Verdicts on the evidence of reusable results, valid until the next step ends: a step may rewrite claimed files.
+#[derive(Debug, Default)]
+pub(crate) struct ReusableVerdicts {
+    /// The verified scopes.
+    pub(crate) looked: BTreeSet<BranchPath>,
+    pub(crate) broken: BTreeMap<(BranchPath, StepId), Vec<String>>,
+    pub(crate) unknown: BTreeMap<(BranchPath, StepId), Vec<String>>,
+}
+
+/// A ready step with a reusable result.
+pub(crate) struct Candidate {
+    pub(crate) place: usize,
+    pub(crate) step: StepId,
+    pub(crate) trace: Option<Trace>,
+    pub(crate) result: Reusable,
+}
+
+impl<P: Program> Session<'_, P> {
+    /// Returns whether a step belongs to the requested part of the run.
+    fn is_wanted(&self, id: ScopeId, place: usize) -> bool {
+        let wanted = self.wanted.as_deref().filter(|_| id == crate::engine::scope::MAIN);
+        wanted.is_none_or(|wanted| wanted[place])
+    }
+
+    /// Returns whether the reuse of a ready step is still undecided.
+    pub(crate) fn has_result_to_judge(&self, id: ScopeId) -> bool {
+        let Some(scope) = self.scopes.find_ref(id) else { return false };
+        let has_result = |entry: &FrontierEntry| {
+            entry.status == Status::Ready
+                && scope.result_of(entry).is_some()
+                && scope.shape.place(entry.step.as_str()).is_some_and(|place| self.is_wanted(id, place))
+        };
+        scope.end.is_none() && !self.is_stopping() && scope.position.frontier.iter().any(has_result)
+    }
+
+    /// Records the input of a starting step.
+    pub(crate) fn note_input(&mut self, id: ScopeId, place: usize) {
+        if !self.keeps_traces || self.scopes.get(id).entry(place).has_children() {
+            return;
+        }
+        let trace = trace_of(self.program, self.scopes.get(id), place);
+        self.scopes.get_mut(id).entry_mut(place).input = trace.map(|trace| trace.digest());
+    }
+
+    pub(crate) fn next_candidate(&self, id: ScopeId) -> Option<Candidate> {
+        let scope = self.scopes.get(id);
+        if scope.position.reusable.is_empty() || scope.end.is_some() || self.is_stopping() {
+            return None;
+        }
+        scope.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
+            let result = scope.result_of(entry)?.clone();
+            let place = scope.shape.place(entry.step.as_str())?;
+            if !self.is_wanted(id, place) {
+                return None;
+            }
+            let trace = trace_of(self.program, scope, place);
+            Some(Candidate { place, step: entry.step.clone(), trace, result })
+        })
+    }
+
+    /// Settles a ready step with its reusable end, for the next record.
+    pub(crate) fn settle_with_result(
+        &mut self,
+        id: ScopeId,
+        candidate: &Candidate,
+        digests: Option<EndDigests>,
+    ) {
+        let scope = self.scopes.get_mut(id);
+        let Some(Reusable::Ended { mut settled, follows, .. }) = scope.take_result(candidate.place) else {
+            return;
+        };
+        if let Some(fan) = &settled.fan {
+            let before = fan.passes.last().map_or(0, |pass| pass.settled.failures_passed());
+            settled.failures =
+                settled.failures.saturating_sub(before) + scope.failures_before(candidate.place);
+        }
+        scope.position.renew_passes_before(&candidate.step, &mut settled);
+        let (seq, follow) = (settled.seq, if follows { Follow::To(candidate.place) } else { Follow::Needs });
+        scope.settle(candidate.place, Some(settled), follow);
+        scope.digests.extend(digests.map(|digests| (candidate.step.clone(), digests)));
+        note_reuse(scope, &candidate.step, seq);
+        self.mark_dirty(id);
+        self.touched.insert(id);
+    }
+
+    /// Returns the first difference between the trace of a reusable end and the current trace; `None` for a kept
+    /// result.
+    pub(crate) fn difference(
+        &self,
+        id: ScopeId,
+        candidate: &Candidate,
+        then: Option<&Trace>,
+    ) -> Option<RerunCause> {
+        if matches!(candidate.result, Reusable::Ended { kept: true, .. }) {
+            return None;
+        }
+        let (Some(then), Some(now)) = (then, candidate.trace.as_ref()) else {
+            return Some(RerunCause::UpstreamChanged { step: None });
+        };
+        let path = step_path(self.scopes.get(id).branch(), &candidate.step);
+        let is_accepted = || self.accepted.get(&path).is_some_and(|known| known.contains(&then.definition));
+        if then.definition != now.definition && !is_accepted() {
+            return Some(RerunCause::DefinitionChanged);
+        }
+        let is_same =
+            (then.input, &then.needs, then.previous_pass) == (now.input, &now.needs, now.previous_pass);
+        let changed = || now.needs.iter().find(|(step, digest)| then.needs.get(*step) != Some(digest));
+        (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
+    }
+
+    /// Returns whether the state of a scope lacks the outputs of ends out of force. In passes, steps read outputs
+    /// of other steps from the pass before.
+    fn lost_state(&self, id: ScopeId) -> bool {
+        let scope = self.scopes.get(id);
+        scope.position.entered_again || !scope.around.is_empty()
+    }
+
+    /// Returns whether the output of an end must be restored from the record of the end.
+    pub(crate) fn restores_state(&self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        let children = scope.shape.steps()[place].children.as_ref();
+        let has_passes = children.is_some_and(|c| c.passes) && scope.shape.share_loop(place, place);
+        // A skip removed the output of the step from the state.
+        let is_lost = || self.program.output_of(scope.step_ref(place), &scope.state).is_none();
+        self.lost_state(id) || has_passes || is_lost()
+    }
+
+    /// Returns whether the state has the outputs of earlier passes of an unfinished step.
+    pub(crate) fn has_state_of(&self, id: ScopeId, entry: &FrontierEntry) -> bool {
+        let scope = self.scopes.get(id);
+        let step = scope.shape.step(entry.step.as_str());
+        !self.lost_state(id) || step.is_none_or(|step| !step.is_later_pass(entry))
+    }
+
+    /// Continues an unfinished step with open children or a wait, if the input equals the input at the start.
+    pub(crate) fn continue_step(
+        &mut self,
+        id: ScopeId,
+        place: usize,
+        begun: FrontierEntry,
+        before: Option<Settled>,
+    ) -> Result<(), RunError> {
+        let scope = self.scopes.get_mut(id);
+        let step = scope.step_id(place).clone();
+        scope.take_result(place);
+        scope.position.ledger.extend(before.map(|settled| (step.clone(), settled)));
+        let has_fan = begun.has_children();
+        let entry = scope.entry_mut(place);
+        *entry = begun;
+        // A message for the wait may have come.
+        self.may_have_message |= entry.status == Status::Waiting;
+        if matches!(entry.status, Status::Started | Status::Failed) {
+            (entry.status, entry.failures, entry.wake_at, entry.since) = (Status::Ready, 0, None, 0);
+        }
+        let is_reused = has_fan || entry.status == Status::Waiting;
+        if has_fan {
+            if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
+                entry.waits = vec![for_children()];
+            }
+            entry.status = Status::Waiting;
+            let fan = fan_of(scope, place)?;
+            scope.fans.retain(|fan| fan.place != place);
+            scope.fans.push(fan);
+        }
+        // A step that only starts again has no result so far.
+        if is_reused {
+            note_reuse(scope, &step, scope.chain.next.saturating_sub(1));
+        }
+        self.mark_dirty(id);
+        self.touched.insert(id);
+        Ok(())
+    }
+
+    /// Drops the result of a step: the step runs, or is in doubt.
+    pub(crate) fn give_up_result(&mut self, id: ScopeId, candidate: &Candidate) -> Result<(), RunError> {
+        let (program, scope) = (self.program, self.scopes.get_mut(id));
+        let retries = self.answers.retries(scope.branch(), &candidate.step);
+        let result = scope.take_result(candidate.place);
+        let step = &scope.shape.steps()[candidate.place];
+        let (was_done, begun) = match &result {
+            Some(Reusable::Ended { settled, .. }) => (settled.did(), None),
+            Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
+            Some(Reusable::Confirm | Reusable::Started(_)) | None => (false, None),
+        };
+        let begun = begun.filter(|entry| step.has_begun(entry));
+        if !retries && !step.idempotent && (was_done || begun.is_some()) {
+            scope.position.ask_about(&candidate.step, begun.cloned());
+        } else if scope.pass_of(candidate.place) == 1 {
+            let branch = scope.branch().clone();
+            forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut scope.state)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the step of a scope for an end: the step itself, or the opener of its scope.
+    pub(crate) fn result_of(
+        &self,
+        id: ScopeId,
+        branch: &BranchPath,
+        step: &StepId,
+    ) -> Option<(BranchPath, StepId)> {
+        let scope = self.scopes.get(id);
+        let (mut branch, mut step) = (branch.clone(), step.clone());
+        while branch != *scope.branch() {
+            let (name, _) = branch.opened_by()?;
+            branch = branch.parent()?;
+            let shape = self.program.shape().of_branch(&branch)?;
+            step = shape.steps()[shape.opener(&name)?].id.clone();
+        }
+        Some((branch, step))
+    }
+}
+
+/// Returns the path of a step in the definition: the openers of its branch without keys, and the step.
+pub fn step_path(branch: &BranchPath, step: &StepId) -> String {
+    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let openers = around.filter_map(|branch| branch.opened_by().map(|(opener, _)| opener.to_string()));
+    let mut path: Vec<String> = std::iter::once(step.to_string()).chain(openers).collect();
+    path.reverse();
+    path.join("/")
+}
+
+pub(crate) fn has_same_input(entry: &FrontierEntry, trace: Option<&Trace>) -> bool {
+    entry.input.is_some() && entry.input == trace.map(Trace::digest)
+}
+
+/// Writes a single record for all results reused in a turn.
+fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
+    let of = CheckpointRef { run: scope.chain.run.clone(), branch: scope.chain.branch.clone(), seq };
+    let reused = json!({ "step": step, "of": of.to_string() });
+    if let Some(draft) = scope.drafts.last_mut()
+        && let Some(Note::Event { name, data }) = draft.report.notes.last_mut()
+        && name == STEP_REUSED
+        && let Some(steps) = data["steps"].as_array_mut()
+    {
+        steps.push(reused);
+        return;
+    }
+    let at = Try { iteration: scope.around.clone(), ..Try::default() };
+    let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
+    draft.about = Some(seq);
+    draft.report.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": [reused] }) });
+    scope.drafts.push(draft);
+}
