@@ -1,4 +1,4 @@
-//! The leases of this store, and the release at the drop of the last copy of a lease.
+//! The leases of this store, and the end of a lease at the drop of its last copy.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,8 +18,8 @@ use crate::tables::lease;
 /// Most branches with a known acknowledged seq; further branches of a large fan-out go unchecked.
 const BRANCHES_MAX: usize = 10_000;
 
-/// Pause before another attempt to release a lease.
-const RELEASE_PAUSE: Duration = Duration::from_secs(5);
+/// Pause before another attempt to end a lease.
+const ABANDON_PAUSE: Duration = Duration::from_secs(5);
 
 /// The leases of a store, by run.
 pub(super) type HeldRuns = Mutex<HashMap<RunId, HeldRun>>;
@@ -64,23 +64,23 @@ impl HeldRun {
     }
 }
 
-/// Releases a lease at the drop of the last copy, as of a run dropped midway.
-pub(super) struct Release {
+/// Ends a lease at the drop of the last copy, as of a run dropped midway.
+pub(super) struct Abandon {
     pub(super) database: Weak<Database>,
     pub(super) held: Weak<HeldRuns>,
     pub(super) run: RunId,
     pub(super) token: u64,
 }
 
-impl Guard for Release {}
+impl Guard for Abandon {}
 
-impl fmt::Debug for Release {
+impl fmt::Debug for Abandon {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Release").field("run", &self.run).field("token", &self.token).finish_non_exhaustive()
+        f.debug_struct("Abandon").field("run", &self.run).field("token", &self.token).finish_non_exhaustive()
     }
 }
 
-impl Drop for Release {
+impl Drop for Abandon {
     fn drop(&mut self) {
         let (Some(held), Some(database)) = (self.held.upgrade(), self.database.upgrade()) else { return };
         if !remove(&held, &self.run, self.token) {
@@ -91,10 +91,9 @@ impl Drop for Release {
         let (run, token) = (self.run.clone(), self.token);
         runtime.spawn(async move {
             // The worker lives on, so the lease would never end.
-            while let Err(Failure::Away(_) | Failure::Lost(_)) =
-                lease::release(&database, &run, token, None).await
+            while let Err(Failure::Away(_) | Failure::Lost(_)) = lease::abandon(&database, &run, token).await
             {
-                tokio::time::sleep(RELEASE_PAUSE).await;
+                tokio::time::sleep(ABANDON_PAUSE).await;
             }
         });
     }

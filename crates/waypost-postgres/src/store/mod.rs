@@ -32,7 +32,7 @@ use crate::write::{blobs, removal, trim};
 
 mod held;
 
-use held::{HeldRun, HeldRuns, Release};
+use held::{Abandon, HeldRun, HeldRuns};
 
 /// Keeps runs in a PostgreSQL database.
 ///
@@ -133,7 +133,7 @@ impl Shared {
         let (token, deadline) = (held.token, held.worker.deadline.clone());
         self.database.delta_cache.remove_run(run);
         lock(&self.held).insert(run.clone(), held);
-        let guard = Release {
+        let guard = Abandon {
             database: Arc::downgrade(&self.database),
             held: Arc::downgrade(&self.held),
             run: run.clone(),

@@ -187,3 +187,12 @@ pub(crate) async fn release(
         false => Err(row.fenced(run, token).into()),
     }
 }
+
+/// Ends a lease without a release, as the end of its worker does: a submitted run is ready again at the next look for
+/// ended leases.
+pub(crate) async fn abandon(database: &Database, run: &RunId, token: u64) -> Result<(), Failure> {
+    const ABANDON: &str = "UPDATE waypost.scopes m SET worker = NULL
+        FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3";
+    let abandon = Statement::new(ABANDON).text(run.as_str()).bytes(main_key()).int(int(token));
+    database.run(&abandon).await.map(drop)
+}

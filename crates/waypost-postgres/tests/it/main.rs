@@ -4,6 +4,7 @@
 mod contract;
 mod faults;
 mod graphs;
+mod model;
 mod opening;
 mod proxy;
 mod queue;

@@ -250,6 +250,42 @@ fn a_worker_executes_registered_graphs() {
     });
 }
 
+/// A worker whose future is dropped leaves its run to the next worker; a run that cannot be executed rests.
+#[test]
+fn a_dropped_worker_leaves_its_runs() {
+    async fn hang(_: u32, _: waypost::Context) -> Result<u32, waypost::StepError> {
+        std::future::pending().await
+    }
+    async fn end(state: u32, _: waypost::Context) -> Result<u32, waypost::StepError> {
+        Ok(state + 1)
+    }
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let first = waypost::Graph::<u32>::builder("sum").step("one", hang).build().unwrap();
+        let second = waypost::Graph::<u32>::builder("sum").step("one", end).build().unwrap();
+        let engine = waypost::Engine::new(Arc::clone(&store) as _);
+        let run = engine.run(&first, "monday", 41).submit(Job::default()).await.unwrap();
+
+        let worker = tokio::spawn(Worker::new(Arc::clone(&store) as _).register(&first).run());
+        while store.run(&run).await.unwrap().summary.status != RunStatus::Running {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        worker.abort();
+        drop(worker.await);
+        let stop = waypost::StopHandle::default();
+        let next = Worker::new(Arc::clone(&store) as _).register(&second).with_stop(stop.clone());
+        let working = tokio::spawn(next.run());
+        while store.run(&run).await.unwrap().summary.status != RunStatus::Completed {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        stop.stop(waypost::StopLevel::Graceful, "test");
+        working.await.unwrap().unwrap();
+
+        assert_eq!(engine.resume(&second, "monday").await.unwrap().state, 42);
+    });
+}
+
 #[test]
 fn a_lost_connection_for_hints_is_reported() {
     block_on(async {

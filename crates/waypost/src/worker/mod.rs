@@ -98,7 +98,8 @@ impl<E: Executor> Worker<E> {
         Self { stop, ..self }
     }
 
-    /// Claims and executes runs until a stop is requested.
+    /// Claims and executes runs until a stop is requested. A drop of the future cuts the running steps, and leaves the
+    /// runs to other workers.
     ///
     /// # Errors
     /// [`StoreError::Unsupported`]: the store has no queue. Others of the first access to the store.
@@ -182,12 +183,12 @@ impl<E: Executor> Worker<E> {
                 executed.await
             }
         };
-        if left == Left::Unfinished {
-            // The executor has released the lease, or lost it.
-            let _ = self.store.release(lease, None).await;
-            if let Err(error) = queue.requeue(&run).await {
-                self.executor.warn(&error.to_string());
-            }
+        // The executor has released the lease, or lost it, or could not execute the run.
+        let _ = self.store.release(lease, None).await;
+        if left == Left::Unfinished
+            && let Err(error) = queue.requeue(&run).await
+        {
+            self.executor.warn(&error.to_string());
         }
     }
 }
