@@ -595,8 +595,8 @@ fn an_added_idempotent_false_counts_in_the_same_resume() {
     }
 }
 
-// Bug: a step was repeated unasked after a rollback, if `idempotent: false` was added after its end. Cause: the rollback
-// judged by the definition of then. Fix: the adoption asks about each such step that has ended.
+// Bug: a step was repeated unasked after a rollback or a rerun, if `idempotent: false` was added after its end. Cause: both
+// judged by the definition of then. Fix: the position notes the effect, and the definition at the step's turn decides.
 #[test]
 fn an_added_idempotent_false_counts_after_a_rollback() {
     for body in ["Z", "steps: [{id: z, Z}]", "foreach: {items: [i], steps: [{id: z, Z}]}"] {
@@ -615,4 +615,88 @@ fn an_added_idempotent_false_counts_after_a_rollback() {
         assert_eq!(rig.read("trace"), "a\nz\na\n", "{body}");
         assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1), "{body}");
     }
+}
+
+#[test]
+fn an_added_idempotent_false_counts_in_open_scopes() {
+    let inner = "[{id: p, run: echo p >> trace}, {id: z, run: echo z >> trace}, {id: q, run: test -e ok}]";
+    let nested =
+        format!("[{{id: p, run: echo p >> trace}}, {{id: h, steps: {}}}]", inner.replace("id: p", "id: o"));
+    let nested = nested.replace("{id: o, run: echo p >> trace}, ", "");
+    for body in [
+        format!("steps: {inner}"),
+        format!("foreach: {{items: [i], steps: {inner}}}"),
+        format!("repeat: {{until: 'true', max: 2}}, steps: {inner}"),
+        format!("steps: {nested}"),
+    ] {
+        let rig = Rig::with(&format!("steps:\n  - {{id: a, run: echo a >> trace}}\n  - {{id: g, {body}}}\n"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        assert_eq!(code_of(&rig, &["rollback", "r@2", "-q"]), Some(0));
+        let flow = rig.read("flow.yaml");
+        rig.write("flow.yaml", &flow.replace("z >> trace", "z >> trace, idempotent: false"));
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{body}");
+        assert_eq!(rig.read("trace"), "a\np\nz\np\n", "{body}");
+        rig.write("ok", "");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done"]), Some(0), "{body}");
+        assert_eq!(rig.read("trace"), "a\np\nz\np\n", "{body}");
+    }
+}
+
+// Bug: a failed rerun upstream ended the question about an effect downstream: the next resume repeated the effect unasked.
+// Cause: a passed-over end removed the question. Fix: skipped and passed-over ends keep the questions.
+#[test]
+fn a_failed_rerun_keeps_the_question_downstream() {
+    for condition in ["", ", if: always() && steps.a.exit_code == 0"] {
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: a, run: 'echo a >> trace; test ! -e bad'}}
+  - {{id: z, run: echo z >> trace, idempotent: false{condition}}}
+"
+        ));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{condition}");
+        rig.write("bad", "");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a"]), Some(1), "{condition}");
+        std::fs::remove_file(rig.path("bad")).unwrap();
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{condition}");
+        assert_eq!(rig.read("trace"), "a\nz\na\na\n", "{condition}");
+    }
+}
+
+#[test]
+fn an_added_idempotent_false_counts_after_a_cut_rerun() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; test ! -e bad'}
+  - {id: z, run: echo z >> trace}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("bad", "");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a"]), Some(1));
+    std::fs::remove_file(rig.path("bad")).unwrap();
+    let flow = rig.read("flow.yaml");
+    rig.write("flow.yaml", &flow.replace("z >> trace", "z >> trace, idempotent: false"));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8));
+    assert_eq!(rig.read("trace"), "a\nz\na\na\n");
+}
+
+// Bug: after a failure was mended, a person was asked about the effect of a step with `if: failure()`. Cause: the question
+// came before the condition. Fix: the condition is decided first.
+#[test]
+fn a_false_condition_is_decided_before_the_question() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: test -e ok}
+  - {id: z, run: echo z >> trace, idempotent: false, if: failure()}
+  - {id: y, run: echo y >> trace}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "z\ny\n");
 }
