@@ -19,6 +19,7 @@ use super::rollback::epoch_in_pass;
 use super::begin::decode_state;
 use super::chain::Chain;
 use super::child_heads::NewestOf;
+use super::failure::position_for_retry;
 use super::fan_out::{
     CHILD_PAGE, FanOut, Item, ItemReader, Items, JoinedDigests, Queued, freeze, named_items,
 };
@@ -664,13 +665,21 @@ fn has_open_work(children: &Children, head: &Head, answers: &Answers) -> Result<
     Ok(header.end.is_none() && (has_children || is_in_doubt))
 }
 
-/// Reads the position of a child at a seq, of any fan-out; `None` if the position was pruned.
-async fn position_before(store: &dyn Store, chain: &Chain, seq: u64) -> Result<Option<Position>, RunError> {
+/// Reads the position of a child at a seq, of any fan-out, with its failures retried; `None` if the position was pruned.
+async fn position_before(
+    store: &dyn Store,
+    shape: &Shape,
+    chain: &Chain,
+    seq: u64,
+) -> Result<Option<Position>, RunError> {
     let record = match store.load(&chain.run, &chain.branch, seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
         record => record?,
     };
-    Ok(if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None })
+    if record.body_bytes().is_none() {
+        return Ok(None);
+    }
+    Ok(Some(position_for_retry(shape, &record, false)?.0))
 }
 
 /// Refuses items with duplicate keys, before anything is opened.

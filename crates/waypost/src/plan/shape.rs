@@ -176,7 +176,7 @@ impl Step {
     }
 
     /// Returns whether a person must confirm the step at its turn. `entry`: its frontier entry.
-    pub(crate) fn is_asked(&self, position: &Position, entry: Option<&FrontierEntry>) -> bool {
+    pub fn is_asked(&self, position: &Position, entry: Option<&FrontierEntry>) -> bool {
         let is_open = entry.is_some_and(FrontierEntry::has_children);
         position.asks_about(&self.id) || !is_open && self.is_careful() && position.had_effect(&self.id)
     }

@@ -108,7 +108,7 @@ impl Position {
     }
 
     /// Returns whether a step had an effect that the position lacks, or is asked about.
-    pub(crate) fn had_effect(&self, step: &StepId) -> bool {
+    pub fn had_effect(&self, step: &StepId) -> bool {
         self.reusable.get(step).is_some_and(|results| results.contains_key(&QUESTION))
     }
 
