@@ -786,3 +786,21 @@ fn an_inner_step_is_not_done_without_its_outputs() {
     assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "retry=g/z"]), Some(0));
     assert_eq!(rig.read("trace"), "1\n1\n");
 }
+
+// Bug: after `--skip` of a step in doubt, a rerun upstream repeated the effect unasked. Cause: the choice removed all
+// knowledge of the effect. Fix: a skip by hand keeps the note of the effect.
+#[test]
+fn a_skipped_effect_is_asked_about_in_a_later_rerun() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: echo a >> trace}
+  - {id: z, run: echo z >> trace, idempotent: false}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@1", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "z"]), Some(0));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a"]), Some(8));
+    assert_eq!(rig.read("trace"), "a\nz\na\na\n");
+}

@@ -329,6 +329,7 @@ impl<'a, S> Scope<'a, S> {
         let is = |ends: &[SettledAs]| settled.as_ref().is_some_and(|settled| ends.contains(&settled.how));
         let (has_failed, is_skipped) =
             (is(&[SettledAs::Failed]), is(&[SettledAs::Skipped, SettledAs::PassedOver]));
+        let keeps_effect = is(&[SettledAs::SkippedByHand]) && self.position.had_effect(&id);
         if !is_skipped {
             self.position.ask_no_more(&id);
         }
@@ -345,6 +346,9 @@ impl<'a, S> Scope<'a, S> {
             }
             // No later pass follows: drop the results of later passes.
             self.position.reusable.remove(&id);
+        }
+        if keeps_effect {
+            self.position.note_effect(&id);
         }
         self.fans.retain(|fan| fan.place != place);
         match settled {
