@@ -289,13 +289,13 @@ impl Prepared {
                 // Retried items find their questions during the resume.
                 let mut asked = Asked::Nothing;
                 if !args.treat_as.is_empty() {
-                    let now = decide(context, store, &snapshot, &chosen, &args.answers).await?;
+                    let now = decide(context, store, &snapshot, &chosen, (&args.answers, false)).await?;
                     // A rerun from a step, or of changed steps, follows the answers to the open questions.
                     let reruns = args.from.is_some() || chosen.reruns_finished();
                     decides_first = now == Asked::BeforeEvidence || now == Asked::Now && reruns;
                     asked = if args.retry.is_empty() { now } else { asked };
                 }
-                let at = (&snapshot, &chosen.workflow);
+                let at = (&snapshot, &chosen);
                 choices = choice::of(args, store.as_ref(), at, asked, context.now()).await?;
                 let is_told = !args.treat_as.is_empty() && args.retry.is_empty();
                 if is_told && asked == Asked::Nothing && choices.is_empty() {

@@ -183,12 +183,7 @@ pub(crate) async fn believe(
     chosen: &Chosen,
     (plan, answers): (&Plan, &Answers),
 ) -> Result<BTreeSet<StepId>, Error> {
-    let is_held = |decision: &&Decision| {
-        let is_done = answers.about(&decision.branch, &decision.step) == Some(TreatAs::Done);
-        is_done && matches!(decision.cause, Cause::EvidenceFailed(_))
-    };
-    let held: BTreeSet<StepId> =
-        plan.questions().filter(is_held).map(|decision| decision.step.clone()).collect();
+    let held = held(plan, answers);
     if !held.is_empty() {
         let (engine, program) = to_look(store, snapshot, chosen)?;
         for step in &held {
@@ -198,4 +193,13 @@ pub(crate) async fn believe(
         }
     }
     Ok(held)
+}
+
+/// Returns the steps with failed evidence that a person settles as done.
+pub(crate) fn held(plan: &Plan, answers: &Answers) -> BTreeSet<StepId> {
+    let is_held = |decision: &&Decision| {
+        let is_done = answers.about(&decision.branch, &decision.step) == Some(TreatAs::Done);
+        is_done && matches!(decision.cause, Cause::EvidenceFailed(_))
+    };
+    plan.questions().filter(is_held).map(|decision| decision.step.clone()).collect()
 }

@@ -158,8 +158,9 @@ impl WorkflowProgram {
         state: &mut WorkflowState,
         known: KnownOutputs<'_>,
     ) -> Result<(Follow, Phase), String> {
-        if known == KnownOutputs::InState {
-            let step = self.step(step_ref);
+        let step = self.step(step_ref);
+        // A rollback returns to a state before the result.
+        if known == KnownOutputs::InState && state.step(step.id.as_str()).is_some() {
             return Ok((Follow::Needs, state.phase_of(&step.id, step.work.command().is_some())));
         }
         if let KnownOutputs::Given(outputs) = known {

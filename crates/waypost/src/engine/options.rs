@@ -422,9 +422,6 @@ pub struct Adoption {
     pub within: BTreeSet<StepId>,
     /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
     pub entered: BTreeSet<StepId>,
-    /// Steps that only the new definition declares non-idempotent, and the openers of these steps. After a rollback, a
-    /// person must confirm the rerun of each that had ended.
-    pub careful: BTreeSet<StepId>,
 }
 
 /// The options of a fork or an import.

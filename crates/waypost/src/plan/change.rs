@@ -220,7 +220,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
     let mut finished = vec![false; after.steps().len()];
-    let (mut redone, mut asked, mut reusable) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut redone, mut asked, mut reusable, mut effects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
     for place in after.order() {
         let step = &after.steps()[place];
@@ -279,7 +279,12 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         };
         finished[place] = was_finished && reason.is_none();
         let Some(reason) = reason else { continue };
-        if asks && step.must_ask_again(was_finished && position.did(&step.id), known) {
+        let had_effect =
+            was_finished && position.did(&step.id) || known.is_some_and(|entry| step.has_begun(entry));
+        if asks && had_effect && !after.is_routed() {
+            effects.push(step.id.clone());
+        }
+        if asks && had_effect && step.is_careful() {
             asked.push((step.id.clone(), known.filter(|entry| step.has_begun(entry)).cloned()));
         } else {
             redone.push((step.id.clone(), reason));
@@ -347,6 +352,9 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     for (step, _) in &redone {
         position.drop_results(step);
         position.ask_no_more(step);
+        if effects.contains(step) {
+            position.note_effect(step);
+        }
         if after.step(step.as_str()).is_some_and(Step::opens) && !after.is_routed() {
             position.rerun_whole.insert(step.clone());
         }

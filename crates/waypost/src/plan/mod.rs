@@ -470,7 +470,9 @@ impl BranchView<'_> {
                     let before = self.before(place, &unfinished).into_iter().next();
                     (Action::Recheck, Cause::UpstreamChanged(before.unwrap_or_else(|| step.id.clone())))
                 }
-                None if self.branch.position.asks_about(&step.id) => (Action::Ask, Cause::AskedInTurn),
+                None if unfinished.has(place) && step.is_asked(&self.branch.position, None) => {
+                    (Action::Ask, Cause::AskedInTurn)
+                }
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
                 None => self.finished(place, upstream.as_ref()),
             };
@@ -554,7 +556,9 @@ impl BranchView<'_> {
     fn unfinished(&self, place: usize, entry: &FrontierEntry) -> (Action, Cause) {
         let step = &self.shape.steps()[place];
         match entry.status {
-            Status::Ready if self.branch.position.asks_about(&step.id) => (Action::Ask, Cause::AskedInTurn),
+            Status::Ready if step.is_asked(&self.branch.position, Some(entry)) => {
+                (Action::Ask, Cause::AskedInTurn)
+            }
             Status::Ready => match entry.wake_at {
                 Some(due) if due > self.now => (Action::Wait, Cause::Delayed(due)),
                 _ if entry.failures > 0 => (Action::Retry, Cause::Failed(entry.at.clone())),

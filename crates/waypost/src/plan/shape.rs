@@ -146,11 +146,39 @@ impl Step {
         self.routes.contains(&self.id) && entry.at.iteration.last().is_some_and(|pass| *pass > 1)
     }
 
-    /// Returns whether a person must confirm a rerun after an upstream rerun. This is so if the step was done
-    /// or has begun (`entry` is its frontier entry), and the step or a child is not idempotent.
-    pub(crate) fn must_ask_again(&self, was_done: bool, entry: Option<&FrontierEntry>) -> bool {
-        let is_careful = !self.idempotent || self.opens_careful();
-        is_careful && (was_done || entry.is_some_and(|entry| self.has_begun(entry)))
+    /// Returns whether the step, or a child, is not idempotent.
+    pub(crate) fn is_careful(&self) -> bool {
+        !self.idempotent || self.opens_careful()
+    }
+
+    /// Returns whether the step has an effect without its children.
+    pub(crate) fn has_own_effect(&self) -> bool {
+        !self.idempotent || !self.opens()
+    }
+
+    /// Notes the effect of a step that reruns: the step was done, or has begun (`entry` is its frontier entry). Returns
+    /// whether a person must confirm the rerun.
+    ///
+    /// A later definition may declare an idempotent step non-idempotent: see [`is_asked`](Self::is_asked).
+    pub(crate) fn note_effect(
+        &self,
+        position: &mut Position,
+        was_done: bool,
+        entry: Option<FrontierEntry>,
+    ) -> bool {
+        let begun = entry.filter(|entry| self.has_begun(entry));
+        match self.is_careful() {
+            _ if !was_done && begun.is_none() => return false,
+            true => position.ask_about(&self.id, begun),
+            false => position.note_effect(&self.id),
+        }
+        self.is_careful()
+    }
+
+    /// Returns whether a person must confirm the step at its turn. `entry`: its frontier entry.
+    pub fn is_asked(&self, position: &Position, entry: Option<&FrontierEntry>) -> bool {
+        let is_open = entry.is_some_and(FrontierEntry::has_children);
+        position.asks_about(&self.id) || !is_open && self.is_careful() && position.had_effect(&self.id)
     }
 
     /// Returns whether the branches of the step's work have non-idempotent steps.

@@ -103,7 +103,25 @@ impl Position {
     /// Returns whether a person must confirm a step at its turn: the step is not idempotent, and was finished
     /// or started before an upstream step was invalidated.
     pub fn asks_about(&self, step: &StepId) -> bool {
+        let question = self.reusable.get(step).and_then(|results| results.get(&QUESTION));
+        question.is_some_and(|question| !matches!(question, Reusable::Effect))
+    }
+
+    /// Returns whether a step had an effect that the position lacks, or is asked about.
+    pub fn had_effect(&self, step: &StepId) -> bool {
         self.reusable.get(step).is_some_and(|results| results.contains_key(&QUESTION))
+    }
+
+    /// Notes that an idempotent step had an effect that the position lacks.
+    pub(crate) fn note_effect(&mut self, step: &StepId) {
+        self.reusable.entry(step.clone()).or_default().insert(QUESTION, Reusable::Effect);
+    }
+
+    /// Removes the note of an effect: the step runs again. A question about the step stays.
+    pub(crate) fn repeat_effect(&mut self, step: &StepId) {
+        if !self.asks_about(step) {
+            self.ask_no_more(step);
+        }
     }
 
     /// Returns the entry of a step in doubt: started before an upstream step was invalidated.
@@ -155,8 +173,10 @@ impl Position {
     /// Adds a question about a step, for the step's turn. `entry`: the frontier entry, if the step started
     /// and did not end.
     pub(crate) fn ask_about(&mut self, step: &StepId, entry: Option<FrontierEntry>) {
-        let question = || entry.map_or(Reusable::Confirm, |entry| Reusable::Started(Box::new(entry)));
-        self.reusable.entry(step.clone()).or_default().entry(QUESTION).or_insert_with(question);
+        if !self.asks_about(step) {
+            let question = entry.map_or(Reusable::Confirm, |entry| Reusable::Started(Box::new(entry)));
+            self.reusable.entry(step.clone()).or_default().insert(QUESTION, question);
+        }
     }
 
     /// Removes the question about a step; returns the frontier entry, if the step started and did not end.
@@ -305,6 +325,9 @@ pub enum Reusable {
     Confirm,
     /// The entry of a non-idempotent step that started and did not end: a person must confirm.
     Started(Box<FrontierEntry>),
+    /// The step was finished or started, and the end is not reused. A person must confirm if the step is not idempotent at
+    /// its turn, by the definition of the time.
+    Effect,
 }
 
 /// The pass number of a question about a step.

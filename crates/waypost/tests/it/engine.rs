@@ -294,7 +294,6 @@ async fn a_restart_can_adopt_another_graph() {
         rerun: Vec::new(),
         within: Default::default(),
         entered: Default::default(),
-        careful: Default::default(),
     };
 
     let options = ResumeOptions {

@@ -41,13 +41,17 @@ type StepAt = (BranchPath, StepId);
 pub(super) async fn of(
     args: &ResumeArgs,
     store: &dyn Store,
-    (snapshot, workflow): (&Snapshot, &Workflow),
+    (snapshot, chosen): (&Snapshot, &Chosen),
     asked: Asked,
     at: Timestamp,
 ) -> Result<BTreeMap<StepAt, Choice>, Error> {
     let mut settled: BTreeMap<StepAt, SettleBy> = BTreeMap::new();
-    let run = &snapshot.entry.summary.run;
+    let (run, workflow) = (&snapshot.entry.summary.run, &chosen.workflow);
     let position = snapshot.newest().position().unwrap_or_default();
+    let in_turn = |step: &StepId| {
+        let entry = position.open_entries().find(|entry| entry.step == *step);
+        chosen.shape.step(step.as_str()).is_some_and(|own| own.is_asked(&position, entry))
+    };
     let answers = &args.answers;
     let done = || SettleBy::Done(Map::new());
     let settles = |(branch, step): &StepAt| answers.about(branch, step) == Some(TreatAs::Done);
@@ -72,7 +76,7 @@ pub(super) async fn of(
     }
     let is_in_doubt = |at: &StepAt| {
         let is_cut = |entry: &FrontierEntry| entry.step == at.1 && entry.is_unsettled();
-        let is_asked = position.open_entries().any(is_cut) || position.asks_about(&at.1);
+        let is_asked = position.open_entries().any(is_cut) || in_turn(&at.1);
         settles(at) && at.0.is_main() && is_asked
     };
     if asked == Asked::BeforeEvidence {
@@ -110,7 +114,7 @@ pub(super) async fn of(
             refuse_missing(workflow, run, step, outputs)?;
         }
     }
-    let asked = position.reusable.keys().filter(|step| position.asks_about(step));
+    let asked = position.reusable.keys().filter(|step| in_turn(step));
     let asked = asked.filter(|step| !has_result(snapshot.newest(), step));
     for at in asked.map(|step| (BranchPath::main(), step.clone())).filter(settles) {
         if !settled.contains_key(&at) {
@@ -254,16 +258,27 @@ pub(super) async fn answers(
             return Err(Error::usage(message, "name steps in one of the options: `--treat-as done=STEP`"));
         }
     }
-    if args.treat_as.iter().all(|given| given.steps.is_empty()) {
+    let is_bare = args.treat_as.iter().all(|given| given.steps.is_empty());
+    if answers.rest != Some(TreatAs::Done) && is_bare {
         return Ok(answers);
     }
     let undecided = ResumeArgs { dry_run: true, ..args.undecided() };
-    let prepared = Prepared::untold(context, store, run, &undecided).await?;
+    let prepared = match Prepared::untold(context, store, run, &undecided).await {
+        // The resume tells the error, with all options in its hint.
+        Err(_) if is_bare => return Ok(answers),
+        prepared => prepared?,
+    };
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
-    let (plan, _) = planned(context, store, (&snapshot, &prepared), &undecided).await?;
+    let plan = match planned(context, store, (&snapshot, &prepared), &undecided).await {
+        Err(_) if is_bare => return Ok(answers),
+        plan => plan.map_err(|error| error.of_resume(args, &[]))?.0,
+    };
     let asked = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
-    let asked: Vec<(BranchPath, StepId)> =
-        asked.map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
+    let asked: Vec<&Decision> = asked.collect();
+    let in_turn = asked.iter().filter(|asked| asked.cause == Cause::AskedInTurn);
+    let in_turn: Vec<StepAt> = in_turn.map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
+    let asked: Vec<StepAt> =
+        asked.into_iter().map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
     let failed = failed_steps(store.as_ref(), run, &BranchPath::main()).await?;
     let names = StepNames::of(&prepared.chosen.workflow);
     for given in &args.treat_as {
@@ -291,6 +306,13 @@ pub(super) async fn answers(
                     return Err(Error::usage(message, "name the step once"));
                 }
             }
+        }
+    }
+    // A question on record comes at the step's turn, and is known before the resume.
+    for at in in_turn.into_iter().filter(|_| answers.rest == Some(TreatAs::Done)) {
+        let position = store.newest(run, &at.0).await?.position().unwrap_or_default();
+        if position.had_effect(&at.1) {
+            answers.named.entry(at).or_insert(TreatAs::Done);
         }
     }
     Ok(answers)
@@ -339,13 +361,13 @@ fn undecided_hint(run: &RunId, names: &StepNames, failed: &[StepAt]) -> String {
     }
 }
 
-/// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.
+/// Applies `--treat-as` to steps with failed evidence, except in a dry run. Returns the questions for the answer.
 pub(super) async fn decide(
     context: &Context,
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
-    answers: &Answers,
+    (answers, is_dry): (&Answers, bool),
 ) -> Result<Asked, Error> {
     let look = current_evidence::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
@@ -356,7 +378,10 @@ pub(super) async fn decide(
     let asks_later = plan.decisions.iter().any(|decision| decision.cause == Cause::AskedInTurn);
     let has_broken =
         plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
-    let is_believed = !current_evidence::believe(store, snapshot, chosen, (&plan, answers)).await?.is_empty();
+    let is_believed = match is_dry {
+        true => !current_evidence::held(&plan, answers).is_empty(),
+        false => !current_evidence::believe(store, snapshot, chosen, (&plan, answers)).await?.is_empty(),
+    };
     Ok(match (has_doubt, has_broken) {
         (true, true) => Asked::BeforeEvidence,
         (true, false) => Asked::Now,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use waypost::engine::{Answers, Engine, RunError, Snapshot, StopHandle, TreatAs};
-use waypost::plan::{Action, Decision, Plan};
+use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::Occasion;
 use waypost::shape::Shape;
 use waypost::store::Store;
@@ -36,9 +36,18 @@ pub(super) async fn dry_run(
     let mut notes = told_of(letters);
     let snapshot = Snapshot::read(store, run).await?;
     let mut prepared = Prepared::of(context, shared, run, &args.undecided()).await?;
-    let at = (&snapshot, &prepared.chosen.workflow);
-    prepared.choices = choice::of(args, store, at, Asked::Nothing, context.now()).await?;
-    let (mut plan, stops) = planned(context, shared, (&snapshot, &prepared), args).await?;
+    let at = (&snapshot, &prepared.chosen);
+    let is_told = !args.treat_as.is_empty() && args.retry.is_empty();
+    let asked = match is_told {
+        true => choice::decide(context, shared, &snapshot, &prepared.chosen, (answers, true)).await?,
+        false => Asked::Nothing,
+    };
+    prepared.choices = choice::of(args, store, at, asked, context.now()).await?;
+    if is_told && asked == Asked::Nothing && prepared.choices.is_empty() {
+        return Err(choice::nothing_to_decide(store, run, &prepared.chosen.workflow).await?);
+    }
+    let plan = planned(context, shared, (&snapshot, &prepared), args).await;
+    let (mut plan, stops) = plan.map_err(|error| error.of_resume(args, &[]))?;
     stops.iter().for_each(|stop| context.output.warn(stop));
     if prepared.params.is_some() {
         let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
@@ -78,7 +87,7 @@ pub(super) async fn refuse(
     let store = shared.as_ref();
     let snapshot = Snapshot::read(store, run).await?;
     let mut prepared = Prepared::untold(context, shared, run, &args.undecided()).await?;
-    let at = (&snapshot, &prepared.chosen.workflow);
+    let at = (&snapshot, &prepared.chosen);
     prepared.choices = choice::of(args, store, at, Asked::Nothing, context.now()).await?;
     let mut plan = prepared.chosen.plan(store, &snapshot, None, context.now()).await?;
     decide(shared, &prepared, args, &mut plan).await.map_err(|error| error.of_resume(args, &[]))
@@ -138,7 +147,7 @@ async fn decide(
 /// Settles the questions of a plan as a person decides.
 fn settle(plan: &mut Plan, answers: &Answers) {
     for decision in plan.decisions.iter_mut().filter(|decision| decision.action == Action::Ask) {
-        match answers.about(&decision.branch, &decision.step) {
+        match answer_to(decision, answers) {
             Some(TreatAs::Done) => decision.action = Action::Reuse,
             Some(TreatAs::Retry) => decision.action = Action::Run,
             None => {}
@@ -146,9 +155,17 @@ fn settle(plan: &mut Plan, answers: &Answers) {
     }
 }
 
+/// Returns the answer to a question. A bare "done" is about the questions known before the resume.
+fn answer_to(question: &Decision, answers: &Answers) -> Option<TreatAs> {
+    let (branch, step) = (&question.branch, &question.step);
+    let is_named = answers.named.contains_key(&(branch.clone(), step.clone()));
+    let answer = answers.about(branch, step);
+    answer.filter(|answer| is_named || *answer == TreatAs::Retry || question.cause != Cause::AskedInTurn)
+}
+
 fn question_text(question: &Decision, answers: &Answers) -> String {
     let step = named(question);
-    match answers.about(&question.branch, &question.step) {
+    match answer_to(question, answers) {
         Some(TreatAs::Done) => format!("Step {step} would count as done."),
         Some(TreatAs::Retry) => format!("Step {step} would rerun."),
         None => format!("Step {step} is not idempotent: the resume would ask for a decision."),

@@ -492,10 +492,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
             redo |= row.change.touches_finished;
         }
     }
-    let before = own.shape.clone().as_careful_as(&shape);
-    let is_new = |step: &&waypost::shape::Step| before.step(step.id.as_str()) != Some(*step);
-    let careful = own.shape.steps().iter().filter(is_new).map(|step| step.id.clone()).collect();
-    let adoption = Adoption { careful, before, definition, redo, kept, rerun, within: names, entered };
+    let before = own.shape.as_careful_as(&shape);
+    let adoption = Adoption { before, definition, redo, kept, rerun, within: names, entered };
     let adoption = Some(adoption);
     Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
 }

@@ -273,7 +273,6 @@ impl<'a> Replay<'a> {
                     rerun: Vec::new(),
                     within: BTreeSet::new(),
                     entered: BTreeSet::new(),
-                    careful: BTreeSet::new(),
                 });
                 self.steps = adoption.steps.clone();
                 world.adopt(self.steps.clone());

@@ -215,7 +215,7 @@ impl DryRun {
             let key = (decision.branch.clone(), decision.step.clone());
             let is_settled = self.skipped.contains_key(&key) || self.settled.contains_key(&key);
             let waits = decision.action == Action::Wait && !is_settled;
-            if decision.action == Action::Ask {
+            if decision.action == Action::Ask && !is_settled {
                 continue;
             }
             if let Some(asked) = asked.get(&key) {

@@ -403,9 +403,6 @@ async fn find_begin<P: Program>(
         let carried = definition::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
         base.notes = definition::causes_of(adoption, &carried, options.by.as_deref());
         base.position = carried.position;
-        if options.from.is_none() {
-            definition::ask_about_ended(engine, program.shape(), base, &adoption.careful).await?;
-        }
         base.position.note_rerun();
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         requested::defer_below(&carried.entered, &adoption.rerun, program.shape(), &mut base.position);

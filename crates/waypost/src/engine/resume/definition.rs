@@ -13,12 +13,10 @@ use crate::record::{
     Definition, Fan, FrontierEntry, Header, Note, Phase, Position, Record, Reusable, Settled, SettledAs,
     SkipCause,
 };
-use crate::store::{Lease, Scan, Store, StoreError, StoreExt as _};
+use crate::store::{Lease, Store, StoreError, StoreExt as _};
 
 use super::begin::{Base, decode_state};
 use crate::engine::inspect::{Snapshot, position_of};
-use crate::engine::time_travel::rollback::ask_about_effects;
-use crate::engine::time_travel::undo::undone_steps;
 use crate::engine::walk::choice::settled_by_person;
 use crate::engine::walk::invalidate::invalidated;
 use crate::engine::{Adoption, Engine, OnChange, Program, RunError, StepRef};
@@ -165,34 +163,6 @@ pub(crate) async fn ends_to_keep(
         return Ok(BTreeMap::new());
     }
     ends_of(engine.store.as_ref(), base.record.header()).await
-}
-
-/// Puts the steps `careful` in doubt that ended before a rollback: only the new definition declares these steps
-/// non-idempotent.
-///
-/// A step with a reusable result is excluded: its question comes at its turn, if the input changed.
-pub(crate) async fn ask_about_ended(
-    engine: &Engine,
-    shape: &Shape,
-    base: &mut Base,
-    careful: &BTreeSet<StepId>,
-) -> Result<(), RunError> {
-    if careful.is_empty() {
-        return Ok(());
-    }
-    let run = &base.snapshot.newest().header().run;
-    let undone = undone_steps(engine, run).await?;
-    let scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(run) };
-    let is_completed = |record: &Record| matches!(record.header().phase, Phase::Completed(_));
-    let ended = engine.store.scan_where(scan, &is_completed).await?;
-    let asked: BTreeSet<StepId> = ended
-        .into_iter()
-        .filter_map(|record| record.header().step.clone())
-        .filter(|step| careful.contains(step) && !undone.contains(step))
-        .filter(|step| !base.position.has_result(step))
-        .collect();
-    ask_about_effects(shape, &mut base.position, |_, step| asked.contains(&step.id).then_some(None));
-    Ok(())
 }
 
 /// Adds the new steps of a graph to the position: [`with_added`]. The inner error says why the graph does not fit.

@@ -257,8 +257,8 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
         if !position.has_result(&step.id) {
             continue;
         }
-        if at != place && results == Results::Drop && step.must_ask_again(true, None) {
-            position.ask_about(&step.id, None);
+        if at != place && results == Results::Drop {
+            step.note_effect(position, true, None);
         }
         position.drop_results_from(&step.id, if at == place { requested.pass } else { 1 });
         if (at != place || requested.is_named) && step.opens() && !is_retry {

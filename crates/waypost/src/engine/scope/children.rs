@@ -30,6 +30,7 @@ use crate::engine::resume::in_doubt::questions_at;
 use crate::engine::resume::requested;
 use crate::engine::resume::reruns::{Reopened, to_rerun};
 use crate::engine::session::Session;
+use crate::engine::walk::failure::position_for_retry;
 use crate::engine::walk::invalidate::{Invalidated, Results, invalidated, reenter, upstream_of};
 use crate::engine::walk::scheduler::{children_of, for_children, for_hooks};
 use crate::engine::walk::trace::{EndResult, child_input, pins_of, trace_of, work_digests};
@@ -664,13 +665,21 @@ fn has_open_work(children: &Children, head: &Head, answers: &Answers) -> Result<
     Ok(header.end.is_none() && (has_children || is_in_doubt))
 }
 
-/// Reads the position of a child at a seq, of any fan-out; `None` if the position was pruned.
-async fn position_before(store: &dyn Store, chain: &Chain, seq: u64) -> Result<Option<Position>, RunError> {
+/// Reads the position of a child at a seq, of any fan-out, with its failures retried; `None` if the position was pruned.
+async fn position_before(
+    store: &dyn Store,
+    shape: &Shape,
+    chain: &Chain,
+    seq: u64,
+) -> Result<Option<Position>, RunError> {
     let record = match store.load(&chain.run, &chain.branch, seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
         record => record?,
     };
-    Ok(if record.body_bytes().is_some() { Some(position_of(&record)?) } else { None })
+    if record.body_bytes().is_none() {
+        return Ok(None);
+    }
+    Ok(Some(position_for_retry(shape, &record, false)?.0))
 }
 
 /// Refuses items with duplicate keys, before anything is opened.

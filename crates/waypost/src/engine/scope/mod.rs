@@ -329,12 +329,16 @@ impl<'a, S> Scope<'a, S> {
         self.position.frontier.retain(|entry| entry.step != id);
         self.position.failed.retain(|entry| entry.step != id);
         self.redecided.remove(&id);
-        self.position.ask_no_more(&id);
-        // A skipped or passed-over end keeps reusable results and requests. After a failure, a retry continues the
-        // requested rerun in later passes.
+        // A skipped or passed-over end keeps reusable results, questions and requests. After a failure, a retry continues
+        // the requested rerun in later passes.
         let is = |ends: &[SettledAs]| settled.as_ref().is_some_and(|settled| ends.contains(&settled.how));
-        let has_failed = is(&[SettledAs::Failed]);
-        if follow != Follow::To(place) && !is(&[SettledAs::Skipped, SettledAs::PassedOver]) {
+        let (has_failed, is_skipped) =
+            (is(&[SettledAs::Failed]), is(&[SettledAs::Skipped, SettledAs::PassedOver]));
+        let keeps_effect = is(&[SettledAs::SkippedByHand]) && self.position.had_effect(&id);
+        if !is_skipped {
+            self.position.ask_no_more(&id);
+        }
+        if follow != Follow::To(place) && !is_skipped {
             if !has_failed {
                 self.position.rerun_whole.remove(&id);
             }
@@ -347,6 +351,9 @@ impl<'a, S> Scope<'a, S> {
             }
             // No later pass follows: drop the results of later passes.
             self.position.reusable.remove(&id);
+        }
+        if keeps_effect {
+            self.position.note_effect(&id);
         }
         self.fans.retain(|fan| fan.place != place);
         match settled {
@@ -466,6 +473,7 @@ impl<'a, S> Scope<'a, S> {
         self.position.steps_started += 1;
         let step = self.step_id(place).clone();
         self.redecided.remove(&step);
+        self.position.repeat_effect(&step);
         let tries = self.tries_at(place);
         let visit = (step, self.entry(place).at.iteration.clone());
         if let Some(chain) = self.position.chain.as_mut().filter(|chain| chain.head.is_some()) {

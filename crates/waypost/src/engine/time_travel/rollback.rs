@@ -203,10 +203,8 @@ pub(crate) async fn invalidate_begun(
         let entry = position.open_entries().find(|entry| entry.step == step.id);
         if begun.contains(place) || entry.is_some() {
             after.exclude_reuse(step);
-            if step.must_ask_again(begun.contains(place) && position.did(&step.id), entry) {
-                let started = entry.filter(|entry| step.has_begun(entry));
-                after.position.ask_about(&step.id, started.cloned());
-            } else {
+            let was_done = begun.contains(place) && position.did(&step.id);
+            if !step.note_effect(&mut after.position, was_done, entry.cloned()) {
                 after.forgotten.push(Forget::Step(step.id.clone()));
             }
         }
@@ -265,8 +263,8 @@ pub(crate) fn ask_about_done(
     });
 }
 
-/// Puts steps in doubt that must not be repeated and have not begun at the position. `effect`: whether the step has ended or
-/// begun since; with the frontier entry of then, if the step has begun.
+/// Notes the effects of steps that have not begun at the position: steps that must not be repeated are in doubt. `effect`:
+/// whether the step has ended or begun since; with the frontier entry of then, if the step has begun.
 pub(crate) fn ask_about_effects(
     shape: &Shape,
     position: &mut Position,
@@ -283,11 +281,11 @@ pub(crate) fn ask_about_effects(
             None => step.has_begun(entry),
         };
         let is_open = position.frontier.iter().any(|entry| entry.step == step.id && has_effect(entry));
-        if !then.has(place) || is_open || !step.must_ask_again(true, None) {
+        if !then.has(place) || is_open {
             continue;
         }
         if let Some(begun) = effect(place, step) {
-            position.ask_about(&step.id, begun);
+            step.note_effect(position, true, begun);
         }
     }
 }

@@ -44,8 +44,15 @@ pub(crate) fn choose(
             let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
             return Err(RunError::NotSettled { run, branch, step, why });
         }
-        position.ask_no_more(step);
+        let known = position.frontier.iter().find(|entry| entry.step == *step);
+        let had_effect = position.had_effect(step)
+            || position.has_result(step)
+            || known.is_some_and(|entry| shape.steps()[place].has_begun(entry));
         position.reusable.remove(step);
+        if had_effect {
+            // A later rerun of a skipped step repeats the effect.
+            position.note_effect(step);
+        }
         if let Some(entry) = position.frontier.iter_mut().find(|entry| entry.step == *step) {
             entry.drop_children();
             (entry.status, entry.wake_at, entry.exited) = (Status::Ready, None, None);

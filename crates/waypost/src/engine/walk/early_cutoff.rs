@@ -75,7 +75,7 @@ impl<P: Program> Session<'_, P> {
                     self.continue_step(id, candidate.place, *entry, before)?;
                     None
                 }
-                Reusable::Begun { .. } | Reusable::Confirm | Reusable::Started(_) => {
+                Reusable::Begun { .. } | Reusable::Confirm | Reusable::Started(_) | Reusable::Effect => {
                     Some(RerunCause::UpstreamChanged { step: None })
                 }
                 Reusable::Ended { settled, .. } => self.reuse(id, &candidate, settled).await?,

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
-    End, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause, Status,
+    End, Failure, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause, Status,
 };
 use crate::store::{Batch, BatchId, Lease, Store, StoreError, StoreExt as _};
 
@@ -27,10 +27,19 @@ use crate::engine::{Admission, Engine, Program, RunError, Upstream};
 impl<P: Program> Session<'_, P> {
     /// Returns whether the admission of a step was already decided: the step has waited or has attempts, and no
     /// resume retries the step.
-    pub(crate) fn is_admitted(&self, id: ScopeId, place: usize) -> bool {
+    fn is_admitted(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let entry = scope.entry(place);
         !scope.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.has_children())
+    }
+
+    /// Decides by its condition whether a ready step runs.
+    pub(crate) fn admission(&self, id: ScopeId, place: usize) -> Result<Admission, Failure> {
+        if self.is_admitted(id, place) {
+            return Ok(Admission::Run);
+        }
+        let (scope, failed) = (self.scopes.get(id), self.failed_upstream(id, place));
+        self.program.admit(scope.step_ref(place), &scope.state, upstream(failed.as_ref()))
     }
 
     /// Returns the failed step that keeps a step from running, unless the condition of the step admits failures.

@@ -130,14 +130,14 @@ impl Invalidated {
     pub(crate) fn drop_end(&mut self, step: &Step, is_finished: bool, results: Results) {
         let position = &mut self.position;
         let id = &step.id;
-        let was_done = is_finished && position.did(id) || position.asks_about(id);
+        let was_done = is_finished && position.did(id) || position.had_effect(id);
         let entry = take_entry(position, id);
         position.ledger.remove(id);
-        if results == Results::Drop && step.must_ask_again(was_done, entry.as_ref()) {
-            let started = entry.filter(|entry| step.has_begun(entry));
-            return position.ask_about(id, started);
+        if results != Results::Drop {
+            position.ask_no_more(id);
+        } else if step.note_effect(position, was_done, entry) {
+            return;
         }
-        position.ask_no_more(id);
         self.forgotten.push(Forget::Step(id.clone()));
     }
 }
@@ -157,13 +157,15 @@ pub(crate) fn reenter(shape: &Shape, mut before: Position, results: Results) -> 
     let mut after = Position { reusable: reusable.clone(), choices: before.choices, ..Position::default() };
     if results == Results::Drop {
         for (step, results) in reusable {
-            let is_careful = shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
-            match results.into_values().next_back().filter(|_| is_careful) {
-                Some(Reusable::Ended { .. }) => after.ask_about(&step, None),
-                Some(Reusable::Begun { entry, .. }) => after.ask_about(&step, Some(*entry)),
-                _ => {}
-            }
             after.drop_results(&step);
+            let step = shape.step(step.as_str()).filter(|step| step.has_own_effect());
+            let (Some(step), Some(result)) = (step, results.into_values().next_back()) else { continue };
+            let begun = match result {
+                Reusable::Ended { .. } => None,
+                Reusable::Begun { entry, .. } => Some(*entry),
+                _ => continue,
+            };
+            step.note_effect(&mut after, true, begun);
         }
     }
     after
@@ -195,9 +197,9 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
         }
     } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.is_reusable()) {
         keep(position, &step.id, 1, Reusable::ended(settled, false));
-    } else if is_finished && last.is_none() && !step.idempotent {
+    } else if is_finished && last.is_none() && step.has_own_effect() {
         // Without traces, the ledger lacks the end of a completed step.
-        position.ask_about(&step.id, None);
+        step.note_effect(position, true, None);
     }
     let Some(entry) = entry else { return };
     let has_own_effect = !step.idempotent && !entry.has_children();

@@ -205,7 +205,7 @@ impl<P: Program> Session<'_, P> {
         let (was_done, begun) = match &result {
             Some(Reusable::Ended { settled, .. }) => (settled.did(), None),
             Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
-            Some(Reusable::Confirm | Reusable::Started(_)) | None => (false, None),
+            _ => (false, None),
         };
         let begun = begun.filter(|entry| step.has_begun(entry));
         if !retries && !step.idempotent && (was_done || begun.is_some()) {

@@ -253,7 +253,7 @@ impl Rewind<'_> {
     async fn reusable_chain(self, made: &Header) -> Result<ReusableChain, RunError> {
         let Self { engine, root, branches, known, target, .. } = self;
         let (store, own) = (engine.store.as_ref(), root.of_branch(&made.branch).unwrap_or(root));
-        let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(is_careful);
+        let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(Step::is_careful);
         let before = known.position.chain.as_deref().cloned().unwrap_or_default();
         let mut chain = match before.head.filter(|_| !is_joined(root, branches, known)) {
             Some(_) => {
@@ -268,7 +268,7 @@ impl Rewind<'_> {
             }
             None => ReusableChain { head: Some(known.record.header().seq), since: 0, ..before },
         };
-        if own.steps().iter().any(self::is_careful) {
+        if own.steps().iter().any(Step::is_careful) {
             let header = known.record.header();
             let history = store.history(&header.run, &header.branch, header.seq).await?;
             let since = history.iter().map(Record::header).filter(|end| end.seq >= made.seq);
@@ -300,15 +300,10 @@ async fn where_started(store: &dyn Store, made: &Header) -> Result<String, Store
     })
 }
 
-/// Returns whether a person must confirm a rerun of a step.
-pub(crate) fn is_careful(step: &Step) -> bool {
-    !step.idempotent || step.opens_careful()
-}
-
 /// Drops the results of a chain. Questions about non-idempotent steps stay.
 pub(crate) fn drop_chain(position: &mut Position, shape: &Shape) {
     let Some(chain) = &mut position.chain else { return };
-    let is_careful = |visit: &Visit| shape.step(visit.0.as_str()).is_some_and(is_careful);
+    let is_careful = |visit: &Visit| shape.step(visit.0.as_str()).is_some_and(Step::is_careful);
     let started: BTreeSet<Visit> = std::mem::take(&mut chain.started);
     chain.careful.extend(started.into_iter().filter(is_careful));
     (chain.head, chain.since) = (None, 0);

@@ -10,7 +10,6 @@ use crate::record::{
 };
 use crate::store::Progress;
 
-use super::failure::upstream;
 use super::trace::{failed_digests, scope_digests, skipped_digests, trace_of};
 use crate::engine::scope::{MAIN, Scope, ScopeId};
 use crate::engine::session::Session;
@@ -51,15 +50,22 @@ impl<'a, P: Program> Session<'a, P> {
                 self.waiting_to_start.insert(id);
                 return openings;
             }
-            if self.settle_by_choice(id, place)
-                || self.doubts(id, place)
+            if self.settle_by_choice(id, place) {
+                continue;
+            }
+            // A condition that cannot be evaluated fails the step at its start.
+            if let Ok(Admission::Skip(cause)) = self.admission(id, place) {
+                self.skip(id, place, cause);
+                continue;
+            }
+            if self.doubts(id, place)
                 || self.hold_before(id, place)
                 || self.is_over_limit(id, place)
                 || self.is_cut_too_often(id, place)
             {
                 continue;
             }
-            self.decide(id, place, &mut openings);
+            self.begin(id, place, &mut openings);
         }
     }
 
@@ -91,38 +97,23 @@ impl<'a, P: Program> Session<'a, P> {
         children.is_some_and(|children| !children.by_work) && !scope.entry(place).has_children()
     }
 
-    fn decide(&mut self, id: ScopeId, place: usize, openings: &mut Vec<usize>) {
-        let program = self.program;
-        let (scope, opens) = (self.scopes.get(id), self.opens(id, place));
-        let step = &scope.shape.steps()[place];
-        let is_admitted = self.is_admitted(id, place);
-        let failed = self.failed_upstream(id, place);
-        let admitted = match is_admitted {
-            true => Ok(Admission::Run),
-            false => program.admit(scope.step_ref(place), &scope.state, upstream(failed.as_ref())),
-        };
-        match admitted {
-            Ok(Admission::Skip(cause)) => self.skip(id, place, cause),
-            // A condition that cannot be evaluated fails the step at its start.
-            Ok(Admission::Run) | Err(_) if opens => openings.push(place),
-            Ok(Admission::Run) | Err(_) if step.idempotent => {
-                let joins = scope.entry(place).has_children();
-                self.note_input(id, place);
-                let scope = self.scopes.get_mut(id);
-                scope.mark_started(place);
-                scope.starting.push(place);
-                if joins {
-                    scope.reason = Reason::Join;
-                }
-                self.launching.insert(id);
-                self.mark_dirty(id);
-            }
-            Ok(Admission::Run) | Err(_) => {
-                self.note_input(id, place);
-                self.scopes.get_mut(id).alone.push(place);
-                self.launching.insert(id);
-            }
+    fn begin(&mut self, id: ScopeId, place: usize, openings: &mut Vec<usize>) {
+        if self.opens(id, place) {
+            return openings.push(place);
         }
+        self.note_input(id, place);
+        self.launching.insert(id);
+        let scope = self.scopes.get_mut(id);
+        if !scope.shape.steps()[place].idempotent {
+            return scope.alone.push(place);
+        }
+        let joins = scope.entry(place).has_children();
+        scope.mark_started(place);
+        scope.starting.push(place);
+        if joins {
+            scope.reason = Reason::Join;
+        }
+        self.mark_dirty(id);
     }
 
     pub(crate) fn skip(&mut self, id: ScopeId, place: usize, cause: SkipCause) {
@@ -165,7 +156,7 @@ impl<'a, P: Program> Session<'a, P> {
         let scope = self.scopes.get_mut(id);
         let step = scope.step_id(place).clone();
         let retries = self.answers.retries(scope.branch(), &step);
-        let is_undone = scope.position.asks_about(&step);
+        let is_undone = scope.shape.steps()[place].is_asked(&scope.position, Some(scope.entry(place)));
         if is_undone && let Some(answer) = self.answer_in_turn(id, place) {
             return answer == TreatAs::Done;
         }

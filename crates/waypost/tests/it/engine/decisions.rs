@@ -78,7 +78,6 @@ async fn a_changed_graph_is_refused_unless_adopted() {
         rerun: Vec::new(),
         within: Default::default(),
         entered: Default::default(),
-        careful: Default::default(),
     };
 
     let refused = rig.resume(&longer).await.unwrap_err();
@@ -111,7 +110,6 @@ async fn an_adopted_change_reruns_changed_and_downstream_steps() {
         rerun: Vec::new(),
         within: Default::default(),
         entered: Default::default(),
-        careful: Default::default(),
     };
 
     let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };
@@ -169,7 +167,6 @@ async fn what_was_started_as_not_to_be_repeated_stays_in_doubt() {
         rerun: Vec::new(),
         within: Default::default(),
         entered: Default::default(),
-        careful: Default::default(),
     };
 
     let options = ResumeOptions { adopt: Some(adoption), ..ResumeOptions::default() };

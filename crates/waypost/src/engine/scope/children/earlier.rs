@@ -98,7 +98,10 @@ impl<'a, P: Program> Session<'a, P> {
             }
         }
         let before = match seq > 0 {
-            true => position_before(self.engine.store.as_ref(), &chain, seq).await?,
+            true => {
+                let shape = &children_of(self.scopes.get(id), place).shape;
+                position_before(self.engine.store.as_ref(), shape, &chain, seq).await?
+            }
             false => None,
         };
         let replaced = before.as_ref().and_then(|position| position.item.clone());

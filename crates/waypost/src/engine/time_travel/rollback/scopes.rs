@@ -342,8 +342,7 @@ async fn restart(
     let Position { frontier, .. } = &mut *position;
     let mut in_doubt = Vec::new();
     for entry in frontier.iter_mut().filter(|entry| !entry.has_children() || begun.contains(&entry.step)) {
-        let is_careful = shape.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
-        if is_careful && entry.is_unsettled() && !entry.has_children() {
+        if entry.is_unsettled() && !entry.has_children() {
             in_doubt.push(entry.clone());
         }
         let asks = entry.waits.iter().any(|wait| {
@@ -355,7 +354,11 @@ async fn restart(
             *entry = FrontierEntry { at, ..FrontierEntry::ready(entry.step.clone()) };
         }
     }
-    in_doubt.into_iter().for_each(|entry| position.ask_about(&entry.step.clone(), Some(entry)));
+    for entry in in_doubt {
+        if let Some(step) = shape.step(entry.step.as_str()).filter(|step| step.has_own_effect()) {
+            step.note_effect(position, false, Some(entry));
+        }
+    }
     let is_open = Unfinished::of(shape, position);
     let is_begun = |note: &Note| matches!(note, Note::Event { data, .. } if begun.iter().any(|step| data["step"] == step.as_str()));
     let mut causes: Vec<Note> = moved.drafts.drain(..).flat_map(|draft| draft.report.notes).collect();
