@@ -1,6 +1,6 @@
 //! Reruns by name, and in other runs: openers, and non-idempotent steps.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, remove, resume, run};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -499,4 +499,33 @@ fn a_refused_fork_is_not_announced_and_a_doubt_names_its_step() {
     assert!(told.contains("and import again"), "{told}");
     let told = rig.waypost(&["evidence", "accept", "r", "a"]);
     assert!(told.contains("expected json: {$.n: 1}, found type: file"), "{told}");
+}
+
+// Bug: items that a requested rerun had finished ran again with the retry of another item. Cause: the request
+// covered every later entry of the items. Fix: the request ends when all items are entered.
+#[test]
+fn a_requested_rerun_of_a_foreach_covers_each_item_once() {
+    let rig = Rig::with(
+        "steps:
+  - {id: p, run: 'echo p >> trace; touch p.txt', evidence: [{file: p.txt}]}
+  - id: e
+    foreach:
+      items: [1, 2, 3]
+      steps:
+        - {id: x, run: 'echo x$I >> trace', env: {I: '${{ item }}'}}
+        - {id: y, if: item == 1, idempotent: false, run: 'echo y >> trace'}
+        - {id: z, if: item == 3, run: 'echo z >> trace; test -e ok'}
+",
+    );
+    rig.write("ok", "");
+    assert_eq!(run(&rig), Some(0));
+    rig.write("trace", "");
+    remove(&rig, "ok");
+    assert_eq!(resume(&rig, &["--from", "e"]), Some(8));
+
+    rig.write("ok", "");
+    rig.write("trace", "");
+    remove(&rig, "p.txt");
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8));
+    assert_eq!(lines(&rig), ["p", "z"]);
 }
