@@ -355,7 +355,10 @@ async fn find_begin<P: Program>(
         None => resume_point::find(engine, program, began_with, base, before).await?,
         Some(_) => ResumePoint::default(),
     };
-    manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;
+    if manual::defer_retries(&mut options.edit_branches, &resume_point.unreached) {
+        options.from = from;
+        return Ok(BeginPoint::AnswersFirst);
+    }
     if options.from.is_none() && !is_again {
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
         resume_point.questions.extend(lost);
@@ -431,7 +434,10 @@ async fn find_begin<P: Program>(
         check_frontier(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
-            manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;
+            if manual::defer_retries(&mut options.edit_branches, &resume_point.unreached) {
+                let why = "an earlier step or pass must rerun first";
+                manual::refuse_all(lease.run(), &options.edit_branches, why)?;
+            }
         }
         // A decision about a step in doubt is applied together with a changed definition.
         let open = match options.from {
