@@ -1,6 +1,6 @@
 //! Reruns by name, and in other runs: openers, and non-idempotent steps.
 
-use crate::rig::{Rig, code_of, remove, resume, run};
+use crate::rig::{Rig, code_of, expect, remove, resume, run};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -528,4 +528,27 @@ fn a_requested_rerun_of_a_foreach_covers_each_item_once() {
     remove(&rig, "p.txt");
     assert_eq!(resume(&rig, &["--retry-failed"]), Some(8));
     assert_eq!(lines(&rig), ["p", "z"]);
+    let events = rig.waypost(&["events", "r"]);
+    assert!(!events.contains("step_reused e:"), "{events}");
+}
+
+// Bug: `--from` of a step after an unfinished step was refused with a hint about lost states, and `--from` of a step in a
+// group that has not started said that the workflow has no such step.
+#[test]
+fn from_an_unfinished_step_is_refused_with_its_reason() {
+    let rig = Rig::with(
+        "steps:
+  - {id: e, foreach: {items: [1], steps: [{id: y, idempotent: false, run: 'test -e ok'}]}}
+  - {id: g, steps: [{id: h, run: 'true'}]}
+",
+    );
+    assert_eq!(run(&rig), Some(1));
+    expect(&rig, &["resume", "r", "--from", "g/h"], 5, &["no started scope of step `g`"]);
+
+    rig.write("ok", "");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(resume(&rig, &["--from", "e"]), Some(8));
+    let said =
+        ["cannot rerun step `g` of run r: the step has not finished", "`waypost resume r` runs the step"];
+    expect(&rig, &["resume", "r", "--from", "g"], 5, &said);
 }

@@ -412,7 +412,14 @@ async fn find_begin<P: Program>(
         base.position.note_rerun();
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         requested::defer_below(&carried.entered, &adoption.rerun, program.shape(), &mut base.position);
-        base.redone.extend(carried.entered.into_iter().map(Forget::Join));
+        // A repeated step begins with the first pass.
+        let loops = |step: &StepId| {
+            let shape = program.shape();
+            shape.place(step.as_str()).is_some_and(|place| shape.share_loop(place, place))
+        };
+        let entered = carried.entered.into_iter();
+        base.redone
+            .extend(entered.map(|step| if loops(&step) { Forget::Step(step) } else { Forget::Join(step) }));
         if let Some(forgotten) = requested.defer_named(program.shape(), &mut base.position, results) {
             base.redone.extend(forgotten);
             asked.requested = &rest;
@@ -430,7 +437,7 @@ async fn find_begin<P: Program>(
     }
     // An adopted definition has another position: invalid steps are found from there, or the change would be
     // lost.
-    if options.from.is_some() || options.adopt.is_some() {
+    if options.from.is_some() || is_changed {
         check_frontier(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
