@@ -552,3 +552,18 @@ fn from_an_unfinished_step_is_refused_with_its_reason() {
         ["cannot rerun step `g` of run r: the step has not finished", "`waypost resume r` runs the step"];
     expect(&rig, &["resume", "r", "--from", "g"], 5, &said);
 }
+
+// Bug: `--from` of a completed run ignored the edited file if the file had a new step.
+#[test]
+fn a_requested_rerun_of_a_completed_run_adopts_a_new_step() {
+    let flow = "steps:\n  - {id: a, run: 'echo a >> trace'}\n  - {id: b, run: 'echo b >> trace'}\n";
+    let rig = Rig::with(flow);
+    assert_eq!(run(&rig), Some(0));
+    rig.write("trace", "");
+    rig.write("flow.yaml", &format!("{flow}  - {{id: c, run: 'echo c >> trace'}}\n"));
+
+    expect(&rig, &["resume", "r"], 0, &["`waypost resume r --with flow.yaml` adopts the file"]);
+    assert_eq!(resume(&rig, &["--from", "b"]), Some(0));
+
+    assert_eq!(lines(&rig), ["b", "c"]);
+}

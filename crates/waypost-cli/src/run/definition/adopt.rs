@@ -466,7 +466,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let is_requested = choice.args.from.is_some() || choice.retries;
     let words =
         Words { choice, file: shown(file), edited: shown(&edited), run: run.as_str(), diff: diff.join("\n") };
-    if is_over && !rows.is_empty() && !is_touched && !is_chosen {
+    if is_over && !rows.is_empty() && !is_touched && !is_chosen && !is_requested {
         return Ok(own.with_note(words.after_the_end()));
     }
     let is_kept = decided.iter().filter_map(|row| row.step).all(|row| row == Decided::Keep) && !is_open;
