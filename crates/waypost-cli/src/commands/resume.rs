@@ -644,9 +644,26 @@ pub(super) fn from_step(workflow: &Workflow, text: &str) -> Result<(BranchPath, 
     match branch.filter(|branch| !branch.is_main()) {
         // Only the run knows the steps of included files.
         Some(branch) => Ok((branch, StepId::new(&step).map_err(Error::from_name)?)),
+        None if is_within(workflow, &step) => {
+            let around = step.split('/').next().unwrap_or_default();
+            let help = "`waypost resume` runs the step when its needs are finished";
+            Err(Error::not_found(format!("started scope of step `{around}`"), help))
+        }
         None => {
             environment::refuse_unknown_step(workflow, Some(&step))?;
             Ok((BranchPath::main(), StepId::new(&step).map_err(Error::from_name)?))
         }
     }
+}
+
+/// Returns whether a path names a step inside another step of the workflow.
+fn is_within(workflow: &Workflow, path: &str) -> bool {
+    let mut parts = path.split('/').map(|part| part.split([':', '~']).next().unwrap_or_default());
+    let mut body = Some(workflow.body());
+    let is_path = parts.all(|part| {
+        let step = body.and_then(|body| body.steps().iter().find(|step| step.id == part));
+        body = step.and_then(|step| step.work.body());
+        step.is_some()
+    });
+    is_path && path.contains('/')
 }

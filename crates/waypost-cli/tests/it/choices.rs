@@ -330,6 +330,26 @@ fn a_step_of_a_group_is_skipped_or_treated_as_done() {
     }
 }
 
+// Bug: a step inside a group was not settled while evidence upstream was lost. Cause: the edit needs the group in force.
+// Fix: the edit is recorded before the evidence is checked.
+#[test]
+fn a_step_of_a_group_is_settled_with_lost_evidence_upstream() {
+    let done = ["--treat-as=done=grp/two", "--output=grp/two.n=7"];
+    for store in STORES {
+        for (choice, seen) in
+            [(&done[..], "a, three 7, after"), (&["--skip=grp/two"], "a, three none, after")]
+        {
+            let rig = failed_in_group(store);
+            std::fs::remove_file(rig.path("a.txt")).unwrap();
+
+            let args = [&["resume", "r", "-q"], choice].concat();
+            assert_eq!(code_of(&rig, &args), Some(0), "{store} {choice:?}");
+
+            assert_eq!(trace(&rig), seen, "{store} {choice:?}");
+        }
+    }
+}
+
 #[test]
 fn a_choice_in_a_group_stays_until_the_turn_of_its_step() {
     for store in STORES {

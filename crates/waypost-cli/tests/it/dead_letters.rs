@@ -457,3 +457,22 @@ fn an_item_with_a_question_is_in_doubt() {
     assert!(step.contains(command), "{step}");
     assert_eq!(wanted["items"][0]["status"], "in_doubt");
 }
+
+// Bug: an item was not replaced while evidence upstream was lost.
+#[test]
+fn an_item_is_replaced_with_lost_evidence_upstream() {
+    let flow = "steps:
+  - {id: p, run: 'echo p >> trace; touch p.txt', evidence: [{file: p.txt}]}
+  - {id: e, foreach: {items: [1, 2], steps: [{id: x, run: 'test $I != 2; echo x$I >> trace', env: {I: '${{ item }}'}}]}}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{store}");
+        assert_eq!(ran(&rig), "p x1", "{store}");
+        std::fs::remove_file(rig.path("p.txt")).unwrap();
+
+        assert_eq!(code(&rig, &["dead-letters", "retry", "r", "2", "--item", "5", "-q"]), Some(0), "{store}");
+
+        assert_eq!(ran(&rig), "p x5", "{store}");
+    }
+}

@@ -460,3 +460,29 @@ fn the_first_step_within_a_rechecked_step_is_rechecked() {
         assert_eq!(rig.read("trace"), "a\n", "{opener}");
     }
 }
+
+// Bug: with lost evidence of the last pass, the plan promised a rerun of the first pass, whose file a later pass has
+// rewritten. Cause: a rerun of unknown result made no claims. Fix: it claims the subjects of its step.
+#[test]
+fn a_plan_reruns_no_pass_for_a_file_that_a_later_pass_rewrote() {
+    let rig = Rig::with(
+        "steps:
+  - id: l
+    repeat: {until: iteration >= 2, max: 3}
+    steps:
+      - {id: a, run: 'echo a$N >> trace; echo $N > a.txt', env: {N: '${{ iteration }}'}, evidence: [{sha256: a.txt}]}
+      - {id: b, run: 'touch b$N', env: {N: '${{ iteration }}'}, evidence: [{file: 'b${{ iteration }}'}]}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r-1", "-q"]), Some(0));
+    for (lost, planned) in [
+        ("a.txt", &["l recheck", "a rerun", "b recheck"][..]),
+        ("b1", &["l recheck", "b rerun", "a recheck", "b recheck"]),
+    ] {
+        remove(&rig, lost);
+        assert_eq!(would(&rig, &[]).0, planned, "{lost}");
+        rig.write("trace", "");
+        assert_eq!(code_of(&rig, &["resume", "r-1", "-q"]), Some(0));
+        assert_eq!(rig.read("trace"), if lost == "a.txt" { "a2\n" } else { "" }, "{lost}");
+    }
+}

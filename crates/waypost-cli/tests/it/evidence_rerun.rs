@@ -386,3 +386,20 @@ fn what_a_look_came_to_has_the_verdict_of_its_claims() {
         );
     }
 }
+
+// Bug: a resume of a completed run with an edited comment checked lost evidence twice before the rerun.
+#[test]
+fn an_edited_comment_adds_no_check_of_evidence() {
+    let rig = Rig::with(
+        "steps: [{id: p, run: touch p.txt, evidence: [{command: 'echo check >> checks; test -e p.txt'}]}]\n",
+    );
+    assert_eq!(crate::rig::run(&rig), Some(0));
+    let checks = |edit: &str| {
+        rig.write("flow.yaml", &(rig.read("flow.yaml") + edit));
+        crate::rig::remove(&rig, "p.txt");
+        rig.write("checks", "");
+        assert_eq!(crate::rig::resume(&rig, &[]), Some(0));
+        rig.read("checks").lines().count()
+    };
+    assert_eq!(checks(""), checks("# a comment\n"));
+}

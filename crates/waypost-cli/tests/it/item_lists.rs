@@ -262,9 +262,9 @@ fn an_added_step_runs_alone_in_a_finished_group() {
         )
     };
     let added = "      - {id: d, run: 'echo d >> trace'}\n";
-    for evidence in ["", EXIT] {
-        for (repeat, wanted) in [("", "d c"), ("    repeat: {until: iteration == 2, max: 3}\n", "a d a d c")]
-        {
+    let repeated = "    repeat: {until: iteration == 2, max: 3}\n";
+    for (evidence, in_passes) in [("", "a d a d c"), (EXIT, "d a d c")] {
+        for (repeat, wanted) in [("", "d c"), (repeated, in_passes)] {
             let rig = Rig::with(&flow(repeat, evidence, ""));
             assert_eq!(run(&rig), Some(0));
             ran(&rig);
@@ -517,4 +517,64 @@ fn the_first_definition_of_a_kept_result_needs_no_choice() {
 
         assert_eq!(ran(&rig), "ay by c", "{evidence}");
     }
+}
+
+/// Two passes over a list of items, and step `b` after the items.
+fn list_in_passes(items: &str, evidence: &str) -> String {
+    format!(
+        "steps:
+  - id: a
+    repeat: {{until: iteration >= 2, max: 3}}
+    steps:
+      - id: each
+        foreach: {{items: [{items}], max_parallel: 1, steps: [{{id: w, {evidence}run: 'echo $I$N >> trace', env: {{I: '${{{{ item }}}}', N: '${{{{ iteration }}}}'}}}}]}}
+      - {{id: b, run: 'echo b$N >> trace', env: {{N: '${{{{ iteration }}}}'}}}}
+"
+    )
+}
+
+// Bug: an item added to a list in a loop ran all items of the first pass. Cause: a loop with a changed list ran as a whole.
+// Fix: the first pass is entered again, and results with an equal input are reused.
+#[test]
+fn an_added_item_in_a_loop_runs_alone_in_the_first_pass() {
+    let rig = Rig::with(&list_in_passes("x, y", EXIT));
+    assert_eq!(run(&rig), Some(0));
+    assert_eq!(ran(&rig), "x1 y1 b1 x2 y2 b2");
+    rig.write("flow.yaml", &list_in_passes("x, y, z", EXIT));
+
+    let plan = rig.json(&["resume", "r", "--rerun-changed", "--dry-run", "--json"]);
+    assert_eq!(plan["decisions"][0]["cause"]["code"], "definition_changed", "{plan}");
+    assert_eq!(resume(&rig, &["--rerun-changed"]), Some(0));
+    // The first pass has another result, so the second pass runs as a whole.
+    assert_eq!(ran(&rig), "z1 b1 x2 y2 z2 b2");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(ran(&rig), "");
+}
+
+// Bug: after `--keep-finished` of a removed step in a group in a loop, lost evidence of a later pass ran the first pass
+// again. Cause: the changed definition of the group was not accepted.
+#[test]
+fn a_kept_removal_in_a_group_keeps_earlier_passes() {
+    let flow = |removed: &str| {
+        format!(
+            "steps:
+  - id: a
+    repeat: {{until: iteration >= 2, max: 3}}
+    steps:
+      - {{id: g, steps: [{{id: c, run: 'echo c >> trace'}}{removed}]}}
+      - {{id: b, run: 'echo b$N >> trace; touch b$N', env: {{N: '${{{{ iteration }}}}'}}, evidence: [{{sha256: 'b${{{{ iteration }}}}'}}]}}
+"
+        )
+    };
+    let rig = Rig::with(&flow(", {id: d, run: 'true'}"));
+    assert_eq!(run(&rig), Some(0));
+    rig.write("flow.yaml", &flow(""));
+    assert_eq!(resume(&rig, &["--keep-finished"]), Some(0));
+    assert_eq!(ran(&rig), "c b1 c b2");
+    remove(&rig, "b2");
+
+    assert_eq!(resume(&rig, &[]), Some(0));
+
+    let again = ran(&rig);
+    assert!(!again.contains("b1"), "{again}");
 }

@@ -1,6 +1,6 @@
 //! Reruns by name, and in other runs: openers, and non-idempotent steps.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, expect, remove, resume, run};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -499,4 +499,71 @@ fn a_refused_fork_is_not_announced_and_a_doubt_names_its_step() {
     assert!(told.contains("and import again"), "{told}");
     let told = rig.waypost(&["evidence", "accept", "r", "a"]);
     assert!(told.contains("expected json: {$.n: 1}, found type: file"), "{told}");
+}
+
+// Bug: items that a requested rerun had finished ran again with the retry of another item. Cause: the request
+// covered every later entry of the items. Fix: the request ends when all items are entered.
+#[test]
+fn a_requested_rerun_of_a_foreach_covers_each_item_once() {
+    let rig = Rig::with(
+        "steps:
+  - {id: p, run: 'echo p >> trace; touch p.txt', evidence: [{file: p.txt}]}
+  - id: e
+    foreach:
+      items: [1, 2, 3]
+      steps:
+        - {id: x, run: 'echo x$I >> trace', env: {I: '${{ item }}'}}
+        - {id: y, if: item == 1, idempotent: false, run: 'echo y >> trace'}
+        - {id: z, if: item == 3, run: 'echo z >> trace; test -e ok'}
+",
+    );
+    rig.write("ok", "");
+    assert_eq!(run(&rig), Some(0));
+    rig.write("trace", "");
+    remove(&rig, "ok");
+    assert_eq!(resume(&rig, &["--from", "e"]), Some(8));
+
+    rig.write("ok", "");
+    rig.write("trace", "");
+    remove(&rig, "p.txt");
+    assert_eq!(resume(&rig, &["--retry-failed"]), Some(8));
+    assert_eq!(lines(&rig), ["p", "z"]);
+    let events = rig.waypost(&["events", "r"]);
+    assert!(!events.contains("step_reused e:"), "{events}");
+}
+
+// Bug: `--from` of a step after an unfinished step was refused with a hint about lost states, and `--from` of a step in a
+// group that has not started said that the workflow has no such step.
+#[test]
+fn from_an_unfinished_step_is_refused_with_its_reason() {
+    let rig = Rig::with(
+        "steps:
+  - {id: e, foreach: {items: [1], steps: [{id: y, idempotent: false, run: 'test -e ok'}]}}
+  - {id: g, steps: [{id: h, run: 'true'}]}
+",
+    );
+    assert_eq!(run(&rig), Some(1));
+    expect(&rig, &["resume", "r", "--from", "g/h"], 5, &["no started scope of step `g`"]);
+
+    rig.write("ok", "");
+    assert_eq!(resume(&rig, &[]), Some(0));
+    assert_eq!(resume(&rig, &["--from", "e"]), Some(8));
+    let said =
+        ["cannot rerun step `g` of run r: the step has not finished", "`waypost resume r` runs the step"];
+    expect(&rig, &["resume", "r", "--from", "g"], 5, &said);
+}
+
+// Bug: `--from` of a completed run ignored the edited file if the file had a new step.
+#[test]
+fn a_requested_rerun_of_a_completed_run_adopts_a_new_step() {
+    let flow = "steps:\n  - {id: a, run: 'echo a >> trace'}\n  - {id: b, run: 'echo b >> trace'}\n";
+    let rig = Rig::with(flow);
+    assert_eq!(run(&rig), Some(0));
+    rig.write("trace", "");
+    rig.write("flow.yaml", &format!("{flow}  - {{id: c, run: 'echo c >> trace'}}\n"));
+
+    expect(&rig, &["resume", "r"], 0, &["`waypost resume r --with flow.yaml` adopts the file"]);
+    assert_eq!(resume(&rig, &["--from", "b"]), Some(0));
+
+    assert_eq!(lines(&rig), ["b", "c"]);
 }

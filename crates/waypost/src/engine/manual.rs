@@ -376,24 +376,17 @@ pub(super) async fn refuse_left(
     Err(RunError::NotEdited { run, branch, why: why.to_owned() })
 }
 
-/// Removes the retries of branches entered later in this resume: the failed steps run on entry.
-///
-/// # Errors
-/// [`RunError::NotEdited`]: an edit replaces the item of such a branch, or has choices.
+/// Removes the retries of branches entered later in this resume: the failed steps run on entry. Returns whether an edit of
+/// such a branch replaces its item or has choices: it is recorded before these branches are out of force.
 pub(super) fn defer_retries<S>(
-    run: &RunId,
     edits: &mut Vec<(BranchPath, EditBranch<S>)>,
     unreached: &BTreeSet<BranchPath>,
-) -> Result<(), RunError> {
-    let decides = |edit: &EditBranch<S>| edit.item.is_some() || !edit.choices.is_empty();
-    let decided = edits.iter().find(|(branch, edit)| decides(edit) && unreached.contains(branch));
-    if let Some((branch, edit)) = decided {
-        let what = if edit.item.is_some() { "replace the item" } else { "settle its steps" };
-        let why = format!("an earlier step or pass must rerun first; resume the run, then {what}");
-        return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
+) -> bool {
+    if edits.iter().any(|(branch, edit)| edit.decides() && unreached.contains(branch)) {
+        return true;
     }
     edits.retain(|(branch, _)| !unreached.contains(branch));
-    Ok(())
+    false
 }
 
 /// Refuses all edits.

@@ -362,6 +362,16 @@ pub struct EditBranch<S> {
 pub type EditBranchFn<S> = Box<dyn FnOnce(&mut S) -> Result<(), String> + Send>;
 
 impl<S> EditBranch<S> {
+    /// Continues a branch without an edit.
+    pub(super) fn retry() -> Self {
+        Self { edit: Box::new(|_| Ok(())), item: None, again: Vec::new(), choices: BTreeMap::new() }
+    }
+
+    /// Returns whether the edit replaces the item or has choices.
+    pub(super) fn decides(&self) -> bool {
+        self.item.is_some() || !self.choices.is_empty()
+    }
+
     /// Edits the state of a branch.
     ///
     /// # Errors

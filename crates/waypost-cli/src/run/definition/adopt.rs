@@ -466,7 +466,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let is_requested = choice.args.from.is_some() || choice.retries;
     let words =
         Words { choice, file: shown(file), edited: shown(&edited), run: run.as_str(), diff: diff.join("\n") };
-    if is_over && !rows.is_empty() && !is_touched && !is_chosen {
+    if is_over && !rows.is_empty() && !is_touched && !is_chosen && !is_requested {
         return Ok(own.with_note(words.after_the_end()));
     }
     let is_kept = decided.iter().filter_map(|row| row.step).all(|row| row == Decided::Keep) && !is_open;
@@ -573,21 +573,38 @@ fn accepted<'r>(
 ) -> BTreeMap<String, BTreeSet<waypost::Digest>> {
     let Definition { accepted, .. } = &snapshot.definition;
     let mut accepted = accepted.clone();
+    let (mut kept, mut rerun) = (Vec::new(), Vec::new());
     for (row, decided) in rows {
-        let main = BranchPath::main();
+        let main = (BranchPath::main(), row.change.step.clone());
         let inner = row.within.iter().zip(&decided.within);
-        let inner = inner.map(|(inner, decided)| (&inner.branch, &inner.step, *decided));
-        for (branch, step, decided) in inner.chain([(&main, &row.change.step, decided.step)]) {
-            let path = step_path(branch, step);
-            let old = before.of_branch(branch).and_then(|shape| shape.step(step.as_str()));
-            match (decided, old) {
-                (Some(Decided::Keep), Some(old)) => {
-                    accepted.entry(path).or_default().insert(old.fingerprint);
-                }
-                (Some(Decided::Rerun), _) => drop(accepted.remove(&path)),
-                _ => {}
+        // The definition of an opener contains its inner steps. An opener of an added step is entered again.
+        let inner = inner.flat_map(|(InnerChange { branch, step, kind }, decided)| {
+            let adds = matches!(kind, InnerChangeKind::Added | InnerChangeKind::RelistedOpen);
+            let of_openers = if adds { Some(Decided::Rerun) } else { *decided };
+            let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+            let openers = around.filter_map(move |below| {
+                let (above, (name, _)) = (below.parent()?, below.opened_by()?);
+                let shape = before.of_branch(&above)?;
+                let opener = shape.steps()[shape.opener(&name)?].id.clone();
+                (!above.is_main()).then_some(((above, opener), of_openers))
+            });
+            [((branch.clone(), step.clone()), *decided)].into_iter().chain(openers)
+        });
+        for (at, decided) in inner.chain([(main, decided.step)]) {
+            match decided {
+                Some(Decided::Keep) => kept.push(at),
+                Some(Decided::Rerun) => rerun.push(at),
+                None => {}
             }
         }
+    }
+    for (branch, step) in kept {
+        if let Some(old) = before.of_branch(&branch).and_then(|shape| shape.step(step.as_str())) {
+            accepted.entry(step_path(&branch, &step)).or_default().insert(old.fingerprint);
+        }
+    }
+    for (branch, step) in rerun {
+        accepted.remove(&step_path(&branch, &step));
     }
     accepted.retain(|path, _| has_step(after, path));
     accepted

@@ -272,6 +272,13 @@ impl DryRun {
     ) -> Option<(Action, Cause)> {
         let is_run = matches!(planned.action, Action::Run | Action::Retry | Action::Restart);
         let was_done = planned.action != Action::Skip;
+        if is_run
+            && planned.cause == Cause::Ready
+            && let Some(cause) = self.recorded(key)
+        {
+            // An opener that is entered again.
+            return Some((Action::Run, cause));
+        }
         if let Some(input) = self.started.get(key) {
             return match input {
                 Input::Unknown(step) if !is_run => Some(self.compared(key, step, was_done)),

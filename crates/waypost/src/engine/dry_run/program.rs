@@ -6,9 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
+use crate::evidence::FILE_SHA256;
 use crate::id::{BranchPath, StepId};
 use crate::plan::shape::Shape;
-use crate::record::{Claim, Ending, Failure, Flaw, Phase, SkipCause, Try};
+use crate::record::{Claim, Ending, Failure, Flaw, Occasion, Pack, Phase, SkipCause, Terms, Try, Verdict};
 use crate::store::Lease;
 
 use crate::engine::{
@@ -50,8 +51,8 @@ struct Seen {
 
 /// The work of a step in a dry run.
 pub(super) enum DryJob<J> {
-    /// Nothing: the result is unknown.
-    Unknown,
+    /// Nothing: the result is unknown. With the files and other subjects that the step may write.
+    Unknown(Vec<String>),
     /// The known items of the step.
     Open(Vec<Item>),
     /// The join of children with known results.
@@ -294,15 +295,18 @@ impl<P: Program> Program for DryProgram<'_, P> {
         }
         seen.rejoined.extend(below.map(|step| (key.clone(), step)));
         seen.unknown.insert(key);
-        Ok(DryJob::Unknown)
+        let mut subjects = self.inner.subjects(step_ref, state);
+        subjects.extend(step_ref.step.subjects.iter().cloned());
+        Ok(DryJob::Unknown(subjects))
     }
 
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output> {
-        let report = StepReport::default();
+        let mut report = StepReport::default();
         let job = match job {
             DryJob::Join(job) => job,
             DryJob::Open(items) => return Performed::Opened { items, report },
-            DryJob::Unknown => {
+            DryJob::Unknown(subjects) => {
+                report.evidence = claims_about(subjects);
                 let ending = Ending::default();
                 return Performed::Completed { output: DryOutput::Unknown, ending, report };
             }
@@ -387,4 +391,13 @@ impl<P: Program> Program for DryProgram<'_, P> {
     }
 
     async fn end(&self) {}
+}
+
+/// Returns claims that replace the earlier claims about these subjects, and that no resume checks; `None` without a subject.
+fn claims_about(subjects: Vec<String>) -> Option<Pack> {
+    let terms = Terms { at: [Occasion::Commit].into(), ..Terms::default() };
+    let claim =
+        |subject| Claim { terms: terms.clone(), verdict: Verdict::Ok, ..Claim::new(FILE_SHA256, subject) };
+    let claims: Vec<Claim> = subjects.into_iter().map(claim).collect();
+    (!claims.is_empty()).then_some(Pack { at_least: None, claims })
 }

@@ -355,7 +355,10 @@ async fn find_begin<P: Program>(
         None => resume_point::find(engine, program, began_with, base, before).await?,
         Some(_) => ResumePoint::default(),
     };
-    manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;
+    if manual::defer_retries(&mut options.edit_branches, &resume_point.unreached) {
+        options.from = from;
+        return Ok(BeginPoint::AnswersFirst);
+    }
     if options.from.is_none() && !is_again {
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
         resume_point.questions.extend(lost);
@@ -406,7 +409,14 @@ async fn find_begin<P: Program>(
         base.position.note_rerun();
         base.redone.extend(carried.redone.into_iter().map(|(step, _)| Forget::Step(step)));
         requested::defer_below(&carried.entered, &adoption.rerun, program.shape(), &mut base.position);
-        base.redone.extend(carried.entered.into_iter().map(Forget::Join));
+        // A repeated step begins with the first pass.
+        let loops = |step: &StepId| {
+            let shape = program.shape();
+            shape.place(step.as_str()).is_some_and(|place| shape.share_loop(place, place))
+        };
+        let entered = carried.entered.into_iter();
+        base.redone
+            .extend(entered.map(|step| if loops(&step) { Forget::Step(step) } else { Forget::Join(step) }));
         if let Some(forgotten) = requested.defer_named(program.shape(), &mut base.position, results) {
             base.redone.extend(forgotten);
             asked.requested = &rest;
@@ -424,11 +434,14 @@ async fn find_begin<P: Program>(
     }
     // An adopted definition has another position: invalid steps are found from there, or the change would be
     // lost.
-    if options.from.is_some() || options.adopt.is_some() {
+    if options.from.is_some() || is_changed {
         check_frontier(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
-            manual::defer_retries(lease.run(), &mut options.edit_branches, &resume_point.unreached)?;
+            if manual::defer_retries(&mut options.edit_branches, &resume_point.unreached) {
+                let why = "an earlier step or pass must rerun first";
+                manual::refuse_all(lease.run(), &options.edit_branches, why)?;
+            }
         }
         // A decision about a step in doubt is applied together with a changed definition.
         let open = match options.from {

@@ -544,9 +544,9 @@ async fn changed_below(
         }
         current.insert(branch.clone());
         let Some(changed) = changed_on(old, new, &position) else { return Ok(None) };
-        // A step with several passes is entered again as a whole.
+        // Without traces, a step with several passes is entered again as a whole.
         let opens_again = changed.iter().any(|(_, kind)| *kind != InnerChangeKind::Altered);
-        if opens_again && is_in_loop(before, &branch) {
+        if opens_again && !before.has_evidence() && is_in_loop(before, &branch) {
             return Ok(None);
         }
         let change = |(step, kind)| InnerChange { branch: branch.clone(), step, kind };

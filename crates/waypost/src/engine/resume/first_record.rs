@@ -14,7 +14,8 @@ use crate::engine::scope::{MAIN, Scope};
 use crate::engine::session::{Session, Worked};
 use crate::engine::walk::scheduler::BEFORE;
 use crate::engine::{
-    Answers, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then,
+    Answers, EditBranch, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel,
+    Then,
 };
 
 /// Limit of verifications in a row without a start. A resume needs one or two. More are a defect of the engine,
@@ -82,7 +83,8 @@ pub(crate) async fn resumed<P: Program>(
     }
 }
 
-/// Records the answers to the open questions, and releases the lease. Returns the options of the resume.
+/// Records the answers to the open questions and the edits of branches, and releases the lease. Returns the options of the
+/// resume.
 async fn record_answers<P: Program>(
     engine: &Engine,
     program: &P,
@@ -91,7 +93,18 @@ async fn record_answers<P: Program>(
 ) -> Result<ResumeOptions<P::State>, RunError> {
     let answers = options.on_doubt.answers();
     let (on_doubt, by, on_change) = (OnDoubt::Each(answers.clone()), options.by.clone(), options.on_change);
-    let first = ResumeOptions { on_doubt, by, on_change, then: Then::Stop, ..ResumeOptions::default() };
+    let of_branch = |(branch, edit): &mut (BranchPath, EditBranch<P::State>)| {
+        edit.decides().then(|| (branch.clone(), std::mem::replace(edit, EditBranch::retry())))
+    };
+    let edit_branches: Vec<_> = options.edit_branches.iter_mut().filter_map(of_branch).collect();
+    let first = ResumeOptions {
+        on_doubt,
+        by,
+        on_change,
+        edit_branches,
+        then: Then::Stop,
+        ..ResumeOptions::default()
+    };
     match prepare_resume(engine, program, &lease, first, None).await {
         Ok(Prepared::Session(session)) => drop(session.write_and_stop(lease).await?),
         ended => {

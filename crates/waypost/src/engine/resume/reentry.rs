@@ -3,7 +3,7 @@
 //! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: the position
 //! of each scope after the invalidation, and the records.
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::RerunCause;
 use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
@@ -256,19 +256,6 @@ pub(crate) async fn joined_by(
     Err(RunError::NoState { at: made.reference().to_string(), why })
 }
 
-/// Returns the place of a step to rerun.
-fn place_of(shape: &Shape, position: &Position, step: &StepId, at: &str) -> Result<usize, RunError> {
-    let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
-    let unfinished = Unfinished::of(shape, position);
-    match shape.needs(place).iter().find(|need| unfinished.has(**need)) {
-        None => Ok(place),
-        Some(need) => {
-            let why = format!("step `{step}` follows `{}`, which is not finished", shape.steps()[*need].id);
-            Err(RunError::NoState { at: at.to_owned(), why })
-        }
-    }
-}
-
 /// A step to rerun on request of a person.
 #[derive(Clone, Copy)]
 pub(crate) struct RequestedRerun<'a> {
@@ -280,17 +267,21 @@ pub(crate) struct RequestedRerun<'a> {
 /// Returns the position after the invalidation of a step and all downstream steps, on request of a person.
 ///
 /// # Errors
-/// [`RunError::InvalidStep`]: the step does not exist. [`RunError::NoState`]: an upstream step is not finished;
-/// `at` names the position.
+/// [`RunError::InvalidStep`]: the step does not exist. [`RunError::NotFinished`]: an upstream step is not finished.
 pub(crate) fn invalidate_named(
     shape: &Shape,
     position: &Position,
     requested: RequestedRerun<'_>,
     epoch: u32,
-    at: &str,
+    run: &RunId,
 ) -> Result<Invalidated, RunError> {
     let RequestedRerun { step, results, .. } = requested;
-    let place = place_of(shape, position, step, at)?;
+    let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
+    let unfinished = Unfinished::of(shape, position);
+    if shape.needs(place).iter().any(|need| unfinished.has(*need)) {
+        let (run, branch, step) = (run.clone(), BranchPath::main(), step.clone());
+        return Err(RunError::NotFinished { run, branch, step });
+    }
     let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
     let entry = FrontierEntry { at, ..FrontierEntry::ready(step.clone()) };
     Ok(invalidate(shape, position, vec![Cut { place, entry, is_named: true }], results))
@@ -299,7 +290,7 @@ pub(crate) fn invalidate_named(
 /// Invalidates a step of the main scope on request of a person.
 ///
 /// # Errors
-/// [`RunError::NoState`]: the step was never started, or an upstream step is not finished.
+/// [`RunError::NotFinished`]: the step was never started, or an upstream step is not finished.
 pub(crate) async fn from_step(
     engine: &Engine,
     shape: &Shape,
@@ -314,8 +305,8 @@ pub(crate) async fn from_step(
         aim(engine, shape, base, &ResumeFrom::Step(step.clone())).await?;
     }
     let epoch = next_epoch(engine, base.record.header(), &base.position).await?;
-    let at = format!("run {}", base.record.header().run);
-    let after = invalidate_named(shape, &base.position, requested, epoch, &at)?;
+    let run = &base.record.header().run;
+    let after = invalidate_named(shape, &base.position, requested, epoch, run)?;
     base.redone.extend(after.forgotten);
     let before = std::mem::replace(&mut base.position, after.position);
     let entry = base.position.frontier.iter().find(|entry| entry.step == *step);

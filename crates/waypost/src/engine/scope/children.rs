@@ -516,6 +516,11 @@ impl<'a, P: Program> Session<'a, P> {
         if let Some(fan) = entry.open_fan_mut() {
             fan.opened = opened;
         }
+        let is_last = !scope.runs_hooks(place) && !scope.shape.share_loop(place, place);
+        if is_last && opened == scope.fan_mut(place).total {
+            // All children run without earlier results: a later entry may reuse their new results.
+            scope.position.rerun_whole.remove(&step);
+        }
         // The record of the wait already covers the first page.
         if scope.drafts.is_empty() {
             let value = serde_json::json!({ "opened": opened });

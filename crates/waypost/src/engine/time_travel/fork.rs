@@ -302,9 +302,8 @@ fn reposition<P: Program>(
         redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
     }
     if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
-        let at = header.reference().to_string();
         let requested = RequestedRerun { step, results: Results::Drop, by: None };
-        let after = invalidate_named(shape, &main.position, requested, main.position.epoch, &at)?;
+        let after = invalidate_named(shape, &main.position, requested, main.position.epoch, &header.run)?;
         main.position = after.position;
         redone.extend(after.forgotten);
     }

@@ -187,9 +187,10 @@ impl<P: Program> Session<'_, P> {
             scope.fans.retain(|fan| fan.place != place);
             scope.fans.push(fan);
         }
-        // A step that only starts again has no result so far.
+        // A step that only starts again has the record of its start.
         if is_reused {
-            note_reuse(scope, &step, scope.chain.next.saturating_sub(1));
+            let at = Try { iteration: scope.around.clone(), ..Try::default() };
+            scope.drafts.push(Draft::new(Phase::Restored, Reason::Redo, Some(step), at));
         }
         self.mark_dirty(id);
         self.touched.insert(id);
