@@ -1,12 +1,14 @@
-//! The resume of a finished run with a file per step: all evidence is checked before the resume finds nothing
-//! to do. The comparison is a `stat` per file and a digest lookup by its result.
+//! A run with a file per step: the cost of late steps beside that of early ones, and the resume of the finished
+//! run. The resume checks all evidence before it finds nothing to do; the comparison is a `stat` per file and a
+//! digest lookup by its result.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -20,6 +22,8 @@ use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit};
 use super::part::RUN;
 use super::program::runtime;
 
+const EARLY: &str = "the first tenth of a run, for each step with a file";
+const LATE: &str = "the last tenth of the same run";
 const LOOK: &str = "a stat of each file, and a look for its digest";
 const RESUME: &str = "resume of a finished run, for each step with a file";
 
@@ -29,25 +33,44 @@ const FILE_BYTES: usize = 16;
 
 pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
     let world = Rc::new(World { folder: bench.folder("resume")?, steps: bench.count(STEPS) });
-    let looked = Rc::clone(&world);
-    let mut made = None;
+    let made: Rc<RefCell<Option<Ran>>> = Rc::default();
+    let (looked, early, late) = (Rc::clone(&world), Rc::clone(&world), Rc::clone(&world));
+    let (made_early, made_late) = (Rc::clone(&made), Rc::clone(&made));
     let subjects = vec![
+        Measured::new(EARLY, Unit::PerSecond, move || {
+            let ran = early.run()?;
+            let figure = early.speed_of(&ran, 0);
+            *made_early.borrow_mut() = Some(ran);
+            figure
+        }),
+        Measured::new(LATE, Unit::PerSecond, move || {
+            late.speed_of(made_late.borrow().as_ref().context("the run comes first")?, 9)
+        }),
         Measured::new(LOOK, Unit::PerSecond, move || looked.look()),
         Measured::new(RESUME, Unit::PerSecond, move || {
-            let (engine, graph) = match &made {
-                Some(made) => made,
-                None => made.insert(world.run()?),
-            };
-            world.resume(engine, graph)
+            world.resume(made.borrow().as_ref().context("the run comes first")?)
         }),
     ];
+    let even = Demand {
+        claim: "a late step with evidence costs little more than an early one",
+        ours: LATE,
+        limit: Some(EARLY),
+        bound: Bound::AtLeast(0.67),
+    };
     let near = Demand {
         claim: "what is finished is trusted for little more than a look at it",
         ours: RESUME,
         limit: Some(LOOK),
         bound: Bound::AtLeast(0.33),
     };
-    Ok(Topic { name: "resume", subjects, demands: vec![near] })
+    Ok(Topic { name: "resume", subjects, demands: vec![even, near] })
+}
+
+/// A finished run, with the starts of its steps.
+struct Ran {
+    engine: Engine,
+    graph: Graph<u64>,
+    starts: Arc<Mutex<Vec<Instant>>>,
 }
 
 struct World {
@@ -85,14 +108,29 @@ impl World {
         Ok(measure::per_second(self.steps, start))
     }
 
-    /// Runs all steps; each pins its file.
-    fn run(&self) -> anyhow::Result<(Engine, Graph<u64>)> {
+    /// Returns the steps a second in a tenth of a run.
+    fn speed_of(&self, ran: &Ran, tenth: u32) -> anyhow::Result<f64> {
+        let starts = ran.starts.lock().map_err(|_| anyhow::anyhow!("a step panicked"))?;
+        ensure!(starts.len() == self.steps as usize, "{} steps were started", starts.len());
+        let count = self.steps / 10;
+        let (first, last) = ((tenth * count) as usize, ((tenth + 1) * count - 1) as usize);
+        Ok(f64::from(count - 1) / (starts[last] - starts[first]).as_secs_f64())
+    }
+
+    /// Runs all steps in a new store; each pins its file.
+    fn run(&self) -> anyhow::Result<Ran> {
         self.write()?;
-        let path = self.folder.join("waypost.db");
+        let folder = self.folder.join("store");
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        fs::create_dir_all(&folder)?;
+        let path = folder.join("waypost.db");
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&path, SqliteOptions::default())?);
         let hour = Duration::from_secs(3_600);
         let verifier = Verifier::new().with_limits(Limits { claim: hour, pack: hour, ..Limits::default() });
         let engine = Engine::new(store).with_base(&self.folder).with_verifier(verifier);
+        let starts = Arc::new(Mutex::new(Vec::with_capacity(self.steps as usize)));
         let mut builder = Graph::<u64>::builder("bench");
         for number in 0..self.steps {
             let claim = Claim {
@@ -101,7 +139,13 @@ impl World {
                 ..Claim::new(FILE_SHA256, format!("files/{number}"))
             };
             let pack = Pack::all([claim]);
-            let step = |state: u64, _| async move { Ok::<u64, std::convert::Infallible>(state + 1) };
+            let started = Arc::clone(&starts);
+            let step = move |state: u64, _| {
+                if let Ok(mut starts) = started.lock() {
+                    starts.push(Instant::now());
+                }
+                async move { Ok::<u64, std::convert::Infallible>(state + 1) }
+            };
             builder = builder.step(name(number), step).evidence(move |_| pack.clone());
             if number > 0 {
                 builder = builder.edge(name(number - 1), name(number));
@@ -111,10 +155,10 @@ impl World {
         let run = engine.run(&graph, RUN, 0).durability(Durability::Async);
         let outcome = runtime()?.block_on(run.into_future())?;
         ensure!(outcome.status == RunStatus::Completed, "the run ended as {:?}", outcome.status);
-        Ok((engine, graph))
+        Ok(Ran { engine, graph, starts })
     }
 
-    fn resume(&self, engine: &Engine, graph: &Graph<u64>) -> anyhow::Result<f64> {
+    fn resume(&self, Ran { engine, graph, .. }: &Ran) -> anyhow::Result<f64> {
         let runtime = runtime()?;
 
         let start = Instant::now();

@@ -252,6 +252,8 @@ pub struct Shape {
     fails_fast: bool,
     /// The depth of nested branches.
     depth: usize,
+    /// The places of the steps for hooks of the run.
+    hooks: Vec<usize>,
 }
 
 impl Shape {
@@ -291,6 +293,8 @@ impl Shape {
         let (start, level, parallel_max, fails_fast) = (None, 0, parallel_max.max(1), false);
         let below = |step: &Step| step.all_children().map(|children| children.shape.depth + 1).max();
         let depth = steps.iter().filter_map(below).max().unwrap_or(0);
+        let is_for_hooks = |(place, step): (usize, &Step)| step.is_for_hooks.then_some(place);
+        let hooks = steps.iter().enumerate().filter_map(is_for_hooks).collect();
         let shape = Self {
             steps,
             places,
@@ -303,6 +307,7 @@ impl Shape {
             parallel_max,
             fails_fast,
             depth,
+            hooks,
         };
         shape.refuse_cycles()?;
         Ok(shape)
@@ -376,7 +381,7 @@ impl Shape {
 
     /// Returns the number of steps without those for hooks of the run.
     pub fn counted(&self) -> u64 {
-        self.steps.iter().filter(|step| !step.is_for_hooks).count() as u64
+        (self.steps.len() - self.hooks.len()) as u64
     }
 
     /// Returns the steps in the given order.

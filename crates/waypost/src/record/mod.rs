@@ -24,6 +24,7 @@ use crate::json::path::FieldPath;
 mod choice;
 mod evidence;
 mod header;
+mod ledger;
 mod position;
 mod run;
 mod strict;
@@ -38,9 +39,8 @@ pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
     Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_HOOKS,
 };
-pub use position::{
-    Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, Settled, SettledAs, Status,
-};
+pub use ledger::{Ledger, Settled, SettledAs};
+pub use position::{Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable, ReusableChain, Status};
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub(crate) use strict::to_value;
 pub use strict::{STATE_DEPTH_MAX, encode};

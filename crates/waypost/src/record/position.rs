@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::choice::{Choice, RerunRequest};
 use super::header::Try;
 use super::is_default;
+use super::ledger::{Ledger, Settled};
 use super::trace::EndDigests;
 use super::wait::Wait;
 use crate::id::{Digest, StepId};
@@ -23,8 +24,8 @@ pub struct Position {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frontier: Vec<FrontierEntry>,
     /// Finished steps that can still matter, with the record in force.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub ledger: BTreeMap<StepId, Settled>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ledger: Ledger,
     /// The entries of the failed steps, for a resume to retry them. The ledger has their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FrontierEntry>,
@@ -217,7 +218,7 @@ impl Position {
 
     /// Returns how many steps ended without success: failed, or passed over after a failure.
     pub fn unsuccessful_count(&self) -> usize {
-        self.ledger.values().filter(|settled| settled.is_unsuccessful()).count()
+        self.ledger.unsuccessful()
     }
 
     /// Returns how many failures the run passed in this scope: failed children that were joined, and
@@ -342,80 +343,6 @@ impl Reusable {
     /// Creates a result kept by a person.
     pub fn kept(settled: Settled) -> Self {
         Self::Ended { settled, follows: false, kept: true }
-    }
-}
-
-/// The end of a step in force: its record, and the children joined there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Settled {
-    /// How the step ended.
-    pub how: SettledAs,
-    /// The record of the end.
-    pub seq: u64,
-    /// Children that ended as failed, in this pass and earlier passes, and tolerated failures in earlier passes.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub failures: u64,
-    /// The fan-out joined by the end, in a graph with `needs`: its branches can be entered again without the state of
-    /// the time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fan: Option<Box<Fan>>,
-}
-
-/// How a step ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SettledAs {
-    /// The step completed.
-    Completed,
-    /// The step was skipped.
-    Skipped,
-    /// The step was skipped, by decision of a person.
-    SkippedByHand,
-    /// The step failed, and the failure was tolerated.
-    Tolerated,
-    /// The step failed, and the retries are used up.
-    Failed,
-    /// The step did not run: a step upstream failed.
-    PassedOver,
-}
-
-impl Settled {
-    /// Creates an end without failed children.
-    pub fn new(how: SettledAs, seq: u64) -> Self {
-        Self { how, seq, failures: 0, fan: None }
-    }
-
-    /// Creates the end of a completed step.
-    pub fn completed(seq: u64) -> Self {
-        Self::new(SettledAs::Completed, seq)
-    }
-
-    /// Returns whether the step has a result: it completed, or its failure was tolerated.
-    pub fn has_result(&self) -> bool {
-        matches!(self.how, SettledAs::Completed | SettledAs::Tolerated)
-    }
-
-    /// Returns whether this end counts again if the step receives the same input. A condition decides again about a
-    /// skip, and a skip by a person stays.
-    pub(crate) fn is_reusable(&self) -> bool {
-        self.has_result() || self.how == SettledAs::SkippedByHand
-    }
-
-    /// Returns how many failures this end passed: failed children, and a tolerated failure.
-    pub(crate) fn failures_passed(&self) -> u64 {
-        self.failures + u64::from(self.how == SettledAs::Tolerated)
-    }
-
-    /// Returns whether this end fails the run: the step failed, or was passed over after a failure.
-    pub fn is_unsuccessful(&self) -> bool {
-        matches!(self.how, SettledAs::Failed | SettledAs::PassedOver)
-    }
-
-    /// Returns whether the step had an effect: not skipped, and without an empty fan-out.
-    pub(crate) fn did(&self) -> bool {
-        !matches!(self.how, SettledAs::Skipped | SettledAs::SkippedByHand)
-            && self.fan.as_ref().is_none_or(|fan| fan.total > 0)
     }
 }
 

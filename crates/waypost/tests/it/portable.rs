@@ -142,7 +142,7 @@ async fn small() -> Portable {
     let mut story = Story::new(MemoryStore::new());
     story.add(&main_branch(), frontier(vec![entry("plan", Status::Started, 1)]), |_| ()).await;
     let ledger = BTreeMap::from([(step_id("plan"), Settled::completed(1))]);
-    let position = Position { ledger, ..frontier(vec![entry("search", Status::Started, 2)]) };
+    let position = Position { ledger: ledger.into(), ..frontier(vec![entry("search", Status::Started, 2)]) };
     story.add(&main_branch(), position, |_| ()).await;
     story.export(&main_branch(), 2).await.unwrap()
 }
@@ -167,7 +167,7 @@ async fn it_holds_what_a_new_run_needs() {
     };
     story.add(&main_branch(), Position::default(), memo).await;
     let position = Position {
-        ledger: BTreeMap::from([(step_id("plan"), Settled::completed(3))]),
+        ledger: [(step_id("plan"), Settled::completed(3))].into_iter().collect(),
         definition: Some(2),
         ..frontier(vec![entry("search", Status::Started, 4)])
     };
@@ -253,7 +253,7 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
     let mut story = Story::new(store.clone());
     story.add(&main_branch(), Position::default(), |_| ()).await;
     let ledger = BTreeMap::from([(step_id("plan"), Settled::completed(1))]);
-    story.add(&main_branch(), Position { ledger, ..Position::default() }, |_| ()).await;
+    story.add(&main_branch(), Position { ledger: ledger.into(), ..Position::default() }, |_| ()).await;
     story.add(&branch("each:a"), opened_by(3), |_| ()).await;
     story.add(&branch("each:a"), opened_by(3), |_| ()).await;
     story.add(&main_branch(), fans_out("each", 3, None), |_| ()).await;

@@ -3,7 +3,7 @@
 use crate::record::{Position, Settled};
 use crate::store::Progress;
 
-use super::{Shape, Step};
+use super::Shape;
 
 /// The unfinished steps: the frontier, and all steps downstream of the frontier.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,11 +48,11 @@ impl Unfinished {
 
     /// Returns the progress at a position: the steps done with success, of all steps but those for hooks of the run.
     pub fn progress(&self, shape: &Shape, position: &Position) -> Progress {
-        let is_open = |place: usize, step: &Step| {
-            self.has(place) || position.ledger.get(&step.id).is_some_and(Settled::is_unsuccessful)
+        let is_open = |place: &&usize| {
+            let end = position.ledger.get(&shape.steps[**place].id);
+            self.has(**place) || end.is_some_and(Settled::is_unsuccessful)
         };
-        let hooks = shape.steps.iter().enumerate().filter(|(_, step)| step.is_for_hooks);
-        let open_hooks = hooks.filter(|(place, step)| is_open(*place, step)).count();
+        let open_hooks = shape.hooks.iter().filter(is_open).count();
         let open = (self.count + position.unsuccessful_count() - open_hooks) as u64;
         let total = shape.counted();
         Progress { done: total.saturating_sub(open), total }

@@ -193,7 +193,7 @@ impl Serializer for Key<'_, '_> {
     }
 
     fn serialize_str(self, key: &str) -> Result<(), Refusal> {
-        self.text.scalar(key)
+        self.text.string(key)
     }
 
     fn collect_str<T: Display + ?Sized>(self, key: &T) -> Result<(), Refusal> {
