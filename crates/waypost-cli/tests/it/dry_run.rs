@@ -239,7 +239,7 @@ fn a_plan_has_the_steps_of_added_items() {
 
     let plan = decisions(&rig, &["plan", "r"]);
 
-    assert_eq!(plan, ["each run first", "each:w/a run first", "each:w/b run first"]);
+    assert_eq!(plan, ["each rerun definition_changed", "each:w/a run first", "each:w/b run first"]);
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
     assert_eq!(rig.read("trace"), "w\n");
     rig.write("flow.yaml", &flow("{file: list}"));

@@ -735,7 +735,7 @@ fn a_bare_done_counts_right_after_a_rollback() {
 // Bug: `--from` with a failed group repeated the effect of an `if: failure()` step unasked. Cause: the entered scope saw only
 // results upstream of the failure. Fix: the failures of the scope are retried first, as in any resume.
 #[test]
-fn a_rerun_of_a_failed_group_asks_about_effects_after_the_failure() {
+fn a_rerun_of_a_failed_group_asks_about_effects_after_it() {
     let rig = Rig::with(
         "steps:
   - id: g
@@ -803,4 +803,26 @@ fn a_skipped_effect_is_asked_about_in_a_later_rerun() {
 
     assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a"]), Some(8));
     assert_eq!(rig.read("trace"), "a\nz\na\na\n");
+}
+
+// Bug: a rollback or a fork to a checkpoint after a failure repeated the effect of an `always()` step unasked, or never ended.
+// Cause: the failures of the checkpoint were opened without the steps downstream. Fix: these are retried as in any resume.
+#[test]
+fn a_return_to_a_failure_asks_about_effects_after_it() {
+    for seq in 1..=4 {
+        let rig = Rig::with(
+            "steps:
+  - {id: a, run: test -e ok}
+  - {id: z, run: echo z >> trace, idempotent: false, if: always()}
+",
+        );
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("ok", "");
+        let at = format!("r@{seq}");
+
+        assert_eq!(code_of(&rig, &["fork", &at, "--id", "r2", "-q"]), Some(8), "{at}");
+        assert_eq!(code_of(&rig, &["rollback", &at, "-q"]), Some(0), "{at}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{at}");
+        assert_eq!(rig.read("trace"), "z\n", "{at}");
+    }
 }

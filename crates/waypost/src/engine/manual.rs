@@ -376,17 +376,22 @@ pub(super) async fn refuse_left(
     Err(RunError::NotEdited { run, branch, why: why.to_owned() })
 }
 
-/// Removes the retries of branches entered later in this resume: the failed steps run on entry. Returns whether an edit of
-/// such a branch replaces its item or has choices: it is recorded before these branches are out of force.
-pub(super) fn defer_retries<S>(
+/// Removes the retries of branches entered later in this resume: the failed steps run on entry. Returns the edits of such
+/// branches that replace the item or have choices: these are recorded before the branches are out of force, and the
+/// retries stay.
+pub(crate) fn defer_retries<S>(
     edits: &mut Vec<(BranchPath, EditBranch<S>)>,
     unreached: &BTreeSet<BranchPath>,
-) -> bool {
-    if edits.iter().any(|(branch, edit)| edit.decides() && unreached.contains(branch)) {
-        return true;
+) -> Vec<(BranchPath, EditBranch<S>)> {
+    let of_branch = |(branch, edit): &mut (BranchPath, EditBranch<S>)| {
+        let is_first = edit.decides() && unreached.contains(branch);
+        is_first.then(|| (branch.clone(), std::mem::replace(edit, EditBranch::retry())))
+    };
+    let first: Vec<_> = edits.iter_mut().filter_map(of_branch).collect();
+    if first.is_empty() {
+        edits.retain(|(branch, _)| !unreached.contains(branch));
     }
-    edits.retain(|(branch, _)| !unreached.contains(branch));
-    false
+    first
 }
 
 /// Refuses all edits.

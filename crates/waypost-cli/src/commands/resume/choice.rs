@@ -264,7 +264,7 @@ pub(super) async fn answers(
     }
     let undecided = ResumeArgs { dry_run: true, ..args.undecided() };
     let prepared = match Prepared::untold(context, store, run, &undecided).await {
-        // The resume tells the error, with all options in its hint.
+        // The resume reports the error, with all options in its hint.
         Err(_) if is_bare => return Ok(answers),
         prepared => prepared?,
     };

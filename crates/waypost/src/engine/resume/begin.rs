@@ -44,8 +44,8 @@ use crate::engine::walk::early_cutoff::read_digests;
 use crate::engine::walk::failure::{decide_openers, position_for_retry, tolerated};
 use crate::engine::walk::invalidate::Results;
 use crate::engine::{
-    Answers, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions, RunError,
-    SessionOptions, StateError, Then, TreatAs, Waiting,
+    Answers, EditBranch, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions,
+    RunError, SessionOptions, StateError, Then, TreatAs, Waiting,
 };
 
 /// Creates a run and executes the run.
@@ -94,12 +94,18 @@ pub(crate) fn first_position(shape: &Shape, epoch: u32) -> Position {
     Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() }
 }
 
+/// Edits of branches.
+pub(crate) type Edits<S> = Vec<(BranchPath, EditBranch<S>)>;
+
 /// The work of a resume.
 pub(crate) enum Prepared<'a, P: Program> {
     Session(Box<Session<'a, P>>),
     Idle(Box<Outcome<P::State>>),
-    /// The answers to the open questions are recorded before these options apply.
-    AnswersFirst(Box<ResumeOptions<P::State>>),
+    /// The answers to the open questions and these edits are recorded before the options apply.
+    AnswersFirst {
+        edits: Edits<P::State>,
+        options: Box<ResumeOptions<P::State>>,
+    },
 }
 
 /// The base of a resume.
@@ -179,7 +185,9 @@ async fn make_session<'a, P: Program>(
             validated(&base, &outcome.state, &mut options)?;
             return Ok(Prepared::Idle(Box::new(outcome)));
         }
-        BeginPoint::AnswersFirst => return Ok(Prepared::AnswersFirst(Box::new(options))),
+        BeginPoint::AnswersFirst(edits) => {
+            return Ok(Prepared::AnswersFirst { edits, options: Box::new(options) });
+        }
     };
     let chain = chain_after(&base, lease, newest_seq, is_claimed);
     let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
@@ -257,12 +265,12 @@ impl Base {
 }
 
 /// The start of a resume.
-enum BeginPoint {
+enum BeginPoint<S> {
     Session(Box<SessionStart>),
     /// All steps are done, and their evidence holds.
     Idle,
-    /// The answers to the open questions are recorded first.
-    AnswersFirst,
+    /// The answers to the open questions are recorded first, with these edits.
+    AnswersFirst(Edits<S>),
 }
 
 /// The start of the session of a resume.
@@ -313,7 +321,7 @@ async fn find_begin<P: Program>(
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
     carried: Option<&Carried>,
-) -> Result<BeginPoint, RunError> {
+) -> Result<BeginPoint<P::State>, RunError> {
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
@@ -355,9 +363,10 @@ async fn find_begin<P: Program>(
         None => resume_point::find(engine, program, began_with, base, before).await?,
         Some(_) => ResumePoint::default(),
     };
-    if manual::defer_retries(&mut options.edit_branches, &resume_point.unreached) {
+    let first = manual::defer_retries(&mut options.edit_branches, &resume_point.unreached);
+    if !first.is_empty() {
         options.from = from;
-        return Ok(BeginPoint::AnswersFirst);
+        return Ok(BeginPoint::AnswersFirst(first));
     }
     if options.from.is_none() && !is_again {
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
@@ -378,7 +387,7 @@ async fn find_begin<P: Program>(
     let records = !answers.recorded && !requested.is_empty() && options.adopt.is_none();
     if records && resume_point.questions.iter().any(is_done) {
         options.from = from;
-        return Ok(BeginPoint::AnswersFirst);
+        return Ok(BeginPoint::AnswersFirst(Vec::new()));
     }
     let (mut drafts, before) = (Vec::new(), base.position.clone());
     let results = Results::dropped(!answers.retries_all());
@@ -438,10 +447,8 @@ async fn find_begin<P: Program>(
         check_frontier(program.shape(), &base.position).map_err(misfit)?;
         if !asked.still {
             resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
-            if manual::defer_retries(&mut options.edit_branches, &resume_point.unreached) {
-                let why = "an earlier step or pass must rerun first";
-                manual::refuse_all(lease.run(), &options.edit_branches, why)?;
-            }
+            let first = manual::defer_retries(&mut options.edit_branches, &resume_point.unreached);
+            manual::refuse_all(lease.run(), &first, "an earlier step or pass must rerun first")?;
         }
         // A decision about a step in doubt is applied together with a changed definition.
         let open = match options.from {

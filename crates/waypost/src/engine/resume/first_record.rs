@@ -8,14 +8,13 @@ use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 use crate::system::clock::Clock as _;
 use crate::system::lock::Holder;
 
-use super::begin::{Prepared, by_hand, prepare_resume};
+use super::begin::{Edits, Prepared, by_hand, prepare_resume};
 use crate::engine::chain::Draft;
 use crate::engine::scope::{MAIN, Scope};
 use crate::engine::session::{Session, Worked};
 use crate::engine::walk::scheduler::BEFORE;
 use crate::engine::{
-    Answers, EditBranch, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel,
-    Then,
+    Answers, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then,
 };
 
 /// Limit of verifications in a row without a start. A resume needs one or two. More are a defect of the engine,
@@ -49,8 +48,8 @@ pub(crate) async fn resumed<P: Program>(
             if is_again { prepared.await } else { unless_stopped(&kept.stop, run, prepared).await };
         let mut session = match prepared {
             Ok(Prepared::Session(session)) => session,
-            Ok(Prepared::AnswersFirst(asked)) => {
-                options = Box::pin(record_answers(engine, program, lease, *asked)).await?;
+            Ok(Prepared::AnswersFirst { edits, options: asked }) => {
+                options = Box::pin(record_answers(engine, program, lease, edits, *asked)).await?;
                 lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
                 continue;
             }
@@ -83,20 +82,17 @@ pub(crate) async fn resumed<P: Program>(
     }
 }
 
-/// Records the answers to the open questions and the edits of branches, and releases the lease. Returns the options of the
+/// Records the answers to the open questions and edits of branches, and releases the lease. Returns the options of the
 /// resume.
 async fn record_answers<P: Program>(
     engine: &Engine,
     program: &P,
     lease: Lease,
+    edit_branches: Edits<P::State>,
     mut options: ResumeOptions<P::State>,
 ) -> Result<ResumeOptions<P::State>, RunError> {
     let answers = options.on_doubt.answers();
     let (on_doubt, by, on_change) = (OnDoubt::Each(answers.clone()), options.by.clone(), options.on_change);
-    let of_branch = |(branch, edit): &mut (BranchPath, EditBranch<P::State>)| {
-        edit.decides().then(|| (branch.clone(), std::mem::replace(edit, EditBranch::retry())))
-    };
-    let edit_branches: Vec<_> = options.edit_branches.iter_mut().filter_map(of_branch).collect();
     let first = ResumeOptions {
         on_doubt,
         by,

@@ -356,12 +356,13 @@ impl ContinuedChild<'_> {
         for (keeps, cuts) in cuts {
             let named: Vec<StepId> = cuts.iter().map(|cut| shape.steps()[cut.place].id.clone()).collect();
             if keeps {
-                let known = ends
-                    .iter()
-                    .filter(|(step, end)| shape.place(step.as_str()).is_some() && end.has_result());
-                for (step, end) in known {
-                    position.ledger.entry(step.clone()).or_insert_with(|| end.clone());
-                }
+                let is_known = |step: &StepId, end: &Settled| {
+                    let is_open = !position.ledger.contains_key(step) && shape.place(step.as_str()).is_some();
+                    is_open && end.has_result()
+                };
+                let known = ends.iter().filter(|(step, end)| is_known(step, end));
+                let known: Vec<_> = known.map(|(step, end)| (step.clone(), end.clone())).collect();
+                position.ledger.extend(known);
             }
             let after = invalidate(shape, &position, cuts, if keeps { Results::Keep } else { results });
             position = after.position;

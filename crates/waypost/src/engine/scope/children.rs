@@ -516,7 +516,8 @@ impl<'a, P: Program> Session<'a, P> {
         if let Some(fan) = entry.open_fan_mut() {
             fan.opened = opened;
         }
-        let is_last = !scope.runs_hooks(place) && !scope.shape.share_loop(place, place);
+        // Hooks and later passes are children too.
+        let is_last = scope.shape.steps()[place].hooks.is_none() && !scope.shape.share_loop(place, place);
         if is_last && opened == scope.fan_mut(place).total {
             // All children run without earlier results: a later entry may reuse their new results.
             scope.position.rerun_whole.remove(&step);

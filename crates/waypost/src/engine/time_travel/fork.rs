@@ -30,7 +30,7 @@ use crate::engine::resume::trust;
 use crate::engine::scope::MAIN;
 use crate::engine::session::Session;
 use crate::engine::session::free_signals::free_signals_at;
-use crate::engine::walk::failure::failures_of;
+use crate::engine::walk::failure::{failures_of, position_for_retry};
 use crate::engine::walk::invalidate::{Results, invalidated};
 use crate::engine::{Engine, OriginEvidence, Outcome, Program, RunError, StartOptions};
 
@@ -69,8 +69,8 @@ impl Engine {
         let store = self.store.as_ref();
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let newest = position_of(&store.newest(&from.run, &from.branch).await?)?;
-        let mut position = position_of(&checkpoint)?.back_at_work();
-        let (mut redone, mut reopened) = (Vec::new(), BTreeMap::new());
+        let (position, mut redone) = position_for_retry(program.shape(), &checkpoint, false)?;
+        let (mut position, mut reopened) = (position.back_at_work(), BTreeMap::new());
         let edited = blinds(program, &start);
         let below = start.from.as_ref().filter(|(branch, _)| !branch.is_main());
         let is_newest = store.newest(&from.run, &from.branch).await?.header().seq == from.seq;
@@ -78,7 +78,7 @@ impl Engine {
             let then = ScopesThen::read(self, program, (&checkpoint, &position), Closed::Leave).await?;
             reopened = then.moves(self, program).await?.open;
         } else {
-            redone = restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?;
+            redone.extend(restart_begun(self, program.shape(), (&checkpoint, &mut position)).await?);
             for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
                 if is_abandoned(self, &from.run, (entry, None), &newest, !edited).await? {
                     if !edited {
@@ -107,7 +107,7 @@ impl Engine {
             error => RunError::NoState { at: from.to_string(), why: error.to_string() },
         })?;
         let signals = free_signals_at(store, &from.run, from.seq, &position).await?;
-        let mut scopes = SourceScopes::of(&taken, position, reopened)?;
+        let mut scopes = SourceScopes::of(program.shape(), &taken, position, reopened)?;
         // The session may take days.
         drop(taken);
         if start.evidence == OriginEvidence::Checked {
@@ -174,7 +174,7 @@ impl Engine {
         ask_about_effects(before, &mut position, |_, step| {
             from.begun_since().contains(&step.id).then_some(None)
         });
-        let scopes = SourceScopes::of(from, position, BTreeMap::new())?;
+        let scopes = SourceScopes::of(program.shape(), from, position, BTreeMap::new())?;
         let origin = ForkOrigin { scopes, signals: Vec::new(), redone: Vec::new() };
         self.start_from(program, origin, run, start).await
     }

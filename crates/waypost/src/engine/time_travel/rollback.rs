@@ -12,11 +12,11 @@ use crate::store::{Scan, Store, StoreError, StoreExt as _};
 
 use super::undo::{refuse_undone, undone_steps};
 use crate::engine::chain::Draft;
-use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::Base;
 use crate::engine::resume::definition::Forget;
 use crate::engine::resume::in_doubt::cut_in;
 use crate::engine::resume::reruns::opener_of;
+use crate::engine::walk::failure::position_for_retry;
 use crate::engine::walk::invalidate::{Cut, Results, invalidate};
 use crate::engine::{Engine, Program, ResumeFrom, RunError};
 pub(crate) use scopes::{Closed, Moves, ScopesThen};
@@ -44,7 +44,8 @@ pub(crate) async fn go_back<P: Program>(
         return Ok((Draft::new(Phase::Restored, Reason::Manual, None, Try::default()), Moves::default()));
     };
     let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
-    let mut position = position_of(&record)?;
+    let (mut position, failures) = position_for_retry(shape, &record, false)?;
+    base.redone.extend(failures);
     if step.is_none() {
         refuse_undone(engine, &run, seq).await?;
     }
@@ -258,7 +259,7 @@ pub(crate) fn ask_about_done(
     let now = Unfinished::of(shape, newest);
     ask_about_effects(shape, position, |place, step| {
         let begun = newest.open_entries().find(|entry| entry.step == step.id && step.has_begun(entry));
-        let has_ended = !now.has(place) && newest.did(&step.id);
+        let has_ended = !now.has(place) && newest.did(&step.id) || newest.had_effect(&step.id);
         (!undone.contains(&step.id) && (has_ended || begun.is_some())).then(|| begun.cloned())
     });
 }

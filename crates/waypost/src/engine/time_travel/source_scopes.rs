@@ -15,8 +15,8 @@ use std::sync::Arc;
 use crate::id::{BranchPath, Digest, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{
-    Definition, End, Fan, FrontierEntry, FrozenItems, Header, Pack, Phase, Position, Reason, Record, Settled,
-    Status, Try,
+    Definition, End, Fan, FrontierEntry, FrozenItems, Header, Ledger, Pack, Phase, Position, Reason, Record,
+    Settled, Status, Try,
 };
 use crate::store::portable::Portable;
 use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError};
@@ -30,7 +30,7 @@ use crate::engine::scope::fan_out::{Item, Items, thaw};
 use crate::engine::scope::open_scopes::{fan_of, is_fresh};
 use crate::engine::scope::{Opener, Scope, ScopeId};
 use crate::engine::session::Session;
-use crate::engine::walk::failure::failures_of;
+use crate::engine::walk::failure::{failures_of, position_for_retry};
 use crate::engine::walk::reuse::step_path;
 use crate::engine::walk::scheduler::{children_of, for_children, for_hooks};
 use crate::engine::{OriginEvidence, Program, RunError};
@@ -157,8 +157,8 @@ fn copy_of(record: &Record) -> Draft {
 /// Returns a position for a new run: nothing is running, waiting or memoized, and the ledger is empty. Openers wait
 /// for their branches.
 fn position_in_new_run(position: &Position) -> Position {
-    let mut position = Position { definition: None, config: None, chain: None, ..position.clone() };
-    position.ledger.clear();
+    let ledger = Ledger::default();
+    let mut position = Position { definition: None, config: None, chain: None, ledger, ..position.clone() };
     let results: Vec<StepId> = position.reusable.keys().cloned().collect();
     results.iter().for_each(|step| position.drop_results(step));
     for entry in &mut position.frontier {
@@ -198,8 +198,9 @@ pub(crate) struct SourceScopes {
 
 impl SourceScopes {
     /// Takes the scopes of a checkpoint, with this position of its main branch. `reopened`: the branches with steps to
-    /// rerun.
+    /// rerun. The failures of the other branches are retried.
     pub(crate) fn of(
+        shape: &Shape,
         from: &Portable,
         position: Position,
         mut reopened: BTreeMap<BranchPath, Reopened>,
@@ -217,7 +218,13 @@ impl SourceScopes {
         for record in from.children() {
             let branch = &record.header().branch;
             let taken = match reopened.remove(branch) {
-                None => scope(record, position_of(record)?.back_at_work())?,
+                None => {
+                    let (position, forgotten) = match shape.of_branch(branch) {
+                        Some(shape) => position_for_retry(shape, record, false)?,
+                        None => (position_of(record)?, Vec::new()),
+                    };
+                    SourceScope { forgotten, ..scope(record, position.back_at_work())? }
+                }
                 Some(Reopened { position, forgotten, .. }) => {
                     SourceScope { end: None, forgotten, ..scope(record, position)? }
                 }
