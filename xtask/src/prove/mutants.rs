@@ -113,8 +113,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a person is asked about a dropped result that must not be repeated",
         file: "engine/walk/invalidate.rs",
-        on: "if results == Results::Drop && step.must_ask_again(was_done, entry.as_ref()) {",
-        off: "if results == Results::Drop && step.must_ask_again(was_done, entry.as_ref()) && false {",
+        on: "} else if step.note_effect(position, was_done, entry) {",
+        off: "} else if step.note_effect(&mut Position::default(), was_done, entry) {",
         detector: Requests("leaves"),
     },
     // Model: fresh.
@@ -137,8 +137,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a step that is passed over or skipped keeps its results",
         file: "engine/scope/mod.rs",
-        on: "!is(&[SettledAs::Skipped, SettledAs::PassedOver])",
-        off: "!is(&[])",
+        on: "(is(&[SettledAs::Failed]), is(&[SettledAs::Skipped, SettledAs::PassedOver]));",
+        off: "(is(&[SettledAs::Failed]), false);",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_failed_rerun_keeps_the_results_below_it",

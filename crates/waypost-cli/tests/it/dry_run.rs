@@ -245,7 +245,11 @@ fn a_plan_has_the_steps_of_added_items() {
     rig.write("flow.yaml", &flow("{file: list}"));
     rig.write("list", "x\nw\nv\n");
     let plan = decisions(&rig, &["resume", "r", "--rerun-changed", "--dry-run"]);
-    assert_eq!(plan, ["each run first", "each:v/a run first", "each:v/b run first"], "a file of items");
+    assert_eq!(
+        plan,
+        ["each rerun definition_changed", "each:v/a run first", "each:v/b run first"],
+        "a file of items"
+    );
 }
 
 // Bug: the plan of a loop ended after the first pass with a rerun, and the steps of later passes were `reuse`. Cause: a
