@@ -44,7 +44,10 @@ pub(super) fn topic(bench: &Bench) -> anyhow::Result<Topic> {
             figure
         }),
         Measured::new(LATE, Unit::PerSecond, move || {
-            late.speed_of(made_late.borrow().as_ref().context("the run comes first")?, 9)
+            late.speed_of(
+                made_late.borrow().as_ref().context("the run comes first")?,
+                late.steps - late.tenth(),
+            )
         }),
         Measured::new(LOOK, Unit::PerSecond, move || looked.look()),
         Measured::new(RESUME, Unit::PerSecond, move || {
@@ -108,12 +111,17 @@ impl World {
         Ok(measure::per_second(self.steps, start))
     }
 
-    /// Returns the steps a second in a tenth of a run.
-    fn speed_of(&self, ran: &Ran, tenth: u32) -> anyhow::Result<f64> {
+    /// The number of steps in a tenth of the run.
+    fn tenth(&self) -> u32 {
+        (self.steps / 10).max(2)
+    }
+
+    /// Returns the steps a second in a tenth of a run, from a step on.
+    fn speed_of(&self, ran: &Ran, first: u32) -> anyhow::Result<f64> {
         let starts = ran.starts.lock().map_err(|_| anyhow::anyhow!("a step panicked"))?;
         ensure!(starts.len() == self.steps as usize, "{} steps were started", starts.len());
-        let count = self.steps / 10;
-        let (first, last) = ((tenth * count) as usize, ((tenth + 1) * count - 1) as usize);
+        let count = self.tenth();
+        let (first, last) = (first as usize, (first + count - 1) as usize);
         Ok(f64::from(count - 1) / (starts[last] - starts[first]).as_secs_f64())
     }
 
