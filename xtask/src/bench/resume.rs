@@ -1,6 +1,5 @@
-//! A run with a file per step: the cost of late steps beside that of early ones, and the resume of the finished
-//! run. The resume checks all evidence before it finds nothing to do; the comparison is a `stat` per file and a
-//! digest lookup by its result.
+//! A run with a file per step: the cost of late and of early steps, and the resume of the finished run. The resume
+//! checks all evidence and runs nothing; the comparison is a `stat` per file and a digest lookup by the result.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

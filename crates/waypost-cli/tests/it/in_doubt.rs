@@ -809,20 +809,20 @@ fn a_skipped_effect_is_asked_about_in_a_later_rerun() {
 // Cause: the failures of the checkpoint were opened without the steps downstream. Fix: these are retried as in any resume.
 #[test]
 fn a_return_to_a_failure_asks_about_effects_after_it() {
-    for seq in 1..=4 {
-        let rig = Rig::with(
-            "steps:
-  - {id: a, run: test -e ok}
-  - {id: z, run: echo z >> trace, idempotent: false, if: always()}
-",
-        );
-        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
-        rig.write("ok", "");
-        let at = format!("r@{seq}");
+    let steps = "[{id: a, run: test -e ok}, {id: z, run: echo z >> trace, idempotent: false, if: always()}]";
+    for (flow, newest) in
+        [(format!("steps: {steps}\n"), 4), (format!("steps: [{{id: g, steps: {steps}}}]\n"), 3)]
+    {
+        for seq in 1..=newest {
+            let rig = Rig::with(&flow);
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+            rig.write("ok", "");
+            let at = format!("r@{seq}");
 
-        assert_eq!(code_of(&rig, &["fork", &at, "--id", "r2", "-q"]), Some(8), "{at}");
-        assert_eq!(code_of(&rig, &["rollback", &at, "-q"]), Some(0), "{at}");
-        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{at}");
-        assert_eq!(rig.read("trace"), "z\n", "{at}");
+            assert_eq!(code_of(&rig, &["fork", &at, "--id", "r2", "-q"]), Some(8), "{at}: {flow}");
+            assert_eq!(code_of(&rig, &["rollback", &at, "-q"]), Some(0), "{at}: {flow}");
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "{at}: {flow}");
+            assert_eq!(rig.read("trace"), "z\n", "{at}: {flow}");
+        }
     }
 }

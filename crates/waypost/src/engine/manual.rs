@@ -377,8 +377,7 @@ pub(super) async fn refuse_left(
 }
 
 /// Removes the retries of branches entered later in this resume: the failed steps run on entry. Returns the edits of such
-/// branches that replace the item or have choices: these are recorded before the branches are out of force, and the
-/// retries stay.
+/// branches with another item or with choices. These edits must be recorded first, and the retries stay.
 pub(crate) fn defer_retries<S>(
     edits: &mut Vec<(BranchPath, EditBranch<S>)>,
     unreached: &BTreeSet<BranchPath>,

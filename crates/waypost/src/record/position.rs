@@ -113,7 +113,7 @@ impl Position {
         self.reusable.get(step).is_some_and(|results| results.contains_key(&QUESTION))
     }
 
-    /// Notes that an idempotent step had an effect that the position lacks.
+    /// Notes the effect of an idempotent step without an end in the position.
     pub(crate) fn note_effect(&mut self, step: &StepId) {
         self.reusable.entry(step.clone()).or_default().insert(QUESTION, Reusable::Effect);
     }

@@ -357,8 +357,8 @@ impl ContinuedChild<'_> {
             let named: Vec<StepId> = cuts.iter().map(|cut| shape.steps()[cut.place].id.clone()).collect();
             if keeps {
                 let is_known = |step: &StepId, end: &Settled| {
-                    let is_open = !position.ledger.contains_key(step) && shape.place(step.as_str()).is_some();
-                    is_open && end.has_result()
+                    let is_new = !position.ledger.contains_key(step) && shape.place(step.as_str()).is_some();
+                    is_new && end.has_result()
                 };
                 let known = ends.iter().filter(|(step, end)| is_known(step, end));
                 let known: Vec<_> = known.map(|(step, end)| (step.clone(), end.clone())).collect();

@@ -2,8 +2,8 @@
 //! position.
 //!
 //! [`find`] checks in this order: whether a chain rejoins its results from before a rewind
-//! ([`rejoin`](crate::engine::walk::rewind::rejoin)), whether the evidence of the finished steps holds ([`judge`]), and from
-//! which step each branch reruns ([`targets`]). Reads and verifies only; writes nothing.
+//! ([`rejoin`](crate::engine::walk::rewind::rejoin)), whether the evidence of the finished steps holds ([`judge`]), and
+//! from which step each branch reruns ([`targets`]). Reads and verifies only; writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

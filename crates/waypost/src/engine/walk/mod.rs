@@ -1,4 +1,4 @@
-//! The walk: what happens next in a scope, and which finished work counts.
+//! The walk: the next starts in a scope, and the finished work in force.
 //!
 //! Input: the positions of scopes, in memory. Output: starts, skips, reuses and invalidations, for the next commit.
 //! [`trace`], [`reuse`], [`invalidate`] and [`scheduler`] are pure: no I/O, no clock.

@@ -53,7 +53,7 @@ impl<'a, P: Program> Session<'a, P> {
             if self.settle_by_choice(id, place) {
                 continue;
             }
-            // A condition that cannot be evaluated fails the step at its start.
+            // An invalid condition fails the step at the start.
             if let Ok(Admission::Skip(cause)) = self.admission(id, place) {
                 self.skip(id, place, cause);
                 continue;
