@@ -15,6 +15,7 @@ mod hash;
 mod items;
 mod measure;
 mod part;
+mod postgres;
 mod program;
 mod recovery;
 mod rename;
@@ -85,6 +86,7 @@ const TOPICS: &[fn(&Bench) -> anyhow::Result<Topic>] = &[
     spawn::topic,
     command::topic,
     items::topic,
+    postgres::topic,
 ];
 
 /// Measures all topics, prints the tables, and writes `results.md` and `results.json` to the folder.
@@ -111,6 +113,7 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
         topics.retain(|topic| only.split(',').any(|part| topic.name.contains(part)));
         ensure!(!topics.is_empty(), "there is no topic `{only}`");
     }
+    refuse_without_server(topics.iter().map(|topic| topic.name), waypost_testing::postgres::require)?;
     let rounds = if options.short { 1 } else { options.rounds.unwrap_or(ROUNDS).max(1) };
     for round in 1..=rounds {
         output::note(format!("round {round} of {rounds}"));
@@ -123,6 +126,17 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
         return Ok(());
     }
     report(&dir, &topics)
+}
+
+/// Refuses topics that need a server, before the first round: a round takes minutes.
+fn refuse_without_server<'t>(
+    mut topics: impl Iterator<Item = &'t str>,
+    require: impl FnOnce() -> Result<(), &'static str>,
+) -> anyhow::Result<()> {
+    match topics.any(|topic| topic == postgres::NAME) {
+        true => require().map_err(anyhow::Error::msg),
+        false => Ok(()),
+    }
 }
 
 /// Returns the command for the same benchmarks in an optimised build.
@@ -158,4 +172,17 @@ fn report(dir: &Path, topics: &[Topic]) -> anyhow::Result<()> {
     write("results.json", serde_json::to_string_pretty(&table::to_json(topics))?)?;
     output::note(format!("written: {}", dir.join("results.md").display()));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The benchmarks once panicked in the middle, without PostgreSQL.
+    #[test]
+    fn a_missing_server_is_an_error_before_the_first_round() {
+        let refused = refuse_without_server(["items", "postgres"].into_iter(), || Err("missing"));
+        assert_eq!(refused.unwrap_err().to_string(), "missing");
+        refuse_without_server(["items"].into_iter(), || Err("missing")).unwrap();
+    }
 }

@@ -78,6 +78,13 @@ pub(crate) const NEEDS: &[Need] = &[
         dnf: "postgresql-server postgresql",
         brew: "postgresql@17",
     },
+    Need {
+        program: "pgbouncer",
+        why: "is a pooler before the PostgreSQL servers of tests",
+        apt: "pgbouncer",
+        dnf: "pgbouncer",
+        brew: "pgbouncer",
+    },
     Need { program: "git", why: "shows that `.waypost` ignores itself", apt: "git", dnf: "git", brew: "git" },
 ];
 
@@ -231,6 +238,8 @@ fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .chain(versions(VERSIONS))
+        // Packages put servers there, which is on the path of the administrator only.
+        .chain([PathBuf::from("/usr/sbin")])
         .map(|dir| dir.join(program))
         .find(|file| is_executable(file))
 }

@@ -126,22 +126,6 @@ pub(crate) struct ProofOptions {
 }
 
 impl ProofOptions {
-    /// Returns the short form of everything.
-    pub(crate) fn short() -> Self {
-        Self {
-            rig: None,
-            short: true,
-            full: false,
-            itself: false,
-            store: Vec::new(),
-            operation: Vec::new(),
-            kill: Vec::new(),
-            victim: None,
-            mistake: toy::Mistake::None,
-            program: None,
-        }
-    }
-
     fn victims(&self) -> Vec<Victim> {
         match self.victim {
             Some(victim) => vec![victim],

@@ -196,8 +196,11 @@ impl Config {
         }
         let Some((_, given)) = matches.subcommand() else { return };
         let wait = match &mut cli.command {
+            Command::Resume(args) => {
+                args.wait_default = self.wait().map(|found| found.value);
+                return;
+            }
             Command::Run(args) => &mut args.wait,
-            Command::Resume(args) => &mut args.wait,
             Command::Fork(args) => &mut args.wait,
             Command::Answer(args) => &mut args.after.wait,
             _ => return,

@@ -18,7 +18,8 @@ use clap::parser::ValueSource;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use waypost::RunId;
-use waypost::store::{Store, StoreError};
+use waypost::record::Flaw;
+use waypost::store::{Damage, Store, StoreError};
 
 /// The context of every command.
 #[derive(Debug, Clone)]
@@ -175,6 +176,17 @@ impl Context {
     /// Returns the store words for a run of this process; `None` if other processes cannot find the run.
     pub(crate) fn lasting_store_words(&self) -> Option<String> {
         (!store_location::is_memory(self.store.as_deref())).then(|| self.store_words())
+    }
+
+    /// Warns of a checkpoint missing from a shown history.
+    pub(crate) fn warn_of_damage(&self, damage: &Damage) {
+        let at = reference::damaged_reference(&damage.run, damage);
+        let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
+        let text = format!(
+            "checkpoint {at} is {what}, its contents are not shown; `waypost verify {}` shows details",
+            damage.run
+        );
+        self.output.warn(&self.with_store(&text));
     }
 
     /// Adds the store words to every command for the user in a text, marked by backticks.

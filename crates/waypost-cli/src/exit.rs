@@ -142,7 +142,7 @@ impl From<Exit> for ExitCode {
 }
 
 /// The requester name for a stop by timeout.
-pub(crate) const TIMEOUT: &str = "its own timeout";
+pub(crate) const TIMEOUT: &str = "the timeout of the run";
 
 /// Returns the exit code of a run stopped by this requester. Possible requesters are a signal, the timeout,
 /// the budget, a remote request, a lost supervisor and a full disk.

@@ -40,6 +40,7 @@
 
 mod database;
 mod queue;
+mod runtime;
 mod store;
 mod tables;
 mod write;

@@ -261,6 +261,9 @@ pub(crate) struct RunArgs {
     pub(crate) detached: bool,
 }
 
+/// The default of `--wait` of a resume.
+const WAIT: Duration = Duration::from_secs(300);
+
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ResumeArgs {
     /// Run, `@` for the newest, or a unique prefix [default: the newest resumable run]
@@ -320,9 +323,12 @@ pub(crate) struct ResumeArgs {
     /// Dead letters to retry, with replaced items
     #[arg(skip)]
     pub(crate) retry: Vec<(DeadLetter, Option<serde_json::Value>)>,
-    /// Keep waiting up to this long while only a time or a signal is pending; not with `--all`
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
-    pub(crate) wait: Duration,
+    /// Keep waiting up to this long while only a time or a signal is pending; not with `--all` [default: 5m]
+    #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
+    pub(crate) wait: Option<Duration>,
+    /// The time of `--wait` if not given: by the configuration, or by another command.
+    #[arg(skip)]
+    pub(crate) wait_default: Option<Duration>,
     /// Run at most this many steps at once, in place of `max_parallel` in the file
     #[arg(short = 'j', long, value_name = "COUNT", value_parser = parallel)]
     pub(crate) max_parallel: Option<NonZeroUsize>,
@@ -332,6 +338,10 @@ pub(crate) struct ResumeArgs {
     /// Resume in a separate process, and return at once
     #[arg(long, conflicts_with_all = ["all", "dry_run", "treat_as"])]
     pub(crate) detach: bool,
+    /// Return a stopped run to the queue, for the workers
+    #[arg(long, conflicts_with_all = ["all", "with", "keep_finished", "rerun_changed", "keep_definition", "treat_as",
+          "skip", "restart", "from", "until", "set", "retry_failed", "max_parallel", "dry_run", "detach"])]
+    pub(crate) queue: bool,
     #[command(flatten)]
     pub(crate) printed: PrintedArgs,
     /// This is the process of a detached resume
@@ -345,6 +355,11 @@ impl ResumeArgs {
         Self { treat_as: Vec::new(), answers: Answers::default(), output: Vec::new(), ..self.clone() }
     }
 
+    /// Returns whether this resume names steps to rerun, to retry or to skip.
+    pub(crate) fn requests(&self) -> bool {
+        self.from.is_some() || !self.skip.is_empty() || !self.retry.is_empty()
+    }
+
     /// Returns this resume with decisions about named steps only.
     pub(crate) fn only_named(&self) -> Self {
         let mut args = self.clone();
@@ -352,30 +367,79 @@ impl ResumeArgs {
         if args.treat_as.is_empty() { args.undecided() } else { args }
     }
 
-    /// Returns the command line of this resume, with its choices.
+    /// Returns the command line of this resume of one run, with all options except `--dry-run`.
     pub(crate) fn command(&self, run: &RunId) -> String {
+        // The pattern is complete: a new option does not compile without a decision here.
+        let Self {
+            run: _,
+            all: _,
+            everywhere: _,
+            with,
+            keep_finished,
+            rerun_changed,
+            keep_definition,
+            treat_as,
+            answers: _,
+            output,
+            skip,
+            restart,
+            from,
+            only,
+            until,
+            set,
+            retry_failed,
+            retry,
+            wait,
+            wait_default: _,
+            max_parallel,
+            dry_run: _,
+            detach,
+            queue,
+            printed: PrintedArgs { logs, no_logs },
+            detached: _,
+        } = self;
         let mut command = format!("waypost resume {run}");
-        let with = self.with.as_ref().map(|file| file.display().to_string());
+        let with = with.as_ref().map(|file| file.display().to_string());
         let pair = |(name, value): &(String, String)| format!("{name}={value}");
-        let until = self.until.clone().filter(|_| !self.only);
+        let until = until.clone().filter(|_| !only);
         let given = [
             ("--with", with.into_iter().collect::<Vec<_>>()),
-            ("--from", self.from.clone().into_iter().collect()),
+            ("--from", from.clone().into_iter().collect()),
             ("--until", until.into_iter().collect()),
-            ("--set", self.set.iter().map(pair).collect()),
-            ("--skip", self.skip.clone()),
-            ("--treat-as", self.treat_as.iter().map(Treatment::to_string).collect()),
-            ("--output", self.output.iter().map(pair).collect()),
+            ("--set", set.iter().map(pair).collect()),
+            ("--skip", skip.clone()),
+            ("--treat-as", treat_as.iter().map(Treatment::to_string).collect()),
+            ("--output", output.iter().map(pair).collect()),
+            ("--wait", wait.map(time::written).into_iter().collect()),
+            ("--max-parallel", max_parallel.iter().map(ToString::to_string).collect()),
         ];
         for (option, values) in given {
             values.iter().for_each(|value| command.push_str(&format!(" {option} {}", quoted(value))));
         }
-        let flags = [("--only", self.only), ("--retry-failed", self.retry_failed)];
-        flags
-            .iter()
-            .filter(|(_, is_given)| *is_given)
-            .for_each(|(flag, _)| command.push_str(&format!(" {flag}")));
+        let flags = [
+            ("--keep-definition", *keep_definition && retry.is_empty()),
+            ("--restart", *restart),
+            ("--only", *only),
+            ("--retry-failed", *retry_failed),
+            ("--detach", *detach),
+            ("--queue", *queue),
+            ("--logs", *logs),
+            ("--no-logs", *no_logs),
+        ];
+        let flags = flags.iter().filter(|(_, is_given)| *is_given);
+        flags.for_each(|(flag, _)| command.push_str(&format!(" {flag}")));
+        for (option, steps) in [("--keep-finished", keep_finished), ("--rerun-changed", rerun_changed)] {
+            let Some(steps) = steps else { continue };
+            let steps = steps.join(",");
+            let value = if steps.is_empty() { steps } else { format!("={}", quoted(&steps)) };
+            command.push_str(&format!(" {option}{value}"));
+        }
         command
+    }
+
+    /// Returns the time of `--wait`.
+    pub(crate) fn wait(&self) -> Duration {
+        self.wait.or(self.wait_default).unwrap_or(WAIT)
     }
 }
 
@@ -544,6 +608,15 @@ pub(crate) struct VerifyArgs {
     /// Record the verdicts in a new checkpoint
     #[arg(long, conflicts_with_all = ["all", "watch"])]
     pub(crate) record: bool,
+    /// Check evidence this many times: by workers for a submitted run, else in turn by this process
+    #[arg(long, value_name = "COUNT", value_parser = parallel, conflicts_with_all = ["all", "watch"])]
+    pub(crate) workers: Option<NonZeroUsize>,
+    /// Count a verdict with this many votes, else `unknown` [default: more than half]
+    #[arg(long, value_name = "COUNT", value_parser = parallel, requires = "workers")]
+    pub(crate) quorum: Option<NonZeroUsize>,
+    /// Wait at most this long for workers
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = time::parse_duration)]
+    pub(crate) wait: Duration,
 }
 
 #[derive(Debug, Args)]
@@ -787,12 +860,63 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{Args as _, CommandFactory as _, Parser as _};
+    use waypost::RunId;
 
-    use super::Cli;
+    use super::{Cli, Command, ResumeArgs};
 
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    fn resume(words: &[&str]) -> ResumeArgs {
+        let Ok(Cli { command: Command::Resume(args), .. }) = Cli::try_parse_from(words) else {
+            panic!("not a resume: {words:?}")
+        };
+        args
+    }
+
+    // Commands in hints lost the options `--keep-finished`, `--rerun-changed`, `--keep-definition` and others. The command
+    // was a list of some options.
+    #[test]
+    fn the_command_of_a_resume_has_every_option() {
+        /// The options that a hint leaves out, and why.
+        const LEFT_OUT: [&str; 5] = [
+            // The run is named.
+            "all",
+            "everywhere",
+            // A hint is a command that acts.
+            "dry_run",
+            // The internal form of `--detach`.
+            "detached",
+            // Stands for `--until`.
+            "only",
+        ];
+        let run = RunId::new("r").unwrap();
+        let options = ResumeArgs::augment_args(clap::Command::new("resume"));
+        for option in options.get_opts().filter(|option| !LEFT_OUT.contains(&option.get_id().as_str())) {
+            let name = option.get_long().expect("each option has a long name");
+            let takes_value = option.get_action().takes_values();
+            let given = match option.get_id().as_str() {
+                "treat_as" => "--treat-as=done=a,b".to_owned(),
+                "max_parallel" => "--max-parallel=3".to_owned(),
+                "wait" => "--wait=7m".to_owned(),
+                _ if takes_value => format!("--{name}=a=b"),
+                _ => format!("--{name}"),
+            };
+            let more: &[&str] = if name == "output" { &["--treat-as=done"] } else { &[] };
+            let words = [&["waypost", "resume", "r", &given], more].concat();
+
+            let command = resume(&words).command(&run);
+
+            let again: Vec<&str> = command.split(' ').collect();
+            assert!(command.contains(&format!("--{name}")), "`{given}` is lost in `{command}`");
+            assert_eq!(resume(&again).command(&run), command);
+        }
+        let only = resume(&["waypost", "resume", "--from=a", "--only"]).command(&run);
+        assert_eq!(only, "waypost resume r --from a --only");
+        let named = resume(&["waypost", "resume", "--keep-finished=a,b", "--rerun-changed"]).command(&run);
+        assert_eq!(named, "waypost resume r --keep-finished=a,b --rerun-changed");
     }
 }

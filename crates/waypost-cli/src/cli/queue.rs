@@ -30,6 +30,9 @@ pub(crate) struct SubmitArgs {
     /// Run the steps in this folder [default: the workflow file's folder]
     #[arg(long, value_name = "DIR", conflicts_with = "base")]
     dir: Option<PathBuf>,
+    /// Run the steps on any worker, each worker with a private copy of these files; may be repeated
+    #[arg(long, value_name = "GLOB", conflicts_with = "base")]
+    pub(crate) include: Vec<String>,
     /// Run the steps in the folder that a worker gives this name, on any machine
     #[arg(long, value_name = "NAME")]
     pub(crate) base: Option<String>,

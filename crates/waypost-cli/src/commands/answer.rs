@@ -79,7 +79,12 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
             context.output.done(&text)?;
         }
         let (run, wait) = (Some(run.to_string()), args.after.wait);
-        return resume_in(context, store, ResumeArgs { run, wait, ..ResumeArgs::default() }).await;
+        return resume_in(
+            context,
+            store,
+            ResumeArgs { run, wait_default: Some(wait), ..ResumeArgs::default() },
+        )
+        .await;
     }
     if context.output.json {
         return Ok(Exit::Done);

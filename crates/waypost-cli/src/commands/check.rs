@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use waypost_workflow::file::{Mode, Step, Warning, Workflow};
+use waypost_workflow::file::{Body, Mode, Step, Warning, Work, Workflow};
 
 use super::Context;
 use crate::cli::CheckArgs;
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
 use crate::run::{environment, preflight, workflow_file};
-use crate::view::{CheckView, CheckedStepView, ProblemView, VERSION};
+use crate::view::{CheckView, CheckedStepView, OnWorkersView, ProblemView, VERSION};
 
 #[expect(clippy::unused_async, reason = "every command is asked in the same way")]
 pub(crate) async fn check(context: &Context, args: CheckArgs) -> Result<Exit, Error> {
@@ -67,7 +67,30 @@ fn view(workflow: &Workflow, step: &Step) -> CheckedStepView {
         id: step.id.clone(),
         line: step.line,
         needs: workflow.upstream(step).map(|need| need.id.clone()).collect(),
+        on_workers: on_workers(workflow, step),
     }
+}
+
+/// Returns the steps that other workers may execute: the step, or steps within. A service, and all steps that use it, stay
+/// with the worker of the run.
+fn on_workers(workflow: &Workflow, step: &Step) -> Vec<OnWorkersView> {
+    let mut upstream: Vec<&Step> = workflow.upstream(step).collect();
+    let mut place = 0;
+    while let Some(need) = upstream.get(place) {
+        if matches!(need.work, Work::Service(_)) {
+            return Vec::new();
+        }
+        let is_new = |step: &&Step| upstream.iter().all(|known| known.id != step.id);
+        let more: Vec<&Step> = workflow.upstream(need).filter(is_new).collect();
+        upstream.extend(more);
+        place += 1;
+    }
+    let within = step.work.body().into_iter().flat_map(Body::all);
+    let place = |step: &Step| {
+        let tags = workflow.runs_on(step)?.to_vec();
+        Some(OnWorkersView { step: step.id.clone(), tags })
+    };
+    std::iter::once(step).chain(within).filter_map(place).collect()
 }
 
 fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
@@ -88,7 +111,20 @@ fn told(file: &str, workflow: &Workflow, steps: &[CheckedStepView]) -> String {
             Mode::Graph | Mode::Sequence => String::new(),
         };
         let kind = if hooks.contains(&step.id.as_str()) { " (hooks)" } else { "" };
-        text.push_str(&format!("  {}{kind}{needs}\n", step.id));
+        text.push_str(&format!("  {}{kind}{needs}", step.id));
+        for OnWorkersView { step: within, tags } in &step.on_workers {
+            let name = if *within == step.id { String::new() } else { format!(" {within}") };
+            match tags.as_slice() {
+                [] => text.push_str(&format!(",{name} on any worker")),
+                tags => text.push_str(&format!(",{name} on a worker with {}", tags.join(", "))),
+            }
+        }
+        text.push('\n');
+    }
+    if steps.iter().any(|step| !step.on_workers.is_empty()) {
+        text.push_str(
+            "  Workers share the files of a `--base`. With `submit --include`, each keeps its own.\n",
+        );
     }
     text
 }

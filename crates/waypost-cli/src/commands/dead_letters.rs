@@ -215,7 +215,7 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let resume = ResumeArgs {
         run: Some(run.to_string()),
         keep_definition: true,
-        wait: args.wait,
+        wait_default: Some(args.wait),
         retry: found.into_iter().map(|letter| (letter, item.clone())).collect(),
         ..ResumeArgs::default()
     };

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use waypost::RunId;
-use waypost::engine::Snapshot;
 use waypost::store::{Store, StoreError, StoreExt as _};
 
 use super::Context;
-use super::deletion::Deleting;
+use super::deletion::{Deleting, agreed, refuse_newer};
 use crate::cli::DeleteArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -80,26 +79,4 @@ async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Refuses a run with records of a newer version, because its files and holders are unknown here.
-pub(super) async fn refuse_newer(store: &dyn Store, run: &RunId) -> Result<(), StoreError> {
-    match Snapshot::read(store, run).await {
-        Err(error @ StoreError::Version { .. }) => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Asks for confirmation of a deletion on a terminal.
-pub(super) fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
-    if !context.output.can_ask() {
-        return Err(Error::usage(
-            format!("cannot ask for confirmation to delete {}: there is no terminal", names.join(", ")),
-            "`--yes` deletes without confirmation",
-        ));
-    }
-    let what = if names.len() == 1 { "run" } else { "runs" };
-    Ok(context
-        .output
-        .confirm(&format!("Delete {what} {} with all checkpoints and logs?", names.join(", ")))?)
 }

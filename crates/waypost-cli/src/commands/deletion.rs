@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use waypost::RunId;
+use waypost::engine::Snapshot;
 use waypost::store::{Store, StoreError};
 use waypost_sqlite::{clear_files, folder_of};
 
 use super::Context;
-use super::delete::refuse_newer;
 use crate::error::Error;
 use crate::store_location::{Access, StoreUrl};
 
@@ -105,4 +105,26 @@ fn database_of(store: &dyn Store) -> Option<PathBuf> {
 
 fn place_of(store: &dyn Store) -> PathBuf {
     database_of(store).map(|database| folder_of(&database)).unwrap_or_default().join("runs")
+}
+
+/// Refuses a run with records of a newer version, because its files and holders are unknown here.
+pub(super) async fn refuse_newer(store: &dyn Store, run: &RunId) -> Result<(), StoreError> {
+    match Snapshot::read(store, run).await {
+        Err(error @ StoreError::Version { .. }) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Asks for confirmation of a deletion on a terminal.
+pub(super) fn agreed(context: &Context, names: &[String]) -> Result<bool, Error> {
+    if !context.output.can_ask() {
+        return Err(Error::usage(
+            format!("cannot ask for confirmation to delete {}: there is no terminal", names.join(", ")),
+            "`--yes` deletes without confirmation",
+        ));
+    }
+    let what = if names.len() == 1 { "run" } else { "runs" };
+    Ok(context
+        .output
+        .confirm(&format!("Delete {what} {} with all checkpoints and logs?", names.join(", ")))?)
 }

@@ -33,7 +33,7 @@ struct Seen {
 /// Lists the executions of a step, oldest first. `records`: all records of the branch, oldest first.
 pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
     let mut seen = Seen::default();
-    let mut found = Vec::new();
+    let mut found: Vec<ExecutionView> = Vec::new();
     for header in records.iter().map(Record::header) {
         let reference = header.reference().to_string();
         let view = |action, cause| {
@@ -56,6 +56,14 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                     let cause = CauseView { text, ..CauseView::named("reused", None) };
                     found.push(view("reuse", cause));
                     seen.cause = None;
+                }
+                // The start repeats that of the lost session.
+                "adopted" if header.step.as_ref() == Some(step) && data["losses"] == 0 => {
+                    if let Some(last) = found.last_mut().filter(|last| last.cause.code == "cut") {
+                        let text = "the step went on at its worker after the loss of its session".to_owned();
+                        last.action = "reuse";
+                        last.cause = CauseView { text, ..CauseView::named("adopted", None) };
+                    }
                 }
                 "step_settled" if data["step"] == step.as_str() => {
                     let by = data["cause"]["by"].as_str().map(ToOwned::to_owned);

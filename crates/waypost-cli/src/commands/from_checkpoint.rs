@@ -1,7 +1,9 @@
 //! A run that begins at a checkpoint of another run: common parts of `fork` and `import`.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
-use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, StartOptions};
+use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, Snapshot, StartOptions};
 use waypost::record::{Record, RunRecord};
 use waypost::store::{Signal, SignalKind, Store};
 use waypost::{BranchPath, RunId, StepId};
@@ -14,7 +16,7 @@ use crate::error::Error;
 use crate::output::shown;
 use crate::run::environment;
 use crate::run::params;
-use crate::run::reference;
+use crate::run::reference::{self, step_on};
 
 /// The params of the new run: the params of the other run, and the changes.
 pub(super) struct Params {
@@ -72,7 +74,8 @@ impl Params {
 pub(super) async fn report_pending(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
     let mut given = pending(store, run).await?;
     given.retain(|one| matches!(one.kind, SignalKind::Answer { .. }));
-    report_given(context, run, &given);
+    let snapshot = Snapshot::read(store, run).await?;
+    report_given(context, run, &given, snapshot.heads.iter().map(|head| &head.record));
     Ok(())
 }
 
@@ -82,10 +85,26 @@ pub(super) async fn pending(store: &dyn Store, run: &RunId) -> Result<Vec<Signal
     Ok(store.signals(run).await?.into_iter().filter(is_given).collect())
 }
 
-/// Warns that the new run does not inherit these answers and signals.
-pub(super) fn report_given(context: &Context, run: &RunId, given: &[Signal]) {
+/// Warns that the new run does not inherit these answers and signals. `newest`: the newest record of each branch, to name
+/// the steps that wait.
+pub(super) fn report_given<'a>(
+    context: &Context,
+    run: &RunId,
+    given: &[Signal],
+    newest: impl Iterator<Item = &'a Record>,
+) {
+    let mut asking = BTreeMap::new();
+    for record in newest {
+        for entry in record.position().unwrap_or_default().frontier {
+            let step = step_on(&record.header().branch, entry.step.as_str());
+            asking.extend(entry.waits.into_iter().map(|wait| (wait.id, step.clone())));
+        }
+    }
     let named = |one: &Signal| match &one.kind {
-        SignalKind::Answer { wait, value } => Some(format!("answer {value} to `{wait}`")),
+        SignalKind::Answer { wait, value } => Some(match asking.get(wait) {
+            Some(step) => format!("answer {value} to step `{step}`"),
+            None => format!("answer {value} to a step that no longer asks"),
+        }),
         SignalKind::Named { name, .. } => Some(format!("signal `{name}`")),
         _ => None,
     };

@@ -7,7 +7,8 @@ use waypost::engine::Snapshot;
 use waypost::{BranchPath, RunId};
 use waypost_workflow::file::{Body, Step, Work, Workflow};
 
-use super::{Context, report, show};
+use super::report::history::{self, RunHistory};
+use super::{Context, show};
 use crate::cli::{GraphArgs, default_file, is_stdin};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -17,29 +18,12 @@ use crate::view::step_names::StepNames;
 use crate::view::{GraphView, VERSION};
 
 mod mermaid;
+mod node;
 mod svg;
 
-pub(super) use svg::{embedded, sign};
-
-/// Step of a picture.
-pub(super) struct Node {
-    id: String,
-    name: Option<String>,
-    /// Kind of the step, if it does not run a command.
-    kind: Option<&'static str>,
-    /// Places of the needs in the same list, without those that follow from others.
-    needs: Vec<usize>,
-    within: Vec<Node>,
-    status: Option<NodeStatus>,
-}
-
-/// Status of a step of a run.
-#[derive(Clone)]
-pub(super) struct NodeStatus {
-    /// The worst status among the items.
-    worst: &'static str,
-    text: String,
-}
+pub(super) use self::node::Node;
+use self::node::NodeStatus;
+pub(super) use self::svg::{embedded, sign};
 
 pub(crate) async fn graph(context: &Context, args: GraphArgs) -> Result<Exit, Error> {
     let (title, nodes, run, file) = match subject(args.what.as_deref()) {
@@ -54,9 +38,9 @@ pub(crate) async fn graph(context: &Context, args: GraphArgs) -> Result<Exit, Er
             run_status::correct_snapshot(store.as_ref(), &mut snapshot);
             let workflow = workflow_in_force(&snapshot).ok_or_else(|| no_workflow(&run))?;
             let view = show::view_of(store.as_ref(), &run).await?;
-            let told = report::read(store.as_ref(), &run, &StepNames::default()).await?;
+            let history = history::read(store.as_ref(), &run, &StepNames::default()).await?;
             let title = format!("{}: {run} is {}", view.workflow, snapshot.status().name());
-            (title, nodes_of_run(&workflow, &view, &told), Some(run.to_string()), None)
+            (title, nodes_of_run(&workflow, &view, &history), Some(run.to_string()), None)
         }
     };
     let (format, text) = match args.mermaid {
@@ -101,9 +85,9 @@ fn no_workflow(run: &RunId) -> Error {
 pub(super) fn nodes_of_run(
     workflow: &Workflow,
     show: &crate::view::ShowView,
-    told: &report::RunHistory,
+    history: &RunHistory,
 ) -> Vec<Node> {
-    let ended = told.ends().map(|(branch, step, outcome)| (branch.clone(), step.to_string(), outcome));
+    let ended = history.ends().map(|(branch, step, outcome)| (branch.clone(), step.to_string(), outcome));
     let now = show
         .steps
         .iter()

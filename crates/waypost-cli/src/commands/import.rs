@@ -67,7 +67,8 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         return Err(Error::NotTrusted { file, steps });
     }
     let frozen = portable.run().record().clone();
-    report_given(context, &frozen.run, &given);
+    let newest = portable.children().iter().chain([portable.checkpoint()]);
+    report_given(context, &frozen.run, &given, newest);
     let params = Params::resolve(&workflow, portable.checkpoint(), &frozen, &args.params)?;
     let begin = Begin { workflow: &workflow, at: portable.checkpoint(), work: None };
     if let Some(ReadParam { step, param, .. }) = params.read_before(&begin) {

@@ -9,9 +9,7 @@ use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record, S
 use waypost::shape::Shape;
 use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
-use waypost_workflow::file::Workflow;
 
-use super::undo;
 use super::{Context, checkpoints, executions};
 use crate::cli::DeadLetter;
 use crate::cli::{OneRun, WhyArgs};
@@ -21,14 +19,15 @@ use crate::format::text::quoted;
 use crate::format::time;
 use crate::output::shown;
 use crate::run::current_evidence;
-use crate::run::dead_letters::letters_of;
-use crate::run::dead_letters::{self};
+use crate::run::dead_letters::{self, letters_of};
 use crate::run::definition::{
-    Choice, Chosen, choose, names_of, opener_on_main, resume_line, shape_in_force, workflow_in_force,
+    Choice, Chosen, choose_to_resume, names_of, opener_on_main, resume_line, shape_in_force,
+    workflow_in_force,
 };
 use crate::run::doubt::{cause_of, doubts};
 use crate::run::failed_item::FailedStep;
 use crate::run::reference::{StepRef, encode, no_scope, no_step};
+use crate::run::refusals::refusals;
 use crate::run::run_status;
 use crate::view::doubt::answer_lines;
 use crate::view::step_names::StepNames;
@@ -372,7 +371,7 @@ async fn report_unnamed(
 /// Warns of the damage in a history of the main branch; of other branches, [`planned`] does.
 fn report_gaps(context: &Context, history: &History) {
     let of_main = history.damaged.iter().filter(|damage| damage.branch.is_main());
-    of_main.for_each(|damage| super::show::report_gap(context, damage));
+    of_main.for_each(|damage| context.warn_of_damage(damage));
 }
 
 fn sentence(decision: &Decision, text: &str, names: &StepNames) -> String {
@@ -392,46 +391,14 @@ fn sentence(decision: &Decision, text: &str, names: &StepNames) -> String {
     format!("step {step}: {would}, {because}{text}")
 }
 
-/// Returns the obstacles to a resume with this workflow: a running or cancelled run, an exceeded budget, and
-/// missing checkpoints.
-pub(crate) async fn stops(
-    store: &dyn Store,
-    snapshot: &Snapshot,
-    workflow: &Workflow,
-) -> Result<Vec<String>, Error> {
-    let missing = snapshot.damaged().filter(|damage| damage.flaw == Flaw::Missing).map(|damage| {
-        let at = crate::run::reference::damaged_reference(&damage.run, damage);
-        format!("checkpoint {at} is missing; a resume stops until the checkpoint is restored")
-    });
-    let lost = run_status::logged_and_lost(store, snapshot).await.map(|logged| {
-        format!(
-            "checkpoint {logged} is in the event log, but not in the store; a resume stops until the \
-             checkpoint is restored"
-        )
-    });
-    let is_cancelled = snapshot.ended.as_ref().is_some_and(|last| last.header().end == Some(End::Cancelled));
-    let cancelled = is_cancelled.then(|| "the run was cancelled: only `--restart` starts over".to_owned());
-    let spent = super::resume::passed_budget(store, snapshot, workflow).await?.map(|passed| {
-        format!("the run exceeded its budget ({passed}); a resume stops until `budget` is raised")
-    });
-    let held = snapshot
-        .entry
-        .summary
-        .holder
-        .as_ref()
-        .map(|holder| format!("the run is running, held by {holder}; the plan applies if it ends now"));
-    let undone = undo::unfinished(snapshot);
-    Ok(cancelled.into_iter().chain(undone).chain(missing).chain(lost).chain(spent).chain(held).collect())
-}
-
-/// Plans a resume, and prints the obstacles.
+/// Plans a resume, and prints the errors of the resume as warnings. Returns the errors too.
 pub(super) async fn planned(
     context: &Context,
     shared: &Arc<dyn Store>,
     snapshot: &Snapshot,
 ) -> Result<(Plan, Vec<String>), Error> {
     let store = shared.as_ref();
-    let chosen = choose(store, snapshot, &Choice::to_look()).await?;
+    let chosen = choose_to_resume(shared, snapshot, Choice::to_look(), context.now()).await?;
     chosen.tell(context);
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
         let at = crate::run::reference::damaged_reference(&damage.run, damage);
@@ -440,10 +407,14 @@ pub(super) async fn planned(
             .warn(&format!("checkpoint {at} is damaged; a resume continues from the checkpoint before"));
     }
     for damage in run_status::damaged_items(store, snapshot).await? {
-        super::show::report_gap(context, &damage);
+        context.warn_of_damage(&damage);
     }
-    let stops = stops(store, snapshot, &chosen.workflow).await?;
-    stops.iter().for_each(|stop| context.output.warn(stop));
+    let refusals = refusals(store, snapshot, &chosen.workflow).await?;
+    for refusal in &refusals {
+        let hint = refusal.diagnosis().hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+        context.output.warn(&context.with_store(&format!("a resume is refused: {refusal}{hint}")));
+    }
+    let stops = refusals.iter().map(ToString::to_string).collect();
     let look = current_evidence::look(shared, snapshot, &chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
     look.tell_in(&mut plan, &chosen.shape);
@@ -462,7 +433,7 @@ pub(crate) async fn views(store: &dyn Store, run: &RunId, plan: &Plan) -> Result
     Ok(views)
 }
 
-/// Prints a plan; in JSON, with the obstacles, which text output has printed before.
+/// Prints a plan; in JSON, with the errors of a resume, which text output has printed before.
 pub(crate) fn show(
     context: &Context,
     run: Option<&str>,

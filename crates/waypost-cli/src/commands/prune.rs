@@ -11,8 +11,7 @@ use waypost::record::RunStatus;
 use waypost::store::{PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, StoreExt as _};
 
 use super::Context;
-use super::delete::{agreed, refuse_newer};
-use super::deletion::Deleting;
+use super::deletion::{Deleting, agreed, refuse_newer};
 use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;

@@ -11,31 +11,33 @@ use waypost::engine::{
 };
 use waypost::folder::REPORT;
 use waypost::plan::{Action, Decision, Plan};
-use waypost::record::{Choice as SettlementChoice, RunRecord};
-use waypost::store::{Store, StoreError, StoreExt as _};
+use waypost::record::{Choice as SettlementChoice, RunRecord, RunStatus};
+use waypost::store::{RunEntry, Store, StoreError, StoreExt as _, TaskState};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env, spent};
+use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 
 use super::{Context, detach};
 use crate::cli::ResumeArgs;
 use crate::error::{Error, are_of_evidence};
 use crate::exit::Exit;
 use crate::format::text::{quoted, relative_to_here};
-use crate::run::definition::{Choice, Chosen, choose, opener_on_main};
+use crate::run::definition::{Choice, Chosen, choose_to_resume, opener_on_main};
 use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
 use crate::run::progress::steps_are_done;
 use crate::run::reference::{Default as Meant, LISTS_RUNS, StepRef, encode, find, no_scope};
-use crate::run::run_status;
+use crate::run::refusals;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access};
+use crate::view::doubt::Doubt;
 use crate::view::step_names::{StepNames, called};
+use crate::view::{SubmittedView, VERSION};
 
 use choice::{Asked, decide, nothing_to_decide};
-use dry::dry_run;
+use dry::{dry_run, rehearse};
 
 mod all;
 mod choice;
@@ -86,6 +88,9 @@ pub(crate) async fn resume_in(
         return all::resume_all(context, store, &args).await;
     }
     let run = meant(store.as_ref(), args.run.as_deref()).await?;
+    if args.queue {
+        return requeue(context, store.as_ref(), &run).await;
+    }
     let mut args = args;
     let steps = args.from.iter_mut().chain(&mut args.skip).chain(&mut args.until);
     encode(store.as_ref(), &run, steps).await?;
@@ -111,34 +116,15 @@ pub(crate) async fn resume_in(
         letters.retain(|letter| opener_on_main(&letter.branch).is_none_or(|opener| is_in_force(&opener)));
         args.retry = letters.iter().cloned().map(|letter| (letter, None)).collect();
     }
-    args.answers = choice::answers(context, &store, &run, &args).await?;
     if args.dry_run {
         return dry_run(context, &store, &run, (&args, &letters)).await;
     }
-    let mut prepared = Prepared::untold(context, &store, &run, &args).await?;
-    let requests = args.from.is_some() || !args.skip.is_empty() || !args.retry.is_empty();
-    if requests && !args.treat_as.is_empty() {
-        Box::pin(dry::refuse(context, &store, &run, &args)).await?;
+    if args.requests() && !args.treat_as.is_empty() {
+        // A refusal comes before the answers are recorded.
+        refuse_held(store.as_ref(), &run).await?;
+        Box::pin(rehearse(context, &store, &run, &args)).await?;
     }
-    if prepared.decides_first {
-        let reruns_changed = prepared.chosen.reruns_finished();
-        let requests = args.from.is_some() || reruns_changed || !args.retry.is_empty();
-        if requests {
-            let mut answered = ResumeArgs { from: None, set: Vec::new(), retry: Vec::new(), ..args.clone() };
-            if reruns_changed {
-                (answered.keep_definition, answered.with) = (true, None);
-                (answered.keep_finished, answered.rerun_changed) = (None, None);
-            }
-            prepared = Prepared::untold(context, &store, &run, &answered).await?;
-        }
-        let later = prepared.choices_about_ended(store.as_ref()).await?;
-        prepared.only_write(Arc::clone(&store), &args, None).await?;
-        // The answers also hold for the steps downstream of a requested rerun.
-        let answers = if requests { args.answers.clone() } else { Answers::default() };
-        args = ResumeArgs { answers, ..args.undecided() };
-        prepared = Prepared::untold(context, &store, &run, &args).await?;
-        prepared.choices.extend(later);
-    }
+    let (prepared, args) = Prepared::decided(context, &store, &run, args).await?;
     prepared.tell(context);
     if args.detach {
         // Errors that prevent the resume are reported above, with their exit code.
@@ -147,6 +133,66 @@ pub(crate) async fn resume_in(
     }
     let session = Session::begin(context, prepared.timeout)?;
     Box::pin(prepared.go_on(context, store, &session, &args)).await
+}
+
+/// Returns a stopped run to the queue of its store.
+///
+/// # Errors
+/// [`Error::Usage`]: the run was not submitted, or needs a decision that a claim cannot make.
+async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -> Result<Exit, Error> {
+    let status = refuse_held(store, run).await?.summary.status;
+    let refused = |why: &str| {
+        let here = format!("`waypost resume {run}{}` resumes the run here", context.store_words());
+        Error::usage(format!("cannot queue run {run}: {why}"), here)
+    };
+    let queue = store.queue().ok_or_else(|| refused("its store has no queue for workers"))?;
+    let job = queue.job(run).await?.ok_or_else(|| refused("the run was not submitted"))?;
+    match status {
+        RunStatus::Queued | RunStatus::Waiting if job.is_ready => {
+            let note = format!("Nothing to queue, because run {run} is in the queue ({}).", status.name());
+            context.output.note(&note);
+        }
+        RunStatus::Interrupted | RunStatus::Queued => {
+            queue.requeue(run).await?;
+            if !context.output.json {
+                context.output.done(&format!("Run {run} is queued."))?;
+            }
+        }
+        _ => return Err(refused(&format!("it is {}", status.name()))),
+    }
+    if context.output.json {
+        let status = store.run(run).await?.summary.status;
+        context.output.document(&SubmittedView {
+            v: VERSION,
+            run: run.to_string(),
+            status,
+            created: false,
+        })?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Names the steps of an earlier session that workers still execute: the resume waits for their end.
+async fn tell_steps_on_workers(context: &Context, store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    let Some(queue) = store.queue() else { return Ok(()) };
+    let tasks = queue.tasks().task_states(run).await?.into_iter();
+    let running: Vec<String> = tasks
+        .filter_map(|task| match task.state {
+            TaskState::Claimed(holder) => Some(format!("{} in {holder}", task.step)),
+            _ => None,
+        })
+        .collect();
+    if !running.is_empty() {
+        context.output.note(&format!("Waiting for the end of steps on workers: {}.", running.join(", ")));
+    }
+    Ok(())
+}
+
+/// Refuses a running run.
+async fn refuse_held(store: &dyn Store, run: &RunId) -> Result<RunEntry, Error> {
+    store.wait_for_release(run).await?;
+    let entry = store.run(run).await?;
+    refusals::held(&entry).map_or(Ok(entry), Err)
 }
 
 /// Refuses `--from` with an unknown branch.
@@ -262,34 +308,66 @@ impl Prepared {
         report_environment(context, &self.frozen, &self.chosen.workflow, &self.local);
     }
 
+    /// Prepares a resume, and records the decisions of a person that come before the request.
+    async fn decided(
+        context: &Context,
+        store: &Arc<dyn Store>,
+        run: &RunId,
+        mut args: ResumeArgs,
+    ) -> Result<(Self, ResumeArgs), Error> {
+        args.answers = choice::answers(context, store, run, &args).await?;
+        let prepared = Self::untold(context, store, run, &args).await?;
+        if !prepared.decides_first {
+            return Ok((prepared, args));
+        }
+        let reruns_changed = prepared.chosen.reruns_finished();
+        let requests = args.from.is_some() || reruns_changed || !args.retry.is_empty();
+        let mut first = prepared;
+        if requests {
+            let mut answered = ResumeArgs { from: None, set: Vec::new(), retry: Vec::new(), ..args.clone() };
+            if reruns_changed {
+                (answered.keep_definition, answered.with) = (true, None);
+                (answered.keep_finished, answered.rerun_changed) = (None, None);
+            }
+            first = Self::untold(context, store, run, &answered).await?;
+        }
+        let later = first.choices_about_ended(store.as_ref()).await?;
+        first.only_write(Arc::clone(store), &args, None).await?;
+        // The answers also hold for the steps downstream of a requested rerun.
+        let answers = if requests { args.answers.clone() } else { Answers::default() };
+        let args = ResumeArgs { answers, ..args.undecided() };
+        let mut prepared = Self::untold(context, store, run, &args).await?;
+        prepared.choices.extend(later);
+        Ok((prepared, args))
+    }
+
     async fn untold(
         context: &Context,
         store: &Arc<dyn Store>,
         run: &RunId,
         args: &ResumeArgs,
     ) -> Result<Self, Error> {
-        store.wait_for_release(run).await?;
-        let entry = store.run(run).await?;
-        if let Some(holder) = entry.summary.holder.filter(|_| !args.dry_run) {
-            let until = entry.summary.until;
-            return Err(StoreError::Held { run: run.clone(), holder: Some(holder), until }.into());
-        }
+        let entry = refuse_held(store.as_ref(), run).await?;
         let frozen = entry.record.record().clone();
         let setting = Setting { set: &args.set };
         let (mut params, mut decides_first, mut choices) = (None, false, BTreeMap::new());
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
-                if !args.restart && !args.dry_run {
-                    refuse_behind(store.as_ref(), &snapshot).await?;
+                if !args.restart
+                    && let Some(refusal) = refusals::behind(store.as_ref(), &snapshot).await
+                {
+                    return Err(refusal);
                 }
-                let chosen = choose(store.as_ref(), &snapshot, &Choice::of(args)).await?;
-                if !args.dry_run {
-                    refuse_beyond_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
+                let choice = Choice::of(args);
+                let chosen = choose_to_resume(store, &snapshot, choice, context.now()).await?;
+                let workflow = &chosen.workflow;
+                if let Some(refusal) = refusals::beyond_budget(store.as_ref(), &snapshot, workflow).await? {
+                    return Err(refusal);
                 }
                 // Retried items find their questions during the resume.
                 let mut asked = Asked::Nothing;
                 if !args.treat_as.is_empty() {
-                    let now = decide(context, store, &snapshot, &chosen, (&args.answers, false)).await?;
+                    let now = decide(context, store, (&snapshot, &chosen), &args.answers).await?;
                     // A rerun from a step, or of changed steps, follows the answers to the open questions.
                     let reruns = args.from.is_some() || chosen.reruns_finished();
                     decides_first = now == Asked::BeforeEvidence || now == Asked::Now && reruns;
@@ -345,7 +423,8 @@ impl Prepared {
         {
             session.progress.head(line);
         }
-        let retries_changed = args.retry_failed && self.chosen.adoption.is_some();
+        tell_steps_on_workers(context, store.as_ref(), &self.run).await?;
+        let is_changed = self.chosen.adoption.is_some();
         let (program, options) = self.make(&store, session.stop.clone(), args, going)?;
         let engine = session.engine(Arc::clone(&store), &program);
         if !args.all {
@@ -358,7 +437,7 @@ impl Prepared {
             Err(Error::Run(RunError::InDoubt { run, questions })) => {
                 // The hints repeat the options: these must be valid.
                 if args.from.is_some() || !args.skip.is_empty() {
-                    Box::pin(dry::refuse(context, &store, run, args)).await?;
+                    Box::pin(rehearse(context, &store, run, args)).await?;
                 }
                 let more = open_questions(store.as_ref(), run, args, context.now()).await?;
                 let is_new = |more: &Decision| {
@@ -373,11 +452,8 @@ impl Prepared {
             }
             _ => Vec::new(),
         };
-        let outcome = resumed.map_err(|error| match error {
-            Error::Run(RunError::NotEdited { branch, .. }) if retries_changed => begun_anew(&branch),
-            error => error.of_resume(args, &asked),
-        })?;
-        let wait = if args.all { std::time::Duration::ZERO } else { args.wait };
+        let outcome = resumed.map_err(|error| refused(error, args, &asked, is_changed))?;
+        let wait = if args.all { std::time::Duration::ZERO } else { args.wait() };
         let outcome = session.wait_out(&engine, &program, outcome, &kept, wait).await?;
         session.conclude(&engine, &program, &outcome, &told).await
     }
@@ -534,33 +610,14 @@ fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowStat
     EditBranch { edit: Box::new(edit), item, again, choices: BTreeMap::new() }
 }
 
-/// Refuses to resume a run over its budget, before anything is written.
-async fn refuse_beyond_budget(
-    store: &dyn Store,
-    snapshot: &Snapshot,
-    workflow: &Workflow,
-) -> Result<(), Error> {
-    match passed_budget(store, snapshot, workflow).await? {
-        Some(passed) => Err(Error::Budget { run: snapshot.entry.summary.run.clone(), passed }),
-        None => Ok(()),
+/// Returns the error of a resume with these options and questions. `is_changed`: the resume adopts a changed file.
+fn refused(error: Error, args: &ResumeArgs, doubts: &[Doubt], is_changed: bool) -> Error {
+    match error {
+        Error::Run(RunError::NotEdited { branch, .. }) if args.retry_failed && is_changed => {
+            begun_anew(&branch)
+        }
+        error => error.of_resume(args, doubts),
     }
-}
-
-/// Returns the usage of an unfinished run over its budget, with the limit.
-pub(super) async fn passed_budget(
-    store: &dyn Store,
-    snapshot: &Snapshot,
-    workflow: &Workflow,
-) -> Result<Option<String>, Error> {
-    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(None) };
-    Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
-}
-
-/// Refuses to resume if the log proves lost checkpoints: finished steps would rerun unasked.
-async fn refuse_behind(store: &dyn Store, snapshot: &Snapshot) -> Result<(), Error> {
-    let Some(logged) = run_status::logged_and_lost(store, snapshot).await else { return Ok(()) };
-    let log = store.folder(&logged.run).expect("a log stands in a folder").join("events.jsonl");
-    Err(Error::Behind { newest: snapshot.newest().header().reference(), logged, log })
 }
 
 /// Returns why an item cannot be retried: its step restarts after a change.

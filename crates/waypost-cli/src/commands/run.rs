@@ -396,13 +396,13 @@ fn resume_args(id: &RunId, args: &RunArgs) -> ResumeArgs {
     ResumeArgs {
         run: Some(id.to_string()),
         until: args.until.clone(),
-        wait: args.wait,
+        wait_default: Some(args.wait),
         ..ResumeArgs::default()
     }
 }
 
 /// Refuses an existing run that was created with other settings than requested.
-pub(super) async fn refuse_other(
+async fn refuse_other(
     store: &dyn Store,
     id: &RunId,
     params: &Map<String, Value>,

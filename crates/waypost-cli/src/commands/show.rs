@@ -10,12 +10,12 @@ use waypost::engine::Snapshot;
 use waypost::evidence::shown_value;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
-use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _};
+use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _, TaskState};
 use waypost::{BranchPath, CheckpointRef, RunId, StepId};
 use waypost_workflow::file::{Work, Workflow};
 use waypost_workflow::program::log_name;
 
-use super::{Context, checkpoints, undo};
+use super::{Context, checkpoints};
 use crate::cli::ShowArgs;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -32,6 +32,7 @@ use crate::run::params;
 use crate::run::progress::in_words;
 use crate::run::reference::{Default, Reference, StepRef, encode, find, no_step};
 use crate::run::run_status;
+use crate::run::unfinished_undo;
 use crate::session::failed_items;
 use crate::store_location;
 use crate::view::FailedItem;
@@ -39,8 +40,8 @@ use crate::view::doubt::{Doubt, questions};
 use crate::view::step_names::{self, StepNames};
 use crate::view::step_of;
 use crate::view::{
-    CauseView, ClaimView, FailureView, ItemsView, QueueView, ShowView, StepStatus, StepView, VERSION,
-    WaitView,
+    CauseView, ClaimView, FailureView, ItemsView, QueueView, ShowView, StepStatus, StepView, TaskView,
+    VERSION, WaitView,
 };
 
 use items::{ItemPage, Opener};
@@ -132,7 +133,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         }
         context.output.sentences(&text)?;
     }
-    if let Some(text) = undo::unfinished(&shown.snapshot).filter(|_| shown.at.is_none()) {
+    if let Some(text) = unfinished_undo::warning(&shown.snapshot).filter(|_| shown.at.is_none()) {
         context.output.warn(&context.with_store(&text));
     }
     for damage in shown.snapshot.damaged() {
@@ -143,7 +144,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
         context.output.warn(&context.with_store(&text));
     }
     for damage in shown.damaged_before() {
-        report_gap(context, damage);
+        context.warn_of_damage(damage);
     }
     if shown.at.is_some() && shown.branches.iter().any(Branch::is_without_state) {
         context.output.note(
@@ -181,17 +182,6 @@ async fn steps_within(store: &dyn Store, run: &RunId, step: &StepView) -> Result
 /// Returns the present state of a run.
 pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, Error> {
     Shown::read(store, run, None, None).await?.view(store).await
-}
-
-/// Warns of a checkpoint missing from the shown history.
-pub(super) fn report_gap(context: &Context, damage: &Damage) {
-    let at = crate::run::reference::damaged_reference(&damage.run, damage);
-    let what = if damage.flaw == Flaw::Missing { "missing" } else { "damaged" };
-    let text = format!(
-        "checkpoint {at} is {what}, its contents are not shown; `waypost verify {}` shows details",
-        damage.run
-    );
-    context.output.warn(&context.with_store(&text));
 }
 
 /// The shown position, and its history.
@@ -527,7 +517,16 @@ async fn queue_of(store: &dyn Store, run: &RunId) -> Result<Option<QueueView>, E
     let Some(QueuedJob { job, is_ready: ready, missing }) = queue.job(run).await? else { return Ok(None) };
     let (priority, not_before) = (job.priority, job.not_before);
     let (missing, since) = missing.filter(|_| ready).unzip();
-    Ok(Some(QueueView { ready, priority, not_before, missing, since }))
+    let states = queue.tasks().task_states(run).await?;
+    let tasks = states.into_iter().filter_map(|task| {
+        let (worker, missing) = match task.state {
+            TaskState::Waiting(missing) => (None, missing),
+            TaskState::Claimed(holder) => (Some(holder.to_string()), None),
+            TaskState::Ended(_) | TaskState::Lost => return None,
+        };
+        Some(TaskView { step: task.step, worker, missing })
+    });
+    Ok(Some(QueueView { ready, priority, not_before, missing, since, tasks: tasks.collect() }))
 }
 
 fn place_in_queue(queue: &QueueView) -> String {
@@ -539,6 +538,28 @@ fn place_in_queue(queue: &QueueView) -> String {
         _ if queue.ready => "waits for a worker".to_owned(),
         _ => String::new(),
     }
+}
+
+/// Most steps of other workers in the text; `--json` has all of them.
+const TASKS_MAX: usize = 10;
+
+/// Formats the steps of other workers: those that run first.
+fn tasks_text(tasks: &[TaskView]) -> String {
+    let mut text = String::new();
+    let (running, waiting): (Vec<_>, Vec<_>) = tasks.iter().partition(|task| task.worker.is_some());
+    for task in running.iter().chain(&waiting).take(TASKS_MAX) {
+        let place = match (&task.worker, &task.missing) {
+            (Some(worker), _) => format!("runs in {worker}"),
+            (None, Some(missing)) => format!("waits for a worker; the last one lacked {missing}"),
+            (None, None) => "waits for a worker".to_owned(),
+        };
+        let _ = writeln!(text, "Step {}: {place}", shown(&task.step));
+    }
+    if tasks.len() > TASKS_MAX {
+        let more = tasks.len() - TASKS_MAX;
+        let _ = writeln!(text, "{more} more steps of other workers: `show --json` lists all");
+    }
+    text
 }
 
 fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) -> String {
@@ -592,6 +613,11 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
     text.push('\n');
     text.push_str(&step_table(context, &view.steps));
     text.push('\n');
+    if let Some(queue) =
+        view.queue.as_ref().filter(|_| matches!(view.status, RunStatus::Running | RunStatus::InDoubt))
+    {
+        text.push_str(&tasks_text(&queue.tasks));
+    }
     for (step, settled) in view.steps.iter().filter_map(|step| Some((step, step.settled.as_ref()?))) {
         let _ = writeln!(text, "Step {}: {}", step.called, shown(settled));
     }
@@ -619,7 +645,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
             );
         }
     }
-    let undoing = undo::to_finish(&facts.snapshot).filter(|_| facts.at.is_none());
+    let undoing = unfinished_undo::command(&facts.snapshot).filter(|_| facts.at.is_none());
     if let Some(line) = undoing.filter(|_| view.status != RunStatus::Running) {
         let words = context.store_words();
         let _ = write!(text, "\nThe undo of its steps is not finished. Continue with: {line}{words}\n");

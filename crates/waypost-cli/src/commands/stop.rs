@@ -1,9 +1,11 @@
 //! `waypost stop`: sends a durable stop request, and waits until the run has written its last checkpoint.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use waypost::RunId;
+use waypost::engine::{Engine, RunError};
 use waypost::lock::Holder;
 use waypost::record::RunStatus;
 use waypost::store::{Signal, SignalKind, Store, StoreError};
@@ -19,6 +21,8 @@ use crate::run::reference::find_to_decide;
 use crate::store_location::Access;
 use crate::view::{StoppedView, VERSION};
 
+/// The sender of a stop.
+const STOP: &str = "waypost stop";
 /// The poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -26,23 +30,61 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Result<Exit, Erro
     let store = context.store(None, Access::Read)?;
     let run =
         find_to_decide(store.as_ref(), args.run.as_deref(), [RunStatus::Running].into(), "live run").await?;
-    let summary = store.run(&run).await?.summary;
+    let mut summary = store.run(&run).await?.summary;
+    if matches!(summary.status, RunStatus::Queued | RunStatus::Waiting)
+        && is_submitted(store.as_ref(), &run).await?
+    {
+        if is_interrupted(context, &run).await? {
+            return told(context, &run, Stopped::Queued);
+        }
+        // A worker has claimed the run.
+        summary = store.run(&run).await?.summary;
+    }
     let Some(holder) = summary.holder.or_else(|| keepalive_holder(store.as_ref(), &run)) else {
-        return told(context, &run, summary.status, None);
+        return told(context, &run, Stopped::Not(summary.status));
     };
     let began = Instant::now();
     if holder.is_gone() {
         let note = format!("{holder} is dead: waiting for its supervisor to end the remaining processes.");
         context.output.note(&first_upper(&note));
         let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
-        return told(context, &run, status, None);
+        return told(context, &run, Stopped::Not(status));
     }
     let store = context.store(None, Access::Write)?;
-    store.signal(&run, &message(context, "waypost stop")).await?;
+    store.signal(&run, &message(context, STOP)).await?;
     context.output.note(&format!("Asked {holder} to stop."));
     let status = freed(store.as_ref(), &run, (began, args.wait)).await?;
     let next = how_to_resume(store.run(&run).await?.record.record(), &context.store_words());
-    told(context, &run, status, Some(&next))
+    told(context, &run, Stopped::Running { status, next })
+}
+
+async fn is_submitted(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
+    Ok(match store.queue() {
+        Some(queue) => queue.job(run).await?.is_some(),
+        None => false,
+    })
+}
+
+/// Interrupts a run in the queue; returns whether no worker has claimed the run.
+async fn is_interrupted(context: &Context, run: &RunId) -> Result<bool, Error> {
+    let store = context.store(None, Access::Write)?;
+    let interrupted = Engine::new(Arc::clone(&store)).interrupt(run, STOP).await;
+    store.close().await?;
+    match interrupted {
+        Ok(at) => Ok(at.is_some()),
+        Err(RunError::Store(StoreError::Held { .. })) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The effect of a stop.
+enum Stopped {
+    /// The run ran; `next` says how to resume it.
+    Running { status: RunStatus, next: String },
+    /// The run was queued, or waited for a time or a signal.
+    Queued,
+    /// The run was at rest with this status.
+    Not(RunStatus),
 }
 
 /// Waits until the run has neither a holder nor a waiting process; returns its status then.
@@ -96,24 +138,35 @@ pub(super) fn message(context: &Context, sender: &str) -> Signal {
     Signal { id, kind: SignalKind::Stop, branch: None, sender: sender.to_owned(), created_at: now }
 }
 
-/// Prints that a run stopped, and how to resume it, `next`; or, without `next`, that it was not running.
-fn told(context: &Context, run: &RunId, status: RunStatus, next: Option<&str>) -> Result<Exit, Error> {
+/// Prints the effect of a stop, and how to continue.
+fn told(context: &Context, run: &RunId, stopped: Stopped) -> Result<Exit, Error> {
+    let status = match &stopped {
+        Stopped::Running { status, .. } | Stopped::Not(status) => *status,
+        Stopped::Queued => RunStatus::Interrupted,
+    };
     if context.output.json {
         context.output.document(&StoppedView {
             v: VERSION,
             run: run.to_string(),
             status,
-            stopped: next.is_some(),
+            stopped: !matches!(stopped, Stopped::Not(_)),
         })?;
         return Ok(Exit::Done);
     }
-    let Some(next) = next else {
-        context
-            .output
-            .note(&format!("Nothing to stop, because run {run} is not running ({}).", status.name()));
-        return Ok(Exit::Done);
-    };
-    let next = if status.is_resumable() { format!("; {next}") } else { String::new() };
-    context.output.done(&format!("Run {run} stopped ({}){next}", status.name()))?;
+    let name = status.name();
+    match stopped {
+        Stopped::Not(_) => {
+            context.output.note(&format!("Nothing to stop, because run {run} is not running ({name})."));
+        }
+        Stopped::Running { next, .. } => {
+            let next = if status.is_resumable() { format!("; {next}") } else { String::new() };
+            context.output.done(&format!("Run {run} stopped ({name}){next}"))?;
+        }
+        Stopped::Queued => context.output.done(&format!(
+            "Run {run} stopped ({name}) in the queue: no worker claims it. To queue it again: waypost resume \
+             {run} --queue{words}; to run it here: waypost resume {run}{words}",
+            words = context.store_words()
+        ))?,
+    }
     Ok(Exit::Done)
 }

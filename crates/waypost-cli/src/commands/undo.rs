@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use waypost::RunId;
-use waypost::engine::{Engine, RunError, Snapshot, Undone};
-use waypost::record::End;
+use waypost::engine::{Engine, RunError, Undone};
 use waypost::store::Store;
 
 use super::Context;
 use super::resume::Prepared;
 use crate::cli::ResumeArgs;
 use crate::error::Error;
-use crate::error::undo_command;
 use crate::output::log_lines;
 use crate::session::Session;
 use crate::view::UndoneView;
@@ -19,20 +17,6 @@ use crate::view::step_names::StepNames;
 
 /// Most steps without `undo` that a message names.
 const WITHOUT_UNDO_NAMED_MAX: usize = 10;
-
-/// Returns the command that finishes a begun undo; `None` if no undo is in progress.
-pub(crate) fn to_finish(snapshot: &Snapshot) -> Option<String> {
-    let newest = snapshot.newest();
-    let is_cancelled = newest.header().end == Some(End::Cancelled);
-    let to = newest.position().ok().filter(|_| !is_cancelled)?.undoing?;
-    Some(undo_command(&snapshot.entry.summary.run, to))
-}
-
-/// Returns a message about an undo in progress, with the command to finish it; `None` without one.
-pub(crate) fn unfinished(snapshot: &Snapshot) -> Option<String> {
-    let line = to_finish(snapshot)?;
-    Some(format!("the undo of its steps is not finished; a resume stops until then: `{line}`"))
-}
 
 /// Runs the undo commands of the steps finished after record `to` of the main branch, newest first, and
 /// prints each.

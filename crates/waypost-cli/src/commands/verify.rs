@@ -25,14 +25,19 @@ use crate::run::run_status;
 use crate::store_location::Access;
 use crate::view::{
     ClaimView, EvidenceSummary, UnreadableRunView, VERSION, VerifiedRunView, VerifiedView, VerifyAllView,
-    VerifyView,
+    VerifyView, VoteView,
 };
+
+use quorum::Quorum;
+
+pub(crate) mod quorum;
 
 pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, Error> {
     let opened = context.store(None, if args.record { Access::Write } else { Access::Read });
     if args.all && matches!(opened, Err(Error::NoRuns { made: true, .. })) {
         return all_told(context, Vec::new(), Vec::new(), Vec::new());
     }
+    let quorum = Quorum::of(&args)?;
     let store = opened?;
     if args.all {
         return verify_all(context, &store).await;
@@ -46,7 +51,10 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
     if let Some(every) = args.watch {
         return watch(context, &store, (&run, at.as_ref()), every).await;
     }
-    let view = look_at(&store, &run, at.as_ref()).await?;
+    let view = match quorum {
+        None => look_at(&store, &run, at.as_ref()).await?,
+        Some(quorum) => look_by(context, (&store, &run), at.as_ref(), quorum).await?,
+    };
     let exit = exit_of(&view);
     let recorded = if args.record { record(&store, &run, &view).await? } else { None };
     if context.output.json {
@@ -87,13 +95,41 @@ pub(super) async fn look_at(
 ) -> Result<VerifiedRunView, Error> {
     let mut view = verify_run(store.as_ref(), run).await?;
     check_evidence(store, run, &mut view).await?;
-    if let Some(at) = at {
-        only(&mut view, at)?;
-    } else {
-        view.errors.extend(store.inspect(None).await?);
-        view.sound &= view.errors.is_empty();
-    }
+    reduce(store.as_ref(), &mut view, at).await?;
     Ok(view)
+}
+
+/// Verifies a run, or a single checkpoint of it, with votes about the evidence.
+async fn look_by(
+    context: &Context,
+    (store, run): (&Arc<dyn Store>, &RunId),
+    at: Option<&CheckpointRef>,
+    quorum: Quorum,
+) -> Result<VerifiedRunView, Error> {
+    let mut view = verify_run(store.as_ref(), run).await?;
+    let mut decided = quorum::decide(&quorum::answers(context, store, run, quorum).await?, quorum);
+    for found in &mut view.checkpoints {
+        if let Some((checked, votes)) = decided.remove(&found.reference) {
+            found.take(checked);
+            found.quorum = votes;
+        }
+    }
+    reduce(store.as_ref(), &mut view, at).await?;
+    Ok(view)
+}
+
+/// Reduces the result to one checkpoint, or adds the errors of the store.
+async fn reduce(
+    store: &dyn Store,
+    view: &mut VerifiedRunView,
+    at: Option<&CheckpointRef>,
+) -> Result<(), Error> {
+    if let Some(at) = at {
+        return only(view, at);
+    }
+    view.errors.extend(store.inspect(None).await?);
+    view.sound &= view.errors.is_empty();
+    Ok(())
 }
 
 /// Verifies repeatedly until interrupted, and prints each changed result.
@@ -492,6 +528,7 @@ fn verified(at: CheckpointRef, error: Option<String>, header: Option<&Header>) -
         summary,
         evidence: ClaimView::of_pack(pack),
         at_least: pack.and_then(|pack| pack.at_least),
+        quorum: Vec::new(),
         checked: Vec::new(),
     }
 }
@@ -518,7 +555,21 @@ fn evidence_text(output: &Output, view: &VerifiedRunView) -> String {
         let claims = if holds == 1 { "claim holds" } else { "claims hold" };
         text.push_str(&format!("\n  evidence: {holds} {claims}"));
     }
+    for found in &view.checkpoints {
+        let reference = view.names.plain(&found.reference);
+        for claim in &found.quorum {
+            text.push_str(&format!("\n  {reference}: {}: {}", shown(&claim.claim), claim.verdict.name()));
+            claim.votes.iter().for_each(|vote| text.push_str(&format!("\n    {}", vote_text(vote))));
+        }
+    }
     text
+}
+
+fn vote_text(vote: &VoteView) -> String {
+    let at = vote.checked_at.map(time::utc).unwrap_or_default();
+    let found = if vote.found.is_null() { String::new() } else { format!(", found {}", vote.found) };
+    let error = vote.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+    shown(&format!("{:<8} {at}  {}{found}{error}", vote.verdict.name(), vote.by)).into_owned()
 }
 
 fn told(output: &Output, view: &VerifiedRunView) -> String {

@@ -1,31 +1,41 @@
 //! `waypost worker`: claims submitted runs of a shared store and executes them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use serde_json::Value;
+use waypost::RunId;
 use waypost::engine::{
     Engine, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StopHandle, StopLevel,
 };
-use waypost::record::RunStatus;
-use waypost::store::{Lease, Store};
+use waypost::record::{Claim, Occasion, RunRecord, RunStatus};
+use waypost::store::{ClaimedTask, Lease, Store, StoreError};
 use waypost::worker::{Executor, Left, Worker};
-use waypost_workflow::program::{LOSS, WorkflowProgram, WorkflowState};
+use waypost_workflow::file::Parallel;
+use waypost_workflow::program::{
+    DispatchOptions, EndedStep, LOSS, LocalExecutor, StepEnd, StepExecutor as _, StepRequest, Surroundings,
+    WorkflowProgram, WorkflowState,
+};
 
 use super::Context;
-use super::resume::passed_budget;
+use super::verify::quorum;
 use crate::cli::WorkerArgs;
 use crate::error::Error;
 use crate::exit::{Exit, TIMEOUT};
+use crate::run::budget::passed_budget;
 use crate::run::definition::Chosen;
 use crate::run::environment::{self, Local};
+use crate::run::included_files;
 use crate::run::needs::{self, Offer};
 use crate::run::progress::steps_are_done;
 use crate::session::interrupt;
 use crate::store_location::{self, Access};
+use tempfile::TempDir;
 
 use metrics::Counters;
 
@@ -33,6 +43,9 @@ mod metrics;
 
 pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
+    if store.queue().is_none() {
+        return Err(needs::no_queue("start a worker on", store.as_ref()));
+    }
     let mut offer = Offer { tags: args.tags.into_iter().collect(), ..Offer::default() };
     for (name, folder) in args.bases {
         let folder = PathBuf::from(folder);
@@ -72,6 +85,10 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
+/// Concurrent steps of a distributed run without a limit in the file: more than the slots of its workers, so that these
+/// always find the next step. Each waiting step is a row in the database.
+const DISTRIBUTED_PARALLEL: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+
 /// Executes runs of workflow files.
 #[derive(Debug)]
 struct RunExecutor {
@@ -101,6 +118,9 @@ impl Executor for RunExecutor {
                 left(&outcome)
             }
             Err(error) => {
+                if let Error::Run(RunError::Store(StoreError::Fenced { .. })) = &error {
+                    Counters::add(&self.counters.leases_lost);
+                }
                 self.context.tell(&error);
                 left_after(&error)
             }
@@ -113,6 +133,25 @@ impl Executor for RunExecutor {
         left
     }
 
+    async fn perform(&self, task: &ClaimedTask, stop: StopHandle) -> String {
+        Counters::add(&self.counters.tasks);
+        if task.request == quorum::REQUEST {
+            let checked = tokio::select! {
+                checked = self.verified(task.lease.run()) => checked.map_err(|error| error.to_string()),
+                _ = stop.stopped() => Err("the worker was stopped".to_owned()),
+            };
+            let votes = quorum::Votes::of(checked);
+            return serde_json::to_string(&votes).expect("claims are JSON");
+        }
+        let end = self.performed(task, stop).await.unwrap_or_else(|error| {
+            self.context.tell(&error);
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let lack = Some(format!("the worker on {host} ({error})"));
+            EndedStep::unbegun(StepEnd::Stopped { in_progress: false, lack })
+        });
+        serde_json::to_string(&end).expect("an end of a step is JSON")
+    }
+
     fn warn(&self, warning: &str) {
         Counters::add(&self.counters.errors);
         self.context.output.warn(warning);
@@ -120,6 +159,69 @@ impl Executor for RunExecutor {
 }
 
 impl RunExecutor {
+    /// Returns the environment of a submitted run on this worker.
+    ///
+    /// # Errors
+    /// Those of [`included_files::unpack`].
+    async fn surroundings_of(
+        &self,
+        run: &RunId,
+        frozen: &RunRecord,
+    ) -> Result<(Surroundings, Option<TempDir>), Error> {
+        let store = &self.store;
+        let files = included_files::unpack(store.as_ref(), run, frozen).await?;
+        let own = files.as_ref().map(|folder| folder.path().to_owned());
+        let base = own.or_else(|| match frozen.settings.get(needs::BASE).and_then(Value::as_str) {
+            Some(name) => self.offer.bases.get(name).cloned(),
+            None => frozen.base.as_deref().map(|base| store_location::from_home(store.home(), base)),
+        });
+        let mut local = self.local.clone();
+        let has_bash = frozen.settings.get(environment::BASH).and_then(Value::as_bool);
+        local.has_bash = has_bash.unwrap_or(local.has_bash);
+        let mut surroundings = local.of_run(run.clone(), base.unwrap_or_default(), Arc::clone(store));
+        surroundings.agents = Arc::new(needs::agents_in(&frozen.settings));
+        Ok((surroundings, files))
+    }
+
+    /// Checks the evidence of a run in the folder of this worker.
+    async fn verified(&self, run: &RunId) -> Result<BTreeMap<String, Vec<Claim>>, Error> {
+        let snapshot = Snapshot::read(self.store.as_ref(), run).await?;
+        let workflow = Chosen::in_force(self.store.as_ref(), &snapshot)?.workflow;
+        let (surroundings, _files) = self.surroundings_of(run, snapshot.entry.record.record()).await?;
+        let program = WorkflowProgram::to_look(workflow, surroundings)?;
+        let engine = program.equip(Engine::new(Arc::clone(&self.store)));
+        Ok(quorum::by_reference(run, engine.look(&program, &snapshot, Occasion::Verify).await?))
+    }
+
+    /// Executes a step of a run that another worker holds.
+    async fn performed(&self, task: &ClaimedTask, stop: StopHandle) -> Result<EndedStep, Error> {
+        let (store, run) = (&self.store, task.lease.run());
+        let request =
+            StepRequest::parse(&task.request).map_err(|error| Error::Runtime(io::Error::other(error)))?;
+        let snapshot = Snapshot::read(store.as_ref(), run).await?;
+        let workflow = Chosen::in_force(store.as_ref(), &snapshot)?.workflow;
+        let (surroundings, _files) = self.surroundings_of(run, snapshot.entry.record.record()).await?;
+        let program = WorkflowProgram::new(workflow, surroundings)?;
+        let engine = program.equip(Engine::new(Arc::clone(store)));
+        let started = LocalExecutor::start(program, engine, task).await;
+        let executor = started.map_err(|error| Error::Runtime(io::Error::other(error)))?;
+        let submitted = executor.submit(&task.key, request).await;
+        submitted.map_err(|error| Error::Runtime(io::Error::other(error)))?;
+        let cancel = async {
+            stop.stopped().await;
+            let _ = executor.cancel(&task.key, StopLevel::Graceful).await;
+            stop.killed().await;
+            let _ = executor.cancel(&task.key, StopLevel::Kill).await;
+            std::future::pending().await
+        };
+        let end = tokio::select! {
+            end = executor.observe(&task.key) => end,
+            end = cancel => end,
+        };
+        executor.shutdown().await;
+        Ok(end)
+    }
+
     async fn executed(&self, lease: Lease, stop: StopHandle) -> Result<Outcome<WorkflowState>, Error> {
         let (store, run) = (&self.store, lease.run().clone());
         let snapshot = Snapshot::read(store.as_ref(), &run).await?;
@@ -128,15 +230,15 @@ impl RunExecutor {
         if let Some(passed) = passed_budget(store.as_ref(), &snapshot, &workflow).await? {
             return Err(Error::Budget { run, passed });
         }
-        let base = match frozen.settings.get(needs::BASE).and_then(Value::as_str) {
-            Some(name) => self.offer.bases.get(name).cloned(),
-            None => frozen.base.as_deref().map(|base| store_location::from_home(store.home(), base)),
+        let (mut surroundings, _files) = self.surroundings_of(&run, &frozen).await?;
+        let needs = match store.queue() {
+            Some(queue) => queue.job(&run).await?.map(|queued| queued.job.needs),
+            None => None,
         };
-        let mut local = self.local.clone();
-        let has_bash = frozen.settings.get(environment::BASH).and_then(Value::as_bool);
-        local.has_bash = has_bash.unwrap_or(local.has_bash);
-        let mut surroundings = local.of_run(run.clone(), base.unwrap_or_default(), Arc::clone(store));
-        surroundings.agents = Arc::new(needs::agents_in(&frozen.settings));
+        surroundings.dispatch = Some(DispatchOptions { needs: needs.unwrap_or_default() });
+        if workflow.is_distributed() {
+            surroundings.parallel = Parallel::Configured(DISTRIBUTED_PARALLEL);
+        }
         let timeout = workflow.timeout();
         let session = SessionOptions {
             stop: stop.clone(),
@@ -144,7 +246,8 @@ impl RunExecutor {
             ..environment::session_options(&workflow)
         };
         let program = WorkflowProgram::new(workflow, surroundings)?;
-        let engine = program.equip(Engine::new(Arc::clone(store)));
+        let engine = Engine::new(Arc::clone(store)).with_observer(Arc::clone(&self.counters) as _);
+        let engine = program.equip(engine);
         let options = ResumeOptions { session, claimed: Some(lease), ..ResumeOptions::default() };
         let executed = engine.resume_program(&program, &run, options);
         let timed_out = async {

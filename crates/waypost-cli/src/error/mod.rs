@@ -196,8 +196,8 @@ pub(crate) enum Error {
         file: PathBuf,
         /// The run.
         run: RunId,
-        /// The command so far.
-        command: String,
+        /// The options of the resume.
+        args: Box<ResumeArgs>,
         /// The difference of each step.
         diff: Vec<String>,
     },
@@ -263,6 +263,17 @@ pub(crate) enum Error {
         /// Processes of the run suspended by a signal, which cannot act.
         halted: Vec<u32>,
     },
+    /// The files of a submission could not be unpacked.
+    #[error("cannot unpack the files of run {run}")]
+    NotUnpacked {
+        /// The run.
+        run: RunId,
+        /// The cause: damage, or a full disk.
+        source: io::Error,
+    },
+    /// No worker checked the evidence of a run.
+    #[error("cannot verify run {0}: no worker answered")]
+    NoVerifier(RunId),
     /// The system refused timers or sockets.
     #[error("cannot begin")]
     Runtime(#[source] io::Error),
@@ -309,6 +320,7 @@ impl Error {
             Self::Run(RunError::InDoubt { run, questions }) if !are_of_evidence(questions) => {
                 let mut args = args.only_named();
                 args.retry_failed |= !args.retry.is_empty();
+                args.detach = false;
                 words::choices_of_doubt(&args.command(run), doubts)
             }
             Self::Run(RunError::NotSettled { run, branch, step, .. })
@@ -506,8 +518,8 @@ impl Error {
                 ("cannot_create", Exit::CannotCreate, hint("check that the folder exists and is writable"))
             }
             Self::ParamsFile(_) => ("params", Exit::Usage, hint("a params file is a map of `name: value`")),
-            Self::Changed { command, file, .. } => {
-                ("changed", Exit::Changed, Some(words::choices_of_change(command, file)))
+            Self::Changed { args, run, file, .. } => {
+                ("changed", Exit::Changed, Some(words::choices_of_change(args, run, file)))
             }
             Self::Refused { error, hint, .. } => {
                 let (code, exit, _) = of_run(error);
@@ -576,6 +588,16 @@ impl Error {
                 hint("list each item once, remove duplicates with `distinct`, or set a unique `key`"),
             ),
             Self::StillRunning { halted, .. } => ("still_running", Exit::Locked, Some(how_to_wake(halted))),
+            Self::NotUnpacked { .. } => {
+                ("not_unpacked", Exit::CannotCreate, hint("TMPDIR names another folder for the files"))
+            }
+            Self::NoVerifier(run) => (
+                "no_verifier",
+                Exit::Evidence,
+                hint(&format!(
+                    "start a worker with the needs of the run, or verify here: `waypost verify {run}`"
+                )),
+            ),
             Self::Runtime(error) if lacking_resource(error).is_some() => {
                 let how = |lack| format!("{lack}: raise that limit and repeat the command");
                 ("no_resources", Exit::NoResources, lacking_resource(error).map(how))

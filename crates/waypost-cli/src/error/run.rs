@@ -67,13 +67,13 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         RunError::Cancelled(run) => {
             ("cancelled", Exit::Usage, Some(format!("`waypost resume {run} --restart` starts over")))
         }
-        RunError::Changed { .. } => (
+        RunError::Changed { run, .. } => (
             "changed",
             Exit::Changed,
-            hint(
-                "`--keep-definition` continues with the run's own copy, `--with FILE` adopts the file, \
-                 `--restart` starts over",
-            ),
+            Some(format!(
+                "`waypost resume {run} --keep-definition` continues with the run's own copy, `--with FILE` adopts \
+                 another file, `--restart` starts over"
+            )),
         ),
         RunError::NoSuchWait { run, .. } | RunError::SeveralWaits { run, .. } => {
             ("not_found", Exit::NotFound, Some(format!("`waypost show {run}` lists the waits of the run")))

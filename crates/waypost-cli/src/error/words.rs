@@ -6,6 +6,7 @@ use std::path::Path;
 use waypost::RunId;
 use waypost_workflow::file::FileError;
 
+use crate::cli::ResumeArgs;
 use crate::format::text::quoted;
 use crate::view::doubt::{Doubt, answer_lines};
 
@@ -22,11 +23,14 @@ pub(super) fn left_by(runs: &[RunId]) -> String {
 }
 
 /// Returns the choices about finished results after a change of the file.
-pub(super) fn choices_of_change(command: &str, file: &Path) -> String {
+pub(super) fn choices_of_change(args: &ResumeArgs, run: &RunId, file: &Path) -> String {
+    // A bare option takes the steps that the other option does not name.
+    let all = || Some(vec![String::new()]);
+    let keeps = ResumeArgs { keep_finished: all(), ..args.clone() }.command(run);
+    let reruns = ResumeArgs { rerun_changed: all(), ..args.clone() }.command(run);
     format!(
-        "`{command} --keep-finished` keeps those results; `{command} \
-         --rerun-changed` reruns those steps and all steps downstream (`=STEP,...` selects some); \
-         `--keep-definition` ignores {}",
+        "`{keeps}` keeps those results; `{reruns}` reruns those steps and all steps downstream (`=STEP,...` selects \
+         some); `--keep-definition` ignores {}",
         file.display()
     )
 }

@@ -1,6 +1,7 @@
-//! Times, sizes, exit codes and shell words as text; the size of the terminal.
+//! Times, sizes, exit codes and shell words as text; parts of HTML pages; the size of the terminal.
 
 pub(crate) mod exit_code;
+pub(crate) mod html;
 pub(crate) mod size;
 pub(crate) mod terminal;
 pub(crate) mod text;

@@ -26,7 +26,7 @@ pub(crate) mod actions;
 pub(crate) mod event_line;
 pub(crate) mod progress;
 mod region;
-mod screen;
+pub(crate) mod screen;
 mod step_log;
 mod step_progress;
 pub(crate) mod waits;

@@ -15,23 +15,9 @@ use waypost_workflow::file::{Work, Workflow};
 use waypost_workflow::program::WorkflowProgram;
 
 use super::Output;
-use super::screen::{Message, Screen};
+use super::screen::{Message, ProgressOf, Screen, Unheard};
 use super::step_log::{ReadTo, StepLog};
 use crate::view::step_names::StepNames;
-
-/// Why lines on stdout stopped.
-pub(super) type Unheard = Arc<Mutex<Option<io::Error>>>;
-
-/// What the progress is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ProgressOf {
-    /// A run of this process.
-    Run,
-    /// Runs of this process, one after the other.
-    Runs,
-    /// A run of another process. Without a live region, the lines are the answer, on stdout.
-    WatchedRun,
-}
 
 /// Shows the progress of a run.
 ///

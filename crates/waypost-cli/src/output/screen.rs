@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -17,7 +17,6 @@ use waypost::record::{Phase, Record};
 use waypost::store::{self, Store};
 
 use super::event_line::EventLines;
-use super::progress::{ProgressOf, Unheard};
 use super::region::{Region, Size};
 use super::step_log::{ReadTo, StepLog};
 use super::step_progress::StepProgress;
@@ -25,6 +24,20 @@ use super::{Output, actions};
 use crate::format::wrap::fit;
 use crate::format::{terminal, time};
 use crate::view::step_names::StepNames;
+
+/// Why lines on stdout stopped.
+pub(super) type Unheard = Arc<Mutex<Option<io::Error>>>;
+
+/// What the progress is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProgressOf {
+    /// A run of this process.
+    Run,
+    /// Runs of this process, one after the other.
+    Runs,
+    /// A run of another process. Without a live region, the lines are the answer, on stdout.
+    WatchedRun,
+}
 
 /// Refresh interval: smooth for an eye, and cheap.
 const TICK: Duration = Duration::from_millis(120);

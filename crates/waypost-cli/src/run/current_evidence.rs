@@ -182,13 +182,14 @@ pub(crate) async fn believe(
     snapshot: &Snapshot,
     chosen: &Chosen,
     (plan, answers): (&Plan, &Answers),
-) -> Result<BTreeSet<StepId>, Error> {
+) -> Result<BTreeSet<(BranchPath, StepId)>, Error> {
     let held = held(plan, answers);
     if !held.is_empty() {
         let (engine, program) = to_look(store, snapshot, chosen)?;
-        for step in &held {
+        for (branch, step) in &held {
             let by = person();
-            let acceptance = Acceptance { branch: None, step, accept_as: AcceptAs::Done, by: Some(&by) };
+            let acceptance =
+                Acceptance { branch: Some(branch), step, accept_as: AcceptAs::Done, by: Some(&by) };
             engine.accept_program(&program, &snapshot.entry.summary.run, acceptance).await?;
         }
     }
@@ -196,10 +197,13 @@ pub(crate) async fn believe(
 }
 
 /// Returns the steps with failed evidence that a person settles as done.
-pub(crate) fn held(plan: &Plan, answers: &Answers) -> BTreeSet<StepId> {
+fn held(plan: &Plan, answers: &Answers) -> BTreeSet<(BranchPath, StepId)> {
     let is_held = |decision: &&Decision| {
         let is_done = answers.about(&decision.branch, &decision.step) == Some(TreatAs::Done);
         is_done && matches!(decision.cause, Cause::EvidenceFailed(_))
     };
-    plan.questions().filter(is_held).map(|decision| decision.step.clone()).collect()
+    plan.questions()
+        .filter(is_held)
+        .map(|decision| (decision.branch.clone(), decision.step.clone()))
+        .collect()
 }

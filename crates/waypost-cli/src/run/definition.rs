@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use waypost::change::{PositionTransfer, explain, transfer_position};
 use waypost::engine::{Adoption, Compared, InnerChange, InnerChangeKind, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
-use waypost::record::{Definition, End, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
+use waypost::record::{Definition, End, Occasion, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
@@ -21,6 +22,7 @@ use waypost_workflow::program::shape_of;
 use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::format::text::relative_to_here;
+use crate::run::current_evidence;
 use crate::run::environment;
 use crate::run::hooks;
 use crate::run::reference::StepRef;
@@ -93,6 +95,8 @@ pub(crate) struct Choice {
     looks: bool,
     /// For a fork: the state of the original run does not matter.
     forks: bool,
+    /// A step of the ended run reruns.
+    reruns: bool,
     /// The options of the resume.
     args: ResumeArgs,
 }
@@ -125,6 +129,8 @@ pub(crate) struct Chosen {
     pub(crate) path: Option<String>,
     /// Notes for the user.
     pub(crate) notes: Vec<String>,
+    /// The file has other steps, and the run has ended: only a rerun of a step adopts the file.
+    awaits_rerun: bool,
 }
 
 impl Chosen {
@@ -311,7 +317,31 @@ async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -
     Ok(())
 }
 
-/// Chooses the definition for a resume of a run.
+/// Chooses the definition for a resume of a run. After the end of the run, added and removed steps of the file are adopted
+/// only together with a rerun for failed evidence.
+///
+/// # Errors
+/// [`Error::Changed`]: the file changed in finished steps, and the user made no choice.
+pub(crate) async fn choose_to_resume(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    choice: Choice,
+    now: Timestamp,
+) -> Result<Chosen, Error> {
+    let chosen = choose(store.as_ref(), snapshot, &choice).await?;
+    if !chosen.awaits_rerun {
+        return Ok(chosen);
+    }
+    let look = current_evidence::look(store, snapshot, &chosen, Occasion::Resume).await?;
+    let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), now).await?;
+    look.tell_in(&mut plan, &chosen.shape);
+    if plan.decisions.iter().all(Decision::changes_nothing) {
+        return Ok(chosen);
+    }
+    choose(store.as_ref(), snapshot, &Choice { reruns: true, ..choice }).await
+}
+
+/// Chooses the definition of a run, without a look at evidence.
 ///
 /// # Errors
 /// [`Error::Changed`]: the file changed in finished steps, and the user made no choice.
@@ -487,7 +517,7 @@ fn own_copy(store: &dyn Store, record: &RunRecord, definition: &Definition) -> R
     let workflow = Workflow::parse(text, &file).map_err(|error| Error::File(Box::new(error)))?;
     let shape = shape_of(&workflow, environment::parallel())?;
     let path = path_in_force(record, definition).map(ToOwned::to_owned);
-    Ok(Chosen { workflow, shape, adoption: None, path, notes: Vec::new() })
+    Ok(Chosen { workflow, shape, adoption: None, path, notes: Vec::new(), awaits_rerun: false })
 }
 
 fn shown(path: &Path) -> String {

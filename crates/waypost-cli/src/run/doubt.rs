@@ -8,13 +8,14 @@ use waypost::events::RerunCause;
 use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Header, Note, Reason, Record};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{RunId, StepId};
+use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
 
 use crate::error::Error;
 use crate::run::definition::Chosen;
 use crate::view::doubt::Doubt;
 use crate::view::step_names::called;
+use crate::view::{file_of, step_of};
 
 /// Returns the steps in doubt of these questions.
 pub(crate) async fn doubts(
@@ -28,7 +29,7 @@ pub(crate) async fn doubts(
         let (branch, step) = (&question.branch, question.step.as_str());
         let keeps = matches!(question.cause, Cause::Undone)
             && has_result(&store.newest(run, branch).await?, &question.step);
-        let outputs = if branch.is_main() && !keeps { outputs_of(workflow, step) } else { Vec::new() };
+        let outputs = if keeps { Vec::new() } else { outputs_of(workflow, branch, step) };
         let cause = cause_of(store, run, question).await?;
         doubts.push(Doubt { step: called(Some(workflow), branch, step), cause, outputs });
     }
@@ -59,9 +60,10 @@ pub(crate) async fn doubts_of(
 }
 
 /// Returns the outputs of a step: the declared, and the read by other steps.
-fn outputs_of(workflow: &Workflow, step: &str) -> Vec<String> {
-    let declared = workflow.step(step).into_iter().flat_map(|step| &step.outputs);
+fn outputs_of(workflow: &Workflow, branch: &BranchPath, step: &str) -> Vec<String> {
+    let declared = step_of(workflow, branch, step).into_iter().flat_map(|step| &step.outputs);
     let mut outputs: Vec<String> = declared.map(|(name, _)| name.clone()).collect();
+    let workflow = file_of(workflow, branch);
     loop {
         let is_known = |name: &str| outputs.iter().any(|known| known == name);
         let Some(read) = workflow.readers_of_missing(step, is_known).find_map(|(_, name)| name) else {

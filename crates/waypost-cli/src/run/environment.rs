@@ -58,6 +58,7 @@ impl Local {
             has_bash: self.has_bash,
             agents: agents(),
             parallel: self.parallel,
+            dispatch: None,
             echo: None,
         }
     }

@@ -7,10 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Access;
 use serde_json::{Map, Value, json};
+use waypost::lock::Holder;
+use waypost::store::Store;
 use waypost_workflow::file::{AgentCommand, Shell, Work, Workflow};
 use waypost_workflow::program::{Agents, has_program};
 
+use crate::error::Error;
+use crate::format::time;
 use crate::run::environment::{self, Local};
 
 /// The run setting with the name of the base folder.
@@ -26,23 +31,32 @@ fn host() -> String {
     if id.is_empty() { name } else { format!("{name}-{id}") }
 }
 
-/// Returns the needs of a workflow that runs in a folder of this machine, or in a named base.
-pub(crate) fn of_workflow(
-    workflow: &Workflow,
-    (folder, base): (&Path, Option<&str>),
-    local: &Local,
-) -> BTreeSet<String> {
-    let mut needs = BTreeSet::from([match base {
-        Some(base) => format!("base:{base}"),
-        None => format!("folder:{}:{}", host(), folder.display()),
-    }]);
+/// The folder of the steps of a submitted run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum StepsFolder<'a> {
+    /// A folder of this machine.
+    Here(&'a Path),
+    /// A folder with a name, on any worker.
+    Base(&'a str),
+    /// A private copy of the files of the submission, on any worker.
+    Copy,
+}
+
+/// Returns the needs of a workflow with its steps in a folder.
+pub(crate) fn of_workflow(workflow: &Workflow, folder: StepsFolder<'_>, local: &Local) -> BTreeSet<String> {
+    let mut needs = match folder {
+        StepsFolder::Here(folder) => BTreeSet::from([format!("folder:{}:{}", host(), folder.display())]),
+        StepsFolder::Base(base) => BTreeSet::from([format!("base:{base}")]),
+        StepsFolder::Copy => BTreeSet::new(),
+    };
     let files = workflow.secret_files();
     needs.extend(workflow.missing_secrets(|_| false).into_iter().map(|name| match files.get(name) {
         Some(file) => format!("secret-file:{}", file.display()),
         None => format!("secret:{name}"),
     }));
     let agents = environment::agents();
-    for step in workflow.all_steps() {
+    // A step with `runs_on` brings its program as a need of its own.
+    for step in workflow.all_steps().filter(|step| step.runs_on.is_empty()) {
         let program = match (&step.work, &step.shell) {
             (Work::Agent(agent), shell) => match (agents.get(&agent.name), shell) {
                 (Some(AgentCommand::Words(words)), _) | (Some(_), Shell::Command(words)) => words.first(),
@@ -59,6 +73,11 @@ pub(crate) fn of_workflow(
         needs.extend(program.filter(|word| !word.contains('/')).map(|word| format!("program:{word}")));
     }
     needs
+}
+
+/// Returns the need for a certain worker.
+pub(crate) fn of_worker(worker: &Holder) -> String {
+    format!("worker:{}:{}:{}", worker.host, worker.pid, worker.started)
 }
 
 /// Returns the commands of the agents of a workflow, for the settings of the run.
@@ -90,6 +109,14 @@ pub(crate) fn agents_in(settings: &Map<String, Value>) -> Agents {
     Agents::with(kept.filter_map(|(name, kept)| Some((name.clone(), command(kept)?))))
 }
 
+/// Returns the error for a store without a queue.
+pub(crate) fn no_queue(purpose: &str, store: &dyn Store) -> Error {
+    Error::usage(
+        format!("cannot {purpose} {store}: the store has no queue for workers"),
+        "name a store in PostgreSQL with `--store postgres://USER@HOST/DATABASE`, or run a file here: `waypost run FILE`",
+    )
+}
+
 /// What a worker has, besides the environment of its process.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Offer {
@@ -110,11 +137,15 @@ impl Offer {
         let (has, shown) = match kind {
             "folder" => {
                 let (host, folder) = name.split_once(':').unwrap_or((name, ""));
-                let is_here = host == self::host() && Path::new(folder).is_dir();
+                let is_here = host == self::host() && is_usable(Path::new(folder));
                 (is_here, format!("folder `{folder}` of host `{host}`"))
             }
-            "base" => (self.bases.contains_key(name), format!("base `{name}`")),
+            "base" => (self.bases.get(name).is_some_and(|base| is_usable(base)), format!("base `{name}`")),
             "tag" => (self.tags.contains(name), format!("tag `{name}`")),
+            "worker" => {
+                let is_own = Holder::here(time::now()).is_ok_and(|own| of_worker(&own) == need);
+                (is_own, "the verification of another worker".to_owned())
+            }
             "secret" => {
                 (std::env::var_os(name).is_some_and(|value| !value.is_empty()), format!("secret `{name}`"))
             }
@@ -127,6 +158,11 @@ impl Offer {
         };
         (!has).then_some(shown)
     }
+}
+
+/// Returns whether steps can run in a folder.
+fn is_usable(folder: &Path) -> bool {
+    folder.is_dir() && rustix::fs::access(folder, Access::READ_OK | Access::EXEC_OK).is_ok()
 }
 
 #[cfg(test)]

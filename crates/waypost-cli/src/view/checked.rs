@@ -23,6 +23,17 @@ pub(crate) struct CheckedStepView {
     pub(crate) id: String,
     pub(crate) line: usize,
     pub(crate) needs: Vec<String>,
+    /// The steps that a worker may execute in place of the worker of the run: this step, or steps within.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) on_workers: Vec<OnWorkersView>,
+}
+
+/// A step that a worker with tags may execute.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct OnWorkersView {
+    pub(crate) step: String,
+    /// Empty for any worker.
+    pub(crate) tags: Vec<String>,
 }
 
 /// A problem in a file, with its place.

@@ -21,7 +21,7 @@ mod upkeep;
 mod verified;
 mod waits;
 
-pub(crate) use checked::{CheckView, CheckedStepView, ProblemView};
+pub(crate) use checked::{CheckView, CheckedStepView, OnWorkersView, ProblemView};
 pub(crate) use decisions::{CauseView, DecisionView, ExecutedView, ExecutionView, WhyView};
 pub(crate) use logs::{LogPieceView, LogView, LogsView};
 pub(crate) use scripts::{
@@ -131,6 +131,20 @@ pub(crate) struct QueueView {
     /// What a worker lacked for the run, and since when.
     pub(crate) missing: Option<String>,
     pub(crate) since: Option<Timestamp>,
+    /// The steps for other workers than that of the run, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tasks: Vec<TaskView>,
+}
+
+/// A step for another worker than that of its run.
+#[derive(Debug, Serialize)]
+pub(crate) struct TaskView {
+    /// The step path.
+    pub(crate) step: String,
+    /// The process that executes the step.
+    pub(crate) worker: Option<String>,
+    /// The missing needs of the last worker.
+    pub(crate) missing: Option<String>,
 }
 
 /// An item of a step.
@@ -240,10 +254,11 @@ pub(crate) struct StepView {
 }
 
 impl ShowView {
-    /// Returns the number of steps of the main branch that are skipped for good.
+    /// Returns the number of skipped steps of the main branch, without hooks and without steps downstream of a failure.
     pub(crate) fn skipped(&self) -> u64 {
+        let is_on_main = |step: &StepView| step.branch == waypost::BranchPath::main().as_str();
         let is_counted =
-            |step: &&StepView| step.branch == waypost::BranchPath::main().as_str() && step.is_skipped();
+            |step: &&StepView| is_on_main(step) && step.is_skipped() && !self.names.is_for_hooks(&step.id);
         self.steps.iter().filter(is_counted).count() as u64
     }
 }
@@ -428,12 +443,35 @@ pub(crate) struct VerifiedView {
     pub(crate) verdict: Option<Verdict>,
     pub(crate) summary: EvidenceSummary,
     pub(crate) evidence: Vec<ClaimView>,
+    /// The votes of several processes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) quorum: Vec<QuorumView>,
     /// How many claims must hold, if not all.
     #[serde(skip)]
     pub(crate) at_least: Option<u32>,
     /// The claims checked just now; for screens.
     #[serde(skip)]
     pub(crate) checked: Vec<Claim>,
+}
+
+/// A claim checked by several processes.
+#[derive(Debug, Serialize)]
+pub(crate) struct QuorumView {
+    pub(crate) claim: String,
+    /// That of the quorum; unknown without a quorum.
+    pub(crate) verdict: Verdict,
+    pub(crate) votes: Vec<VoteView>,
+}
+
+/// The verdict of a process.
+#[derive(Debug, Serialize)]
+pub(crate) struct VoteView {
+    /// Host and process.
+    pub(crate) by: String,
+    pub(crate) verdict: Verdict,
+    pub(crate) found: Value,
+    pub(crate) error: Option<String>,
+    pub(crate) checked_at: Option<Timestamp>,
 }
 
 /// Counted verdicts.

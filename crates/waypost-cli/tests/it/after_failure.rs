@@ -69,6 +69,143 @@ max_parallel: 1
     }
 }
 
+// Bug: `fail_fast` skipped the unbegun steps of open groups, items and loops. Their scopes then ended as completed, or
+// their passes were lost. Fix: a begun step is cancelled, and fails; the resume continues it.
+#[test]
+fn fail_fast_cancels_begun_steps() {
+    let rig = Rig::new();
+    let flow = "fail_fast: true
+max_parallel: 6
+steps:
+  - {id: a, needs: [], run: 'until test -e begun; do sleep 0.02; done; test -e ok'}
+  - id: g
+    needs: []
+    steps:
+      - {id: g1, run: 'echo g1 >> trace; sleep 0.6; touch begun; sleep 0.6'}
+      - {id: g2, run: 'echo g2 >> trace'}
+  - id: each
+    needs: []
+    foreach:
+      items: [1, 2]
+      max_parallel: 1
+      steps:
+        - {id: f, run: 'echo f$I >> trace; sleep 1.2', env: {I: '${{ item }}'}}
+        - {id: h, run: 'echo h$I >> trace', env: {I: '${{ item }}'}}
+  - id: loop
+    needs: []
+    repeat: {until: iteration >= 2, max: 5}
+    steps:
+      - {id: l1, run: 'echo l1 >> trace; sleep 1.2'}
+      - {id: l2, run: 'echo l2 >> trace'}
+  - id: pay
+    needs: []
+    idempotent: false
+    repeat: {until: iteration >= 3, max: 5}
+    run: 'echo pay$N >> trace; sleep 0.5'
+    env: {N: '${{ iteration }}'}
+  - {id: clean, needs: [g, each, loop, pay], if: always(), run: 'echo clean >> trace'}
+on_failure: [{run: 'echo failed >> trace'}]
+";
+    let sorted = |rig: &Rig| {
+        let mut words: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+        rig.write("trace", "");
+        words.sort();
+        words.join(" ")
+    };
+
+    let (first, said) = run(&rig, flow, &[]);
+    assert_eq!((first, sorted(&rig).as_str()), (Some(1), "clean f1 failed g1 l1 pay1 pay2"), "{said}");
+    assert!(said.contains("step g failed: cancelled before its end: step `a` failed"), "{said}");
+    rig.write("ok", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(sorted(&rig), "clean f2 g2 h1 h2 l1 l2 l2 pay3");
+}
+
+#[test]
+fn fail_fast_cancels_within_a_failed_group() {
+    let rig = Rig::new();
+    let flow = "fail_fast: true
+max_parallel: 6
+steps:
+  - id: g
+    needs: []
+    steps:
+      - {id: a, needs: [], run: 'sleep 0.3; test -e ok', on_failure: [{run: 'sleep 0.2; echo hook >> trace'}]}
+      - id: h
+        needs: []
+        steps:
+          - {id: h1, run: 'echo h1 >> trace; sleep 0.9'}
+          - {id: h2, run: 'echo h2 >> trace'}
+      - {id: one, needs: [], steps: [{id: o1, run: 'echo o1 >> trace; sleep 0.9'}]}
+on_failure: [{run: 'echo failed >> trace'}]
+";
+
+    let (first, said) = run(&rig, flow, &[]);
+    let mut begun: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+    begun.sort();
+    assert_eq!((first, begun.join(" ").as_str()), (Some(1), "failed h1 hook o1"), "{said}");
+    rig.write("trace", "");
+    rig.write("ok", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "h2\n");
+}
+
+// Bug: a panic. Cause: `fail_fast` skipped a retried group whose steps had just ended. Fix: a group with begun steps is
+// admitted.
+#[test]
+fn fail_fast_lets_a_retried_group_end() {
+    let rig = Rig::new();
+    let flow = "fail_fast: true
+max_parallel: 4
+steps:
+  - {id: other, needs: [], run: 'sleep 0.2; test -e well'}
+  - {id: g, needs: [], steps: [{id: s, run: 'echo s >> trace; test -e ok || exit 1; sleep 0.6'}]}
+";
+    let (first, said) = run(&rig, flow, &[]);
+    rig.write("ok", "");
+    let second = code_of(&rig, &["resume", "r", "-q"]);
+    rig.write("well", "");
+
+    assert_eq!((first, second, code_of(&rig, &["resume", "r", "-q"])), (Some(1), Some(1), Some(0)), "{said}");
+    assert_eq!(rig.read("trace"), "s\ns\n", "the group has ended in the second session");
+}
+
+// Bug: a failed item of an inner foreach kept the outer opener from its cancellation, and the run from its hooks.
+#[test]
+fn fail_fast_cancels_an_opener_with_a_dead_letter() {
+    let rig = Rig::new();
+    let flow = "fail_fast: true
+max_parallel: 4
+steps:
+  - {id: a, needs: [], run: 'until test -e dead; do sleep 0.02; done; sleep 0.1; test -e ok'}
+  - id: each
+    needs: []
+    foreach:
+      items: [1]
+      steps:
+        - id: inner
+          foreach:
+            items: [1, 2]
+            max_parallel: 2
+            steps:
+              - {id: f, run: 'test $I = 1 -a ! -e ok && { touch dead; exit 1; }; sleep 0.8; echo f$I >> trace', env: {I: '${{ item }}'}}
+              - {id: h, run: 'echo h$I >> trace', env: {I: '${{ item }}'}}
+on_failure: [{run: 'echo failed >> trace'}]
+";
+    let (first, said) = run(&rig, flow, &[]);
+    assert_eq!((first, rig.read("trace").as_str()), (Some(1), "f2\nfailed\n"), "{said}");
+    rig.write("ok", "");
+    rig.write("trace", "");
+
+    // The inner foreach was open, so that its dead letter is retried after its end.
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    assert_eq!(rig.read("trace"), "h2\nfailed\n");
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "h2\nfailed\nf1\nh1\n");
+}
+
 #[test]
 fn a_foreach_fails_after_all_items_were_tried() {
     let rig = Rig::new();

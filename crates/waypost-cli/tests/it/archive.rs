@@ -141,7 +141,7 @@ fn what_was_given_to_a_run_is_archived_and_told() {
         let told = rig.waypost(&["import", "x", "--trust", "--id", "s"]);
         let said = "signal `go`, sent after the last session of run r";
         assert!(told.starts_with("exit 75") && told.contains(said), "{store}: {told}");
-        assert!(told.contains("warning: not inherited: answer true to"), "{told}");
+        assert!(told.contains("warning: not inherited: answer true to step `ok`"), "{told}");
         let told = rig.waypost(&["export", "r", "e"]);
         assert!(told.contains("signals not exported: `go`"), "{told}");
         let told = rig.waypost(&["fork", "r", "--id", "f"]);

@@ -97,3 +97,24 @@ fn a_stop_is_no_cut() {
     rig.write("go", "");
     assert_eq!(code_of(&rig, &["resume", "--all", "-q"]), Some(0));
 }
+
+// A step that killed its reaper or its supervisor was interrupted without end: only a kill of the command counted.
+#[test]
+fn a_step_that_kills_its_supervisor_is_counted() {
+    let kills = [
+        ("the reaper", "kill -9 $PPID"),
+        ("the supervisor", "kill -9 $(ps -o ppid= -p $PPID)"),
+        ("both", "kill -9 $(ps -o ppid= -p $PPID) $PPID"),
+    ];
+    for (what, kill) in kills {
+        let flow = format!("max_cuts: 1\nsteps:\n  - {{id: a, run: 'echo a >> trace; {kill}; sleep 5'}}\n");
+        let rig = Rig::with(&flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{what}");
+        assert_eq!(code_of(&rig, &["resume", "--all", "-q"]), Some(1), "{what}");
+
+        let failed = rig.call(&["resume", "--all"]);
+
+        assert!(rig.told(&failed).contains("cut 2 times"), "{what}: {}", rig.told(&failed));
+        assert_eq!(count(&rig, "a"), 2, "{what}");
+    }
+}

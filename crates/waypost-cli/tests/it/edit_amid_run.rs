@@ -153,3 +153,63 @@ fn what_is_finished_within_a_step_is_not_changed_unasked() {
         }
     }
 }
+
+// Bug: the changed command of a skipped step was a change of a finished result, exit 9. Cause: a skip counted as a result of
+// the whole definition. Fix: only what decides a skip counts: condition, needs and variables.
+#[test]
+fn a_changed_command_of_a_skipped_step_changes_no_result() {
+    let skipped = "{id: s, if: 'false', run: echo}";
+    for flow in [
+        format!("steps: [{skipped}, {{id: z, run: test -e ok}}]\n"),
+        format!("steps: [{{id: g, steps: [{skipped}, {{id: y, run: echo}}]}}, {{id: z, run: test -e ok}}]\n"),
+    ] {
+        let rig = Rig::with(&flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("ok", "");
+
+        rig.write("flow.yaml", &flow.replace("'false', run: echo", "'true', run: echo"));
+        let condition = code_of(&rig, &["resume", "r", "-q"]);
+        rig.write("flow.yaml", &flow.replace("'false', run: echo", "'false', run: echo other"));
+        let command = ["--dry-run", "-q"].map(|option| code_of(&rig, &["resume", "r", option]));
+
+        assert_eq!((condition, command), (Some(9), [Some(0), Some(0)]), "{flow}");
+        assert!(!rig.waypost(&["events", "r"]).contains("step_invalidated"), "{flow}");
+    }
+}
+
+// Bug: after a step was added to finished items, the table of exit 9 said "0 of 3 items finished". Cause: only items with a
+// rerun step counted. Fix: each finished item with a change counts.
+#[test]
+fn a_step_added_to_finished_items_puts_all_at_stake() {
+    let each = "{id: each, foreach: {items: [x, y, w], steps: [{id: k, run: echo}]}}";
+    let flow = format!("steps: [{each}, {{id: z, run: exit 1}}]\n");
+    let rig = Rig::with(&flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("flow.yaml", &flow.replace("{id: k, run: echo}", "{id: k, run: echo}, {id: n, run: echo}"));
+
+    let said = rig.waypost(&["resume", "r"]);
+
+    assert!(said.starts_with("exit 9") && said.contains("3 of 3 items finished"), "{said}");
+}
+
+// A completed run with lost evidence reran a step, and did not run a step that the file had got: an ended run adopted a file
+// with other steps only by request. Any rerun adopts the file.
+#[test]
+fn an_added_step_runs_if_lost_evidence_reopens_the_run() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > ev', evidence: [{file: ev}]}
+  - {id: b, run: echo b >> trace}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("flow.yaml", &format!("{flow}  - {{id: z, run: echo z >> trace}}\n"));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "a\nb\n", "nothing reruns");
+    std::fs::remove_file(rig.path("ev")).unwrap();
+
+    let planned = rig.waypost(&["resume", "r", "--dry-run"]);
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\nb\na\nz\n");
+    assert!(planned.contains("z     run"), "{planned}");
+}

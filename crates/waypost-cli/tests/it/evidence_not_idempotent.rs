@@ -1,6 +1,6 @@
 //! Non-idempotent steps that exited with 0 and whose evidence failed.
 
-use crate::rig::{Rig, code_of, wait_until};
+use crate::rig::{Rig, code_of, remove, wait_until};
 
 const RUN: [&str; 5] = ["run", "flow.yaml", "--id", "r", "-q"];
 const RESUME: [&str; 3] = ["resume", "r", "-q"];
@@ -216,4 +216,29 @@ fn a_tolerated_failure_with_an_unknown_effect_says_so() {
 
     assert!(told.starts_with("exit 3\n") && told.contains("whether it took effect is unknown"), "{told}");
     assert!(rig.waypost(&["show", "r"]).contains("whether it took effect is unknown"));
+}
+
+#[test]
+fn an_answer_about_an_item_is_about_no_other_item() {
+    let flow = "steps:
+  - id: each
+    foreach:
+      items: [p, r]
+      as: i
+      steps:
+        - id: s
+          run: 'echo $I >> trace; echo $I > $I.txt'
+          env: {I: \"${{ i }}\"}
+          idempotent: false
+          evidence: [{file: \"${{ i }}.txt\"}]
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    ["p.txt", "r.txt", "trace"].iter().for_each(|file| remove(&rig, file));
+
+    let answers = ["--treat-as", "done=each:p/s", "--treat-as", "retry=each:r/s"];
+    assert_eq!(code_of(&rig, &[&RESUME[..], &answers].concat()), Some(0));
+
+    assert_eq!(rig.read("trace"), "r\n");
+    assert!(!rig.path("p.txt").exists());
 }

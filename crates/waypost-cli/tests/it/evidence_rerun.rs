@@ -403,3 +403,27 @@ fn an_edited_comment_adds_no_check_of_evidence() {
     };
     assert_eq!(checks(""), checks("# a comment\n"));
 }
+
+// After a rerun in a group whose steps have another order in the file, the steps downstream ran again: the output of a group
+// listed its steps by position. The order of steps changes no result.
+#[test]
+fn the_order_of_steps_in_a_group_reruns_nothing() {
+    let one =
+        "      - {id: one, needs: [], run: 'echo one >> trace; echo 1 > one', evidence: [{sha256: one}]}\n";
+    let two = "      - {id: two, needs: [], run: 'echo two >> trace; echo v=2 >> $WAYPOST_OUTPUT'}\n";
+    let flow = |steps: [&str; 2]| {
+        let steps = steps.concat();
+        format!(
+            "steps:\n  - id: group\n    needs: []\n    steps:\n{steps}  - {{id: end, needs: [group], run: echo end >> trace}}\n"
+        )
+    };
+    let rig = Rig::with(&flow([one, two]));
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("flow.yaml", &flow([two, one]));
+    rig.write("trace", "");
+    std::fs::remove_file(rig.path("one")).unwrap();
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "-j", "1"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "one\n");
+}

@@ -74,3 +74,29 @@ fn a_full_disk_is_reported_with_files_to_remove_by_hand() {
     assert!(then.contains("events.jsonl\n") && !then.contains("logs\n"), "the logs went first: {printed}");
     assert!(then.contains("verify 0\nDeleted run r-1\n"), "its records were sound: {printed}");
 }
+
+// Bug: a full disk failed the foreach. Cause: an error of its results file counted as a failure. Fix: the lack of space
+// interrupts the run.
+#[test]
+fn results_of_items_without_space_interrupt_the_run() {
+    let flow = "steps:
+  - {id: each, foreach: {items: {run: seq 1200}, as: n, max_parallel: 8, steps: [{id: wait, sleep: 1ms}]}}
+  - {id: last, run: 'wc -l < $FILE', env: {FILE: '${{ steps.each.items_file }}'}}
+";
+    let printed = on_a_small_disk(
+        flow,
+        r#"
+        mkdir -p kept/runs/r/outcomes
+        mount -t tmpfs -o size=64k,mode=0700 tmpfs kept/runs/r/outcomes
+        "$0" run flow.yaml --id r --no-logs > /dev/null 2> said; echo "run $?"
+        grep -c "space" said
+        "$0" show r | head -n 1
+        umount kept/runs/r/outcomes
+        "$0" resume r --no-logs > /dev/null 2>&1; echo "resume $?"
+        "$0" logs r last | tail -n 1
+        "#,
+    );
+    let Some(printed) = printed else { return };
+
+    assert_eq!(printed, "run 74\n1\nr  interrupted\nresume 0\n1200\n--- stderr\n");
+}

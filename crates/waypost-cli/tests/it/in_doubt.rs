@@ -826,3 +826,34 @@ fn a_return_to_a_failure_asks_about_effects_after_it() {
         }
     }
 }
+
+#[test]
+fn a_doubt_about_a_removed_step_has_answers_that_work() {
+    let pay = "  - {id: pay, idempotent: false, run: 'echo pay >> trace; test -e ok || kill -9 $$'}\n";
+    let last = "  - {id: last, run: 'echo last >> trace'}\n";
+    let removed = || {
+        let rig = Rig::with(&format!("steps:\n{pay}{last}"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(8));
+        rig.write("flow.yaml", &format!("steps:\n{last}"));
+        rig.write("ok", "");
+        rig
+    };
+    let rig = removed();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(8), "the effect is unknown");
+    let again = rig.waypost(&["resume", "r", "--treat-as", "retry=pay"]);
+    assert!(
+        again.starts_with("exit 9") && again.contains("resume r --keep-definition` continues"),
+        "{again}"
+    );
+    assert_eq!(
+        code_of(&rig, &["resume", "r", "-q", "--keep-definition", "--treat-as", "retry=pay"]),
+        Some(0)
+    );
+    assert_eq!(ran(&rig), ["pay", "pay", "last"]);
+
+    let rig = removed();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q", "--treat-as", "done=pay"]), Some(0));
+    assert_eq!(ran(&rig), ["pay", "last"]);
+    let shown = rig.waypost(&["show", "r"]);
+    assert!(!shown.contains("pending"), "{shown}");
+}

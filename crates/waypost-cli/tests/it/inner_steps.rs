@@ -1,8 +1,10 @@
 //! Steps of items, groups and hooks in `show` and `plan`.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
-use crate::rig::{Rig, code_of, wait_until};
+use crate::rig::{Rig, code_of, ran, resume, run, wait_until};
 
 const ITEMS: &str = r#"steps:
   - id: f
@@ -100,19 +102,19 @@ fn a_plan_lists_the_steps_of_a_hook_on_its_own_branch() {
     assert_eq!(plan[2..], own);
 }
 
-// Bug: for a running step, `why --json`, `plan --json` and `resume --dry-run` asked for a decision, as for a cut
-// step, and did not report that the run is running. Fix: a running run is among the reasons that stop a resume.
+// Bug: for a running step, `why --json` and `plan --json` asked for a decision, as for a cut step, and did not report that
+// the run is running. Fix: a running run is among the reasons that stop a resume.
 #[test]
 fn what_looks_ahead_says_that_the_run_is_under_way() {
     let rig = Rig::with(ITEMS);
     let running = rig.start(&["run", "flow.yaml", "--id", "r"]);
     rig.wait_for("begun", |_| true);
-    let looks = [&["why", "r", "f:1/i2"][..], &["plan", "r"], &["resume", "r", "--dry-run"]];
+    let looks = [&["why", "r", "f:1/i2"][..], &["plan", "r"]];
 
     for look in looks {
         let stops = rig.json(&[look, &["--json"]].concat())["stops"].clone();
         let words = stops[0].as_str().unwrap_or_default().to_owned();
-        assert!(words.starts_with("the run is running, held by process "), "{look:?}: {stops}");
+        assert!(words.starts_with("run r is held by process "), "{look:?}: {stops}");
         assert!(rig.waypost(look).contains(&words), "{look:?}");
     }
 
@@ -181,4 +183,33 @@ fn the_key_of_an_item_is_proposed_with_its_step() {
         assert!(told.contains("hint: the key of an item needs its step: name each:x\n"), "{told}");
     }
     assert!(rig.waypost(&["logs", "r", "each:x"]).starts_with("exit 0\n"));
+}
+
+// Bug: `resume --until` ran steps of other open groups and items. Cause: only the steps of the main scope were limited.
+// Fix: a step within a scope is wanted with its opener.
+#[test]
+fn until_starts_no_step_of_other_open_scopes() {
+    let rig = Rig::with(
+        "steps:
+  - { id: a, needs: [], run: 'echo a >> trace; test -e ok' }
+  - id: g
+    needs: []
+    steps:
+      - { id: charge, run: 'echo charge >> trace; test -e ok' }
+      - { id: ship, run: 'echo ship >> trace' }
+  - id: each
+    needs: []
+    foreach: { items: [1, 2], steps: [{ id: f, run: 'echo f >> trace; test -e ok' }] }
+",
+    );
+    assert_eq!(run(&rig), Some(1));
+    assert_eq!(ran(&rig).split(' ').collect::<BTreeSet<_>>(), BTreeSet::from(["a", "charge", "f"]));
+    rig.write("ok", "");
+
+    let (code, steps) = (resume(&rig, &["--until", "a"]), ran(&rig));
+    assert_eq!((code, steps.as_str()), (Some(0), "a"));
+    assert_eq!(resume(&rig, &[]), Some(0));
+    let mut rest: Vec<String> = ran(&rig).split(' ').map(str::to_owned).collect();
+    rest.sort();
+    assert_eq!(rest, ["charge", "f", "f", "ship"]);
 }

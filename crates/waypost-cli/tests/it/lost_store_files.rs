@@ -104,12 +104,10 @@ fn newer_files_taken_away_stop_a_resume() {
     expect(&rig, &["verify", "r-1"], 7, &["checkpoint_0000000003.json", "checkpoint_0000000004.json"]);
     expect(&rig, &["list"], 0, &["interrupted"]);
     expect(&rig, &["show", "r-1"], 0, &["r-1  interrupted", "checkpoint r-1@4 is missing", "1 of 4 done"]);
-    expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@3 is missing; a resume stops"]);
+    expect(&rig, &["plan", "r-1"], 0, &["a resume is refused: checkpoint r-1@5 is damaged", "it is missing"]);
     let stops = rig.json(&["plan", "r-1", "--json"])["stops"].clone();
-    let missing = [5, 4, 3].map(|seq| {
-        format!("checkpoint r-1@{seq} is missing; a resume stops until the checkpoint is restored")
-    });
-    assert_eq!(stops, serde_json::json!(missing));
+    let refused = rig.json(&["resume", "r-1", "--json"])["error"]["message"].clone();
+    assert_eq!(stops, serde_json::json!([refused]));
     let before = rig.read("kept/runs/r-1/report.md");
     expect(&rig, &["resume", "r-1"], 7, &["it is missing", "--restart"]);
     assert_eq!(rig.read("kept/runs/r-1/report.md"), before, "nothing was done");
@@ -260,7 +258,7 @@ fn an_older_store_than_the_log_of_the_run_is_told() {
 
     expect(&rig, &["verify", "r-1"], 7, &["r-1@5: it is missing: ", "events.jsonl has the record"]);
     expect(&rig, &["show", "r-1"], 0, &["checkpoint r-1@5 is missing"]);
-    expect(&rig, &["plan", "r-1"], 0, &["checkpoint r-1@5 is missing; a resume stops"]);
+    expect(&rig, &["plan", "r-1"], 0, &["a resume is refused: checkpoint r-1@6 is damaged", "it is missing"]);
     let told = rig.read("kept/runs/r-1/events.jsonl");
     expect(&rig, &["resume", "r-1"], 7, &["it is missing", "to continue from r-1@2 without them, move "]);
     assert_eq!(rig.read("kept/runs/r-1/events.jsonl"), told, "the witness is left as it was");
@@ -304,7 +302,7 @@ fn a_changed_bit_in_the_log_of_sqlite_repeats_no_finished_step() {
     let told = rig.read("kept/runs/r-1/events.jsonl");
 
     expect(&rig, &["verify", "r-1"], 7, &["it is missing"]);
-    expect(&rig, &["plan", "r-1"], 0, &["is missing; a resume stops"]);
+    expect(&rig, &["plan", "r-1"], 0, &["a resume is refused: ", "it is missing"]);
     for _ in 0..2 {
         expect(&rig, &["resume", "r-1"], 7, &["it is missing"]);
     }

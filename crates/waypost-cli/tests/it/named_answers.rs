@@ -43,7 +43,7 @@ fn steps_in_doubt_are_settled_by_name() {
             let decision = decisions.iter().find(|decision| decision["step"] == step).unwrap();
             decision["action"].as_str().unwrap().to_owned()
         };
-        assert_eq!(["pay", "ship", "mail"].map(action), ["reuse", "reuse", "run"], "{store}");
+        assert_eq!(["pay", "ship", "mail"].map(action), ["reuse", "reuse", "rerun"], "{store}");
         assert_eq!(ended, Some(0), "{store}");
         assert_eq!(ran(&rig), ["mail", "last7"], "{store}");
     }
@@ -248,5 +248,47 @@ fn a_step_done_before_a_rollback_needs_its_outputs() {
         }
         expect(&rig, &["resume", "r", "--treat-as", "done=a", "--output", "a.v=7", "-q"], 0, &[]);
         assert_eq!(rig.read("trace"), "a\n7\n7\n", "{back:?}");
+    }
+}
+
+#[test]
+fn a_doubt_in_any_scope_takes_outputs() {
+    let pay = "{id: pay, idempotent: false, run: 'echo pay >> trace; kill -9 $$'}";
+    let tell = "{id: tell, run: 'echo $REF >> trace', env: {REF: \"${{ steps.pay.outputs.ref }}\"}}";
+    let group = format!("steps: [{{id: in, steps: [{pay}, {tell}]}}]\n");
+    let items = format!("steps: [{{id: in, foreach: {{items: [x], steps: [{pay}, {tell}]}}}}]\n");
+    let passes =
+        format!("steps: [{{id: in, repeat: {{until: \"true\", max: 2}}, steps: [{pay}, {tell}]}}]\n");
+    for (flow, step) in [(group, "in/pay"), (items, "in:x/pay"), (passes, "in~1/pay")] {
+        let rig = Rig::with(&flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(8), "{flow}");
+
+        assert!(rig.waypost(&["resume", "r"]).contains(&format!("{step}.ref=VALUE")), "{flow}");
+        let (done, output) = (format!("done={step}"), format!("{step}.ref=7"));
+        let given = ["resume", "r", "-q", "--treat-as", &done, "--output", &output];
+        assert_eq!(code_of(&rig, &given), Some(0), "{flow}");
+
+        assert_eq!(ran(&rig), ["pay", "7"], "{flow}");
+    }
+}
+
+// An answer that was applied at the turn of its step was recorded without the person.
+#[test]
+fn an_answer_at_the_turn_of_a_step_names_the_person() {
+    let flow = "steps:
+  - {id: a, run: 'echo $RANDOM$RANDOM > ev; echo v=$(cat ev) >> $WAYPOST_OUTPUT', evidence: [{file: ev}]}
+  - {id: pay, needs: [a], idempotent: false, run: 'echo $V', env: {V: '${{ steps.a.outputs.v }}'}}
+";
+    for (answer, event) in [("done=pay", "step_settled"), ("retry=pay", "step_invalidated")] {
+        let rig = Rig::with(flow);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--from", "a", "--treat-as", answer]), Some(0));
+
+        let events = String::from_utf8(rig.call(&["events", "r", "--json"]).stdout).unwrap();
+        let decided = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let decided: Vec<_> =
+            decided.filter(|told| told["event"] == event && told["step"] == "pay").collect();
+        assert!(decided.iter().any(|told| told["cause"]["by"].is_string()), "{answer}: {decided:?}");
     }
 }

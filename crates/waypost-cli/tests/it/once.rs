@@ -380,3 +380,15 @@ fn a_command_of_a_script_is_stopped_from_afar() {
         );
     }
 }
+
+// `show` listed each command of a script with 0 ms. The record of the end is the first of a recorder, and the time before
+// such a record counted as idle.
+#[test]
+fn the_duration_of_a_command_is_its_work() {
+    let rig = Rig::new();
+
+    assert_eq!(code(&rig, &["once", "k", "--id", "r", "--", "sleep", "0.2"]), Some(0));
+
+    let shown = rig.json(&["show", "r", "--json"]);
+    assert!(shown["steps"][0]["duration_ms"].as_u64().unwrap() >= 200, "{}", shown["steps"]);
+}

@@ -155,3 +155,22 @@ fn the_table_warns_of_a_new_step_that_must_not_repeat() {
         assert_eq!(trace(&rig), "pay");
     }
 }
+
+#[test]
+fn a_freed_id_is_of_a_new_step() {
+    let pay = |id: &str| format!("  - {{{id}, needs: [], run: 'echo pay >> trace', idempotent: false}}\n");
+    let z = "  - {id: z, needs: [], run: 'test -e ok'}\n";
+    let rig = Rig::with(&format!("steps:\n{}{z}", pay("id: pay")));
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("flow.yaml", &format!("steps:\n{}{z}", pay("id: charge, renamed_from: pay")));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
+    let fee = "  - {id: pay, needs: [], run: 'echo fee >> trace'}\n";
+    rig.write("flow.yaml", &format!("steps:\n{}{z}{fee}", pay("id: charge")));
+    rig.write("ok", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "pay\nfee\n");
+    let show = rig.waypost(&["show", "r"]);
+    assert!(show.contains("pay-2"), "{show}");
+}

@@ -219,3 +219,42 @@ fn a_tolerated_failure_of_an_earlier_pass_counts() {
         assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3), "{store}");
     }
 }
+
+// A loop was removed from the file, and added again later. Its first pass was the pass after the last one before the
+// removal: the state of the run kept the number of passes. An adopted definition leaves no result of a removed step.
+#[test]
+fn a_loop_added_again_begins_at_its_first_pass() {
+    let end = "  - {id: end, run: 'echo end >> trace; test -e ok'}\n";
+    let loops = [
+        "  - {id: poll, run: 'echo poll $N >> trace; test $N != 2 || test -e ok', env: {N: '${{ iteration }}'}, \
+            repeat: {until: iteration >= 3, max: 4}}\n",
+        "  - id: group\n    repeat: {until: iteration >= 3, max: 4}\n    steps:\n      \
+            - {id: poll, run: 'echo poll $N >> trace; test $N != 2 || test -e ok', env: {N: '${{ iteration }}'}}\n",
+    ];
+    for own in loops {
+        let with_loop = format!("steps:\n{own}{end}");
+        let rig = Rig::with(&with_loop);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        rig.write("flow.yaml", &format!("steps:\n{end}"));
+        assert_eq!(code(&rig, &["resume", "r", "-q", "--rerun-changed"]), Some(1));
+        rig.write("ok", "");
+        rig.write("flow.yaml", &with_loop);
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+        assert_eq!(rig.read("trace"), "poll 1\npoll 2\nend\npoll 1\npoll 2\npoll 3\nend\n", "{own}");
+    }
+}
+
+// A failed step was removed from the file. Hooks after a later failure had the removed step as the failed step.
+#[test]
+fn a_removed_failed_step_is_not_the_failed_step() {
+    let rest = "  - {id: end, run: test -e ok}\non_failure:\n  - {run: 'echo \"$F\" >> trace', env: {F: '${{ run.failed_step }}'}}\n";
+    let rig = Rig::with(&format!("steps:\n  - {{id: first, run: exit 1}}\n{rest}"));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("flow.yaml", &format!("steps:\n{rest}"));
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
+
+    assert_eq!(rig.read("trace"), "first\nend\n");
+}

@@ -128,7 +128,8 @@ fn an_answer_not_consumed_is_not_forked_and_this_is_reported() {
     for args in [&["fork", "r", "--id", "s", "--wait", "0s"][..], &["export", "r", "r.checkpoint"]] {
         let said = rig.waypost(args);
         assert!(
-            said.contains("not inherited: answer true to `") && said.contains("send again to the new run"),
+            said.contains("not inherited: answer true to step `ask`")
+                && said.contains("send again to the new run"),
             "{said}"
         );
     }

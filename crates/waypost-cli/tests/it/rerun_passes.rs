@@ -545,3 +545,29 @@ fn an_allowed_rerun_of_passes_begins_with_the_first() {
         holds(&rig);
     }
 }
+
+// After lost evidence in the first passes, a later pass was entered again, with an empty list of claims as the cause: the
+// verdicts on results out of force were those of all passes together.
+#[test]
+fn lost_evidence_of_a_pass_says_nothing_about_later_passes() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; echo 1 > a', evidence: [{sha256: a}]}
+  - id: g
+    repeat: {until: iteration >= 3, max: 3}
+    steps:
+      - {id: s, run: 'echo s$I >> trace; echo 1 > s.$I', env: {I: '${{ iteration }}'}, evidence: [{sha256: 's.${{ iteration }}'}]}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    for file in ["a", "s.1", "s.2", "trace"] {
+        std::fs::remove_file(rig.path(file)).unwrap();
+    }
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\ns1\ns2\n");
+    let events = String::from_utf8(rig.call(&["events", "r"]).stdout).unwrap();
+    assert!(!events.contains("no longer holds: \n"), "{events}");
+    let third = rig.json(&["checkpoints", "r", "--scope", "g~3", "--json"]);
+    assert_eq!(third["checkpoints"].as_array().unwrap().len(), 2, "the third pass is not entered again");
+}

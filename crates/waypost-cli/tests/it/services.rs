@@ -1,6 +1,6 @@
 //! Services: processes that run concurrently with later steps.
 
-use crate::rig::{Rig, check, lives, wait_until};
+use crate::rig::{Rig, check, code_of, expect, lives, wait_until};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -131,4 +131,52 @@ fn the_lines_of_a_restarted_service_are_printed() {
 
     assert!(second.starts_with("exit 0\n") && second.contains("\napi | serving 1\n"), "{second}");
     assert!(!second.contains("serving 0"), "{second}");
+}
+
+// Bug: after a failure, a run with evidence about its own service asked for a decision at each resume. Cause: the evidence
+// was checked before the service ran again. Fix: a claim about the address of a service counts at the commit.
+#[test]
+fn evidence_about_a_service_counts_while_it_runs() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let flow = format!(
+        "steps:
+  - {{id: server, service: 'exec python3 -m http.server {port} --bind 127.0.0.1', evidence: [{{port: {port}, within: 20s}}]}}
+  - {{id: call, run: 'echo call >> trace', evidence: [{{http: 'http://localhost:{port}/', status: 200}}, {{file: trace}}]}}
+  - {{id: pause, sleep: 1s}}
+  - {{id: last, run: 'echo last >> trace; test -e go'}}
+"
+    );
+    let rig = Rig::with(&flow);
+    expect(&rig, &["run", "flow.yaml", "--id", "r"], 1, &["step last failed"]);
+    rig.write("go", "");
+    expect(&rig, &["resume", "r"], 0, &["4 of 4 steps are done"]);
+    assert_eq!(rig.read("trace"), "call\nlast\nlast\n");
+
+    // Other evidence of the step counts as always.
+    std::fs::remove_file(rig.path("trace")).unwrap();
+    expect(&rig, &["resume", "r"], 0, &["4 of 4 steps are done"]);
+    assert_eq!(rig.read("trace"), "call\n");
+}
+
+// A service that exited at its restart was not noticed: only the first start waited for an early exit. The next step ran
+// without its service.
+#[test]
+fn a_step_does_not_run_without_its_restarted_service() {
+    let rig = Rig::with(
+        "steps:
+  - {id: s, service: 'test ! -e broken || exit 3; sleep 1000'}
+  - {id: b, needs: [s], run: 'test -e ok; echo b >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    rig.write("broken", "");
+
+    let failed = rig.call(&["resume", "r"]);
+
+    assert_eq!(failed.status.code(), Some(1), "{}", rig.told(&failed));
+    assert!(rig.told(&failed).contains("cannot restart service `s`"), "{}", rig.told(&failed));
+    assert!(!rig.path("trace").exists());
+    std::fs::remove_file(rig.path("broken")).unwrap();
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
 }

@@ -67,7 +67,7 @@ fn what_cannot_be_undone_stops_it_and_is_gone_on_with() {
         }
         let planned = rig.waypost(&["plan", "r"]);
         assert!(
-            planned.contains("the undo of its steps is not finished")
+            planned.contains("the undo of run r to @2 is not finished")
                 && !planned.contains("would do nothing"),
             "{planned}"
         );
@@ -412,4 +412,17 @@ fn steps_without_undo_are_named_in_one_line() {
     );
     let again = rig.waypost(&["cancel", "s", "--undo-steps"]);
     assert!(again.contains("error: cannot undo the steps of run s: it is cancelled\n"), "{again}");
+}
+
+#[test]
+fn a_fork_amid_an_unfinished_undo_is_refused() {
+    let rig = ran(STORES[0]);
+    rig.write("stuck", "");
+    assert_eq!(code_of(&rig, &["rollback", "r@2", "--undo-steps", "-q"]), Some(1));
+
+    let later = rig.waypost(&["fork", "r@3", "--id", "later"]);
+    let earlier = code_of(&rig, &["fork", "r@2", "--id", "earlier", "-q"]);
+
+    assert!(later.starts_with("exit 8") && later.contains("waypost rollback r@2 --undo-steps"), "{later}");
+    assert_eq!(earlier, Some(0));
 }

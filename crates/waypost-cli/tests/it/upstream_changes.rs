@@ -422,3 +422,25 @@ fn an_open_group_of_an_item_is_entered_after_lost_evidence() {
     assert_eq!(code_of(&rig, &RESUME), Some(0));
     assert_eq!(rig.read("trace"), "first\npay\nfirst\npay\n");
 }
+
+// Bug: the resume verified evidence without end, exit 70. Cause: the results of the later passes of the skipped loop
+// counted as results to judge. Fix: a skipped step has none.
+#[test]
+fn a_loop_of_several_passes_is_skipped_by_its_condition() {
+    let rig = Rig::new();
+    rig.write("v", "1");
+    let flow = "steps:
+  - {id: a, run: 'cat v > va; echo v=$(cat va) >> $WAYPOST_OUTPUT', evidence: [{sha256: va}]}
+  - {id: x, if: 'steps.a.outputs.v == \"1\"', repeat: {until: iteration >= 2, max: 5}, steps: [{id: l1, run: 'echo l1 >> trace'}]}
+  - {id: z, run: 'echo z >> trace'}
+";
+    rig.write("flow.yaml", flow);
+    assert_eq!(code_of(&rig, &RUN), Some(0));
+    rig.write("v", "2");
+    std::fs::remove_file(rig.path("va")).unwrap();
+
+    resumed_to_a_sound_end(&rig);
+    assert_eq!(rig.read("trace"), "l1\nl1\nz\nz\n");
+    resumed_to_a_sound_end(&rig);
+    assert_eq!(rig.read("trace"), "l1\nl1\nz\nz\n", "a second resume is idle");
+}

@@ -164,14 +164,129 @@ fn a_second_submission_is_the_same_run() {
         0,
         &["Nothing to submit, because run r-1 exists: queued"],
     );
-    rig.write("other.yaml", FLOW);
-    expect(&rig, &["submit", "other.yaml", "--id", "r-1"], 2, &["its settings differ"]);
     let worker = rig.start(&["worker"]);
     wait_for_end(&rig, 1);
     drain(worker);
     expect(&rig, &["submit", "flow.yaml", "--id", "r-1"], 0, &["exists: completed"]);
 
     assert_eq!(sorted_trace(&rig), every_step_once(1));
+}
+
+/// A second submission with another tag, base, delay, priority or text once said that there was nothing to submit.
+#[test]
+fn a_second_submission_may_not_differ() {
+    let rig = rig("differs");
+    rig.write("go", "");
+    let flow = format!("params:\n  n: {{type: integer, default: 1}}\n{FLOW}");
+    rig.write("p.yaml", &flow);
+    rig.write("other.yaml", &flow);
+    let words = ["submit", "p.yaml", "--id", "r", "--tag", "gpu", "--delay", "2h", "--priority", "5"];
+    expect(&rig, &words, 0, &["Run r is queued"]);
+    expect(&rig, &words, 0, &["Nothing to submit, because run r exists: queued"]);
+
+    let refused = |words: &[&str], says: &str| {
+        let words = [&["submit"], words].concat();
+        expect(&rig, &words, 2, &["cannot submit run r: it exists with", says, "--id OTHER"]);
+    };
+    let same = ["p.yaml", "--id", "r", "--tag", "gpu", "--delay", "2h", "--priority", "5"];
+    let with = |words: &[&'static str]| [&same[..], words].concat();
+    refused(&with(&["-p", "n=2"]), "param `n` 1, not 2");
+    refused(&with(&["--tag", "big"]), "tags `gpu`, not `big` `gpu`");
+    refused(&with(&["--base", "data"]), "not `data`");
+    refused(&with(&["--label", "a=b"]), "label `a` unset, not `b`");
+    refused(&same[..7], "priority 5, not 0");
+    refused(&[&same[..5], &same[7..]].concat(), "delay 2h, not 0s");
+    refused(&[&["other.yaml"], &same[1..]].concat(), "other.yaml`");
+    rig.write("p.yaml", &flow.replace("echo", "printf"));
+    refused(&same, "another text of the file");
+    rig.write("p.yaml", &flow);
+    expect(&rig, &words, 0, &["Nothing to submit"]);
+
+    expect(&rig, &["run", "p.yaml", "--id", "own"], 0, &[]);
+    expect(&rig, &["submit", "p.yaml", "--id", "own"], 2, &["it exists without a submission"]);
+}
+
+/// The stop of a queued run once did nothing.
+#[test]
+fn a_stopped_queued_run_is_claimed_by_no_worker() {
+    let rig = rig("stopped_queued");
+    rig.write("go", "");
+    submit(&rig, 2);
+
+    expect(
+        &rig,
+        &["stop", "r-1"],
+        0,
+        &["Run r-1 stopped (interrupted) in the queue", "waypost resume r-1 --queue"],
+    );
+    expect(&rig, &["events", "r-1"], 0, &["run_interrupted"]);
+    expect(&rig, &["stop", "r-1"], 0, &["Nothing to stop, because run r-1 is not running (interrupted)"]);
+    assert_eq!(rig.json(&["show", "r-1", "--json"])["queue"]["ready"], false);
+    let worker = rig.start(&["worker"]);
+    wait_for_end(&rig, 1);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(status(&rig, "r-1"), "interrupted");
+
+    expect(&rig, &["submit", "flow.yaml", "--id", "r-1"], 0, &["Run r-1 is ", " again"]);
+    wait_for_end(&rig, 2);
+    drain(worker);
+    assert_eq!(sorted_trace(&rig), every_step_once(2));
+}
+
+#[test]
+fn a_stopped_run_returns_to_the_queue() {
+    let rig = rig("requeued");
+    submit(&rig, 1);
+    expect(
+        &rig,
+        &["resume", "r-1", "--queue"],
+        0,
+        &["Nothing to queue, because run r-1 is in the queue (queued)"],
+    );
+    let worker = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    expect(&rig, &["resume", "r-1", "--queue"], 6, &["held by"]);
+    expect(&rig, &["stop", "r-1"], 0, &["Run r-1 stopped (interrupted)"]);
+    rig.write("go", "");
+
+    expect(&rig, &["resume", "r-1", "--queue"], 0, &["Run r-1 is queued"]);
+    wait_for_end(&rig, 1);
+    assert_eq!(sorted_trace(&rig), every_step_once(1));
+    expect(&rig, &["resume", "r-1", "--queue"], 2, &["cannot queue run r-1: it is completed"]);
+    drain(worker);
+
+    expect(&rig, &["run", "flow.yaml", "--id", "own"], 0, &[]);
+    expect(&rig, &["resume", "own", "--queue"], 2, &["the run was not submitted", "`waypost resume own"]);
+}
+
+/// The stop of a waiting run once did nothing, and a worker claimed the run at the end of its wait.
+#[test]
+fn a_stopped_waiting_run_is_claimed_by_no_worker() {
+    let rig = rig("stopped_waiting");
+    rig.write("nap.yaml", "steps:\n  - {id: nap, sleep: 2s}\n  - {id: b, run: 'echo b >> trace'}\n");
+    expect(&rig, &["submit", "nap.yaml", "--id", "nap"], 0, &[]);
+    let worker = rig.start(&["worker"]);
+    wait_until("the wait", || status(&rig, "nap") == "waiting");
+
+    expect(&rig, &["stop", "nap"], 0, &["Run nap stopped (interrupted) in the queue"]);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(status(&rig, "nap"), "interrupted");
+    expect(&rig, &["resume", "nap", "--queue"], 0, &["Run nap is queued"]);
+    wait_for_end(&rig, 1);
+    drain(worker);
+    assert_eq!(rig.read("trace"), "b\n");
+}
+
+#[test]
+fn a_cancelled_queued_run_does_not_wait_for_a_worker() {
+    let rig = rig("cancelled_queued");
+    submit(&rig, 1);
+    expect(&rig, &["cancel", "r-1"], 0, &["Run r-1 is cancelled"]);
+
+    let shown = rig.waypost(&["show", "r-1"]);
+    assert!(shown.contains("r-1  cancelled") && !shown.contains("waits for a worker"), "{shown}");
+    expect(&rig, &["list"], 0, &["cancelled"]);
+    assert_eq!(rig.json(&["show", "r-1", "--json"])["queue"]["ready"], false);
 }
 
 #[test]
@@ -248,6 +363,8 @@ fn a_local_store_has_no_queue() {
     let rig = Rig::with(FLOW);
 
     expect(&rig, &["submit", "flow.yaml"], 2, &["has no queue for workers", "waypost run"]);
+    expect(&rig, &["run", "flow.yaml", "--until", "a"], 0, &[]);
+    expect(&rig, &["worker"], 2, &["cannot start a worker on", "name a store in PostgreSQL"]);
 }
 
 /// Calls a program of the server's packages.
@@ -304,7 +421,15 @@ fn a_worker_serves_its_counters() {
     wait_until("the count of the run", || scrape().contains("waypost_worker_at_rest_total 1"));
 
     let answer = scrape();
-    for line in ["HTTP/1.1 200 OK", "waypost_worker_claimed_total 1", "waypost_queue_ready 0"] {
+    let counts =
+        ["waypost_steps_completed_total 2", "waypost_checkpoints_total 3", "waypost_commit_seconds_total 0."];
+    let more = [
+        "HTTP/1.1 200 OK",
+        "waypost_worker_claimed_total 1",
+        "waypost_queue_ready 0",
+        "waypost_queue_oldest_seconds 0",
+    ];
+    for line in counts.iter().chain(&more) {
         assert!(answer.contains(line), "{line}: {answer}");
     }
     drain(worker);

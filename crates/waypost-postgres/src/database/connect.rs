@@ -23,7 +23,7 @@ use waypost_codec::delta_cache::DeltaCache;
 use crate::database::error::{Cause, Failure};
 use crate::database::schema;
 use crate::database::settings::{LOCK_TIMEOUT, PostgresOptions, STATEMENT_TIMEOUT, Settings};
-use crate::database::statement::Statement;
+use crate::database::statement::{Statement, Uses};
 
 /// The oldest supported server, as in `server_version_num`.
 const SERVER_MIN: i64 = 130_000;
@@ -44,6 +44,7 @@ pub(crate) struct Database {
     pub(crate) options: PostgresOptions,
     pub(crate) delta_cache: DeltaCache,
     settings: Settings,
+    uses: Uses,
     opened: OnceCell<Opened>,
     checked: OnceCell<()>,
     closed: AtomicBool,
@@ -85,6 +86,7 @@ impl Database {
             options,
             delta_cache: DeltaCache::default(),
             settings,
+            uses: Uses::default(),
             opened: OnceCell::new(),
             checked: OnceCell::new(),
             closed: AtomicBool::new(false),
@@ -252,10 +254,11 @@ impl Database {
         Err(failure)
     }
 
-    /// Sends a statement. Frequent statements are prepared once for each connection.
+    /// Sends a statement. A statement used often is prepared once for each connection.
     async fn query(&self, client: &Object, statement: &Statement) -> Result<Vec<Row>, Error> {
         let parameters = statement.parameters();
-        if !statement.is_frequent || !self.opened.get().is_some_and(|opened| opened.has_session) {
+        let has_session = self.opened.get().is_some_and(|opened| opened.has_session);
+        if !has_session || !self.uses.is_often(statement) {
             return client.query_typed(&statement.sql, &parameters).await;
         }
         let (values, types): (Vec<_>, Vec<_>) = parameters.into_iter().unzip();
@@ -317,6 +320,8 @@ where
 {
     while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
         if matches!(message, AsyncMessage::Notification(_)) {
+            // All sessions and the worker wait; a hint without a waiter counts for the next wait.
+            arrived.notify_waiters();
             arrived.notify_one();
         }
     }

@@ -10,7 +10,7 @@ use crate::database::error::{Failure, no_schema};
 use crate::database::statement::Statement;
 
 /// The version of this crate.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 4;
 
 /// The key of the advisory lock for changes of the schema: `WAYPOST` in ASCII.
 const LOCK: i64 = 0x0057_4159_504f_5354;
@@ -150,6 +150,35 @@ CREATE TABLE waypost.ready (
 CREATE INDEX ready_order ON waypost.ready (priority DESC, rank);
 "#;
 
+/// The tasks of workers, new in version 3.
+const TASKS: &str = r#"
+CREATE TABLE waypost.tasks (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    run        bigint NOT NULL REFERENCES waypost.runs ON DELETE CASCADE,
+    token      bigint NOT NULL,
+    key        text COLLATE "C" NOT NULL,
+    priority   bigint NOT NULL,
+    needs      text NOT NULL,
+    losses_max bigint NOT NULL,
+    request    text NOT NULL,
+    definition text NOT NULL,
+    step       text NOT NULL,
+    worker     bigint,
+    holder     text,
+    losses     bigint NOT NULL DEFAULT 0,
+    cancelled  bigint,
+    missing    text,
+    result     text,
+    UNIQUE (run, key)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01);
+CREATE INDEX tasks_order ON waypost.tasks (priority DESC, id) WHERE result IS NULL;
+"#;
+
+/// The change of the tasks in version 4: a limit for each.
+const LOSSES: &str =
+    "ALTER TABLE waypost.tasks ALTER COLUMN repeatable TYPE bigint USING 3 * repeatable::int;
+ALTER TABLE waypost.tasks RENAME COLUMN repeatable TO losses_max;";
+
 /// Returns the schema version of a database; `None` without tables.
 pub(crate) async fn version(database: &Database) -> Result<Option<u32>, Failure> {
     let exists = Statement::new("SELECT to_regclass('waypost.version') IS NOT NULL");
@@ -186,8 +215,10 @@ pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
         Some(VERSION) => Ok(Some(VERSION)),
         Some(found) => {
             let client = database.client().await?;
+            let queue = if found < 2 { QUEUE } else { "" };
+            let tasks = if found < 3 { TASKS } else { LOSSES };
             let text = format!(
-                "SELECT pg_advisory_xact_lock({LOCK}); LOCK TABLE waypost.scopes; {QUEUE}
+                "SELECT pg_advisory_xact_lock({LOCK}); LOCK TABLE waypost.scopes; {queue} {tasks}
                  UPDATE waypost.version SET version = {VERSION}; {MIGRATION}"
             );
             match client.batch_execute(&text).await {
@@ -219,7 +250,7 @@ async fn make(client: &Client) -> Result<(), Failure> {
     // A role without the right to make schemas can use an existing schema.
     let schema = if exists[0].get(0) { "" } else { "CREATE SCHEMA waypost;" };
     let text = format!(
-        "SELECT pg_advisory_xact_lock({LOCK}); {schema} {TABLES} {QUEUE}
+        "SELECT pg_advisory_xact_lock({LOCK}); {schema} {TABLES} {QUEUE} {TASKS}
          INSERT INTO waypost.version (version) VALUES ({VERSION});
          {MIGRATION}"
     );

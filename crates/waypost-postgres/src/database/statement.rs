@@ -1,16 +1,44 @@
-//! A statement with typed values: one message to the server, without a prepared statement. So a pooler may use another
-//! server connection for every statement.
+//! A statement with typed values, and the statements worth preparing.
+//!
+//! A statement is one message to the server, so a pooler may use another server connection for every statement. A
+//! process without a pooler prepares the statements that it repeats: the server keeps the plan.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Mutex;
 
 use tokio_postgres::types::{ToSql, Type};
+
+use crate::lock;
+
+/// Uses of a text before its preparation, which costs a message: a short command sends no text so often.
+const USES_MIN: u32 = 3;
+/// Most counted texts: the texts of listings differ by their filters.
+const TEXTS_MAX: usize = 500;
+
+/// The uses of each text by the process.
+#[derive(Debug, Default)]
+pub(crate) struct Uses(Mutex<HashMap<Cow<'static, str>, u32>>);
+
+impl Uses {
+    /// Counts a use of a statement; returns whether its text is used often.
+    pub(crate) fn is_often(&self, statement: &Statement) -> bool {
+        let (sql, mut uses) = (&statement.sql, lock(&self.0));
+        if let Some(count) = uses.get_mut(sql) {
+            *count = count.saturating_add(1);
+            return *count > USES_MIN;
+        }
+        if uses.len() < TEXTS_MAX {
+            uses.insert(sql.clone(), 1);
+        }
+        false
+    }
+}
 
 /// A statement with values, ready for repetitions.
 #[derive(Debug)]
 pub(crate) struct Statement {
     pub(crate) sql: Cow<'static, str>,
-    /// Sent for every batch, with the same text: a connection without a pooler keeps the plan.
-    pub(crate) is_frequent: bool,
     values: Vec<Value>,
 }
 
@@ -29,11 +57,7 @@ enum Value {
 
 impl Statement {
     pub(crate) fn new(sql: impl Into<Cow<'static, str>>) -> Self {
-        Self { sql: sql.into(), is_frequent: false, values: Vec::new() }
-    }
-
-    pub(crate) fn frequent(self) -> Self {
-        Self { is_frequent: true, ..self }
+        Self { sql: sql.into(), values: Vec::new() }
     }
 
     fn with(mut self, value: Value) -> Self {
@@ -97,5 +121,29 @@ impl Statement {
             }
         }
         self.values.iter().map(typed).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fourth_use_of_a_text_prepares_it() {
+        let uses = Uses::default();
+        let is_often = |sql: &'static str| uses.is_often(&Statement::new(sql));
+
+        assert_eq!([(); 5].map(|()| is_often("SELECT 1")), [false, false, false, true, true]);
+        assert!(!is_often("SELECT 2"));
+    }
+
+    #[test]
+    fn the_number_of_counted_texts_is_limited() {
+        let uses = Uses::default();
+        for number in 0..2 * TEXTS_MAX {
+            assert!(!uses.is_often(&Statement::new(format!("SELECT {number}"))));
+        }
+
+        assert_eq!(lock(&uses.0).len(), TEXTS_MAX);
     }
 }

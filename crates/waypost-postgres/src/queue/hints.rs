@@ -2,11 +2,11 @@
 //!
 //! A hint is never part of another statement: the lock of the server's list of hints would order all commits.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
 use crate::database::connect::Database;
 use crate::database::statement::Statement;
@@ -14,49 +14,63 @@ use crate::lock;
 
 /// Shortest time between two hints of a process.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// Longest wait for the last hint at the close of the store: a statement takes milliseconds.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
 /// Pause before the next attempt to listen.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Longest wait for the answers of the probe.
+/// Longest wait for the begin of listening.
 const PROBE_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for the first hint, which takes milliseconds.
+const HINT_MAX: Duration = Duration::from_secs(3);
+/// The statement of a hint.
+const HINT: &str = "SELECT pg_notify('waypost', '')";
 
 /// The hints of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Hints {
     /// Notified by each received hint.
     pub(crate) arrived: Arc<Notify>,
-    /// The newest hint sent, or to be sent at the end of the interval.
-    sent: Mutex<Option<Instant>>,
+    sent: Mutex<Option<Sent>>,
 }
 
 impl Hints {
-    /// Sends a hint: at once, or at the end of the interval after the last one. Errors are ignored: polling finds
-    /// the run.
-    pub(crate) async fn send(&self, database: &Database) {
-        let now = Instant::now();
-        let pause = {
-            let mut sent = lock(&self.sent);
-            match *sent {
-                // A hint to be sent covers this change too.
-                Some(at) if at > now => return,
-                Some(at) => {
-                    let next = now.max(at + INTERVAL);
-                    *sent = Some(next);
-                    next - now
-                }
-                None => {
-                    *sent = Some(now);
-                    Duration::ZERO
-                }
-            }
+    /// Sends a hint in a separate task: at once, or at the end of the interval after the last one. Errors are ignored:
+    /// polling finds the run.
+    pub(crate) fn send(&self, database: &Arc<Database>) {
+        let (now, database) = (Instant::now(), Arc::clone(database));
+        let mut sent = lock(&self.sent);
+        let at = match &*sent {
+            // A hint to be sent covers this change too.
+            Some(last) if last.at > now => return,
+            Some(last) => now.max(last.at + INTERVAL),
+            None => now,
         };
-        tokio::time::sleep(pause).await;
-        let _ = database.run(&Statement::new("SELECT pg_notify('waypost', '')")).await;
+        let task = tokio::spawn(async move {
+            tokio::time::sleep_until(at.into()).await;
+            let _ = database.run(&Statement::new(HINT)).await;
+        });
+        *sent = Some(Sent { at, task });
     }
+
+    /// Waits until the last hint is sent, at most [`FLUSH_MAX`].
+    pub(crate) async fn flush(&self) {
+        let last = lock(&self.sent).take();
+        if let Some(last) = last {
+            let _ = tokio::time::timeout(FLUSH_MAX, last.task).await;
+        }
+    }
+}
+
+/// The newest hint: sent, or to be sent at the end of the interval.
+#[derive(Debug)]
+struct Sent {
+    at: Instant,
+    task: JoinHandle<()>,
 }
 
 /// Listens until the store is dropped. Returns why hints cannot arrive, if so.
 pub(crate) async fn listen(database: &Arc<Database>, arrived: &Arc<Notify>) -> Option<String> {
-    let first = connect(database, arrived).await;
+    let first = connect(database).await;
     let why = match &first {
         Ok(_) => None,
         Err(Some(pooler)) => return Some(pooler.clone()),
@@ -67,45 +81,51 @@ pub(crate) async fn listen(database: &Arc<Database>, arrived: &Arc<Notify>) -> O
     why
 }
 
-/// Listens again after each loss of the connection, and wakes the waiting worker at once: hints were lost.
+/// Passes hints on. Listens again after each loss of the connection, and wakes the waiting worker at once: hints were
+/// lost.
 async fn stay(database: Weak<Database>, arrived: Arc<Notify>, mut listening: Option<Listening>) {
     loop {
-        if let Some(Listening { _client, ended }) = listening.take() {
+        if let Some(Listening { _client, heard, mut ended }) = listening.take() {
             arrived.notify_one();
-            let _ = ended.await;
+            loop {
+                tokio::select! {
+                    () = heard.notified() => arrived.notify_one(),
+                    _ = &mut ended => break,
+                }
+            }
         }
         tokio::time::sleep(PAUSE).await;
         let Some(database) = database.upgrade().filter(|database| database.refuse_closed().is_ok()) else {
             return;
         };
-        listening = connect(&database, &arrived).await.ok();
+        listening = connect(&database).await.ok();
     }
 }
 
 /// A connection that listens.
 struct Listening {
     _client: tokio_postgres::Client,
-    ended: tokio::task::JoinHandle<()>,
+    /// Notified by each hint.
+    heard: Arc<Notify>,
+    ended: JoinHandle<()>,
 }
 
-/// Connects and listens. A pooler that gives each transaction another connection would lose all hints: the channels of
-/// a second transaction must be those of the first.
-async fn connect(database: &Database, arrived: &Arc<Notify>) -> Result<Listening, Option<String>> {
-    const CHANNELS: &str = "SELECT coalesce(string_agg(name, ' '), '') FROM pg_listening_channels() AS name";
-    let (client, ended) = database.connect_to_listen(arrived).await.map_err(|_| None)?;
-    let probe = format!("waypost_{:x}", RandomState::new().hash_one(0));
-    let probed = async {
-        client.batch_execute(&format!("LISTEN {probe}")).await?;
-        let row = client.query_one(CHANNELS, &[]).await?;
-        client.batch_execute(&format!("UNLISTEN {probe}; LISTEN waypost")).await?;
-        Ok::<String, tokio_postgres::Error>(row.get(0))
-    };
-    match tokio::time::timeout(PROBE_MAX, probed).await {
-        Ok(Ok(found)) if found == probe => Ok(Listening { _client: client, ended }),
-        Ok(Ok(_)) => Err(Some(
+/// Connects and listens, and sends a hint as other processes do. Only its arrival proves that hints arrive: a pooler with
+/// a single server connection answers every question about the session as the server does.
+async fn connect(database: &Database) -> Result<Listening, Option<String>> {
+    let heard = Arc::<Notify>::default();
+    let (client, ended) = database.connect_to_listen(&heard).await.map_err(|_| None)?;
+    let listens = tokio::time::timeout(PROBE_MAX, client.batch_execute("LISTEN waypost")).await;
+    if !matches!(listens, Ok(Ok(()))) {
+        return Err(None);
+    }
+    database.run(&Statement::new(HINT)).await.map_err(|_| None)?;
+    match tokio::time::timeout(HINT_MAX, heard.notified()).await {
+        Ok(()) => Ok(Listening { _client: client, heard, ended }),
+        Err(_) if ended.is_finished() => Err(None),
+        Err(_) => Err(Some(
             "a pooler between worker and server loses hints (LISTEN); name the server itself in `?listen=URL`"
                 .to_owned(),
         )),
-        Ok(Err(_)) | Err(_) => Err(None),
     }
 }

@@ -1,51 +1,42 @@
 //! Submitted runs, and claims: each a single statement.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use waypost::id::RunId;
 use waypost::lock::Holder;
-use waypost::store::{Job, QueuedJob, StoreError};
+use waypost::store::{BLOB_CHUNK_BYTES, FILES_BLOB, Job, QueuedJob};
 
 use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::database::schema::VERSION;
 use crate::database::statement::Statement;
 use crate::database::values::{count, int, main_key, time_text};
-use crate::tables::lease::with_lease;
+use crate::tables::lease::{with_claimable, with_lease};
 use crate::tables::runs::holder_text;
 
 /// Formats needs for comparison: one a line.
-fn needs_text(needs: &BTreeSet<String>) -> String {
+pub(super) fn needs_text(needs: &BTreeSet<String>) -> String {
     needs.iter().map(|need| need.replace('\0', "\u{fffd}")).collect::<Vec<_>>().join("\n")
 }
 
-fn needs_of(text: &str) -> BTreeSet<String> {
+pub(super) fn needs_of(text: &str) -> BTreeSet<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Adds a run to the queue.
-pub(crate) async fn submit(database: &Database, run: &RunId, job: &Job) -> Result<(), Failure> {
-    const SUBMIT: &str = "WITH run AS (
-            SELECT r.id, m.id AS scope FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
-            WHERE r.name = $1),
-        job AS (
-            INSERT INTO waypost.jobs (run, priority, needs, not_before)
-            SELECT id, $3, $4, $5::timestamptz FROM run ON CONFLICT (run) DO NOTHING RETURNING run),
-        ready AS (
-            INSERT INTO waypost.ready (scope, run, priority, not_before)
-            SELECT run.scope, run.id, $3, $5::timestamptz FROM run JOIN job ON job.run = run.id)
-        SELECT count(*) FROM run";
-    let submit = Statement::new(SUBMIT)
-        .text(run.as_str())
-        .bytes(main_key())
+/// Adds the place of a run in the queue to a statement: priority, needs, the time of the first claim, and the files.
+pub(crate) fn with_place(statement: Statement, job: &Job) -> Statement {
+    let not_before = job.not_before.map(time_text);
+    let chunks = job.files.chunks(BLOB_CHUNK_BYTES);
+    let offsets = (0..chunks.len()).map(|index| Some(int((index * BLOB_CHUNK_BYTES) as u64))).collect();
+    statement
         .int(i64::from(job.priority))
         .text(needs_text(&job.needs))
-        .maybe_text(job.not_before.map(time_text));
-    match database.run(&submit).await?.row()?.get::<_, i64>(0) {
-        0 => Err(StoreError::no_run(&database.name, run).into()),
-        _ => Ok(()),
-    }
+        .maybe_text(not_before)
+        .text(FILES_BLOB)
+        .ints(offsets)
+        .bytes_list(chunks.map(|chunk| Some(chunk.to_vec())).collect())
 }
 
 /// Makes an interrupted run without a holder ready.
@@ -63,10 +54,11 @@ pub(crate) async fn requeue(database: &Database, run: &RunId) -> Result<(), Fail
 /// Returns the state of a run in the queue.
 pub(crate) async fn job(database: &Database, run: &RunId) -> Result<Option<QueuedJob>, Failure> {
     const JOB: &str = "SELECT j.priority, j.needs, (extract(epoch FROM coalesce(q.not_before, j.not_before)) * 1000000)::bigint,
-            q.scope IS NOT NULL, j.missing, (extract(epoch FROM j.since) * 1000000)::bigint
+            m.id IS NOT NULL, j.missing, (extract(epoch FROM j.since) * 1000000)::bigint
         FROM waypost.runs r JOIN waypost.jobs j ON j.run = r.id LEFT JOIN waypost.ready q ON q.run = r.id
+        LEFT JOIN waypost.scopes m ON m.id = q.scope AND {CLAIMABLE}
         WHERE r.name = $1";
-    let answer = database.run(&Statement::new(JOB).text(run.as_str())).await?;
+    let answer = database.run(&Statement::new(with_claimable(JOB)).text(run.as_str())).await?;
     let Some(row) = answer.rows.first() else { return Ok(None) };
     let time = |at: usize| {
         let micros: Option<i64> = row.get(at);
@@ -76,6 +68,7 @@ pub(crate) async fn job(database: &Database, run: &RunId) -> Result<Option<Queue
         priority: i32::try_from(row.get::<_, i64>(0)).unwrap_or_default(),
         not_before: time(2),
         needs: needs_of(row.get(1)),
+        files: Vec::new(),
     };
     let missing = row.get::<_, Option<String>>(4).zip(time(5));
     Ok(Some(QueuedJob { job, is_ready: row.get(3), missing }))
@@ -126,7 +119,7 @@ const CLAIM: &str = "WITH picked AS MATERIALIZED (
         DELETE FROM waypost.ready q USING picked p WHERE q.scope = p.scope RETURNING q.scope, p.token),
     claimed AS (
         UPDATE waypost.scopes m SET token = m.token + 1, held = true, holder = $3, worker = $4 FROM taken t
-        WHERE m.id = t.scope AND m.token = t.token AND m.status IN ('queued', 'waiting', 'running')
+        WHERE m.id = t.scope AND m.token = t.token AND {CLAIMABLE}
         RETURNING m.run, m.token),
     cleared AS (
         UPDATE waypost.jobs j SET missing = NULL FROM claimed c WHERE j.run = c.run AND j.missing IS NOT NULL)
@@ -147,7 +140,7 @@ pub(crate) struct Claim<'a> {
 pub(crate) async fn claim(database: &Database, claim: Claim<'_>) -> Result<Vec<(RunId, u64)>, Failure> {
     const HELD: &str = "SELECT r.name, m.token FROM waypost.scopes m JOIN waypost.runs r ON r.id = m.run
         WHERE m.worker = $1 AND m.held AND m.key = $2";
-    let statement = Statement::new(with_lease(CLAIM))
+    let statement = Statement::new(with_claimable(CLAIM))
         .texts(claim.served.iter().map(needs_text).collect())
         .int(int(claim.count as u64))
         .text(holder_text(claim.holder))
@@ -161,16 +154,27 @@ pub(crate) async fn claim(database: &Database, claim: Claim<'_>) -> Result<Vec<(
     Ok(answer.rows.iter().filter_map(named).collect())
 }
 
+/// Returns the age of the oldest ready run, counted from `not_before` for a delayed run.
+pub(crate) async fn oldest(database: &Database) -> Result<Duration, Failure> {
+    const OLDEST: &str = "SELECT (extract(epoch FROM clock_timestamp() - min(greatest(q.rank, q.not_before)))
+            * 1000)::bigint
+        FROM waypost.ready q JOIN waypost.scopes m ON m.id = q.scope
+        WHERE coalesce(q.not_before <= clock_timestamp(), true) AND {CLAIMABLE}";
+    let answer = database.run(&Statement::new(with_claimable(OLDEST))).await?;
+    let millis: Option<i64> = answer.row()?.get(0);
+    Ok(Duration::from_millis(millis.map_or(0, count)))
+}
+
 /// Returns the number of ready runs.
 pub(crate) async fn depth(database: &Database) -> Result<u64, Failure> {
-    let answer = database.run(&Statement::new("SELECT count(*) FROM waypost.ready")).await?;
+    const DEPTH: &str = "SELECT count(*) FROM waypost.ready q JOIN waypost.scopes m ON m.id = q.scope
+        WHERE {CLAIMABLE}";
+    let answer = database.run(&Statement::new(with_claimable(DEPTH))).await?;
     Ok(count(answer.row()?.get(0)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use tokio_postgres::{Client, NoTls};
     use waypost_testing::contract::block_on;
     use waypost_testing::postgres::{USER, cluster};
@@ -203,7 +207,7 @@ mod tests {
 
     /// Claims a run by a text of the statement.
     async fn claimed(database: &Database, text: &str) -> Vec<String> {
-        let statement = Statement::new(with_lease(text))
+        let statement = Statement::new(with_claimable(text))
             .texts(vec![String::new()])
             .int(1)
             .text(holder_text(&holder("worker")))
@@ -255,7 +259,8 @@ mod tests {
 
     #[test]
     fn the_clock_of_the_server_ends_a_lease() {
-        let fast = |text: &str| with_lease(text).replace("statement_timestamp()", "now() + interval '1 h'");
+        let fast =
+            |text: &str| with_claimable(text).replace("statement_timestamp()", "now() + interval '1 h'");
         block_on(async {
             let (database, other) = site("clocks").await;
             let held = "UPDATE waypost.scopes SET held = true, worker = 1, status = 'running'";

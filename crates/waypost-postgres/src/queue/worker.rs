@@ -4,6 +4,7 @@
 //! renewal. After a lease without an answer the row is given up: its runs go to other workers, and the next lease of
 //! this process is that of a new worker.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::database::error::Failure;
 use crate::database::statement::Statement;
 use crate::database::values::int;
 use crate::lock;
-use crate::tables::runs::holder_text;
+use crate::tables::runs::{holder_of, holder_text};
 
 /// A lease is renewed after this part of the time.
 const RENEWALS_PER_LEASE: u32 = 4;
@@ -111,10 +112,12 @@ fn renew_until(stop: &Receiver<()>, worker: &Weak<Worker>, database: &Weak<Datab
     }
 }
 
+/// Extends a lease, by the clock of the server.
+const RENEW: &str = "UPDATE waypost.workers SET until = clock_timestamp() + lease_ms * interval '1 ms'
+    WHERE id = $1 RETURNING id";
+
 /// Extends the lease of a worker; returns whether its row exists.
 async fn renew(database: &Database, client: &mut Option<Client>, id: i64) -> Result<bool, Failure> {
-    const RENEW: &str = "UPDATE waypost.workers SET until = clock_timestamp() + lease_ms * interval '1 ms'
-        WHERE id = $1 RETURNING id";
     let client = match client {
         Some(client) => client,
         None => client.insert(database.connect_apart().await?),
@@ -129,17 +132,58 @@ pub(crate) async fn leave(database: &Database, worker: &Worker) -> Result<(), Fa
     database.run(&Statement::new(LEAVE).int(worker.id)).await.map(drop)
 }
 
+/// Returns the living workers, by row.
+pub(crate) async fn living(database: &Database) -> Result<BTreeMap<i64, Holder>, Failure> {
+    const LIVING: &str = "SELECT id, holder FROM waypost.workers WHERE until > clock_timestamp()";
+    let living = database.run(&Statement::new(LIVING)).await?;
+    let worker = |row: &tokio_postgres::Row| Some((row.get(0), holder_of(row.get(1)).ok()?));
+    Ok(living.rows.iter().filter_map(worker).collect())
+}
+
 /// Ends the leases of dead processes of this machine at once: these cannot renew a lease.
 pub(crate) async fn bury_dead(database: &Database) -> Result<(), Failure> {
-    const LIVING: &str = "SELECT id, holder FROM waypost.workers WHERE until > clock_timestamp()";
     const BURY: &str =
         "UPDATE waypost.workers SET until = '-infinity', lease_ms = 0 WHERE id = ANY($1) RETURNING id";
-    let is_dead = |text: &str| serde_json::from_str(text).is_ok_and(|holder: Holder| holder.is_gone());
-    let living = database.run(&Statement::new(LIVING)).await?;
-    let dead = living.rows.iter().filter(|row| is_dead(row.get(1))).map(|row| Some(row.get(0)));
-    let dead: Vec<Option<i64>> = dead.collect();
+    let living = living(database).await?;
+    let dead: Vec<Option<i64>> =
+        living.into_iter().filter(|(_, holder)| holder.is_gone()).map(|(id, _)| Some(id)).collect();
     if !dead.is_empty() {
         database.run(&Statement::new(BURY).ints(dead)).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use waypost_testing::contract::block_on;
+    use waypost_testing::postgres::{USER, cluster};
+    use waypost_testing::records::holder;
+
+    use super::*;
+    use crate::database::schema;
+    use crate::database::settings::{PostgresOptions, Settings};
+
+    /// Returns whether a worker counts as living after its renewal.
+    async fn lives_after(name: &str, renewal: &str) -> bool {
+        cluster().database(name, "SELECT 1");
+        let settings = Settings::parse(&cluster().connection(USER, name)).unwrap();
+        let database = Arc::new(Database::new(settings, PostgresOptions::default()));
+        schema::init(&database).await.unwrap();
+        let worker = Worker::register(&database, &holder("worker")).await.unwrap();
+        database.run(&Statement::new(renewal.to_owned()).int(worker.id)).await.unwrap();
+        let living = living(&database).await.unwrap();
+        assert!(worker.lasts(), "the worker believes in its lease");
+        living.contains_key(&worker.id)
+    }
+
+    /// The clocks of machines differ: only the server's counts.
+    #[test]
+    fn a_lease_ends_by_the_clock_of_the_server() {
+        block_on(async {
+            assert!(lives_after("own_clock", RENEW).await);
+            // Planted bug: the end of the lease is computed from a clock one hour late.
+            let late = RENEW.replace("clock_timestamp()", "clock_timestamp() - interval '1 hour'");
+            assert!(!lives_after("late_clock", &late).await);
+        });
+    }
 }

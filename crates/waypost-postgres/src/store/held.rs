@@ -13,6 +13,7 @@ use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::lock;
 use crate::queue::worker::Worker;
+use crate::runtime;
 use crate::tables::lease;
 
 /// Most branches with a known acknowledged seq; further branches of a large fan-out go unchecked.
@@ -28,7 +29,10 @@ pub(super) type HeldRuns = Mutex<HashMap<RunId, HeldRun>>;
 #[derive(Debug)]
 pub(super) struct HeldRun {
     pub(super) token: u64,
-    pub(super) durability: Durability,
+    /// As of the run record; a claim does not read it.
+    pub(super) durability: Option<Durability>,
+    /// The row of the main scope, after the first write.
+    pub(super) main: Option<i64>,
     /// The worker with the end of the lease.
     pub(super) worker: Arc<Worker>,
     /// Held during a write: two batches of a run are never in flight together.
@@ -40,10 +44,10 @@ pub(super) struct HeldRun {
 }
 
 impl HeldRun {
-    pub(super) fn new(token: u64, durability: Durability, worker: Arc<Worker>) -> Self {
+    pub(super) fn new(token: u64, durability: Option<Durability>, worker: Arc<Worker>) -> Self {
         let writing = Arc::new(tokio::sync::Mutex::new(()));
-        let (acknowledged, blobs) = (HashMap::new(), HashMap::new());
-        Self { token, durability, worker, writing, acknowledged, blobs }
+        let (acknowledged, blobs, main) = (HashMap::new(), HashMap::new(), None);
+        Self { token, durability, main, worker, writing, acknowledged, blobs }
     }
 
     /// Adds acknowledged records.
@@ -87,7 +91,7 @@ impl Drop for Abandon {
             return;
         }
         // Without a runtime, the lease runs out.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let Ok(runtime) = runtime::handle() else { return };
         let (run, token) = (self.run.clone(), self.token);
         runtime.spawn(async move {
             // The worker lives on, so the lease would never end.

@@ -13,8 +13,9 @@ use waypost::id::{BranchPath, RunId};
 use waypost::lock::Holder;
 use waypost::record::{Durability, Record, SealedRun};
 use waypost::store::{
-    Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Job, Lease, Page, Queue, QueuedJob, Renewal,
-    RunEntry, RunQuery, Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
+    Appended, Batch, Blobs, ClaimedTask, Damage, FIRST_TOKEN, Heads, Job, Lease, Page, Queue, QueuedJob,
+    Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, Submitted, Task,
+    TaskEntry, TaskQueue, TaskStop, TrimMode, Trimmed,
 };
 use waypost_codec::encode;
 
@@ -25,9 +26,11 @@ use crate::database::settings::{PostgresOptions, Settings};
 use crate::lock;
 use crate::queue::hints::{self, Hints};
 use crate::queue::jobs::{self, Claim};
+use crate::queue::tasks::{self, Claimed};
 use crate::queue::worker::{self, Worker};
-use crate::tables::{inspect, lease, read, runs, signals};
-use crate::write::append::{self, Written};
+use crate::runtime;
+use crate::tables::{inspect, lease, read, runs, scopes, signals};
+use crate::write::append::{self, Owner, Written};
 use crate::write::{blobs, removal, trim};
 
 mod held;
@@ -39,8 +42,9 @@ use held::{Abandon, HeldRun, HeldRuns};
 /// Safe for concurrent use by many tasks and processes on many machines. Opening connects to nothing: the first call
 /// does, and checks server and schema.
 ///
-/// Each call runs in a task of its own. The drop of a call does not interrupt a write, and a connection never
-/// serves another call in the middle of an answer.
+/// Each call is a task on a runtime shared by all stores of the process; the runtime of the caller needs neither network
+/// nor timers. The drop of a call does not interrupt a write, and a connection never serves another call in the middle of
+/// an answer.
 pub struct PostgresStore {
     shared: Arc<Shared>,
 }
@@ -89,7 +93,12 @@ impl PostgresStore {
         F: Future<Output = Result<T, Failure>> + Send + 'static,
     {
         let name = &self.shared.database.name;
-        match tokio::spawn(work(Arc::clone(&self.shared))).await {
+        let runtime = runtime::handle().map_err(|source| StoreError::Io {
+            action: "start",
+            place: "the thread for the database".into(),
+            source,
+        })?;
+        match runtime.spawn(work(Arc::clone(&self.shared))).await {
             Ok(answer) => answer.map_err(|failure| failure.into_store_error(name)),
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -181,13 +190,14 @@ impl Shared {
         let worker = self.worker(&holder).await?;
         let written = Written {
             run: &id,
+            main: None,
             token: FIRST_TOKEN,
             batch: &first,
             encoded: &encoded,
             durability: Durability::Sync,
         };
-        append::create(&self.database, &run, (&holder, worker.id), written).await?;
-        let mut held = HeldRun::new(FIRST_TOKEN, durability, worker);
+        append::create(&self.database, &run, (&holder, Owner::Worker(worker.id)), written).await?;
+        let mut held = HeldRun::new(FIRST_TOKEN, Some(durability), worker);
         held.acknowledge(&first.records);
         let lease = self.hold(&id, held);
         update.keep(&self.database.delta_cache, &first.records);
@@ -197,19 +207,70 @@ impl Shared {
         Ok(lease)
     }
 
+    async fn submit(&self, run: &SealedRun, first: Batch, job: &Job, holder: &Holder) -> Result<(), Failure> {
+        self.refuse_lossy(run.record().durability).await?;
+        if !first.release {
+            let why = "the first batch of a submitted run releases the lease".to_owned();
+            return Err(StoreError::Invalid(why).into());
+        }
+        let (encoded, _) = encode::encode(&self.database.delta_cache, &first.records);
+        let written = Written {
+            run: &run.record().run,
+            main: None,
+            token: FIRST_TOKEN,
+            batch: &first,
+            encoded: &encoded,
+            durability: Durability::Sync,
+        };
+        append::create(&self.database, run, (holder, Owner::Queue(job)), written).await
+    }
+
     async fn acquire(&self, run: RunId, holder: Holder) -> Result<Lease, Failure> {
-        let durability = match runs::frozen(&self.database, &run).await {
+        let durability = self.durability_of(&run).await?;
+        let worker = self.worker(&holder).await?;
+        let token = lease::acquire(&self.database, &run, &holder, worker.id).await?;
+        Ok(self.hold(&run, HeldRun::new(token, Some(durability), worker)))
+    }
+
+    /// Returns the durability of a run, which the server can keep.
+    async fn durability_of(&self, run: &RunId) -> Result<Durability, Failure> {
+        let durability = match runs::frozen(&self.database, run).await {
             Ok(frozen) => frozen.record().durability,
             Err(Failure::Store(StoreError::Damaged { .. } | StoreError::Version { .. })) => Durability::Sync,
             Err(failure) => return Err(failure),
         };
         self.refuse_lossy(durability).await?;
-        let worker = self.worker(&holder).await?;
-        let token = lease::acquire(&self.database, &run, &holder, worker.id).await?;
-        Ok(self.hold(&run, HeldRun::new(token, durability, worker)))
+        Ok(durability)
     }
 
-    /// Claims ready runs; a run whose durability the server cannot keep is released.
+    /// Returns the row of the main scope of a run under a lease of this store.
+    async fn main_row(&self, lease: &Lease) -> Result<Option<i64>, Failure> {
+        match self.with_held(lease, |held| held.main) {
+            None => Ok(None),
+            Some(Some(row)) => Ok(Some(row)),
+            Some(None) => {
+                let scope = scopes::find(&self.database, lease.run(), &BranchPath::main()).await;
+                let row = scope.ok().flatten().map(|scope| scope.id);
+                self.with_held(lease, |held| held.main = row);
+                Ok(row)
+            }
+        }
+    }
+
+    /// Returns the durability of a write under a lease.
+    async fn durability(&self, lease: &Lease) -> Result<Durability, Failure> {
+        match self.with_held(lease, |held| held.durability) {
+            Some(Some(durability)) => Ok(durability),
+            Some(None) => {
+                let durability = self.durability_of(lease.run()).await?;
+                self.with_held(lease, |held| held.durability = Some(durability));
+                Ok(durability)
+            }
+            None => Ok(Durability::Sync),
+        }
+    }
+
+    /// Claims ready runs by one statement; a run whose durability the server cannot keep is refused.
     async fn claim(
         &self,
         holder: Holder,
@@ -218,15 +279,17 @@ impl Shared {
     ) -> Result<Vec<Lease>, Failure> {
         let worker = self.worker(&holder).await?;
         let claim = Claim { holder: &holder, worker: worker.id, served: &served, count };
+        // On other servers, the first write reads the durability of the run.
+        let is_lossy = self.database.lossy().await?.is_some();
         let mut leases = Vec::new();
         for (run, token) in jobs::claim(&self.database, claim).await? {
             if lock(&self.held).get(&run).is_some_and(|held| held.token == token) {
                 continue;
             }
-            let frozen = runs::frozen(&self.database, &run).await;
-            let durability = frozen.map_or(Durability::Sync, |frozen| frozen.record().durability);
-            let lease = self.hold(&run, HeldRun::new(token, durability, Arc::clone(&worker)));
-            self.refuse_lossy(durability).await?;
+            let lease = self.hold(&run, HeldRun::new(token, None, Arc::clone(&worker)));
+            if is_lossy {
+                self.durability(&lease).await?;
+            }
             leases.push(lease);
         }
         Ok(leases)
@@ -246,7 +309,7 @@ impl Shared {
         let left = worker.time().saturating_sub(worker.renewed());
         let answer = tokio::time::timeout(left, renewal).await;
         match answer {
-            _ if !worker.lasts() => Ok(Renewal::Lost),
+            _ if !worker.lasts() => Ok(Renewal::Expired),
             Ok(Ok(renewal)) => renewal,
             Ok(Err(error)) => Err(Failure::Lost(error.into())),
             Err(elapsed) => Err(Failure::Lost(elapsed.into())),
@@ -255,13 +318,14 @@ impl Shared {
 
     async fn append(&self, lease: Lease, batch: Batch) -> Result<Appended, Failure> {
         let _writing = self.writing(&lease).await;
-        let durability = match self.with_held(&lease, |held| held.durability) {
-            Some(durability) if !batch.release => durability,
-            _ => Durability::Sync,
+        let durability = match batch.release {
+            true => Durability::Sync,
+            false => self.durability(&lease).await?,
         };
         let (encoded, update) = encode::encode(&self.database.delta_cache, &batch.records);
         let (run, token) = (lease.run(), lease.token());
-        let written = Written { run, token, batch: &batch, encoded: &encoded, durability };
+        let main = self.main_row(&lease).await?;
+        let written = Written { run, main, token, batch: &batch, encoded: &encoded, durability };
         let acknowledged =
             |branch: &BranchPath| self.with_held(&lease, |held| held.acknowledged(branch)).flatten();
         let answer = append::append(&self.database, written, acknowledged).await?;
@@ -285,7 +349,11 @@ impl Shared {
             };
         }
         let end = self.with_held(&lease, |held| held.blobs.get(&name).copied()).flatten();
-        let end = blobs::append(&self.database, &lease, &name, end, &bytes).await?;
+        let worker = match self.with_held(&lease, |_| ()) {
+            Some(()) => None,
+            None => self.worker.lock().await.as_ref().map(|worker| worker.id),
+        };
+        let end = blobs::append(&self.database, &lease, &name, (end, worker), &bytes).await?;
         self.with_held(&lease, |held| held.blobs.insert(name, end));
         Ok(())
     }
@@ -304,6 +372,7 @@ impl Shared {
         if let Some(worker) = self.worker.lock().await.take() {
             result = result.and(worker::leave(&self.database, &worker).await);
         }
+        self.hints.flush().await;
         self.database.close();
         result
     }
@@ -390,7 +459,7 @@ impl Store for PostgresStore {
         let (run, signal) = (run.clone(), signal.clone());
         self.call(|shared| async move {
             let added = signals::add(&shared.database, &run, &signal).await?;
-            shared.hints.send(&shared.database).await;
+            shared.hints.send(&shared.database);
             Ok(added)
         })
         .await
@@ -518,11 +587,17 @@ impl Blobs for PostgresStore {
 
 #[async_trait]
 impl Queue for PostgresStore {
-    async fn submit(&self, run: &RunId, job: &Job) -> Result<(), StoreError> {
-        let (run, job) = (run.clone(), job.clone());
+    async fn submit(
+        &self,
+        run: &SealedRun,
+        first: Batch,
+        job: &Job,
+        holder: &Holder,
+    ) -> Result<(), StoreError> {
+        let (run, job, holder) = (run.clone(), job.clone(), holder.clone());
         self.call(|shared| async move {
-            jobs::submit(&shared.database, &run, &job).await?;
-            shared.hints.send(&shared.database).await;
+            shared.submit(&run, first, &job, &holder).await?;
+            shared.hints.send(&shared.database);
             Ok(())
         })
         .await
@@ -532,7 +607,7 @@ impl Queue for PostgresStore {
         let run = run.clone();
         self.call(|shared| async move {
             jobs::requeue(&shared.database, &run).await?;
-            shared.hints.send(&shared.database).await;
+            shared.hints.send(&shared.database);
             Ok(())
         })
         .await
@@ -578,10 +653,143 @@ impl Queue for PostgresStore {
     }
 
     async fn listen(&self) -> Option<String> {
-        hints::listen(&self.shared.database, &self.shared.hints.arrived).await
+        let listen = |shared: Arc<Shared>| async move {
+            Ok(hints::listen(&shared.database, &shared.hints.arrived).await)
+        };
+        self.task(listen).await.unwrap_or_else(|error| Some(error.to_string()))
+    }
+
+    async fn register(&self, holder: &Holder) -> Result<(), StoreError> {
+        let holder = holder.clone();
+        self.call(|shared| async move { shared.worker(&holder).await.map(drop) }).await
+    }
+
+    async fn workers(&self) -> Result<Vec<Holder>, StoreError> {
+        self.call(|shared| async move {
+            worker::bury_dead(&shared.database).await?;
+            worker::living(&shared.database).await.map(|living| living.into_values().collect())
+        })
+        .await
+    }
+
+    fn tasks(&self) -> &dyn TaskQueue {
+        self
+    }
+
+    async fn oldest(&self) -> Result<Duration, StoreError> {
+        self.call(|shared| async move { jobs::oldest(&shared.database).await }).await
     }
 
     async fn depth(&self) -> Result<u64, StoreError> {
         self.call(|shared| async move { jobs::depth(&shared.database).await }).await
+    }
+}
+
+#[async_trait]
+impl TaskQueue for PostgresStore {
+    async fn submit_task(&self, lease: &Lease, task: &Task) -> Result<Submitted, StoreError> {
+        let (lease, task) = (lease.clone(), task.clone());
+        self.call(|shared| async move {
+            let submitted = tasks::submit(&shared.database, &lease, &task).await?;
+            shared.hints.send(&shared.database);
+            Ok(submitted)
+        })
+        .await
+    }
+
+    async fn submit_verification(&self, run: &RunId, tasks: &[Task]) -> Result<(), StoreError> {
+        let (run, tasks) = (run.clone(), tasks.to_vec());
+        self.call(|shared| async move {
+            tasks::submit_unleased(&shared.database, &run, &tasks).await?;
+            shared.hints.send(&shared.database);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn task_states(&self, run: &RunId) -> Result<Vec<TaskEntry>, StoreError> {
+        let run = run.clone();
+        self.call(|shared| async move { tasks::tasks(&shared.database, &run).await }).await
+    }
+
+    async fn remove_tasks(&self, run: &RunId, keys: &[String]) -> Result<(), StoreError> {
+        let (run, keys) = (run.clone(), keys.to_vec());
+        self.call(|shared| async move { tasks::remove(&shared.database, &run, keys).await }).await
+    }
+
+    async fn cancel_task(&self, run: &RunId, key: &str, stop: TaskStop) -> Result<(), StoreError> {
+        let (run, key) = (run.clone(), key.to_owned());
+        self.call(|shared| async move {
+            tasks::cancel(&shared.database, &run, &key, stop).await?;
+            shared.hints.send(&shared.database);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn clear(&self, lease: &Lease) -> Result<u64, StoreError> {
+        let lease = lease.clone();
+        self.call(|shared| async move {
+            worker::bury_dead(&shared.database).await?;
+            let living = tasks::clear(&shared.database, &lease).await?;
+            if living > 0 {
+                shared.hints.send(&shared.database);
+            }
+            Ok(living)
+        })
+        .await
+    }
+
+    async fn task_needs(
+        &self,
+        known: &BTreeSet<BTreeSet<String>>,
+    ) -> Result<Vec<BTreeSet<String>>, StoreError> {
+        let known = known.clone();
+        self.call(|shared| async move { tasks::needs(&shared.database, &known).await }).await
+    }
+
+    async fn report_missing_for_tasks(
+        &self,
+        needs: &BTreeSet<String>,
+        missing: &str,
+    ) -> Result<(), StoreError> {
+        let (needs, missing) = (needs.clone(), missing.to_owned());
+        self.call(|shared| async move { tasks::report_missing(&shared.database, &needs, &missing).await })
+            .await
+    }
+
+    async fn claim_tasks(
+        &self,
+        holder: &Holder,
+        served: &BTreeSet<BTreeSet<String>>,
+        count: usize,
+    ) -> Result<Vec<ClaimedTask>, StoreError> {
+        let (holder, served) = (holder.clone(), served.clone());
+        self.call(|shared| async move {
+            let worker = shared.worker(&holder).await?;
+            let claimed = tasks::claim(&shared.database, (&holder, worker.id), &served, count).await?;
+            let task = |Claimed { id, run, token, key, request, losses }| {
+                let lease = Lease::new(run, token, None);
+                let lease = worker.deadline.clone().into_iter().fold(lease, Lease::until);
+                ClaimedTask { id, lease, key, request, losses }
+            };
+            Ok(claimed.into_iter().map(task).collect())
+        })
+        .await
+    }
+
+    async fn cancelled_tasks(&self, tasks: &[(u64, u32)]) -> Result<Vec<(u64, TaskStop)>, StoreError> {
+        let tasks = tasks.to_vec();
+        self.call(|shared| async move { tasks::cancelled(&shared.database, &tasks).await }).await
+    }
+
+    async fn finish_task(&self, task: &ClaimedTask, result: &str) -> Result<bool, StoreError> {
+        let (claim, result) = ((task.id, task.losses), result.to_owned());
+        self.call(|shared| async move {
+            let counts = tasks::finish(&shared.database, claim, &result).await?;
+            shared.hints.send(&shared.database);
+            Ok(counts)
+        })
+        .await
     }
 }

@@ -30,6 +30,14 @@ pub(crate) fn with_lease(text: &str) -> String {
     text.replace("{HELD}", HELD).replace("{UNTIL}", UNTIL)
 }
 
+/// Whether a worker may claim scope `m`: a run at rest keeps its place in the queue until the next claim.
+const CLAIMABLE: &str = "m.status IN ('queued', 'waiting', 'running')";
+
+/// Returns a statement with the conditions about leases and claims.
+pub(crate) fn with_claimable(text: &str) -> String {
+    with_lease(&text.replace("{CLAIMABLE}", CLAIMABLE))
+}
+
 /// The row of a lease.
 #[derive(Debug)]
 pub(crate) struct LeaseRow {

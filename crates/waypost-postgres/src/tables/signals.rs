@@ -8,25 +8,29 @@ use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::database::statement::Statement;
 use crate::database::values::main_key;
+use crate::tables::lease::with_claimable;
 
 /// Returns the key of a signal: an id may have any length and any characters.
 pub(crate) fn key_of(id: &str) -> Vec<u8> {
     Digest::of(id.as_bytes()).as_bytes().to_vec()
 }
 
-/// Adds a signal. A submitted run is ready then: a holder consumes the signal, or the next worker does after the release.
+/// Adds a signal. A submitted run with work left is ready then: a holder consumes the signal, or the next worker does after the release.
 pub(crate) async fn add(database: &Database, run: &RunId, signal: &Signal) -> Result<Signalled, Failure> {
     const ADD: &str = "WITH run AS (SELECT id FROM waypost.runs WHERE name = $1),
         added AS (INSERT INTO waypost.signals (run, key, message) SELECT id, $2, $3 FROM run
             ON CONFLICT (run, key) DO NOTHING RETURNING id),
         woken AS (INSERT INTO waypost.ready (scope, run, priority)
             SELECT m.id, m.run, j.priority FROM run JOIN waypost.jobs j ON j.run = run.id
-            JOIN waypost.scopes m ON m.run = run.id AND m.key = $4 WHERE EXISTS (SELECT 1 FROM added)
+            JOIN waypost.scopes m ON m.run = run.id AND m.key = $4 WHERE EXISTS (SELECT 1 FROM added) AND {CLAIMABLE}
             ON CONFLICT (scope) DO UPDATE SET not_before = NULL)
         SELECT (SELECT count(*) FROM run), (SELECT count(*) FROM added)";
     let message = serde_json::to_vec(signal).map_err(|error| StoreError::Invalid(error.to_string()))?;
-    let add =
-        Statement::new(ADD).text(run.as_str()).bytes(key_of(&signal.id)).bytes(message).bytes(main_key());
+    let add = Statement::new(with_claimable(ADD))
+        .text(run.as_str())
+        .bytes(key_of(&signal.id))
+        .bytes(message)
+        .bytes(main_key());
     let answer = database.run(&add).await?;
     let row = answer.row()?;
     match (row.get::<_, i64>(0), row.get::<_, i64>(1)) {

@@ -1,4 +1,5 @@
-//! New runs and new records: each batch is a single statement.
+//! New runs and new records: each batch is a single statement. The usual batch, one record of the main scope, has a
+//! short one.
 //!
 //! ```text
 //!   locked   the rows of all scopes of the batch, in order: the lease has the token, each chain the expected end
@@ -11,12 +12,14 @@
 //! The rows are locked before their token is read, so a new holder cannot come between the comparison and the
 //! write. An applied batch moves the ends, so the same batch is never applied again.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::sync::LazyLock;
 
 use waypost::id::{BranchPath, Digest, RunId};
 use waypost::lock::Holder;
 use waypost::record::{Durability, Flaw, Reason, Record, RunStatus, SealedRun};
-use waypost::store::{Appended, Batch, Damage, FIRST_TOKEN, StoreError, Summary};
+use waypost::store::{Appended, Batch, Damage, FIRST_TOKEN, Job, StoreError, Summary};
 use waypost_codec::encode::{Encoded, StoredBody};
 use waypost_codec::header;
 
@@ -25,6 +28,7 @@ use crate::database::error::Failure;
 use crate::database::schema::{self, VERSION};
 use crate::database::statement::Statement;
 use crate::database::values::{count, int, key_of, main_key, time_text};
+use crate::queue::jobs;
 use crate::tables::lease::LeaseRow;
 use crate::tables::runs::{holder_text, with_summary};
 use crate::tables::{scopes, signals};
@@ -67,6 +71,19 @@ places AS (
     FROM made, ends e ORDER BY e.n RETURNING id, key),
 {PUT}
 SELECT (SELECT count(*) FROM made), (SELECT count(*) FROM put)";
+
+/// `$44` to `$49`: the place of a created run in the queue, and the files of its submission.
+const QUEUED: &str = ",
+queued AS (
+    INSERT INTO waypost.jobs (run, priority, needs, not_before)
+    SELECT id, $44, $45, $46::timestamptz FROM made RETURNING run),
+readied AS (
+    INSERT INTO waypost.ready (scope, run, priority, not_before)
+    SELECT p.id, q.run, $44, $46::timestamptz FROM queued q, places p WHERE p.key = $29),
+included AS (
+    INSERT INTO waypost.blobs (run, name, at, bytes)
+    SELECT q.run, $47, f.at, f.bytes FROM queued q, unnest($48::bigint[], $49::bytea[]) AS f (at, bytes))
+SELECT (SELECT count(*) FROM made),";
 
 const APPEND: &str = "WITH {SCOPES},
 locked AS MATERIALIZED (
@@ -116,6 +133,22 @@ woken AS (
 SELECT (SELECT holds FROM fence), (SELECT count(*) FROM put), (SELECT count(*) FROM moved),
     (SELECT count(*) FROM woken)";
 
+/// [`APPEND`] of one record to the main scope, the usual batch: the update of the row is fence and lease. A row of the
+/// answer says that the fence held.
+const APPEND_ONE: &str = "WITH moved AS (
+    UPDATE waypost.scopes s SET newest = $4, tip = $5, open = $6, bodies = s.bodies + $7, records = s.records + 1,
+        bytes = s.bytes + $8, held = s.held AND NOT $19, batch_token = $2, batch_count = $20,
+        updated_at = coalesce($21, s.updated_at),
+        status = CASE WHEN $11 THEN $12 ELSE s.status END, doubtful = CASE WHEN $11 THEN $13 ELSE s.doubtful END,
+        step = CASE WHEN $11 THEN $14 ELSE s.step END, done = CASE WHEN $11 THEN $15 ELSE s.done END,
+        total = CASE WHEN $11 THEN $16 ELSE s.total END, wake_at = CASE WHEN $11 THEN $17 ELSE s.wake_at END,
+        lost = CASE WHEN $11 THEN $18 ELSE s.lost END
+    WHERE s.id = $1 AND s.token = $2 AND s.held AND s.newest = $9 AND s.tip IS NOT DISTINCT FROM $10
+        AND (SELECT version FROM waypost.version) = $3
+    RETURNING s.id)
+INSERT INTO waypost.records (scope, seq, external, about, codec, base, digest, header, body)
+SELECT id, $22, $23, $24, $25, $26, $27, $28, $29 FROM moved RETURNING true, 1::bigint";
+
 /// Lets this transaction be acknowledged before the log is on disk.
 const ASYNC: &str =
     "WITH asynchronous AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), ";
@@ -130,10 +163,26 @@ fn text_of(statement: &str, durability: Durability) -> String {
     }
 }
 
+/// Returns the text for an append, of one record to the main scope or of any batch.
+fn append_text(is_one: bool, durability: Durability) -> &'static str {
+    static TEXTS: LazyLock<[String; 4]> = LazyLock::new(|| {
+        let text = |statement, durability| text_of(statement, durability);
+        [
+            text(APPEND, Durability::Sync),
+            text(APPEND_ONE, Durability::Sync),
+            text(APPEND, Durability::Async),
+            text(APPEND_ONE, Durability::Async),
+        ]
+    });
+    &TEXTS[usize::from(is_one) + 2 * usize::from(durability == Durability::Async)]
+}
+
 /// A batch to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written<'a> {
     pub(crate) run: &'a RunId,
+    /// The row of the main scope, if known.
+    pub(crate) main: Option<i64>,
     pub(crate) token: u64,
     pub(crate) batch: &'a Batch,
     pub(crate) encoded: &'a [Encoded],
@@ -141,7 +190,7 @@ pub(crate) struct Written<'a> {
 }
 
 /// Begins a statement with the common values of both statements.
-fn begin(text: String, written: Written<'_>, mut chains: Vec<Chain>) -> Statement {
+fn begin(text: impl Into<Cow<'static, str>>, written: Written<'_>, mut chains: Vec<Chain>) -> Statement {
     let Written { token, batch, encoded, .. } = written;
     add_sizes(&mut chains, &batch.records, encoded);
     let digest = |digest: Option<Digest>| digest.map(|digest| digest.as_bytes().to_vec());
@@ -231,11 +280,20 @@ pub(crate) fn base_of(body: &StoredBody) -> Option<i64> {
     }
 }
 
-/// Creates a run with a first batch, under a lease with [`FIRST_TOKEN`].
+/// The first owner of a new run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Owner<'a> {
+    /// The worker with the lease.
+    Worker(i64),
+    /// The queue; the first batch releases the lease.
+    Queue(&'a Job),
+}
+
+/// Creates a run with a first batch, under a lease with [`FIRST_TOKEN`] for the holder or for the queue.
 pub(crate) async fn create(
     database: &Database,
     sealed: &SealedRun,
-    (holder, worker): (&Holder, i64),
+    (holder, owner): (&Holder, Owner<'_>),
     written: Written<'_>,
 ) -> Result<(), Failure> {
     let (record, batch) = (sealed.record(), written.batch);
@@ -252,42 +310,51 @@ pub(crate) async fn create(
     let kept = header::encode(&mut database.delta_cache.compressor.contexts(), sealed.bytes());
     let none = Summary::of_status(RunStatus::Running);
     let summarised = Batch { summary: Some(batch.summary.clone().unwrap_or(none)), ..batch.clone() };
-    let create =
-        begin(text_of(CREATE, written.durability), Written { batch: &summarised, ..written }, chains)
-            .text(record.run.as_str())
-            .text(record.workflow.as_str())
-            .maybe_text(record.path.clone())
-            .text(labels)
-            .text(time_text(record.created_at))
-            .bytes(sealed.digest().as_bytes().to_vec())
-            .bytes(kept)
-            .text(holder_text(holder))
-            .int(i64::from(VERSION))
-            .int(worker)
-            .int(int(batch.id.count))
-            .maybe_text(batch.changed_at().map(time_text));
+    let (text, worker) = match owner {
+        Owner::Worker(worker) => (CREATE.to_owned(), Some(worker)),
+        Owner::Queue(_) => (CREATE.replace("\nSELECT (SELECT count(*) FROM made),", QUEUED), None),
+    };
+    let create = begin(text_of(&text, written.durability), Written { batch: &summarised, ..written }, chains)
+        .text(record.run.as_str())
+        .text(record.workflow.as_str())
+        .maybe_text(record.path.clone())
+        .text(labels)
+        .text(time_text(record.created_at))
+        .bytes(sealed.digest().as_bytes().to_vec())
+        .bytes(kept)
+        .text(holder_text(holder))
+        .int(i64::from(VERSION))
+        .int(worker)
+        .int(int(batch.id.count))
+        .maybe_text(batch.changed_at().map(time_text));
+    let create = match owner {
+        Owner::Worker(_) => create,
+        Owner::Queue(job) => jobs::with_place(create, job),
+    };
     let answer = database.run(&create).await?;
     if answer.row()?.get::<_, i64>(0) == 1 {
         return Ok(());
     }
     schema::check(database).await?;
-    // After a lost answer, this call may have made the run: no other run has this holder and this record.
+    // After a lost answer, this call may have made the run: no other run has this holder and this record. A worker may
+    // have claimed a submitted run since.
+    let holder = matches!(owner, Owner::Worker(_)).then_some(holder);
     if answer.repeated && is_made(database, sealed, holder).await? {
         return Ok(());
     }
     Err(StoreError::Exists { run: record.run.clone() }.into())
 }
 
-async fn is_made(database: &Database, sealed: &SealedRun, holder: &Holder) -> Result<bool, Failure> {
+async fn is_made(database: &Database, sealed: &SealedRun, holder: Option<&Holder>) -> Result<bool, Failure> {
     const MADE: &str = "SELECT 1 FROM waypost.runs r JOIN waypost.frozen f ON f.run = r.id
         JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
-        WHERE r.name = $1 AND f.digest = $3 AND m.token = $4 AND m.holder = $5";
+        WHERE r.name = $1 AND f.digest = $3 AND ($5 IS NULL OR (m.token = $4 AND m.holder = $5))";
     let find = Statement::new(MADE)
         .text(sealed.record().run.as_str())
         .bytes(main_key())
         .bytes(sealed.digest().as_bytes().to_vec())
         .int(int(FIRST_TOKEN))
-        .text(holder_text(holder));
+        .maybe_text(holder.map(holder_text));
     Ok(!database.run(&find).await?.rows.is_empty())
 }
 
@@ -319,30 +386,74 @@ pub(crate) async fn append(
         Err(Failure::Store(refusal)) => return judge(database, written, &acknowledged, Some(refusal)).await,
         Err(failure) => return Err(failure),
     };
-    let consumed = batch.consumed.iter().map(|id| Some(signals::key_of(id))).collect();
-    let append = begin(text_of(APPEND, written.durability), written, chains)
-        .frequent()
-        .text(run.as_str())
-        .int(i64::from(VERSION))
-        .bytes_list(consumed)
-        .int(int(batch.id.count))
-        .maybe_text(batch.changed_at().map(time_text));
+    let append = append_one(written, &chains).unwrap_or_else(|| append_any(written, chains));
     let answer = match database.run(&append).await {
         Ok(answer) => answer,
         // A new branch of the batch has a row.
         Err(Failure::Taken) => return judge(database, written, &acknowledged, None).await,
         Err(failure) => return Err(failure),
     };
-    let row = answer.row()?;
-    if !row.get::<_, bool>(0) {
+    let row = answer.rows.first().filter(|row| row.get(0));
+    let Some(row) = row else {
         schema::check(database).await?;
         let answer_before = judge(database, written, &acknowledged, None).await?;
         // An earlier attempt of this call took effect.
         return Ok(if answer.repeated { Appended::Now } else { answer_before });
-    }
+    };
     let put = count(row.get(1));
     assert!(put == batch.records.len() as u64, "with the fence, every record of the batch is written");
     Ok(Appended::Now)
+}
+
+/// Returns the statement for any batch.
+fn append_any(written: Written<'_>, chains: Vec<Chain>) -> Statement {
+    let Written { run, batch, durability, .. } = written;
+    let consumed = batch.consumed.iter().map(|id| Some(signals::key_of(id))).collect();
+    begin(append_text(false, durability), written, chains)
+        .text(run.as_str())
+        .int(i64::from(VERSION))
+        .bytes_list(consumed)
+        .int(int(batch.id.count))
+        .maybe_text(batch.changed_at().map(time_text))
+}
+
+/// Returns the statement for one record of the main scope without an effect elsewhere; `None` for other batches.
+fn append_one(written: Written<'_>, chains: &[Chain]) -> Option<Statement> {
+    let Written { main, token, batch, encoded, durability, .. } = written;
+    let ([chain], [record], [encoded]) = (chains, &*batch.records, encoded) else { return None };
+    let wakes = batch.release && batch.summary.as_ref().is_some_and(|summary| summary.wake_at.is_some());
+    if chain.is_new || !chain.path.is_main() || !batch.consumed.is_empty() || wakes {
+        return None;
+    }
+    let bytes = |digest: Option<Digest>| digest.map(|digest| digest.as_bytes().to_vec());
+    let header = record.header();
+    let (codec, body) = encoded.body.columns(record.body_bytes().map(|body| body.as_slice()));
+    let statement = Statement::new(append_text(true, durability))
+        .int(main?)
+        .int(int(token))
+        .int(i64::from(VERSION))
+        .int(int(chain.newest))
+        .bytes(bytes(chain.tip_after()))
+        .bool(chain.open)
+        .int(int(chain.bodies))
+        .int(int((encoded.header.len() + body.map_or(0, <[u8]>::len)) as u64))
+        .int(int(chain.head))
+        .bytes(bytes(chain.tip));
+    let statement = with_summary(statement, batch.summary.as_ref())
+        .bool(batch.release)
+        .int(int(batch.id.count))
+        .maybe_text(batch.changed_at().map(time_text));
+    Some(
+        statement
+            .int(int(header.seq))
+            .bytes(header.external.as_ref().map(|external| external.as_bytes().to_vec()))
+            .int(header.about.map(int))
+            .int(codec)
+            .int(base_of(&encoded.body))
+            .bytes(record.digest().as_bytes().to_vec())
+            .bytes(encoded.header.clone())
+            .bytes(body.map(<[u8]>::to_vec)),
+    )
 }
 
 /// Returns the reason for a batch without effect: applied before, a lost lease, lost records of the store, or another
@@ -455,7 +566,7 @@ mod tests {
     use crate::database::settings::{PostgresOptions, Settings};
 
     /// Sends a batch during the uncommitted claim of another process. Returns whether the fence held, and the number of records after the claim.
-    async fn race(name: &str, lock: &str) -> (bool, i64) {
+    async fn race(name: &str, make: impl FnOnce(Written<'_>, Vec<Chain>) -> Statement) -> (bool, i64) {
         cluster().database(name, "SELECT 1");
         let url = cluster().connection(USER, name);
         let database = Database::new(Settings::parse(&url).unwrap(), PostgresOptions::default());
@@ -464,8 +575,10 @@ mod tests {
         let mut links = Links::of(&run);
         let (first, durability) = (links.step(), Durability::Sync);
         let (encoded, _) = encode::encode(&database.delta_cache, &first.records);
-        let first = Written { run: &run, token: 1, batch: &first, encoded: &encoded, durability };
-        create(&database, &sealed(run_record(&run)), (&holder("first"), 1), first).await.unwrap();
+        let first = Written { run: &run, main: None, token: 1, batch: &first, encoded: &encoded, durability };
+        create(&database, &sealed(run_record(&run)), (&holder("first"), Owner::Worker(1)), first)
+            .await
+            .unwrap();
         let (claimer, connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
         tokio::spawn(async { drop(connection.await) });
         claimer.batch_execute("BEGIN; UPDATE waypost.scopes SET token = token + 1").await.unwrap();
@@ -473,20 +586,15 @@ mod tests {
         let batch = links.step();
         let (encoded, _) = encode::encode(&database.delta_cache, &batch.records);
         let chains = chains(&database, &run, &batch.records).await.unwrap();
-        let second = Written { run: &run, token: 1, batch: &batch, encoded: &encoded, durability };
-        let text = text_of(APPEND, durability).replace(" FOR NO KEY UPDATE OF s", lock);
-        let append = begin(text, second, chains)
-            .text(run.as_str())
-            .int(i64::from(VERSION))
-            .bytes_list(Vec::new())
-            .int(2)
-            .maybe_text(None);
+        let main = scopes::find(&database, &run, &BranchPath::main()).await.unwrap().map(|scope| scope.id);
+        let second = Written { run: &run, main, token: 1, batch: &batch, encoded: &encoded, durability };
+        let append = make(second, chains);
         let claim = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             claimer.batch_execute("COMMIT").await.unwrap();
         };
         let (answer, ()) = tokio::join!(database.run(&append), claim);
-        let holds = answer.unwrap().row().unwrap().get(0);
+        let holds = answer.unwrap().rows.first().is_some_and(|row| row.get(0));
         let count = claimer.query_one("SELECT count(*) FROM waypost.records", &[]).await.unwrap().get(0);
         (holds, count)
     }
@@ -494,9 +602,29 @@ mod tests {
     #[test]
     fn a_claim_in_flight_fences_a_batch() {
         block_on(async {
-            assert_eq!(race("fenced", " FOR NO KEY UPDATE OF s").await, (false, 1));
+            assert_eq!(race("fenced", append_any).await, (false, 1));
             // A negative control: without the lock, the batch takes effect after the claim.
-            assert_eq!(race("unlocked", "").await, (true, 2));
+            let unlocked = |written: Written<'_>, chains| {
+                let mut append = append_any(written, chains);
+                append.sql = append.sql.replace(" FOR NO KEY UPDATE OF s", "").into();
+                append
+            };
+            assert_eq!(race("unlocked", unlocked).await, (true, 2));
+        });
+    }
+
+    #[test]
+    fn a_claim_in_flight_fences_one_record() {
+        let one = |written: Written<'_>, chains: Vec<Chain>| append_one(written, &chains).unwrap();
+        block_on(async {
+            assert_eq!(race("fenced_one", one).await, (false, 1));
+            // A negative control: without the token, the batch takes effect after the claim.
+            let unfenced = |written: Written<'_>, chains| {
+                let mut append = one(written, chains);
+                append.sql = append.sql.replace("s.token = $2", "s.token >= $2").into();
+                append
+            };
+            assert_eq!(race("unfenced_one", unfenced).await, (true, 2));
         });
     }
 }

@@ -18,20 +18,22 @@ pub(crate) async fn size(database: &Database, run: &RunId, name: &str) -> Result
 }
 
 /// Adds a chunk at the end of a blob; returns the new end. `end` is the expected end: a repetition after a
-/// lost answer adds no second chunk.
+/// lost answer adds no second chunk. A `worker` with a task of the run needs no lease of the run.
 ///
 /// The chunk is not yet on disk: a later synced commit makes the chunk durable.
 pub(crate) async fn append(
     database: &Database,
     lease: &Lease,
     name: &str,
-    end: Option<u64>,
+    (end, worker): (Option<u64>, Option<i64>),
     bytes: &[u8],
 ) -> Result<u64, Failure> {
     const APPEND: &str = "WITH asynchronous AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
         locked AS MATERIALIZED (
             SELECT m.run FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
-            WHERE r.name = $1 AND m.token = $3 AND m.held FOR SHARE OF m),
+            WHERE r.name = $1 AND (m.token = $3 AND m.held OR EXISTS (
+                SELECT 1 FROM waypost.tasks t WHERE t.run = m.run AND t.worker = $7 AND t.result IS NULL))
+            FOR SHARE OF m),
         put AS (
             INSERT INTO waypost.blobs (run, name, at, bytes) SELECT l.run, $4, $5, $6 FROM locked l
             WHERE $5 = coalesce((SELECT b.at + length(b.bytes) FROM waypost.blobs b
@@ -51,7 +53,8 @@ pub(crate) async fn append(
             .int(int(token))
             .text(name)
             .int(int(at))
-            .bytes(bytes.to_vec());
+            .bytes(bytes.to_vec())
+            .int(worker);
         let answer = database.run(&append).await?;
         let row = answer.row()?;
         if row.get::<_, i64>(0) == 0 {

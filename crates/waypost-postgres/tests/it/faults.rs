@@ -1,11 +1,14 @@
 //! Killed servers, lost answers, and late holders.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use waypost::record::Durability;
-use waypost::store::{Appended, Renewal, Scan, Store, StoreError, StoreExt as _};
+use waypost::record::{Durability, RunStatus};
+use waypost::store::{
+    Appended, Batch, Job, Queue as _, Renewal, Scan, Store, StoreError, StoreExt as _, Summary,
+};
 use waypost_postgres::{PostgresOptions, PostgresStore};
 use waypost_testing::contract::block_on;
 use waypost_testing::postgres::Cluster;
@@ -44,6 +47,96 @@ fn a_lost_answer_is_asked_for_with_the_same_batch() {
 
         assert_eq!(proxy.cuts(), 2);
         assert_eq!(count(&site).await, 3, "each batch is there once");
+    });
+}
+
+/// Appends twice, each time with a lost answer or statement. Returns the acknowledged and the written records.
+async fn append_with_losses(patience: Duration) -> (usize, i64) {
+    let site = Site::new().await;
+    let proxy = Proxy::before(&site.url(), APPEND).await;
+    let store = proxy.store(PostgresOptions { patience, ..PostgresOptions::default() });
+    let mut links = Links::of(&run_id("r-1"));
+    let lease = begin(&store, &mut links).await;
+    let mut acknowledged = 1;
+    for cut in [When::BeforeTheStatement, When::AfterTheAnswer] {
+        proxy.cut(cut);
+        let before = links.clone();
+        match Store::append(&store, &[&lease], links.step()).await {
+            Ok(_) => acknowledged += 1,
+            Err(_) => links = before,
+        }
+    }
+    (acknowledged, count(&site).await)
+}
+
+#[test]
+fn a_lost_statement_that_is_not_repeated_is_seen() {
+    block_on(async {
+        assert_eq!(append_with_losses(PostgresOptions::default().patience).await, (3, 3));
+        // A planted bug: nothing is sent again. The record of the second append exists without an acknowledgement.
+        assert_eq!(append_with_losses(Duration::ZERO).await, (1, 2));
+    });
+}
+
+/// Submits a run with a lost hint. Returns whether the worker claims the run.
+async fn claims_without_hint(trusts_hints: bool) -> bool {
+    let site = Site::new().await;
+    let proxy = Proxy::before(&site.url(), b"pg_notify").await;
+    let impatient = PostgresOptions { patience: Duration::ZERO, ..PostgresOptions::default() };
+    let (submitter, worker) = (proxy.store(impatient), site.open());
+    assert_eq!(worker.listen().await, None);
+    // The first hint is that of the connection.
+    worker.wait(Duration::from_secs(60)).await;
+    proxy.cut(When::BeforeTheStatement);
+    let run = run_id("r-1");
+    let first = Batch {
+        summary: Some(Summary::of_status(RunStatus::Queued)),
+        release: true,
+        ..Links::of(&run).step()
+    };
+    submitter.submit(&sealed(run_record(&run)), first, &Job::default(), &holder("submit")).await.unwrap();
+
+    let wait =
+        worker.wait(if trusts_hints { Duration::from_secs(3_600) } else { Duration::from_millis(100) });
+    if tokio::time::timeout(Duration::from_secs(3), wait).await.is_err() {
+        return false;
+    }
+    let served = BTreeSet::from([BTreeSet::new()]);
+    worker.claim(&holder("worker"), &served, 1).await.unwrap().len() == 1
+}
+
+#[test]
+fn a_lost_hint_hides_no_run() {
+    block_on(async {
+        assert!(claims_without_hint(false).await);
+        // A planted bug: the worker waits for hints alone.
+        assert!(!claims_without_hint(true).await);
+    });
+}
+
+/// A commit can fail after all statements of its transaction, or answer `ROLLBACK` without an error.
+#[test]
+fn a_commit_without_effect_is_no_acknowledgement() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let mut links = Links::of(&run_id("r-1"));
+        let lease = begin(&store, &mut links).await;
+        let tables = site.tables().await;
+        let trigger = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'refused at the commit'; END $$;
+            CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON waypost.records DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION refuse()";
+        tables.batch_execute(trigger).await.unwrap();
+
+        Store::append(&*store, &[&lease], links.step()).await.unwrap_err();
+        assert_eq!(count(&site).await, 1);
+
+        // A planted bug: the tag of the commit of an explicit transaction is not compared.
+        tables.batch_execute("BEGIN; DELETE FROM waypost.records").await.unwrap();
+        tables.batch_execute("SELECT 1 / 0").await.unwrap_err();
+        tables.batch_execute("COMMIT").await.expect("the server answers ROLLBACK, which is not an error");
+        assert_eq!(count(&site).await, 1, "nothing was committed");
     });
 }
 
@@ -244,7 +337,7 @@ fn a_lease_without_renewal_is_lost_in_time() {
 
         loop {
             match store.renew(&[&lease]).await {
-                Ok(answer) if answer == [Renewal::Lost] => break,
+                Ok(answer) if answer == [Renewal::Expired] => break,
                 Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 Err(error) => assert!(error.retry(), "{error}"),
             }

@@ -6,6 +6,8 @@ mod faults;
 mod graphs;
 mod model;
 mod opening;
+mod pooler;
 mod proxy;
 mod queue;
 mod support;
+mod tasks;

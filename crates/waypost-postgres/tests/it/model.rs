@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use tokio_postgres::Client;
 use waypost::record::RunStatus;
-use waypost::store::{Batch, Job, Lease, Queue as _, Scan, Store as _, StoreError, Summary};
+use waypost::store::{Batch, FIRST_TOKEN, Job, Lease, Queue as _, Scan, Store as _, StoreError, Summary};
 use waypost::{Digest, RunId};
 use waypost_postgres::PostgresStore;
 use waypost_testing::contract::block_on;
@@ -83,9 +83,9 @@ impl Play {
             let first =
                 Batch { summary: Some(Summary::of_status(RunStatus::Queued)), release: true, ..links.step() };
             let records = first.records.iter().map(waypost::record::Record::digest).collect();
-            let lease = submitter.create(&sealed(run_record(&id)), first, &holder("submit")).await.unwrap();
-            submitter.submit(&id, &job(priority)).await.unwrap();
-            let token = lease.token();
+            let run = sealed(run_record(&id));
+            submitter.submit(&run, first, &job(priority), &holder("submit")).await.unwrap();
+            let token = FIRST_TOKEN;
             runs.push(ModelRun { id, priority, token, holder: None, is_ready: true, records, links });
         }
         Self { site, tables, random, runs, workers, seen: BTreeMap::new() }

@@ -47,22 +47,40 @@ fn a_schema_of_another_version_is_refused() {
     });
 }
 
+/// Makes version 3 of version 4, and so on.
+const DOWNGRADES: [(u32, &str); 3] = [
+    (
+        3,
+        "ALTER TABLE waypost.tasks ALTER COLUMN losses_max TYPE boolean USING losses_max > 0;
+        ALTER TABLE waypost.tasks RENAME COLUMN losses_max TO repeatable;
+        UPDATE waypost.version SET version = 3; DELETE FROM waypost.migrations",
+    ),
+    (2, "DROP TABLE waypost.tasks; UPDATE waypost.version SET version = 2"),
+    (
+        1,
+        "DROP TABLE waypost.ready, waypost.jobs, waypost.workers;
+        DROP INDEX waypost.scopes_worker;
+        ALTER TABLE waypost.scopes DROP COLUMN worker, ADD COLUMN until timestamptz;
+        UPDATE waypost.version SET version = 1",
+    ),
+];
+
 #[test]
-fn a_store_of_version_1_is_upgraded() {
+fn a_store_of_an_older_version_is_upgraded() {
     block_on(async {
-        let site = Site::new().await;
-        let old = "DROP TABLE waypost.ready, waypost.jobs, waypost.workers;
-            DROP INDEX waypost.scopes_worker;
-            ALTER TABLE waypost.scopes DROP COLUMN worker, ADD COLUMN until timestamptz;
-            UPDATE waypost.version SET version = 1; DELETE FROM waypost.migrations";
-        site.tables().await.batch_execute(old).await.unwrap();
-        let store = site.open();
-        assert!(store.runs(&RunQuery::default()).await.is_err());
+        for count in 1..=DOWNGRADES.len() {
+            let site = Site::new().await;
+            for (_, downgrade) in &DOWNGRADES[..count] {
+                site.tables().await.batch_execute(downgrade).await.unwrap();
+            }
+            let store = site.open();
+            assert!(store.runs(&RunQuery::default()).await.is_err());
 
-        assert_eq!(store.init().await.unwrap(), Some(1));
+            assert_eq!(store.init().await.unwrap(), Some(DOWNGRADES[count - 1].0));
 
-        assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
-        assert_eq!(store.schema().await.unwrap(), Some(SCHEMA_VERSION));
+            assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
+            assert_eq!(store.schema().await.unwrap(), Some(SCHEMA_VERSION));
+        }
     });
 }
 
@@ -112,6 +130,23 @@ fn a_server_that_is_away_is_reported_at_once() {
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
         assert!(begun.elapsed() < PostgresOptions::default().patience / 2);
     });
+}
+
+/// Such as the thread of a screen, which waits while the thread that opened the store is busy.
+#[test]
+fn a_caller_needs_no_runtime_with_drivers() {
+    let bare = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let opener = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (site, store) = opener.block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        store.runs(&RunQuery::default()).await.unwrap();
+        (site, store)
+    });
+    // The connection outlives the runtime that asked for it.
+    drop(opener);
+    assert_eq!(bare().block_on(store.runs(&RunQuery::default())).unwrap().runs, []);
+    assert_eq!(bare().block_on(site.open().runs(&RunQuery::default())).unwrap().runs, []);
 }
 
 #[test]

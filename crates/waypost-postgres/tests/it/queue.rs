@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use waypost::RunId;
 use waypost::record::RunStatus;
-use waypost::store::{Batch, Job, Lease, Queue as _, Signal, SignalKind, Store as _, Summary};
+use waypost::store::{Batch, Job, Lease, Queue as _, Signal, SignalKind, Store as _, StoreError, Summary};
 use waypost::worker::Worker;
 use waypost_postgres::{PostgresOptions, PostgresStore};
 use waypost_testing::contract::block_on;
@@ -20,17 +20,18 @@ fn needs(texts: &[&str]) -> BTreeSet<String> {
 }
 
 fn job(priority: i32) -> Job {
-    Job { priority, not_before: None, needs: needs(&["tag:a", "tag:b"]) }
+    Job { priority, needs: needs(&["tag:a", "tag:b"]), ..Job::default() }
 }
 
-/// Creates a queued run, and submits it.
+/// Returns the first batch of a submitted run.
+fn first(run: &RunId) -> Batch {
+    let summary = Some(Summary::of_status(RunStatus::Queued));
+    Batch { summary, release: true, ..Links::of(run).step() }
+}
+
 async fn submit(store: &PostgresStore, name: &str, job: &Job) -> RunId {
     let run = run_id(name);
-    let first = Links::of(&run).step();
-    let summary = Some(Summary::of_status(RunStatus::Queued));
-    let first = Batch { summary, release: true, ..first };
-    drop(store.create(&sealed(run_record(&run)), first, &holder("submit")).await.unwrap());
-    store.submit(&run, job).await.unwrap();
+    store.submit(&sealed(run_record(&run)), first(&run), job, &holder("submit")).await.unwrap();
     run
 }
 
@@ -91,10 +92,16 @@ fn a_claim_obeys_priority_needs_and_time() {
         let order = claim(&store, 10).await;
 
         assert_eq!(names(&order), ["high", "first", "second", "low"]);
+        let age = "UPDATE waypost.ready SET rank = clock_timestamp() - interval '1 hour'";
+        site.tables().await.batch_execute(age).await.unwrap();
+        assert_eq!(store.oldest().await.unwrap().as_secs(), 3_600);
+        drop(store.claim(&holder("worker"), &BTreeSet::from([needs(&["tag:c"])]), 1).await.unwrap());
+        assert_eq!(store.oldest().await.unwrap(), Duration::ZERO, "a later run is not ready");
+        submit(&store, "other-2", &Job { needs: needs(&["tag:c"]), ..job(9) }).await;
         let known = BTreeSet::from([job(0).needs]);
         assert_eq!(store.needs(&known).await.unwrap(), [needs(&["tag:c"])]);
         store.report_missing(&needs(&["tag:c"]), "tag `c`").await.unwrap();
-        let missing = store.job(&run_id("other")).await.unwrap().unwrap().missing.unwrap();
+        let missing = store.job(&run_id("other-2")).await.unwrap().unwrap().missing.unwrap();
         assert_eq!(missing.0, "tag `c`");
     });
 }
@@ -176,11 +183,97 @@ fn the_first_submit_counts() {
         let run = submit(&store, "r-1", &job(1)).await;
         let lease = claim(&store, 1).await.pop().unwrap();
 
-        store.submit(&run, &job(2)).await.unwrap();
+        let refused = store.submit(&sealed(run_record(&run)), first(&run), &job(2), &holder("submit")).await;
 
+        assert!(matches!(refused, Err(StoreError::Exists { .. })), "{refused:?}");
         assert_eq!(store.depth().await.unwrap(), 0);
         assert_eq!(store.job(&run).await.unwrap().unwrap().job.priority, 1);
         drop(lease);
+    });
+}
+
+/// A submission cut between its statements left a queued run without a place in the queue. It is one statement.
+#[test]
+fn a_submission_is_whole() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        // The place in the queue is refused after the rows of the run were written.
+        let text = "ALTER TABLE waypost.ready ADD CHECK (priority < 5)";
+        site.tables().await.batch_execute(text).await.unwrap();
+        let run = run_id("r-1");
+        let submission = sealed(run_record(&run));
+
+        store.submit(&submission, first(&run), &job(5), &holder("submit")).await.unwrap_err();
+        let missing = store.run(&run).await.unwrap_err();
+        store.submit(&submission, first(&run), &job(4), &holder("submit")).await.unwrap();
+
+        assert!(matches!(missing, StoreError::NotFound { .. }), "{missing}");
+        assert_eq!(names(&claim(&store, 2).await), ["r-1"]);
+    });
+}
+
+/// The throttle of hints once delayed each submission to 50 ms.
+#[test]
+fn a_submission_does_not_wait_for_its_hint() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let begun = std::time::Instant::now();
+        for number in 0..100 {
+            submit(&store, &format!("r-{number}"), &job(0)).await;
+        }
+
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    });
+}
+
+#[test]
+fn an_interrupted_run_is_not_claimed() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let run = submit(&store, "r-1", &job(0)).await;
+        let engine = waypost::Engine::new(Arc::clone(&store) as _);
+
+        assert!(engine.interrupt(&run, "test").await.unwrap().is_some());
+        assert!(engine.interrupt(&run, "test").await.unwrap().is_none(), "the run is not queued");
+        assert_eq!(store.run(&run).await.unwrap().summary.status, RunStatus::Interrupted);
+        assert!(!store.job(&run).await.unwrap().unwrap().is_ready);
+        assert_eq!(names(&claim(&store, 1).await), [""; 0]);
+
+        store.requeue(&run).await.unwrap();
+        let leases = claim(&store, 1).await;
+        assert_eq!(names(&leases), ["r-1"]);
+        let held = engine.interrupt(&run, "test").await.unwrap_err();
+        assert!(held.to_string().contains("held"), "{held}");
+    });
+}
+
+/// A cancelled run keeps its row in the queue until the next claim, and was shown as ready.
+#[test]
+fn a_cancelled_run_is_not_ready() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let run = submit(&store, "r-1", &job(0)).await;
+        let engine = waypost::Engine::new(Arc::clone(&store) as _);
+        engine.cancel(&run, "test").await.unwrap();
+        let count = async || {
+            let tables = site.tables().await;
+            tables.query_one("SELECT count(*) FROM waypost.ready", &[]).await.unwrap().get::<_, i64>(0)
+        };
+        drop(claim(&store, 1).await);
+        assert_eq!(count().await, 0);
+        let kind = SignalKind::Named { name: "go".to_owned(), value: serde_json::Value::Null };
+        let signal =
+            Signal { id: "s".to_owned(), kind, branch: None, sender: String::new(), created_at: time(1) };
+        store.signal(&run, &signal).await.unwrap();
+        assert_eq!(count().await, 0, "a signal to a finished run wakes no worker");
+
+        assert!(!store.job(&run).await.unwrap().unwrap().is_ready);
+        assert_eq!(store.depth().await.unwrap(), 0);
+        assert_eq!(names(&claim(&store, 1).await), [""; 0]);
     });
 }
 
@@ -290,7 +383,7 @@ fn a_dropped_worker_leaves_its_runs() {
 fn a_lost_connection_for_hints_is_reported() {
     block_on(async {
         let site = Site::new().await;
-        let proxy = Proxy::before(&site.url(), b"LISTEN waypost_").await;
+        let proxy = Proxy::before(&site.url(), b"LISTEN waypost").await;
         let store = proxy.store(PostgresOptions::default());
         assert_eq!(store.depth().await.unwrap(), 0);
         proxy.cut(When::BeforeTheStatement);

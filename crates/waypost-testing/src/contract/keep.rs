@@ -267,7 +267,8 @@ pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
     let mut links = Links::of(&run);
     let store = fixture.store();
     let mut second = Links::of(&run_id("r-2"));
-    drop(create(&*store, &mut second).await);
+    let held = create(&*store, &mut second).await;
+    store.release(held, None).await.unwrap();
     let beside = picture(&*store, second.run()).await;
     refused!(store.delete(&run).await, StoreError::NotFound { .. });
     let lease = create(&*store, &mut links).await;

@@ -119,6 +119,7 @@ fn asked(answers: &[Renewal]) -> Vec<Vec<&str>> {
         .map(|answer| match answer {
             Renewal::Held(signals) => signals.iter().filter(asks).map(|signal| signal.id.as_str()).collect(),
             Renewal::Lost => ids("lost"),
+            Renewal::Expired => ids("expired"),
         })
         .collect()
 }

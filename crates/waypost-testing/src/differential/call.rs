@@ -216,6 +216,7 @@ fn told<T>(answer: Result<T, StoreError>, draw: impl FnOnce(T) -> String) -> Ans
 fn asked(answer: &Renewal) -> Vec<String> {
     match answer {
         Renewal::Lost => vec!["lost".to_owned()],
+        Renewal::Expired => vec!["expired".to_owned()],
         Renewal::Held(signals) => {
             let asks = signals.iter().filter(|signal| signal.kind.is_for_the_run());
             asks.map(|signal| signal.id.clone()).collect()

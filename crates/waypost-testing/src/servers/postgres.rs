@@ -27,7 +27,7 @@ const VERSIONS: [(&str, &str); 4] = [
     ("/usr/local/opt", "postgresql"),
 ];
 /// Message about a missing installation.
-const MISSING: &str = "this test needs PostgreSQL (`initdb`, `postgres`, `psql`), which is not on the PATH, and not in a \
+const MISSING: &str = "PostgreSQL (`initdb`, `postgres`, `psql`) is neither on the PATH nor in a \
     folder where packages put it. `cargo xtask test` installs it; by hand: `apt-get install postgresql`, \
     `dnf install postgresql-server`, or `brew install postgresql`";
 /// Start timeout; a start takes seconds on an idle machine.
@@ -70,6 +70,14 @@ pub fn cluster() -> &'static Cluster {
         let programs = programs().unwrap_or_else(|| panic!("{MISSING}"));
         Cluster::start(programs).unwrap_or_else(|error| panic!("PostgreSQL does not start: {error}"))
     })
+}
+
+/// Returns whether [`cluster`] finds a server; else the error for people.
+///
+/// # Errors
+/// PostgreSQL is not installed.
+pub fn require() -> Result<(), &'static str> {
+    programs().map(drop).ok_or(MISSING)
 }
 
 /// Returns the folder with the server programs; among several versions, the greatest name.

@@ -233,7 +233,8 @@ pub(crate) fn compile(rewritten: &Rewritten, whole: Range<usize>) -> Result<Comp
         let place = error.range().and_then(|range| rewritten.original(range.start));
         let detail = error.detail().unwrap_or("not a valid expression");
         // minijinja's messages mention blocks and templates, which a reader does not know.
-        let ends = detail.contains("unexpected end of");
+        let is_inserted = error.range().is_some_and(|range| !rewritten.is_token(range.start));
+        let ends = detail.contains("unexpected end of") || is_inserted && detail.starts_with("unexpected");
         let detail = match ends {
             true => "the expression ends too early".to_owned(),
             false => detail.replace("template exceeds", "the expression exceeds"),

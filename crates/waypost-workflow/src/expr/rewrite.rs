@@ -45,6 +45,11 @@ impl Rewritten {
         let after = self.places.partition_point(|(start, _)| *start <= offset);
         self.places.get(after.checked_sub(1)?).map(|(_, range)| range.clone())
     }
+
+    /// Returns whether a token of the original begins at byte `offset` of the rewritten source.
+    pub(crate) fn is_token(&self, offset: usize) -> bool {
+        self.places.binary_search_by_key(&offset, |(start, _)| *start).is_ok()
+    }
 }
 
 /// Rewrites `tokens`, with `locals` in scope.

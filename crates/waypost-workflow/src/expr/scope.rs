@@ -138,14 +138,19 @@ fn missing_message(parent: &[String], part: &str, value: &Raw) -> (String, Optio
         (_, [root, id]) if root == "steps" && part == "stdout" => {
             return (format!("the output of step `{id}` was not recorded"), None);
         }
-        (_, [root, id]) if is_foreach && root == "steps" && part == "items" => {
-            return (
-                format!("step `{id}` has too many items for the state: read `steps.{id}.items_file`"),
-                None,
-            );
-        }
-        (_, [root, id]) if is_foreach && root == "steps" && part == "items_file" => {
-            return (format!("step `{id}` keeps its items in the state: read `steps.{id}.items`"), None);
+        (_, [root, id]) if is_foreach && root == "steps" && (part == "items" || part == "items_file") => {
+            let message = match part {
+                _ if names.iter().all(|name| !OF_ITEMS[..2].contains(&name.as_str())) => {
+                    format!(
+                        "step `{id}` has too many items for the state, and this store keeps no file of the items"
+                    )
+                }
+                "items" => {
+                    format!("step `{id}` has too many items for the state: read `steps.{id}.items_file`")
+                }
+                _ => format!("step `{id}` keeps its items in the state: read `steps.{id}.items`"),
+            };
+            return (message, None);
         }
         (_, [root]) if root == "steps" => format!("step `{part}` has not finished"),
         (0, _) => format!("`{parent_path}` has no `{part}`: the map is empty"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::checker::Checker;
-use super::fingerprint::{fingerprint, frame, list};
+use super::fingerprint::{admission, fingerprint, frame, list};
 use super::graph::{self, EdgeOrder};
 use super::hooks::{self, Hook};
 use super::node::{Kind, Node};
@@ -196,6 +196,7 @@ fn assemble_one(
     let layers = [env.clone(), defaults_env.clone(), plain(&draft.env)];
     Step {
         fingerprint: fingerprint(&draft, &[env, defaults_env]),
+        admission: admission(&draft, &[env, defaults_env]),
         frame: frame(&draft, &[env, defaults_env]),
         list: list(&draft),
         index,
@@ -221,6 +222,7 @@ fn assemble_one(
         capture: draft.capture,
         continue_on_error: draft.tolerance,
         idempotent: draft.idempotent,
+        runs_on: draft.runs_on,
         cuts_max: draft.cuts_max,
         grace: draft.grace,
         announces: draft.announces,

@@ -1,5 +1,7 @@
 //! Digest of a step's definition: shows whether a changed file changes the step.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -36,6 +38,12 @@ pub(super) fn list(draft: &Draft<'_>) -> Option<String> {
     work.foreach().map(|foreach| hex(&list_of(foreach)))
 }
 
+/// Returns the SHA-256, in hex, of all that decides whether a step is skipped: its condition and needs, and `env`.
+pub(super) fn admission(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> String {
+    let condition = draft.condition.as_ref().map(|(condition, _)| condition.as_str());
+    hex(&json!([RECIPE, condition, env_of(draft, shared), needs_of(draft)]))
+}
+
 /// Hashed part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FingerprintPart {
@@ -47,27 +55,15 @@ enum FingerprintPart {
 fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: FingerprintPart) -> String {
     let whole = part == FingerprintPart::Whole;
     let text = |template: &Template| template.as_str().to_owned();
-    // A map: later layers replace earlier layers, and the order of names is irrelevant.
-    let mut env = std::collections::BTreeMap::new();
-    for (name, template) in shared.iter().copied().flatten() {
-        env.insert(name.as_str(), text(template));
-    }
-    for (name, template, _) in &draft.env {
-        env.insert(name.as_str(), text(template));
-    }
-    let outputs: std::collections::BTreeMap<_, _> = draft
+    let env = env_of(draft, shared);
+    let outputs: BTreeMap<_, _> = draft
         .outputs
         .iter()
         .map(|(name, source, _)| {
             (name.as_str(), (text(&source.from), source.json.as_ref().map(ToString::to_string)))
         })
         .collect();
-    // Hooks are no part of a definition, and a step made for hooks needs all others.
-    let has_own_needs = !matches!(draft.hooks.as_slice(), [(HookOn::Run, _)]);
-    let needs = draft.needs.iter().flatten().filter(|_| has_own_needs);
-    let mut needs: Vec<&str> = needs.map(|(id, _)| id.as_str()).collect();
-    needs.sort_unstable();
-    needs.dedup();
+    let needs = needs_of(draft);
     let shell = match &draft.shell {
         Shell::Default => None,
         Shell::Command(words) => Some(words),
@@ -109,6 +105,19 @@ fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: FingerprintP
         members.push(repeat);
     }
     hex(&meaning)
+}
+
+/// Returns the variables of a step. Later layers replace earlier layers, and the order of names is irrelevant.
+fn env_of<'a>(draft: &'a Draft<'_>, shared: &[&'a [(String, Template)]]) -> BTreeMap<&'a str, &'a str> {
+    let shared = shared.iter().copied().flatten().map(|(name, template)| (name, template));
+    let own = draft.env.iter().map(|(name, template, _)| (name, template));
+    shared.chain(own).map(|(name, template)| (name.as_str(), template.as_str())).collect()
+}
+
+/// Returns the needs of a step. Hooks are no part of a definition, and a step made for hooks needs all others.
+fn needs_of<'a>(draft: &'a Draft<'_>) -> BTreeSet<&'a str> {
+    let has_own_needs = !matches!(draft.hooks.as_slice(), [(HookOn::Run, _)]);
+    draft.needs.iter().flatten().filter(|_| has_own_needs).map(|(id, _)| id.as_str()).collect()
 }
 
 fn hex(meaning: &Value) -> String {
@@ -161,9 +170,9 @@ fn meaning_of_file(child: &ChildWorkflow, whole: bool) -> Value {
         Given::Plain(value) => json!({ "value": value }),
         Given::Filled(template) => json!({ "text": template.as_str() }),
     };
-    let params: std::collections::BTreeMap<_, _> =
+    let params: BTreeMap<_, _> =
         child.params.iter().map(|(name, value)| (name.as_str(), given(value))).collect();
-    let defaults: std::collections::BTreeMap<_, _> =
+    let defaults: BTreeMap<_, _> =
         child.workflow.params().iter().map(|param| (param.name.as_str(), &param.default)).collect();
     let steps = whole.then(|| prints_of(child.workflow.body()));
     json!({ "workflow": steps, "params": params, "defaults": defaults })

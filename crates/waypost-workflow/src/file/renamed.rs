@@ -1,10 +1,10 @@
 //! First ids of renamed steps: records, branches and logs name a step by the id that the step had first.
 //!
-//! Input: a changed file with `renamed_from`, and the workflow of the run. Output: the changed file with the
-//! first ids in `id`, `needs` and expressions, and the new id as `name`. The result of the step and all
-//! readers then stay as they are.
+//! Input: a changed file, and the workflow of the run. Output: the changed file with the first ids in `id`, `needs` and
+//! expressions. For a renamed step, `name` has the id in the file, and `renamed_from` the first id. Results and readers of
+//! the step stay unchanged. A new step whose id is already a first id gets an unused first id.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,36 +12,38 @@ use std::sync::Arc;
 use super::child::{Family, separated};
 use super::node::{self, Kind, Node};
 use super::problem::{FileError, Problems, SourceText};
-use super::workflow::Workflow;
+use super::workflow::{Step, Workflow};
 
 /// Keys with an expression as the whole value.
 const EXPRESSIONS: [&str; 5] = ["if", "until", "filter", "sort_by", "distinct"];
 
+/// Keys with a list of steps.
+const STEP_LISTS: [&str; 4] = ["steps", "on_success", "on_failure", "on_finish"];
+
 /// The name of the main file among the files of a workflow.
 const MAIN: &str = "";
 
-/// First ids by new ids.
-type FirstIds<'a> = BTreeMap<&'a str, &'a str>;
+/// First ids, by other ids in the file.
+type FirstIds = BTreeMap<String, String>;
 
 /// The renamed steps that a file can name.
 struct Renames<'a> {
-    own: &'a FirstIds<'a>,
+    own: &'a FirstIds,
     /// The renamed steps of included files, by the first id of the including step.
-    included: BTreeMap<&'a str, &'a FirstIds<'a>>,
+    included: BTreeMap<&'a str, &'a FirstIds>,
 }
 
 impl Workflow {
     /// Returns the workflow with the first ids of renamed steps, also in included files: the ids in the workflow of the
     /// run, `before`.
     ///
-    /// A step without `renamed_from`, or with an old id that `before` does not have, keeps the id of the
-    /// file.
+    /// A step with the id, or with `renamed_from` the id, of a step of `before` is this step.
     ///
     /// # Errors
     /// The file with the first ids is not valid.
     pub fn with_first_ids(self, before: &Self) -> Result<Self, FileError> {
         let (files, before) = (self.files(), before.files());
-        let first_ids: BTreeMap<&str, FirstIds<'_>> = files
+        let first_ids: BTreeMap<&str, FirstIds> = files
             .iter()
             .filter_map(|(name, file)| Some((name.as_str(), file.first_ids(before.get(name)?))))
             .filter(|(_, first_ids)| !first_ids.is_empty())
@@ -55,7 +57,7 @@ impl Workflow {
             let own = of(name);
             let included = files.get(name).into_iter().flat_map(|file| file.of_file()).filter_map(|step| {
                 let id = step.id.as_str();
-                Some((own.get(id).copied().unwrap_or(id), of(&step.work.child()?.name())))
+                Some((own.get(id).map_or(id, String::as_str), of(&step.work.child()?.name())))
             });
             Renames { own, included: included.collect() }.edited(text, &self.path)
         };
@@ -82,14 +84,36 @@ impl Workflow {
         files
     }
 
-    /// Returns the first ids of the renamed steps of this file, without included files.
-    fn first_ids<'a>(&'a self, before: &'a Self) -> FirstIds<'a> {
-        let known = |id: &str| before.body.of_file().find(|step| step.id == id);
-        let shown = |id: &str| before.body.of_file().find(|step| step.name.as_deref() == Some(id));
-        let renamed = self.body.of_file().filter(|step| known(&step.id).is_none());
-        let first = |old: &String| known(old).or_else(|| shown(old)).map(|first| first.id.as_str());
-        renamed.filter_map(|step| Some((step.id.as_str(), first(step.renamed_from.as_ref()?)?))).collect()
+    /// Returns the first ids that differ from the ids in this file, without included files.
+    fn first_ids(&self, before: &Self) -> FirstIds {
+        let known: BTreeMap<&str, &str> =
+            before.body.of_file().map(|step| (id_in_file(step), step.id.as_str())).collect();
+        let known_as = |step: &Step| {
+            let same = known.get(step.id.as_str());
+            same.or_else(|| known.get(step.renamed_from.as_deref()?)).map(|first| (*first).to_owned())
+        };
+        let mut first_ids: FirstIds =
+            self.body.of_file().filter_map(|step| Some((step.id.clone(), known_as(step)?))).collect();
+        let mut taken: BTreeSet<String> = first_ids.values().cloned().collect();
+        let ids: Vec<&str> = self.body.of_file().map(|step| step.id.as_str()).collect();
+        for id in &ids {
+            if !first_ids.contains_key(*id) && taken.contains(*id) {
+                let is_unused = |first: &String| !taken.contains(first) && !ids.contains(&first.as_str());
+                let first = (2_u32..).map(|count| format!("{id}-{count}")).find(is_unused);
+                let first = first.expect("fewer ids than numbers");
+                taken.insert(first.clone());
+                first_ids.insert((*id).to_owned(), first);
+            }
+        }
+        first_ids.retain(|id, first| id != first);
+        first_ids
     }
+}
+
+/// Returns the id of a step in the workflow file, from the workflow of a run.
+fn id_in_file(step: &Step) -> &str {
+    let is_renamed = step.renamed_from.as_ref() == Some(&step.id);
+    step.name.as_deref().filter(|_| is_renamed).unwrap_or(&step.id)
 }
 
 impl Renames<'_> {
@@ -99,7 +123,7 @@ impl Renames<'_> {
         let (root, _) =
             node::read(&source).map_err(|problem| FileError::new(&source, Problems::from(*problem)))?;
         let mut edits = BTreeMap::new();
-        collect(&root, text, self, &mut edits);
+        collect(("", &root), text, self, &mut edits);
         for range in templates(text) {
             edits.entry(range.start).or_insert_with(|| (range.clone(), in_expression(&text[range], self)));
         }
@@ -120,17 +144,17 @@ impl Renames<'_> {
     fn first_id(&self, before: &str, word: &str) -> Option<&str> {
         let before = before.trim_end_matches(['\'', '"']).trim_end();
         if ["steps.", "steps[", "skipped("].iter().any(|opening| before.ends_with(opening)) {
-            return self.own.get(word).copied();
+            return self.own.get(word).map(String::as_str);
         }
         let outputs = before.strip_suffix("outputs.").or_else(|| before.strip_suffix("outputs["))?;
         let of_step = |(step, _): &(&&str, _)| outputs.ends_with(&format!("steps.{step}."));
-        self.included.iter().find(of_step)?.1.get(word).copied()
+        self.included.iter().find(of_step)?.1.get(word).map(String::as_str)
     }
 }
 
-/// Collects the edits of ids, needs and whole expressions, by place.
+/// Collects the edits of ids, needs and whole expressions, by place. `list`: the key of the node, or of its list.
 fn collect(
-    node: &Node,
+    (list, node): (&str, &Node),
     text: &str,
     renames: &Renames<'_>,
     edits: &mut BTreeMap<usize, (Range<usize>, String)>,
@@ -144,16 +168,19 @@ fn collect(
         for (key, value) in entries {
             let first = |node: &Node| renames.own.get(node.key_text()).map(|first| (*first).to_owned());
             match key.key_text() {
-                "id" if node.get("renamed_from").is_some() => {
+                "id" if STEP_LISTS.contains(&list) => {
                     let Some(first) = first(value) else { continue };
                     let line = text[..key.span.start].rfind('\n').map_or(0, |end| end + 1);
                     let indent = " ".repeat(text[line..key.span.start].chars().count());
                     let between = if is_flow { ", ".to_owned() } else { format!("\n{indent}") };
-                    let name = match node.get("name") {
-                        Some(_) => String::new(),
-                        None => format!("{between}name: {}", value.key_text()),
-                    };
-                    edit(value, first + &name);
+                    let mut own = first.clone();
+                    for (key, text) in [("name", value.key_text()), ("renamed_from", first.as_str())] {
+                        match node.get(key) {
+                            Some(node) => edit(node, text.to_owned()),
+                            None => own.push_str(&format!("{between}{key}: {text}")),
+                        }
+                    }
+                    edit(value, own);
                 }
                 "needs" => {
                     let needs = value.items().map_or_else(|| vec![value], |needs| needs.iter().collect());
@@ -169,9 +196,10 @@ fn collect(
             }
         }
     }
-    let below = node.entries().into_iter().flatten().map(|(_, value)| value);
-    for node in below.chain(node.items().into_iter().flatten()) {
-        collect(node, text, renames, edits);
+    let entries = node.entries().into_iter().flatten().map(|(key, value)| (key.key_text(), value));
+    let items = node.items().into_iter().flatten().map(|item| (list, item));
+    for below in entries.chain(items) {
+        collect(below, text, renames, edits);
     }
 }
 
@@ -233,10 +261,33 @@ mod tests {
         // A later version of the file names the second id.
         let text = "steps: [{ id: load, renamed_from: fetch, run: a, capture: text }]";
         let last = Workflow::parse(text, path).unwrap().with_first_ids(&first).unwrap();
+        assert_eq!(last.text(), "steps: [{ id: get, name: load, renamed_from: get, run: a, capture: text }]");
+    }
+
+    #[test]
+    fn a_step_is_known_by_its_id_in_the_file_or_before_it() {
+        let path = Path::new("w.yaml");
+        let parse = |text: &str| Workflow::parse(text, path).unwrap();
+        let renamed = |text: &str, before: &Workflow| parse(text).with_first_ids(before).unwrap();
+        let first = parse("steps: [{ id: pay, run: a }]");
+        let second = renamed("steps: [{ id: charge, name: Charge it, renamed_from: pay, run: a }]", &first);
+
+        // The note of the rename is gone, and the old id is of a new step.
+        let third = "steps: [{ id: charge, run: a }, { id: pay, needs: [charge], run: b }]";
         assert_eq!(
-            last.text(),
-            "steps: [{ id: get, name: load, renamed_from: fetch, run: a, capture: text }]"
+            renamed(third, &second).text(),
+            "steps: [{ id: pay, name: charge, renamed_from: pay, run: a }, \
+             { id: pay-2, name: pay, renamed_from: pay-2, needs: [pay], run: b }]"
         );
+        assert_eq!(renamed(third, &renamed(third, &second)).text(), renamed(third, &second).text());
+        let fourth = "steps: [{ id: settle, renamed_from: charge, run: a }, { id: pay, run: b }]";
+        assert_eq!(
+            renamed(fourth, &renamed(third, &second)).text(),
+            "steps: [{ id: pay, name: settle, renamed_from: pay, run: a }, \
+             { id: pay-2, name: pay, renamed_from: pay-2, run: b }]"
+        );
+        // The first file again.
+        assert_eq!(renamed(first.text(), &second).text(), first.text());
     }
 
     #[test]

@@ -175,6 +175,10 @@ fn property(table: &str, key: &str) -> Option<Value> {
             json!({ "type": "boolean" }),
             "After a failure, start no further step, not even independent ones.",
         ),
+        ("workflow", "distribute") => (
+            json!({ "type": "boolean" }),
+            "Let any worker execute the commands and agents of a submitted run, not only the worker of the run.",
+        ),
         ("workflow", "max_cuts") => {
             (count(1), "Consecutive cuts after which a step starts only alone; one more cut fails the step.")
         }
@@ -246,6 +250,9 @@ fn property(table: &str, key: &str) -> Option<Value> {
         }
         ("step", "stdin") => (scalar(), "Text for stdin."),
         ("step", "continue_on_error") => (reference("codes"), "Tolerated failures: true, or exit codes."),
+        ("step", "runs_on") => {
+            (reference("words"), "Tags of the workers that may execute the step of a submitted run.")
+        }
         ("step", "idempotent") => (truth(), "false if running twice does harm."),
         ("step", "max_cuts") => (
             count(1),

@@ -310,6 +310,24 @@ pub(super) fn labels(checker: &mut Checker<'_>, node: &Node) -> BTreeMap<String,
     labels
 }
 
+/// Reads `runs_on`: a tag, or a list of tags.
+pub(super) fn tags(checker: &mut Checker<'_>, node: &Node) -> Vec<String> {
+    let mut tags = Vec::new();
+    for (tag, place) in checker.texts(node, "runs_on") {
+        if tag.contains(char::is_whitespace) || tag.contains([',', '$']) {
+            let message = format!("`{}` in `runs_on` is not a tag", crate::expr::shown(&tag));
+            checker.wrong(
+                place,
+                message,
+                "write one word, as in `waypost worker --tags gpu`: `runs_on: gpu`",
+            );
+        } else if !tags.contains(&tag) {
+            tags.push(tag);
+        }
+    }
+    tags
+}
+
 /// Checkpoint settings of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoints {

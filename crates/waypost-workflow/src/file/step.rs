@@ -58,6 +58,7 @@ pub(super) static STEP: KeySet = KeySet {
         "stdin",
         "continue_on_error",
         "idempotent",
+        "runs_on",
         "grace",
         "max_cuts",
         "undo",
@@ -123,6 +124,8 @@ pub(super) struct Draft<'n> {
     pub(super) stdin: Option<(Template, &'n Node)>,
     pub(super) tolerance: Tolerance,
     pub(super) idempotent: bool,
+    /// Tags of the workers that may execute the step.
+    pub(super) runs_on: Vec<String>,
     pub(super) cuts_max: Option<u32>,
     pub(super) grace: Duration,
     pub(super) undo: Option<(Template, &'n Node)>,
@@ -161,6 +164,7 @@ impl<'n> Draft<'n> {
             stdin: None,
             tolerance: Tolerance::Nothing,
             idempotent: true,
+            runs_on: Vec::new(),
             cuts_max: None,
             grace: GRACE,
             undo: None,
@@ -280,6 +284,7 @@ pub(super) fn step<'n>(
             .get("idempotent")
             .and_then(|node| checker.truth(node, "idempotent"))
             .unwrap_or(true),
+        runs_on: fields.get("runs_on").map(|node| settings::tags(checker, node)).unwrap_or_default(),
         cuts_max: fields.get("max_cuts").and_then(|node| settings::cuts_max(checker, node)),
         grace: fields.get("grace").and_then(|node| checker.duration(node, "grace")).unwrap_or(GRACE),
         undo: template(checker, "undo"),

@@ -16,18 +16,29 @@ use crate::suggest::listed;
 pub(super) const KINDS: [&str; 9] =
     ["run", "agent", "service", "approve", "sleep", "wait", "foreach", "steps", "workflow"];
 /// Keys for steps with a process only.
-const FOR_PROCESSES: [&str; 10] =
-    ["dir", "shell", "timeout", "retry", "outputs", "capture", "stdin", "idempotent", "undo", "grace"];
+const FOR_PROCESSES: [&str; 11] = [
+    "dir",
+    "shell",
+    "timeout",
+    "retry",
+    "outputs",
+    "capture",
+    "stdin",
+    "idempotent",
+    "undo",
+    "grace",
+    "runs_on",
+];
 
 /// `NOT_FOR_ITEMS`: keys without a use for a `foreach`. `FOR_THEIR_COMMAND`: keys for the command that lists
 /// items.
-const NOT_FOR_ITEMS: [&str; 7] =
-    ["outputs", "capture", "stdin", "idempotent", "undo", "continue_on_error", "report"];
+const NOT_FOR_ITEMS: [&str; 8] =
+    ["outputs", "capture", "stdin", "idempotent", "undo", "continue_on_error", "report", "runs_on"];
 const FOR_THEIR_COMMAND: [&str; 6] = ["dir", "shell", "timeout", "retry", "grace", "env"];
 
 /// Keys without a use for a service: a service has no outputs, and does not end before the session.
-const NOT_FOR_SERVICES: [&str; 9] =
-    ["timeout", "outputs", "capture", "stdin", "idempotent", "undo", "report", "repeat", "prompt"];
+const NOT_FOR_SERVICES: [&str; 10] =
+    ["timeout", "outputs", "capture", "stdin", "idempotent", "undo", "report", "repeat", "prompt", "runs_on"];
 
 pub(super) static APPROVE: KeySet =
     KeySet { what: "`approve`", keys: &["question", "answer", "choices"], later: &[], elsewhere: &[] };

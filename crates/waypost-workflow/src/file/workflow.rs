@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use super::budget::Budget;
 use super::child::ChildWorkflow;
 use super::evidence::Evidence;
@@ -20,7 +18,7 @@ use super::repeat::Repeat;
 use super::settings::Checkpoints;
 use super::work::{Agent, Work};
 use crate::expr::{Condition, ExprError, Scope, Template};
-use crate::output::{Capture, JsonPath, PathError, value_in};
+use crate::output::{Capture, JsonPath};
 use crate::suggest::{listed, nearest};
 
 /// Valid workflow: ids are unique, needs exist without a cycle, and expressions read existing names only.
@@ -34,6 +32,7 @@ pub struct Workflow {
     pub(super) timeout: Option<Duration>,
     pub(super) budget: Option<Budget>,
     pub(super) fail_fast: bool,
+    pub(super) distribute: bool,
     pub(super) cuts_max: Option<u32>,
     pub(super) params: Vec<Param>,
     pub(super) secrets: Vec<String>,
@@ -93,7 +92,7 @@ impl Body {
     }
 
     /// Returns all steps, with nested steps, hooks and included files, in the order of the file.
-    pub(crate) fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
+    pub fn all(&self) -> Box<dyn Iterator<Item = &Step> + '_> {
         Box::new(self.steps.iter().flat_map(|step| {
             let below = step.work.body().into_iter();
             let below = below.chain(step.hooks.iter().map(|hook| &hook.body));
@@ -166,6 +165,19 @@ impl Workflow {
     /// Returns whether a failure keeps further steps from starting, except those with failures in their `if`.
     pub fn fails_fast(&self) -> bool {
         self.fail_fast
+    }
+
+    /// Returns the tags of the workers that may execute a step in place of the worker of the run; `None` for a step that
+    /// only the worker of the run executes.
+    #[must_use]
+    pub fn runs_on<'s>(&self, step: &'s Step) -> Option<&'s [String]> {
+        let is_leaf = matches!(step.work, Work::Run(_) | Work::Agent(_));
+        (is_leaf && (self.distribute || !step.runs_on.is_empty())).then_some(&step.runs_on)
+    }
+
+    /// Returns whether any worker may execute the steps.
+    pub fn is_distributed(&self) -> bool {
+        self.distribute
     }
 
     /// Returns the default of `max_cuts` of a step.
@@ -466,6 +478,8 @@ pub struct Step {
     pub continue_on_error: Tolerance,
     /// Whether the step may run again after an interruption.
     pub idempotent: bool,
+    /// Tags of the workers that may execute the step; empty for no demand.
+    pub runs_on: Vec<String>,
     /// Cuts in a row before the step starts only alone.
     pub cuts_max: Option<u32>,
     /// Time from stop request to kill.
@@ -480,6 +494,8 @@ pub struct Step {
     pub keeps_stdout: bool,
     /// SHA-256 of the step's definition, in hex; unchanged by irrelevant edits.
     pub fingerprint: String,
+    /// Digest of all that decides whether the step is skipped.
+    pub admission: String,
     /// Digest without the inner steps, for a step with inner steps.
     pub frame: Option<String>,
     /// SHA-256 of the list of items, for a `foreach` without a `key`.
@@ -624,7 +640,7 @@ pub enum RetryCause {
 }
 
 /// Failures of a step that let the run continue.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Tolerance {
     /// None.
     Nothing,
@@ -646,7 +662,7 @@ impl Tolerance {
     }
 }
 
-/// SourceText of an output.
+/// Source of an output.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct OutputSource {
@@ -654,17 +670,4 @@ pub struct OutputSource {
     pub from: Template,
     /// Path in a JSON file; `None` for the text of the file.
     pub json: Option<JsonPath>,
-}
-
-impl OutputSource {
-    /// Returns the output in the bytes of the file.
-    ///
-    /// # Errors
-    /// The file is not text or not JSON, or has no value at the path.
-    pub fn read(&self, bytes: &[u8]) -> Result<Value, PathError> {
-        match &self.json {
-            Some(path) => value_in(path, bytes),
-            None => crate::output::file_text(bytes),
-        }
-    }
 }

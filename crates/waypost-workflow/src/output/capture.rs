@@ -9,7 +9,7 @@ use crate::expr::{NumberError, exact_number, shown};
 pub const CAPTURE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Type of a captured standard output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Capture {
     /// Text without the last newline.
     Text,

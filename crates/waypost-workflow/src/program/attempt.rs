@@ -9,26 +9,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use waypost::Digest;
-use waypost::engine::{Attempt, CancelCause, Performed, StepReport};
-use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN};
-use waypost::store::Store;
+use waypost::engine::{Attempt, CancelCause, Performed, StepReport, StopLevel};
+use waypost::record::{Ending, Failure, FailureKind, Note, Printed, STATE_BYTES_WARN, Try};
+use waypost::store::{Store, StoreError};
 
 use crate::expr::StepView;
 use crate::log::{Captured, Log, LogSink, Recorded, Streams, record};
 use crate::mask::Mask;
 use crate::supervisor::{
-    Child, Exit, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError, kill_leftovers,
+    Child, Exit, LeftoversError, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError,
+    kill_leftovers,
 };
 
 use super::command::Command;
-use super::leftovers::outlives_process;
+use super::executor::{EndedStep, StepEnd, StepExecutor, StepRequest};
+use super::leftovers::{ProcessMark, outlives_process};
 use super::outputs::{OutputFiles, OutputSources, StepOutputs};
 use super::scratch::{Scratch, ScratchFolder};
 use super::state::{StepOutput, json_bytes, largest};
 use super::step_events::EVENTS;
-use super::{Echo, MARK, WorkflowProgram, failure, log_name, undo_log_name};
+use super::{Echo, MARK, SESSION, WorkflowProgram, failure, log_name, undo_log_name};
 
 /// Log tail kept with a failure, as lines and bytes: one screen.
 const FAILURE_TAIL: (usize, usize) = (20, 2 * 1024);
@@ -71,30 +73,131 @@ enum Life {
 
 impl WorkflowProgram {
     pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
-        let (supervisor, folder, mark) = self.tools();
-        let budget_use = {
+        let (budget_use, executor) = {
             let session = self.session.lock().expect("no code panics while the session is locked");
-            session.as_ref().and_then(|session| session.budget_use.clone())
+            let session = session.as_ref();
+            let executor = session.and_then(|session| session.executor.clone());
+            (session.and_then(|session| session.budget_use.clone()), executor)
         };
         if budget_use.as_ref().is_some_and(|budget_use| budget_use.is_empty(&attempt)) {
             return Performed::Stopped { in_progress: false };
         }
-        let may_be_cut = job.may_be_cut;
-        let performed = self.run_in(&folder, supervisor, job, &attempt, &mark).await;
+        let performed = match executor.filter(|_| job.runs_on.is_some()) {
+            Some(executor) => self.run_elsewhere(executor.as_ref(), &job, &attempt).await,
+            None => self.run_here(job, &attempt).await,
+        };
         if let Some(budget_use) = budget_use {
             budget_use.add(&performed, &attempt);
         }
+        performed
+    }
+
+    /// Runs a command through an executor.
+    async fn run_elsewhere(
+        &self,
+        executor: &dyn StepExecutor,
+        job: &Command,
+        attempt: &Attempt,
+    ) -> Performed<StepOutput> {
+        let request = StepRequest::new(attempt, job, self.base());
+        let in_text = serde_json::to_vec(&request).unwrap_or_default();
+        if self.mask().contains(&in_text) {
+            let text =
+                "the command contains a secret, and secrets are not passed to other workers".to_owned();
+            let hint = "read the secret from the environment in the command".to_owned();
+            let failure = Failure::new(FailureKind::Limit, vec![text, hint]);
+            return Performed::Failed { failure, report: StepReport::default() };
+        }
+        let key = attempt.idempotency_key();
+        let ended = async {
+            loop {
+                let ended = match executor.submit(&key, request.clone()).await {
+                    Ok(()) => executor.observe(&key).await,
+                    Err(lost) => {
+                        let why = format!("{LOSS}the queue: {}", chain(&lost));
+                        EndedStep::unbegun(StepEnd::Cut {
+                            why,
+                            was_killed: false,
+                            report: StepReport::default(),
+                        })
+                    }
+                };
+                // A worker that ends gives its steps back.
+                match &ended.end {
+                    _ if attempt.is_stopped() => return ended,
+                    StepEnd::Stopped { lack: None, in_progress } if job.idempotent || !in_progress => {}
+                    StepEnd::Lost | StepEnd::Stopped { lack: None, .. } => {
+                        return EndedStep { end: lost(job), ..ended };
+                    }
+                    _ => return ended,
+                }
+            }
+        };
+        let cancel = async {
+            attempt.stop_asked().await;
+            // If the request is lost, the next session of the run repeats it.
+            let _ = executor.cancel(&key, StopLevel::Graceful).await;
+            attempt.killed().await;
+            let _ = executor.cancel(&key, StopLevel::Kill).await;
+            std::future::pending::<EndedStep>().await
+        };
+        let EndedStep { at, losses, end } = tokio::select! {
+            ended = ended => ended,
+            ended = cancel => ended,
+            never = attempt.report_progress(Default::default) => match never {},
+        };
+        if let StepEnd::Stopped { lack: Some(lack), .. } = &end
+            && !attempt.is_stopped()
+        {
+            attempt.stop_session(lack);
+        }
+        let mut performed = end.performed();
+        if let Performed::Completed { output, report, .. } = &mut performed {
+            report.notes.extend(self.rendered_report(job, &output.outputs));
+        }
+        if let Some(at) = at.filter(|at| *at != attempt.at)
+            && let Performed::Completed { report, .. } | Performed::Failed { report, .. } = &mut performed
+        {
+            let data = json!({ "attempt": at.attempt, "losses": losses });
+            report.notes.push(Note::Event { name: "adopted".to_owned(), data });
+            if let Err(error) = self.copy_log(&at, attempt).await {
+                report.notes.push(Note::Warning(format!("the log is incomplete: {error}")));
+            }
+        }
+        performed
+    }
+
+    /// Copies the log of an adopted attempt to the log of the attempt that adopts it.
+    async fn copy_log(&self, at: &Try, attempt: &Attempt) -> Result<(), StoreError> {
+        let Attempt { run, branch, step, lease, .. } = attempt;
+        let (source, target) = (log_name(branch, step, at), log_name(branch, step, &attempt.at));
+        let (blobs, mut offset) = (self.surroundings.store.blobs(), 0);
+        loop {
+            let bytes = blobs.read(run, &source, offset).await?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            blobs.append(lease, &target, &bytes).await?;
+            offset += bytes.len() as u64;
+        }
+    }
+
+    /// Runs a command below the supervisor of this process.
+    pub(super) async fn run_here(&self, job: Command, attempt: &Attempt) -> Performed<StepOutput> {
+        let (supervisor, folder, mark) = self.tools();
+        let may_be_cut = job.may_be_cut;
+        let performed = self.run_in(&folder, supervisor, job, attempt, &mark).await;
         if may_be_cut && matches!(performed, Performed::Failed { .. }) && folder.is_full() {
             // The files, the log and the outputs of the step share this disk, so the full disk may be the
             // cause. A failure would use up a retry, and a fallback would replace the step.
             let why = format!("{NO_ROOM} at `{}`", folder.path().display());
-            return Performed::Cut { why, report: StepReport::default() };
+            return Performed::Cut { why, was_killed: false, report: StepReport::default() };
         }
         performed
     }
 
     /// Returns the supervisor, the scratch folder and the process mark of the session.
-    pub(super) fn tools(&self) -> (Arc<Supervisor>, Arc<ScratchFolder>, String) {
+    pub(super) fn tools(&self) -> (Arc<Supervisor>, Arc<ScratchFolder>, ProcessMark) {
         let session = self.session.lock().expect("no code panics while the session is locked");
         let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
         (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
@@ -106,11 +209,11 @@ impl WorkflowProgram {
         job: &Command,
         attempt: &Attempt,
         folder: &ScratchFolder,
-        mark: &str,
+        mark: &ProcessMark,
     ) -> Result<StepProcess, Failure> {
         let scratch = Scratch::make(folder.path(), attempt).map_err(|error| no_scratch(&error))?;
         Ok(StepProcess {
-            argv: job.argv.clone(),
+            argv: job.argv.iter().map(Into::into).collect(),
             env: self.environment(job, attempt, &scratch, mark),
             dir: job.dir.clone(),
             stdin: Stdin::Empty,
@@ -124,7 +227,7 @@ impl WorkflowProgram {
         supervisor: Arc<Supervisor>,
         job: Command,
         attempt: &Attempt,
-        mark: &str,
+        mark: &ProcessMark,
     ) -> Performed<StepOutput> {
         let scratch = match Scratch::make(folder.path(), attempt) {
             Ok(scratch) => scratch,
@@ -136,7 +239,7 @@ impl WorkflowProgram {
             }
         };
         let process = StepProcess {
-            argv: job.argv.clone(),
+            argv: job.argv.iter().map(Into::into).collect(),
             env: self.environment(&job, attempt, &scratch, mark),
             dir: job.dir.clone(),
             stdin: job.stdin.clone().map_or(Stdin::Empty, |text| Stdin::Bytes(text.into_bytes())),
@@ -162,14 +265,30 @@ impl WorkflowProgram {
     /// Kills the remaining processes of a step whose supervisor is lost.
     ///
     /// The reaper kills these processes unless the reaper was killed too. Processes of other steps are left
-    /// to their own attempts. The run has no other holder until this attempt is recorded as cut.
-    fn end_leftovers(&self, lost: &SupervisorError, attempt: &Attempt, mark: &str) {
+    /// to their own attempts, and those of the next session to that session.
+    fn end_leftovers(&self, lost: &SupervisorError, attempt: &Attempt, mark: &ProcessMark) {
         if !matches!(lost, SupervisorError::Ended) || !outlives_process(self.surroundings.store.as_ref()) {
             return;
         }
         let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
+        let own = [
+            (MARK, &*mark.run),
+            (SESSION, &*mark.session),
+            ("WAYPOST_STEP", step),
+            ("WAYPOST_SCOPE", branch),
+        ];
         // The next holder of the run kills the survivors before the first step.
-        let _ = kill_leftovers(&[(MARK, mark), ("WAYPOST_STEP", step), ("WAYPOST_SCOPE", branch)]);
+        let _ = kill_leftovers(&own);
+    }
+
+    /// Kills the processes of the step on this machine that an ended session has left.
+    pub(super) fn kill_leftovers_of(
+        &self,
+        attempt: &Attempt,
+        mark: &ProcessMark,
+    ) -> Result<(), LeftoversError> {
+        let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
+        kill_leftovers(&[(MARK, &mark.run), ("WAYPOST_STEP", step), ("WAYPOST_SCOPE", branch)]).map(drop)
     }
 
     fn environment(
@@ -177,7 +296,7 @@ impl WorkflowProgram {
         job: &Command,
         attempt: &Attempt,
         scratch: &Scratch,
-        mark: &str,
+        mark: &ProcessMark,
     ) -> Vec<(OsString, OsString)> {
         let mut env: BTreeMap<OsString, OsString> = self.surroundings.environment.iter().cloned().collect();
         env.extend(job.env.iter().map(|(name, value)| (name.into(), value.into())));
@@ -191,7 +310,8 @@ impl WorkflowProgram {
         set("WAYPOST_OUTPUT", scratch.output.clone().into());
         set("WAYPOST_SUMMARY", scratch.summary.clone().into());
         set(EVENTS, scratch.events.clone().into());
-        set(MARK, mark.into());
+        set(MARK, mark.run.clone().into());
+        set(SESSION, mark.session.clone().into());
         env.into_iter().collect()
     }
 
@@ -201,7 +321,7 @@ impl WorkflowProgram {
         job: Command,
         attempt: &Attempt,
         scratch: &Scratch,
-        mark: &str,
+        mark: &ProcessMark,
     ) -> Performed<StepOutput> {
         let logged = Arc::new(AtomicU64::new(0));
         let sink = BlobSink {
@@ -235,7 +355,7 @@ impl WorkflowProgram {
             clear(&mut child, attempt, job.grace).await;
         }
         if let Some(why) = job.cut_midway(&life, attempt) {
-            return Performed::Cut { why, report };
+            return Performed::Cut { why, was_killed: false, report };
         }
         match life {
             Life::Cancelled(CancelCause::Stop(_)) => Performed::Stopped { in_progress: true },
@@ -343,7 +463,13 @@ impl WorkflowProgram {
                 return notes;
             }
         }
-        let Some(((report, scope), outputs)) = job.report.as_ref().zip(outputs) else { return notes };
+        notes.extend(outputs.and_then(|outputs| self.rendered_report(job, outputs)));
+        notes
+    }
+
+    /// Returns the note of the step's `report`, or a warning.
+    fn rendered_report(&self, job: &Command, outputs: &Map<String, Value>) -> Option<Note> {
+        let (report, scope) = job.report.as_ref()?;
         let mut scope = scope.clone();
         if let Some(step) = scope.step().map(str::to_owned) {
             let outputs = Some(outputs.clone());
@@ -356,14 +482,13 @@ impl WorkflowProgram {
             };
             scope.insert_step(step, &view);
         }
-        match report.render(&scope) {
-            Ok(text) => notes.push(Note::Report(self.mask().mask_str(&text).into_owned())),
+        Some(match report.render(&scope) {
+            Ok(text) => Note::Report(self.mask().mask_str(&text).into_owned()),
             Err(error) => {
                 let text = format!("cannot render the step's `report`: {error}");
-                notes.push(Note::Warning(self.mask().mask_str(&text).into_owned()));
+                Note::Warning(self.mask().mask_str(&text).into_owned())
             }
-        }
-        notes
+        })
     }
 }
 
@@ -451,6 +576,24 @@ impl Life {
     }
 }
 
+/// Returns the end of a step whose workers were lost. After several losses the step itself may be the cause.
+fn lost(job: &Command) -> StepEnd {
+    let report = StepReport::default();
+    if let Some(runs_on) = job.runs_on.as_ref().filter(|_| job.idempotent) {
+        let cuts = runs_on.losses_max + 1;
+        let times = if cuts == 1 { "once".to_owned() } else { format!("{cuts} times") };
+        let text = format!("cut {times}: each time, the worker of the step was lost");
+        return StepEnd::Failed { failure: Box::new(Failure::new(FailureKind::Limit, vec![text])), report };
+    }
+    StepEnd::Cut { why: format!("{LOSS}a worker"), was_killed: true, report }
+}
+
+/// Formats an error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// Returns the progress of a running step: bytes of log.
 fn how_far(logged: &AtomicU64) -> (Map<String, Value>, StepReport) {
     let bytes = logged.load(Ordering::Relaxed);
@@ -478,7 +621,7 @@ pub fn lacking(error: &(dyn std::error::Error + 'static)) -> Option<String> {
 }
 
 /// Stops the session for lack of a resource. The step has not started and does not fail.
-fn interrupted(why: &str, attempt: &Attempt) -> Performed<StepOutput> {
+pub(super) fn interrupted(why: &str, attempt: &Attempt) -> Performed<StepOutput> {
     attempt.stop_session(&format!("{why} for step {}", attempt.step));
     Performed::Stopped { in_progress: false }
 }
@@ -492,7 +635,7 @@ fn cut(lost: &SupervisorError) -> Performed<StepOutput> {
         SupervisorError::ReaperKilled => "the reaper of a step",
         _ => "its supervisor",
     };
-    Performed::Cut { why: format!("{LOSS}{what}"), report: StepReport::default() }
+    Performed::Cut { why: format!("{LOSS}{what}"), was_killed: true, report: StepReport::default() }
 }
 
 /// Returns the result of an attempt whose start failed or was not confirmed.

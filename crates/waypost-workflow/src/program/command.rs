@@ -1,9 +1,10 @@
 //! Command of a step, with all expressions evaluated.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::expr::{ExprError, Scope, Template};
 use crate::file::{OutputSource, Step, Tolerance, Work};
@@ -14,9 +15,9 @@ use super::outputs::DeclaredFile;
 use super::{Surroundings, agent};
 
 /// Command with all expressions evaluated; runs without the state.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Command {
-    pub(super) argv: Vec<OsString>,
+    pub(super) argv: Vec<String>,
     pub(super) command: String,
     /// Whether the command comes from a template; then the record keeps the text.
     pub(super) rendered: bool,
@@ -40,11 +41,25 @@ pub(super) struct Command {
     /// Whether an interrupted attempt counts as an ordinary failure, although its effects are unknown.
     pub(super) may_be_cut: bool,
     pub(super) idempotent: bool,
+    /// Rendered by the session of the run, after the end of the step.
+    #[serde(skip)]
     pub(super) report: Option<(Template, Scope)>,
     /// Size of the state before the step.
     pub(super) state_bytes: usize,
     /// Whether this is the `undo` command of the step.
     pub(super) undoes: bool,
+    /// The workers that may execute the command; `None` for the session of the run alone.
+    #[serde(skip)]
+    pub(super) runs_on: Option<RunsOn>,
+}
+
+/// The workers that may execute a command in place of the session of the run.
+#[derive(Debug, Clone)]
+pub(super) struct RunsOn {
+    /// The tags of each worker.
+    pub(super) tags: Vec<String>,
+    /// The lost workers after which no other may execute the command.
+    pub(super) losses_max: u32,
 }
 
 impl Command {
@@ -66,14 +81,13 @@ impl Command {
         let dir = step.dir.as_ref().map(|dir| dir.render_word(&scope)).transpose()?;
         let output = |(name, source): &(String, OutputSource)| {
             let path = base.join(source.from.render(&scope)?);
-            Ok(DeclaredFile { name: name.clone(), path, source: source.clone() })
+            Ok(DeclaredFile { name: name.clone(), path, json: source.json.clone() })
         };
         let shell = step.shell.command(around.has_bash);
         let (argv, prompt) = match agent {
             Some(agent) => agent::filled(agent, command.clone(), shell),
             None => (shell.into_iter().chain([command.clone()]).collect(), None),
         };
-        let argv: Vec<OsString> = argv.into_iter().map(Into::into).collect();
         Ok(Self {
             argv,
             // The prompt of an agent is recorded nowhere else.
@@ -99,6 +113,7 @@ impl Command {
             env,
             state_bytes: 0,
             undoes: false,
+            runs_on: None,
         })
     }
 

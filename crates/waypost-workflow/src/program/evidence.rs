@@ -13,7 +13,8 @@ use waypost::engine::{
 use waypost::evidence::{COMMAND_EXIT, literal_path};
 use waypost::record::{Claim, Ending, Failure, FailureKind, Occasion, Pack, Phase, Verdict};
 use waypost_evidence::{
-    COMMAND, EXEC, Environment, PROCESS_EXISTS, is_private_url, literal_text, sign_of, verifier,
+    API_RESPONSE, COMMAND, EXEC, Environment, NETWORK_REACHABLE, PROCESS_EXISTS, is_private_url,
+    literal_text, sign_of, verifier,
 };
 
 use crate::expr::{ExprError, Scope, Template};
@@ -22,6 +23,7 @@ use crate::mask::Mask;
 
 use super::command::Command;
 use super::outputs::OutputFiles;
+use super::service::Service;
 use super::state::{StepOutput, StepState, WorkflowState};
 use super::{WorkflowProgram, expression};
 
@@ -42,10 +44,13 @@ pub(super) struct Vouching {
     grace: Duration,
     /// Whether the step is idempotent; if not, the exit is recorded before the check.
     repeats: bool,
+    /// The addresses in the evidence of the services that the step uses.
+    service_addresses: BTreeSet<String>,
 }
 
 impl WorkflowProgram {
-    /// Adds the probes and the allowed folders of this workflow to `engine`.
+    /// Adds the probes and the allowed folders of this workflow to `engine`; for a store without a folder, as on a
+    /// server, also the base folder.
     ///
     /// Programs in evidence run with the caller's environment. Secrets, and variables whose value contains a
     /// secret, are withheld unless a claim names the variable.
@@ -62,6 +67,10 @@ impl WorkflowProgram {
         let environment = Environment::of(environment)
             .withholding(withheld)
             .masked_by(move |text| mask.mask_str(text).into_owned());
+        let engine = match engine.store().home() {
+            Some(_) => engine,
+            None => engine.with_base(&self.surroundings.base),
+        };
         let engine = engine.with_verifier(verifier(environment));
         self.workflow().allow_paths().iter().fold(engine, Engine::allowing)
     }
@@ -96,6 +105,7 @@ impl WorkflowProgram {
             folder_of_run: self.folder(),
             grace: step.grace,
             repeats: step.idempotent,
+            service_addresses: BTreeSet::new(),
         }))
     }
 
@@ -189,7 +199,36 @@ impl WorkflowProgram {
     }
 }
 
+/// Returns the address of a claim about a port or an HTTP server, with one name for this machine.
+fn address_of(recorded: &str, subject: &str) -> Option<String> {
+    let authority = match recorded {
+        API_RESPONSE => subject.split_once("://")?.1.split(['/', '?', '#']).next()?,
+        NETWORK_REACHABLE => subject,
+        _ => return None,
+    };
+    let authority = authority.rsplit('@').next()?;
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => (host, port),
+        _ if recorded == NETWORK_REACHABLE => ("", authority),
+        _ => (authority, if subject.starts_with("https") { "443" } else { "80" }),
+    };
+    let host = if matches!(host, "" | "localhost" | "127.0.0.1" | "[::1]") { "localhost" } else { host };
+    Some(format!("{host}:{port}"))
+}
+
 impl Vouching {
+    /// Lets claims about the addresses of services count at the commit only: at a resume the service does not run yet.
+    pub(super) fn beside(self, services: &[Service]) -> Self {
+        let addresses = services.iter().filter_map(Service::vouching).flat_map(Self::addresses);
+        Self { service_addresses: addresses.collect(), ..self }
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        let address =
+            |claim: &ClaimTemplate| address_of(claim.kind.recorded, &self.subject(claim, &self.scope).ok()?);
+        self.evidence.claims.iter().filter_map(address).collect()
+    }
+
     fn subject(&self, claim: &ClaimTemplate, scope: &Scope) -> Result<String, ExprError> {
         let Some(subject) = &claim.subject else { return Ok(self.step.clone()) };
         if claim.kind.about == About::Program {
@@ -242,7 +281,13 @@ impl Vouching {
         let claim = |template: &ClaimTemplate| {
             let mut claim = Claim::new(template.kind.recorded, self.subject(template, scope)?);
             claim.name.clone_from(&template.name);
-            let claim = claim.on_terms(template.terms.clone());
+            let mut terms = template.terms.clone();
+            let address = address_of(template.kind.recorded, &claim.subject);
+            if terms.at.is_empty() && address.is_some_and(|address| self.service_addresses.contains(&address))
+            {
+                terms.at.insert(Occasion::Commit);
+            }
+            let claim = claim.on_terms(terms);
             let Some(expect) = &template.expect else { return Ok(claim.pinning()) };
             let mut expect = value_of(expect, template.kind.recorded, scope)?;
             if template.kind.about == About::Program {

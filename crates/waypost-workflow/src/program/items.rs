@@ -20,6 +20,7 @@ use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, MatrixEr
 use crate::mask::Mask;
 use crate::output::{JsonPath, PathError, value_in};
 
+use super::attempt::{interrupted, lacking};
 use super::command::Command;
 use super::outputs::read_items_file;
 use super::state::{StepItems, StepOutput, WorkflowState};
@@ -360,18 +361,26 @@ impl Joining {
     }
 
     /// Reads the outcome of each item, in order of the items.
-    pub(super) async fn run(self) -> Performed<StepOutput> {
+    pub(super) async fn run(self, attempt: &Attempt) -> Performed<StepOutput> {
         match self.count().await {
             Ok(items) => {
                 let output = StepOutput { items: Some(items), ..StepOutput::default() };
                 Performed::Completed { output, ending: Ending::default(), report: StepReport::default() }
             }
-            Err(failure) => Performed::Failed { failure, report: StepReport::default() },
+            Err(JoinError::Failed(failure)) => Performed::Failed { failure, report: StepReport::default() },
+            Err(JoinError::NotWritten(path, error)) => match lacking(&error) {
+                Some(lack) => interrupted(&lack, attempt),
+                None => {
+                    let failure = not_written(&path, &error);
+                    Performed::Failed { failure, report: StepReport::default() }
+                }
+            },
         }
     }
 
-    async fn count(&self) -> Result<StepItems, Failure> {
+    async fn count(&self) -> Result<StepItems, JoinError> {
         let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
+        let not_written = |error| JoinError::NotWritten(self.file.clone().unwrap_or_default(), error);
         let mut items = StepItems { total: self.joined.total(), ..StepItems::default() };
         // Failed items, without those given up by a person.
         let mut open = 0;
@@ -394,33 +403,31 @@ impl Joining {
                 kept.push(outcome.clone());
                 let (count_max, bytes_max) = INLINE_MAX;
                 if kept.len() as u64 > count_max || *bytes > bytes_max {
-                    let Some(path) = &self.file else {
-                        return Err(wrong(format!(
-                            "the results exceed the limits of the state ({count_max} items or {bytes_max} \
-                             bytes), and this store has no folder for a results file"
-                        )));
-                    };
-                    let mut lines = Lines::create(path).map_err(|error| not_written(path, error))?;
-                    for outcome in kept.drain(..) {
-                        lines.push(&outcome).map_err(|error| not_written(path, error))?;
+                    // Without a folder of the run, only expressions that read the results fail.
+                    if let Some(path) = &self.file {
+                        let mut lines = Lines::create(path).map_err(not_written)?;
+                        for outcome in kept.drain(..) {
+                            lines.push(&outcome).map_err(not_written)?;
+                        }
+                        file = Some(lines);
                     }
-                    (file, inline) = (Some(lines), None);
+                    inline = None;
                 }
             } else if let Some(lines) = &mut file {
-                lines.push(&outcome).map_err(|error| not_written(&lines.path, error))?;
+                lines.push(&outcome).map_err(not_written)?;
             }
         }
         items.items = inline.map(|(kept, _)| kept);
         if let Some(lines) = file {
             let path = lines.path.clone();
-            lines.finish().map_err(|error| not_written(&path, error))?;
+            lines.finish().map_err(not_written)?;
             items.file = path.file_name().map(|name| name.to_string_lossy().into_owned());
         }
         match self.check_limits(open, items.total) {
             Ok(()) => Ok(items),
             Err(mut failure) => {
                 failure.ending.stdout = serde_json::to_string(&items).ok();
-                Err(failure)
+                Err(failure.into())
             }
         }
     }
@@ -516,7 +523,20 @@ impl Lines {
     }
 }
 
-fn not_written(path: &Path, error: std::io::Error) -> Failure {
+/// Why a join has no result.
+enum JoinError {
+    Failed(Failure),
+    /// The results file cannot be written.
+    NotWritten(PathBuf, std::io::Error),
+}
+
+impl From<Failure> for JoinError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+fn not_written(path: &Path, error: &std::io::Error) -> Failure {
     let text = format!("cannot write the results of items to {}", path.display());
     Failure::new(FailureKind::Error, vec![text, error.to_string()])
 }

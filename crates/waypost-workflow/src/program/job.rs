@@ -7,7 +7,7 @@ use waypost::record::{Failure, Note, Try};
 
 use crate::file::Work;
 
-use super::command::Command;
+use super::command::{Command, RunsOn};
 use super::evidence::Vouching;
 use super::items::{Joining, Listing};
 use super::repeat::{Passing, in_pass};
@@ -90,7 +90,11 @@ impl WorkflowProgram {
         }
         let command = step.work.command().expect("every other kind of work is a command");
         let command = Command::render(step, command, &scope, self.around(step_ref)).map_err(expression)?;
-        let command = Box::new(command.after(state.bytes()));
+        // A service is known to the session of the run only, and so are the steps that use the service.
+        let tags = self.workflow.runs_on(step).filter(|_| services.is_empty());
+        let losses_max = step.cuts_max.unwrap_or_else(|| self.workflow.cuts_max());
+        let runs_on = tags.map(|tags| RunsOn { tags: tags.to_vec(), losses_max });
+        let command = Box::new(Command { runs_on, ..command.after(state.bytes()) });
         Ok(Job { services, ..job(Doing::Command(command)) })
     }
 

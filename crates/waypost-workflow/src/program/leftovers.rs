@@ -1,6 +1,7 @@
 //! Processes of a run that survived the loss of engine, supervisor and reapers at once.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 
 use waypost::store::Store;
@@ -18,6 +19,29 @@ pub(super) fn mark_of(store: &dyn Store, run: &RunId) -> String {
     let place = home.map_or_else(|| store.to_string().into(), std::path::PathBuf::into_os_string);
     let parts = [place.as_encoded_bytes(), run.as_str().as_bytes()];
     Digest::of_parts(parts).to_string()[..32].to_owned()
+}
+
+/// Returns the mark of the processes that a worker starts for the session of a run. A takeover of the run ends the
+/// processes of the former session, and adopts these.
+pub(super) fn task_mark_of(store: &dyn Store, run: &RunId) -> String {
+    Digest::of_parts([mark_of(store, run).as_bytes(), b"task"]).to_string()[..32].to_owned()
+}
+
+/// The variables that mark the processes of a session.
+#[derive(Debug, Clone)]
+pub(super) struct ProcessMark {
+    /// The mark of the run.
+    pub(super) run: String,
+    /// Unique among the sessions on this machine: a session that lost its lease must not end the processes of the next.
+    pub(super) session: String,
+}
+
+impl ProcessMark {
+    /// Makes the mark of a new session.
+    pub(super) fn new(run: String) -> Self {
+        let random = RandomState::new().hash_one(0);
+        Self { run, session: format!("{}-{random:x}", std::process::id()) }
+    }
 }
 
 /// Returns whether runs of a store outlive the process, and with them processes of their steps. The name of a store

@@ -17,7 +17,7 @@ use waypost::engine::{
 };
 use waypost::record::{Claim, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
-use waypost::store::{FIRST_TOKEN, Lease, Store};
+use waypost::store::{FIRST_TOKEN, Lease, Store, StoreError};
 use waypost::{BranchPath, Digest, RunId, StepId};
 
 use crate::expr::{Condition, FAILED_STEP, Scope, WAITING_STEP};
@@ -33,6 +33,7 @@ mod child;
 mod command;
 mod error;
 mod evidence;
+mod executor;
 mod faults;
 mod hooks;
 mod item_check;
@@ -51,11 +52,13 @@ mod step_events;
 mod subgraphs;
 mod waiting;
 
+use executor::end_earlier;
 use scratch::ScratchFolder;
 
 use budget::BudgetUse;
 use faults::{expression, failure, no_known_children};
 use job::Doing;
+use leftovers::ProcessMark;
 use service::Services;
 use state::Outer;
 use subgraphs::Subgraph;
@@ -68,6 +71,10 @@ pub use agent::Agents;
 pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, lacking};
 pub use budget::{BUDGET, spent};
 pub use error::ProgramError;
+pub use executor::{
+    DispatchOptions, EndedStep, ExecutorError, LocalExecutor, StepEnd, StepExecutor, StepRequest,
+    TaskExecutor,
+};
 pub use leftovers::{kill_processes_of, processes_of, run_mark};
 pub use preflight::{Lack, Machine, has_program, lacks};
 pub use scratch::ScratchError;
@@ -82,6 +89,8 @@ pub const WAITS: &str = "the step waits";
 /// Environment variable that marks the processes of a run. A resume finds the processes of a killed
 /// supervisor by this mark.
 const MARK: &str = "WAYPOST_RUN_MARK";
+/// Environment variable that distinguishes the processes of a session from those of other sessions of the run.
+const SESSION: &str = "WAYPOST_SESSION";
 
 /// Receives the masked output of steps as it arrives, for a screen.
 pub trait Echo: fmt::Debug + Send + Sync {
@@ -108,6 +117,8 @@ pub struct Surroundings {
     pub agents: Arc<Agents>,
     /// Limit of concurrent steps.
     pub parallel: Parallel,
+    /// Lets the workers of the store execute steps with `distribute` or `runs_on`; `None` runs all steps here.
+    pub dispatch: Option<DispatchOptions>,
     /// Receiver of the output of steps.
     pub echo: Option<Arc<dyn Echo>>,
 }
@@ -130,8 +141,14 @@ struct Session {
     supervisor: Arc<Supervisor>,
     /// Folder of the files for outputs and report text.
     scratch: Arc<ScratchFolder>,
-    mark: String,
+    mark: ProcessMark,
     services: Services,
+    /// Executor of steps for other workers.
+    executor: Option<Arc<dyn StepExecutor>>,
+    /// The lease whose steps the executor runs.
+    lease: Lease,
+    /// Set after the end of the steps of earlier sessions.
+    earlier: Arc<tokio::sync::OnceCell<()>>,
     /// Budget of the run, if limited.
     budget_use: Option<Arc<BudgetUse>>,
 }
@@ -257,6 +274,44 @@ impl WorkflowProgram {
         self.surroundings.store.folder(&self.surroundings.run)
     }
 
+    fn base(&self) -> &Path {
+        &self.surroundings.base
+    }
+
+    /// Ends the steps of earlier sessions that this session has not adopted: a rerun invalidates what these have read.
+    async fn end_earlier_steps(&self) -> Result<(), StoreError> {
+        let (lease, earlier) = {
+            let session = self.session.lock().expect("no code panics while the session is locked");
+            match session.as_ref().filter(|session| session.executor.is_some()) {
+                Some(session) => (session.lease.clone(), Arc::clone(&session.earlier)),
+                None => return Ok(()),
+            }
+        };
+        earlier.get_or_try_init(|| end_earlier(self.surroundings.store.as_ref(), &lease)).await.map(drop)
+    }
+
+    /// Prepares for steps of a run whose session is elsewhere.
+    async fn begin_apart(&self, lease: &Lease) -> Result<(), BeginError> {
+        let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
+        let deadline = lease.deadline().map(waypost::deadline::Deadline::try_clone_descriptor).transpose();
+        let deadline = deadline.map_err(|error| begin_error(error.into()))?;
+        let supervisor = Supervisor::start_until(self.surroundings.supervisor.clone(), None, deadline).await;
+        let supervisor = supervisor.map_err(|error| begin_error(error.into()))?;
+        let scratch = ScratchFolder::make(None).map_err(|error| begin_error(error.into()))?;
+        let session = Session {
+            supervisor: Arc::new(supervisor),
+            scratch: Arc::new(scratch),
+            mark: ProcessMark::new(leftovers::task_mark_of(self.surroundings.store.as_ref(), lease.run())),
+            services: Services::default(),
+            executor: None,
+            lease: lease.clone(),
+            earlier: Arc::default(),
+            budget_use: None,
+        };
+        *self.session.lock().expect("no code panics while the session is locked") = Some(session);
+        Ok(())
+    }
+
     /// Returns the limits of a log: smaller in a database, which has no folder of the run.
     fn log_limits(&self) -> LogLimits {
         match leftovers::outlives_process(self.surroundings.store.as_ref()) && self.folder().is_none() {
@@ -310,11 +365,18 @@ impl Program for WorkflowProgram {
         serde_json::to_writer(bytes, state).map_err(|error| Flaw::Malformed(error.to_string()))
     }
 
-    fn decode(&self, _: usize, bytes: &[u8], schema: u32) -> Result<WorkflowState, StateError> {
+    /// Decodes a state, without the results of steps that the definition lacks.
+    fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<WorkflowState, StateError> {
         if schema > STATE_SCHEMA {
             return Err(StateError::Newer { found: schema, supported: STATE_SCHEMA });
         }
-        serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))
+        let mut state: WorkflowState =
+            serde_json::from_slice(bytes).map_err(|error| StateError::Malformed(error.to_string()))?;
+        // The state of a hook has the result of the step around the hook.
+        if state.hook().is_none() {
+            state.keep_steps(&repeat::steps_of_state(&self.levels[level].steps));
+        }
+        Ok(state)
     }
 
     fn open(&self, step_ref: StepRef<'_>, state: &WorkflowState) -> Result<Vec<Item>, Failure> {
@@ -446,9 +508,8 @@ impl Program for WorkflowProgram {
             return Ok(Admission::Skip(SkipCause::Condition(WAITS.to_owned())));
         }
         let has_failure = matches!(upstream, Upstream::Failed(_));
-        let is_unknown = upstream == Upstream::Unknown;
-        let condition =
-            step.condition.as_ref().filter(|condition| !is_unknown || condition.reads_no_result());
+        let unknown = if let Upstream::Unknown(steps) = upstream { Some(steps) } else { None };
+        let condition = step.condition.as_ref();
         if has_failure && !condition.is_some_and(Condition::asks_for_failures) {
             return Ok(upstream.admission());
         }
@@ -461,13 +522,15 @@ impl Program for WorkflowProgram {
         if step.repeat.is_some() && state.passes(&step.id) > 0 {
             return Ok(Admission::Run);
         }
+        let is_known = |need: &str| unknown.is_none_or(|steps| !steps.contains(need));
         let skipped =
-            step.needs.iter().find(|need| state.is_skipped(need) && !considers(need) && !is_unknown);
+            step.needs.iter().find(|need| state.is_skipped(need) && !considers(need) && is_known(need));
         if let Some(need) = skipped {
             let need = StepId::new(need).expect("the reader checked the id");
             return Ok(Admission::Skip(SkipCause::Need(need)));
         }
-        let Some(condition) = condition else { return Ok(Admission::Run) };
+        let decides = |condition: &&Condition| unknown.is_none() || condition.reads_no_result();
+        let Some(condition) = condition.filter(decides) else { return Ok(Admission::Run) };
         let scope = self.scope_of(step, state).with_failure(has_failure);
         let env = step.resolve_shared_env(&scope).map_err(expression)?;
         if condition.holds(&scope.for_step(&step.id, &env)).map_err(expression)? {
@@ -482,11 +545,19 @@ impl Program for WorkflowProgram {
         state: &WorkflowState,
         joined: Option<Joined>,
     ) -> Result<Job, Failure> {
-        let vouching = self.vouching(step_ref, state).map_err(expression)?.map(Box::new);
-        Ok(Job { vouching, ..self.job(step_ref, state, joined)? })
+        let vouching = self.vouching(step_ref, state).map_err(expression)?;
+        let job = self.job(step_ref, state, joined)?;
+        let vouching = vouching.map(|vouching| Box::new(vouching.beside(&job.services)));
+        Ok(Job { vouching, ..job })
     }
 
     async fn perform(&self, job: Job, attempt: Attempt) -> Performed<StepOutput> {
+        if attempt.at.epoch > 0
+            && let Err(error) = self.end_earlier_steps().await
+        {
+            let why = format!("{LOSS}the queue: {error}");
+            return Performed::Cut { why, was_killed: false, report: waypost::engine::StepReport::default() };
+        }
         let notes = match self.ensure(&job.services, &attempt).await {
             Ok(notes) => notes,
             Err(performed) => return *performed,
@@ -496,7 +567,7 @@ impl Program for WorkflowProgram {
             Doing::Command(command) => self.run(*command, attempt.clone()).await,
             Doing::Waiting(waiting) => waiting.run(&attempt, &self.mask).await,
             Doing::Listing(listing) => self.list(*listing, attempt.clone()).await,
-            Doing::Joining(joining) => joining.run().await,
+            Doing::Joining(joining) => joining.run(&attempt).await,
             Doing::Gathering(joined) => repeat::gather(joined).await,
             Doing::Returning(joined) => child::gather(joined).await,
             Doing::Hooked(joined) => hooks::join(joined).await,
@@ -624,10 +695,22 @@ impl Program for WorkflowProgram {
 
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError> {
         let begin_error = |error: Box<dyn std::error::Error + Send + Sync>| BeginError(error);
+        let store = &self.surroundings.store;
+        let dispatch = self.surroundings.dispatch.clone();
+        let executor = dispatch.and_then(|options| TaskExecutor::start(store, lease, options));
+        // A worker that takes over a run starts the same steps, and adopts these. A person may have changed anything.
+        if executor.is_none() {
+            let ended = end_earlier(store.as_ref(), lease).await;
+            ended.map_err(|error| begin_error(error.into()))?;
+        }
         let mark = leftovers::mark_of(self.surroundings.store.as_ref(), lease.run());
         // A kill of both supervisor and engine leaves processes of steps running.
         if leftovers::outlives_process(self.surroundings.store.as_ref()) && lease.token() != FIRST_TOKEN {
             kill_leftovers(&[(MARK, &mark)]).map_err(|error| begin_error(error.into()))?;
+            if executor.is_none() {
+                let mark = leftovers::task_mark_of(self.surroundings.store.as_ref(), lease.run());
+                kill_leftovers(&[(MARK, &mark)]).map_err(|error| begin_error(error.into()))?;
+            }
         }
         let lock = lease.lock().map(waypost::lock::RunLock::try_clone_fd).transpose();
         let lock = lock.map_err(|error| begin_error(error.into()))?;
@@ -648,8 +731,11 @@ impl Program for WorkflowProgram {
         let session = Session {
             supervisor: Arc::new(supervisor),
             scratch: Arc::new(scratch),
-            mark,
+            mark: ProcessMark::new(mark),
             services: Services::default(),
+            lease: lease.clone(),
+            earlier: Arc::default(),
+            executor: executor.map(|executor| Arc::new(executor) as Arc<dyn StepExecutor>),
             budget_use,
         };
         *self.session.lock().expect("no code panics while the session is locked") = Some(session);
@@ -658,8 +744,12 @@ impl Program for WorkflowProgram {
 
     async fn end(&self) {
         let session = self.session.lock().expect("no code panics while the session is locked").take();
-        let Some(Session { supervisor, services, .. }) = session else { return };
+        let Some(Session { supervisor, services, executor, lease, .. }) = session else { return };
         service::end_all(&services).await;
+        if executor.is_some() {
+            // Not adopted: this session had no use for these steps. On an error the next session ends them.
+            let _ = end_earlier(self.surroundings.store.as_ref(), &lease).await;
+        }
         if let Ok(supervisor) = Arc::try_unwrap(supervisor) {
             // On an error the supervisor and all processes have already ended.
             let _ = supervisor.shutdown().await;

@@ -8,16 +8,18 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use waypost::engine::CancelCause;
 use waypost::record::{Failure, FailureKind, Note, Usage};
 
 use crate::expr::exact_number;
-use crate::file::OutputSource;
 use crate::log::Captured;
 use crate::mask::Mask;
-use crate::output::{Capture, OUTPUT_BYTES_MAX, Written, parse_output_file};
+use crate::output::{
+    Capture, JsonPath, OUTPUT_BYTES_MAX, PathError, Written, file_text, parse_output_file, value_in,
+};
 
 use super::agent::{self, Said};
 use super::failure;
@@ -32,11 +34,22 @@ const OUTPUT_SOURCE_BYTES_MAX: u64 = 16 << 20;
 const NOT_SHOWN: &str = "cannot read the outputs; the reason is hidden, because they contain a secret";
 
 /// A file that a step declares as an output.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct DeclaredFile {
     pub(super) name: String,
     pub(super) path: PathBuf,
-    pub(super) source: OutputSource,
+    /// Path in a JSON file; `None` for the text of the file.
+    pub(super) json: Option<JsonPath>,
+}
+
+impl DeclaredFile {
+    /// Returns the output in the bytes of the file.
+    fn value(&self, bytes: &[u8]) -> Result<Value, PathError> {
+        match &self.json {
+            Some(path) => value_in(path, bytes),
+            None => file_text(bytes),
+        }
+    }
 }
 
 /// Which outputs of a step are read.
@@ -229,7 +242,8 @@ impl OutputFiles {
         mut outputs: Map<String, Value>,
         said: Option<Said>,
     ) -> Result<StepOutput, Failure> {
-        for DeclaredFile { name, path, source } in &self.sources {
+        for file in &self.sources {
+            let DeclaredFile { name, path, .. } = file;
             let bytes = read_at_most(path, OUTPUT_SOURCE_BYTES_MAX, OFlags::empty())
                 .map_err(|error| not_read(&format!("output `{name}` from {}", path.display()), error))?;
             // Checked before parsing: a parsed number loses the original spelling.
@@ -240,7 +254,7 @@ impl OutputFiles {
                      be recorded"
                 )]));
             }
-            let value = source.read(&bytes).map_err(|error| {
+            let value = file.value(&bytes).map_err(|error| {
                 let mut failure = failure(FailureKind::Outputs, error);
                 failure.error.insert(0, format!("cannot read output `{name}` from {}", path.display()));
                 failure

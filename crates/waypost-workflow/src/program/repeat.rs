@@ -1,8 +1,8 @@
 //! `repeat`: passes of a step or of a group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use waypost::engine::{Follow, Joined, Performed, StepRef, StepReport};
 use waypost::record::{End, Ending, Failure, FailureKind};
 
@@ -126,6 +126,18 @@ pub(super) fn in_pass(scope: &Scope, pass: u32) -> Scope {
     scope.with_local(ITERATION, &Value::from(pass))
 }
 
+/// Returns the steps with results in the state of a scope: the steps of the scope, and the steps of its groups.
+pub(super) fn steps_of_state(steps: &[Step]) -> BTreeSet<&str> {
+    let mut ids = BTreeSet::new();
+    for step in steps {
+        ids.insert(step.id.as_str());
+        if let Work::Group(body) = &step.work {
+            ids.append(&mut steps_of_state(body.steps()));
+        }
+    }
+    ids
+}
+
 /// Removes the results of all passes of a step from the state, and of the steps of a group.
 pub(super) fn forget(step: &Step, state: &mut WorkflowState) {
     state.forget(&step.id);
@@ -175,8 +187,10 @@ pub(super) fn skip(step: &Step, state: &mut WorkflowState) {
 pub(super) fn output_of(step: &Step, state: &WorkflowState) -> Option<Value> {
     let own = serde_json::to_value(state.step(&step.id)?).ok()?;
     let Work::Group(body) = &step.work else { return Some(own) };
-    let inner = body.steps().iter().map(|inner| output_of(inner, state).unwrap_or(Value::Null));
-    Some(std::iter::once(own).chain(inner).collect())
+    // By name, since the order of steps changes no result. The digests of the joined branches cover the steps of inner groups.
+    let result = |inner: &Step| Some((inner.id.clone(), serde_json::to_value(state.step(&inner.id)?).ok()?));
+    let inner: Map<String, Value> = body.steps().iter().filter_map(result).collect();
+    Some(json!([own, inner]))
 }
 
 /// Returns the results of the steps of a group.

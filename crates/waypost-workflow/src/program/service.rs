@@ -51,6 +51,13 @@ pub(super) struct Running {
 /// Running services of a session, by step.
 pub(super) type Services = Arc<Mutex<HashMap<StepId, Running>>>;
 
+impl Service {
+    /// Returns the evidence of a working service.
+    pub(super) fn vouching(&self) -> Option<&Vouching> {
+        self.vouching.as_ref()
+    }
+}
+
 impl WorkflowProgram {
     /// Makes the service of a step.
     pub(super) fn service(&self, step: &Step, state: &WorkflowState) -> Result<Service, Failure> {
@@ -105,7 +112,8 @@ impl WorkflowProgram {
             let had_ended = running.remove(&service.step).is_some();
             let mut own = attempt.clone();
             (own.branch, own.step, own.at) = (BranchPath::main(), service.step.clone(), Self::restarted_at());
-            let started = self.spawn_service(service, &own).await?;
+            let started = self.start_service(service, &own).await;
+            let started = started.map_err(|performed| Box::new(not_restarted(service, *performed)))?;
             if let Some(failure) = self.unserving(service, attempt).await {
                 end(started).await;
                 return Err(Box::new(Performed::Failed { failure, report: StepReport::default() }));
@@ -146,18 +154,10 @@ impl WorkflowProgram {
     pub(super) async fn serve(&self, service: Service, attempt: &Attempt) -> Performed<StepOutput> {
         // On a rerun the old process must first release resources such as a port.
         self.end_service(&attempt.step).await;
-        let mut running = match self.spawn_service(&service, attempt).await {
+        let running = match self.start_service(&service, attempt).await {
             Ok(running) => running,
             Err(performed) => return *performed,
         };
-        tokio::select! {
-            ended = &mut running.life => return ended_at_once(ended),
-            _ = attempt.stopped() => {
-                end(running).await;
-                return Performed::Stopped { in_progress: true };
-            }
-            () = tokio::time::sleep(SETTLE) => {}
-        }
         let services = self.running();
         if let Some(before) = services.lock().await.insert(service.step.clone(), running) {
             end(before).await;
@@ -172,6 +172,23 @@ impl WorkflowProgram {
         let session = self.session.lock().expect("no code panics while the session is locked");
         let session = session.as_ref().expect("the engine performs steps between `begin` and `end`");
         Arc::clone(&session.services)
+    }
+
+    /// Starts a service. Returns after the process has run for [`SETTLE`].
+    async fn start_service(
+        &self,
+        service: &Service,
+        attempt: &Attempt,
+    ) -> Result<Running, Box<Performed<StepOutput>>> {
+        let mut running = self.spawn_service(service, attempt).await?;
+        tokio::select! {
+            ended = &mut running.life => Err(Box::new(ended_at_once(ended))),
+            _ = attempt.stopped() => {
+                end(running).await;
+                Err(Box::new(Performed::Stopped { in_progress: true }))
+            }
+            () = tokio::time::sleep(SETTLE) => Ok(running),
+        }
     }
 
     async fn spawn_service(
@@ -228,6 +245,20 @@ pub(super) async fn end_all(services: &Services) {
     let all: Vec<Running> = services.lock().await.drain().map(|(_, running)| running).collect();
     for running in all {
         end(running).await;
+    }
+}
+
+/// Returns the result of a step whose service did not restart. The step has not started.
+fn not_restarted(service: &Service, performed: Performed<StepOutput>) -> Performed<StepOutput> {
+    match performed {
+        Performed::Failed { mut failure, report } => {
+            failure.error.insert(0, format!("cannot restart service `{}`", service.step));
+            // The exit code is that of the service.
+            (failure.kind, failure.ending.exit_code) = (FailureKind::Error, None);
+            Performed::Failed { failure, report }
+        }
+        Performed::Stopped { .. } => Performed::Stopped { in_progress: false },
+        performed => performed,
     }
 }
 

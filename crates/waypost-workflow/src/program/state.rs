@@ -1,6 +1,6 @@
 //! State of a workflow's run: values of finished steps for expressions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -335,6 +335,14 @@ impl WorkflowState {
     pub(super) fn forget(&mut self, id: &str) {
         self.steps.remove(id);
         self.forget_failure(id);
+    }
+
+    /// Removes the results and failures of all steps except `ids`.
+    pub(super) fn keep_steps(&mut self, ids: &BTreeSet<&str>) {
+        let is_kept = |id: &str| ids.contains(id);
+        self.steps.retain(|id, _| is_kept(id));
+        self.failed.retain(|id, _| is_kept(id));
+        self.failures.retain(|failure| is_kept(&failure.step));
     }
 
     /// Removes the failure of a step; results of earlier passes stay.

@@ -119,6 +119,7 @@ fn subgraph(
         let fingerprint: Digest = step.fingerprint.parse()?;
         let mut node = shape::Step::new(StepId::new(&step.id)?, needs, fingerprint);
         node.name.clone_from(&step.name);
+        node.admission = Some(step.admission.parse()?);
         node.frame = step.frame.as_ref().map(|frame| frame.parse()).transpose()?;
         node.list = step.list.as_ref().map(|list| list.parse()).transpose()?;
         node.skipped_with = skipped_with(step, &node.needs);

@@ -460,6 +460,7 @@ fn expressions_are_checked_where_they_stand() {
             "steps:\n  - run: echo ${{ }}\n",
             "steps:\n  - {id: a, run: x}\n  - id: b\n    run: x\n    if: steps.a.exit_code = 0\n",
             "steps:\n  - {id: a, run: x}\n  - id: b\n    run: x\n    if: steps.a.exit_code == 0 &&\n",
+            "steps:\n  - {id: a, run: x}\n  - id: b\n    run: echo ${{ 1 + }}\n    if: '1 + steps.a.exit_code +'\n",
             "steps:\n  - {id: a, run: x}\n  - id: b\n    run: x\n    if: ${{ steps.a.exit_code == 0 }} && true\n",
             "steps:\n  - id: a\n    run: x\n    if: steps.b.exit_code == 0\n  - {id: b, run: x}\n",
             "steps:\n  - {id: a, run: x, needs: []}\n  - {id: b, run: x}\n  - id: c\n    needs: [a]\n    run: x\n    if: steps.a.exit_code == 0 || steps.b.exit_code == 0\n",

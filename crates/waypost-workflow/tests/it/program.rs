@@ -55,6 +55,7 @@ impl Bench {
             has_bash: true,
             agents: Arc::default(),
             parallel: Parallel::Processors(NonZeroUsize::new(2).unwrap()),
+            dispatch: None,
             echo: None,
         };
         WorkflowProgram::new(workflow, surroundings)

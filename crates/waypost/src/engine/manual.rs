@@ -13,10 +13,10 @@ use tokio::time::Instant;
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::projection::events::PRUNED;
-use crate::record::{Claim, FrontierEntry, Pack, Phase, Position, Reason, Record, Try};
+use crate::record::{Claim, FrontierEntry, Pack, Phase, Position, Reason, Record, RunStatus, Try};
 use crate::store::{
-    Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _, TrimMode,
-    Trimmed,
+    Batch, BatchId, Lease, Scan, ScanOrder, Signal, SignalKind, Store, StoreError, StoreExt as _, Summary,
+    TrimMode, Trimmed,
 };
 
 use crate::engine::chain::{Chain, Draft, unchanged_body};
@@ -47,6 +47,16 @@ pub struct Pruned {
     /// The error if the note about the prune could not be written, for example on a full disk. The prune itself
     /// succeeded.
     pub unsaid: Option<RunError>,
+}
+
+/// The effect of a record by hand on the run.
+#[derive(Debug)]
+enum ManualEffect {
+    None,
+    /// Consumes a signal.
+    Consume(String),
+    /// Interrupts the run.
+    Interrupt,
 }
 
 impl Engine {
@@ -128,7 +138,8 @@ impl Engine {
         id: &str,
         is_asked: bool,
     ) -> Result<CheckpointRef, RunError> {
-        self.write_under(lease, mark(label, id), is_asked.then(|| id.to_owned())).await
+        let effect = if is_asked { ManualEffect::Consume(id.to_owned()) } else { ManualEffect::None };
+        self.write_under(lease, mark(label, id), effect).await
     }
 
     /// Records the verdicts of a verification, as verified claims. The position of the run is unchanged.
@@ -146,7 +157,7 @@ impl Engine {
         draft.report.evidence = Some(pack).filter(|pack| pack.check_size().is_ok());
         self.store.wait_for_release(run).await?;
         let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
-        let written = self.write_under(&lease, draft, None).await;
+        let written = self.write_under(&lease, draft, ManualEffect::None).await;
         if written.is_err() {
             // The error to report is the earlier error.
             let _ = self.store.release(lease, None).await;
@@ -174,7 +185,7 @@ impl Engine {
             let phase = Phase::Progress { key: PRUNED.to_owned(), value: Value::Null };
             let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
             draft.report.notes.push(note);
-            match self.write_under(&lease, draft, None).await {
+            match self.write_under(&lease, draft, ManualEffect::None).await {
                 Ok(_) => return Ok(Pruned { trimmed, unsaid }),
                 Err(error) => unsaid = Some(error),
             }
@@ -186,12 +197,38 @@ impl Engine {
         Ok(Pruned { trimmed, unsaid })
     }
 
-    /// Writes a record of the main branch without changes, under a lease; the batch releases the lease.
+    /// Interrupts a run that no session holds: a run in the queue, or a waiting run. No worker claims an interrupted run.
+    /// Returns `None` for a run with another status, which is unchanged.
+    ///
+    /// # Errors
+    /// As [`checkpoint`](Self::checkpoint); [`RunError::Store`] with [`StoreError::Held`] if a session holds the run:
+    /// request the stop by a [`SignalKind::Stop`].
+    pub async fn interrupt(&self, run: &RunId, by: &str) -> Result<Option<CheckpointRef>, RunError> {
+        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let phase = Phase::Interrupted { in_progress: false, by: by.to_owned() };
+        let draft = Draft::new(phase, Reason::Stopped, None, Try::default());
+        let written = match Snapshot::main(self.store.as_ref(), run).await {
+            Ok(snapshot) => match snapshot.entry.summary.summary.status {
+                RunStatus::Queued | RunStatus::Waiting => {
+                    self.write_under(&lease, draft, ManualEffect::Interrupt).await.map(Some)
+                }
+                _ => Ok(None),
+            },
+            Err(error) => Err(error.into()),
+        };
+        if !matches!(written, Ok(Some(_))) {
+            // A committed batch has released the lease. The error to report is the earlier error.
+            let _ = self.store.release(lease, None).await;
+        }
+        written
+    }
+
+    /// Writes a record of the main branch with the same position and state, under a lease; the batch releases the lease.
     async fn write_under(
         &self,
         lease: &Lease,
         mut draft: Draft,
-        consumed: Option<String>,
+        effect: ManualEffect,
     ) -> Result<CheckpointRef, RunError> {
         let store = self.store.as_ref();
         let snapshot = Snapshot::main(store, lease.run()).await?;
@@ -199,7 +236,15 @@ impl Engine {
         if let Some(damage) = snapshot.damaged().next() {
             return Err(StoreError::of_damage(damage.clone(), Some(newest.header().seq)).into());
         }
-        draft.keep_status(newest);
+        let mut summary = None;
+        match effect {
+            ManualEffect::None | ManualEffect::Consume(_) => draft.keep_status(newest),
+            ManualEffect::Interrupt => {
+                let status = RunStatus::Interrupted;
+                draft.status = Some(status);
+                summary = Some(Summary { status, wake_at: None, ..snapshot.entry.summary.summary.clone() });
+            }
+        }
         let at = newest.header().reference();
         let at = CheckpointRef { seq: at.seq + 1, ..at };
         let body = unchanged_body(newest, &position_as_recorded(newest)?)?;
@@ -213,9 +258,12 @@ impl Engine {
         let batch = Batch {
             id: BatchId { token: lease.token(), count: 1 },
             records,
-            consumed: consumed.into_iter().collect(),
-            summary: None,
-            updated_at: Some(snapshot.entry.summary.updated_at),
+            updated_at: summary.is_none().then_some(snapshot.entry.summary.updated_at),
+            summary,
+            consumed: match effect {
+                ManualEffect::Consume(id) => vec![id],
+                ManualEffect::None | ManualEffect::Interrupt => Vec::new(),
+            },
             release: true,
         };
         let lost = |source| RunError::Checkpoint { at: at.to_string(), source };

@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::evidence::{Site, Verifier};
 use crate::id::RunId;
 use crate::record::{Position, Record, RunRecord, SealedRun};
-use crate::store::{Progress, RunEntry, Store, StoreError};
+use crate::store::{Job, Progress, RunEntry, Store, StoreError};
 use crate::system::clock::{Clock, SystemClock};
 use crate::system::lock::Holder;
 
@@ -35,7 +35,7 @@ pub(crate) mod session;
 mod time_travel;
 mod walk;
 
-pub use dry_run::DryRun;
+pub use dry_run::{Answered, DryRun};
 pub use due::{DueRuns, due_runs};
 use inspect::changed_at;
 pub use inspect::{Look, Snapshot};
@@ -54,7 +54,8 @@ pub use resume::accept::{AcceptAs, Acceptance};
 pub use resume::definition::{Compared, InnerChange, InnerChangeKind, changed_within};
 pub use scope::fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
 pub use session::attempt::{
-    Attempt, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError, RUNNING_KEY,
+    Attempt, AttemptIdentity, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError,
+    RUNNING_KEY,
 };
 pub use session::cancel::Cancel;
 pub(crate) use session::panics::{panic_message, unpanicked};
@@ -212,18 +213,21 @@ impl Engine {
         resume::begin::first(self, program, &sealed, state, options, &holder).await
     }
 
-    /// Creates a run in status [`RunStatus::Queued`](crate::RunStatus::Queued), and starts nothing.
+    /// Creates a run in the queue of the store, in status [`RunStatus::Queued`](crate::RunStatus::Queued), and starts
+    /// nothing.
     ///
     /// # Errors
-    /// Those of [`run_program`](Self::run_program).
+    /// [`RunError::Store`] with [`StoreError::Unsupported`]: the store has no queue. Those of
+    /// [`run_program`](Self::run_program).
     pub async fn queue_program<P: Program>(
         &self,
         program: &P,
         run: RunRecord,
         state: P::State,
+        job: &Job,
     ) -> Result<(), RunError> {
         let sealed = SealedRun::seal(run).map_err(|source| StoreError::Invalid(source.to_string()))?;
-        resume::begin::queued(self, program, &sealed, state, &self.holder()?).await
+        resume::begin::queued(self, program, &sealed, state, job).await
     }
 
     /// Resumes a run.
@@ -255,7 +259,7 @@ impl Engine {
         Ok(changed_at(self.store.as_ref(), &frozen.run, seq).await?.config.unwrap_or_default())
     }
 
-    fn holder(&self) -> Result<Holder, StoreError> {
+    pub(crate) fn holder(&self) -> Result<Holder, StoreError> {
         Holder::here(self.clock.now()).map_err(|source| StoreError::Io {
             action: "read",
             place: "the process table".into(),

@@ -243,6 +243,12 @@ impl Answers {
         self.about(branch, step) == Some(TreatAs::Retry)
     }
 
+    /// Returns whether the step reruns without a question, now and not at its turn.
+    pub(super) fn retries_at_once(&self, branch: &BranchPath, step: &StepId) -> bool {
+        let is_given = !self.in_turn || self.named.contains_key(&(branch.clone(), step.clone()));
+        is_given && self.retries(branch, step)
+    }
+
     /// Returns whether all steps rerun without a question.
     pub(super) fn retries_all(&self) -> bool {
         let is_retry = |treat_as: &TreatAs| *treat_as == TreatAs::Retry;

@@ -1,5 +1,7 @@
 //! The interface between the engine and a program.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 
@@ -330,15 +332,15 @@ pub enum Upstream<'a> {
     Succeeded,
     /// This step failed.
     Failed(&'a StepId),
-    /// The results are unknown: a plan asks before the upstream steps have run. A skip must be certain.
-    Unknown,
+    /// The results of these steps are unknown: a plan asks before the steps have run. A skip must be certain.
+    Unknown(&'a BTreeSet<StepId>),
 }
 
 impl Upstream<'_> {
     /// Returns the default decision for a step without a condition: runs unless an upstream step failed.
     pub fn admission(self) -> Admission {
         match self {
-            Self::Succeeded | Self::Unknown => Admission::Run,
+            Self::Succeeded | Self::Unknown(_) => Admission::Run,
             Self::Failed(step) => Admission::Skip(SkipCause::UpstreamFailed(step.clone())),
         }
     }
@@ -405,13 +407,16 @@ pub enum Performed<O> {
     Cut {
         /// The cause, for people.
         why: String,
+        /// The processes of the step were killed, perhaps by the step: the attempt counts toward
+        /// [`Step::cuts_max`](crate::plan::shape::Step::cuts_max).
+        was_killed: bool,
         /// Notes and usage of the attempt.
         report: StepReport,
     },
 }
 
 /// The notes, usage and evidence of an attempt, next to its result.
-#[derive(Debug, Default, Clone, PartialEq)]
+#[derive(Debug, Default, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepReport {
     /// Events and report text.
     pub notes: Vec<Note>,

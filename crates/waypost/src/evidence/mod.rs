@@ -67,7 +67,7 @@ pub use files::{
 };
 pub use pack::{CLAIMS_MAX, InvalidPack, UNMET_MAX, VerdictSummary, shown_value};
 pub(crate) use pattern::resolved;
-pub use pattern::{check_pattern, is_pattern, literal_path, named_by};
+pub use pattern::{check_pattern, is_pattern, literal_path, named_by, reaches};
 pub(crate) use superseded::{ClaimKey, Newest};
 pub use verifier::{Limits, Verifier};
 

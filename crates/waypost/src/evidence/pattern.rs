@@ -113,7 +113,7 @@ pub(super) fn split(pattern: &str) -> (&str, Vec<&str>) {
 }
 
 /// Returns whether a pattern matches a path, written as a subject, or a parent folder of the path.
-pub(crate) fn reaches(pattern: &str, path: &str) -> bool {
+pub fn reaches(pattern: &str, path: &str) -> bool {
     let parts = parts_of(pattern);
     let names: Vec<&str> = path.split('/').collect();
     // By offset into the names: whether the parts from `place` on match the names from there on. An empty

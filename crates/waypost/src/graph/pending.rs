@@ -81,7 +81,7 @@ impl Drop for Closing<'_> {
 pub(super) struct Turns<'a, F> {
     work: Pin<&'a mut F>,
     waits: &'a Waits,
-    task: Arc<Task>,
+    task: Arc<StepWaker>,
 }
 
 /// The result of a turn.
@@ -139,9 +139,9 @@ fn is_soon(wait: &PendingWait) -> bool {
 
 /// Wakes the task that polls the step. Each clone of the waker is a reference.
 #[derive(Debug, Default)]
-struct Task(Mutex<Option<Waker>>);
+struct StepWaker(Mutex<Option<Waker>>);
 
-impl Task {
+impl StepWaker {
     fn set(&self, waker: &Waker) {
         let mut known = self.0.lock().expect("no code panics while it holds this lock");
         if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
@@ -150,7 +150,7 @@ impl Task {
     }
 }
 
-impl Wake for Task {
+impl Wake for StepWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

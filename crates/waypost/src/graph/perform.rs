@@ -197,7 +197,7 @@ impl Work<'_> {
     }
 
     fn cut(&self, why: String) -> Performed<AttemptOutput> {
-        Performed::Cut { why, report: self.context.take_report() }
+        Performed::Cut { why, was_killed: false, report: self.context.take_report() }
     }
 }
 

@@ -338,10 +338,6 @@ impl<S: State> Run<'_, S> {
     /// [`StoreError::Unsupported`]: the store has no queue. Those of a run.
     pub async fn submit(self, mut job: Job) -> Result<RunId, RunError> {
         let Self { engine, graph, id, state, session, durability, labels, config, .. } = self;
-        let Some(queue) = engine.store().queue() else {
-            let (store, why) = (engine.store().to_string(), "the store has no queue".to_owned());
-            return Err(StoreError::Unsupported { store, why }.into());
-        };
         let id = match &id {
             Some(id) => RunId::new(id)?,
             None => RunId::random(graph.name()),
@@ -349,9 +345,8 @@ impl<S: State> Run<'_, S> {
         let record =
             RunRecord { durability, labels, config, ..record_of(engine, graph, id.clone(), &session) };
         let state: Held = Box::new(state);
-        engine.queue_program(&graph.erased(), record, state).await?;
         job.needs.insert(format!("{GRAPH_NEED}{}", graph.name()));
-        queue.submit(&id, &job).await?;
+        engine.queue_program(&graph.erased(), record, state, &job).await?;
         Ok(id)
     }
 }

@@ -21,7 +21,8 @@ const PARTS_MAX: usize = 128;
 /// assert_eq!(JsonPath::parse("$.items[-1].name").unwrap().find(&state).unwrap(), "b");
 /// assert_eq!(JsonPath::parse("$.items[*].name").unwrap().find(&state).unwrap(), json!(["a", "b"]));
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct JsonPath {
     text: String,
     parts: Vec<PathPart>,
@@ -144,6 +145,20 @@ impl PathPart {
             (Self::Every, Value::Object(map)) => Some(map.values().collect()),
             _ => None,
         }
+    }
+}
+
+impl TryFrom<String> for JsonPath {
+    type Error = PathSyntaxError;
+
+    fn try_from(text: String) -> Result<Self, PathSyntaxError> {
+        Self::parse(&text)
+    }
+}
+
+impl From<JsonPath> for String {
+    fn from(path: JsonPath) -> Self {
+        path.text
     }
 }
 

@@ -181,6 +181,7 @@ impl fmt::Display for Cause {
                 write!(f, "attempt {} was cut: it started and its end is not recorded", at.attempt)
             }
             Self::Stopped(by) => write!(f, "stopped before its end ({by})"),
+            Self::Failed(Try { attempt: 0, .. }) => f.write_str("the failure of another step cancelled the step"),
             Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
             Self::BranchesFailed => f.write_str("steps within it failed"),
             Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),

@@ -10,7 +10,9 @@ use std::fmt;
 use crate::id::{Digest, StepId};
 use crate::plan::shape::{END, Shape, Step, Unfinished};
 use crate::plan::{Action, Cause, Plan};
-use crate::record::{Definition, FrontierEntry, Position, Reusable, Settled, Status, StepPrint, WaitKind};
+use crate::record::{
+    Definition, FrontierEntry, Position, Reusable, Settled, SettledAs, Status, StepPrint, WaitKind,
+};
 
 /// The change of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,9 +97,13 @@ pub fn changes(
 ) -> Vec<StepChange> {
     let unfinished = Unfinished::of(before, position);
     let finished = |id: &StepId| before.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
+    let has_result = |id: &StepId| {
+        let stays = after.step(id.as_str()).is_some_and(|step| stays_skipped(before, position, step));
+        finished(id) && !stays
+    };
     let touching = |id: &StepId, kind| {
         let half_done = is_under_way(before, position, id);
-        StepChange { step: id.clone(), kind, touches_finished: half_done || finished(id), half_done }
+        StepChange { step: id.clone(), kind, touches_finished: half_done || has_result(id), half_done }
     };
     let old: HashMap<&StepId, &StepPrint> = definition.steps.iter().map(|step| (&step.id, step)).collect();
     let mut changes = Vec::new();
@@ -115,7 +121,7 @@ pub fn changes(
                         has_other_list(old, step) && (has_same_steps(old, step) || within.contains(&step.id))
                     }) =>
             {
-                let (kind, touches_finished) = (ChangeKind::Relisted, finished(&step.id));
+                let (kind, touches_finished) = (ChangeKind::Relisted, has_result(&step.id));
                 changes.push(StepChange { step: step.id.clone(), kind, touches_finished, half_done: false });
             }
             Some(print) if print.fingerprint != step.fingerprint && within.contains(&step.id) => {
@@ -149,6 +155,13 @@ pub fn changes(
         changes.extend(change.filter(|change| change.touches_finished));
     }
     changes
+}
+
+/// Returns whether a step is skipped, and a changed definition of the step decides so again.
+pub(crate) fn stays_skipped(before: &Shape, position: &Position, step: &Step) -> bool {
+    let is_skipped = position.ledger.get(&step.id).is_some_and(|end| end.how == SettledAs::Skipped);
+    let old = before.step(step.id.as_str()).filter(|old| old.admission.is_some());
+    is_skipped && old.is_some_and(|old| old.admission == step.admission)
 }
 
 /// Returns whether two openers have different lists of items; their inner steps may differ, too.
@@ -249,7 +262,8 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         }
         let is_same = kept.contains(&step.id)
             || old.get(&step.id) == Some(&step.fingerprint)
-            || within.contains(&step.id);
+            || within.contains(&step.id)
+            || stays_skipped(before, position, step);
         // Unchanged steps downstream of a kept result are kept too; downstream of another list, traces are
         // compared.
         let need = open.map(|need| &after.steps()[*need].id).filter(|_| is_same && was_finished);
@@ -347,8 +361,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     // Branches of another definition cannot continue.
     let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
     position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
-    let is_there = |step: &StepId| after.place(step.as_str()).is_some();
-    position.reusable.retain(|step, _| is_there(step));
+    position.keep_steps(|step| after.place(step.as_str()).is_some());
     for (step, _) in &redone {
         position.drop_results(step);
         position.ask_no_more(step);

@@ -67,6 +67,8 @@ pub struct Step {
     pub is_for_hooks: bool,
     /// SHA-256 over the definition of the step.
     pub fingerprint: Digest,
+    /// SHA-256 over all that decides whether the step is skipped, if known: the end of a skipped step has no other input.
+    pub admission: Option<Digest>,
     /// For an opener: the same hash without inner steps and item list, if these have their own digests.
     pub frame: Option<Digest>,
     /// For an opener: SHA-256 over the item list, if the list alone decides the identity of items.
@@ -96,6 +98,7 @@ impl Step {
             hooks: None,
             is_for_hooks: false,
             fingerprint,
+            admission: None,
             frame: None,
             list: None,
         }

@@ -494,6 +494,8 @@ pub enum FailureKind {
     Fatal,
     /// A limit of the run was reached.
     Limit,
+    /// Under `fail_fast`, the failure of another step stopped the begun step.
+    Cancelled,
 }
 
 /// The printed text of a step. The log itself is a blob of the store.

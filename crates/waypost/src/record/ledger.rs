@@ -1,29 +1,46 @@
 //! The ledger of a position: the ends in force of a branch.
+//!
+//! Every commit writes the ledger as a JSON object: step to seq for a completed step. The text is kept between commits,
+//! and a new end is appended: the cost of a commit does not grow with the encoding of all earlier ends.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::OnceLock;
 
 use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::ser::{Error as _, SerializeStruct as _};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::is_default;
 use super::position::Fan;
+use super::strict::RAW_VALUE;
 use crate::id::StepId;
 
-/// The ends in force, by step. Every commit encodes the ledger: a completed step is only its seq there.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+/// The ends in force, by step.
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "BTreeMap<StepId, Settled>")]
 pub struct Ledger {
     ends: BTreeMap<StepId, Settled>,
     /// The number of ends without success.
     unsuccessful: usize,
+    /// The JSON object of the ends, if the ledger was encoded since the last change other than a new end.
+    text: OnceLock<String>,
+}
+
+impl PartialEq for Ledger {
+    fn eq(&self, other: &Self) -> bool {
+        self.ends == other.ends
+    }
 }
 
 impl Ledger {
     /// Adds the end of a step. Returns the end before.
     pub fn insert(&mut self, step: StepId, settled: Settled) -> Option<Settled> {
         self.unsuccessful += usize::from(settled.is_unsuccessful());
+        let text = self.text.take().filter(|_| !self.ends.contains_key(&step));
+        let longer = text.and_then(|text| with_end(text, &step, &settled).ok());
+        self.text = longer.map_or_else(OnceLock::new, OnceLock::from);
         let before = self.ends.insert(step, settled);
         self.forget(before)
     }
@@ -31,6 +48,9 @@ impl Ledger {
     /// Removes the end of a step.
     pub fn remove(&mut self, step: &StepId) -> Option<Settled> {
         let before = self.ends.remove(step);
+        if before.is_some() {
+            self.text = OnceLock::new();
+        }
         self.forget(before)
     }
 
@@ -38,6 +58,7 @@ impl Ledger {
     pub fn retain(&mut self, mut is_kept: impl FnMut(&StepId, &Settled) -> bool) {
         self.ends.retain(|step, settled| is_kept(step, settled));
         self.unsuccessful = unsuccessful(&self.ends);
+        self.text = OnceLock::new();
     }
 
     /// Returns the number of ends without success: failed, or passed over after a failure.
@@ -55,9 +76,31 @@ fn unsuccessful(ends: &BTreeMap<StepId, Settled>) -> usize {
     ends.values().filter(|settled| settled.is_unsuccessful()).count()
 }
 
+/// Returns the JSON object `text` with another end.
+fn with_end(mut text: String, step: &StepId, settled: &Settled) -> Result<String, serde_json::Error> {
+    text.pop();
+    if text.len() > 1 {
+        text.push(',');
+    }
+    text.push_str(&serde_json::to_string(step)?);
+    text.push(':');
+    text.push_str(&serde_json::to_string(settled)?);
+    text.push('}');
+    Ok(text)
+}
+
 impl Serialize for Ledger {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.ends.serialize(serializer)
+        let text = match self.text.get() {
+            Some(text) => text,
+            None => {
+                let text = serde_json::to_string(&self.ends).map_err(S::Error::custom)?;
+                self.text.get_or_init(|| text)
+            }
+        };
+        let mut raw = serializer.serialize_struct(RAW_VALUE, 1)?;
+        raw.serialize_field(RAW_VALUE, text)?;
+        raw.end()
     }
 }
 
@@ -72,7 +115,7 @@ impl Deref for Ledger {
 impl From<BTreeMap<StepId, Settled>> for Ledger {
     fn from(ends: BTreeMap<StepId, Settled>) -> Self {
         let unsuccessful = unsuccessful(&ends);
-        Self { ends, unsuccessful }
+        Self { ends, unsuccessful, text: OnceLock::new() }
     }
 }
 
@@ -216,5 +259,49 @@ impl<'de> Visitor<'de> for EndVisitor {
         let ReadEnd { how, seq, failures, fan } =
             ReadEnd::deserialize(de::value::MapAccessDeserializer::new(fields))?;
         Ok(Settled { how, seq, failures, fan })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::encode;
+
+    /// Changes a ledger by the number of a change.
+    fn change(ledger: &mut Ledger, number: u64) {
+        let step = StepId::new(["a", "b", "c"][number as usize % 3]).unwrap();
+        match number / 3 {
+            0 => drop(ledger.insert(step, Settled::completed(number + 1))),
+            1 => drop(ledger.insert(step, Settled::new(SettledAs::Failed, number))),
+            2 => drop(ledger.remove(&step)),
+            3 => ledger.retain(|kept, _| *kept != step),
+            _ => drop(encode(ledger, &mut Vec::new())),
+        }
+    }
+
+    #[test]
+    fn the_kept_text_is_the_text_of_the_ends() {
+        const CHANGES: u64 = 13;
+        for sequence in 0..CHANGES.pow(4) {
+            let mut ledger = Ledger::default();
+            for at in 0..4 {
+                change(&mut ledger, sequence / CHANGES.pow(at) % CHANGES);
+            }
+            let (mut strict, plain) = (Vec::new(), serde_json::to_vec(&ledger).unwrap());
+            encode(&ledger, &mut strict).unwrap();
+            assert_eq!(strict, plain);
+            let read: Ledger = serde_json::from_slice(&plain).unwrap();
+            assert_eq!((&read, read.unsuccessful()), (&ledger, ledger.unsuccessful()), "{sequence}");
+            assert_eq!(serde_json::to_value(&ledger).unwrap(), serde_json::to_value(&*ledger).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_new_end_is_appended_to_the_kept_text() {
+        let mut ledger = Ledger::default();
+        change(&mut ledger, 1);
+        let before = serde_json::to_string(&ledger).unwrap();
+        change(&mut ledger, 0);
+        assert!(serde_json::to_string(&ledger).unwrap().starts_with(&before[..before.len() - 1]));
     }
 }

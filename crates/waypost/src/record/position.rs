@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::choice::{Choice, RerunRequest};
 use super::header::Try;
 use super::is_default;
-use super::ledger::{Ledger, Settled};
+use super::ledger::{Ledger, Settled, SettledAs};
 use super::trace::EndDigests;
 use super::wait::Wait;
 use crate::id::{Digest, StepId};
@@ -138,9 +138,22 @@ impl Position {
         self.reusable.get(step).is_some_and(|results| results.keys().any(|pass| *pass != QUESTION))
     }
 
-    /// Returns whether any step has a result out of force.
+    /// Returns whether any step except skipped steps has a result out of force. The results of a skipped step count again
+    /// only if the condition of the step becomes true.
     pub(crate) fn has_results(&self) -> bool {
-        self.reusable.keys().any(|step| self.has_result(step))
+        let skipped = [SettledAs::Skipped, SettledAs::PassedOver];
+        let is_skipped = |step: &StepId| self.ledger.get(step).is_some_and(|end| skipped.contains(&end.how));
+        self.reusable.keys().any(|step| self.has_result(step) && !is_skipped(step))
+    }
+
+    /// Removes the steps that a definition lacks: unfinished work, ends, results out of force and decisions.
+    pub(crate) fn keep_steps(&mut self, has_step: impl Fn(&StepId) -> bool) {
+        self.frontier.retain(|entry| has_step(&entry.step));
+        self.failed.retain(|entry| has_step(&entry.step));
+        self.ledger.retain(|step, _| has_step(step));
+        self.reusable.retain(|step, _| has_step(step));
+        self.rerun_whole.retain(&has_step);
+        self.choices.retain(|step, _| has_step(step));
     }
 
     /// Drops the results out of force of a step. A question about the step stays.

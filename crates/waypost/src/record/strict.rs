@@ -40,9 +40,11 @@ use key::{Entries, Keys};
 /// Deepest nesting of objects and arrays: `serde_json` refuses a 128th level, as protection of the stack.
 pub const STATE_DEPTH_MAX: u32 = 127;
 
-/// Marker names by which a `RawValue`, and a `Number` under `arbitrary_precision`, announce text that is
-/// already JSON. No user struct has fields with these names.
-const VERBATIM: [&str; 2] = ["$serde_json::private::RawValue", "$serde_json::private::Number"];
+/// The struct name of a serialized `RawValue`: verbatim JSON text.
+pub(super) const RAW_VALUE: &str = "$serde_json::private::RawValue";
+/// The names of verbatim text: of a `RawValue`, and of a `Number` under `arbitrary_precision`. No user struct has
+/// fields with these names.
+const VERBATIM: [&str; 2] = [RAW_VALUE, "$serde_json::private::Number"];
 
 /// Appends the JSON of `state` to `bytes`.
 ///

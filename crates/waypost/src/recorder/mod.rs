@@ -369,17 +369,13 @@ impl Recorder {
     /// Call it regularly during long work.
     ///
     /// # Errors
-    /// [`Error::Store`] with [`StoreError::Fenced`]: the lease was lost; stop all work of this run.
+    /// [`Error::Store`] with [`StoreError::Fenced`]: the lease was lost; stop all work of this run. With
+    /// [`StoreError::Unreachable`]: the same, if the lease ended without an answer of the store.
     pub async fn renew(&self) -> Result<Vec<Signal>, Error> {
         let writing = self.writing().await?;
         let lease = &writing.lease;
-        match self.store().renew(&[lease]).await?.pop() {
-            Some(Renewal::Held(signals)) => Ok(signals),
-            Some(Renewal::Lost) | None => {
-                let (run, token) = (lease.run().clone(), lease.token());
-                Err(StoreError::Fenced { run, token, newest: token + 1 }.into())
-            }
-        }
+        let answer = self.store().renew(&[lease]).await?.pop().unwrap_or(Renewal::Lost);
+        Ok(answer.requests(lease, self.store())?)
     }
 
     /// Returns the lease: for data stored next to the records ([`Blobs`](crate::store::Blobs)), and for a

@@ -57,8 +57,9 @@ impl Tip {
         self.position.frontier.iter().find(|entry| entry.step == *step)
     }
 
-    /// Removes a begun step from the unfinished steps.
+    /// Removes a begun step from the unfinished steps. The step of an earlier recorder was at work until now: no time was idle.
     pub(super) fn close(&mut self, begun: &Begun) {
+        self.chain.idle_since = None;
         self.open.remove(&begun.since.seq);
         self.position.frontier.retain(|entry| entry.step != begun.step);
     }

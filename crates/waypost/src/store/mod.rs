@@ -7,6 +7,7 @@ pub mod file;
 #[doc(hidden)]
 pub mod folder;
 pub mod memory;
+pub mod overlay;
 pub mod portable;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ mod error;
 mod query;
 mod queue;
 pub mod retention;
+mod tasks;
 
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
 pub use error::{Damage, StoreError};
@@ -35,7 +37,8 @@ pub use query::{
     Head, Heads, History, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan,
     ScanOrder, Scanned, Trimmed, UnreadableRun,
 };
-pub use queue::{Job, Queue, QueuedJob};
+pub use queue::{FILES_BLOB, Job, Queue, QueuedJob};
+pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, TaskStop};
 
 /// Keeps runs and their records.
 ///
@@ -393,6 +396,29 @@ pub enum Renewal {
     Held(Vec<Signal>),
     /// Another process has the lease: stop all work of this run.
     Lost,
+    /// The lease ended without an answered renewal: stop all work of this run. Another process may take the lease.
+    Expired,
+}
+
+impl Renewal {
+    /// Returns the pending requests under a lease that holds.
+    ///
+    /// # Errors
+    /// - [`StoreError::Fenced`]: another process has the lease.
+    /// - [`StoreError::Unreachable`]: the lease ended without an answer of the store.
+    pub(crate) fn requests(self, lease: &Lease, store: &dyn Store) -> Result<Vec<Signal>, StoreError> {
+        match self {
+            Self::Held(signals) => Ok(signals),
+            Self::Lost => {
+                let (run, token) = (lease.run().clone(), lease.token());
+                Err(StoreError::Fenced { run, token, newest: token + 1 })
+            }
+            Self::Expired => {
+                let source = "no renewal of the lease was answered in time".into();
+                Err(StoreError::Unreachable { store: store.to_string(), source })
+            }
+        }
+    }
 }
 
 /// Whether a batch was applied now.
@@ -642,3 +668,18 @@ pub trait StoreExt: Store {
 }
 
 impl<S: Store + ?Sized> StoreExt for S {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::memory::MemoryStore;
+
+    #[test]
+    fn only_a_lost_lease_names_another_holder() {
+        let (lease, store) = (Lease::new(RunId::new("r").unwrap(), 3, None), MemoryStore::default());
+        let error = |renewal: Renewal| renewal.requests(&lease, &store).unwrap_err();
+        assert!(matches!(error(Renewal::Lost), StoreError::Fenced { token: 3, newest: 4, .. }));
+        assert!(matches!(error(Renewal::Expired), StoreError::Unreachable { .. }));
+        assert_eq!(Renewal::Held(Vec::new()).requests(&lease, &store).unwrap(), []);
+    }
+}

@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::id::RunId;
-use crate::store::{Lease, StoreError};
+use crate::record::SealedRun;
+use crate::store::{Batch, Lease, StoreError, TaskQueue};
 use crate::system::lock::Holder;
 
 /// The place of a run in the queue.
@@ -20,7 +21,12 @@ pub struct Job {
     pub not_before: Option<Timestamp>,
     /// What a worker must have: a folder, a secret, a program, a tag. The queue compares the texts only.
     pub needs: BTreeSet<String>,
+    /// Files for the workers, kept as the blob [`FILES_BLOB`] of the run. Empty in answers of the queue.
+    pub files: Vec<u8>,
 }
+
+/// The blob with the files of a submission.
+pub const FILES_BLOB: &str = "blobs/submitted-files";
 
 /// The state of a submitted run in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,13 +50,21 @@ pub struct QueuedJob {
 /// - `a_claim_obeys_needs`: a run is claimed only with its set of needs.
 /// - `a_lost_worker_leaves_its_runs`: after the end of a lease, and not before, its run is ready again.
 /// - `the_first_submit_counts`: a second submission of a run changes nothing.
+/// - `a_submission_is_whole`: a run exists together with its place in the queue.
+/// - `an_interrupted_run_is_not_claimed`: a run with status interrupted is claimed no more until a requeue.
 #[async_trait]
 pub trait Queue: Debug + Send + Sync {
-    /// Adds a created run, which is ready at once; nothing changes for a submitted run.
+    /// Creates a run with its first batch and its place in the queue, all or nothing. The batch releases the lease.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]: the run does not exist.
-    async fn submit(&self, run: &RunId, job: &Job) -> Result<(), StoreError>;
+    /// [`StoreError::Exists`]: the run exists; nothing changed.
+    async fn submit(
+        &self,
+        run: &SealedRun,
+        first: Batch,
+        job: &Job,
+        holder: &Holder,
+    ) -> Result<(), StoreError>;
 
     /// Makes an interrupted run ready again, unless a worker holds the run.
     ///
@@ -98,6 +112,27 @@ pub trait Queue: Debug + Send + Sync {
 
     /// Starts to listen for hints; returns why hints do not arrive, if so.
     async fn listen(&self) -> Option<String>;
+
+    /// Adds this process to the workers of the store; a repetition changes nothing.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn register(&self, holder: &Holder) -> Result<(), StoreError>;
+
+    /// Returns the living processes with leases, or that wait for runs.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn workers(&self) -> Result<Vec<Holder>, StoreError>;
+
+    /// Returns the tasks of the runs: steps for other workers.
+    fn tasks(&self) -> &dyn TaskQueue;
+
+    /// Returns how long the oldest ready run has been ready; zero without a ready run.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn oldest(&self) -> Result<Duration, StoreError>;
 
     /// Returns the number of ready runs.
     ///

@@ -9,7 +9,7 @@ use super::{Executor, Left, Worker};
 use crate::engine::{Engine, RunError, StopHandle};
 use crate::graph::{GRAPH_NEED, Graph, Graphs, State};
 use crate::record::RunStatus;
-use crate::store::{Lease, Store};
+use crate::store::{ClaimedTask, Lease, Store};
 
 /// Executes the runs of graphs, by the name of the graph.
 #[derive(Debug)]
@@ -48,6 +48,10 @@ impl Executor for GraphExecutor {
             Err(RunError::Store(error) | RunError::Checkpoint { source: error, .. }) => Left::after(&error),
             Ok(_) | Err(_) => Left::AtRest,
         }
+    }
+
+    async fn perform(&self, _: &ClaimedTask, _: StopHandle) -> String {
+        unreachable!("the steps of graphs are no tasks, and `lacks` refuses all others")
     }
 
     fn warn(&self, _: &str) {}

@@ -4,6 +4,9 @@
 //!   submit --> ready --claim--> execute --> end, wait, or ready again after the loss of the worker
 //! ```
 //!
+//! A worker also executes tasks: steps of runs that other workers hold. The slots for runs and for tasks are counted apart,
+//! so that runs that wait for tasks never keep the workers from executing these.
+//!
 //! The [`Queue`] of a store keeps ready runs. A [`Worker`] claims the runs whose needs are met, up to the number of free
 //! slots, and passes each to the [`Executor`]. Polling finds every ready run; hints of the store only shorten the wait.
 
@@ -19,11 +22,12 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use crate::engine::{StopHandle, StopLevel};
 use crate::id::RunId;
-use crate::store::{Lease, Queue, Store, StoreError};
+use crate::store::{ClaimedTask, Lease, Queue, Store, StoreError};
 use crate::system::clock::{Clock as _, SystemClock};
 use crate::system::lock::Holder;
 
 mod graphs;
+mod tasks;
 
 pub use graphs::GraphExecutor;
 
@@ -67,6 +71,9 @@ pub trait Executor: Send + Sync {
     /// Executes a run under its lease, until the run is at rest or stopped. Reports errors itself.
     async fn execute(&self, lease: Lease, stop: StopHandle) -> Left;
 
+    /// Executes a step of a run that another worker holds, until its end or a stop. Returns the result for the holder.
+    async fn perform(&self, task: &ClaimedTask, stop: StopHandle) -> String;
+
     /// Reports an error of the queue, or the lack of hints; the worker continues.
     fn warn(&self, warning: &str);
 }
@@ -86,7 +93,7 @@ impl<E: Executor> Worker<E> {
         Self { store, executor, slots: NonZeroUsize::MIN, stop: StopHandle::default() }
     }
 
-    /// Executes up to `slots` runs at once.
+    /// Executes up to `slots` runs, and as many tasks, at once.
     #[must_use]
     pub fn with_slots(self, slots: NonZeroUsize) -> Self {
         Self { slots, ..self }
@@ -121,16 +128,22 @@ impl<E: Executor> Worker<E> {
                 POLL
             }
         };
+        tokio::join!(self.serve_runs(queue, &holder, poll), self.serve_tasks(queue, &holder, poll));
+        Ok(())
+    }
+
+    /// Claims and executes runs until a stop is requested.
+    async fn serve_runs(&self, queue: &dyn Queue, holder: &Holder, poll: Duration) {
         let (mut running, mut served) = (FuturesUnordered::new(), Served::default());
         loop {
             let is_draining = self.stop.is_asked();
             if is_draining && running.is_empty() {
-                return Ok(());
+                return;
             }
             let free = self.slots.get().saturating_sub(running.len());
             let mut pause = jittered(poll);
             if free > 0 && !is_draining {
-                let claim = self.claim(queue, &holder, &mut served, free);
+                let claim = self.claim(queue, holder, &mut served, free);
                 match beside(&mut running, claim).await {
                     Ok(leases) => running.extend(leases.into_iter().map(|lease| self.execute(queue, lease))),
                     Err(error) => {
@@ -155,9 +168,7 @@ impl<E: Executor> Worker<E> {
         free: usize,
     ) -> Result<Vec<Lease>, StoreError> {
         queue.expire().await?;
-        if served.since.is_none_or(|since| since.elapsed() > NEEDS_KNOWN) {
-            *served = Served { since: Some(Instant::now()), ..Served::default() };
-        }
+        served.forget_old();
         for needs in queue.needs(&served.known).await? {
             match self.executor.lacks(&needs) {
                 Some(missing) => queue.report_missing(&needs, &missing).await?,
@@ -214,6 +225,15 @@ struct Served {
     since: Option<Instant>,
     known: BTreeSet<BTreeSet<String>>,
     sets: BTreeSet<BTreeSet<String>>,
+}
+
+impl Served {
+    /// Forgets old decisions.
+    fn forget_old(&mut self) {
+        if self.since.is_none_or(|since| since.elapsed() > NEEDS_KNOWN) {
+            *self = Self { since: Some(Instant::now()), ..Self::default() };
+        }
+    }
 }
 
 /// Returns a random time around a pause: workers that started together do not poll together.

@@ -198,7 +198,7 @@ impl Program for Toy {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
             _ => Ok(match (self.after_failure.get(step_ref.step.id.as_str()), upstream) {
                 (Some(AfterFailure::Always), _)
-                | (Some(AfterFailure::Only), Upstream::Failed(_) | Upstream::Unknown) => Admission::Run,
+                | (Some(AfterFailure::Only), Upstream::Failed(_) | Upstream::Unknown(_)) => Admission::Run,
                 (Some(AfterFailure::Only), Upstream::Succeeded) => {
                     Admission::Skip(SkipCause::Condition("failure()".to_owned()))
                 }
@@ -232,9 +232,11 @@ impl Program for Toy {
                     report: StepReport::default(),
                 },
             },
-            Does::Cut => {
-                Performed::Cut { why: "its supervisor is gone".to_owned(), report: StepReport::default() }
-            }
+            Does::Cut => Performed::Cut {
+                why: "its supervisor is gone".to_owned(),
+                was_killed: true,
+                report: StepReport::default(),
+            },
             Does::Skip => unreachable!("a skipped step is not performed"),
         }
     }

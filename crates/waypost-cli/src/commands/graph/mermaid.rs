@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::Node;
+use super::node::Node;
 use super::svg::sign;
 
 /// Returns the flowchart, with steps of steps as subgraphs.

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::Node;
-use crate::commands::report::escaped;
+use super::node::Node;
+use crate::format::html::escaped;
 use crate::output::cut;
 
 /// Most steps of a picture within a page: larger pictures are not readable there, and the list has the same content.

@@ -8,10 +8,11 @@ use serde_json::Value;
 use waypost::engine::Snapshot;
 use waypost::record::{Note, Usage};
 
+use super::history::{LastSession, RunHistory, StepEnd};
 use super::timeline::timeline;
-use super::{LETTERS_MAX, LastSession, RunHistory, StepEnd, resume_of};
 use crate::cli::DeadLetter;
 use crate::commands::graph::{Node, embedded, sign};
+use crate::format::html::{escaped, folded};
 use crate::format::{size, time};
 use crate::run::dead_letters::place;
 use crate::run::progress::in_words;
@@ -19,10 +20,10 @@ use crate::view::doubt::{Answer, Doubt, answers};
 use crate::view::step_names::StepNames;
 use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 
+/// Most dead letters in a report; `waypost dead-letters list` has all.
+pub(super) const LETTERS_MAX: usize = 50;
 /// Most rows of ended branches; `waypost show` and `events` have the rest.
 const BRANCH_ROWS_MAX: usize = 2_000;
-/// Most rows of a list that is not folded: a screen of a phone.
-const ROWS_OPEN_MAX: usize = 20;
 /// Longest text of an output or note, so that browsers can open the page.
 const TEXT_CHARACTERS_MAX: usize = 20_000;
 
@@ -298,12 +299,6 @@ fn evidence(text: &mut String, claims: &[ClaimView]) {
     text.push_str("</table></div>\n");
 }
 
-/// Opens a list of rows, folded if it is long.
-pub(super) fn folded(text: &mut String, rows: usize, what: &str) {
-    let open = if rows > ROWS_OPEN_MAX { "" } else { " open" };
-    let _ = writeln!(text, "<details{open}><summary>{rows} {what}</summary>");
-}
-
 fn block(text: &mut String, title: &str, content: &str) {
     let _ = writeln!(text, "<h4>{}</h4>\n<pre>{}</pre>", escaped(title), escaped(&clip(content)));
 }
@@ -339,25 +334,9 @@ fn clip(text: &str) -> String {
     }
 }
 
-/// Escapes text for HTML and its attributes, and removes bidirectional marks.
-pub(in crate::commands) fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            '\n' | '\t' => escaped.push(c),
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                escaped.push('\u{fffd}')
-            }
-            c if c.is_control() => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
-        }
-    }
-    escaped
+/// Returns the command that resumes a run.
+pub(super) fn resume_of(snapshot: &Snapshot) -> String {
+    format!("waypost resume {}", snapshot.entry.summary.run)
 }
 
 const STYLE: &str = "
@@ -382,16 +361,3 @@ svg .edge{fill:none;stroke:var(--dim)}
 @media(max-width:600px){body{margin:1em auto}.row{grid-template-columns:minmax(0,1fr) 5em}
 .track,.scale{grid-column:1/-1;grid-row:2}.scale{grid-row:1}th{white-space:normal}th,td{padding-right:.5em}}
 ";
-
-#[cfg(test)]
-mod tests {
-    use super::escaped;
-
-    #[test]
-    fn what_comes_from_a_run_is_no_markup() {
-        assert_eq!(
-            escaped("<script>\"x\" & 'y'</script>\u{1b}[2J\u{202e}"),
-            "&lt;script&gt;&quot;x&quot; &amp; &#39;y&#39;&lt;/script&gt;\u{fffd}[2J\u{fffd}"
-        );
-    }
-}

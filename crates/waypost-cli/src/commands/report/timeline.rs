@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use jiff::Timestamp;
 
-use super::page::{escaped, folded};
-use super::{Bar, LastSession, RunHistory};
+use super::history::{Bar, LastSession, RunHistory};
 use crate::commands::graph::sign;
+use crate::format::html::{escaped, folded};
 use crate::format::time;
 
 /// Most drawn attempts: a page of a few hundred KiB. The rest is counted.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use waypost::engine::{Answers, Snapshot, TreatAs};
 use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Choice, FrontierEntry, Occasion, SettleBy};
+use waypost::store::overlay::Overlay;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{BranchPath, RunId, StepId};
 use waypost_workflow::file::Workflow;
@@ -26,8 +27,8 @@ use crate::run::reference::{StepRef, encoded, is_branch, is_step};
 use crate::view::step_names::{StepNames, called};
 use crate::view::{file_of, step_of};
 
-use super::Prepared;
 use super::dry::planned;
+use super::{Prepared, from_step};
 
 /// A step by its branch.
 type StepAt = (BranchPath, StepId);
@@ -76,8 +77,9 @@ pub(super) async fn of(
     }
     let is_in_doubt = |at: &StepAt| {
         let is_cut = |entry: &FrontierEntry| entry.step == at.1 && entry.is_unsettled();
-        let is_asked = position.open_entries().any(is_cut) || in_turn(&at.1);
-        settles(at) && at.0.is_main() && is_asked
+        let is_asked = || position.open_entries().any(is_cut) || in_turn(&at.1);
+        // In other scopes, a named answer is about a question of the plan.
+        settles(at) && if at.0.is_main() { is_asked() } else { answers.named.contains_key(at) }
     };
     if asked == Asked::BeforeEvidence {
         let cut = position.open_entries().filter(|entry| entry.is_unsettled() && !entry.has_children());
@@ -263,15 +265,15 @@ pub(super) async fn answers(
         return Ok(answers);
     }
     let undecided = ResumeArgs { dry_run: true, ..args.undecided() };
+    let overlay = Arc::new(Overlay::over(Arc::clone(store)));
     let prepared = match Prepared::untold(context, store, run, &undecided).await {
         // The resume reports the error, with all options in its hint.
         Err(_) if is_bare => return Ok(answers),
         prepared => prepared?,
     };
-    let snapshot = Snapshot::read(store.as_ref(), run).await?;
-    let plan = match planned(context, store, (&snapshot, &prepared), &undecided).await {
+    let plan = match planned(context, &overlay, &prepared, &undecided).await {
         Err(_) if is_bare => return Ok(answers),
-        plan => plan.map_err(|error| error.of_resume(args, &[]))?.0,
+        planned => planned.map_err(|error| error.of_resume(args, &[]))?.plan,
     };
     let asked = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
     let asked: Vec<&Decision> = asked.collect();
@@ -281,6 +283,7 @@ pub(super) async fn answers(
         asked.into_iter().map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
     let failed = failed_steps(store.as_ref(), run, &BranchPath::main()).await?;
     let names = StepNames::of(&prepared.chosen.workflow);
+    let from = args.from.as_deref().map(|from| from_step(&prepared.chosen.workflow, from)).transpose()?;
     for given in &args.treat_as {
         let is_done = given.treat_as == TreatAs::Done;
         let candidates: Vec<_> = asked.iter().chain(failed.iter().filter(|_| is_done)).cloned().collect();
@@ -290,6 +293,14 @@ pub(super) async fn answers(
                 [text, &encoded].into_iter().any(|text| covers(&names, branch, step, text))
             };
             let mut meant: Vec<StepAt> = candidates.iter().filter(is_meant).cloned().collect();
+            let is_rerun = from.as_ref().is_some_and(|(branch, step)| names_step(&names, branch, step, text));
+            if is_rerun && is_done {
+                return Err(both_ways(run, args, text));
+            }
+            if meant.is_empty() && is_rerun {
+                // The request reruns the step without a question.
+                meant.extend(from.clone());
+            }
             if meant.is_empty() {
                 let within = failed_within(store.as_ref(), run, &names, &encoded).await?;
                 if within.is_empty() || !is_done {
@@ -318,11 +329,15 @@ pub(super) async fn answers(
     Ok(answers)
 }
 
+/// Returns whether a text names a step.
+fn names_step(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> bool {
+    names.called(branch, step.as_str()) == text || is_step(branch, step.as_str(), text)
+}
+
 /// Returns whether a text names a step or an enclosing scope.
 fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> bool {
     let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    names.called(branch, step.as_str()) == text
-        || is_step(branch, step.as_str(), text)
+    names_step(names, branch, step, text)
         || around.filter(|branch| !branch.is_main()).any(|branch| {
             let opener = branch.parent().zip(branch.opened_by());
             let is_opener = |(above, (opener, _)): (BranchPath, (StepId, String))| {
@@ -330,6 +345,17 @@ fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> 
             };
             names.path(&branch) == text || is_branch(&branch, text) || opener.is_some_and(is_opener)
         })
+}
+
+/// Returns the error of a resume that reruns a step and counts the step as done.
+fn both_ways(run: &RunId, args: &ResumeArgs, text: &str) -> Error {
+    let reruns = args.undecided().command(run);
+    let until = args.until.clone().filter(|_| !args.only);
+    let settles = ResumeArgs { from: None, only: false, until, ..args.clone() }.command(run);
+    Error::usage(
+        format!("`--from` reruns step `{}`, and `--treat-as done` keeps it", shown(text)),
+        format!("`{reruns}` reruns the step; `{settles}` keeps the step"),
+    )
 }
 
 /// Returns the error of a decision without a question. `failed`: the failed steps.
@@ -361,13 +387,12 @@ fn undecided_hint(run: &RunId, names: &StepNames, failed: &[StepAt]) -> String {
     }
 }
 
-/// Applies `--treat-as` to steps with failed evidence, except in a dry run. Returns the questions for the answer.
+/// Applies `--treat-as` to steps with failed evidence. Returns the questions for the answer.
 pub(super) async fn decide(
     context: &Context,
     store: &Arc<dyn Store>,
-    snapshot: &Snapshot,
-    chosen: &Chosen,
-    (answers, is_dry): (&Answers, bool),
+    (snapshot, chosen): (&Snapshot, &Chosen),
+    answers: &Answers,
 ) -> Result<Asked, Error> {
     let look = current_evidence::look(store, snapshot, chosen, Occasion::Resume).await?;
     let mut plan = chosen.plan(store.as_ref(), snapshot, Some(&look.verdicts), context.now()).await?;
@@ -378,14 +403,11 @@ pub(super) async fn decide(
     let asks_later = plan.decisions.iter().any(|decision| decision.cause == Cause::AskedInTurn);
     let has_broken =
         plan.decisions.iter().any(|decision| decision.action == Action::Run && of_evidence(decision));
-    let is_believed = match is_dry {
-        true => !current_evidence::held(&plan, answers).is_empty(),
-        false => !current_evidence::believe(store, snapshot, chosen, (&plan, answers)).await?.is_empty(),
-    };
+    let believed = current_evidence::believe(store, snapshot, chosen, (&plan, answers)).await?;
     Ok(match (has_doubt, has_broken) {
         (true, true) => Asked::BeforeEvidence,
         (true, false) => Asked::Now,
-        (false, _) if is_believed => Asked::Now,
+        (false, _) if !believed.is_empty() => Asked::Now,
         (false, _) if asks_later => Asked::InTurn,
         (false, _) if chosen.shape.has_evidence() => Asked::OnTheWay,
         (false, _) => Asked::Nothing,

@@ -1,20 +1,20 @@
 //! `waypost resume --dry-run`: the plan of a resume with these options.
 //!
-//! Input: the options of a resume. Output: the plan. The plan from the records is corrected by a dry run of
-//! the engine with the options of the real resume.
+//! Input: the options of a resume. Output: the plan. The resume takes its own path over a copy of the records, up to
+//! the first start of a step: each refusal and each decision is that of the resume.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use waypost::engine::{Answers, Engine, RunError, Snapshot, StopHandle, TreatAs};
-use waypost::plan::{Action, Cause, Decision, Plan};
+use waypost::engine::{Answered, DryRun, Engine, RunError, Snapshot, StopHandle, TreatAs};
+use waypost::plan::{Action, Decision, Plan};
 use waypost::record::Occasion;
 use waypost::shape::Shape;
 use waypost::store::Store;
+use waypost::store::overlay::Overlay;
 use waypost::{RunId, StepId};
 
-use super::choice::Asked;
-use super::{Going, Prepared, choice};
+use super::{Going, Prepared, refuse_held, refused};
 use crate::cli::DeadLetter;
 use crate::cli::ResumeArgs;
 use crate::context::Context;
@@ -22,33 +22,22 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
 use crate::run::current_evidence::{self, restart_services};
+use crate::run::reference::step_on;
 use crate::view::step_names::StepNames;
 
 pub(super) async fn dry_run(
     context: &Context,
-    shared: &Arc<dyn Store>,
+    store: &Arc<dyn Store>,
     run: &RunId,
     (args, letters): (&ResumeArgs, &[DeadLetter]),
 ) -> Result<Exit, Error> {
-    let store = shared.as_ref();
-    // An answer to a question about a step in doubt changes the plan in words only: see `settle`.
-    let answers = &args.answers;
+    // The copy of the records has no holder.
+    refuse_held(store.as_ref(), run).await?;
+    let Rehearsal { prepared, planned: Planned { mut plan, dry_run } } =
+        rehearse(context, store, run, args).await?;
+    prepared.tell(context);
+    let workflow = &prepared.chosen.workflow;
     let mut notes = told_of(letters);
-    let snapshot = Snapshot::read(store, run).await?;
-    let mut prepared = Prepared::of(context, shared, run, &args.undecided()).await?;
-    let at = (&snapshot, &prepared.chosen);
-    let is_told = !args.treat_as.is_empty() && args.retry.is_empty();
-    let asked = match is_told {
-        true => choice::decide(context, shared, &snapshot, &prepared.chosen, (answers, true)).await?,
-        false => Asked::Nothing,
-    };
-    prepared.choices = choice::of(args, store, at, asked, context.now()).await?;
-    if is_told && asked == Asked::Nothing && prepared.choices.is_empty() {
-        return Err(choice::nothing_to_decide(store, run, &prepared.chosen.workflow).await?);
-    }
-    let plan = planned(context, shared, (&snapshot, &prepared), args).await;
-    let (mut plan, stops) = plan.map_err(|error| error.of_resume(args, &[]))?;
-    stops.iter().for_each(|stop| context.output.warn(stop));
     if prepared.params.is_some() {
         let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         notes.push(format!("Remaining steps would read new values of {names}."));
@@ -57,119 +46,95 @@ pub(super) async fn dry_run(
         notes.push("The run would start over; earlier records stay.".to_owned());
     }
     if let Some(from) = &args.from {
-        notes.push(format!("Step {from} would rerun, with all steps downstream."));
+        let downstream = if args.only { "" } else { ", with all steps downstream" };
+        notes.push(format!("Step {from} would rerun{downstream}."));
     }
     if let Some(until) = &args.until {
         notes.push(stop_after(&mut plan, &prepared.chosen.shape, until)?);
     }
-    if stops.is_empty() && prepared.choices.is_empty() && plan.decisions.iter().all(Decision::changes_nothing)
-    {
+    let answered: Vec<_> = dry_run.answered().collect();
+    let decides = !prepared.choices.is_empty() || !answered.is_empty();
+    if !decides && plan.decisions.iter().all(Decision::changes_nothing) {
         notes = vec!["A resume would do nothing, because every step is finished.".to_owned()];
     }
+    notes.extend(answered.into_iter().map(answer_text));
     let questions = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
-    notes.extend(questions.map(|question| question_text(question, answers)));
-    settle(&mut plan, answers);
-    let names = StepNames::of(&prepared.chosen.workflow);
-    let decisions = crate::commands::plan::views(store, run, &plan).await?;
-    crate::commands::plan::show(context, Some(run.as_str()), (decisions, stops), &names)?;
+    notes.extend(questions.map(question_text));
+    let names = StepNames::of(workflow);
+    let decisions = crate::commands::plan::views(store.as_ref(), run, &plan).await?;
+    crate::commands::plan::show(context, Some(run.as_str()), (decisions, Vec::new()), &names)?;
     notes.iter().for_each(|note| context.output.note(&names.plain(note)));
     context.output.note("Nothing was run, as requested.");
     Ok(Exit::Done)
 }
 
-/// Refuses what a resume with these options would refuse, before anything is recorded.
-pub(super) async fn refuse(
+/// A resume over a copy of the records.
+pub(super) struct Rehearsal {
+    prepared: Prepared,
+    planned: Planned,
+}
+
+/// The plan of a resume, with the dry run.
+pub(super) struct Planned {
+    pub(super) plan: Plan,
+    dry_run: DryRun,
+}
+
+/// Resumes a run over a copy of its records, without an execution. Refuses all that the resume refuses.
+pub(super) async fn rehearse(
     context: &Context,
-    shared: &Arc<dyn Store>,
+    store: &Arc<dyn Store>,
     run: &RunId,
     args: &ResumeArgs,
-) -> Result<(), Error> {
-    let store = shared.as_ref();
-    let snapshot = Snapshot::read(store, run).await?;
-    let mut prepared = Prepared::untold(context, shared, run, &args.undecided()).await?;
-    let at = (&snapshot, &prepared.chosen);
-    prepared.choices = choice::of(args, store, at, Asked::Nothing, context.now()).await?;
-    let mut plan = prepared.chosen.plan(store, &snapshot, None, context.now()).await?;
-    decide(shared, &prepared, args, &mut plan).await.map_err(|error| error.of_resume(args, &[]))
+) -> Result<Rehearsal, Error> {
+    let overlay = Arc::new(Overlay::over(Arc::clone(store)));
+    let copy = Arc::clone(&overlay) as Arc<dyn Store>;
+    let (prepared, args) = Prepared::decided(context, &copy, run, args.clone()).await?;
+    let is_changed = prepared.chosen.adoption.is_some();
+    let planned = planned(context, &overlay, &prepared, &args).await;
+    let planned = planned.map_err(|error| refused(error, &args, &[], is_changed))?;
+    Ok(Rehearsal { prepared, planned })
 }
 
-/// Returns the plan of a resume with these options, and the obstacles.
+/// Returns the plan of a prepared resume.
 pub(super) async fn planned(
     context: &Context,
-    shared: &Arc<dyn Store>,
-    (snapshot, prepared): (&Snapshot, &Prepared),
-    args: &ResumeArgs,
-) -> Result<(Plan, Vec<String>), Error> {
-    let (store, chosen) = (shared.as_ref(), &prepared.chosen);
-    let look = current_evidence::look(shared, snapshot, chosen, Occasion::Resume).await?;
-    let mut plan = chosen.plan(store, snapshot, Some(&look.verdicts), context.now()).await?;
-    look.tell_in(&mut plan, &chosen.shape);
-    let stops = match args.restart {
-        true => Vec::new(),
-        false => crate::commands::plan::stops(store, snapshot, &chosen.workflow).await?,
-    };
-    if stops.is_empty() {
-        decide(shared, prepared, args, &mut plan).await?;
-    }
-    Ok((plan, stops))
-}
-
-/// Corrects a plan by a dry run of the engine with the options of the real resume.
-async fn decide(
-    store: &Arc<dyn Store>,
+    overlay: &Arc<Overlay>,
     prepared: &Prepared,
     args: &ResumeArgs,
-    plan: &mut Plan,
-) -> Result<(), Error> {
-    let going = Going::of(&prepared.chosen.workflow, args)?;
-    let prepared = Prepared { decides_first: false, ..prepared.clone() };
+) -> Result<Planned, Error> {
+    let (store, chosen) = (&(Arc::clone(overlay) as Arc<dyn Store>), &prepared.chosen);
+    let snapshot = Snapshot::read(store.as_ref(), &prepared.run).await?;
+    let look = current_evidence::look(store, &snapshot, chosen, Occasion::Resume).await?;
+    let mut plan = chosen.plan(store.as_ref(), &snapshot, Some(&look.verdicts), context.now()).await?;
+    look.tell_in(&mut plan, &chosen.shape);
+    let going = Going::of(&chosen.workflow, args)?;
     // A step beyond `--until` is planned, and left out afterwards.
-    let mut args = ResumeArgs { until: None, ..args.clone() };
-    if prepared.chosen.reruns_finished() {
-        // A real resume records the answers first, in the definition in force.
-        args.answers = Answers::default();
-    }
-    let args = &args;
+    let args = &ResumeArgs { until: None, ..args.clone() };
     let options = || prepared.clone().make(store, StopHandle::default(), args, going.clone());
     let (program, first) = options()?;
     let engine = program.equip(Engine::new(Arc::clone(store)));
-    let first = std::sync::Mutex::new(Some(first));
+    let first = Mutex::new(Some(first));
     let next = || {
-        let first = first.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
         first.or_else(|| options().ok().map(|(_, options)| options)).unwrap_or_default()
     };
-    let dry_run = engine.dry_run(&program, &prepared.run, next).await?;
-    dry_run.correct(&program, plan);
-    restart_services(&prepared.chosen, plan);
-    Ok(())
+    let dry_run = engine.dry_run_over(overlay, &program, &prepared.run, next).await?;
+    dry_run.correct(&program, &mut plan);
+    restart_services(chosen, &mut plan);
+    Ok(Planned { plan, dry_run })
 }
 
-/// Settles the questions of a plan as a person decides.
-fn settle(plan: &mut Plan, answers: &Answers) {
-    for decision in plan.decisions.iter_mut().filter(|decision| decision.action == Action::Ask) {
-        match answer_to(decision, answers) {
-            Some(TreatAs::Done) => decision.action = Action::Reuse,
-            Some(TreatAs::Retry) => decision.action = Action::Run,
-            None => {}
-        }
+fn answer_text(Answered { branch, step, treat_as }: Answered<'_>) -> String {
+    let step = step_on(branch, step.as_str());
+    match treat_as {
+        TreatAs::Done => format!("Step {step} would count as done."),
+        TreatAs::Retry => format!("Step {step} would rerun."),
     }
 }
 
-/// Returns the answer to a question. A bare "done" is about the questions known before the resume.
-fn answer_to(question: &Decision, answers: &Answers) -> Option<TreatAs> {
-    let (branch, step) = (&question.branch, &question.step);
-    let is_named = answers.named.contains_key(&(branch.clone(), step.clone()));
-    let answer = answers.about(branch, step);
-    answer.filter(|answer| is_named || *answer == TreatAs::Retry || question.cause != Cause::AskedInTurn)
-}
-
-fn question_text(question: &Decision, answers: &Answers) -> String {
-    let step = named(question);
-    match answer_to(question, answers) {
-        Some(TreatAs::Done) => format!("Step {step} would count as done."),
-        Some(TreatAs::Retry) => format!("Step {step} would rerun."),
-        None => format!("Step {step} is not idempotent: the resume would ask for a decision."),
-    }
+fn question_text(question: &Decision) -> String {
+    format!("Step {} is not idempotent: the resume would ask for a decision.", named(question))
 }
 
 /// Returns notes about the failed items of a retry.
@@ -216,5 +181,5 @@ pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &st
 }
 
 fn named(decision: &Decision) -> String {
-    crate::run::reference::step_on(&decision.branch, decision.step.as_str())
+    step_on(&decision.branch, decision.step.as_str())
 }

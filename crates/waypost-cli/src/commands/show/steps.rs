@@ -114,6 +114,7 @@ impl Branch {
             let own = hooks::steps_of(shape, &self.name, position.as_ref().unwrap_or(&nowhere));
             order.extend(own.into_iter().map(|step| &step.id));
         }
+        let defined = order.len();
         let mut listed: HashSet<&StepId> = order.iter().copied().collect();
         let headers = self.history.records.iter().rev().map(Record::header);
         let ended_or_begun = headers
@@ -165,7 +166,11 @@ impl Branch {
             };
             facts.view(step, &self.name)
         };
-        order.into_iter().map(view).collect()
+        // A step that the definition no longer has is shown with its end only.
+        let matters = |(at, view): &(usize, StepView)| {
+            own.is_none() || *at < defined || view.status != StepStatus::Pending
+        };
+        order.into_iter().map(view).enumerate().filter(matters).map(|(_, view)| view).collect()
     }
 }
 

@@ -457,8 +457,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let run = &snapshot.entry.summary.run;
     let is_open = rows.iter().zip(&decided).any(|(row, decided)| row.is_at_stake() && decided.step.is_none());
     if is_open && !choice.restart && !choice.looks && !choice.forks {
-        let command = choice.args.command(run);
-        return Err(Error::Changed { file: relative_to_here(&edited), run: run.clone(), command, diff });
+        let args = Box::new(choice.args.clone());
+        return Err(Error::Changed { file: relative_to_here(&edited), run: run.clone(), args, diff });
     }
     let is_touched = rows.iter().any(Row::is_at_stake);
     let is_chosen = choice.with.is_some() || choice.finished.is_made();
@@ -466,8 +466,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let is_requested = choice.args.from.is_some() || choice.retries;
     let words =
         Words { choice, file: shown(file), edited: shown(&edited), run: run.as_str(), diff: diff.join("\n") };
-    if is_over && !rows.is_empty() && !is_touched && !is_chosen && !is_requested {
-        return Ok(own.with_note(words.after_the_end()));
+    if is_over && !rows.is_empty() && !is_touched && !is_chosen && !is_requested && !choice.reruns {
+        return Ok(Chosen { awaits_rerun: true, ..own.with_note(words.after_the_end()) });
     }
     let is_kept = decided.iter().filter_map(|row| row.step).all(|row| row == Decided::Keep) && !is_open;
     let note = match (is_touched, is_kept) {
@@ -495,7 +495,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let before = own.shape.as_careful_as(&shape);
     let adoption = Adoption { before, definition, redo, kept, rerun, within: names, entered };
     let adoption = Some(adoption);
-    Ok(Chosen { workflow: changed, shape, adoption, path: own.path, notes: vec![note] })
+    let path = own.path;
+    Ok(Chosen { workflow: changed, shape, adoption, path, notes: vec![note], awaits_rerun: false })
 }
 
 /// The results of steps with a kept result and their first definition again.

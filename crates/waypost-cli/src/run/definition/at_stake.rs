@@ -54,7 +54,9 @@ impl<'a> FinishedResults<'a> {
             }
             total += 1;
             let own = self.of_branch(branch, within).await?;
-            finished += usize::from(own.steps > 0 && newest.header().end == Some(End::Completed));
+            let is_touched =
+                within.is_empty() || within.iter().any(|inner| is_at_or_below(&inner.branch, branch));
+            finished += usize::from(is_touched && newest.header().end == Some(End::Completed));
             work = work.and(own);
         }
         let is_foreach =
@@ -99,10 +101,7 @@ impl<'a> FinishedResults<'a> {
     /// Returns the affected finished work on a branch and all branches below.
     async fn of_branch(&self, branch: &BranchPath, within: &[InnerChange]) -> Result<FinishedWork, Error> {
         let mut work = FinishedWork::default();
-        let is_within = |inner: &BranchPath| {
-            std::iter::successors(Some(inner.clone()), BranchPath::parent).any(|above| above == *branch)
-        };
-        for inner in self.branches.iter().filter(|inner| is_within(inner)) {
+        for inner in self.branches.iter().filter(|inner| is_at_or_below(inner, branch)) {
             let counts =
                 |header: &Header| header.step.as_ref().is_some_and(|step| self.affects(within, inner, step));
             work = work.and(self.of_records(inner, &counts).await?);
@@ -135,6 +134,10 @@ impl<'a> FinishedResults<'a> {
         }
         Ok(work)
     }
+}
+
+fn is_at_or_below(inner: &BranchPath, branch: &BranchPath) -> bool {
+    std::iter::successors(Some(inner.clone()), BranchPath::parent).any(|above| above == *branch)
 }
 
 /// A number of finished steps, and the time of their work.

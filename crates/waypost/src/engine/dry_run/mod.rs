@@ -17,20 +17,21 @@ use crate::plan::shape::Shape;
 use crate::plan::shape::Unfinished;
 use crate::plan::{Action, Cause, Decision, Plan};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED, STEP_SETTLED};
-use crate::record::{Note, Phase, Position, Reason, Record, RunStatus, SkipCause, Status, Try};
+use crate::record::{Note, Phase, Position, Reason, Record, RunStatus, SkipCause, Status, Try, WaitKind};
+use crate::store::Store;
+use crate::store::overlay::Overlay;
 use crate::system::clock::Clock;
 
 use crate::engine::inspect::position_of;
 use crate::engine::resume::in_doubt::CONFIRMED;
 use crate::engine::resume::reruns::broken_by;
+use crate::engine::walk::choice::KEPT;
 use crate::engine::walk::early_cutoff::COMPARED;
-use crate::engine::{Answers, Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, Snapshot, TreatAs};
+use crate::engine::{Answers, Engine, OnDoubt, Program, ResumeOptions, RunError, Silent, TreatAs};
 
-mod overlay;
 mod program;
 
-use overlay::Overlay;
-use program::{DryProgram, Input, Keyed};
+use program::{DryProgram, Input, Keyed, Seen};
 
 /// The lead of the clock of a dry run: delays and sleeps are over at once.
 const AHEAD_YEARS: i64 = 100;
@@ -40,6 +41,10 @@ const AHEAD_YEARS: i64 = 100;
 pub struct DryRun {
     started: Keyed<Input>,
     rejoined: Keyed<StepId>,
+    /// The steps with a new list of items.
+    listed: BTreeSet<(BranchPath, StepId)>,
+    /// The steps that open their children, again or for the first time.
+    opened: BTreeSet<(BranchPath, StepId)>,
     /// The first start of each step.
     tries: Keyed<Try>,
     reran: Keyed<RerunCause>,
@@ -53,6 +58,17 @@ pub struct DryRun {
     confirmed: BTreeSet<(BranchPath, StepId)>,
     /// The last position of each branch of the dry run.
     positions: BTreeMap<BranchPath, Position>,
+}
+
+/// A step that a person settles or reruns.
+#[derive(Debug, Clone, Copy)]
+pub struct Answered<'a> {
+    /// The branch.
+    pub branch: &'a BranchPath,
+    /// The step.
+    pub step: &'a StepId,
+    /// The decision.
+    pub treat_as: TreatAs,
 }
 
 /// A clock far ahead of another clock.
@@ -77,7 +93,23 @@ impl Engine {
         run: &RunId,
         options: impl Fn() -> ResumeOptions<P::State> + Send,
     ) -> Result<DryRun, RunError> {
-        let first = self.try_dry_run(program, run, options()).await?;
+        let overlay = Arc::new(Overlay::over(Arc::clone(&self.store)));
+        self.dry_run_over(&overlay, program, run, options).await
+    }
+
+    /// As [`dry_run`](Self::dry_run), after the records of an overlay: these are decisions of the same resume.
+    ///
+    /// # Errors
+    /// As for [`dry_run`](Self::dry_run).
+    pub async fn dry_run_over<P: Program>(
+        &self,
+        overlay: &Arc<Overlay>,
+        program: &P,
+        run: &RunId,
+        options: impl Fn() -> ResumeOptions<P::State> + Send,
+    ) -> Result<DryRun, RunError> {
+        let dry_run = |options| self.try_dry_run(overlay, program, run, options);
+        let first = dry_run(options()).await?;
         if first.questions.is_empty() {
             return Ok(first);
         }
@@ -86,7 +118,7 @@ impl Engine {
         let given = answered.on_doubt.answers();
         let answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
         answered.on_doubt = OnDoubt::Each(answers);
-        let rest = match self.try_dry_run(program, run, answered).await {
+        let rest = match dry_run(answered).await {
             // The adopted definition abandons the branch of a question: the answer comes first.
             Err(RunError::NotSettled { .. }) => return Ok(first),
             rest => rest?,
@@ -106,28 +138,28 @@ impl Engine {
             asked.cause != Cause::AskedInTurn || !is_compared
         };
         let questions = first.questions.into_iter().chain(later).filter(is_certain).collect();
-        Ok(DryRun { questions, ..rest })
+        Ok(DryRun { questions, confirmed: first.confirmed, ..rest })
     }
 
     async fn try_dry_run<P: Program>(
         &self,
+        before: &Arc<Overlay>,
         program: &P,
         run: &RunId,
         options: ResumeOptions<P::State>,
     ) -> Result<DryRun, RunError> {
-        let snapshot = Snapshot::read(self.store.as_ref(), run).await?;
-        let token = snapshot.newest().header().token + 1;
-        let overlay = Arc::new(Overlay::over(Arc::clone(&self.store), token));
+        let overlay = Arc::new(Overlay::over(Arc::clone(before) as Arc<dyn Store>));
         let engine = Self {
-            store: overlay.clone(),
+            store: Arc::clone(&overlay) as Arc<dyn Store>,
             clock: Arc::new(ClockAhead(Arc::clone(&self.clock))),
             observer: Arc::new(Silent),
             ..self.clone()
         };
         let dry = DryProgram::of(program);
         let ended = engine.resume_program(&dry, run, options).await;
-        let (started, rejoined) = dry.into_seen();
-        let mut found = DryRun { started, rejoined, ..DryRun::default() };
+        let Seen { started, rejoined, listed, .. } = dry.into_seen();
+        let mut found = DryRun { started, rejoined, listed, ..DryRun::default() };
+        before.records().iter().for_each(|record| found.take_in_notes(program.shape(), record));
         for record in overlay.records() {
             found.take_in(program.shape(), &record)?;
         }
@@ -148,22 +180,52 @@ impl DryRun {
         self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::InForce))
     }
 
+    /// Returns the steps that a person settles or reruns, without the steps skipped by hand.
+    pub fn answered(&self) -> impl Iterator<Item = Answered<'_>> {
+        let done = self.settled.keys().filter(|key| !self.skipped.contains_key(*key));
+        let done = done.map(|key| (key, TreatAs::Done));
+        let all = done.chain(self.confirmed.iter().map(|key| (key, TreatAs::Retry)));
+        all.map(|((branch, step), treat_as)| Answered { branch, step, treat_as })
+    }
+
     fn take_in(&mut self, root: &Shape, record: &Record) -> Result<(), RunError> {
         let header = record.header();
         let branch = &header.branch;
-        if let (Phase::Skipped(cause), Some(step)) = (&header.phase, &header.step) {
-            self.skipped.insert((branch.clone(), step.clone()), cause.clone());
+        if let Some(step) = &header.step {
+            let key = (branch.clone(), step.clone());
+            match &header.phase {
+                Phase::Skipped(cause) => drop(self.skipped.insert(key, cause.clone())),
+                phase if phase.opens_work() => drop(self.opened.insert(key)),
+                _ => {}
+            }
         }
         for start in &header.started {
             self.tries.entry((branch.clone(), start.step.clone())).or_insert_with(|| start.at.clone());
         }
+        self.take_in_notes(root, record);
+        if record.state_bytes().is_some() {
+            let position = position_of(record)?;
+            let results = position.reusable.keys().filter(|step| position.has_result(step));
+            self.reusable.extend(results.map(|step| (branch.clone(), step.clone())));
+            self.positions.insert(branch.clone(), position);
+        }
+        Ok(())
+    }
+
+    /// Takes in the settled and the invalid steps of a record.
+    fn take_in_notes(&mut self, root: &Shape, record: &Record) {
+        let header = record.header();
+        let branch = &header.branch;
         let compares = header.definition.is_none() && header.reason != Reason::Redo;
         let is_own =
             |step: &StepId| root.of_branch(branch).is_some_and(|own| own.place(step.as_str()).is_some());
         for note in &header.notes {
             let Note::Event { name, data } = note else { continue };
             let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
-            if let (STEP_SETTLED, Some(step)) = (name.as_str(), &step) {
+            // A kept result stays as recorded.
+            if let (STEP_SETTLED, Some(step)) = (name.as_str(), &step)
+                && data["how"] != KEPT
+            {
                 let by = data["cause"]["by"].as_str().unwrap_or("a person").to_owned();
                 self.settled.insert((branch.clone(), step.clone()), by);
             }
@@ -185,13 +247,6 @@ impl DryRun {
         if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
             self.reran.insert((branch.clone(), step.clone()), RerunCause::EvidenceFailed { claims });
         }
-        if record.state_bytes().is_some() {
-            let position = position_of(record)?;
-            let results = position.reusable.keys().filter(|step| position.has_result(step));
-            self.reusable.extend(results.map(|step| (branch.clone(), step.clone())));
-            self.positions.insert(branch.clone(), position);
-        }
-        Ok(())
     }
 
     /// Notes the questions about steps at their turn.
@@ -214,10 +269,7 @@ impl DryRun {
         for decision in &mut plan.decisions {
             let key = (decision.branch.clone(), decision.step.clone());
             let is_settled = self.skipped.contains_key(&key) || self.settled.contains_key(&key);
-            let waits = decision.action == Action::Wait && !is_settled;
-            if decision.action == Action::Ask && !is_settled {
-                continue;
-            }
+            let waits = decision.action == Action::Wait && !is_settled && !self.reopens(&key, decision);
             if let Some(asked) = asked.get(&key) {
                 decision.clone_from(asked);
             } else if let Some((action, cause)) = self.decided(program, &key, decision).filter(|_| !waits) {
@@ -259,8 +311,17 @@ impl DryRun {
 
     /// Returns whether the step around a branch opens other branches only: another list drops the item.
     fn is_dropped(&self, branch: &BranchPath) -> bool {
+        let mut around = openers(branch);
         !self.positions.contains_key(branch)
-            && openers(branch).next().is_some_and(|opener| self.started.contains_key(&opener))
+            && around.next().is_some_and(|opener| self.listed.contains(&opener))
+    }
+
+    /// Returns whether a waiting step begins again, and its children with it.
+    fn reopens(&self, key: &(BranchPath, StepId), planned: &Decision) -> bool {
+        let Cause::Waits(waits) = &planned.cause else { return false };
+        let awaits_children = waits.iter().any(|wait| wait.on == WaitKind::Children);
+        let begins = self.started.contains_key(key) || self.opened.contains(key);
+        self.reran.contains_key(key) || awaits_children && begins
     }
 
     /// Returns the decision about a step if the plan differs.
@@ -287,7 +348,8 @@ impl DryRun {
                 _ => None,
             };
         }
-        if let Some(step) = self.rejoined.get(key).filter(|_| planned.action == Action::Reuse) {
+        let is_open = matches!(planned.action, Action::Reuse | Action::Wait | Action::Ask);
+        if let Some(step) = self.rejoined.get(key).filter(|_| is_open) {
             let cause = self.recorded(key).unwrap_or_else(|| Cause::UpstreamChanged(step.clone()));
             return Some((Action::Run, cause));
         }
@@ -297,9 +359,7 @@ impl DryRun {
         // A step without a start: its end is in force, or its turn did not come.
         let shape = program.shape().of_branch(&key.0)?;
         let Some(position) = self.positions.get(&key.0) else {
-            let upstream = openers(&key.0).find_map(|opener| self.rejoined.get(&opener));
-            let upstream = upstream.filter(|_| planned.action == Action::Reuse);
-            return upstream.map(|step| (Action::Recheck, Cause::UpstreamChanged(step.clone())));
+            return if planned.action == Action::Reuse { self.around(&key.0) } else { None };
         };
         let place = shape.place(key.1.as_str())?;
         let is_leaf = shape.steps()[place].children.is_none();
@@ -307,10 +367,20 @@ impl DryRun {
             && position.frontier.iter().all(|entry| entry.step != key.1 || entry.status == Status::Ready);
         let seq = position.ledger.get(&key.1).map(|settled| settled.seq);
         let by = self.settled.get(key).cloned();
-        ((is_leaf || by.is_some())
+        ((is_leaf || by.is_some() || planned.action == Action::Ask)
             && is_finished
             && !matches!(planned.action, Action::Reuse | Action::Skip | Action::Wait))
         .then_some((Action::Reuse, by.map_or(Cause::Finished(seq), Cause::Settled)))
+    }
+
+    /// Returns the decision about a finished step of a branch that the dry run does not enter, if the step around it begins
+    /// again or is joined again.
+    fn around(&self, branch: &BranchPath) -> Option<(Action, Cause)> {
+        openers(branch).find_map(|opener| match (self.started.get(&opener), self.rejoined.get(&opener)) {
+            (Some(Input::Unknown(step)), _) => Some(self.compared(&opener, step, true)),
+            (_, Some(step)) => Some((Action::Recheck, Cause::UpstreamChanged(step.clone()))),
+            _ => None,
+        })
     }
 
     /// Returns the decision about a step with an unknown input. Without a result to compare, the step runs in any case.

@@ -40,11 +40,13 @@ const ITEMS_MAX: usize = 1_000;
 pub(super) type Keyed<T> = BTreeMap<(BranchPath, StepId), T>;
 
 #[derive(Debug, Default)]
-struct Seen {
+pub(super) struct Seen {
     /// The started steps, with the known part of the input.
-    started: Keyed<Input>,
+    pub(super) started: Keyed<Input>,
     /// The joins of children with an unknown result, each with a step of that child.
-    rejoined: Keyed<StepId>,
+    pub(super) rejoined: Keyed<StepId>,
+    /// The steps whose items are known.
+    pub(super) listed: BTreeSet<(BranchPath, StepId)>,
     /// The steps with an unknown result.
     unknown: BTreeSet<(BranchPath, StepId)>,
 }
@@ -70,10 +72,8 @@ impl<'a, P: Program> DryProgram<'a, P> {
         Self { inner, seen: Mutex::default() }
     }
 
-    /// Returns the started steps with the known part of the input, and the joins of children with an unknown result.
-    pub(super) fn into_seen(self) -> (Keyed<Input>, Keyed<StepId>) {
-        let seen = self.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-        (seen.started, seen.rejoined)
+    pub(super) fn into_seen(self) -> Seen {
+        self.seen.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -82,6 +82,13 @@ impl<'a, P: Program> DryProgram<'a, P> {
 
     fn is_unknown(&self, branch: &BranchPath, step: &StepId) -> bool {
         self.seen().unknown.contains(&(branch.clone(), step.clone()))
+    }
+
+    /// Returns the steps of a branch with an unknown result.
+    fn unknown_on(&self, branch: &BranchPath) -> BTreeSet<StepId> {
+        let seen = self.seen();
+        let here = seen.unknown.iter().filter(|(on, _)| on == branch);
+        here.map(|(_, step)| step.clone()).collect()
     }
 
     /// Returns the known part of the input of a step: results upstream, and inputs of the openers around.
@@ -191,7 +198,10 @@ impl<P: Program> Program for DryProgram<'_, P> {
         match is_known {
             true => admitted,
             false if self.unknown_around(step_ref.branch).is_some() => Ok(Admission::Run),
-            false => self.inner.admit(step_ref, state, Upstream::Unknown).or(Ok(Admission::Run)),
+            false => {
+                let unknown = self.unknown_on(step_ref.branch);
+                self.inner.admit(step_ref, state, Upstream::Unknown(&unknown)).or(Ok(Admission::Run))
+            }
         }
     }
 
@@ -291,6 +301,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
             seen.started.entry(key.clone()).or_insert(input);
         }
         if let Some(items) = listed {
+            seen.listed.insert(key);
             return Ok(DryJob::Open(items));
         }
         seen.rejoined.extend(below.map(|step| (key.clone(), step)));
@@ -318,7 +329,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
             Performed::Failed { failure, report } => Performed::Failed { failure, report },
             Performed::Stopped { in_progress } => Performed::Stopped { in_progress },
             Performed::Opened { items, report } => Performed::Opened { items, report },
-            Performed::Cut { why, report } => Performed::Cut { why, report },
+            Performed::Cut { why, was_killed, report } => Performed::Cut { why, was_killed, report },
         }
     }
 

@@ -12,7 +12,7 @@ use crate::plan::shape::Shape;
 use crate::record::{
     Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, RunStatus, SealedRun, Try,
 };
-use crate::store::{Damage, Head, Lease, Progress, RunSummary, StoreError};
+use crate::store::{Damage, Head, Job, Lease, Progress, RunSummary, StoreError};
 use crate::system::lock::Holder;
 
 use super::accepted_pins::AcceptedPacks;
@@ -73,14 +73,14 @@ pub(crate) async fn queued<P: Program>(
     program: &P,
     run: &SealedRun,
     state: P::State,
-    holder: &Holder,
+    job: &Job,
 ) -> Result<(), RunError> {
     let chain = Chain::first(run);
     let mut main = Scope::new(chain, program.shape(), first_position(program.shape(), 0), state);
     let phase = Phase::Interrupted { in_progress: false, by: "the queue".to_owned() };
     main.drafts.push(Draft::new(phase, Reason::Start, None, Try::default()));
     let mut session = Session::new(engine, program, main, SessionOptions::default())?;
-    session.create_as(run, holder, Some(RunStatus::Queued)).await
+    session.submit(run, job).await
 }
 
 /// Returns the position of a run before its first step.
@@ -204,7 +204,7 @@ async fn make_session<'a, P: Program>(
     session.site = Arc::new(engine.site(base.snapshot.entry.record.record()));
     session.accepted_packs = std::mem::take(&mut begin.accepted_packs);
     session.on_unknown = options.on_unknown;
-    session.by_person = options.by.is_some();
+    session.by.clone_from(&options.by);
     session.is_claimed = is_claimed;
     session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
     session.answers = options.on_doubt.answers();

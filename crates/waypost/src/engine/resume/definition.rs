@@ -17,7 +17,7 @@ use crate::store::{Lease, Store, StoreError, StoreExt as _};
 
 use super::begin::{Base, decode_state};
 use crate::engine::inspect::{Snapshot, position_of};
-use crate::engine::walk::choice::settled_by_person;
+use crate::engine::walk::choice::{KEPT, settled_by_person};
 use crate::engine::walk::invalidate::invalidated;
 use crate::engine::{Adoption, Engine, OnChange, Program, RunError, StepRef};
 
@@ -76,7 +76,7 @@ pub(crate) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: 
     let is_redone = |opener: &StepId| carried.redone.iter().any(|(step, _)| step == opener);
     let entered = carried.entered.iter().filter(|opener| !is_redone(opener));
     let entered = entered.map(|opener| invalidated(opener, &RerunCause::DefinitionChanged));
-    let kept = adoption.kept.iter().map(|step| settled_by_person(step, "kept", by));
+    let kept = adoption.kept.iter().map(|step| settled_by_person(step, KEPT, by));
     rerun.chain(entered).chain(kept).collect()
 }
 
@@ -438,9 +438,7 @@ fn drop_removed_steps(old: &Shape, new: &Shape, position: &mut Position, around:
     }
     let unfinished = Unfinished::of(old, position);
     let is_finished = |id: &StepId| old.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
-    position.frontier.retain(|entry| is_there(&entry.step));
-    position.ledger.retain(|step, _| is_there(step));
-    position.reusable.retain(|step, _| is_there(step));
+    position.keep_steps(is_there);
     for (place, step) in new.steps().iter().enumerate() {
         let is_known = old.place(step.id.as_str()).is_some() && !is_finished(&step.id);
         let is_ready = is_known && step.needs.iter().all(is_finished);
@@ -606,7 +604,7 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(Step
         if has_open_work {
             return None;
         }
-        if !unfinished.has(place) {
+        if !unfinished.has(place) && !change::stays_skipped(old, position, other) {
             changed.push((step.id.clone(), InnerChangeKind::Altered));
         }
     }

@@ -67,7 +67,8 @@ pub(crate) struct AbandonRequest<'a> {
 /// graph.
 ///
 /// # Errors
-/// [`RunError::InDoubt`]: there are questions. [`RunError::NotSettled`]: the caller's decision is not a retry.
+/// [`RunError::InDoubt`]: there are questions. [`RunError::Changed`], [`RunError::NotSettled`]: the caller's decision needs
+/// the definition so far.
 pub(crate) async fn check_abandoned(
     engine: &Engine,
     run: &RunId,
@@ -83,6 +84,16 @@ pub(crate) async fn check_abandoned(
         questions.extend(cut.filter(|question| question.step != *named && !is_open(&question.step)));
     }
     if request.adopts && !matches!(request.from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
+        let main = BranchPath::main();
+        let goes_on =
+            |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step) || after.asks_about(step);
+        let mut gone = questions_at(before, began_with, &main).filter(|asked| !goes_on(&asked.step));
+        if let Some(Decision { step, .. }) =
+            gone.find(|asked| request.answers.retries_at_once(&asked.branch, &asked.step))
+        {
+            let why = format!("step `{step}` is in doubt, and the changed definition lacks the step");
+            return Err(RunError::Changed { run: run.clone(), why });
+        }
         let left = questions_of_abandoned(engine, run, began_with, (before, after)).await?;
         if let Some(Decision { branch, step, .. }) = left.first()
             && (!request.asks || request.answers.about(branch, step).is_some())
@@ -374,14 +385,13 @@ pub(crate) fn apply_decisions<P: Program>(
         }
         let place = scope.shape.place(step.as_str());
         // The step runs at its turn, or the current definition lacks the step and has nothing to settle.
-        if !is_open && (place.is_none() || answer == Some(TreatAs::Retry)) {
+        if !is_open && place.is_some() == (answer == Some(TreatAs::Retry)) {
             continue;
         }
         let Some(place) = place.filter(|_| is_open) else {
-            let why = format!(
-                "step `{step}` is in doubt, and no longer next: settle the step with the run's own definition"
-            );
-            return Err(RunError::Changed { run, why });
+            let lacks =
+                if place.is_none() { "this definition lacks the step" } else { "it is no longer next" };
+            return Err(RunError::Changed { run, why: format!("step `{step}` is in doubt, and {lacks}") });
         };
         let begun = scope.position.started_before(step).cloned();
         if let Some(begun) = begun.filter(|_| answer == Some(TreatAs::Done)) {
@@ -429,7 +439,7 @@ impl<P: Program> Session<'_, P> {
         if self.answers.retries(&branch, &step) {
             // From pass 1, without the earlier result.
             forget(program, scope, place);
-            rerun_confirmed(scope, place, None);
+            rerun_confirmed(scope, place, self.by.as_deref());
             self.mark_dirty(id);
             return Some(TreatAs::Retry);
         }
@@ -447,7 +457,7 @@ impl<P: Program> Session<'_, P> {
         scope.position.ask_no_more(&step);
         scope.settle_as_decided(place, settled);
         note_trace(scope, place, traced);
-        scope.note(settled_by_person(&step, "done", None));
+        scope.note(settled_by_person(&step, "done", self.by.as_deref()));
         self.mark_dirty(id);
         Some(TreatAs::Done)
     }

@@ -445,19 +445,12 @@ impl<'a, S> Scope<'a, S> {
     }
 
     /// Returns the next step that may start.
-    pub(super) fn next_ready(
-        &self,
-        now: Timestamp,
-        wanted: Option<&[bool]>,
-        free: impl Fn(&usize) -> bool,
-    ) -> Option<usize> {
+    pub(super) fn next_ready(&self, now: Timestamp, free: impl Fn(&usize) -> bool) -> Option<usize> {
         let due = |entry: &&FrontierEntry| {
             entry.status == Status::Ready && entry.wake_at.is_none_or(|wake_at| wake_at <= now)
         };
         let place = |entry: &FrontierEntry| self.shape.place(entry.step.as_str());
-        let free = |place: &usize| {
-            free(place) && !self.alone.contains(place) && wanted.is_none_or(|wanted| wanted[*place])
-        };
+        let free = |place: &usize| free(place) && !self.alone.contains(place);
         // A step with a reusable result starts only after the decision about reuse.
         let due = |entry: &&FrontierEntry| due(entry) && self.result_of(entry).is_none();
         self.position.frontier.iter().filter(due).filter_map(place).find(free)

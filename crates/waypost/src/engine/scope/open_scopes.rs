@@ -603,7 +603,8 @@ pub(crate) async fn resume_child<P: Program>(
     let is_new = !session.is_again || head.record.header().token != lease.token();
     scope.reopens = is_moved || is_new || session.scopes.get(opener.scope).reopens;
     if scope.reopens {
-        let Session { by_person, was_killed, is_claimed, .. } = *session;
+        let (by_person, was_killed, is_claimed) =
+            (session.by.is_some(), session.was_killed, session.is_claimed);
         reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed, is_claimed });
         decide_openers(session.program, &mut scope);
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::sync::{OnceCell, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -93,23 +94,57 @@ pub struct Attempt {
     pub(crate) site: Arc<Site>,
 }
 
+/// What distinguishes an attempt within a run, and its time limit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttemptIdentity {
+    /// The branch.
+    pub branch: BranchPath,
+    /// The step.
+    pub step: StepId,
+    /// The attempt, iteration and epoch.
+    pub at: Try,
+    /// How long the attempt may take.
+    pub timeout: Option<Duration>,
+}
+
 impl Attempt {
-    /// Makes the attempt of an undo command. Its requests have no receiver.
+    /// Makes the attempt of an undo command.
     pub(crate) fn of_undo(
         engine: &Engine,
         (lease, stop): (&Lease, &StopHandle),
         step_ref: StepRef<'_>,
         at: Try,
     ) -> Self {
+        let (branch, step) = (step_ref.branch.clone(), step_ref.step.id.clone());
+        let identity = AttemptIdentity { branch, step, at, timeout: step_ref.step.timeout };
+        Self::without_session(engine, lease, identity, stop.clone())
+    }
+
+    /// Returns the identity of the attempt, for the execution in another process.
+    #[must_use]
+    pub fn identity(&self) -> AttemptIdentity {
+        let Self { branch, step, at, timeout, .. } = self;
+        AttemptIdentity { branch: branch.clone(), step: step.clone(), at: at.clone(), timeout: *timeout }
+    }
+
+    /// Makes an attempt apart from the session of its run. Results are not memoized, and waits never end.
+    #[must_use]
+    pub fn without_session(
+        engine: &Engine,
+        lease: &Lease,
+        identity: AttemptIdentity,
+        stop: StopHandle,
+    ) -> Self {
+        let AttemptIdentity { branch, step, at, timeout } = identity;
         Self {
             run: lease.run().clone(),
-            branch: step_ref.branch.clone(),
-            step: step_ref.step.id.clone(),
+            branch,
+            step,
             at,
             lease: lease.clone(),
-            timeout: step_ref.step.timeout,
+            timeout,
             interval: None,
-            stop: stop.clone(),
+            stop,
             cancel: StopHandle::default(),
             scope: MAIN,
             job: 0,

@@ -14,7 +14,7 @@ use super::Session;
 use super::signals::StopLevel;
 use crate::engine::scope::fan_out::JoinedDigests;
 use crate::engine::scope::{Caught, ListedChildren, MAIN, Scope, ScopeId};
-use crate::engine::walk::reuse::ReusableVerdicts;
+use crate::engine::walk::early_cutoff::ReusableVerdicts;
 use crate::engine::walk::rewind::drop_chain;
 use crate::engine::walk::scheduler::hold;
 use crate::engine::walk::trace::{
@@ -54,7 +54,10 @@ impl<P: Program> Session<'_, P> {
                 let found = ListedChildren { place, items, report, are_hooks, failure: None, joined: root };
                 scope.found.push(found);
             }
-            Performed::Cut { why, report } => self.cut(id, place, why, report),
+            Performed::Cut { why, was_killed, report } => {
+                self.scopes.get_mut(id).entry_mut(place).cuts += u32::from(was_killed);
+                self.cut(id, place, why, report);
+            }
             Performed::Stopped { in_progress } => self.stopped(id, place, in_progress),
         }
     }
@@ -244,7 +247,8 @@ impl<P: Program> Session<'_, P> {
     ) -> Option<Duration> {
         let scope = self.scopes.get(id);
         let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
-        let retries = verdict.retry && failure.kind != FailureKind::Limit && !scope.runs_hooks(place);
+        let is_final = matches!(failure.kind, FailureKind::Limit | FailureKind::Cancelled);
+        let retries = verdict.retry && !is_final && !scope.runs_hooks(place);
         let random = chance(&scope.chain.run, scope.branch().as_str(), &step.id, entry.at.attempt);
         step.retry.pause(entry.failures + 1, random).filter(|_| retries)
     }
@@ -274,6 +278,8 @@ impl<P: Program> Session<'_, P> {
         self.reusable_verdicts = ReusableVerdicts::default();
         let (mut trace, mut digests) = (None, None);
         let verdict = program.on_failure(self.scopes.get(id).step_ref(place), &failure);
+        // The work of a cancelled step is unfinished.
+        let tolerates = verdict.tolerate && failure.kind != FailureKind::Cancelled;
         let scope = self.scopes.get_mut(id);
         let step = &scope.shape.steps()[place];
         let entry = scope.entry(place);
@@ -294,7 +300,7 @@ impl<P: Program> Session<'_, P> {
             let due = (!pause.is_zero()).then(|| now.checked_add(pause).unwrap_or(Timestamp::MAX));
             entry.wait_until(due, now);
         } else if let (true, Ok(follow)) =
-            (verdict.tolerate, apply_tolerated(program, scope, place, verdict.tolerate, &failure))
+            (tolerates, apply_tolerated(program, scope, place, tolerates, &failure))
         {
             failure.tolerated = true;
             let seq = scope.seq_of_next_draft();

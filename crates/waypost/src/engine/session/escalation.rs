@@ -9,7 +9,7 @@
 //! A branch ends only when none of its descendants has a running attempt. Cancelled attempts are recorded as
 //! cancelled, and no child stays open.
 
-use crate::record::{End, Failure, Phase, Reason, Status, StepBelow, Try};
+use crate::record::{End, Failure, FailureKind, Phase, Reason, Status, StepBelow, Try};
 use crate::{BranchPath, StepId};
 use std::collections::HashSet;
 
@@ -150,6 +150,14 @@ impl<P: Program> Session<'_, P> {
         let all: Vec<(ScopeId, usize)> = self.scopes.iter().flat_map(caught).collect();
         let mut any = false;
         for (id, place) in all {
+            // The failure of an enclosing opener removes its branches.
+            if self.scopes.find_ref(id).is_none() {
+                continue;
+            }
+            if self.ended_uncancelled(id, place) {
+                any = true;
+                continue;
+            }
             let below = self.below_step(id, place);
             if below.iter().any(|id| self.scopes.get(*id).is_active()) {
                 continue;
@@ -164,6 +172,38 @@ impl<P: Program> Session<'_, P> {
             }
         }
         any
+    }
+
+    /// Defers the failure of a cancelled opener, until its branches are at rest.
+    pub(crate) fn catch_cancelled(&mut self, id: ScopeId, place: usize, failure: Failure) {
+        let caught = Caught { place, failure, items: Vec::new(), report: StepReport::default() };
+        self.scopes.get_mut(id).caught.push(caught);
+    }
+
+    /// Takes back the cancellation of an opener whose branches have all ended meanwhile. Returns whether this is so.
+    fn ended_uncancelled(&mut self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get_mut(id);
+        let has_ended = scope.fans.iter().any(|fan| fan.place == place && fan.is_complete());
+        let is_meant =
+            |caught: &Caught| caught.place == place && caught.failure.kind == FailureKind::Cancelled;
+        if !has_ended || !scope.caught.iter().any(is_meant) {
+            return false;
+        }
+        scope.caught.retain(|caught| !is_meant(caught));
+        self.touched.insert(id);
+        true
+    }
+
+    /// Returns whether a failure on a branch of a step fails the step, too: no opener in between collects failures.
+    pub(crate) fn fails_by_branch(&self, id: ScopeId, place: usize) -> bool {
+        let escalates = |below: &ScopeId| {
+            let openers = std::iter::successors(self.scopes.get(*below).opener, |opener| {
+                self.scopes.get(opener.scope).opener.filter(|_| opener.scope != id)
+            });
+            openers.into_iter().all(|opener| !collects(self.scopes.get(opener.scope), opener.place))
+        };
+        let failed = |below: &ScopeId| self.scopes.get(*below).has_failed_end();
+        self.below_step(id, place).iter().any(|below| failed(below) && escalates(below))
     }
 
     /// Defers the failure of an opener with too many failed branches, until the running branches have ended.

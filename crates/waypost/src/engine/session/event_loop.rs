@@ -185,6 +185,7 @@ impl<P: Program> Session<'_, P> {
                     self.open(id, place).await?;
                 }
                 self.fill_fans(id).await?;
+                self.cancel_begun(id);
                 if self.has_result_to_judge(id) {
                     self.touched.insert(id);
                 }
@@ -208,7 +209,8 @@ impl<P: Program> Session<'_, P> {
         for place in places {
             let scope = self.scopes.get(id);
             let waits = scope.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
-            if !waits || scope.caught.iter().any(|caught| caught.place == place) {
+            let is_caught = scope.caught.iter().any(|caught| caught.place == place);
+            if !waits || is_caught || !self.is_wanted(id, place) {
                 continue;
             }
             loop {

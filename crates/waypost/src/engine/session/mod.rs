@@ -20,7 +20,7 @@ use crate::id::{BranchPath, Digest};
 use crate::plan::Broken;
 use crate::plan::shape::Shape;
 use crate::record::{Definition, Phase, RunStatus, SealedRun};
-use crate::store::{Damage, Lease, Signal, StoreError};
+use crate::store::{self, Damage, Lease, Signal, StoreError};
 use crate::system::clock::SteadyClock;
 use crate::system::lock::Holder;
 
@@ -34,9 +34,9 @@ use crate::engine::resume::trust::PendingClaims;
 use crate::engine::scope::fan_out::{Joined, JoinedDigests, unread};
 use crate::engine::scope::{MAIN, RunningStep, Scope, ScopeId};
 use crate::engine::time_travel::undo::UndoneEnds;
+use crate::engine::walk::early_cutoff::ReusableVerdicts;
 use crate::engine::walk::failure::{failed_upstream, upstream};
 use crate::engine::walk::in_place::{Declarers, Rewritten};
-use crate::engine::walk::reuse::ReusableVerdicts;
 use crate::engine::walk::scheduler::children_of;
 use crate::engine::{
     Answers, Attempt, BeginError, Engine, OnUnknown, Outcome, Performed, Program, RunError, SessionOptions,
@@ -88,8 +88,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) latest: Timestamp,
     /// The time for waits.
     pub(super) clock: Arc<SteadyClock>,
-    /// True if a person resumed the run.
-    pub(super) by_person: bool,
+    /// The person who resumed the run.
+    pub(super) by: Option<String>,
     /// True if the previous session was killed.
     pub(super) was_killed: bool,
     /// True if a worker continues a run at rest, without a resume.
@@ -231,7 +231,7 @@ impl<'a, P: Program> Session<'a, P> {
             dirty: BTreeSet::new(),
             latest: Timestamp::MIN,
             clock: Arc::new(SteadyClock::new(Arc::clone(&engine.clock))),
-            by_person: false,
+            by: None,
             was_killed: false,
             is_claimed: false,
             is_isolated: false,
@@ -301,28 +301,21 @@ impl<'a, P: Program> Session<'a, P> {
     ) -> Result<Option<RunStatus>, RunError> {
         self.schedule_first();
         let status = self.idle_status();
-        self.create_as(run, holder, status).await?;
+        let batch = self.batch(status)?;
+        let lease = self.engine.store.create(run, batch.clone(), holder).await;
+        self.lease = Some(lease.map_err(|source| not_created(run, source))?);
+        self.acknowledged(&batch);
         Ok(status)
     }
 
-    /// Creates the run with its first batch, which has the status of a run at rest, if any.
-    pub(super) async fn create_as(
-        &mut self,
-        run: &SealedRun,
-        holder: &Holder,
-        status: Option<RunStatus>,
-    ) -> Result<(), RunError> {
-        let batch = self.batch(status)?;
-        let lease =
-            self.engine.store.create(run, batch.clone(), holder).await.map_err(|source| match source {
-                StoreError::Full { .. } | StoreError::Io { .. } | StoreError::Poisoned { .. } => {
-                    RunError::Checkpoint { at: format!("{}@1", run.record().run), source }
-                }
-                source => RunError::Store(source),
-            })?;
-        self.lease = Some(lease);
-        self.acknowledged(&batch);
-        Ok(())
+    /// Creates the run in the queue of the store.
+    pub(super) async fn submit(&mut self, run: &SealedRun, job: &store::Job) -> Result<(), RunError> {
+        let (batch, holder) = (self.batch(Some(RunStatus::Queued))?, self.engine.holder()?);
+        let Some(queue) = self.engine.store.queue() else {
+            let (store, why) = (self.engine.store.to_string(), "the store has no queue".to_owned());
+            return Err(StoreError::Unsupported { store, why }.into());
+        };
+        queue.submit(run, batch, job, &holder).await.map_err(|source| not_created(run, source))
     }
 
     /// Runs until nothing can progress; `status` is set if this is the case at once. For sessions of new runs.
@@ -499,5 +492,15 @@ impl<'a, P: Program> Session<'a, P> {
             };
             EndedAttempt { scope: id, job, place, performed, root }
         }));
+    }
+}
+
+/// Returns the error of a creation without effect, or with an unknown one.
+fn not_created(run: &SealedRun, source: StoreError) -> RunError {
+    match source {
+        StoreError::Full { .. } | StoreError::Io { .. } | StoreError::Poisoned { .. } => {
+            RunError::Checkpoint { at: format!("{}@1", run.record().run), source }
+        }
+        source => RunError::Store(source),
     }
 }

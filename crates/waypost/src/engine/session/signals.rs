@@ -11,7 +11,7 @@ use crate::id::{Digest, RunId};
 use crate::record::{
     FrontierEntry, Phase, Reason, Record, RunStatus, Status, Taken, TakenSignal, Wait, WaitKind,
 };
-use crate::store::{Renewal, Scan, Signal, SignalKind, Signalled, StoreError, StoreExt as _};
+use crate::store::{Scan, Signal, SignalKind, Signalled, StoreExt as _};
 
 use super::Session;
 use super::free_signals::free_signals;
@@ -95,7 +95,7 @@ impl Engine {
     /// checkpoint, and for a rerun of the step.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: the run does not exist.
+    /// - [`StoreError::NotFound`](crate::StoreError::NotFound): the run does not exist.
     /// - [`RunError::Ended`]: the run has ended, so no step can consume the signal.
     pub async fn signal(
         &self,
@@ -165,18 +165,8 @@ impl<P: Program> Session<'_, P> {
             Err(error) => return Err(error.into()),
         };
         for answer in answers {
-            match answer {
-                Renewal::Held(signals) => {
-                    for signal in signals {
-                        self.accept_signal(signal);
-                    }
-                }
-                Renewal::Lost => {
-                    let token = lease.token();
-                    return Err(
-                        StoreError::Fenced { run: lease.run().clone(), token, newest: token + 1 }.into()
-                    );
-                }
+            for signal in answer.requests(&lease, self.engine.store.as_ref())? {
+                self.accept_signal(signal);
             }
         }
         if self.scopes.iter().any(|(_, scope)| scope.asks()) {

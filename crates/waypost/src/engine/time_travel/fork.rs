@@ -19,7 +19,7 @@ use super::rollback::{
     is_abandoned, joins, load_with_state,
 };
 use super::source_scopes::{SourceScope, SourceScopes};
-use super::undo::{refuse_undone, undone_steps};
+use super::undo::{refuse_undone, refuse_unfinished_undo, undone_steps};
 use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
@@ -32,7 +32,7 @@ use crate::engine::session::Session;
 use crate::engine::session::free_signals::free_signals_at;
 use crate::engine::walk::failure::{failures_of, position_for_retry};
 use crate::engine::walk::invalidate::{Results, invalidated};
-use crate::engine::{Engine, OriginEvidence, Outcome, Program, RunError, StartOptions};
+use crate::engine::{Engine, OriginEvidence, Outcome, Program, ResumeFrom, RunError, StartOptions};
 
 impl Engine {
     /// Forks a run: creates a new run from a checkpoint, and executes the new run. The new run has its own copy
@@ -55,6 +55,7 @@ impl Engine {
     /// # Errors
     /// - [`RunError::NoState`]: the checkpoint has no state, or its branches exceed the size limit of a new run.
     /// - [`RunError::InDoubt`]: evidence of a finished step does not hold, or could not be checked.
+    /// - [`RunError::Undoing`]: an undo of the other run is unfinished, and may have undone steps of the checkpoint.
     /// - [`RunError::Changed`]: the checkpoint has another program, and `start` does not adopt the change.
     /// - Others as for [`run_program`](Self::run_program) and [`resume_program`](Self::resume_program).
     pub async fn fork_program<P: Program>(
@@ -69,6 +70,7 @@ impl Engine {
         let store = self.store.as_ref();
         let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
         let newest = position_of(&store.newest(&from.run, &from.branch).await?)?;
+        refuse_unfinished_undo(&from.run, &newest, Some(&ResumeFrom::Checkpoint(from.seq)))?;
         let (position, mut redone) = position_for_retry(program.shape(), &checkpoint, false)?;
         let (mut position, mut reopened) = (position.back_at_work(), BTreeMap::new());
         let edited = blinds(program, &start);

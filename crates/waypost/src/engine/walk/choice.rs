@@ -18,6 +18,9 @@ use crate::engine::scope::{Scope, ScopeId};
 use crate::engine::session::Session;
 use crate::engine::{KnownOutputs, Program, RunError, StepRef, StepReport};
 
+/// The kind of a settlement that keeps the result of a changed definition.
+pub(crate) const KEPT: &str = "kept";
+
 /// A branch whose steps a person settles.
 #[derive(Clone, Copy)]
 pub(crate) struct ChoiceScope<'a> {

@@ -34,6 +34,24 @@ use crate::engine::{Admission, Program, RunError, StepRef};
 /// Mark in the note about an invalid step: its recorded result was compared in its turn.
 pub(crate) const COMPARED: &str = "compared";
 
+/// Verdicts on the evidence of reusable results, valid until the next step ends: a step may rewrite claimed files.
+#[derive(Debug, Default)]
+pub(crate) struct ReusableVerdicts {
+    /// The verified scopes.
+    pub(crate) looked: BTreeSet<BranchPath>,
+    pub(crate) broken: BTreeMap<ResultKey, Vec<String>>,
+    pub(crate) unknown: BTreeMap<ResultKey, Vec<String>>,
+}
+
+/// The name of a result: a step of a branch, in a pass.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ResultKey {
+    pub(crate) branch: BranchPath,
+    pub(crate) step: StepId,
+    /// From 1; 1 for a step without a branch per pass.
+    pub(crate) pass: u32,
+}
+
 impl<P: Program> Session<'_, P> {
     /// Reads the digests of ends required by ready steps, in graphs with traces.
     pub(crate) async fn read_digests(&mut self, id: ScopeId) -> Result<(), RunError> {
@@ -127,10 +145,11 @@ impl<P: Program> Session<'_, P> {
             return Ok(Some(difference));
         }
         self.look_at_reusable(id).await?;
-        let key = (branch, candidate.step.clone());
+        let pass = self.scopes.get(id).pass_of(candidate.place);
+        let key = ResultKey { branch, step: candidate.step.clone(), pass };
         if let Some(claims) = self.reusable_verdicts.unknown.get(&key) {
             let cause = Cause::EvidenceUnknown(claims.clone());
-            let (branch, step) = key;
+            let ResultKey { branch, step, .. } = key;
             let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
             return Err(RunError::InDoubt { run, questions });
         }
@@ -194,7 +213,9 @@ impl<P: Program> Session<'_, P> {
         let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
         let broken = Weighed::of(root, &effective, &verdicts, &checks).broken();
         let mut looked = std::mem::take(&mut self.reusable_verdicts);
-        let own = |branch: &BranchPath, step: &StepId| self.result_of(id, branch, step);
+        let own = |branch: &BranchPath, step: &StepId| {
+            self.result_of(id, ResultKey { branch: branch.clone(), step: step.clone(), pass: 1 })
+        };
         for check in &checks {
             let verdict = verdicts.get(&(check.branch.clone(), check.step.clone(), check.index));
             if verdict == Some(&Verdict::Unknown)
@@ -208,7 +229,7 @@ impl<P: Program> Session<'_, P> {
                 looked.broken.entry(key).or_default().extend(broken.claims);
             }
         }
-        for key in incomplete.iter().filter_map(|(branch, step)| own(branch, step)) {
+        for key in incomplete.into_iter().filter_map(|result| self.result_of(id, result)) {
             looked.broken.entry(key).or_default();
         }
         looked.unknown.retain(|key, _| !looked.broken.contains_key(key));
@@ -262,8 +283,8 @@ pub(crate) async fn read_digests<P: Program>(
 /// A scope and the children of its openers, as if reusable results were current.
 struct AsIfInForce {
     effective: Vec<Effective>,
-    /// Openers with children that differ from the joined children.
-    incomplete: Vec<(BranchPath, StepId)>,
+    /// Results of openers with children that differ from the joined children.
+    incomplete: Vec<ResultKey>,
 }
 
 /// Returns a scope and the children of its openers for the plan, as if reusable results were current.
@@ -290,7 +311,8 @@ async fn as_if_in_force(
     let (mut found, mut effective, mut incomplete) = (vec![(newest, position)], Vec::new(), Vec::new());
     while let Some((record, position)) = found.pop() {
         let branch = record.header().branch.clone();
-        let mut joined: BTreeMap<StepId, u64> = BTreeMap::new();
+        let mut joined: BTreeMap<ResultKey, u64> = BTreeMap::new();
+        let key = |step: &StepId, pass: u32| ResultKey { branch: branch.clone(), step: step.clone(), pass };
         let Some(shape) = root.of_branch(&branch) else { continue };
         for name in names.iter().filter(|name| name.parent().as_ref() == Some(&branch)) {
             let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else {
@@ -307,17 +329,21 @@ async fn as_if_in_force(
             let at = position_of(&child)?;
             let step = &shape.steps()[opener];
             if is_child_of((&position, step), name, at.origin) {
-                *joined.entry(step.id.clone()).or_insert(0) += u64::from(!is_hook(step, name));
+                let pass = name.pass_number().unwrap_or(1);
+                *joined.entry(key(&step.id, pass)).or_insert(0) += u64::from(!is_hook(step, name));
                 found.push((child, at));
             }
         }
-        let lacks = |(step, fan): (&StepId, &Fan)| {
-            let expected = if fan.pass > 0 { u64::from(fan.pass) } else { fan.total };
-            (joined.get(step).copied().unwrap_or(0) != expected).then(|| (branch.clone(), step.clone()))
+        let lacking = |(step, fan): (&StepId, &Fan)| {
+            // Each pass has one branch.
+            let (passes, expected) = if fan.pass > 0 { (fan.pass, 1) } else { (1, fan.total) };
+            let results = (1..=passes).map(|pass| key(step, pass));
+            let lacks = |result: &ResultKey| joined.get(result).copied().unwrap_or(0) != expected;
+            results.filter(lacks).collect::<Vec<_>>()
         };
         let opens_evidence = |step: &StepId| shape.step(step.as_str()).is_some_and(Step::opens_evidence);
         let ends = position.ledger.iter().filter(|(step, _)| opens_evidence(step));
-        incomplete.extend(ends.filter_map(|(step, end)| Some((step, end.fan.as_deref()?))).filter_map(lacks));
+        incomplete.extend(ends.filter_map(|(step, end)| Some((step, end.fan.as_deref()?))).flat_map(lacking));
         effective.push(effective_of(store, root, (&record, &position)).await?);
     }
     Ok(AsIfInForce { effective, incomplete })

@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
-    End, Failure, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause, Status,
+    End, Failure, FailureKind, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause,
+    Status,
 };
 use crate::store::{Batch, BatchId, Lease, Store, StoreError, StoreExt as _};
 
@@ -20,9 +21,9 @@ use super::scheduler::collects;
 use crate::engine::chain::{Chain, Draft, unchanged_body};
 use crate::engine::inspect::position_as_recorded;
 use crate::engine::resume::definition::Forget;
-use crate::engine::scope::{Scope, ScopeId};
+use crate::engine::scope::{MAIN, Opener, Scope, ScopeId};
 use crate::engine::session::Session;
-use crate::engine::{Admission, Engine, Program, RunError, Upstream};
+use crate::engine::{Admission, Engine, Program, RunError, StepReport, Upstream};
 
 impl<P: Program> Session<'_, P> {
     /// Returns whether the admission of a step was already decided: the step has waited or has attempts, and no
@@ -30,7 +31,8 @@ impl<P: Program> Session<'_, P> {
     fn is_admitted(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let entry = scope.entry(place);
-        !scope.redecided.contains(&entry.step) && (entry.at.attempt > 0 || entry.has_children())
+        // For a retried opener, `decide_openers` has decided.
+        entry.has_children() || !scope.redecided.contains(&entry.step) && entry.at.attempt > 0
     }
 
     /// Decides by its condition whether a ready step runs.
@@ -45,13 +47,22 @@ impl<P: Program> Session<'_, P> {
     /// Returns the failed step that keeps a step from running, unless the condition of the step admits failures.
     pub(crate) fn failed_upstream(&self, id: ScopeId, place: usize) -> Option<StepId> {
         let scope = self.scopes.get(id);
-        failed_upstream(scope.shape, &scope.position, place).or_else(|| self.failed_fast(id))
+        let has_begun = scope.shape.steps()[place].is_later_pass(scope.entry(place));
+        failed_upstream(scope.shape, &scope.position, place)
+            .or_else(|| self.failed_fast(id).filter(|_| !has_begun))
+    }
+
+    fn is_in_hooks(&self, id: ScopeId) -> bool {
+        self.scopes.get(id).opener.is_some_and(|Opener { scope, place, .. }| {
+            self.scopes.get(scope).runs_hooks(place) || self.is_in_hooks(scope)
+        })
     }
 
     /// Returns the failed step that stops new starts on a branch under `fail_fast`. The failed step is on the
-    /// branch, on an ancestor, or on a branch with a failure that an ancestor does not tolerate.
+    /// branch, on an ancestor, or on a branch with a failure that an ancestor does not tolerate. Hooks of a step run to
+    /// their end.
     fn failed_fast(&self, id: ScopeId) -> Option<StepId> {
-        if !self.options.fail_fast && !self.scopes.get(id).shape.fails_fast() {
+        if !self.options.fail_fast && !self.scopes.get(id).shape.fails_fast() || self.is_in_hooks(id) {
             return None;
         }
         let up = |from: ScopeId| {
@@ -74,6 +85,63 @@ impl<P: Program> Session<'_, P> {
         failed.find_map(|(_, scope)| Some(scope.position.failed.first()?.step.clone()))
     }
 
+    /// Returns whether a step may start in this session: the step is wanted, and no failure elsewhere stops it.
+    pub(crate) fn may_start(&self, id: ScopeId, place: usize) -> bool {
+        self.is_wanted(id, place) && !self.is_stopped(id, place)
+    }
+
+    /// Returns whether a failure stops a step under `fail_fast`: a step of another open scope, which is cancelled with the
+    /// opener of the scope, or a step between two passes. Other steps are passed over.
+    fn is_stopped(&self, id: ScopeId, place: usize) -> bool {
+        let is_begun = self.is_between_passes(id, place) || !self.ends_by_failure(id);
+        is_begun && !self.is_admitted(id, place) && self.cancelled_by(id, place).is_some()
+    }
+
+    /// Returns whether a step without branches waits for its next pass.
+    fn is_between_passes(&self, id: ScopeId, place: usize) -> bool {
+        let scope = self.scopes.get(id);
+        let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
+        step.is_later_pass(entry) && !step.opens() && entry.status == Status::Ready
+    }
+
+    /// Returns whether steps of a scope are passed over after a failure under `fail_fast`: on the main branch, and in a scope
+    /// with a failed step.
+    fn ends_by_failure(&self, id: ScopeId) -> bool {
+        id == MAIN || self.scopes.get(id).has_failed_end()
+    }
+
+    /// Returns the failed step that stops a step under `fail_fast`; `None` if the condition of the step admits failures.
+    fn cancelled_by(&self, id: ScopeId, place: usize) -> Option<StepId> {
+        let (scope, failed) = (self.scopes.get(id), self.failed_fast(id)?);
+        let admitted = self.program.admit(scope.step_ref(place), &scope.state, Upstream::Failed(&failed));
+        matches!(admitted, Ok(Admission::Skip(SkipCause::UpstreamFailed(_)))).then_some(failed)
+    }
+
+    /// Cancels the begun steps of a scope after a failure under `fail_fast`: an opener fails once its branches are at rest,
+    /// and a step between two passes fails at once. The next resume continues both.
+    pub(crate) fn cancel_begun(&mut self, id: ScopeId) {
+        if self.scopes.get(id).end.is_some() || !self.ends_by_failure(id) {
+            return;
+        }
+        let scope = self.scopes.get(id);
+        for place in places(scope.shape, &scope.position, |_| true) {
+            let scope = self.scopes.get(id);
+            let is_caught = scope.caught.iter().any(|caught| caught.place == place);
+            let waits = scope.entry(place).status == Status::Waiting && !scope.runs_hooks(place);
+            let is_open = waits && scope.fans.iter().any(|fan| fan.place == place) && !is_caught;
+            if !is_open && !self.is_between_passes(id, place) || self.fails_by_branch(id, place) {
+                continue;
+            }
+            let Some(failed) = self.cancelled_by(id, place) else { continue };
+            let text = format!("cancelled before its end: step `{failed}` failed");
+            let failure = Failure::new(FailureKind::Cancelled, vec![text]);
+            match is_open {
+                true => self.catch_cancelled(id, place, failure),
+                false => self.fail_now(id, place, failure, StepReport::default()),
+            }
+        }
+    }
+
     /// Passes over the steps of a branch with a failed upstream step. Applies even when no new step may start,
     /// since passing over starts no work.
     pub(crate) fn pass_over(&mut self, id: ScopeId) {
@@ -86,7 +154,8 @@ impl<P: Program> Session<'_, P> {
             let ready = scope.position.frontier.iter().filter(|entry| entry.status == Status::Ready);
             let places = ready.filter_map(|entry| scope.shape.place(entry.step.as_str()));
             let cause = |place: usize| {
-                let failed = self.failed_upstream(id, place).filter(|_| !self.is_admitted(id, place))?;
+                let is_decided = self.is_admitted(id, place) || self.is_stopped(id, place);
+                let failed = self.failed_upstream(id, place).filter(|_| !is_decided)?;
                 let admitted =
                     self.program.admit(scope.step_ref(place), &scope.state, Upstream::Failed(&failed));
                 match admitted {

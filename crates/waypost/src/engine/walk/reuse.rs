@@ -4,8 +4,6 @@
 //! the recorded trace and the current trace, and a settled step or a dropped result. Pure;
 //! [`early_cutoff`](super::early_cutoff) reads and verifies.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use serde_json::json;
 
 use crate::id::{BranchPath, CheckpointRef, StepId};
@@ -14,23 +12,15 @@ use crate::record::{
     EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, Try, WaitKind,
 };
 
+use super::early_cutoff::ResultKey;
 use super::scheduler::for_children;
 use super::trace::trace_of;
 use crate::engine::chain::Draft;
 use crate::engine::resume::definition::{Forget, forget};
 use crate::engine::scope::open_scopes::fan_of;
-use crate::engine::scope::{Scope, ScopeId};
+use crate::engine::scope::{MAIN, Scope, ScopeId};
 use crate::engine::session::Session;
 use crate::engine::{Follow, Program, RunError};
-
-/// Verdicts on the evidence of reusable results, valid until the next step ends: a step may rewrite claimed files.
-#[derive(Debug, Default)]
-pub(crate) struct ReusableVerdicts {
-    /// The verified scopes.
-    pub(crate) looked: BTreeSet<BranchPath>,
-    pub(crate) broken: BTreeMap<(BranchPath, StepId), Vec<String>>,
-    pub(crate) unknown: BTreeMap<(BranchPath, StepId), Vec<String>>,
-}
 
 /// A ready step with a reusable result.
 pub(crate) struct Candidate {
@@ -41,10 +31,13 @@ pub(crate) struct Candidate {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Returns whether a step belongs to the requested part of the run.
-    fn is_wanted(&self, id: ScopeId, place: usize) -> bool {
-        let wanted = self.wanted.as_deref().filter(|_| id == crate::engine::scope::MAIN);
-        wanted.is_none_or(|wanted| wanted[place])
+    /// Returns whether a step belongs to the requested part of the run: itself on the main branch, or its opener there.
+    pub(crate) fn is_wanted(&self, id: ScopeId, place: usize) -> bool {
+        let Some(wanted) = &self.wanted else { return true };
+        match self.scopes.get(id).opener {
+            Some(opener) => self.is_wanted(opener.scope, opener.place),
+            None => id != MAIN || wanted[place],
+        }
     }
 
     /// Returns whether the reuse of a ready step is still undecided.
@@ -218,22 +211,18 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Returns the step of a scope for an end: the step itself, or the opener of its scope.
-    pub(crate) fn result_of(
-        &self,
-        id: ScopeId,
-        branch: &BranchPath,
-        step: &StepId,
-    ) -> Option<(BranchPath, StepId)> {
+    /// Returns the result of a scope that contains a result: the result itself, or the result of the opener of its branch.
+    pub(crate) fn result_of(&self, id: ScopeId, mut result: ResultKey) -> Option<ResultKey> {
         let scope = self.scopes.get(id);
-        let (mut branch, mut step) = (branch.clone(), step.clone());
-        while branch != *scope.branch() {
-            let (name, _) = branch.opened_by()?;
-            branch = branch.parent()?;
+        while result.branch != *scope.branch() {
+            let (name, _) = result.branch.opened_by()?;
+            let pass = result.branch.pass_number().unwrap_or(1);
+            let branch = result.branch.parent()?;
             let shape = self.program.shape().of_branch(&branch)?;
-            step = shape.steps()[shape.opener(&name)?].id.clone();
+            let step = shape.steps()[shape.opener(&name)?].id.clone();
+            result = ResultKey { branch, step, pass };
         }
-        Some((branch, step))
+        Some(result)
     }
 }
 

@@ -40,9 +40,8 @@ impl<'a, P: Program> Session<'a, P> {
             if scope.active() + openings.len() >= scope.shape.parallel_max() {
                 return openings;
             }
-            let wanted = self.wanted.as_deref().filter(|_| id == MAIN);
-            let free = |place: &usize| !openings.contains(place);
-            let Some(place) = scope.next_ready(now, wanted, free) else { return openings };
+            let free = |place: &usize| !openings.contains(place) && self.may_start(id, *place);
+            let Some(place) = scope.next_ready(now, free) else { return openings };
             if !self.has_capacity(id) {
                 return openings;
             }
@@ -394,9 +393,8 @@ impl<'a, P: Program> Session<'a, P> {
     fn is_runnable(&self, id: ScopeId, scope: &Scope<'_, P::State>) -> bool {
         let runnable = |entry: &FrontierEntry| {
             let place = scope.shape.place(entry.step.as_str());
-            let wanted = self.wanted.as_ref().filter(|_| id == MAIN);
-            entry.status == Status::Ready
-                && wanted.is_none_or(|wanted| place.is_some_and(|place| wanted[place]))
+            // A step that the graph lost is reported at its turn.
+            entry.status == Status::Ready && place.is_none_or(|place| self.may_start(id, place))
         };
         scope.position.frontier.iter().any(runnable)
     }

@@ -2,7 +2,7 @@
 //!
 //! Input: a step, the ends that the step needs or reads, and the end of the step. Output: [`Trace`] and [`EndDigests`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -159,8 +159,11 @@ pub(crate) fn claims_of(made: &EndResult<'_>) -> Vec<String> {
 /// Returns the digest of the pins of a step, its children and its needs.
 pub(crate) fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> Digest {
     let claims = claims_of(made);
+    // By name: the order of steps changes no result.
     let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
-    let above: Vec<Digest> = needs.filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
+    let needs: BTreeSet<&StepId> = needs.collect();
+    let above: Vec<Digest> =
+        needs.into_iter().filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
     let claims = claims.iter().map(|claim| claim.as_bytes());
     let children = made.children.as_ref().map(|children| &children.pins);
     let above = children.into_iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
@@ -189,9 +192,11 @@ pub(crate) fn together(digests: impl Iterator<Item = EndDigests>) -> Option<EndD
 pub(crate) fn scope_digests<S>(scope: &Scope<'_, S>) -> Option<EndDigests> {
     let ended = |step: &&Step| scope.position.ledger.contains_key(&step.id);
     let digests_of = |step: &Step| scope.digests.get(&step.id).copied();
-    let ends: Option<Vec<EndDigests>> =
-        sinks_and_openers(scope.shape).filter(ended).map(digests_of).collect();
-    let openers = scope.shape.steps().iter().filter(|step| step.children.is_some()).filter(ended);
+    // By name: the order of steps changes no result.
+    let mut steps: Vec<&Step> = sinks_and_openers(scope.shape).filter(ended).collect();
+    steps.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+    let ends: Option<Vec<EndDigests>> = steps.iter().map(|step| digests_of(step)).collect();
+    let openers = steps.iter().filter(|step| step.children.is_some());
     let outputs: Option<Vec<Digest>> = openers.map(|step| Some(digests_of(step)?.output)).collect();
     Some(EndDigests { output: Digest::merkle(&outputs?), pins: EndDigests::merkle(&ends?).pins })
 }

@@ -1,4 +1,10 @@
-//! A store for dry runs: new records stay in memory, over the records of the real store.
+//! A store for dry runs: new records stay in memory, over the records of another store.
+//!
+//! ```text
+//!   reads:  written in memory, else the base       writes: memory only
+//! ```
+//!
+//! An overlay is itself a base: the records of a further overlay are apart.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -10,26 +16,28 @@ use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId};
 use crate::record::{Record, SealedRun};
-use crate::store::{
-    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, Head, Heads, Lease, Page, Queue, Renewal, RunEntry,
-    RunQuery, Runs, Scan, ScanOrder, Scanned, Signal, Signalled, Store, StoreError, Summary, TrimMode,
-    Trimmed,
-};
 use crate::system::lock::Holder;
+
+use super::{
+    Appended, BLOB_CHUNK_BYTES, Batch, Blobs, Damage, Head, Heads, Lease, Page, Queue, Renewal, RunEntry,
+    RunQuery, RunSummary, Runs, Scan, ScanOrder, Scanned, Signal, Signalled, Store, StoreError,
+    StoreExt as _, Summary, TrimMode, Trimmed,
+};
 
 /// The cursor of the page with the records of the dry run.
 const WRITTEN: &str = "written";
 
-/// A run of a real store, with the records of a dry run on top.
+/// A run of another store, with the records of a dry run on top.
 #[derive(Debug)]
-pub(super) struct Overlay {
+pub struct Overlay {
     base: Arc<dyn Store>,
-    token: u64,
     written: Mutex<OverlayWrites>,
 }
 
 #[derive(Debug, Default)]
 struct OverlayWrites {
+    /// The token of the newest lease.
+    token: u64,
     records: BTreeMap<BranchPath, Vec<Record>>,
     summary: Option<Summary>,
     consumed: HashSet<String>,
@@ -37,14 +45,28 @@ struct OverlayWrites {
 }
 
 impl Overlay {
-    /// Creates an overlay with a lease of this token, newer than all tokens of the run.
-    pub(super) fn over(base: Arc<dyn Store>, token: u64) -> Self {
-        Self { base, token, written: Mutex::default() }
+    /// Creates an overlay without records.
+    pub fn over(base: Arc<dyn Store>) -> Self {
+        Self { base, written: Mutex::default() }
     }
 
     /// Returns the records of the dry run by branch, oldest first.
-    pub(super) fn records(&self) -> Vec<Record> {
+    pub(crate) fn records(&self) -> Vec<Record> {
         self.lock().records.values().flatten().cloned().collect()
+    }
+
+    /// Returns the token of the newest sound record of a run.
+    async fn newest_token(&self, run: &RunId) -> Result<u64, StoreError> {
+        let main = BranchPath::main();
+        match self.newest(run, &main).await {
+            Ok(newest) => Ok(newest.header().token),
+            Err(StoreError::Damaged { older: Some(seq), .. }) => {
+                Ok(self.load(run, &main, seq).await?.header().token)
+            }
+            // A restart continues without a sound record.
+            Err(StoreError::Damaged { older: None, .. } | StoreError::NotFound { .. }) => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, OverlayWrites> {
@@ -90,14 +112,17 @@ impl Store for Overlay {
         // A running run can be planned too.
         entry.summary.holder = None;
         if let Some(summary) = &self.lock().summary {
-            entry.summary.status = summary.status;
+            entry.summary.status = RunSummary::true_status(summary, None);
             entry.summary.summary = summary.clone();
         }
         Ok(entry)
     }
 
     async fn acquire(&self, run: &RunId, _: &BranchPath, _: &Holder) -> Result<Lease, StoreError> {
-        Ok(Lease::new(run.clone(), self.token, None))
+        let newest = self.newest_token(run).await?;
+        let mut written = self.lock();
+        written.token = written.token.max(newest) + 1;
+        Ok(Lease::new(run.clone(), written.token, None))
     }
 
     async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError> {
@@ -122,13 +147,21 @@ impl Store for Overlay {
         let mut heads = self.base.heads(run, page).await?;
         let written = self.lock();
         heads.heads.retain(|head| !written.records.contains_key(&head.record.header().branch));
+        let newest = written.records.values().filter_map(|records| records.last());
+        let open = newest.filter(|record| record.header().end.is_none());
+        let open = open.map(|record| Head {
+            record: record.clone(),
+            next: record.header().seq + 1,
+            damaged: Vec::new(),
+        });
+        // The main branch is the first of the first page.
+        let (main, below): (Vec<Head>, Vec<Head>) =
+            open.partition(|head| head.record.header().branch.is_main());
+        if page.cursor.is_none() {
+            heads.heads.splice(0..0, main);
+        }
         if heads.next.is_none() {
-            let newest = written.records.values().filter_map(|records| records.last());
-            heads.heads.extend(newest.filter(|record| record.header().end.is_none()).map(|record| Head {
-                record: record.clone(),
-                next: record.header().seq + 1,
-                damaged: Vec::new(),
-            }));
+            heads.heads.extend(below);
         }
         Ok(heads)
     }

@@ -1,0 +1,54 @@
+//! The errors of a resume that does not depend on its options: a plan warns with the words of the resume.
+
+use waypost::engine::{RunError, Snapshot};
+use waypost::record::{End, Flaw};
+use waypost::store::{RunEntry, Store, StoreError};
+use waypost_workflow::file::Workflow;
+
+use super::budget::passed_budget;
+use super::{run_status, unfinished_undo};
+use crate::error::Error;
+
+/// Returns the errors of a resume with this workflow: of a running or cancelled run, an exceeded budget, an unfinished undo, and
+/// missing checkpoints.
+pub(crate) async fn refusals(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<Vec<Error>, Error> {
+    let run = || snapshot.entry.summary.run.clone();
+    let is_cancelled = snapshot.ended.as_ref().is_some_and(|last| last.header().end == Some(End::Cancelled));
+    let cancelled = is_cancelled.then(|| RunError::Cancelled(run()).into());
+    let undone = unfinished_undo::target(snapshot).map(|to| RunError::Undoing { run: run(), to }.into());
+    let newest = snapshot.newest().header().seq;
+    let missing = snapshot.damaged().find(|damage| damage.flaw == Flaw::Missing);
+    let missing = missing.map(|damage| StoreError::of_damage(damage.clone(), Some(newest)).into());
+    let behind = behind(store, snapshot).await;
+    let spent = beyond_budget(store, snapshot, workflow).await?;
+    let held = held(&snapshot.entry);
+    Ok(cancelled.into_iter().chain(undone).chain(missing).chain(behind).chain(spent).chain(held).collect())
+}
+
+/// Returns the error of a resume of a running run.
+pub(crate) fn held(entry: &RunEntry) -> Option<Error> {
+    let holder = entry.summary.holder.clone()?;
+    let (run, until) = (entry.summary.run.clone(), entry.summary.until);
+    Some(StoreError::Held { run, holder: Some(holder), until }.into())
+}
+
+/// Returns the error of a resume whose log proves lost checkpoints: finished steps would rerun unasked.
+pub(crate) async fn behind(store: &dyn Store, snapshot: &Snapshot) -> Option<Error> {
+    let logged = run_status::logged_and_lost(store, snapshot).await?;
+    let log = store.folder(&logged.run).expect("a log stands in a folder").join("events.jsonl");
+    Some(Error::Behind { newest: snapshot.newest().header().reference(), logged, log })
+}
+
+/// Returns the error of a resume over the budget of the run.
+pub(crate) async fn beyond_budget(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<Option<Error>, Error> {
+    let passed = passed_budget(store, snapshot, workflow).await?;
+    Ok(passed.map(|passed| Error::Budget { run: snapshot.entry.summary.run.clone(), passed }))
+}

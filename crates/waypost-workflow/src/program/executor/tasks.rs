@@ -1,0 +1,222 @@
+//! Executor over the workers of a shared store: each step is a task of the store's queue.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use tokio::sync::{Notify, oneshot};
+use waypost::RunId;
+use waypost::engine::{AttemptIdentity, StepReport, StopLevel};
+use waypost::store::{Lease, Queue, Store, StoreError, Submitted, Task, TaskEntry, TaskState, TaskStop};
+
+use super::{EndedStep, ExecutorError, StepEnd, StepExecutor, StepRequest};
+
+/// Pause between two looks at the tasks of a run. A look is one statement for all of them, and a hint shortens the pause.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Pause between two searches for dead workers of this machine. Workers search too, unless all their slots are in use.
+const EXPIRY_POLL: Duration = Duration::from_secs(2);
+
+/// How the session of a run passes steps to workers.
+#[derive(Debug, Clone, Default)]
+pub struct DispatchOptions {
+    /// What every worker must have for the steps of the run. Those of a step are added: `tag:TAG`, `program:PROGRAM`.
+    pub needs: BTreeSet<String>,
+}
+
+/// Passes steps to the workers of a store.
+#[derive(Debug)]
+pub struct TaskExecutor {
+    shared: Arc<ObservedTasks>,
+    lease: Lease,
+    options: DispatchOptions,
+}
+
+/// The part shared with the task that looks for ends.
+struct ObservedTasks {
+    store: Arc<dyn Store>,
+    run: RunId,
+    observed: Mutex<HashMap<String, oneshot::Sender<EndedStep>>>,
+    /// Notified by a new observer, and at the end of the executor.
+    changed: Arc<Notify>,
+}
+
+impl TaskExecutor {
+    /// Makes an executor for a run; `None` for a store without a queue.
+    ///
+    /// Steps of earlier sessions continue on their workers until they are ended, and an unchanged one is adopted.
+    #[must_use]
+    pub fn start(store: &Arc<dyn Store>, lease: &Lease, options: DispatchOptions) -> Option<Self> {
+        store.queue()?;
+        let changed = Arc::new(Notify::new());
+        let (store, run) = (Arc::clone(store), lease.run().clone());
+        let shared = ObservedTasks { store, run, observed: Mutex::default(), changed: Arc::clone(&changed) };
+        let shared = Arc::new(shared);
+        tokio::spawn(look_for_ends(Arc::downgrade(&shared), changed));
+        Some(Self { shared, lease: lease.clone(), options })
+    }
+}
+
+/// Ends the steps of earlier sessions of a run on all workers.
+///
+/// Waits for the end of each step on a living worker. A step that must not be repeated is not stopped.
+///
+/// # Errors
+/// Those of the store.
+pub(in super::super) async fn end_earlier(store: &dyn Store, lease: &Lease) -> Result<(), StoreError> {
+    if let Some(queue) = store.queue() {
+        while queue.tasks().clear(lease).await? > 0 {
+            queue.wait(POLL).await;
+        }
+    }
+    Ok(())
+}
+
+impl TaskExecutor {
+    /// Ends and removes an earlier task with the same key.
+    async fn end_other(&self, key: &str) -> Result<(), StoreError> {
+        let (queue, run) = (self.shared.queue(), &self.shared.run);
+        queue.tasks().cancel_task(run, key, TaskStop::Kill).await?;
+        loop {
+            let states = queue.tasks().task_states(run).await?;
+            let task = states.iter().find(|task| task.key == key);
+            if !matches!(task, Some(TaskEntry { state: TaskState::Claimed(_), .. })) {
+                return queue.tasks().remove_tasks(run, &[key.to_owned()]).await;
+            }
+            queue.wait(POLL).await;
+        }
+    }
+}
+
+impl ObservedTasks {
+    fn queue(&self) -> &dyn Queue {
+        self.store.queue().expect("the executor was made for a store with a queue")
+    }
+
+    fn observed(&self) -> MutexGuard<'_, HashMap<String, oneshot::Sender<EndedStep>>> {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers the ends of observed steps, and removes their tasks.
+    async fn look(&self) -> Result<(), StoreError> {
+        // Before the question: a later submission is not part of the answer, and would count as cancelled.
+        let keys: Vec<String> = self.observed().keys().cloned().collect();
+        let tasks = self.queue().tasks().task_states(&self.run).await?;
+        let states: HashMap<String, TaskState> =
+            tasks.into_iter().map(|task| (task.key, task.state)).collect();
+        let ended = |key: String| Some((end_of(states.get(&key))?, key));
+        let ended: Vec<(EndedStep, String)> = keys.into_iter().filter_map(ended).collect();
+        if ended.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<String> = ended.iter().map(|(_, key)| key.clone()).collect();
+        self.queue().tasks().remove_tasks(&self.run, &keys).await?;
+        for (end, key) in ended {
+            if let Some(sender) = self.observed().remove(&key) {
+                // The observer may have been dropped.
+                let _ = sender.send(end);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ObservedTasks {
+    fn drop(&mut self) {
+        self.changed.notify_one();
+    }
+}
+
+impl fmt::Debug for ObservedTasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObservedTasks").field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+/// Looks at the tasks of a run while a step is observed, until the drop of the executor.
+async fn look_for_ends(shared: Weak<ObservedTasks>, changed: Arc<Notify>) {
+    let mut searched = Instant::now();
+    loop {
+        let Some(looking) = shared.upgrade() else { return };
+        if looking.observed().is_empty() {
+            drop(looking);
+            changed.notified().await;
+            continue;
+        }
+        // After an error the next look may succeed; the session of the run ends with its lease.
+        let _ = looking.look().await;
+        if searched.elapsed() > EXPIRY_POLL {
+            let _ = looking.queue().expire().await;
+            searched = Instant::now();
+        }
+        tokio::select! {
+            () = looking.queue().wait(POLL) => {}
+            () = changed.notified() => {}
+        }
+    }
+}
+
+/// Returns the end of a step by the state of its task; `None` for a task under way.
+fn end_of(state: Option<&TaskState>) -> Option<EndedStep> {
+    let end = match state {
+        Some(TaskState::Waiting(_) | TaskState::Claimed(_)) => return None,
+        Some(TaskState::Ended(text)) => match serde_json::from_str(text) {
+            Ok(ended) => return Some(ended),
+            Err(error) => StepEnd::Cut {
+                why: format!("the result of another version of waypost: {error}"),
+                was_killed: false,
+                report: StepReport::default(),
+            },
+        },
+        Some(TaskState::Lost) => StepEnd::Lost,
+        // Cancelled before a claim.
+        None => StepEnd::Stopped { in_progress: false, lack: None },
+    };
+    Some(EndedStep::unbegun(end))
+}
+
+#[async_trait]
+impl StepExecutor for TaskExecutor {
+    async fn submit(&self, key: &str, request: StepRequest) -> Result<(), ExecutorError> {
+        let mut needs = self.options.needs.clone();
+        let tags = request.runs_on.iter().flat_map(|runs_on| &runs_on.tags);
+        needs.extend(tags.map(|tag| format!("tag:{tag}")));
+        let program = request.command.argv.first().filter(|program| !program.contains('/'));
+        needs.extend(program.map(|program| format!("program:{program}")));
+        let text = serde_json::to_string(&request).map_err(|error| ExecutorError(error.into()))?;
+        // Without a repetition the effect of a lost step is unknown.
+        let losses_max = match (&request.runs_on, request.command.idempotent) {
+            (Some(runs_on), true) => runs_on.losses_max,
+            _ => 0,
+        };
+        let definition = request.definition().map_err(|error| ExecutorError(error.into()))?;
+        let AttemptIdentity { branch, step, .. } = &request.attempt;
+        let step = if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) };
+        let task = Task { key: key.to_owned(), step, definition, needs, losses_max, request: text };
+        let submitted = async {
+            while self.shared.queue().tasks().submit_task(&self.lease, &task).await? == Submitted::Other {
+                self.end_other(key).await?;
+            }
+            Ok(())
+        };
+        submitted.await.map_err(|error: StoreError| ExecutorError(error.into()))
+    }
+
+    async fn observe(&self, key: &str) -> EndedStep {
+        let (sender, end) = oneshot::channel();
+        self.shared.observed().insert(key.to_owned(), sender);
+        self.shared.changed.notify_one();
+        end.await.unwrap_or_else(|_| EndedStep::unbegun(StepEnd::Stopped { in_progress: true, lack: None }))
+    }
+
+    async fn cancel(&self, key: &str, level: StopLevel) -> Result<(), ExecutorError> {
+        let stop = match level {
+            StopLevel::Graceful => TaskStop::Graceful,
+            StopLevel::Kill => TaskStop::Kill,
+        };
+        let cancelled = self.shared.queue().tasks().cancel_task(&self.shared.run, key, stop).await;
+        cancelled.map_err(|error| ExecutorError(error.into()))
+    }
+}
