@@ -6,7 +6,6 @@ use serde::Deserialize as _;
 use serde_json::Value;
 use waypost::StepId;
 use waypost::events::RerunCause;
-use waypost::plan::Cause;
 use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Start, Try, WaitKind};
 
 use crate::view::{CauseView, ExecutionView};
@@ -49,7 +48,7 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                     seen.by = data["cause"]["by"].as_str().map(ToOwned::to_owned);
                 }
                 "evidence_failed" if data["step"] == step.as_str() => {
-                    seen.cause = Some(CauseView::from(&Cause::EvidenceFailed(claims(data))));
+                    seen.cause = Some(CauseView::of_evidence(claims(data), header.evidence.as_ref()));
                 }
                 "step_reused" if reuses(data, step) => {
                     let text = "the input is unchanged and the evidence holds".to_owned();

@@ -4,11 +4,11 @@ use jiff::Timestamp;
 use serde::Serialize;
 use waypost::events::RerunCause;
 use waypost::plan::{Cause, Decision};
-use waypost::record::SkipCause;
+use waypost::record::{Claim, Pack, SkipCause, Verdict};
 use waypost_workflow::file::{FAILED, SUCCEEDED};
 use waypost_workflow::program::WAITS;
 
-use super::CheckpointView;
+use super::{CheckpointView, ClaimView};
 
 /// The decision about a step.
 #[derive(Debug, Serialize)]
@@ -29,6 +29,9 @@ pub(crate) struct CauseView {
     pub(crate) step: Option<String>,
     /// The failed or unknown claims.
     pub(crate) claims: Vec<String>,
+    /// The failed claims with expectation and finding, as recorded at the decision.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) evidence: Vec<ClaimView>,
 }
 
 /// The answer of `why`.
@@ -88,11 +91,25 @@ impl From<&Cause> for CauseView {
             text: cause.to_string(),
             step: cause.upstream().map(ToString::to_string),
             claims: cause.claims().to_vec(),
+            evidence: Vec::new(),
         }
     }
 }
 
 impl CauseView {
+    /// Returns the cause of a rerun for failed evidence. `checked`: the claims of the step as verified at the decision.
+    pub(crate) fn of_evidence(titles: Vec<String>, checked: Option<&Pack>) -> Self {
+        let failed = checked.into_iter().flat_map(|pack| &pack.claims);
+        let failed: Vec<&Claim> = failed.filter(|claim| claim.verdict == Verdict::Failed).collect();
+        let cause = Self::from(&Cause::EvidenceFailed(titles));
+        if failed.is_empty() {
+            return cause;
+        }
+        let findings = failed.iter().map(|claim| claim.describe()).collect::<Vec<_>>().join("; ");
+        let evidence = failed.into_iter().map(ClaimView::of).collect();
+        Self { text: format!("evidence no longer holds: {findings}"), evidence, ..cause }
+    }
+
     /// Returns the cause of reruns after a rollback.
     pub(crate) fn of_rollback() -> Self {
         Self { text: "the run was rolled back".to_owned(), ..Self::named("requested", None) }
@@ -117,7 +134,7 @@ impl CauseView {
             ("upstream_changed", None) => "the input of its scope changed".to_owned(),
             (code, _) => code.replace('_', " "),
         };
-        Self { code, text, step, claims: Vec::new() }
+        Self { code, text, step, claims: Vec::new(), evidence: Vec::new() }
     }
 }
 

@@ -325,7 +325,7 @@ pub(crate) struct FailureView {
 }
 
 /// A claim and its verdict.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct ClaimView {
     pub(crate) name: Option<String>,
     pub(crate) kind: String,

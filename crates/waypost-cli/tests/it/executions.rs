@@ -44,6 +44,11 @@ fn why_lists_each_execution_of_a_step_with_its_cause() {
         assert_eq!(why["executions"][3]["cause"]["step"], "a", "{store}");
         let why = rig.json(&["why", "r", "a", "--json"]);
         assert_eq!(why["executions"][1]["cause"]["claims"][0], "file_sha256 a.txt", "{store}");
+        let claim = &why["executions"][1]["cause"]["evidence"][0];
+        assert_eq!(claim["error"], "the file does not exist", "{store}");
+        assert_eq!(claim["expected"].as_str().map(str::len), Some(64), "{store}: {claim}");
+        let told = rig.waypost(&["why", "r", "a"]);
+        assert!(told.contains("file_sha256 a.txt: expected \""), "{store}: {told}");
         assert!(rig.waypost(&["why", "r", "b"]).contains("rerun at r@13: upstream changed: `a`"), "{store}");
     }
 }

@@ -18,7 +18,9 @@ pub const CLAIMS_MAX: usize = 1_000;
 
 /// Most claims that [`Pack::unmet`] lists; the pack has the rest.
 pub const UNMET_MAX: usize = 5;
-/// Longest displayed expectation or finding, in characters: a digest, and a short list.
+/// The shown digits of a digest: 48 bits tell the versions of a file apart.
+const DIGEST_DIGITS_SHOWN: usize = 12;
+/// Longest displayed expectation or finding, in characters: a line of a screen.
 const VALUE_CHARS_MAX: usize = 120;
 
 /// Why a pack is refused. Nothing was checked or written.
@@ -353,8 +355,8 @@ impl Claim {
         Self { expect: Value::Null, pinned: true, ..self }
     }
 
-    /// Returns expectation and finding, for display.
-    pub(crate) fn describe(&self) -> String {
+    /// Returns the title with verdict, expectation, finding and error, for display.
+    pub fn describe(&self) -> String {
         let mut text = self.title();
         let state = match self.verdict {
             Verdict::Ok => ": it holds",
@@ -419,8 +421,11 @@ fn members_of(members: &serde_json::Map<String, Value>) -> String {
     members.iter().map(|(key, value)| format!("{key}: {}", inner(value))).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a value for display, clipped.
+/// Returns a value for display, clipped; of a SHA-256 digest the first digits.
 fn clipped(value: &Value) -> String {
+    if let Some(digest) = value.as_str().filter(|text| text.parse::<Digest>().is_ok()) {
+        return format!("{}…", &digest[..DIGEST_DIGITS_SHOWN]);
+    }
     let text = shown_value(value);
     match text.char_indices().nth(VALUE_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -379,6 +379,10 @@ impl DryRun {
         openers(branch).find_map(|opener| match (self.started.get(&opener), self.rejoined.get(&opener)) {
             (Some(Input::Unknown(step)), _) => Some(self.compared(&opener, step, true)),
             (_, Some(step)) => Some((Action::Recheck, Cause::UpstreamChanged(step.clone()))),
+            // A new list of items, known only at the run of the opener.
+            (Some(Input::InForce), None) if !self.listed.contains(&opener) => {
+                Some((Action::Recheck, Cause::UpstreamChanged(opener.1)))
+            }
             _ => None,
         })
     }
