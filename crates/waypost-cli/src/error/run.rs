@@ -1,7 +1,7 @@
 //! Messages, exit codes and next commands for errors of the engine.
 
 use waypost::engine::RunError;
-use waypost::plan::Decision;
+use waypost::plan::{Cause, Decision};
 use waypost::record::Flaw;
 use waypost::{BranchPath, RunId, StepId};
 
@@ -71,8 +71,8 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             "changed",
             Exit::Changed,
             Some(format!(
-                "`waypost resume {run} --keep-definition` continues with the run's own copy, `--with FILE` adopts \
-                 another file, `--restart` starts over"
+                "`waypost resume {run} --rerun-changed` reruns the changed steps, `--keep-definition` continues with the \
+                 run's own copy, `--with FILE` adopts another file, `--restart` starts over"
             )),
         ),
         RunError::NoSuchWait { run, .. } | RunError::SeveralWaits { run, .. } => {
@@ -114,11 +114,16 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
 
 /// Returns the ways on from evidence that cannot be checked.
 fn put_right(run: &RunId, questions: &[Decision]) -> String {
-    let accept = questions.first().map_or_else(String::new, |Decision { branch, step, .. }| {
+    let other = questions.first().map_or_else(String::new, |Decision { branch, step, cause, .. }| {
         let step = if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) };
-        format!("; or accept the current evidence: `waypost evidence accept {run} {}`", quoted(&step))
+        let step = quoted(&step);
+        match cause {
+            // Unchecked evidence cannot be accepted.
+            Cause::EvidenceUnknown(_) => format!("; or rerun the step: `waypost resume {run} --from {step}`"),
+            _ => format!("; or accept the current evidence: `waypost evidence accept {run} {step}`"),
+        }
     });
-    format!("remove the obstacle, then: `waypost resume {run}`{accept}")
+    format!("remove the obstacle, then: `waypost resume {run}`{other}")
 }
 
 /// Returns the command to rerun a step of the main branch, or the opener of the step's branch.

@@ -58,6 +58,23 @@ fn a_step_with_nothing_before_it_needs_its_things() {
     }
 }
 
+// `check` said nothing about literals over 128 KiB, and the step failed at its start.
+#[test]
+fn check_names_literals_too_long_for_a_process() {
+    for (step, wanted) in [
+        ("{id: a, run: 'true LONG'}", "the command has 140005 bytes"),
+        ("{id: a, run: 'true', env: {BIG: LONG}}", "variable `BIG` has 140004 bytes"),
+    ] {
+        let rig = Rig::with(&format!("steps:\n  - {}\n", step.replace("LONG", &"x".repeat(140_000))));
+
+        for command in ["check", "run"] {
+            let told = rig.waypost(&[command, "flow.yaml"]);
+            assert!(told.contains(wanted) && told.contains("`stdin:`"), "{command}: {}", &told[..200]);
+        }
+        assert_eq!(code(&rig, &["run", "flow.yaml"]), Some(2));
+    }
+}
+
 #[test]
 fn what_an_earlier_step_may_make_is_a_warning() {
     let rig = Rig::with(

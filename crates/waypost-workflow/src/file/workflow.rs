@@ -533,9 +533,14 @@ impl Step {
         self.resolve(scope, &self.env[..2])
     }
 
+    /// Returns the variables that the file sets for the step; later values replace earlier ones.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &Template)> {
+        self.env.iter().flatten().map(|(name, value)| (name.as_str(), value))
+    }
+
     /// Returns whether the file sets the variable for the step.
     pub(crate) fn sets_env(&self, name: &str) -> bool {
-        self.env.iter().flatten().any(|(known, _)| known == name)
+        self.variables().any(|(known, _)| known == name)
     }
 
     fn resolve(

@@ -108,6 +108,20 @@ impl Look<'_> {
                 false => Some(format!("folder `{dir}` does not exist")),
             });
         }
+        let too_long = |named: String, bytes: usize| {
+            (bytes > PROCESS_STRING_BYTES_MAX).then(|| {
+                format!("{named} has {bytes} bytes, over the limit of the system: pass long values by `stdin:`")
+            })
+        };
+        if let Work::Run(text) | Work::Service(text) = &step.work
+            && let Some(command) = known(text)
+        {
+            lack(too_long("the command".to_owned(), command.len()));
+        }
+        for (name, value) in step.variables() {
+            let bytes = known(value).map_or(0, |value| name.len() + "=".len() + value.len());
+            lack(too_long(format!("variable `{name}`"), bytes));
+        }
         let sets_path = step.sets_env("PATH");
         let first_word = match &step.work {
             Work::Run(text) | Work::Service(text) if is_plain_shell(&step.shell) => known(text),
@@ -141,6 +155,9 @@ impl Look<'_> {
         step.hooks.iter().for_each(|hook| self.list(&hook.body, false));
     }
 }
+
+/// Longest argument, or variable with its name, of a process on Linux: `MAX_ARG_STRLEN` without the final zero byte.
+const PROCESS_STRING_BYTES_MAX: usize = 128 * 1024 - 1;
 
 /// Words at the start of a command that name no program.
 const SHELL_WORDS: &str = ". : [ [[ alias bg bind break builtin caller case cd command compgen complete compopt continue \

@@ -208,7 +208,7 @@ impl fmt::Display for Cause {
                 write!(f, "evidence could not be checked: {}", claims.join(", "))
             }
             Self::UpstreamChanged(step) => write!(f, "upstream `{step}` reruns"),
-            Self::Redefined => f.write_str("definition changed since it completed"),
+            Self::Redefined => f.write_str("the definition of the step changed"),
             Self::InDoubt(at) => {
                 write!(
                     f,

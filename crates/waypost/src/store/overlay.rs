@@ -27,6 +27,9 @@ use super::{
 /// The cursor of the page with the records of the dry run.
 const WRITTEN: &str = "written";
 
+/// The prefix of a cursor of the store below. That store may be an overlay, too.
+const BELOW: &str = "below ";
+
 /// A run of another store, with the records of a dry run on top.
 #[derive(Debug)]
 pub struct Overlay {
@@ -183,13 +186,15 @@ impl Store for Overlay {
         if scan.cursor.as_deref() == Some(WRITTEN) {
             return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
         }
-        let mut page = match self.base.scan(scan).await {
+        let below = scan.cursor.as_deref().map(|cursor| cursor.strip_prefix(BELOW).unwrap_or(cursor));
+        let mut page = match self.base.scan(&Scan { cursor: below.map(str::to_owned), ..scan.clone() }).await {
             // The dry run opened the branch.
             Err(StoreError::NotFound { .. }) if is_first => {
                 return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
             }
             page => page?,
         };
+        page.next = page.next.map(|cursor| format!("{BELOW}{cursor}"));
         if is_newest_first && is_first {
             let mut records = self.scan_written(scan)?;
             records.append(&mut page.records);

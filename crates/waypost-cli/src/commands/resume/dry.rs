@@ -134,7 +134,7 @@ fn answer_text(Answered { branch, step, treat_as }: Answered<'_>) -> String {
 }
 
 fn question_text(question: &Decision) -> String {
-    format!("Step {} is not idempotent: the resume would ask for a decision.", named(question))
+    format!("The resume would ask about step {}: {}.", named(question), question.cause)
 }
 
 /// Returns notes about the failed items of a retry.

@@ -359,7 +359,11 @@ impl DryRun {
         // A step without a start: its end is in force, or its turn did not come.
         let shape = program.shape().of_branch(&key.0)?;
         let Some(position) = self.positions.get(&key.0) else {
-            return if planned.action == Action::Reuse { self.around(&key.0) } else { None };
+            return match planned.action {
+                Action::Reuse => self.around(&key.0),
+                Action::Ask => self.settled.get(key).map(|by| (Action::Reuse, Cause::Settled(by.clone()))),
+                _ => None,
+            };
         };
         let place = shape.place(key.1.as_str())?;
         let is_leaf = shape.steps()[place].children.is_none();

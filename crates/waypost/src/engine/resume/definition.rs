@@ -52,8 +52,7 @@ pub(crate) fn carried(
         let changed = before.step(step.as_str()).zip(shape.step(step.as_str()));
         if let Some(inner) = changed.and_then(|(old, new)| added_within(old, new)) {
             return Err(format!(
-                "step `{inner}` is new or has another list of items inside `{step}`, which has a kept result: \
-                 rerun `{step}`"
+                "the result of `{step}` cannot be kept: step `{inner}` within is new or has another list of items"
             ));
         }
     }

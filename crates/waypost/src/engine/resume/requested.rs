@@ -231,6 +231,8 @@ struct StepOnPath {
     kind: RerunKind,
     /// True for the requested step itself; false for an opener above.
     is_named: bool,
+    /// True for a requested step with a changed definition: a person has not asked for the rerun itself.
+    is_changed: bool,
     /// The first pass of the step to rerun: that of the next scope on the path.
     pass: u32,
 }
@@ -246,7 +248,7 @@ fn is_out_of_force(shape: &Shape, position: &Position, step: &StepId) -> bool {
 }
 
 /// Excludes the reuse of a step and, unless the step is retried, of all downstream steps, whose results are out of
-/// force; returns the results to remove from the state. With [`Results::Drop`], a downstream step with
+/// force; returns the results to remove from the state. With [`Results::Drop`], a changed or downstream step with
 /// `idempotent: false` is in doubt.
 fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, results: Results) -> Vec<Forget> {
     let Some(place) = shape.place(requested.step.as_str()) else { return Vec::new() };
@@ -257,7 +259,7 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
         if !position.has_result(&step.id) {
             continue;
         }
-        if at != place && results == Results::Drop {
+        if (at != place || requested.is_changed) && results == Results::Drop {
             step.note_effect(position, true, None);
         }
         position.drop_results_from(&step.id, if at == place { requested.pass } else { 1 });
@@ -280,14 +282,15 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
 fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepOnPath> {
     if *on == request.branch {
         let step = request.step.clone();
-        return Some(StepOnPath { step, kind: request.kind, is_named: true, pass: 1 });
+        let is_changed = request.cause == RequestCause::DefinitionChanged;
+        return Some(StepOnPath { step, kind: request.kind, is_named: true, is_changed, pass: 1 });
     }
     let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
     let (step, opener) = (opener_of(shape, &next)?, next.opened_by()?);
     let is_pass = shape.of_branch(on)?.children_named(&opener.0)?.1.passes;
     let pass = opener.1.parse().ok().filter(|_| is_pass).unwrap_or(1);
-    Some(StepOnPath { step, kind: request.kind, is_named: false, pass })
+    Some(StepOnPath { step, kind: request.kind, is_named: false, is_changed: false, pass })
 }
 
 /// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.
