@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::checker::Checker;
-use super::fingerprint::{admission, fingerprint, frame, list};
+use super::fingerprint::{admission, fingerprint, frame, inherited, list};
 use super::graph::{self, EdgeOrder};
 use super::hooks::{self, Hook};
 use super::node::{Kind, Node};
@@ -198,6 +198,7 @@ fn assemble_one(
         fingerprint: fingerprint(&draft, &[env, defaults_env]),
         admission: admission(&draft, &[env, defaults_env]),
         frame: frame(&draft, &[env, defaults_env]),
+        inherited: inherited(&draft, &[env, defaults_env]),
         list: list(&draft),
         index,
         line: checker.source.position(draft.node.span.start).0,

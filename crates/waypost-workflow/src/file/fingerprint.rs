@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use super::child::{ChildWorkflow, Given};
 use super::foreach::{Distinct, Foreach, ItemSource};
 use super::hooks::HookOn;
+use super::repeat::Repeat;
 use super::step::Draft;
 use super::work::{Approval, Work};
 use super::workflow::{Body, Mode, Shell, Tolerance};
@@ -32,6 +33,14 @@ pub(super) fn frame(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Opti
     (work.body().is_some() || work.child().is_some()).then(|| print(draft, shared, FingerprintPart::Frame))
 }
 
+/// Returns the digest of the part of a step with inner steps that counts for the children: without `if`, `until`, `outputs`
+/// and `continue_on_error` of the step, its inner steps and its list of items.
+pub(super) fn inherited(draft: &Draft<'_>, shared: &[&[(String, Template)]]) -> Option<String> {
+    let (work, _) = draft.work.as_ref()?;
+    let opens = work.body().is_some() || work.child().is_some();
+    opens.then(|| print(draft, shared, FingerprintPart::Inherited))
+}
+
 /// Returns the SHA-256, in hex, of the list of items of a step.
 pub(super) fn list(draft: &Draft<'_>) -> Option<String> {
     let (work, _) = draft.work.as_ref()?;
@@ -50,10 +59,13 @@ enum FingerprintPart {
     Whole,
     /// Without the inner steps, and without the list of items.
     Frame,
+    /// The part of the frame that counts for the children.
+    Inherited,
 }
 
 fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: FingerprintPart) -> String {
     let whole = part == FingerprintPart::Whole;
+    let own = part != FingerprintPart::Inherited;
     let text = |template: &Template| template.as_str().to_owned();
     let env = env_of(draft, shared);
     let outputs: BTreeMap<_, _> = draft
@@ -87,19 +99,20 @@ fn print(draft: &Draft<'_>, shared: &[&[(String, Template)]], part: FingerprintP
         Work::Workflow(child) => meaning_of_file(child, whole),
     });
     // Absent members are not hashed, so older definitions keep their digest.
-    let repeat = draft.repeat.as_ref().map(|(repeat, _)| json!({ "until": repeat.until.as_str() }));
+    let until = |repeat: &Repeat| own.then(|| repeat.until.as_str().to_owned());
+    let repeat = draft.repeat.as_ref().map(|(repeat, _)| json!({ "until": until(repeat) }));
     let mut meaning = json!([
         RECIPE,
         work,
         env,
         draft.dir.as_ref().map(|(dir, _)| text(dir)),
         shell,
-        draft.condition.as_ref().map(|(condition, _)| condition.as_str()),
-        outputs,
+        draft.condition.as_ref().filter(|_| own).map(|(condition, _)| condition.as_str()),
+        own.then_some(outputs),
         draft.capture.map(|capture| capture.as_str()),
         draft.stdin.as_ref().map(|(stdin, _)| text(stdin)),
         needs,
-        tolerance,
+        own.then_some(tolerance),
     ]);
     if let (Some(repeat), Some(members)) = (repeat, meaning.as_array_mut()) {
         members.push(repeat);

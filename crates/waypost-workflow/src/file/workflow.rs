@@ -498,6 +498,8 @@ pub struct Step {
     pub admission: String,
     /// Digest without the inner steps, for a step with inner steps.
     pub frame: Option<String>,
+    /// Digest of the part of the frame that counts for the children.
+    pub inherited: Option<String>,
     /// SHA-256 of the list of items, for a `foreach` without a `key`.
     pub list: Option<String>,
     /// The id of a waiting step in the same list: the step runs the hooks of the wait, beside it.

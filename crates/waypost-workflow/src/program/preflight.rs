@@ -110,7 +110,9 @@ impl Look<'_> {
         }
         let too_long = |named: String, bytes: usize| {
             (bytes > PROCESS_STRING_BYTES_MAX).then(|| {
-                format!("{named} has {bytes} bytes, over the limit of the system: pass long values by `stdin:`")
+                format!(
+                    "{named} has {bytes} bytes, over the limit of the system: pass long values by `stdin:`"
+                )
             })
         };
         if let Work::Run(text) | Work::Service(text) = &step.work

@@ -121,6 +121,7 @@ fn subgraph(
         node.name.clone_from(&step.name);
         node.admission = Some(step.admission.parse()?);
         node.frame = step.frame.as_ref().map(|frame| frame.parse()).transpose()?;
+        node.inherited = step.inherited.as_ref().map(|part| part.parse()).transpose()?;
         node.list = step.list.as_ref().map(|list| list.parse()).transpose()?;
         node.skipped_with = skipped_with(step, &node.needs);
         node.idempotent = step.idempotent;

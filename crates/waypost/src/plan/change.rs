@@ -118,7 +118,9 @@ pub fn changes(
             Some(print)
                 if print.fingerprint != step.fingerprint
                     && before.step(step.id.as_str()).is_some_and(|old| {
-                        has_other_list(old, step) && (has_same_steps(old, step) || within.contains(&step.id))
+                        let is_open = !finished(&step.id);
+                        has_other_list(old, step, is_open)
+                            && (has_same_steps(old, step) || within.contains(&step.id))
                     }) =>
             {
                 let (kind, touches_finished) = (ChangeKind::Relisted, has_result(&step.id));
@@ -165,9 +167,8 @@ pub(crate) fn stays_skipped(before: &Shape, position: &Position, step: &Step) ->
 }
 
 /// Returns whether two openers have different lists of items; their inner steps may differ, too.
-fn has_other_list(old: &Step, new: &Step) -> bool {
-    let is_same = old.frame.is_some() && old.frame == new.frame && old.hooks.is_some() == new.hooks.is_some();
-    is_same && old.list.is_some() && new.list.is_some() && old.list != new.list
+fn has_other_list(old: &Step, new: &Step, is_open: bool) -> bool {
+    new.has_frame_of(old, is_open) && old.list.is_some() && new.list.is_some() && old.list != new.list
 }
 
 /// Returns whether two openers have the same inner steps.

@@ -71,6 +71,8 @@ pub struct Step {
     pub admission: Option<Digest>,
     /// For an opener: the same hash without inner steps and item list, if these have their own digests.
     pub frame: Option<Digest>,
+    /// For an opener: SHA-256 over the part of the frame that counts for the children.
+    pub inherited: Option<Digest>,
     /// For an opener: SHA-256 over the item list, if the list alone decides the identity of items.
     pub list: Option<Digest>,
 }
@@ -100,6 +102,7 @@ impl Step {
             fingerprint,
             admission: None,
             frame: None,
+            inherited: None,
             list: None,
         }
     }
@@ -182,6 +185,13 @@ impl Step {
     pub fn is_asked(&self, position: &Position, entry: Option<&FrontierEntry>) -> bool {
         let is_open = entry.is_some_and(FrontierEntry::has_children);
         position.asks_about(&self.id) || !is_open && self.is_careful() && position.had_effect(&self.id)
+    }
+
+    /// Returns whether two openers differ at most in the list of items and in the inner steps. An opener with open children
+    /// may also differ in keys that apply later, such as its condition and its outputs.
+    pub(crate) fn has_frame_of(&self, other: &Self, is_open: bool) -> bool {
+        let part = |step: &Self| if is_open { step.inherited } else { step.frame };
+        part(self).is_some() && part(self) == part(other) && self.hooks.is_some() == other.hooks.is_some()
     }
 
     /// Returns whether the branches of the step's work have non-idempotent steps.

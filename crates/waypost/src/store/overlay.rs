@@ -187,7 +187,8 @@ impl Store for Overlay {
             return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
         }
         let below = scan.cursor.as_deref().map(|cursor| cursor.strip_prefix(BELOW).unwrap_or(cursor));
-        let mut page = match self.base.scan(&Scan { cursor: below.map(str::to_owned), ..scan.clone() }).await {
+        let mut page = match self.base.scan(&Scan { cursor: below.map(str::to_owned), ..scan.clone() }).await
+        {
             // The dry run opened the branch.
             Err(StoreError::NotFound { .. }) if is_first => {
                 return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });

@@ -319,10 +319,11 @@ pub(super) async fn answers(
             }
         }
     }
-    // A question on record comes at the step's turn, and is known before the resume.
+    // A question on record comes at the step's turn, and is known before the resume. A step that is partly done is asked
+    // about by name.
     for at in in_turn.into_iter().filter(|_| answers.rest == Some(TreatAs::Done)) {
         let position = store.newest(run, &at.0).await?.position().unwrap_or_default();
-        if position.had_effect(&at.1) {
+        if position.had_effect(&at.1) && position.started_before(&at.1).is_none() {
             answers.named.entry(at).or_insert(TreatAs::Done);
         }
     }

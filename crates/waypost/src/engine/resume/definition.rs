@@ -362,12 +362,14 @@ pub async fn changed_within(
 ) -> Result<BTreeMap<StepId, Vec<InnerChange>>, RunError> {
     let Compared { before, position, after } = compared;
     let mut found = BTreeMap::new();
-    let open_fans = position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?)));
-    let joined = position.ledger.iter().filter_map(|(step, end)| Some((step, end.fan.as_deref()?)));
-    for (step, fan) in open_fans.chain(joined) {
+    let open_fans =
+        position.frontier.iter().filter_map(|entry| Some((&entry.step, entry.fan.as_ref()?, true)));
+    let joined = position.ledger.iter().filter_map(|(step, end)| Some((step, end.fan.as_deref()?, false)));
+    for (step, fan, is_open) in open_fans.chain(joined) {
         let Some((old, new)) = before.step(step.as_str()).zip(after.step(step.as_str())) else { continue };
-        let is_changed = old.fingerprint != new.fingerprint && !change::has_same_steps(old, new);
-        if !is_changed || !is_same_but_list(old, new) || found.contains_key(step) {
+        let has_children_as_before = change::has_same_steps(old, new) && new.has_frame_of(old, false);
+        let is_changed = old.fingerprint != new.fingerprint && !has_children_as_before;
+        if !is_changed || !is_same_but_list(old, new, is_open) || found.contains_key(step) {
             continue;
         }
         if let Some(changed) = changed_below(store, run, &compared, (step, fan)).await? {
@@ -378,13 +380,10 @@ pub async fn changed_within(
 }
 
 /// Returns whether two openers differ at most in the list of items, in the definitions of inner steps, and by added and
-/// removed inner steps.
-fn is_same_but_list(old: &Step, new: &Step) -> bool {
+/// removed inner steps; with open children also in keys that apply after these.
+fn is_same_but_list(old: &Step, new: &Step, is_open: bool) -> bool {
     let children = old.children.as_ref().zip(new.children.as_ref());
-    let is_same = old.frame.is_some() && old.frame == new.frame;
-    let same_hooks = old.hooks.is_some() == new.hooks.is_some();
-    is_same
-        && same_hooks
+    new.has_frame_of(old, is_open)
         && children.is_some_and(|(old, new)| old.name == new.name && is_form_same(&old.shape, &new.shape))
 }
 
@@ -395,7 +394,7 @@ fn is_form_same(old: &Shape, new: &Shape) -> bool {
     of_both.all(|(before, step)| {
         // A changed step without children runs again, with its hooks.
         let opens = before.children.is_some() || step.children.is_some();
-        let same = before.fingerprint == step.fingerprint || !opens || is_same_but_list(before, step);
+        let same = before.fingerprint == step.fingerprint || !opens || is_same_but_list(before, step, true);
         same && needs_in(new, old, step) == needs_in(old, new, before) && before.routes == step.routes
     })
 }
@@ -594,7 +593,7 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(Step
         if step.fingerprint == other.fingerprint {
             continue;
         }
-        if is_same_but_list(step, other) {
+        if is_same_but_list(step, other, has_open_work) {
             let kind = if has_open_work { InnerChangeKind::RelistedOpen } else { InnerChangeKind::Relisted };
             let has_children = has_open_work || position.joined(&step.id).is_some();
             changed.extend((has_children && step.list != other.list).then(|| (step.id.clone(), kind)));
