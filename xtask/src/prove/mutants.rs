@@ -69,7 +69,7 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "results downstream of an invalid one stay reusable",
         file: "engine/walk/invalidate.rs",
-        on: "keep(position, &step.id, 1, Reusable::ended(settled, false));",
+        on: "insert_reusable(position, &step.id, 1, Reusable::ended(settled, false));",
         off: "let _ = settled;",
         detector: Play("leaves"),
     },
@@ -170,8 +170,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a step that edits a file runs after the step that made the file",
         file: "engine/walk/in_place.rs",
-        on: "while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files) {",
-        off: "while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files).filter(|_| false) {",
+        on: "while let Some((mut earlier, mut checks)) = self.nearest_declarer((&branch, &step), files) {",
+        off: "while let Some((mut earlier, mut checks)) = self.nearest_declarer((&branch, &step), files).filter(|_| false) {",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_file_edited_in_place_is_made_again_from_the_first_step",
@@ -179,7 +179,7 @@ const RULES: [Rule; 24] = [
     },
     // Model: since.
     Rule {
-        name: "a rollback cuts the steps that have begun since its target",
+        name: "a rollback invalidates the steps that have begun since its target",
         file: "engine/time_travel/rollback/scopes.rs",
         on: "for step in self.begun.get(&branch).into_iter().flatten() {",
         off: "for step in self.begun.get(&branch).into_iter().flatten().take(0) {",
@@ -214,8 +214,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a claim that no later step replaced is verified before the next start",
         file: "engine/resume/trust.rs",
-        on: "let is_due = left.iter().any(",
-        off: "let is_due = false && left.iter().any(",
+        on: "let is_due = deferred.iter().any(",
+        off: "let is_due = false && deferred.iter().any(",
         detector: Test {
             package: "waypost",
             name: "evidence_graph::in_flux::subjects_of_a_cut_step_are_verified_after_its_end",

@@ -17,7 +17,7 @@ use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreEr
 
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::in_doubt::{DoubtScope, questions_at, recoverable_in};
-use crate::engine::resume::resume_point::survey;
+use crate::engine::resume::resume_point::branches_in_force;
 use crate::engine::resume::trust::{forget_other_names, in_flux, state_of, verify};
 use crate::engine::scope::child_ends::{counting_ends, has_state};
 use crate::engine::time_travel::rollback::load_with_state;
@@ -493,7 +493,7 @@ impl Engine {
         if snapshot.newest().header().seq != newest.header().seq {
             stand_before(&mut position, shape, &position_of(snapshot.newest())?);
         }
-        let branches = survey(self, program, (newest, &position)).await?;
+        let branches = branches_in_force(self, program, (newest, &position)).await?;
         let mut effective: Vec<Effective> = Vec::new();
         for known in branches.values() {
             let mut found =

@@ -21,7 +21,7 @@ use crate::store::{
 
 use crate::engine::chain::{Chain, Draft, unchanged_body};
 use crate::engine::inspect::{Snapshot, position_as_recorded};
-use crate::engine::resume::begin::by_hand;
+use crate::engine::resume::begin::manual_draft;
 use crate::engine::scope::Scope;
 use crate::engine::time_travel::rollback::joins;
 use crate::engine::walk::choice::{ChoiceScope, choose};
@@ -398,7 +398,7 @@ impl<S> Edits<S> {
                 RunError::NotEdited { run, branch, why }
             })?;
         }
-        scope.drafts.push(by_hand());
+        scope.drafts.push(manual_draft());
         Ok(())
     }
 }

@@ -81,7 +81,7 @@ impl<S> Outcome<S> {
 impl<P: Program> Session<'_, P> {
     /// Returns the outcome of the session.
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
-        let waiting = self.scopes.iter().flat_map(|(_, scope)| Waiting::of_line(scope)).collect();
+        let waiting = self.scopes.iter().flat_map(|(_, scope)| Waiting::of_scope(scope)).collect();
         let progress = self.progress();
         let main = self.scopes.remove(MAIN).expect("every outcome has a main branch");
         let stopped_by = self.stopped_by();
@@ -155,7 +155,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn of_line<S>(scope: &Scope<'_, S>) -> Vec<Self> {
+    pub(super) fn of_scope<S>(scope: &Scope<'_, S>) -> Vec<Self> {
         Self::of_position(scope.branch(), &scope.position)
     }
 

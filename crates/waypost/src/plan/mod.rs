@@ -204,20 +204,20 @@ pub fn checks(shape: &Shape, effective: &[Effective]) -> Vec<Check> {
     due(shape, effective, Occasion::Resume).checks
 }
 
-/// The claims of finished and interrupted steps, sorted before any check.
+/// The claims of finished and interrupted steps, divided before a verification.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     /// The claims to check: see [`checks`].
     pub(crate) checks: Vec<Check>,
-    /// Claims of finished steps that are left out for now.
-    pub(crate) left: LeftOut,
+    /// Claims of finished steps that are checked after the end of a running step.
+    pub(crate) deferred: DeferredClaims,
 }
 
-/// Steps under way that may be rewriting subjects, with the bounds of the claims left out because of each
-/// step. After the end of a step without the same claim, these claims are checked like all others.
-pub(crate) type LeftOut = BTreeMap<(BranchPath, StepId), BTreeSet<ClaimKey>>;
+/// The steps under way that may rewrite claimed files, each with the claims deferred to its end. If the step ends
+/// without the same claim, these claims are checked like all others.
+pub(crate) type DeferredClaims = BTreeMap<(BranchPath, StepId), BTreeSet<ClaimKey>>;
 
-/// Sorts the claims into claims to check on this occasion and claims to leave out.
+/// Divides the claims into claims to check on this occasion and claims to defer.
 pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) -> Due {
     let ranks = Ranks::of(shape, effective);
     let mut newest: Newest<Rank<'_>> = Newest::new();
@@ -235,7 +235,7 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
         }
     }
     let in_flux = in_flux(shape, effective);
-    let (mut checks, mut left) = (Vec::new(), LeftOut::new());
+    let (mut checks, mut deferred) = (Vec::new(), DeferredClaims::new());
     for branch in effective {
         for PassEvidence { step, seq, pack, first } in branch.made() {
             let rank = seq.map(|seq| ranks.of_end(branch, step, seq));
@@ -247,7 +247,7 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
                 }
                 let writers = if seq.is_some() { writers(&in_flux, &bound, claim) } else { Vec::new() };
                 for writer in &writers {
-                    left.entry((*writer).clone()).or_default().insert(bound.clone());
+                    deferred.entry((*writer).clone()).or_default().insert(bound.clone());
                 }
                 if !writers.is_empty() {
                     continue;
@@ -257,7 +257,7 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
             }
         }
     }
-    Due { checks, left }
+    Due { checks, deferred }
 }
 
 /// A claim of an end, and whether the end is in force.

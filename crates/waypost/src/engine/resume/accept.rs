@@ -11,7 +11,7 @@ use crate::record::{ACCEPTED_LABEL, Claim, Ending, Occasion, Pack, Phase, Reason
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
-use super::resume_point::survey;
+use super::resume_point::branches_in_force;
 use super::trust::{Trust, judge};
 use crate::engine::chain::{Chain, Draft, unchanged_body};
 use crate::engine::inspect::{Snapshot, accepted_on, position_of};
@@ -90,13 +90,14 @@ impl Engine {
         }
         let base = find_base(snapshot)?;
         let run = base.snapshot.entry.record.record();
-        let branches = survey(self, program, (&base.record, &base.position)).await?;
+        let branches = branches_in_force(self, program, (&base.record, &base.position)).await?;
         // An unchecked claim may become checkable when pinned again; if not, pinning returns the reason.
         let trust = Trust::Checked(OnUnknown::RunAgain);
-        let judged = judge(self, program, program.shape(), (run, &branches), (trust, &[])).await?;
+        let judgement = judge(self, program, program.shape(), (run, &branches), (trust, &[])).await?;
         let is_meant =
             |broken: &Broken| broken.step == *step && branch.is_none_or(|branch| broken.branch == *branch);
-        let meant: Vec<Broken> = judged.broken.into_iter().chain(judged.held).filter(is_meant).collect();
+        let meant: Vec<Broken> =
+            judgement.broken.into_iter().chain(judgement.broken_careful).filter(is_meant).collect();
         let site = self.site(run);
         let mut packs: BTreeMap<BranchPath, Vec<(u64, Pack)>> = BTreeMap::new();
         for broken in &meant {

@@ -22,9 +22,9 @@ use super::in_doubt::{
     AbandonRequest, DoubtScope, apply_decisions, check_abandoned, questions_of_lost, recovered,
     settle_recovered,
 };
-use super::reentry::{RequestedRerun, from_step};
+use super::invalidation::{RequestedRerun, from_step};
 use super::requested::{self, Requested};
-use super::reruns::Reopened;
+use super::reruns::Transition;
 use super::resume_point::{self, ResumePoint, ResumeQuery};
 use super::trust::PendingClaims;
 use super::trust::Trust;
@@ -32,17 +32,17 @@ use crate::engine::chain::{Chain, Draft, unchanged_body};
 use crate::engine::inspect::{Snapshot, position_of};
 use crate::engine::manual;
 use crate::engine::options::merge;
-use crate::engine::scope::child_heads::pass_missing;
+use crate::engine::scope::child_heads::skip_missing;
 use crate::engine::scope::open_scopes;
 use crate::engine::scope::{MAIN, Scope};
-use crate::engine::session::{Carried, Session};
+use crate::engine::session::{Session, SessionCarry};
 use crate::engine::time_travel::restart::{refuse_from, restarted};
 use crate::engine::time_travel::rollback::go_back;
 use crate::engine::time_travel::undo::refuse_unfinished_undo;
 use crate::engine::walk::choice::{self, ChoiceScope};
 use crate::engine::walk::early_cutoff::read_digests;
 use crate::engine::walk::failure::{decide_openers, position_for_retry, tolerated};
-use crate::engine::walk::invalidate::Results;
+use crate::engine::walk::invalidate::ReusePolicy;
 use crate::engine::{
     Answers, EditBranch, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions,
     RunError, SessionOptions, StateError, Then, TreatAs, Waiting,
@@ -132,7 +132,7 @@ pub(crate) async fn prepare_resume<'a, P: Program>(
     program: &'a P,
     lease: &Lease,
     mut options: ResumeOptions<P::State>,
-    carried: Option<Carried>,
+    carried: Option<SessionCarry>,
 ) -> Result<Prepared<'a, P>, RunError> {
     if let Some(state) = options.restart.take() {
         refuse_from(lease.run(), program.shape(), options.from.as_ref())?;
@@ -172,10 +172,10 @@ async fn make_session<'a, P: Program>(
     lease: &Lease,
     mut base: Base,
     mut options: ResumeOptions<P::State>,
-    carried: Option<Carried>,
+    carried: Option<SessionCarry>,
 ) -> Result<Prepared<'a, P>, RunError> {
     let newest_seq = base.record.header().seq;
-    let (passes_missing, carries) = (options.from.is_some() || carried.is_some(), carried.as_ref());
+    let (skips_missing, carries) = (options.from.is_some() || carried.is_some(), carried.as_ref());
     let is_claimed = is_claimed(&options, &base);
     let begin = Box::pin(find_begin(engine, program, lease, &mut base, &mut options, carries)).await?;
     let mut begin = match begin {
@@ -190,9 +190,9 @@ async fn make_session<'a, P: Program>(
         }
     };
     let chain = chain_after(&base, lease, newest_seq, is_claimed);
-    let (main, config) = main_line(engine, program, chain, &mut base, &mut begin, &mut options).await?;
+    let (main, config) = main_scope(engine, program, chain, &mut base, &mut begin, &mut options).await?;
     if options.from.is_some() {
-        pass_missing(engine, lease).await?;
+        skip_missing(engine, lease).await?;
     }
     for damage in &base.damaged {
         engine.store.quarantine(lease, damage).await?;
@@ -209,9 +209,11 @@ async fn make_session<'a, P: Program>(
     session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
     session.answers = options.on_doubt.answers();
     session.latest = base.snapshot.latest();
-    (session.repaired, session.passes_missing) = (base.damaged, passes_missing);
+    (session.repaired, session.skips_missing) = (base.damaged, skips_missing);
     session.declarers = std::mem::take(&mut begin.resume_point.declarers);
-    if let Some(Carried { batches, resume, repaired, pending_claims, idle_rounds, rewritten, .. }) = carried {
+    if let Some(SessionCarry { batches, resume, repaired, pending_claims, idle_rounds, rewritten, .. }) =
+        carried
+    {
         rewritten.iter().for_each(|file| session.declarers.note_new(file.clone()));
         (session.batches, session.is_again, session.rewritten) = (batches, true, rewritten);
         (session.pending_claims, session.idle_rounds) = (pending_claims, idle_rounds);
@@ -219,12 +221,12 @@ async fn make_session<'a, P: Program>(
         let chain = &mut session.main_mut().chain;
         (chain.idle_since, chain.resume) = (None, resume);
     }
-    if begin.resume_point.looked {
-        let mut left = std::mem::take(&mut begin.resume_point.left);
+    if begin.resume_point.is_verified {
+        let mut deferred = std::mem::take(&mut begin.resume_point.deferred);
         // At the end of the run, no branch can end any more.
-        left.retain(|_, _| !session.main().position.frontier.is_empty());
+        deferred.retain(|_, _| !session.main().position.frontier.is_empty());
         session.pending_claims =
-            PendingClaims { left, is_due: begin.resume_point.rewinds, ..PendingClaims::default() };
+            PendingClaims { deferred, is_due: begin.resume_point.rewinds, ..PendingClaims::default() };
     }
     if session.keeps_traces {
         let has_moves = !begin.resume_point.moves.is_empty() || session.main().position.has_results();
@@ -232,7 +234,7 @@ async fn make_session<'a, P: Program>(
     }
     session.lost = base.snapshot.entry.summary.summary.lost;
     session.status_before = Some(RunSummary::true_status(&base.snapshot.entry.summary.summary, None));
-    session.before = options.adopt.as_ref().map(|adoption| adoption.before.clone());
+    session.shape_before = options.adopt.as_ref().map(|adoption| adoption.before.clone());
     let own = || is_adopted.then(|| program.shape().definition(None));
     session.adopt = options.adopt.map(|adoption| adoption.definition).or_else(own);
     let in_force = session.adopt.as_ref().unwrap_or(&base.snapshot.definition);
@@ -320,7 +322,7 @@ async fn find_begin<P: Program>(
     lease: &Lease,
     base: &mut Base,
     options: &mut ResumeOptions<P::State>,
-    carried: Option<&Carried>,
+    carried: Option<&SessionCarry>,
 ) -> Result<BeginPoint<P::State>, RunError> {
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
@@ -347,18 +349,19 @@ async fn find_begin<P: Program>(
     let resume = base.snapshot.newest().header().resume + u64::from(!is_again);
     let chosen = options.chosen_steps();
     let answers = options.on_doubt.answers();
-    let asked = asked(options, (&requested, &chosen), &answers, resume, program.keeps_apart());
-    let trust = if is_claimed { Trust::Blind } else { asked.trust };
-    let asked = ResumeQuery { again: is_again, trust, is_claimed, ..asked };
+    let query = resume_query(options, (&requested, &chosen), &answers, resume, program.keeps_apart());
+    let trust = if is_claimed { Trust::Unchecked } else { query.trust };
+    let query = ResumeQuery { again: is_again, trust, is_claimed, ..query };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
-    let bases = carried.map_or(&[][..], |carried| &carried.bases);
-    let (mut asked, rest) = (ResumeQuery { verifies_all, bases, ..asked }, requested.without_named());
+    let broken_declarers = carried.map_or(&[][..], |carried| &carried.broken_declarers);
+    let (mut query, rest) =
+        (ResumeQuery { verifies_all, broken_declarers, ..query }, requested.without_named());
     let adopts = adopts(options, &base.snapshot.definition, program.shape());
     // With another definition, the evidence of the old steps says nothing: only the interrupted steps are in doubt.
     // With the same steps, lost evidence decides whether an ended run has work.
     let is_changed = options.adopt.is_some() && (adopts || base.snapshot.ended.is_none());
-    let before = ResumeQuery { still: asked.still || is_changed, ..asked };
+    let before = ResumeQuery { lists_only: query.lists_only || is_changed, ..query };
     let mut resume_point = match options.from {
         None => resume_point::find(engine, program, began_with, base, before).await?,
         Some(_) => ResumePoint::default(),
@@ -372,8 +375,9 @@ async fn find_begin<P: Program>(
         let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
         resume_point.questions.extend(lost);
     }
-    let by_hand = options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
-    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !by_hand && !adopts;
+    let is_edited =
+        options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
+    let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !is_edited && !adopts;
     if is_done && resume_point.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
         return Ok(BeginPoint::Idle);
     }
@@ -383,21 +387,22 @@ async fn find_begin<P: Program>(
         return Err(in_doubt(open));
     }
     // The reruns of a request start from the answered positions. A function answers only once.
-    let is_done = |asked: &Decision| answers.about(&asked.branch, &asked.step) == Some(TreatAs::Done);
+    let is_done =
+        |question: &Decision| answers.about(&question.branch, &question.step) == Some(TreatAs::Done);
     let records = !answers.recorded && !requested.is_empty() && options.adopt.is_none();
     if records && resume_point.questions.iter().any(is_done) {
         options.from = from;
         return Ok(BeginPoint::AnswersFirst(Vec::new()));
     }
     let (mut drafts, before) = (Vec::new(), base.position.clone());
-    let results = Results::dropped(!answers.retries_all());
+    let policy = ReusePolicy::excluded(!answers.retries_all());
     if let Some(from) = &options.from {
         // Open branches have a separate state, without the edit.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
         let sees_edits = goes_on || base.position.frontier.iter().all(|at| !at.has_children());
         drafts.push(match from {
             ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
-                let requested = RequestedRerun { step, results, by: options.by.as_deref() };
+                let requested = RequestedRerun { step, policy, by: options.by.as_deref() };
                 from_step(engine, began_with, base, requested).await?
             }
             from => {
@@ -410,7 +415,7 @@ async fn find_begin<P: Program>(
     // At the end of the run, a new definition has no steps left.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
         let ends = definition::ends_to_keep(engine, base, adoption).await?;
-        let adopting = Adopting { adoption, ends: &ends, asks: results == Results::Drop };
+        let adopting = Adopting { adoption, ends: &ends, asks: policy == ReusePolicy::Drop };
         let before = (&base.position, &base.snapshot.definition);
         let carried = definition::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;
         base.notes = definition::causes_of(adoption, &carried, options.by.as_deref());
@@ -426,16 +431,16 @@ async fn find_begin<P: Program>(
         let entered = carried.entered.into_iter();
         base.redone
             .extend(entered.map(|step| if loops(&step) { Forget::Step(step) } else { Forget::Join(step) }));
-        if let Some(forgotten) = requested.defer_named(program.shape(), &mut base.position, results) {
+        if let Some(forgotten) = requested.defer_named(program.shape(), &mut base.position, policy) {
             base.redone.extend(forgotten);
-            asked.requested = &rest;
+            query.requested = &rest;
         }
     }
     if adopts && options.adopt.is_none() && options.from.is_none() {
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
         base.position.note_rerun();
     }
-    if results == Results::Drop {
+    if policy == ReusePolicy::Drop {
         let asks = !matches!(options.on_doubt, OnDoubt::Settle(_));
         let (from, adopts) = (options.from.as_ref(), options.adopt.is_some());
         let request = AbandonRequest { from, adopts, asks, answers: &answers };
@@ -445,8 +450,8 @@ async fn find_begin<P: Program>(
     // lost.
     if options.from.is_some() || is_changed {
         check_frontier(program.shape(), &base.position).map_err(misfit)?;
-        if !asked.still {
-            resume_point = resume_point::find(engine, program, program.shape(), base, asked).await?;
+        if !query.lists_only {
+            resume_point = resume_point::find(engine, program, program.shape(), base, query).await?;
             let first = manual::defer_retries(&mut options.edit_branches, &resume_point.unreached);
             manual::refuse_all(lease.run(), &first, "an earlier step or pass must rerun first")?;
         }
@@ -469,7 +474,7 @@ async fn find_begin<P: Program>(
     if !options.choices.is_empty() {
         let scope = ChoiceScope { run: lease.run(), branch: &BranchPath::main(), shape: program.shape() };
         choice::choose(scope, &options.choices, &mut base.position)?;
-        last_or_by_hand(&mut drafts);
+        last_or_manual(&mut drafts);
     }
     let keeps_traces = !program.shape().is_routed() && program.shape().has_evidence();
     let accepted_packs = match keeps_traces {
@@ -486,8 +491,8 @@ async fn find_begin<P: Program>(
 /// After a rollback by name, failed evidence may move the branch back further. The record of the rollback then
 /// keeps its own position, with the pending steps in a new epoch. A fast-forward leads to that position, not to
 /// the original record.
-fn move_on(base: &mut Base, moved: Reopened, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
-    let Reopened { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
+fn move_on(base: &mut Base, moved: Transition, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
+    let Transition { record, mut position, drafts: mut more, mut basis, forgotten } = moved;
     base.redone.extend(forgotten);
     if let (Some(by_name), Some(further)) = (drafts.last_mut(), more.first_mut()) {
         by_name.body = Some(unchanged_body(&base.record, &base.position)?);
@@ -504,7 +509,7 @@ fn move_on(base: &mut Base, moved: Reopened, drafts: &mut Vec<Draft>) -> Result<
 }
 
 /// Makes the main branch at the start point, and the configuration in force.
-async fn main_line<'a, P: Program>(
+async fn main_scope<'a, P: Program>(
     engine: &Engine,
     program: &'a P,
     chain: Chain,
@@ -517,7 +522,7 @@ async fn main_line<'a, P: Program>(
     forget(program, &BranchPath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
         edit.apply(&mut state, || base.record.header().reference().to_string())?;
-        last_or_by_hand(drafts);
+        last_or_manual(drafts);
     }
     validated(base, &state, options)?;
     let config_over = config_over(engine, base, &options.config).await?;
@@ -528,13 +533,13 @@ async fn main_line<'a, P: Program>(
     if !program.shape().is_routed() && program.shape().has_evidence() {
         read_digests(engine.store.as_ref(), program, &mut main, accepted_packs).await?;
     }
-    let (branch, asked) = (main.branch().clone(), &mut resume_point.settled);
+    let (branch, settled) = (main.branch().clone(), &mut resume_point.settled);
     let shape = program.shape();
     let doubt = DoubtScope { run: &main.chain.run, branch: &branch, shape, site: &site, state: &main.state };
-    let done = recovered(engine, program, doubt, asked, true).await;
+    let done = recovered(engine, program, doubt, settled, true).await;
     settle_recovered(program, &mut main, done)?;
     // Evidence that no longer holds becomes a question.
-    resume_point.questions.append(asked);
+    resume_point.questions.append(settled);
     let decision = (&options.on_doubt, options.by.as_deref());
     apply_decisions(program, &mut main, std::mem::take(&mut resume_point.questions), decision)?;
     if is_repeated {
@@ -554,7 +559,7 @@ async fn main_line<'a, P: Program>(
         decide_openers(program, &mut main);
     }
     if let Some(config) = &config_over {
-        last_or_by_hand(drafts).config = Some(config.clone());
+        last_or_manual(drafts).config = Some(config.clone());
         main.position.config = Some(main.seq_of_next_draft() + drafts.len() as u64 - 1);
     }
     main.drafts.append(drafts);
@@ -584,45 +589,45 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 }
 
 /// Returns the query for the resume point.
-fn asked<'a, S>(
+fn resume_query<'a, S>(
     options: &ResumeOptions<S>,
     (requested, chosen): (&'a Requested, &'a BTreeSet<(BranchPath, StepId)>),
     answers: &'a Answers,
     resume: u64,
     keeps_apart: bool,
 ) -> ResumeQuery<'a> {
-    let still = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
+    let lists_only = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     // An edit of a state with separate outputs applies for every rerun step.
-    let by_hand = !keeps_apart && (options.edit.is_some() || !options.edit_branches.is_empty());
+    let edits_state = !keeps_apart && (options.edit.is_some() || !options.edit_branches.is_empty());
     let recovers = !matches!(options.on_doubt, OnDoubt::Settle(_));
     ResumeQuery {
         trust,
         is_claimed: false,
         again: false,
         verifies_all: false,
-        by_hand,
-        still,
+        edits_state,
+        lists_only,
         resume,
         recovers,
         answers,
-        believes: options.from.is_some(),
+        keeps_done: options.from.is_some(),
         requested,
-        bases: &[],
+        broken_declarers: &[],
         chosen,
     }
 }
 
 /// Returns the last draft; adds a manual draft if there is none.
-fn last_or_by_hand(drafts: &mut Vec<Draft>) -> &mut Draft {
+fn last_or_manual(drafts: &mut Vec<Draft>) -> &mut Draft {
     if drafts.is_empty() {
-        drafts.push(by_hand());
+        drafts.push(manual_draft());
     }
     drafts.last_mut().expect("there is one by now")
 }
 
 /// Makes the draft of a manual change.
-pub(crate) fn by_hand() -> Draft {
+pub(crate) fn manual_draft() -> Draft {
     Draft::new(Phase::Restored, Reason::Manual, None, Try::default())
 }
 

@@ -8,10 +8,10 @@ use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 use crate::system::clock::Clock as _;
 use crate::system::lock::Holder;
 
-use super::begin::{Edits, Prepared, by_hand, prepare_resume};
+use super::begin::{Edits, Prepared, manual_draft, prepare_resume};
 use crate::engine::chain::Draft;
 use crate::engine::scope::{MAIN, Scope};
-use crate::engine::session::{Session, Worked};
+use crate::engine::session::{Session, SessionEnd};
 use crate::engine::walk::scheduler::BEFORE;
 use crate::engine::{
     Answers, Engine, OnDoubt, Outcome, Program, ResumeOptions, RunError, StopHandle, StopLevel, Then,
@@ -30,12 +30,12 @@ pub(crate) async fn resumed<P: Program>(
     holder: &Holder,
 ) -> Result<Outcome<P::State>, RunError> {
     // Read before the acquisition of the lease: later stop requests are meant for this session.
-    let (mut overtaken, mut lease) = match &options.claimed {
+    let (mut withdrawn_stops, mut lease) = match &options.claimed {
         Some(lease) => (Vec::new(), lease.clone()),
         None => {
             engine.store.wait_for_release(run).await?;
-            let overtaken = stop_requests(engine, run).await?;
-            (overtaken, engine.store.acquire(run, &BranchPath::main(), holder).await?)
+            let withdrawn_stops = stop_requests(engine, run).await?;
+            (withdrawn_stops, engine.store.acquire(run, &BranchPath::main(), holder).await?)
         }
     };
     let (then, kept, on_unknown) = (options.then, options.session.clone(), options.on_unknown);
@@ -62,21 +62,21 @@ pub(crate) async fn resumed<P: Program>(
                 return released.map(|()| *outcome).map_err(RunError::from);
             }
         };
-        session.consumed = std::mem::take(&mut overtaken);
+        session.consumed = std::mem::take(&mut withdrawn_stops);
         if then == Then::Stop {
             return session.write_and_stop(lease).await;
         }
         match session.continue_with(lease.clone()).await? {
-            Worked::Done(outcome) => return Ok(*outcome),
-            Worked::Again(held) if held.idle_rounds > IDLE_ROUNDS_MAX => {
+            SessionEnd::Done(outcome) => return Ok(*outcome),
+            SessionEnd::Continues(carry) if carry.idle_rounds > IDLE_ROUNDS_MAX => {
                 engine.store.release(lease, None).await?;
-                return Err(RunError::Unsettled { run: run.clone(), rounds: held.idle_rounds });
+                return Err(RunError::Unsettled { run: run.clone(), rounds: carry.idle_rounds });
             }
-            Worked::Again(held) => {
-                let on_doubt = OnDoubt::Each(held.answers.clone());
+            SessionEnd::Continues(carry) => {
+                let on_doubt = OnDoubt::Each(carry.answers.clone());
                 let session = kept.clone();
                 options = ResumeOptions { session, on_unknown, on_doubt, ..ResumeOptions::default() };
-                carried = Some(held);
+                carried = Some(carry);
             }
         }
     }
@@ -129,9 +129,9 @@ async fn unless_stopped<T>(
 /// The result of starting a resume.
 enum StartResult {
     /// The first record is written; with the status of the run if no step can run.
-    Up(Option<RunStatus>),
+    Written(Option<RunStatus>),
     /// The requested work is already done: nothing was written, and the status is unchanged.
-    Nothing(RunStatus),
+    NotNeeded(RunStatus),
 }
 
 impl<P: Program> Session<'_, P> {
@@ -141,19 +141,19 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Continues a prepared resume; no step is started yet.
-    pub(crate) async fn continue_with(mut self, lease: Lease) -> Result<Worked<P::State>, RunError> {
+    pub(crate) async fn continue_with(mut self, lease: Lease) -> Result<SessionEnd<P::State>, RunError> {
         self.lease = Some(lease.clone());
         self.write_adoption();
         let taken = self.write_first_record().await;
-        if self.is_again && !matches!(taken, Ok(StartResult::Up(_))) {
+        if self.is_again && !matches!(taken, Ok(StartResult::Written(_))) {
             self.program.end().await;
         }
         match taken {
-            Ok(StartResult::Up(status)) => self.work_on(status).await,
-            Ok(StartResult::Nothing(status_before)) => {
+            Ok(StartResult::Written(status)) => self.work_on(status).await,
+            Ok(StartResult::NotNeeded(status_before)) => {
                 let wake_at = self.summary(Some(status_before)).wake_at;
                 self.engine.store.release(lease, wake_at).await?;
-                Ok(Worked::Done(Box::new(Outcome { idle: true, ..self.outcome(status_before) })))
+                Ok(SessionEnd::Done(Box::new(Outcome { idle: true, ..self.outcome(status_before) })))
             }
             Err(error) => {
                 let _ = self.engine.store.release(lease, None).await;
@@ -167,7 +167,7 @@ impl<P: Program> Session<'_, P> {
         let Some(definition) = self.adopt.take() else { return };
         let main = self.main_mut();
         main.position.definition = Some(main.seq_of_next_draft());
-        main.drafts.push(Draft { definition: Some(definition), ..by_hand() });
+        main.drafts.push(Draft { definition: Some(definition), ..manual_draft() });
         self.mark_dirty(MAIN);
     }
 
@@ -180,15 +180,15 @@ impl<P: Program> Session<'_, P> {
         self.schedule().await?;
         let status = self.idle_status();
         if let (Some(status_before), true) = (self.status_before, self.is_idle(status)) {
-            return Ok(StartResult::Nothing(status_before));
+            return Ok(StartResult::NotNeeded(status_before));
         }
         // A step with a separate start commit writes its own record. Everything else begins with this record,
         // even if all steps are delayed.
-        let begins = !self.scopes.iter().any(|(_, scope)| !scope.alone.is_empty());
+        let begins = !self.scopes.iter().any(|(_, scope)| !scope.starting_alone.is_empty());
         if begins || !self.dirty.is_empty() {
             self.commit(status).await?;
         }
-        Ok(StartResult::Up(status))
+        Ok(StartResult::Written(status))
     }
 
     /// Returns whether the requested work is done and nothing else changed.
@@ -201,11 +201,14 @@ impl<P: Program> Session<'_, P> {
             // No message has arrived.
             return true;
         }
-        let Some(wanted) = &self.wanted else { return false };
+        let Some(until_steps) = &self.until_steps else { return false };
         let main = self.main();
-        let mut left =
+        let mut unfinished =
             main.position.frontier.iter().filter_map(|entry| main.shape.place(entry.step.as_str()));
-        status.is_some() && self.dirty.is_empty() && !self.is_again && !left.any(|place| wanted[place])
+        status.is_some()
+            && self.dirty.is_empty()
+            && !self.is_again
+            && !unfinished.any(|place| until_steps[place])
     }
 
     /// Writes the record of a resume without execution, and releases the lease.
@@ -227,7 +230,7 @@ impl<P: Program> Session<'_, P> {
 }
 
 /// Returns whether a failed step reruns together with its hooks: the hooks follow its own work.
-pub(crate) fn is_done_again(entry: &FrontierEntry) -> bool {
+pub(crate) fn restarts_before_hooks(entry: &FrontierEntry) -> bool {
     entry.status == Status::Failed && entry.hooks.is_some()
 }
 
@@ -277,15 +280,15 @@ pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
             _ => entry.cuts,
         };
         if entry.status == Status::Failed && entry.is_unsettled() {
-            scope.cut.push(entry.step.clone());
+            scope.interrupted.push(entry.step.clone());
         }
-        if is_done_again(entry) {
+        if restarts_before_hooks(entry) {
             is_rerun |= entry.hooks.take().is_some();
         }
         match entry.status {
             Status::Started => {
                 (entry.status, entry.continues) = (Status::Ready, false);
-                scope.cut.push(entry.step.clone());
+                scope.interrupted.push(entry.step.clone());
             }
             Status::Failed if !is_claimed => {
                 scope.redecided.insert(entry.step.clone());

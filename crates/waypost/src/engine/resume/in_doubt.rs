@@ -168,7 +168,8 @@ pub(crate) fn questions_of_cut<S>(scope: &Scope<'_, S>, before: Option<&Shape>) 
     let before = before.and_then(|shape| shape.of_branch(scope.branch()));
     let is_in_doubt = |entry: &&FrontierEntry| {
         let mut graphs = before.into_iter().chain([scope.shape]);
-        scope.cut.contains(&entry.step) && graphs.any(|shape| shape.must_ask(&scope.position, &entry.step))
+        scope.interrupted.contains(&entry.step)
+            && graphs.any(|shape| shape.must_ask(&scope.position, &entry.step))
     };
     let ask = |entry: &FrontierEntry| Decision {
         branch: scope.branch().clone(),

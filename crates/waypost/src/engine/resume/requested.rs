@@ -10,10 +10,10 @@ use crate::projection::events::RerunCause;
 use crate::record::{FrontierEntry, Position, RequestCause, RerunKind, RerunRequest, Reusable, Settled, Try};
 
 use super::definition::Forget;
-use super::reruns::{Reopened, Target, Targets, opener_of};
+use super::reruns::{Target, Targets, Transition, opener_of};
 use super::trust::{Branches, is_step_on};
 use crate::engine::ResumeFrom;
-use crate::engine::walk::invalidate::{Cut, Invalidated, Results, invalidate};
+use crate::engine::walk::invalidate::{InvalidStep, Invalidated, ReusePolicy, invalidate};
 
 /// The requested reruns, and the paths to the named branches.
 #[derive(Debug, Clone, Default)]
@@ -108,7 +108,7 @@ impl Requested {
         &self,
         shape: &Shape,
         main: &mut Position,
-        results: Results,
+        policy: ReusePolicy,
     ) -> Option<Vec<Forget>> {
         let (branch, step) = self.step.clone().filter(|(branch, step)| is_step_on(shape, branch, step))?;
         let cause = RequestCause::Requested { by: self.by.clone() };
@@ -118,7 +118,7 @@ impl Requested {
             return None;
         }
         main.requests.insert(request);
-        Some(exclude(shape, main, &below, results))
+        Some(exclude(shape, main, &below, policy))
     }
 
     /// Excludes the results of requested steps that cannot rerun yet, because failed evidence reopens an upstream
@@ -128,8 +128,8 @@ impl Requested {
         &self,
         shape: &Shape,
         Targets { targets, unreached }: &Targets,
-        moves: &mut BTreeMap<BranchPath, Reopened>,
-        results: Results,
+        moves: &mut BTreeMap<BranchPath, Transition>,
+        policy: ReusePolicy,
     ) {
         let is_target = |branch: &BranchPath, step: &StepId| {
             let is_step =
@@ -157,7 +157,7 @@ impl Requested {
                 let moved =
                     moves.get_mut(&on).filter(|moved| is_out_of_force(own, &moved.position, &below.step));
                 let Some(moved) = moved else { continue };
-                moved.forgotten.extend(exclude(own, &mut moved.position, &below, results));
+                moved.forgotten.extend(exclude(own, &mut moved.position, &below, policy));
                 if let Some(main) = moves.get_mut(&BranchPath::main()) {
                     main.position.requests.insert(request);
                 }
@@ -172,8 +172,8 @@ impl Requested {
         &self,
         shape: &Shape,
         branches: &Branches,
-        moves: &mut BTreeMap<BranchPath, Reopened>,
-        results: Results,
+        moves: &mut BTreeMap<BranchPath, Transition>,
+        policy: ReusePolicy,
     ) {
         let reruns = self.with_causes().filter(|((branch, step), _)| !self.retries(branch, step));
         for ((branch, step), _) in reruns {
@@ -187,8 +187,8 @@ impl Requested {
                 if !known.position.frontier.iter().any(is_open) {
                     continue;
                 }
-                let moved = moves.entry(on).or_insert_with(|| Reopened::in_place(known));
-                moved.forgotten.extend(exclude(own, &mut moved.position, &below, results));
+                let moved = moves.entry(on).or_insert_with(|| Transition::in_place(known));
+                moved.forgotten.extend(exclude(own, &mut moved.position, &below, policy));
                 if own.share_loop(place, place) {
                     moved.position.rerun_whole.insert(below.step);
                 }
@@ -248,9 +248,14 @@ fn is_out_of_force(shape: &Shape, position: &Position, step: &StepId) -> bool {
 }
 
 /// Excludes the reuse of a step and, unless the step is retried, of all downstream steps, whose results are out of
-/// force; returns the results to remove from the state. With [`Results::Drop`], a changed or downstream step with
+/// force; returns the results to remove from the state. With [`ReusePolicy::Drop`], a changed or downstream step with
 /// `idempotent: false` is in doubt.
-fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, results: Results) -> Vec<Forget> {
+fn exclude(
+    shape: &Shape,
+    position: &mut Position,
+    requested: &StepOnPath,
+    policy: ReusePolicy,
+) -> Vec<Forget> {
     let Some(place) = shape.place(requested.step.as_str()) else { return Vec::new() };
     let (is_retry, mut forgotten) = (requested.kind == RerunKind::Retry, Vec::new());
     let downstream = if is_retry { BTreeSet::new() } else { shape.downstream(&[place]) };
@@ -259,7 +264,7 @@ fn exclude(shape: &Shape, position: &mut Position, requested: &StepOnPath, resul
         if !position.has_result(&step.id) {
             continue;
         }
-        if (at != place || requested.is_changed) && results == Results::Drop {
+        if (at != place || requested.is_changed) && policy == ReusePolicy::Drop {
             step.note_effect(position, true, None);
         }
         position.drop_results_from(&step.id, if at == place { requested.pass } else { 1 });
@@ -318,14 +323,14 @@ pub(crate) struct ContinuedChild<'a> {
     pub(crate) ends: &'a BTreeMap<StepId, Settled>,
     /// The epoch and the outer iteration of the reruns.
     pub(crate) at: &'a Try,
-    pub(crate) results: Results,
+    pub(crate) policy: ReusePolicy,
 }
 
 impl ContinuedChild<'_> {
     /// Applies the deferred requests: invalidates the requested steps and all downstream steps. The open children of the
     /// scope, and the children with requests, continue in another fan-out, too.
     pub(crate) fn invalidate_requested(&self, mut position: Position) -> Invalidated {
-        let Self { root, branch, requests, ends, results, .. } = *self;
+        let Self { root, branch, requests, ends, policy, .. } = *self;
         let Some(shape) = root.of_branch(branch) else {
             return Invalidated { position, forgotten: Vec::new() };
         };
@@ -347,17 +352,18 @@ impl ContinuedChild<'_> {
         }
         let places: Vec<usize> = kinds.keys().copied().collect();
         let downstream = shape.downstream(&places);
-        let mut cuts: BTreeMap<bool, Vec<Cut>> = BTreeMap::new();
+        let mut invalid: BTreeMap<bool, Vec<InvalidStep>> = BTreeMap::new();
         for (place, (kind, reruns)) in kinds {
             let relisted = if reruns { Vec::new() } else { self.fan_outs(shape, place, &position) };
             if !downstream.contains(&place) && (!unfinished.has(place) || !relisted.is_empty()) {
-                let cut = self.cut(shape, place, relisted);
-                cuts.entry(kind == RerunKind::Insert).or_default().push(cut);
+                let invalid_step = self.invalid_step(shape, place, relisted);
+                invalid.entry(kind == RerunKind::Insert).or_default().push(invalid_step);
             }
         }
         let mut forgotten = Vec::new();
-        for (keeps, cuts) in cuts {
-            let named: Vec<StepId> = cuts.iter().map(|cut| shape.steps()[cut.place].id.clone()).collect();
+        for (keeps, invalid) in invalid {
+            let named: Vec<StepId> =
+                invalid.iter().map(|step| shape.steps()[step.place].id.clone()).collect();
             if keeps {
                 let is_known = |step: &StepId, end: &Settled| {
                     let is_new = !position.ledger.contains_key(step) && shape.place(step.as_str()).is_some();
@@ -367,7 +373,7 @@ impl ContinuedChild<'_> {
                 let known: Vec<_> = known.map(|(step, end)| (step.clone(), end.clone())).collect();
                 position.ledger.extend(known);
             }
-            let after = invalidate(shape, &position, cuts, if keeps { Results::Keep } else { results });
+            let after = invalidate(shape, &position, invalid, if keeps { ReusePolicy::Keep } else { policy });
             position = after.position;
             forgotten.extend(after.forgotten);
             if keeps {
@@ -386,10 +392,10 @@ impl ContinuedChild<'_> {
         fan.into_iter().flat_map(|fan| fan.relisted.iter().copied().chain([fan.since])).collect()
     }
 
-    fn cut(&self, shape: &Shape, place: usize, relisted: Vec<u64>) -> Cut {
+    fn invalid_step(&self, shape: &Shape, place: usize, relisted: Vec<u64>) -> InvalidStep {
         let at = Try { iteration: shape.first_iteration(place, &self.at.iteration), ..self.at.clone() };
         let entry = FrontierEntry { at, relisted, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
-        Cut { place, entry, is_named: false }
+        InvalidStep { place, entry, is_named: false }
     }
 }
 
@@ -400,14 +406,14 @@ pub(crate) fn apply(
     requests: &BTreeSet<RerunRequest>,
     branch: &BranchPath,
     position: &mut Position,
-    results: Results,
+    policy: ReusePolicy,
 ) {
     let Some(shape) = root.of_branch(branch) else { return };
     for request in requests {
         let Some(below) = below_on(root, branch, request) else { continue };
         match below.kind {
             RerunKind::Rerun | RerunKind::Add | RerunKind::Retry => {
-                drop(exclude(shape, position, &below, results))
+                drop(exclude(shape, position, &below, policy))
             }
             RerunKind::Insert => keep_downstream(shape, position, &below.step),
             // The trace of an item excludes the list.

@@ -13,16 +13,16 @@ use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::EVIDENCE_FAILED;
 use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Settled, Try};
 
-use super::begin::by_hand;
+use super::begin::manual_draft;
 use super::definition::Forget;
 use super::requested::Requested;
-use super::trust::{BranchInForce, Branches, Judged};
+use super::trust::{BranchInForce, Branches, Judgement};
 use crate::engine::chain::Draft;
 use crate::engine::walk::invalidate::Invalidated;
 
 /// The transition of a branch to another position.
 #[derive(Debug)]
-pub(crate) struct Reopened {
+pub(crate) struct Transition {
     pub(crate) record: Record,
     pub(crate) position: Position,
     /// The drafts of the transition; empty if only the position changes.
@@ -33,7 +33,7 @@ pub(crate) struct Reopened {
     pub(crate) forgotten: Vec<Forget>,
 }
 
-impl Reopened {
+impl Transition {
     /// Continues a branch from its newest record; only the position may change.
     pub(crate) fn in_place(known: &BranchInForce) -> Self {
         let (record, position) = (known.record.clone(), known.position.clone());
@@ -44,7 +44,7 @@ impl Reopened {
     pub(crate) fn in_next_fan_out(record: &Record, after: Invalidated) -> Self {
         let position = Position { origin: Some(0), ..after.position };
         let (record, forgotten) = (record.clone(), after.forgotten);
-        Self { record, position, drafts: vec![by_hand()], basis: None, forgotten }
+        Self { record, position, drafts: vec![manual_draft()], basis: None, forgotten }
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Targets {
 }
 
 /// Returns the steps to rerun first, by branch: broken steps, and the joins of branches with reruns. Downstream
-/// steps are judged after these have ended.
+/// steps are judgement after these have ended.
 ///
 /// On a chain this is the earliest step; in a graph with `needs`, all steps without another such step upstream.
 /// `requested`: branches to continue and to join again. `apart`: a person requests the rerun, and the state has
@@ -292,13 +292,13 @@ pub(crate) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
 pub(crate) fn redo_draft(
     made: &Header,
     branch: &BranchPath,
-    (target, judged): (&Target, &Judged),
+    (target, judgement): (&Target, &Judgement),
     epoch: u32,
 ) -> Draft {
     let at = Try { attempt: 0, epoch, iteration: made.at.iteration.clone() };
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
-    draft.report.evidence = judged
+    draft.report.evidence = judgement
         .pack_of(branch, target.seq)
         .filter(|_| target.claims.as_ref().is_some_and(|claims| !claims.is_empty()));
     if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {

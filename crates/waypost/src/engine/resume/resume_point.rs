@@ -1,55 +1,57 @@
-//! The point from which a resume continues: for each branch in force, its newest record, or an earlier or later
-//! position.
+//! The point from which a resume continues: for each branch in force, a record and a position.
 //!
-//! [`find`] checks in this order: whether a chain rejoins its results from before a rewind
-//! ([`rejoin`](crate::engine::walk::rewind::rejoin)), whether the evidence of the finished steps holds ([`judge`]), and
-//! from which step each branch reruns ([`targets`]). Reads and verifies only; writes nothing.
+//! [`find`] works in this order. Reads and verifies only; writes nothing.
+//!
+//! 1. Loads the branches in force. In a graph with routes, a branch may rejoin its results from before a rewind
+//!    ([`rejoin`]).
+//! 2. Verifies the evidence of the finished steps ([`judge`]).
+//! 3. Chooses the steps to rerun on each branch ([`targets`]), and invalidates these steps or rewinds the branch.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step};
-use crate::plan::{Broken, Decision, LeftOut};
+use crate::plan::{Broken, Decision, DeferredClaims};
 use crate::projection::events::RerunCause;
 use crate::record::{FrontierEntry, Position, Record, Settled};
 use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::in_doubt::recoverable;
-use super::reentry::{Invalidation, open_again};
+use super::invalidation::{Invalidation, invalidate_targets};
 use super::requested::Requested;
-use super::reruns::{Reopened, Target, opener_of, targets, to_rerun};
+use super::reruns::{Target, Transition, opener_of, targets, to_rerun};
 use super::trust::conflicts;
 use super::trust::{
-    BranchInForce, Branches, Judged, Trust, end_before, ended_on, failed_on, is_step_on, joined_on, judge,
-    wanted,
+    BranchInForce, Branches, Judgement, Trust, child_in_force, end_before, ended_on, failed_on, is_step_on,
+    joined_on, judge,
 };
 use crate::engine::inspect::position_of;
 use crate::engine::scope::child_ends::{Joins, has_state, in_pass, of_whole_passes};
 use crate::engine::walk::choice::answer;
 use crate::engine::walk::failure::position_for_retry;
 use crate::engine::walk::in_place::Declarers;
-use crate::engine::walk::invalidate::{Results, invalidated, upstream_of};
+use crate::engine::walk::invalidate::{ReusePolicy, invalidated, upstream_of};
 use crate::engine::walk::rewind::{Rejoined, Rewind, drop_chain, rejoin};
 use crate::engine::{Answers, Engine, Program, RunError};
 
-/// The point from which a resume continues.
+/// The branches that do not continue from their newest record, and the questions before a resume.
 #[derive(Debug, Default)]
 pub(crate) struct ResumePoint {
     /// Questions to a person, before anything runs.
     pub(crate) questions: Vec<Decision>,
     /// Branches that continue from another record than their newest.
-    pub(crate) moves: BTreeMap<BranchPath, Reopened>,
+    pub(crate) moves: BTreeMap<BranchPath, Transition>,
     /// Branches out of force that a rollback moves.
-    pub(crate) closed: BTreeMap<BranchPath, Reopened>,
+    pub(crate) closed: BTreeMap<BranchPath, Transition>,
     /// Interrupted steps of the main branch that evidence proves to be done, with their questions.
     pub(crate) settled: Vec<Decision>,
     /// True if the evidence of all finished steps was verified.
-    pub(crate) looked: bool,
+    pub(crate) is_verified: bool,
     /// Unverified claims: a running step may rewrite the claimed files. Due when that step has ended.
-    pub(crate) left: LeftOut,
-    /// True if a chain rewinds. A claim of a reusable result replaces an upstream claim for this check only: the
-    /// next check follows the next end.
+    pub(crate) deferred: DeferredClaims,
+    /// True if the main branch of a graph with routes rewinds. A claim of a reusable result replaces an upstream claim
+    /// for this check only: the next check follows the next end.
     pub(crate) rewinds: bool,
     /// The claims of ends about files.
     pub(crate) declarers: Declarers,
@@ -70,27 +72,27 @@ pub(crate) struct ResumeQuery<'a> {
     pub(crate) trust: Trust,
     /// True if a worker continues a run at rest: failures are not retried.
     pub(crate) is_claimed: bool,
-    /// True if the same session continues: unchanged evidence is not verified again.
+    /// True for a later session of the same resume: unchanged evidence is not verified again.
     pub(crate) again: bool,
-    /// True to verify in any case: all steps have ended, and the last rerun may have invalidated other evidence;
-    /// or the ended step had blocked a check.
+    /// True to verify also if `again`: all steps have ended, and the last rerun may have invalidated other evidence; or
+    /// the ended step had deferred a check.
     pub(crate) verifies_all: bool,
     /// True if a person edits the state: no step reruns without a request.
-    pub(crate) by_hand: bool,
-    /// True if nothing runs: only the steps in doubt are listed.
-    pub(crate) still: bool,
+    pub(crate) edits_state: bool,
+    /// True if no step runs: only the questions about steps in doubt are listed.
+    pub(crate) lists_only: bool,
     /// The number of the resume.
     pub(crate) resume: u64,
-    /// No person settles the cut steps: their evidence may.
+    /// True if evidence may settle the steps in doubt: no function of the caller settles these steps.
     pub(crate) recovers: bool,
     /// The decisions of a person about steps in doubt.
     pub(crate) answers: &'a Answers,
     /// True if a person requests a rerun, and may count steps with failed evidence as done.
-    pub(crate) believes: bool,
+    pub(crate) keeps_done: bool,
     /// Requested reruns below the main branch.
     pub(crate) requested: &'a Requested,
-    /// Bases of edits in place that are gone: these rerun first.
-    pub(crate) bases: &'a [Broken],
+    /// Earlier steps whose edited files are broken: these steps rerun first.
+    pub(crate) broken_declarers: &'a [Broken],
     /// Choices of a person: these answer questions.
     pub(crate) chosen: &'a BTreeSet<(BranchPath, StepId)>,
 }
@@ -101,69 +103,70 @@ pub(crate) async fn find<P: Program>(
     program: &P,
     shape: &Shape,
     base: &Base,
-    asked: ResumeQuery<'_>,
+    query: ResumeQuery<'_>,
 ) -> Result<ResumePoint, RunError> {
-    if asked.still {
+    if query.lists_only {
         let (record, position) = (base.record.clone(), base.position.clone());
         let main = (0, record.header().branch.clone());
         let known = BranchInForce { record, position, joined: HashMap::new() };
         let branches = Branches::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
-        let mut judged = judge(engine, program, shape, (run, &branches), (Trust::Blind, &[])).await?;
-        answer(asked.chosen, &mut judged.questions);
-        return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
+        let mut judgement = judge(engine, program, shape, (run, &branches), (Trust::Unchecked, &[])).await?;
+        answer(query.chosen, &mut judgement.questions);
+        return Ok(ResumePoint { questions: judgement.questions, ..ResumePoint::default() });
     }
-    let mut survey = BranchLoader::new(engine, shape);
-    survey.requested = Some(asked.requested);
-    survey.is_claimed = asked.is_claimed;
+    let mut loader = BranchLoader::new(engine, shape);
+    loader.requested = Some(query.requested);
+    loader.is_claimed = query.is_claimed;
     let run = base.snapshot.entry.record.record();
     let site = engine.site(run);
-    let (mut branches, mut moves) = survey.survey((&base.record, &base.position)).await?;
+    let (mut branches, mut moves) = loader.load((&base.record, &base.position)).await?;
     let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
-    let trust = if asked.again && !forwards && !asked.verifies_all { Trust::Blind } else { asked.trust };
-    let mut judged = judge(engine, program, shape, (run, &branches), (trust, asked.bases)).await?;
-    judged.release(asked.answers);
-    if asked.believes {
-        judged.believe(asked.answers);
+    let trust = if query.again && !forwards && !query.verifies_all { Trust::Unchecked } else { query.trust };
+    let mut judgement =
+        judge(engine, program, shape, (run, &branches), (trust, query.broken_declarers)).await?;
+    judgement.allow_retries(query.answers);
+    if query.keeps_done {
+        judgement.keep_done(query.answers);
     }
-    answer(asked.chosen, &mut judged.questions);
+    answer(query.chosen, &mut judgement.questions);
     let mut settled = Vec::new();
-    if asked.recovers {
-        let is_open = |question: &&Decision| asked.answers.about(&question.branch, &question.step).is_none();
-        let asked = judged.questions.iter().filter(is_open).cloned().collect();
-        settled = recoverable(engine, program, &site, &base.record, asked).await?;
-        judged.questions.retain(|question| !settled.contains(question));
+    if query.recovers {
+        let is_open = |question: &&Decision| query.answers.about(&question.branch, &question.step).is_none();
+        let open = judgement.questions.iter().filter(is_open).cloned().collect();
+        settled = recoverable(engine, program, &site, &base.record, open).await?;
+        judgement.questions.retain(|question| !settled.contains(question));
     }
-    if asked.by_hand {
-        judged.ask();
+    if query.edits_state {
+        judgement.ask();
     }
     // A confirmed rerun keeps the requested reruns: the step runs at its turn.
-    let is_confirmed = |question: &Decision| asked.answers.retries(&question.branch, &question.step);
-    let goes_on = program.keeps_apart() && !asked.requested.is_empty();
-    let stops = !goes_on || !judged.questions.iter().all(is_confirmed);
-    if !judged.questions.is_empty() && stops {
-        return Ok(ResumePoint { questions: judged.questions, ..ResumePoint::default() });
+    let is_confirmed = |question: &Decision| query.answers.retries(&question.branch, &question.step);
+    let goes_on = program.keeps_apart() && !query.requested.is_empty();
+    let stops = !goes_on || !judgement.questions.iter().all(is_confirmed);
+    if !judgement.questions.is_empty() && stops {
+        return Ok(ResumePoint { questions: judgement.questions, ..ResumePoint::default() });
     }
-    let confirmed = std::mem::take(&mut judged.questions);
-    let broken = std::mem::take(&mut judged.broken);
-    judged.broken = match shape.is_routed() {
+    let confirmed = std::mem::take(&mut judgement.questions);
+    let broken = std::mem::take(&mut judgement.broken);
+    judgement.broken = match shape.is_routed() {
         true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
         false => broken,
     };
-    if let Some(named) = &asked.requested.step {
-        judged.broken.push(survey.named(&run.run, &branches, named).await?);
+    if let Some(named) = &query.requested.step {
+        judgement.broken.push(loader.named(&run.run, &branches, named).await?);
     }
-    for (branch, step) in asked.requested.changed.iter().chain(&asked.requested.retried) {
-        judged.broken.extend(survey.ended_on(&branches, branch, step).await?);
+    for (branch, step) in query.requested.changed.iter().chain(&query.requested.retried) {
+        judgement.broken.extend(loader.ended_on(&branches, branch, step).await?);
     }
-    moves.extend(back_to_work(shape, &mut branches, &judged.broken));
-    survey.note_joins(&mut branches).await?;
-    let apart = program.keeps_apart() && !asked.requested.is_empty();
-    let left_behind = std::mem::take(&mut survey.left_behind);
-    let all = targets(shape, &branches, &judged.broken, (asked.requested, apart));
+    moves.extend(back_to_work(shape, &mut branches, &judgement.broken));
+    loader.note_joins(&mut branches).await?;
+    let apart = program.keeps_apart() && !query.requested.is_empty();
+    let ends_before_rewind = std::mem::take(&mut loader.ends_before_rewind);
+    let all = targets(shape, &branches, &judgement.broken, (query.requested, apart));
     let targets = &all.targets;
-    if asked.again {
-        let questions = conflicts(engine.store.as_ref(), &run.run, targets, asked.resume).await?;
+    if query.again {
+        let questions = conflicts(engine.store.as_ref(), &run.run, targets, query.resume).await?;
         if !questions.is_empty() {
             return Ok(ResumePoint { questions, ..ResumePoint::default() });
         }
@@ -174,13 +177,14 @@ pub(crate) async fn find<P: Program>(
         let is_join = |target: &Target| target.claims.is_none() && Some(&target.step) == opener.as_ref();
         above.is_some_and(|targets| targets.iter().any(is_join))
     };
-    moves.extend(left_behind.into_iter().filter(|(branch, _)| joins_again(branch)));
+    moves.extend(ends_before_rewind.into_iter().filter(|(branch, _)| joins_again(branch)));
     let mut rewinds = false;
-    let results = Results::dropped(!asked.answers.retries_all());
+    let policy = ReusePolicy::excluded(!query.answers.retries_all());
     for (branch, targets) in targets {
         let known = &branches[&(branch.depth(), branch.clone())];
-        let request = (asked.requested, results);
-        let taken = survey.take_back(program, (known, targets), (&branches, &judged), request).await?;
+        let request = (query.requested, policy);
+        let taken =
+            loader.invalidate_or_rewind(program, (known, targets), (&branches, &judgement), request).await?;
         // Rerun children are joined first.
         let is_own = targets.first().is_some_and(|target| target.claims.is_some());
         rewinds |= branch.is_main()
@@ -189,18 +193,33 @@ pub(crate) async fn find<P: Program>(
         moves.extend(taken);
     }
     if program.keeps_apart() {
-        asked.requested.defer(shape, &all, &mut moves, results);
-        asked.requested.exclude_after_open(shape, &branches, &mut moves, results);
+        query.requested.defer(shape, &all, &mut moves, policy);
+        query.requested.exclude_after_open(shape, &branches, &mut moves, policy);
     }
-    let (looked, left, declarers) = (trust != Trust::Blind, judged.left, judged.declarers);
+    let (is_verified, deferred, declarers) =
+        (trust != Trust::Unchecked, judgement.deferred, judgement.declarers);
     let questions = confirmed;
     let (unreached, closed) = (all.unreached, BTreeMap::new());
-    Ok(ResumePoint { questions, moves, closed, settled, looked, left, rewinds, declarers, unreached })
+    Ok(ResumePoint {
+        questions,
+        moves,
+        closed,
+        settled,
+        is_verified,
+        deferred,
+        rewinds,
+        declarers,
+        unreached,
+    })
 }
 
 /// Moves openers with open hooks back to their work, if a branch of the work has failed evidence. Returns the
 /// transitions.
-fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BTreeMap<BranchPath, Reopened> {
+fn back_to_work(
+    shape: &Shape,
+    branches: &mut Branches,
+    broken: &[Broken],
+) -> BTreeMap<BranchPath, Transition> {
     let mut moves = BTreeMap::new();
     for broken in broken {
         let around = std::iter::successors(Some(broken.branch.clone()), BranchPath::parent);
@@ -212,21 +231,21 @@ fn back_to_work(shape: &Shape, branches: &mut Branches, broken: &[Broken]) -> BT
             };
             let Some(entry) = known.position.frontier.iter_mut().find(is_in_hooks) else { continue };
             entry.back_to_work();
-            moves.insert(above, Reopened::in_place(known));
+            moves.insert(above, Transition::in_place(known));
         }
     }
     moves
 }
 
-/// Returns the branches in force, at their resume positions.
-pub(crate) async fn survey<P: Program>(
+/// Returns the branches in force, each with the record and the position from which a resume continues.
+pub(crate) async fn branches_in_force<P: Program>(
     engine: &Engine,
     program: &P,
     main: (&Record, &Position),
 ) -> Result<Branches, RunError> {
     let shape = program.shape();
-    let mut survey = BranchLoader::new(engine, shape);
-    Ok(survey.survey(main).await?.0)
+    let mut loader = BranchLoader::new(engine, shape);
+    Ok(loader.load(main).await?.0)
 }
 
 /// Returns the transitions of the main branch and of the branches below, for the rerun of a step of a branch. No
@@ -240,22 +259,24 @@ pub(crate) async fn reopen_for<P: Program>(
     program: &P,
     main: (&Record, &Position),
     step: &(BranchPath, StepId),
-) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+) -> Result<BTreeMap<BranchPath, Transition>, RunError> {
     let shape = program.shape();
     let requested = Requested::step_below(step.0.clone(), step.1.clone(), shape);
-    let mut survey = BranchLoader::new(engine, shape);
-    survey.requested = Some(&requested);
-    let (mut branches, mut moves) = survey.survey(main).await?;
-    let named = survey.named(&main.0.header().run, &branches, step).await?;
-    survey.note_joins(&mut branches).await?;
+    let mut loader = BranchLoader::new(engine, shape);
+    loader.requested = Some(&requested);
+    let (mut branches, mut moves) = loader.load(main).await?;
+    let named = loader.named(&main.0.header().run, &branches, step).await?;
+    loader.note_joins(&mut branches).await?;
     let all = targets(shape, &branches, &[named], (&requested, program.keeps_apart()));
-    let (judged, results) = (Judged::default(), Results::Drop);
+    let (judgement, policy) = (Judgement::default(), ReusePolicy::Drop);
     for (branch, targets) in &all.targets {
         let known = &branches[&(branch.depth(), branch.clone())];
-        let request = (&requested, results);
-        moves.extend(survey.take_back(program, (known, targets), (&branches, &judged), request).await?);
+        let request = (&requested, policy);
+        moves.extend(
+            loader.invalidate_or_rewind(program, (known, targets), (&branches, &judgement), request).await?,
+        );
     }
-    requested.exclude_after_open(shape, &branches, &mut moves, results);
+    requested.exclude_after_open(shape, &branches, &mut moves, policy);
     Ok(moves)
 }
 
@@ -268,17 +289,19 @@ pub(crate) async fn reopened_at<P: Program>(
     program: &P,
     (branches, broken): (&mut Branches, &[Broken]),
     requested: &Requested,
-) -> Result<BTreeMap<BranchPath, Reopened>, RunError> {
+) -> Result<BTreeMap<BranchPath, Transition>, RunError> {
     let shape = program.shape();
-    let survey = BranchLoader { requested: Some(requested), ..BranchLoader::new(engine, shape) };
-    survey.note_joins(branches).await?;
+    let loader = BranchLoader { requested: Some(requested), ..BranchLoader::new(engine, shape) };
+    loader.note_joins(branches).await?;
     let branches = &*branches;
     let all = targets(shape, branches, broken, (requested, program.keeps_apart()));
-    let (judged, mut moves) = (Judged::default(), BTreeMap::new());
+    let (judgement, mut moves) = (Judgement::default(), BTreeMap::new());
     for (branch, targets) in &all.targets {
         let known = &branches[&(branch.depth(), branch.clone())];
-        let request = (requested, Results::Keep);
-        moves.extend(survey.take_back(program, (known, targets), (branches, &judged), request).await?);
+        let request = (requested, ReusePolicy::Keep);
+        moves.extend(
+            loader.invalidate_or_rewind(program, (known, targets), (branches, &judgement), request).await?,
+        );
     }
     Ok(moves)
 }
@@ -287,9 +310,9 @@ pub(crate) async fn reopened_at<P: Program>(
 struct BranchLoader<'a> {
     engine: &'a Engine,
     shape: &'a Shape,
-    /// Rewound branches with an opener at a record after their join: the transition back to their end, for a join
-    /// that runs again.
-    left_behind: BTreeMap<BranchPath, Reopened>,
+    /// The rewound branches whose opener is at a record after their join: for a join that runs again, the transition back
+    /// to the end of the branch.
+    ends_before_rewind: BTreeMap<BranchPath, Transition>,
     /// The requested branches; these and their ancestors are loaded in any case.
     requested: Option<&'a Requested>,
     /// True if failures are not retried.
@@ -298,7 +321,7 @@ struct BranchLoader<'a> {
 
 impl<'a> BranchLoader<'a> {
     fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
-        Self { engine, shape, left_behind: BTreeMap::new(), requested: None, is_claimed: false }
+        Self { engine, shape, ends_before_rewind: BTreeMap::new(), requested: None, is_claimed: false }
     }
 
     /// Returns whether a branch is requested, or an ancestor of a requested branch.
@@ -306,33 +329,34 @@ impl<'a> BranchLoader<'a> {
         self.requested.is_some_and(|requested| requested.is_on_the_way(branch))
     }
 
-    /// Loads the branches in force, parents first, and rejoins chains where possible: the main branch, awaited
-    /// children, and joined children with evidence.
-    async fn survey(
+    /// Loads the branches in force, parents first: the main branch, awaited children, and joined children with evidence.
+    /// Rejoins rewound branches where possible.
+    async fn load(
         &mut self,
         (record, position): (&Record, &Position),
-    ) -> Result<(Branches, BTreeMap<BranchPath, Reopened>), RunError> {
+    ) -> Result<(Branches, BTreeMap<BranchPath, Transition>), RunError> {
         let (mut branches, mut moves) = (Branches::new(), BTreeMap::new());
         self.add_branch_in_force((record.clone(), position.clone()), &mut branches, &mut moves).await?;
         self.add_children(&record.header().run, &mut branches, &mut moves).await?;
         Ok((branches, moves))
     }
 
-    /// Invalidates steps of a branch; `None` if upstream steps are already unfinished.
-    async fn take_back<P: Program>(
+    /// Invalidates steps of a branch, or rewinds the branch in a graph with routes. Returns the transition; `None` if the
+    /// steps are already unfinished.
+    async fn invalidate_or_rewind<P: Program>(
         &self,
         program: &P,
         (known, targets): (&BranchInForce, &[Target]),
-        (branches, judged): (&Branches, &Judged),
-        (requested, results): (&Requested, Results),
-    ) -> Result<Option<(BranchPath, Reopened)>, RunError> {
+        (branches, judgement): (&Branches, &Judgement),
+        (requested, policy): (&Requested, ReusePolicy),
+    ) -> Result<Option<(BranchPath, Transition)>, RunError> {
         let (engine, branch) = (self.engine, known.record.header().branch.clone());
         let Some((target, own)) = targets.first().zip(self.shape.of_branch(&branch)) else { return Ok(None) };
         if !own.is_routed() {
-            let results = if program.keeps_apart() { results } else { Results::Keep };
+            let policy = if program.keeps_apart() { policy } else { ReusePolicy::Keep };
             let named = requested.step.as_ref().filter(|(on, _)| *on == branch).map(|(_, step)| step);
-            let opening = Invalidation { engine, root: program.shape(), judged, results, named };
-            let Some(mut moved) = open_again(opening, known, targets).await? else { return Ok(None) };
+            let opening = Invalidation { engine, root: program.shape(), judgement, policy, named };
+            let Some(mut moved) = invalidate_targets(opening, known, targets).await? else { return Ok(None) };
             if let Some(draft) = moved.drafts.first_mut() {
                 let causes: Vec<_> = requested.causes_on(&branch).collect();
                 let is_named = |step: &&StepId| causes.iter().any(|(named, _)| named == step);
@@ -349,7 +373,7 @@ impl<'a> BranchLoader<'a> {
             }
             return Ok(Some((branch, moved)));
         }
-        let rewind = Rewind { engine, root: self.shape, branches, known, target, judged };
+        let rewind = Rewind { engine, root: self.shape, branches, known, target, judgement };
         let mut moved = rewind.to_start().await?;
         if !requested.is_empty() {
             // A person requested the rerun: no downstream result is reused.
@@ -362,9 +386,9 @@ impl<'a> BranchLoader<'a> {
         &mut self,
         run: &RunId,
         branches: &mut Branches,
-        moves: &mut BTreeMap<BranchPath, Reopened>,
+        moves: &mut BTreeMap<BranchPath, Transition>,
     ) -> Result<(), RunError> {
-        self.left_behind.clear();
+        self.ends_before_rewind.clear();
         let opens = |known: &BranchInForce| {
             !known.joined.is_empty() || known.position.frontier.iter().any(FrontierEntry::has_children)
         };
@@ -380,20 +404,20 @@ impl<'a> BranchLoader<'a> {
         let mut joins = Joins::new();
         for name in names {
             let is_named = self.is_on_the_way(&name);
-            let Some(wanted) = wanted(self.shape, branches, &name, is_named) else { continue };
+            let Some(child) = child_in_force(self.shape, branches, &name, is_named) else { continue };
             let record = match store.newest(run, &name).await {
                 // The resume or the verification of the branch reports the damage.
                 Err(StoreError::Damaged { .. }) => continue,
                 record => record?,
             };
             let newest = position_of(&record)?;
-            let in_force = match wanted.is_joined && record.header().end.is_none() {
+            let in_force = match child.is_joined && record.header().end.is_none() {
                 true => end_before(store, record.header()).await?,
                 false => Some(record.clone()),
             };
             let in_force = match in_force {
                 Some(in_force) => {
-                    in_pass(store, self.shape, (branches, &mut joins), (in_force, wanted)).await?
+                    in_pass(store, self.shape, (branches, &mut joins), (in_force, child)).await?
                 }
                 None => None,
             };
@@ -417,7 +441,7 @@ impl<'a> BranchLoader<'a> {
                 let Some(own) = self.shape.of_branch(&name) else { continue };
                 let rejoined =
                     Rejoined { record: in_force.clone(), position: position.clone(), reused: Vec::new() };
-                self.left_behind.insert(name, rejoined.into_move(own, record.header(), &newest));
+                self.ends_before_rewind.insert(name, rejoined.into_transition(own, record.header(), &newest));
             }
             self.add_branch_in_force((in_force, position), branches, moves).await?;
         }
@@ -429,7 +453,7 @@ impl<'a> BranchLoader<'a> {
         &self,
         (record, position): (Record, Position),
         branches: &mut Branches,
-        moves: &mut BTreeMap<BranchPath, Reopened>,
+        moves: &mut BTreeMap<BranchPath, Transition>,
     ) -> Result<(), RunError> {
         let branch = record.header().branch.clone();
         let Some(shape) = self.shape.of_branch(&branch) else { return Ok(()) };
@@ -438,7 +462,7 @@ impl<'a> BranchLoader<'a> {
         if known.0.header().end.is_none()
             && let Some(rejoined) = rejoin(&self.engine.store, shape, &known.0, &known.1).await?
         {
-            let moved = rejoined.into_move(shape, known.0.header(), &known.1);
+            let moved = rejoined.into_transition(shape, known.0.header(), &known.1);
             known = (moved.record.clone(), moved.position.clone());
             moves.insert(branch.clone(), moved);
         }
@@ -498,7 +522,7 @@ impl<'a> BranchLoader<'a> {
         Ok(Broken { branch: branch.clone(), step: step.clone(), seq, claims: Vec::new() })
     }
 
-    /// Adds joins above possible reruns to the ledgers that lack these: joins of branches without evidence, and
+    /// Adds to the ledgers the joins that may run again and that the ledgers omit: joins of branches without evidence, and
     /// joins that did not run again because all results were equal.
     async fn note_joins(&self, branches: &mut Branches) -> Result<(), RunError> {
         let store = self.engine.store.as_ref();

@@ -1,7 +1,7 @@
 //! Trust in finished steps: the claims in force, their verdicts, and the steps whose evidence fails.
 //!
 //! ```text
-//!   scopes in force --> claims --(verifier)--> verdicts --> plan --> questions, and steps with failed evidence
+//!   branches in force --> claims --(verifier)--> verdicts --> plan --> questions, and steps with failed evidence
 //! ```
 //!
 //! Reads and verifies only; writes nothing. [`reruns`](super::reruns) selects the steps to rerun.
@@ -14,8 +14,8 @@ use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{
-    Action, Broken, Cause, Check, ClaimKey, ClaimOfEnd, Decision, Due, Effective, LeftOut, Verdicts, Weighed,
-    checks, claims_of_ends, due, is_under_way, plan,
+    Action, Broken, Cause, Check, ClaimKey, ClaimOfEnd, Decision, DeferredClaims, Due, Effective, Verdicts,
+    Weighed, checks, claims_of_ends, due, is_under_way, plan,
 };
 use crate::record::{
     Claim, Ending, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
@@ -44,19 +44,19 @@ pub(crate) type Branches = BTreeMap<(usize, BranchPath), BranchInForce>;
 /// Verified claims, by branch and record.
 pub(crate) type FoundClaims = HashMap<(BranchPath, u64), Vec<Claim>>;
 
-/// The result of a judgement.
+/// The verification of the finished steps of a run: their verdicts, weighed by the plan.
 #[derive(Debug, Default)]
-pub(crate) struct Judged {
+pub(crate) struct Judgement {
     /// Questions to a person.
     pub(crate) questions: Vec<Decision>,
     /// Finished steps with failed evidence that may rerun.
     pub(crate) broken: Vec<Broken>,
     /// Finished non-idempotent steps with failed evidence: a person is asked.
-    pub(crate) held: Vec<Broken>,
+    pub(crate) broken_careful: Vec<Broken>,
     /// The verified claims with their current values, by branch and record.
     pub(crate) found: FoundClaims,
-    /// The unverified claims: a running step may rewrite the claimed files.
-    pub(crate) left: LeftOut,
+    /// The claims not verified yet: a running step may rewrite the claimed files.
+    pub(crate) deferred: DeferredClaims,
     /// The claims of ends about files.
     pub(crate) declarers: Declarers,
 }
@@ -66,8 +66,8 @@ pub(crate) struct Judged {
 pub(crate) enum Trust {
     /// Verify the evidence.
     Checked(OnUnknown),
-    /// Skip the checks: nothing runs, or a person has decided.
-    Blind,
+    /// Skip the checks: nothing runs, a person has decided, or the same resume has checked before.
+    Unchecked,
 }
 
 /// A child in force.
@@ -84,9 +84,9 @@ pub(crate) fn is_step_on(shape: &Shape, branch: &BranchPath, step: &StepId) -> b
     shape.of_branch(branch).is_some_and(|shape| shape.place(step.as_str()).is_some())
 }
 
-/// Returns the child if in force: the parent waits for its fan-out or has joined it, and the child has evidence
-/// or `is_named`.
-pub(crate) fn wanted(
+/// Returns the child of this name if in force: its parent waits for the fan-out of the child or has joined the
+/// fan-out. `None` for a child without evidence, unless `is_named`.
+pub(crate) fn child_in_force(
     shape: &Shape,
     branches: &Branches,
     name: &BranchPath,
@@ -172,16 +172,20 @@ pub(crate) async fn joined_on(
         let opened = store.find_back(&header.run, &header.branch, ended.header().seq, &opens).await?;
         let since = match opened {
             Some(opened) => Some(store.carrier(opened.header()).await?),
-            None => came_along(store, ended.header(), step).await?,
+            None => fan_out_before_fork(store, ended.header(), step).await?,
         };
         joined.extend(since.map(|since| ((*step).clone(), since)));
     }
     Ok(joined)
 }
 
-/// Returns the opening record of joined branches that were open at a fork: the start record of the join has the
-/// position with the fan-out.
-async fn came_along(store: &dyn Store, joined: &Header, step: &StepId) -> Result<Option<u64>, StoreError> {
+/// Returns the record that opened a fan-out, for branches that were open at the fork of the run and joined after it. The
+/// start record of the join has the position with the fan-out.
+async fn fan_out_before_fork(
+    store: &dyn Store,
+    joined: &Header,
+    step: &StepId,
+) -> Result<Option<u64>, StoreError> {
     let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
     let Some(start) = store.find_back(&joined.run, &joined.branch, joined.seq, &starts).await? else {
         return Ok(None);
@@ -241,14 +245,16 @@ pub(crate) async fn failed_on(
     store.find_back(&header.run, &header.branch, header.seq, &fails).await
 }
 
-/// Judges the finished steps of branches, and returns the questions to a person.
+/// Verifies the finished steps of branches. Returns the questions to a person, and the steps with failed evidence.
+///
+/// `broken_declarers`: steps with failed evidence, found by the session before.
 pub(crate) async fn judge<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     (run, branches): (&RunRecord, &Branches),
-    (trust, gone): (Trust, &[Broken]),
-) -> Result<Judged, RunError> {
+    (trust, broken_declarers): (Trust, &[Broken]),
+) -> Result<Judgement, RunError> {
     let store = engine.store.as_ref();
     let mut effective = Vec::new();
     for known in branches.values() {
@@ -259,10 +265,10 @@ pub(crate) async fn judge<P: Program>(
         found.in_flux.extend(in_flux(program, branches, known));
         effective.push(found);
     }
-    if trust != Trust::Blind {
+    if trust != Trust::Unchecked {
         forget_other_names(engine, run, &mut effective).await;
     }
-    let Due { checks, left } = due(shape, &effective, Occasion::Resume);
+    let Due { checks, deferred } = due(shape, &effective, Occasion::Resume);
     let mut declarers = Declarers::default();
     if !shape.is_routed() {
         let claims = claims_of_ends(shape, &effective).into_iter();
@@ -270,11 +276,11 @@ pub(crate) async fn judge<P: Program>(
     }
     let (verdicts, found) = match trust {
         Trust::Checked(on_unknown) => verify(engine, program, run, &checks, on_unknown).await?,
-        Trust::Blind => (believed(&checks), HashMap::new()),
+        Trust::Unchecked => (assumed_ok(&checks), HashMap::new()),
     };
     let weighed = Weighed::of(shape, &effective, &verdicts, &checks);
     let planned = weighed.plan(engine.clock.now());
-    // The load of the other branches asks about their interrupted steps.
+    // `open_scopes` asks about the interrupted steps of other branches.
     let ours = |decision: &&Decision| {
         let is_of_step =
             decision.cause.is_of_one_try() || matches!(decision.cause, Cause::Undone | Cause::Begun);
@@ -292,19 +298,19 @@ pub(crate) async fn judge<P: Program>(
         step.is_some_and(|step| step.idempotent) && !is_asked(broken)
     };
     let mut broken = weighed.broken();
-    let is_new = |base: &&Broken| {
-        !broken.iter().any(|known| (&known.branch, &known.step) == (&base.branch, &base.step))
+    let is_new = |declarer: &&Broken| {
+        !broken.iter().any(|known| (&known.branch, &known.step) == (&declarer.branch, &declarer.step))
     };
-    let gone: Vec<Broken> = gone.iter().filter(is_new).cloned().collect();
-    broken.extend(gone);
-    let (broken, held): (Vec<Broken>, Vec<Broken>) = broken.into_iter().partition(may_run);
-    for base in held.iter().filter(|held| !is_asked(held)) {
-        let (branch, step) = (base.branch.clone(), base.step.clone());
-        let cause = Cause::EvidenceFailed(base.claims.clone());
+    let new: Vec<Broken> = broken_declarers.iter().filter(is_new).cloned().collect();
+    broken.extend(new);
+    let (broken, broken_careful): (Vec<Broken>, Vec<Broken>) = broken.into_iter().partition(may_run);
+    for careful in broken_careful.iter().filter(|careful| !is_asked(careful)) {
+        let (branch, step) = (careful.branch.clone(), careful.step.clone());
+        let cause = Cause::EvidenceFailed(careful.claims.clone());
         asked.push(Decision { branch, step, action: Action::Ask, cause });
     }
     questions.append(&mut asked);
-    Ok(Judged { questions, broken, held, found, left, declarers })
+    Ok(Judgement { questions, broken, broken_careful, found, deferred, declarers })
 }
 
 /// Returns the error for damaged evidence, with the step of the damaged record.
@@ -331,8 +337,8 @@ pub(crate) fn say_why(question: &mut Decision, found: &FoundClaims) {
     }
 }
 
-/// Judges the finished steps of scopes of another run by their records. Returns the failed or unchecked evidence.
-/// Nothing can rerun there: the inputs of the steps are unknown.
+/// Verifies the finished steps of scopes of another run by their records. Returns the steps with failed or unknown
+/// evidence. These steps cannot rerun in the new run: their inputs are unknown.
 pub(crate) async fn doubted(
     engine: &Engine,
     shape: &Shape,
@@ -504,14 +510,14 @@ fn ending_of(header: &Header) -> Option<&Ending> {
     }
 }
 
-/// Returns verdicts that trust all finished steps; interrupted steps are not settled.
-fn believed(checks: &[Check]) -> Verdicts {
+/// Returns `ok` for the claims of all finished steps, without a check. Interrupted steps are not settled.
+fn assumed_ok(checks: &[Check]) -> Verdicts {
     let finished = checks.iter().filter(|check| check.seq.is_some());
     let key = |check: &Check| (check.branch.clone(), check.step.clone(), check.index);
     finished.map(|check| (key(check), Verdict::Ok)).collect()
 }
 
-impl Judged {
+impl Judgement {
     /// Turns broken steps into questions, for cases that only a person can decide.
     pub(crate) fn ask(&mut self) {
         let asked = std::mem::take(&mut self.broken).into_iter().map(|broken| Decision {
@@ -523,13 +529,13 @@ impl Judged {
         self.questions.extend(asked);
     }
 
-    /// Leaves steps with failed evidence in force that a person counts as done.
-    pub(crate) fn believe(&mut self, answers: &Answers) {
+    /// Keeps non-idempotent steps with failed evidence in force that a person counts as done.
+    pub(crate) fn keep_done(&mut self, answers: &Answers) {
         self.take_held(answers, TreatAs::Done);
     }
 
     /// Allows reruns of non-idempotent steps with failed evidence, by decision of a person.
-    pub(crate) fn release(&mut self, answers: &Answers) {
+    pub(crate) fn allow_retries(&mut self, answers: &Answers) {
         let released = self.take_held(answers, TreatAs::Retry);
         self.broken.extend(released);
     }
@@ -539,7 +545,9 @@ impl Judged {
         let is_decided = |branch: &BranchPath, step: &StepId| answers.about(branch, step) == Some(decided);
         let is_of_evidence = |asked: &Decision| matches!(asked.cause, Cause::EvidenceFailed(_));
         self.questions.retain(|asked| !is_of_evidence(asked) || !is_decided(&asked.branch, &asked.step));
-        self.held.extract_if(.., |held| is_decided(&held.branch, &held.step)).collect()
+        self.broken_careful
+            .extract_if(.., |broken_careful| is_decided(&broken_careful.branch, &broken_careful.step))
+            .collect()
     }
 
     /// Returns the verified claims of a record, as a pack for display.
@@ -555,8 +563,8 @@ pub(crate) struct PendingClaims {
     /// True if all claims in force must be verified before the run ends: steps were rerun after the last
     /// verification.
     pub(crate) is_redone: bool,
-    /// Unverified claims, by the running step that may rewrite the claimed files.
-    pub(crate) left: LeftOut,
+    /// The claims not verified yet, by the running step that may rewrite the claimed files.
+    pub(crate) deferred: DeferredClaims,
     /// True if such a step has ended without the same claim: no step starts before all claims are verified.
     pub(crate) is_due: bool,
 }
@@ -564,33 +572,33 @@ pub(crate) struct PendingClaims {
 impl PendingClaims {
     /// Returns whether claims must be verified before the run ends.
     pub(crate) fn is_any(&self) -> bool {
-        self.is_redone || self.is_due || !self.left.is_empty()
+        self.is_redone || self.is_due || !self.deferred.is_empty()
     }
 
     /// Notes the completion of a step with evidence. Returns whether another verification is due.
     pub(crate) fn note_end(&mut self, branch: &BranchPath, step: &StepId, evidence: Option<&Pack>) -> bool {
-        if self.left.is_empty() {
+        if self.deferred.is_empty() {
             return false;
         }
-        let Some(left) = self.left.remove(&(branch.clone(), step.clone())) else { return false };
+        let Some(deferred) = self.deferred.remove(&(branch.clone(), step.clone())) else { return false };
         // A claim of this step replaces the same claims of earlier steps.
         let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
         let own: Vec<ClaimKey> = claims.map(ClaimKey::of).collect();
-        let is_due = left.iter().any(|left| !own.iter().any(|own| left.gives_way_to(own)));
+        let is_due = deferred.iter().any(|deferred| !own.iter().any(|own| deferred.gives_way_to(own)));
         self.is_due |= is_due;
         is_due
     }
 }
 
-/// Asks about steps rerun for their evidence in this session with evidence that fails again after reruns of other
-/// steps.
+/// Returns questions about steps in conflict: a resume has rerun a step for its evidence, and the evidence fails again after
+/// the rerun of another step.
 pub(crate) async fn conflicts(
     store: &dyn Store,
     run: &RunId,
     targets: &BTreeMap<BranchPath, Vec<Target>>,
     resume: u64,
 ) -> Result<Vec<Decision>, RunError> {
-    let done = done_again(store, run, resume).await?;
+    let done = evidence_reruns(store, run, resume).await?;
     let mut questions = Vec::new();
     for (branch, targets) in targets {
         for Target { seq, step, claims, .. } in targets {
@@ -609,8 +617,8 @@ pub(crate) async fn conflicts(
     Ok(questions)
 }
 
-/// Finds what was done again by a resume for its evidence: branch, step and pass, and the claims that did not hold.
-async fn done_again(
+/// Returns the steps that a resume reran for their evidence, by branch, step and pass, with the failed claims.
+async fn evidence_reruns(
     store: &dyn Store,
     run: &RunId,
     resume: u64,

@@ -72,16 +72,16 @@ pub(crate) async fn in_pass(
     store: &dyn Store,
     root: &Shape,
     (branches, joins): (&Branches, &mut Joins),
-    (newest, wanted): (Record, ChildInForce),
+    (newest, child): (Record, ChildInForce),
 ) -> Result<Option<(Record, u64)>, RunError> {
-    if let Some(in_force) = record_in_fan_out(store, &newest, wanted.origin, &[]).await? {
-        return Ok(Some((in_force, wanted.origin)));
+    if let Some(in_force) = record_in_fan_out(store, &newest, child.origin, &[]).await? {
+        return Ok(Some((in_force, child.origin)));
     }
     let branch = &newest.header().branch;
     let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
     let Some((above, step)) = above.zip(opener_of(root, branch)) else { return Ok(None) };
     let Some(since) = above.joined.get(&step).copied() else { return Ok(None) };
-    if since != wanted.origin
+    if since != child.origin
         && let Some(in_force) = record_in_fan_out(store, &newest, since, &[]).await?
     {
         return Ok(Some((in_force, since)));

@@ -103,7 +103,7 @@ impl<'s> NewestOf<'s> {
 
 /// Notes the missing newest records of all child branches in quarantine. A person has decided to continue without
 /// these records, and later records must not hide the loss.
-pub(crate) async fn pass_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
+pub(crate) async fn skip_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
     let (mut page, mut missing) = (Page::default(), Vec::new());
     loop {
         let found = match engine.store.heads(lease.run(), &page).await {

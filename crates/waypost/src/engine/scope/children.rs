@@ -18,7 +18,7 @@ use crate::engine::time_travel::rollback::epoch_in_pass;
 
 use super::child_heads::NewestOf;
 use super::fan_out::{
-    CHILD_PAGE, FanOut, Item, ItemReader, Items, JoinedDigests, Queued, freeze, named_items,
+    CHILD_PAGE, FanOut, Item, ItemReader, Items, JoinedDigests, Queued, named_items, store_items,
 };
 use super::open_scopes;
 use super::{ListedChildren, Opener, Scope, ScopeId};
@@ -28,10 +28,10 @@ use crate::engine::manual::Edits;
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::in_doubt::questions_at;
 use crate::engine::resume::requested;
-use crate::engine::resume::reruns::{Reopened, to_rerun};
+use crate::engine::resume::reruns::{Transition, to_rerun};
 use crate::engine::session::Session;
 use crate::engine::walk::failure::position_for_retry;
-use crate::engine::walk::invalidate::{Invalidated, Results, invalidated, reenter, upstream_of};
+use crate::engine::walk::invalidate::{Invalidated, ReusePolicy, invalidated, reenter, upstream_of};
 use crate::engine::walk::scheduler::{children_of, for_children, for_hooks};
 use crate::engine::walk::trace::{EndResult, child_input, pins_of, trace_of, work_digests};
 use crate::engine::{Answers, Performed, Program, RunError, StepReport};
@@ -68,8 +68,8 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Begins a fan-out over the items found by the work of a step, or over the hooks of the step.
-    pub(crate) async fn open_found(&mut self, id: ScopeId, found: ListedChildren) -> Result<(), RunError> {
-        let ListedChildren { place, items, report, are_hooks, failure, joined } = found;
+    pub(crate) async fn open_listed(&mut self, id: ScopeId, listed: ListedChildren) -> Result<(), RunError> {
+        let ListedChildren { place, items, report, are_hooks, failure, joined } = listed;
         let scope = self.scopes.get(id);
         if scope.cancel.is_asked() || scope.end.is_some() {
             self.take(id, place, Performed::Stopped { in_progress: true }, None);
@@ -111,9 +111,9 @@ impl<'a, P: Program> Session<'a, P> {
         let (source, total, items) = match items {
             Source::Items(list) => {
                 let (name, lease) = (self.blob_name(id, place), self.lease().clone());
-                let frozen = freeze(self.engine.store.as_ref(), &lease, name, &list).await?;
+                let frozen = store_items(self.engine.store.as_ref(), &lease, name, &list).await?;
                 let run = self.scopes.get(id).chain.run.clone();
-                let source = Items::Frozen { run, at: Arc::new(frozen.clone()) };
+                let source = Items::Stored { run, at: Arc::new(frozen.clone()) };
                 (source, list.len() as u64, Some(frozen))
             }
             Source::Named(list) => {
@@ -278,7 +278,7 @@ impl<'a, P: Program> Session<'a, P> {
                     self.scopes.get_mut(id).fan_mut(place).opened += 1;
                     let lease = self.lease().clone();
                     let opener = Opener { scope: id, place, index: item.index };
-                    let mut moved = Reopened::in_next_fan_out(&head.record, *after);
+                    let mut moved = Transition::in_next_fan_out(&head.record, *after);
                     self.note_reruns(id, place, &head.record, &mut moved)?;
                     open_scopes::resume_child(self, &lease, opener, *head, (Some(moved), Edits::none()))
                         .await?;
@@ -366,7 +366,7 @@ impl<'a, P: Program> Session<'a, P> {
         let mut child = Scope::new(chain, shape, position, state);
         child.notes = notes;
         child.opener = Some(Opener { scope: id, place, index: item.index });
-        child.around = around;
+        child.outer_iteration = around;
         child.draft(Phase::Started, Reason::Fork, step, at);
         let fan = self.scopes.get_mut(id).fan_mut(place);
         fan.opened += 1;
@@ -392,10 +392,10 @@ impl<'a, P: Program> Session<'a, P> {
         before: Option<Position>,
     ) -> Position {
         let shape = &children_of(self.scopes.get(id), place).shape;
-        let asks = Results::dropped(!self.answers.retries_all());
+        let asks = ReusePolicy::excluded(!self.answers.retries_all());
         let reruns_whole = self.reruns_whole(id, place, branch);
-        let results = if self.keeps_traces && !reruns_whole { Results::Keep } else { asks };
-        let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, results));
+        let policy = if self.keeps_traces && !reruns_whole { ReusePolicy::Keep } else { asks };
+        let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, policy));
         requested::apply(self.program.shape(), &self.main().position.requests, branch, &mut entered, asks);
         if reruns_whole {
             let openers = shape.steps().iter().filter(|step| step.opens());
@@ -410,7 +410,7 @@ impl<'a, P: Program> Session<'a, P> {
         id: ScopeId,
         place: usize,
         record: &Record,
-        moved: &mut Reopened,
+        moved: &mut Transition,
     ) -> Result<(), RunError> {
         let scope = self.scopes.get(id);
         let (shape, before) = (&children_of(scope, place).shape, position_of(record)?);
@@ -590,7 +590,7 @@ impl<'a, P: Program> Session<'a, P> {
         chain.prev = Some(record.digest());
         let mut child = Scope::new(chain, shape, position, state);
         child.opener = Some(Opener { scope: id, place, index });
-        child.around = around;
+        child.outer_iteration = around;
         child.has_capacity = true;
         let child = self.scopes.add(child);
         self.scopes.get_mut(id).fan_mut(place).active += 1;

@@ -71,7 +71,7 @@ pub(crate) struct FanOut {
     /// The number of children that failed in this session; the length of the last sequence of equal errors, and
     /// the error.
     failed_here: u64,
-    alike: (u32, String),
+    equal_errors: (u32, String),
     /// True if children may have records from an earlier pass or from before a rerun.
     pub(crate) revisited: bool,
     /// The cause of the rerun of the opener, if its children may have run before.
@@ -85,19 +85,19 @@ pub(crate) struct FanOut {
     /// Branches ready to continue, as soon as capacity permits.
     pub(crate) waiting_for_capacity: VecDeque<ScopeId>,
     /// Children with an interrupted step; these continue after all other children have started.
-    pub(crate) cut: VecDeque<ScopeId>,
+    pub(crate) interrupted: VecDeque<ScopeId>,
     /// Open branches to remove from memory after the commit, unless capacity becomes free first.
     pub(crate) unloading: VecDeque<ScopeId>,
     /// The ends of children.
     pub(crate) ends: Arc<ChildEnds>,
-    here: Vec<bool>,
+    ended_in_session: Vec<bool>,
 }
 
 impl FanOut {
     /// Returns whether branches have not begun, or wait only for capacity.
     pub(crate) fn has_more(&self) -> bool {
         let (opened, known) =
-            (self.opened < self.total, [&self.waiting_for_capacity, &self.unloading, &self.cut]);
+            (self.opened < self.total, [&self.waiting_for_capacity, &self.unloading, &self.interrupted]);
         opened || !self.queue.is_empty() || known.iter().any(|lines| !lines.is_empty())
     }
 
@@ -118,7 +118,7 @@ impl FanOut {
             active: 0,
             stopped: false,
             failed_here: 0,
-            alike: (0, String::new()),
+            equal_errors: (0, String::new()),
             revisited,
             cause: None,
             after_failure: false,
@@ -126,10 +126,10 @@ impl FanOut {
             reader: None,
             next_seqs: None,
             waiting_for_capacity: VecDeque::new(),
-            cut: VecDeque::new(),
+            interrupted: VecDeque::new(),
             unloading: VecDeque::new(),
             ends: Arc::new(ChildEnds::new(total)),
-            here: vec![false; total as usize],
+            ended_in_session: vec![false; total as usize],
         }
     }
 
@@ -140,32 +140,32 @@ impl FanOut {
 
     pub(crate) fn note_failure(&mut self, error: String) {
         self.failed_here += 1;
-        let (count, last) = &mut self.alike;
+        let (count, last) = &mut self.equal_errors;
         *count = if *last == error { *count + 1 } else { 1 };
         *last = error;
     }
 
     pub(crate) fn note_success(&mut self) {
-        self.alike.0 = 0;
+        self.equal_errors.0 = 0;
     }
 
     /// Returns the reason if a failure limit is exceeded.
-    pub(crate) fn beyond(&self, limits: &FailureLimits) -> Option<String> {
-        let (alike, error) = &self.alike;
+    pub(crate) fn exceeded(&self, limits: &FailureLimits) -> Option<String> {
+        let (equal_errors, error) = &self.equal_errors;
         if let Some(why) = limits.passed_by(self.failed_here, self.total) {
             return Some(why);
         }
-        let max = limits.alike.filter(|max| *alike >= *max)?;
+        let max = limits.alike.filter(|max| *equal_errors >= *max)?;
         Some(format!("{max} consecutive items failed with the same error, no more were started: {error}"))
     }
 
     pub(crate) fn mark_ended_here(&mut self, index: u64) {
         self.ended_here += 1;
-        self.here[index as usize] = true;
+        self.ended_in_session[index as usize] = true;
     }
 
     pub(crate) fn is_ended_here(&self, index: u64) -> bool {
-        self.here[index as usize]
+        self.ended_in_session[index as usize]
     }
 
     pub(crate) fn keep_end(&mut self, index: u64, last: &Record) {
@@ -252,7 +252,7 @@ pub(crate) enum Items {
     /// Named by the shape.
     Named(Arc<[Item]>),
     /// Stored in a blob.
-    Frozen { run: RunId, at: Arc<FrozenItems> },
+    Stored { run: RunId, at: Arc<FrozenItems> },
 }
 
 impl Items {
@@ -273,7 +273,7 @@ impl Items {
             ItemReader { store, items: self.clone(), offset: 0, buffer: Vec::new(), at: 0, index: 0 };
         match self {
             Self::Named(_) => reader.index = from,
-            Self::Frozen { run, at } => {
+            Self::Stored { run, at } => {
                 check_items(reader.store.as_ref(), run, at).await?;
                 while reader.index < from && reader.next().await?.is_some() {}
             }
@@ -291,7 +291,7 @@ pub(crate) fn named_items(children: &Children, pass: u32) -> Option<Arc<[Item]>>
 }
 
 /// Writes the items to a new blob, and returns its location.
-pub(crate) async fn freeze(
+pub(crate) async fn store_items(
     store: &dyn Store,
     lease: &Lease,
     name: String,
@@ -326,7 +326,7 @@ pub(crate) async fn freeze(
 ///
 /// # Errors
 /// A line is not an item.
-pub(crate) fn thaw(text: &[u8]) -> Result<Arc<[Item]>, serde_json::Error> {
+pub(crate) fn parse_items(text: &[u8]) -> Result<Arc<[Item]>, serde_json::Error> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let item = |(index, line)| Ok(Item { index: index as u64, ..serde_json::from_slice(line)? });
     lines.enumerate().map(item).collect()
@@ -355,7 +355,7 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
              and fork or import again"
         )));
     }
-    Err(not_as_frozen(run, blob, (offset, actual), expect))
+    Err(items_mismatch(run, blob, (offset, actual), expect))
 }
 
 /// Returns the defects of the stored items of a branch's open fan-outs: missing or altered blobs. A resume
@@ -382,7 +382,7 @@ pub async fn damaged_items(store: &dyn Store, newest: &Record) -> Result<Vec<Str
 const USE: &str = "use";
 
 /// Returns the error for missing or altered items, from the read size and digest.
-pub(crate) fn not_as_frozen(
+pub(crate) fn items_mismatch(
     run: &RunId,
     blob: &str,
     (bytes, actual): (u64, Digest),
@@ -416,7 +416,7 @@ impl ItemReader {
                 self.index += 1;
                 return Ok(item);
             }
-            Items::Frozen { run, at } => (run.clone(), Arc::clone(at)),
+            Items::Stored { run, at } => (run.clone(), Arc::clone(at)),
         };
         let missing = |what: &str| {
             StoreError::Invalid(format!(

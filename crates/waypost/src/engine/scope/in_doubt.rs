@@ -135,7 +135,7 @@ impl<S> Scope<'_, S> {
         }
         if self.position.asks_about(&step) {
             if !self.shape.is_routed() {
-                let first = self.shape.first_iteration(place, &self.around);
+                let first = self.shape.first_iteration(place, &self.outer_iteration);
                 self.entry_mut(place).at.iteration = first;
             }
             self.position.ask_no_more(&step);

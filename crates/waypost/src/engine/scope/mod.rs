@@ -82,7 +82,7 @@ pub(super) struct ListedChildren {
 
 /// The deferred failure of an opener, until its branches are at rest and its hooks are opened.
 #[derive(Debug)]
-pub(super) struct Caught {
+pub(super) struct DeferredFailure {
     pub(super) place: usize,
     pub(super) failure: Failure,
     pub(super) items: Vec<Item>,
@@ -98,23 +98,23 @@ pub(super) struct Scope<'a, S> {
     /// The unfinished steps, computed on first use. Never computed on a chain.
     unfinished: Option<Unfinished>,
     pub(super) opener: Option<Opener>,
-    /// The iteration of the whole branch in the loops around it.
-    pub(super) around: Vec<u32>,
+    /// The iteration of the whole branch, in the loops of its ancestors.
+    pub(super) outer_iteration: Vec<u32>,
     pub(super) drafts: Vec<Draft>,
     /// Places started by the next commit.
     pub(super) starting: Vec<usize>,
     /// Places with a start that needs a separate commit.
-    pub(super) alone: Vec<usize>,
+    pub(super) starting_alone: Vec<usize>,
     pub(super) running_steps: Vec<RunningStep>,
     pub(super) fans: Vec<FanOut>,
     /// Children found by steps, until these are opened.
-    pub(super) found: Vec<ListedChildren>,
+    pub(super) listed_children: Vec<ListedChildren>,
     /// Deferred failures of openers.
-    pub(super) caught: Vec<Caught>,
+    pub(super) deferred_failures: Vec<DeferredFailure>,
     /// True on the first load after a person's resume: interrupted, failed and held steps continue.
     pub(super) reopens: bool,
     /// Steps that were running at the end of the previous session.
-    pub(super) cut: Vec<StepId>,
+    pub(super) interrupted: Vec<StepId>,
     /// Failed openers with uncounted child ends.
     pub(super) uncounted: Vec<StepId>,
     /// Untolerated failures of the branch's steps, and of steps below that failed the branch.
@@ -160,17 +160,17 @@ impl<'a, S> Scope<'a, S> {
             position,
             unfinished: None,
             opener: None,
-            around: Vec::new(),
+            outer_iteration: Vec::new(),
             // Usually there is a single draft at a time.
             drafts: Vec::with_capacity(1),
             starting: Vec::new(),
-            alone: Vec::new(),
+            starting_alone: Vec::new(),
             running_steps: Vec::new(),
             fans: Vec::new(),
-            found: Vec::new(),
-            caught: Vec::new(),
+            listed_children: Vec::new(),
+            deferred_failures: Vec::new(),
             reopens: false,
-            cut: Vec::new(),
+            interrupted: Vec::new(),
             uncounted: Vec::new(),
             failures: Vec::new(),
             redecided: BTreeSet::new(),
@@ -227,12 +227,12 @@ impl<'a, S> Scope<'a, S> {
 
     /// Returns whether a step of the branch is running or about to start.
     pub(super) fn is_active(&self) -> bool {
-        !self.running_steps.is_empty() || !self.starting.is_empty() || !self.alone.is_empty()
+        !self.running_steps.is_empty() || !self.starting.is_empty() || !self.starting_alone.is_empty()
     }
 
     /// Returns the number of steps that are running or about to start.
     pub(super) fn active(&self) -> usize {
-        self.running_steps.len() + self.starting.len() + self.alone.len()
+        self.running_steps.len() + self.starting.len() + self.starting_alone.len()
     }
 
     /// Returns the number of tolerated failures: of joined branches, and of steps.
@@ -385,7 +385,7 @@ impl<'a, S> Scope<'a, S> {
             let mut entry = FrontierEntry::ready(self.step_id(next).clone());
             // Independent of the order of the needs: a rerun step never has the same epoch twice.
             entry.at.epoch = at.epoch.max(self.position.epoch);
-            entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.around.len());
+            entry.at.iteration = self.shape.iteration(place, next, &at.iteration, self.outer_iteration.len());
             self.position.frontier.push(entry);
         }
     }
@@ -450,7 +450,7 @@ impl<'a, S> Scope<'a, S> {
             entry.status == Status::Ready && entry.wake_at.is_none_or(|wake_at| wake_at <= now)
         };
         let place = |entry: &FrontierEntry| self.shape.place(entry.step.as_str());
-        let free = |place: &usize| free(place) && !self.alone.contains(place);
+        let free = |place: &usize| free(place) && !self.starting_alone.contains(place);
         // A step with a reusable result starts only after the decision about reuse.
         let due = |entry: &&FrontierEntry| due(entry) && self.result_of(entry).is_none();
         self.position.frontier.iter().filter(due).filter_map(place).find(free)

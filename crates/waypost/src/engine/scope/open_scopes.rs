@@ -15,19 +15,19 @@ use super::{MAIN, Opener, Scope, ScopeId};
 use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
 use crate::engine::manual::{Edits, refuse_left};
-use crate::engine::resume::begin::{by_hand, decode_state};
+use crate::engine::resume::begin::{decode_state, manual_draft};
 use crate::engine::resume::definition::{forget, transfer_scope};
 use crate::engine::resume::first_record::{Reopening, reopen};
 use crate::engine::resume::in_doubt::{
     DoubtScope, apply_decisions, questions_of_cut, questions_of_lost, recovered, settle_recovered,
 };
-use crate::engine::resume::reruns::Reopened;
+use crate::engine::resume::reruns::Transition;
 use crate::engine::resume::resume_point::ResumePoint;
 use crate::engine::session::Session;
 use crate::engine::time_travel::rollback::epochs;
 use crate::engine::walk::choice::ChoiceScope;
 use crate::engine::walk::failure::{decide_openers, position_for_retry};
-use crate::engine::walk::invalidate::{Cut, Results, invalidate};
+use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate};
 use crate::engine::walk::scheduler::{children_of, collects, for_children};
 use crate::engine::{Engine, OnDoubt, Program, RunError};
 
@@ -265,7 +265,7 @@ pub(crate) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
         RunError::Changed { run: scope.chain.run.clone(), why }
     };
     let source = match (fan.and_then(|fan| fan.items.as_ref()), children) {
-        (Some(at), Some(_)) => Items::Frozen { run: scope.chain.run.clone(), at: Arc::new(at.clone()) },
+        (Some(at), Some(_)) => Items::Stored { run: scope.chain.run.clone(), at: Arc::new(at.clone()) },
         (None, Some(children)) => {
             let named = named_items(children, scope.pass_of(place));
             let named = named.filter(|named| fan.is_some_and(|fan| named.len() as u64 == fan.total));
@@ -284,7 +284,7 @@ async fn move_closed<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
     head: &Head,
-    moved: Reopened,
+    moved: Transition,
 ) -> Result<(), RunError> {
     quarantine_damaged(session, lease, head).await?;
     let (header, seq) = (head.record.header(), moved.record.header().seq);
@@ -347,9 +347,9 @@ async fn load_open_scope<P: Program>(
     let scope = session.scopes.get_mut(id);
     if found.reopened.contains(&branch) && scope.drafts.is_empty() {
         // The end is out of force, also after another crash.
-        scope.drafts.push(by_hand());
+        scope.drafts.push(manual_draft());
     }
-    questions.extend(questions_of_cut(scope, session.before.as_ref()));
+    questions.extend(questions_of_cut(scope, session.shape_before.as_ref()));
     let mut open = found.on_doubt.unanswered(&questions);
     questions.retain(|asked| !open.contains(asked));
     if !open.is_empty() {
@@ -470,7 +470,7 @@ impl EndedWithParent {
 }
 
 /// Invalidates finished steps of a branch that read an edited value, with all downstream steps.
-async fn do_again<P: Program>(
+async fn invalidate_readers<P: Program>(
     (engine, program): (&Engine, &P),
     scope: &mut Scope<'_, P::State>,
     steps: &[StepId],
@@ -485,13 +485,14 @@ async fn do_again<P: Program>(
     }
     let (run, branch) = (&scope.chain.run, &scope.chain.branch);
     let epoch = scope.position.epoch_max.max(epochs(engine, run, branch).await?) + 1;
-    let cut = |place: usize| {
-        let at = Try { attempt: 0, epoch, iteration: scope.shape.first_iteration(place, &scope.around) };
+    let invalid_step = |place: usize| {
+        let at =
+            Try { attempt: 0, epoch, iteration: scope.shape.first_iteration(place, &scope.outer_iteration) };
         let entry = FrontierEntry { at, ..FrontierEntry::ready(scope.step_id(place).clone()) };
-        Cut { place, entry, is_named: false }
+        InvalidStep { place, entry, is_named: false }
     };
-    let cuts = first.into_iter().map(cut).collect();
-    let after = invalidate(scope.shape, &scope.position, cuts, Results::Drop);
+    let invalid = first.into_iter().map(invalid_step).collect();
+    let after = invalidate(scope.shape, &scope.position, invalid, ReusePolicy::Drop);
     scope.position = after.position;
     let branch = scope.branch().clone();
     forget(program, &branch, &after.forgotten, &mut scope.state)
@@ -508,7 +509,7 @@ async fn quarantine_damaged<P: Program>(
 ) -> Result<(), RunError> {
     // As on the main branch: the finished steps of a missing record are not rerun unasked.
     let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
-    if let Some(missing) = missing.filter(|_| !session.passes_missing) {
+    if let Some(missing) = missing.filter(|_| !session.skips_missing) {
         return Err(StoreError::of_damage(missing.clone(), Some(head.record.header().seq)).into());
     }
     for damage in &head.damaged {
@@ -527,7 +528,7 @@ pub(crate) async fn resume_child<P: Program>(
     lease: &Lease,
     opener: Opener,
     head: Head,
-    (moved, edits): (Option<Reopened>, Edits<P::State>),
+    (moved, edits): (Option<Transition>, Edits<P::State>),
 ) -> Result<Option<ScopeId>, RunError> {
     quarantine_damaged(session, lease, &head).await?;
     let header = head.record.header();
@@ -536,7 +537,7 @@ pub(crate) async fn resume_child<P: Program>(
     let is_moved = moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
     let shape = &*children_of(session.scopes.get(opener.scope), opener.place).shape;
     let (base, mut position, drafts, basis, forgotten) = match moved {
-        Some(Reopened { record, position, drafts, basis, mut forgotten }) => {
+        Some(Transition { record, position, drafts, basis, mut forgotten }) => {
             forgotten.extend(position_for_retry(shape, &record, session.is_claimed)?.1);
             (record, position, drafts, basis, forgotten)
         }
@@ -559,7 +560,7 @@ pub(crate) async fn resume_child<P: Program>(
     let above = session.scopes.get(opener.scope);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
-    if let Some(old) = session.before.as_ref().and_then(|before| before.of_branch(&branch)) {
+    if let Some(old) = session.shape_before.as_ref().and_then(|before| before.of_branch(&branch)) {
         let around = above.entry(opener.place).at.iteration.clone();
         transfer_scope(old, shape, &mut position, &around).map_err(|step| {
             let why = format!("step `{step}` is new, and precedes a finished step of scope `{branch}`");
@@ -595,7 +596,7 @@ pub(crate) async fn resume_child<P: Program>(
     edits.choose(scope, &mut position)?;
     let mut scope = Scope::new(chain, shape, position, state);
     scope.opener = Some(opener);
-    scope.around = around;
+    scope.outer_iteration = around;
     if scope.chain.repair {
         scope.ask_again();
     }
@@ -613,7 +614,7 @@ pub(crate) async fn resume_child<P: Program>(
     edits.apply(&mut scope, &head.record)?;
     let engine = session.engine;
     if session.program.keeps_apart() {
-        do_again((engine, session.program), &mut scope, &read_by).await?;
+        invalidate_readers((engine, session.program), &mut scope, &read_by).await?;
     }
     let is_done = scope.position.frontier.is_empty();
     if is_done && scope.drafts.is_empty() {
@@ -628,7 +629,7 @@ pub(crate) async fn resume_child<P: Program>(
     let is_written = !scope.drafts.is_empty();
     let id = session.scopes.add(scope);
     if was_cut {
-        session.scopes.get_mut(opener.scope).fan_mut(opener.place).cut.push_back(id);
+        session.scopes.get_mut(opener.scope).fan_mut(opener.place).interrupted.push_back(id);
     }
     session.touched.insert(id);
     if is_written {

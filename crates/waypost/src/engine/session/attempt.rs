@@ -309,9 +309,9 @@ impl Attempt {
         if !self.memos.take_slot() {
             return Err(MemoError::Many(self.step.clone()));
         }
-        let (kept, answer) = oneshot::channel();
+        let (stored, answer) = oneshot::channel();
         let ending = || MemoError::Ending(key.to_owned());
-        let what = RequestKind::Memo { key: key.to_owned(), value, report, kept };
+        let what = RequestKind::Memo { key: key.to_owned(), value, report, stored };
         self.ask(what).await.map_err(|()| ending())?;
         answer.await.map_err(|_| ending())
     }

@@ -300,9 +300,9 @@ impl<'a, P: Program> Session<'a, P> {
         }
         parents.into_iter().for_each(|(id, place)| self.queue_unloaded(id, place));
         gone.into_iter().for_each(|id| drop(self.forget(id)));
-        for kept in self.kept.drain(..) {
+        for sender in self.on_commit.drain(..) {
             // The receiver may have been dropped; its step restarts with the stored result.
-            let _ = kept.send(());
+            let _ = sender.send(());
         }
         self.delivered.drain(..).for_each(|(pending, end)| pending.deliver(end));
         self.engine.observer.committed(&batch.records, &self.scopes.get(MAIN).position, self.progress());

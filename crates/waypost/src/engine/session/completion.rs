@@ -13,7 +13,7 @@ use crate::record::{
 use super::Session;
 use super::signals::StopLevel;
 use crate::engine::scope::fan_out::JoinedDigests;
-use crate::engine::scope::{Caught, ListedChildren, MAIN, Scope, ScopeId};
+use crate::engine::scope::{DeferredFailure, ListedChildren, MAIN, Scope, ScopeId};
 use crate::engine::walk::early_cutoff::ReusableVerdicts;
 use crate::engine::walk::rewind::drop_chain;
 use crate::engine::walk::scheduler::hold;
@@ -51,8 +51,8 @@ impl<P: Program> Session<'_, P> {
                 let scope = self.scopes.get_mut(id);
                 let step = &scope.shape.steps()[place];
                 let are_hooks = step.children.is_none() || scope.entry(place).fan.is_some();
-                let found = ListedChildren { place, items, report, are_hooks, failure: None, joined: root };
-                scope.found.push(found);
+                let listed = ListedChildren { place, items, report, are_hooks, failure: None, joined: root };
+                scope.listed_children.push(listed);
             }
             Performed::Cut { why, was_killed, report } => {
                 self.scopes.get_mut(id).entry_mut(place).cuts += u32::from(was_killed);
@@ -231,10 +231,17 @@ impl<P: Program> Session<'_, P> {
         let report = report_before_hooks(report, &failure);
         let items = verdict.opens;
         if scope.fans.iter().any(|fan| fan.place == place) && scope.entry(place).status == Status::Waiting {
-            scope.caught.push(Caught { place, failure, items, report });
+            scope.deferred_failures.push(DeferredFailure { place, failure, items, report });
         } else {
             let failure = Some(failure);
-            scope.found.push(ListedChildren { place, items, report, are_hooks: true, failure, joined: None });
+            scope.listed_children.push(ListedChildren {
+                place,
+                items,
+                report,
+                are_hooks: true,
+                failure,
+                joined: None,
+            });
         }
     }
 

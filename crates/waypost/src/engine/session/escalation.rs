@@ -17,7 +17,7 @@ use super::Session;
 use super::completion::{Failing, report_before_hooks};
 use crate::engine::chain::Draft;
 use crate::engine::outcome::place_of;
-use crate::engine::scope::{Caught, ListedChildren, Opener, Scope, ScopeId};
+use crate::engine::scope::{DeferredFailure, ListedChildren, Opener, Scope, ScopeId};
 use crate::engine::walk::scheduler::collects;
 use crate::engine::{Program, StepFailure, StepRef, StepReport, StopLevel, Unjoined};
 
@@ -53,7 +53,7 @@ impl<P: Program> Session<'_, P> {
             }
             let by = failed_below(&failure.branch, &failure.step);
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
-            if self.is_caught(opener, &failure) {
+            if self.is_deferred(opener, &failure) {
                 return self.cancel_children(opener.scope, opener.place, None, &by);
             }
             self.cancel_children(opener.scope, opener.place, Some(failed), &by);
@@ -79,7 +79,7 @@ impl<P: Program> Session<'_, P> {
             let place =
                 scope.position.failed.first().and_then(|entry| scope.shape.place(entry.step.as_str()));
             self.end_by_failure(id, place.expect("a failed step is one of the shape"), failed.failure);
-        } else if !parent.caught.iter().any(|caught| caught.place == opener.place) {
+        } else if !parent.deferred_failures.iter().any(|deferred| deferred.place == opener.place) {
             // The first failure cancels the other branches. A second cancel would wake these repeatedly.
             let by = failed_below(&failed.branch, &failed.step);
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
@@ -110,19 +110,23 @@ impl<P: Program> Session<'_, P> {
 
     /// Defers the failure of an opener until its branches are at rest.
     fn catch(&mut self, opener: Opener, failed: &StepFailure) {
-        if self.is_caught(opener, failed) {
+        if self.is_deferred(opener, failed) {
             return;
         }
         let failure = with_branch(failed);
-        let caught =
-            Caught { place: opener.place, failure, items: Vec::new(), report: StepReport::default() };
-        self.scopes.get_mut(opener.scope).caught.push(caught);
+        let deferred = DeferredFailure {
+            place: opener.place,
+            failure,
+            items: Vec::new(),
+            report: StepReport::default(),
+        };
+        self.scopes.get_mut(opener.scope).deferred_failures.push(deferred);
     }
 
     /// Returns whether the opener of a failed branch has hooks for this failure; if so, defers the failure.
-    fn is_caught(&mut self, opener: Opener, failed: &StepFailure) -> bool {
+    fn is_deferred(&mut self, opener: Opener, failed: &StepFailure) -> bool {
         let (program, scope) = (self.program, self.scopes.get(opener.scope));
-        if scope.caught.iter().any(|caught| caught.place == opener.place) {
+        if scope.deferred_failures.iter().any(|deferred| deferred.place == opener.place) {
             return true;
         }
         if scope.shape.steps()[opener.place].hooks.is_none() || scope.runs_hooks(opener.place) {
@@ -134,7 +138,12 @@ impl<P: Program> Session<'_, P> {
             return false;
         }
         let (place, report) = (opener.place, report_before_hooks(StepReport::default(), &failure));
-        self.scopes.get_mut(opener.scope).caught.push(Caught { place, failure, items, report });
+        self.scopes.get_mut(opener.scope).deferred_failures.push(DeferredFailure {
+            place,
+            failure,
+            items,
+            report,
+        });
         true
     }
 
@@ -143,18 +152,18 @@ impl<P: Program> Session<'_, P> {
     ///
     /// The branches keep their positions for a resume of the run. If only an enclosing branch ends, and not the
     /// run, the branches end with that branch.
-    pub(crate) fn apply_caught_failures(&mut self) -> bool {
-        let caught = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
-            scope.caught.iter().map(move |caught| (id, caught.place)).collect::<Vec<_>>()
+    pub(crate) fn apply_deferred_failures(&mut self) -> bool {
+        let deferred = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
+            scope.deferred_failures.iter().map(move |deferred| (id, deferred.place)).collect::<Vec<_>>()
         };
-        let all: Vec<(ScopeId, usize)> = self.scopes.iter().flat_map(caught).collect();
+        let all: Vec<(ScopeId, usize)> = self.scopes.iter().flat_map(deferred).collect();
         let mut any = false;
         for (id, place) in all {
             // The failure of an enclosing opener removes its branches.
             if self.scopes.find_ref(id).is_none() {
                 continue;
             }
-            if self.ended_uncancelled(id, place) {
+            if self.withdraw_cancellation(id, place) {
                 any = true;
                 continue;
             }
@@ -167,7 +176,7 @@ impl<P: Program> Session<'_, P> {
                 self.end_all(&below);
                 any = true;
             } else if below.iter().all(|id| self.scopes.get(*id).drafts.is_empty()) {
-                self.apply_caught(id, place, below);
+                self.apply_deferred_failure(id, place, below);
                 any = true;
             }
         }
@@ -175,21 +184,22 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Defers the failure of a cancelled opener, until its branches are at rest.
-    pub(crate) fn catch_cancelled(&mut self, id: ScopeId, place: usize, failure: Failure) {
-        let caught = Caught { place, failure, items: Vec::new(), report: StepReport::default() };
-        self.scopes.get_mut(id).caught.push(caught);
+    pub(crate) fn defer_cancellation(&mut self, id: ScopeId, place: usize, failure: Failure) {
+        let deferred = DeferredFailure { place, failure, items: Vec::new(), report: StepReport::default() };
+        self.scopes.get_mut(id).deferred_failures.push(deferred);
     }
 
-    /// Takes back the cancellation of an opener whose branches have all ended meanwhile. Returns whether this is so.
-    fn ended_uncancelled(&mut self, id: ScopeId, place: usize) -> bool {
+    /// Withdraws the cancellation of an opener if all its branches have ended meanwhile. Returns whether it was withdrawn.
+    fn withdraw_cancellation(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get_mut(id);
         let has_ended = scope.fans.iter().any(|fan| fan.place == place && fan.is_complete());
-        let is_meant =
-            |caught: &Caught| caught.place == place && caught.failure.kind == FailureKind::Cancelled;
-        if !has_ended || !scope.caught.iter().any(is_meant) {
+        let is_meant = |deferred: &DeferredFailure| {
+            deferred.place == place && deferred.failure.kind == FailureKind::Cancelled
+        };
+        if !has_ended || !scope.deferred_failures.iter().any(is_meant) {
             return false;
         }
-        scope.caught.retain(|caught| !is_meant(caught));
+        scope.deferred_failures.retain(|deferred| !is_meant(deferred));
         self.touched.insert(id);
         true
     }
@@ -207,7 +217,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Defers the failure of an opener with too many failed branches, until the running branches have ended.
-    pub(crate) fn catch_limit(&mut self, id: ScopeId, place: usize, failure: Failure) {
+    pub(crate) fn defer_limit_failure(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let (program, scope) = (self.program, self.scopes.get(id));
         let opens = scope.shape.steps()[place].hooks.is_some() && !scope.runs_hooks(place);
         let items =
@@ -217,12 +227,12 @@ impl<P: Program> Session<'_, P> {
         } else {
             report_before_hooks(StepReport::default(), &failure)
         };
-        self.scopes.get_mut(id).caught.push(Caught { place, failure, items, report });
+        self.scopes.get_mut(id).deferred_failures.push(DeferredFailure { place, failure, items, report });
         self.touched.insert(id);
     }
 
     /// Removes the branches of a failed opener from memory. The opener begins its hooks, or fails.
-    fn apply_caught(&mut self, id: ScopeId, place: usize, below: Vec<ScopeId>) {
+    fn apply_deferred_failure(&mut self, id: ScopeId, place: usize, below: Vec<ScopeId>) {
         let mut causes = Vec::new();
         if !collects(self.scopes.get(id), place) {
             let opened = below.iter().map(|child| self.scopes.get(*child));
@@ -231,9 +241,9 @@ impl<P: Program> Session<'_, P> {
         }
         self.take_in_unjoined(id, place, below);
         let scope = self.scopes.get_mut(id);
-        let at = scope.caught.iter().position(|caught| caught.place == place);
-        let Caught { failure, items, report, .. } =
-            scope.caught.remove(at.expect("the branch was just seen"));
+        let at = scope.deferred_failures.iter().position(|deferred| deferred.place == place);
+        let DeferredFailure { failure, items, report, .. } =
+            scope.deferred_failures.remove(at.expect("the caller has found the failure"));
         if causes.is_empty() {
             let (branch, step) = (scope.branch().clone(), scope.step_id(place).clone());
             causes.push(StepFailure { branch, step, failure: failure.clone() });
@@ -243,7 +253,14 @@ impl<P: Program> Session<'_, P> {
             self.settle_failure(id, place, Failing { failure, report, pause: None, causes });
         } else {
             let failure = Some(failure);
-            scope.found.push(ListedChildren { place, items, report, are_hooks: true, failure, joined: None });
+            scope.listed_children.push(ListedChildren {
+                place,
+                items,
+                report,
+                are_hooks: true,
+                failure,
+                joined: None,
+            });
         }
     }
 
@@ -265,11 +282,11 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Returns whether deferred failures wait only for the write of branches at rest.
-    pub(crate) fn has_caught_to_apply(&self) -> bool {
+    pub(crate) fn has_applicable_failures(&self) -> bool {
         let is_at_rest = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
             let at_rest =
                 |place| !self.below_step(id, place).iter().any(|id| self.scopes.get(*id).is_active());
-            scope.caught.iter().any(|caught| at_rest(caught.place))
+            scope.deferred_failures.iter().any(|deferred| at_rest(deferred.place))
         };
         self.scopes.iter().any(is_at_rest)
     }
@@ -386,7 +403,7 @@ impl<P: Program> Session<'_, P> {
         }
         self.touched.insert(id);
         let scope = self.scopes.get_mut(id);
-        scope.alone.clear();
+        scope.starting_alone.clear();
         let phase = || Phase::Interrupted { in_progress: false, by: by.to_owned() };
         let mut written = false;
         for place in std::mem::take(&mut scope.starting) {

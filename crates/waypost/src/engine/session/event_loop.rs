@@ -63,7 +63,7 @@ impl<P: Program> Session<'_, P> {
             if let Some(status) = self.turn().await? {
                 return Ok(Some(status));
             }
-            let looks_again = self.is_pausing || self.is_to_look();
+            let looks_again = self.is_pausing || self.needs_final_check();
             if looks_again && self.jobs.is_empty() && self.launching.is_empty() {
                 return Ok(None);
             }
@@ -77,7 +77,7 @@ impl<P: Program> Session<'_, P> {
             if let Some(status) = self.commit_turn().await? {
                 return Ok(Some(status));
             }
-            if !self.has_caught_to_apply() {
+            if !self.has_applicable_failures() {
                 return Ok(None);
             }
             if !self.dirty.is_empty() {
@@ -93,7 +93,7 @@ impl<P: Program> Session<'_, P> {
         // The last record has the status; a requested checkpoint is then written by the caller, after that
         // record.
         if status.is_none() {
-            self.take_marks();
+            self.draft_requested_checkpoints();
         }
         if !self.dirty.is_empty() || status.is_some() {
             self.trim(status.is_some()).await?;
@@ -137,7 +137,7 @@ impl<P: Program> Session<'_, P> {
         let Some(scope) = self.scopes.find(id) else { return };
         let Some(running) = scope.running_steps.iter_mut().find(|running| running.job == job) else { return };
         match what {
-            RequestKind::Memo { key, value, report, kept } => {
+            RequestKind::Memo { key, value, report, stored } => {
                 let place = running.place;
                 let entry = scope.entry_mut(place);
                 entry.memos += 1;
@@ -146,7 +146,7 @@ impl<P: Program> Session<'_, P> {
                 }
                 let (step, at) = (entry.step.clone(), entry.at.clone());
                 scope.draft(Phase::Progress { key, value }, Reason::Step, step, at).report = report;
-                self.kept.push(kept);
+                self.on_commit.push(stored);
                 self.mark_dirty(id);
             }
             RequestKind::Progress { value, report } => {
@@ -168,19 +168,19 @@ impl<P: Program> Session<'_, P> {
         let now = self.now();
         loop {
             let Some(id) = self.touched.pop_first() else {
-                if self.end_failing_branches() || self.apply_caught_failures() { continue } else { break }
+                if self.end_failing_branches() || self.apply_deferred_failures() { continue } else { break }
             };
             if self.scopes.find(id).is_none() {
                 continue;
             }
-            // Found children are recorded even if nothing may start.
-            for found in std::mem::take(&mut self.scopes.get_mut(id).found) {
-                self.open_found(id, found).await?;
+            // Listed children are recorded even if nothing may start.
+            for listed in std::mem::take(&mut self.scopes.get_mut(id).listed_children) {
+                self.open_listed(id, listed).await?;
             }
             self.pass_over(id);
             if !self.is_stopping() {
                 self.reuse_ready(id).await?;
-                self.check_bases(id, now).await?;
+                self.check_earlier_declarers(id, now).await?;
                 for place in self.start_ready(id, now) {
                     self.open(id, place).await?;
                 }
@@ -209,8 +209,8 @@ impl<P: Program> Session<'_, P> {
         for place in places {
             let scope = self.scopes.get(id);
             let waits = scope.entry(place).waits.iter().any(|wait| wait.on == WaitKind::Children);
-            let is_caught = scope.caught.iter().any(|caught| caught.place == place);
-            if !waits || is_caught || !self.is_wanted(id, place) {
+            let is_deferred = scope.deferred_failures.iter().any(|deferred| deferred.place == place);
+            if !waits || is_deferred || !self.is_selected(id, place) {
                 continue;
             }
             loop {
@@ -230,10 +230,10 @@ impl<P: Program> Session<'_, P> {
                 } else if let Some(unloading) = fan.unloading.pop_front() {
                     self.keep_loaded(id, place, unloading);
                 } else if fan.opened == fan.total
-                    && let Some(cut) = fan.cut.pop_front()
+                    && let Some(interrupted) = fan.interrupted.pop_front()
                 {
-                    if self.take_capacity(id, place, cut) {
-                        self.touched.insert(cut);
+                    if self.take_capacity(id, place, interrupted) {
+                        self.touched.insert(interrupted);
                     }
                 } else {
                     self.open_page(id, place).await?;

@@ -21,7 +21,7 @@ impl<P: Program> Session<'_, P> {
     fn in_flight(&self) -> usize {
         let about_to = |id: &ScopeId| {
             let scope = self.scopes.get(*id);
-            scope.starting.len() + scope.alone.len()
+            scope.starting.len() + scope.starting_alone.len()
         };
         self.jobs.len() + self.launching.iter().map(about_to).sum::<usize>()
     }

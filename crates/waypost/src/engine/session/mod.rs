@@ -103,25 +103,25 @@ pub(super) struct Session<'a, P: Program> {
     /// The due times of branches.
     pub(super) timers: BTreeSet<(Timestamp, ScopeId)>,
     /// Under `--until`: whether a step of the main branch may start, by place.
-    pub(super) wanted: Option<Vec<bool>>,
+    pub(super) until_steps: Option<Vec<bool>>,
     pub(super) jobs: FuturesUnordered<Job<'a, P::Output>>,
     pub(super) jobs_started: u64,
-    pub(super) asks: mpsc::Sender<Request>,
+    pub(super) request_sender: mpsc::Sender<Request>,
     pub(super) requests: mpsc::Receiver<Request>,
     /// Senders to notify after the next acknowledged commit.
-    pub(super) kept: Vec<oneshot::Sender<()>>,
+    pub(super) on_commit: Vec<oneshot::Sender<()>>,
     /// Waits of running steps that end after the next acknowledged commit.
     pub(super) delivered: Vec<(Arc<PendingWait>, WaitEnd)>,
     /// Free signals, consumed only by abandoned work; `None` before the first wait for a signal.
-    pub(super) free: Option<Vec<Signal>>,
+    pub(super) free_signals: Option<Vec<Signal>>,
     pub(super) consumed: Vec<String>,
     /// The undone effects of the run; read before the first question about a child.
     pub(super) undone_ends: Option<UndoneEnds>,
     /// Requested checkpoints: the id of the signal, and the label.
-    pub(super) marks: Vec<(String, Option<String>)>,
+    pub(super) requested_checkpoints: Vec<(String, Option<String>)>,
     pub(super) adopt: Option<Definition>,
     /// The graph of the definition before an adoption; judges the steps that started under that definition.
-    pub(super) before: Option<Shape>,
+    pub(super) shape_before: Option<Shape>,
     /// The existing and planned branches of the run, if the store has a branch quota; read on first use.
     pub(super) branches: Option<HashSet<BranchPath>>,
     /// True if a new wait may already have its message in the store.
@@ -144,7 +144,7 @@ pub(super) struct Session<'a, P: Program> {
     /// True if the session continues an earlier session under the same lease.
     pub(super) is_again: bool,
     /// True if missing records are skipped, by decision of a person.
-    pub(super) passes_missing: bool,
+    pub(super) skips_missing: bool,
     /// The status of the run before the session; `None` for a new run.
     pub(super) status_before: Option<RunStatus>,
     /// True after the end of a rerun step: nothing starts until its effects are known.
@@ -168,20 +168,20 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) declarers: Declarers,
     /// The files of steps that run in this resume.
     pub(super) rewritten: BTreeSet<Rewritten>,
-    /// Bases of edits in place that are gone.
-    pub(super) bases: Vec<Broken>,
+    /// Earlier steps whose edited files are broken: [`in_place`](crate::engine::walk::in_place).
+    pub(super) broken_declarers: Vec<Broken>,
 }
 
 /// The end of a session's work.
-pub(super) enum Worked<S> {
+pub(super) enum SessionEnd<S> {
     /// Nothing can progress; the lease is released.
     Done(Box<Outcome<S>>),
     /// Another session continues under the same lease, from the current records.
-    Again(Carried),
+    Continues(SessionCarry),
 }
 
 /// The context for the next session under the same lease.
-pub(super) struct Carried {
+pub(super) struct SessionCarry {
     /// The number of sent batches; their ids are used.
     pub(super) batches: u64,
     /// The number of the resume.
@@ -192,9 +192,9 @@ pub(super) struct Carried {
     pub(super) idle_rounds: u32,
     /// The files of steps that run in this resume.
     pub(super) rewritten: BTreeSet<Rewritten>,
-    /// Bases of edits in place that are gone: these rerun first.
-    pub(super) bases: Vec<Broken>,
-    /// The decisions about named steps, and about all others if bases rerun.
+    /// Earlier steps whose edited files are broken: these steps rerun first.
+    pub(super) broken_declarers: Vec<Broken>,
+    /// The decisions about named steps, and about all others if broken declarers rerun.
     pub(super) answers: Answers,
 }
 
@@ -206,7 +206,7 @@ impl<'a, P: Program> Session<'a, P> {
         options: SessionOptions,
     ) -> Result<Self, RunError> {
         options.check_steps(main.shape)?;
-        let wanted = match &options.until {
+        let until_steps = match &options.until {
             Some(step) => {
                 let place = main.shape.place(step.as_str());
                 let place = place.ok_or_else(|| RunError::InvalidStep(step.clone()))?;
@@ -219,7 +219,7 @@ impl<'a, P: Program> Session<'a, P> {
             (!main.shape.is_routed() && has_evidence, main.shape.is_routed() && has_evidence);
         // Each commit reports the progress.
         main.unfinished();
-        let (asks, requests) = mpsc::channel(REQUESTS_MAX);
+        let (request_sender, requests) = mpsc::channel(REQUESTS_MAX);
         Ok(Self {
             engine,
             program,
@@ -238,19 +238,19 @@ impl<'a, P: Program> Session<'a, P> {
             launching: BTreeSet::new(),
             waiting_to_start: BTreeSet::new(),
             timers: BTreeSet::new(),
-            wanted,
+            until_steps,
             jobs: FuturesUnordered::new(),
             jobs_started: 0,
-            asks,
+            request_sender,
             requests,
-            kept: Vec::new(),
+            on_commit: Vec::new(),
             delivered: Vec::new(),
-            free: None,
+            free_signals: None,
             consumed: Vec::new(),
             undone_ends: None,
-            marks: Vec::new(),
+            requested_checkpoints: Vec::new(),
             adopt: None,
-            before: None,
+            shape_before: None,
             branches: None,
             may_have_message: false,
             config: Arc::default(),
@@ -263,7 +263,7 @@ impl<'a, P: Program> Session<'a, P> {
             repaired: Vec::new(),
             lost: 0,
             is_again: false,
-            passes_missing: false,
+            skips_missing: false,
             status_before: None,
             is_pausing: false,
             pending_claims: PendingClaims::default(),
@@ -277,7 +277,7 @@ impl<'a, P: Program> Session<'a, P> {
             idle_rounds: 0,
             declarers: Declarers::default(),
             rewritten: BTreeSet::new(),
-            bases: Vec::new(),
+            broken_declarers: Vec::new(),
         })
     }
 
@@ -321,18 +321,21 @@ impl<'a, P: Program> Session<'a, P> {
     /// Runs until nothing can progress; `status` is set if this is the case at once. For sessions of new runs.
     pub(super) async fn work(self, status: Option<RunStatus>) -> Result<Outcome<P::State>, RunError> {
         match self.work_on(status).await? {
-            Worked::Done(outcome) => Ok(*outcome),
-            Worked::Again(_) => unreachable!("only a run that is resumed does something again"),
+            SessionEnd::Done(outcome) => Ok(*outcome),
+            SessionEnd::Continues(_) => unreachable!("only a run that is resumed does something again"),
         }
     }
 
     /// As [`work`](Self::work). Ends the program, unless another session continues.
-    pub(super) async fn work_on(mut self, status: Option<RunStatus>) -> Result<Worked<P::State>, RunError> {
+    pub(super) async fn work_on(
+        mut self,
+        status: Option<RunStatus>,
+    ) -> Result<SessionEnd<P::State>, RunError> {
         if let Some(status) = status {
             if self.is_again {
                 self.program.end().await;
             }
-            return Ok(Worked::Done(Box::new(self.outcome(status))));
+            return Ok(SessionEnd::Done(Box::new(self.outcome(status))));
         }
         let lease = self.lease().clone();
         // Processes left by steps live until the release of the lease.
@@ -347,22 +350,22 @@ impl<'a, P: Program> Session<'a, P> {
             self.program.end().await;
         }
         match result {
-            Ok(Some(status)) => Ok(Worked::Done(Box::new(self.outcome(status)))),
+            Ok(Some(status)) => Ok(SessionEnd::Done(Box::new(self.outcome(status)))),
             Ok(None) => {
                 let resume = self.main().chain.resume;
                 let idle_rounds = if self.jobs_started == 0 { self.idle_rounds + 1 } else { 0 };
                 let mut answers = std::mem::take(&mut self.answers);
-                let is_kept = |rest: &TreatAs| *rest == TreatAs::Retry && !self.bases.is_empty();
+                let is_kept = |rest: &TreatAs| *rest == TreatAs::Retry && !self.broken_declarers.is_empty();
                 answers.rest = answers.rest.filter(is_kept);
-                let Self { batches, repaired, pending_claims, rewritten, bases, .. } = self;
-                Ok(Worked::Again(Carried {
+                let Self { batches, repaired, pending_claims, rewritten, broken_declarers, .. } = self;
+                Ok(SessionEnd::Continues(SessionCarry {
                     batches,
                     resume,
                     repaired,
                     pending_claims,
                     idle_rounds,
                     rewritten,
-                    bases,
+                    broken_declarers,
                     answers,
                 }))
             }
@@ -378,7 +381,7 @@ impl<'a, P: Program> Session<'a, P> {
     async fn give_up(&mut self, error: BeginError) -> Result<RunStatus, RunError> {
         self.options.stop.stop(StopLevel::Graceful, "cannot prepare its steps");
         for id in std::mem::take(&mut self.launching) {
-            self.scopes.get_mut(id).alone.clear();
+            self.scopes.get_mut(id).starting_alone.clear();
             for place in std::mem::take(&mut self.scopes.get_mut(id).starting) {
                 self.take(id, place, Performed::Stopped { in_progress: false }, None);
             }
@@ -404,7 +407,7 @@ impl<'a, P: Program> Session<'a, P> {
                 }
                 self.start(id, place);
             }
-            for place in std::mem::take(&mut self.scopes.get_mut(id).alone) {
+            for place in std::mem::take(&mut self.scopes.get_mut(id).starting_alone) {
                 let scope = self.scopes.get_mut(id);
                 let start = scope.mark_started(place);
                 let reason = scope.reason;
@@ -444,7 +447,7 @@ impl<'a, P: Program> Session<'a, P> {
             },
             scope: id,
             job,
-            requests: self.asks.clone(),
+            requests: self.request_sender.clone(),
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
             clock: Arc::clone(&self.clock),
             config: Arc::clone(&self.config),

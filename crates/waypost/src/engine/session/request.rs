@@ -36,7 +36,7 @@ pub(crate) enum RequestKind {
         value: Value,
         report: StepReport,
         /// Answered after the commit.
-        kept: oneshot::Sender<()>,
+        stored: oneshot::Sender<()>,
     },
     /// To commit how far the step is, for people: it is not read back.
     Progress { value: Value, report: StepReport },

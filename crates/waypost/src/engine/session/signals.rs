@@ -185,16 +185,18 @@ impl<P: Program> Session<'_, P> {
                 self.options.stop.stop(StopLevel::Graceful, by);
                 self.consumed.push(signal.id);
             }
-            SignalKind::Checkpoint { label } if self.marks.iter().all(|(id, _)| *id != signal.id) => {
-                self.marks.push((signal.id, label));
+            SignalKind::Checkpoint { label }
+                if self.requested_checkpoints.iter().all(|(id, _)| *id != signal.id) =>
+            {
+                self.requested_checkpoints.push((signal.id, label));
             }
             _ => {}
         }
     }
 
     /// Adds the requested checkpoints to the next commit.
-    pub(crate) fn take_marks(&mut self) {
-        for (id, label) in std::mem::take(&mut self.marks) {
+    pub(crate) fn draft_requested_checkpoints(&mut self) {
+        for (id, label) in std::mem::take(&mut self.requested_checkpoints) {
             self.main_mut().drafts.push(mark(label.as_deref(), &id));
             self.mark_dirty(MAIN);
             self.consumed.push(id);
@@ -210,17 +212,17 @@ impl<P: Program> Session<'_, P> {
             return Ok(());
         }
         let run = self.main().chain.run.clone();
-        if self.free.is_none() && self.scopes.iter().any(|(_, scope)| scope.asks_for_signal()) {
+        if self.free_signals.is_none() && self.scopes.iter().any(|(_, scope)| scope.asks_for_signal()) {
             let positions = self.scopes.iter().map(|(_, scope)| (scope.branch(), &scope.position));
             let own = free_signals(self.engine.store.as_ref(), &run, positions).await?;
-            self.free = Some(own);
+            self.free_signals = Some(own);
         }
-        for signal in self.free.take().unwrap_or_default() {
+        for signal in self.free_signals.take().unwrap_or_default() {
             if !self.deliver(&signal) {
-                self.free.get_or_insert_default().push(signal);
+                self.free_signals.get_or_insert_default().push(signal);
             }
         }
-        self.free.get_or_insert_default();
+        self.free_signals.get_or_insert_default();
         for signal in self.engine.store.signals(&run).await? {
             if !self.consumed.contains(&signal.id) && self.deliver(&signal) {
                 self.consumed.push(signal.id);

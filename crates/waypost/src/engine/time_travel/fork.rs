@@ -24,14 +24,14 @@ use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::definition::{Adopting, Forget, carried, check_fit, forget};
-use crate::engine::resume::reentry::{RequestedRerun, invalidate_named};
-use crate::engine::resume::resume_point::{reopen_for, survey};
+use crate::engine::resume::invalidation::{RequestedRerun, invalidate_named};
+use crate::engine::resume::resume_point::{branches_in_force, reopen_for};
 use crate::engine::resume::trust;
 use crate::engine::scope::MAIN;
 use crate::engine::session::Session;
 use crate::engine::session::free_signals::free_signals_at;
 use crate::engine::walk::failure::{failures_of, position_for_retry};
-use crate::engine::walk::invalidate::{Results, invalidated};
+use crate::engine::walk::invalidate::{ReusePolicy, invalidated};
 use crate::engine::{Engine, OriginEvidence, Outcome, Program, ResumeFrom, RunError, StartOptions};
 
 impl Engine {
@@ -123,7 +123,7 @@ impl Engine {
     async fn read_joined<P: Program>(&self, program: &P, scopes: &mut SourceScopes) -> Result<(), RunError> {
         let main = &scopes.main;
         let position = Position { chain: None, ..main.position.clone() };
-        for known in survey(self, program, (&main.record, &position)).await?.into_values() {
+        for known in branches_in_force(self, program, (&main.record, &position)).await?.into_values() {
             if !scopes.carries(&known.record.header().branch) {
                 let history = history_of(self.store.as_ref(), &known.record, &known.position).await?;
                 scopes.joined.push(SourceScope::of(&known.record, known.position, history.iter())?);
@@ -226,7 +226,7 @@ impl Engine {
         let mut session = Session::new(self, program, main, start.session)?;
         session.config = Arc::new(sealed.record().config.clone());
         session.site = Arc::new(self.site(sealed.record()));
-        session.before = start.adoption.map(|adoption| adoption.before);
+        session.shape_before = start.adoption.map(|adoption| adoption.before);
         session.mark_dirty(MAIN);
         scopes.add_branches(&mut session, MAIN, start.evidence)?;
         let status = session.create(&sealed, &holder).await?;
@@ -266,7 +266,7 @@ async fn restart_begun(
         }
     }
     let epoch = position.epoch + 1;
-    invalidate_begun(engine, shape, (checkpoint, position), (epoch, Results::Drop)).await
+    invalidate_begun(engine, shape, (checkpoint, position), (epoch, ReusePolicy::Drop)).await
 }
 
 /// The parts of the other run for a new run.
@@ -304,7 +304,7 @@ fn reposition<P: Program>(
         redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
     }
     if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
-        let requested = RequestedRerun { step, results: Results::Drop, by: None };
+        let requested = RequestedRerun { step, policy: ReusePolicy::Drop, by: None };
         let after = invalidate_named(shape, &main.position, requested, main.position.epoch, &header.run)?;
         main.position = after.position;
         redone.extend(after.forgotten);

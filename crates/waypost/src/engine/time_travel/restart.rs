@@ -14,13 +14,13 @@ use crate::engine::chain::Chain;
 use crate::engine::inspect::changed_at;
 use crate::engine::manual;
 use crate::engine::options::merge;
-use crate::engine::resume::begin::{by_hand, first_position};
+use crate::engine::resume::begin::{first_position, manual_draft};
 use crate::engine::resume::definition::definition_of_restart;
 use crate::engine::resume::trust::is_step_on;
-use crate::engine::scope::child_heads::pass_missing;
+use crate::engine::scope::child_heads::skip_missing;
 use crate::engine::scope::{MAIN, Scope};
 use crate::engine::session::Session;
-use crate::engine::walk::invalidate::{Results, reenter};
+use crate::engine::walk::invalidate::{ReusePolicy, reenter};
 use crate::engine::{Engine, Program, ResumeFrom, ResumeOptions, RunError};
 
 /// Makes the session that restarts a run with a state. The records stay. The configuration in force stays too,
@@ -48,7 +48,7 @@ pub(crate) async fn restarted<'a, P: Program>(
     for damage in &damaged {
         engine.store.quarantine(lease, damage).await?;
     }
-    pass_missing(engine, lease).await?;
+    skip_missing(engine, lease).await?;
     let seq = newest.as_ref().map_or(0, |record| record.header().seq);
     let seqs = damaged.iter().map(|damage| damage.seq).chain([seq]);
     let next = seqs.max().unwrap_or(0).max(highest) + 1;
@@ -74,7 +74,8 @@ pub(crate) async fn restarted<'a, P: Program>(
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     if let Some(before) = newest_position(engine, run).await.filter(|_| !began_with.is_routed()) {
         // A person is asked about the effects of earlier executions.
-        position.reusable = reenter(began_with, before, Results::dropped(!answers.retries_all())).reusable;
+        position.reusable =
+            reenter(began_with, before, ReusePolicy::excluded(!answers.retries_all())).reusable;
         position.reusable.retain(|step, _| program.shape().place(step.as_str()).is_some());
     }
     if !program.shape().is_routed() {
@@ -187,7 +188,7 @@ impl Config {
         main.position.config = self.at;
         if config != self.map {
             main.position.config = Some(main.seq_of_next_draft());
-            let mut draft = by_hand();
+            let mut draft = manual_draft();
             draft.config = Some(config.clone());
             main.drafts.push(draft);
         }

@@ -17,7 +17,7 @@ use crate::engine::resume::definition::Forget;
 use crate::engine::resume::in_doubt::cut_in;
 use crate::engine::resume::reruns::opener_of;
 use crate::engine::walk::failure::position_for_retry;
-use crate::engine::walk::invalidate::{Cut, Results, invalidate};
+use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate};
 use crate::engine::{Engine, Program, ResumeFrom, RunError};
 pub(crate) use scopes::{Closed, Moves, ScopesThen};
 
@@ -114,7 +114,7 @@ pub(crate) async fn go_back<P: Program>(
     ahead.into_iter().for_each(|now| position.ask_about(&now.step, Some(now.clone())));
     if step.is_none() {
         let repeats =
-            invalidate_begun(engine, shape, (&record, &mut position), (epoch, Results::Keep)).await?;
+            invalidate_begun(engine, shape, (&record, &mut position), (epoch, ReusePolicy::Keep)).await?;
         base.redone.extend(repeats);
     }
     // Without the positions of the scopes below, an opener without open children runs as a whole.
@@ -174,12 +174,12 @@ async fn rolled_back(
 /// Invalidates the steps that were finished at a record and have begun again since: later starts have overwritten the files
 /// of the old results. Returns the results to remove from the state.
 ///
-/// `results`: of the other steps downstream.
+/// `policy`: of the other steps downstream.
 pub(crate) async fn invalidate_begun(
     engine: &Engine,
     shape: &Shape,
     (record, position): (&Record, &mut Position),
-    (epoch, results): (u32, Results),
+    (epoch, policy): (u32, ReusePolicy),
 ) -> Result<Vec<Forget>, RunError> {
     if shape.is_routed() {
         return Ok(Vec::new());
@@ -193,12 +193,12 @@ pub(crate) async fn invalidate_begun(
     if first.is_empty() {
         return Ok(Vec::new());
     }
-    let cut = |place: &usize| {
+    let invalid_step = |place: &usize| {
         let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(*place, &[]) };
         let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[*place].id.clone()) };
-        Cut { place: *place, entry, is_named: false }
+        InvalidStep { place: *place, entry, is_named: false }
     };
-    let mut after = invalidate(shape, position, first.iter().map(cut).collect(), results);
+    let mut after = invalidate(shape, position, first.iter().map(invalid_step).collect(), policy);
     for place in downstream.iter().chain(&first) {
         let step = &shape.steps()[*place];
         let entry = position.open_entries().find(|entry| entry.step == step.id);

@@ -25,8 +25,8 @@ use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::definition::{Forget, forget};
-use crate::engine::resume::reruns::Reopened;
-use crate::engine::scope::fan_out::{Item, Items, thaw};
+use crate::engine::resume::reruns::Transition;
+use crate::engine::scope::fan_out::{Item, Items, parse_items};
 use crate::engine::scope::open_scopes::{fan_of, is_fresh};
 use crate::engine::scope::{Opener, Scope, ScopeId};
 use crate::engine::session::Session;
@@ -203,7 +203,7 @@ impl SourceScopes {
         shape: &Shape,
         from: &Portable,
         position: Position,
-        mut reopened: BTreeMap<BranchPath, Reopened>,
+        mut reopened: BTreeMap<BranchPath, Transition>,
     ) -> Result<Self, StoreError> {
         let mut history: BTreeMap<&BranchPath, Vec<&Record>> = BTreeMap::new();
         for record in from.history() {
@@ -225,7 +225,7 @@ impl SourceScopes {
                     };
                     SourceScope { forgotten, ..scope(record, position.back_at_work())? }
                 }
-                Some(Reopened { position, forgotten, .. }) => {
+                Some(Transition { position, forgotten, .. }) => {
                     SourceScope { end: None, forgotten, ..scope(record, position)? }
                 }
             };
@@ -315,9 +315,9 @@ impl SourceScopes {
     fn items_of(&self, source: &Items) -> Result<Arc<[Item]>, StoreError> {
         match source {
             Items::Named(named) => Ok(Arc::clone(named)),
-            Items::Frozen { at, .. } => {
+            Items::Stored { at, .. } => {
                 let text = self.items.get(&at.blob).map_or(&[][..], Vec::as_slice);
-                thaw(text).map_err(|error| {
+                parse_items(text).map_err(|error| {
                     StoreError::Invalid(format!("the items in blob `{}` are incomplete: {error}", at.blob))
                 })
             }
@@ -344,12 +344,12 @@ impl SourceScopes {
         let failures = failures_of(shape, &source.record)?;
         forget(session.program, &name, &[failures, source.forgotten.clone()].concat(), &mut state)?;
         session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
-        let before = session.before.as_ref().and_then(|before| before.of_branch(&name));
+        let before = session.shape_before.as_ref().and_then(|before| before.of_branch(&name));
         let (cut, begins) = (source.cut(shape, before), is_fresh(&source.position));
         let around = above.entry(opener.place).at.iteration.clone();
         let chain = Chain::child(&above.chain, name);
         let mut scope = source.to_scope((chain, state), shape, &cut, evidence);
-        (scope.opener, scope.around, scope.position.origin) = (Some(opener), around, Some(0));
+        (scope.opener, scope.outer_iteration, scope.position.origin) = (Some(opener), around, Some(0));
         let is_open = scope.end.is_none();
         scope.unloading = is_open && begins;
         let unloads = scope.unloading;

@@ -38,7 +38,7 @@ pub(crate) const COMPARED: &str = "compared";
 #[derive(Debug, Default)]
 pub(crate) struct ReusableVerdicts {
     /// The verified scopes.
-    pub(crate) looked: BTreeSet<BranchPath>,
+    pub(crate) verified: BTreeSet<BranchPath>,
     pub(crate) broken: BTreeMap<ResultKey, Vec<String>>,
     pub(crate) unknown: BTreeMap<ResultKey, Vec<String>>,
 }
@@ -144,7 +144,7 @@ impl<P: Program> Session<'_, P> {
         if let Some(difference) = self.difference(id, candidate, header.trace.as_ref()) {
             return Ok(Some(difference));
         }
-        self.look_at_reusable(id).await?;
+        self.verify_reusable(id).await?;
         let pass = self.scopes.get(id).pass_of(candidate.place);
         let key = ResultKey { branch, step: candidate.step.clone(), pass };
         if let Some(claims) = self.reusable_verdicts.unknown.get(&key) {
@@ -194,9 +194,9 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Verifies the evidence of all reusable results of a scope, unless verified since the last end of a step.
-    async fn look_at_reusable(&mut self, id: ScopeId) -> Result<(), RunError> {
+    async fn verify_reusable(&mut self, id: ScopeId) -> Result<(), RunError> {
         let branch = self.scopes.get(id).branch().clone();
-        if !self.reusable_verdicts.looked.insert(branch) {
+        if !self.reusable_verdicts.verified.insert(branch) {
             return Ok(());
         }
         let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
@@ -212,7 +212,7 @@ impl<P: Program> Session<'_, P> {
         let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
         let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
         let broken = Weighed::of(root, &effective, &verdicts, &checks).broken();
-        let mut looked = std::mem::take(&mut self.reusable_verdicts);
+        let mut reusable_verdicts = std::mem::take(&mut self.reusable_verdicts);
         let own = |branch: &BranchPath, step: &StepId| {
             self.result_of(id, ResultKey { branch: branch.clone(), step: step.clone(), pass: 1 })
         };
@@ -221,19 +221,19 @@ impl<P: Program> Session<'_, P> {
             if verdict == Some(&Verdict::Unknown)
                 && let Some(key) = own(&check.branch, &check.step)
             {
-                looked.unknown.entry(key).or_default().push(check.claim.title());
+                reusable_verdicts.unknown.entry(key).or_default().push(check.claim.title());
             }
         }
         for broken in broken {
             if let Some(key) = own(&broken.branch, &broken.step) {
-                looked.broken.entry(key).or_default().extend(broken.claims);
+                reusable_verdicts.broken.entry(key).or_default().extend(broken.claims);
             }
         }
         for key in incomplete.into_iter().filter_map(|result| self.result_of(id, result)) {
-            looked.broken.entry(key).or_default();
+            reusable_verdicts.broken.entry(key).or_default();
         }
-        looked.unknown.retain(|key, _| !looked.broken.contains_key(key));
-        self.reusable_verdicts = looked;
+        reusable_verdicts.unknown.retain(|key, _| !reusable_verdicts.broken.contains_key(key));
+        self.reusable_verdicts = reusable_verdicts;
         Ok(())
     }
 }

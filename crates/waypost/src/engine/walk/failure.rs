@@ -16,7 +16,7 @@ use crate::record::{
 };
 use crate::store::{Batch, BatchId, Lease, Store, StoreError, StoreExt as _};
 
-use super::invalidate::{Invalidated, Results};
+use super::invalidate::{Invalidated, ReusePolicy};
 use super::scheduler::collects;
 use crate::engine::chain::{Chain, Draft, unchanged_body};
 use crate::engine::inspect::position_as_recorded;
@@ -87,7 +87,7 @@ impl<P: Program> Session<'_, P> {
 
     /// Returns whether a step may start in this session: the step is wanted, and no failure elsewhere stops it.
     pub(crate) fn may_start(&self, id: ScopeId, place: usize) -> bool {
-        self.is_wanted(id, place) && !self.is_stopped(id, place)
+        self.is_selected(id, place) && !self.is_stopped(id, place)
     }
 
     /// Returns whether a failure stops a step under `fail_fast`: a step of another open scope, which is cancelled with the
@@ -126,9 +126,9 @@ impl<P: Program> Session<'_, P> {
         let scope = self.scopes.get(id);
         for place in places(scope.shape, &scope.position, |_| true) {
             let scope = self.scopes.get(id);
-            let is_caught = scope.caught.iter().any(|caught| caught.place == place);
+            let is_deferred = scope.deferred_failures.iter().any(|deferred| deferred.place == place);
             let waits = scope.entry(place).status == Status::Waiting && !scope.runs_hooks(place);
-            let is_open = waits && scope.fans.iter().any(|fan| fan.place == place) && !is_caught;
+            let is_open = waits && scope.fans.iter().any(|fan| fan.place == place) && !is_deferred;
             if !is_open && !self.is_between_passes(id, place) || self.fails_by_branch(id, place) {
                 continue;
             }
@@ -136,7 +136,7 @@ impl<P: Program> Session<'_, P> {
             let text = format!("cancelled before its end: step `{failed}` failed");
             let failure = Failure::new(FailureKind::Cancelled, vec![text]);
             match is_open {
-                true => self.catch_cancelled(id, place, failure),
+                true => self.defer_cancellation(id, place, failure),
                 false => self.fail_now(id, place, failure, StepReport::default()),
             }
         }
@@ -216,13 +216,13 @@ pub(crate) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
         return Vec::new();
     }
     let skipped = passed.iter().filter_map(|step| shape.place(step.as_str()));
-    let cut: Vec<usize> = failed.iter().copied().chain(skipped).collect();
+    let to_retry: Vec<usize> = failed.iter().copied().chain(skipped).collect();
     let mut forgotten = Vec::new();
-    let mut downstream = shape.downstream(&cut);
+    let mut downstream = shape.downstream(&to_retry);
     let open = shape.downstream(&places(shape, position, |_| true));
-    downstream.extend(cut.iter().filter(|place| open.contains(place)));
+    downstream.extend(to_retry.iter().filter(|place| open.contains(place)));
     // Under `fail_fast` a failure may have stopped independent steps.
-    for place in cut.iter().filter(|place| !downstream.contains(place) && !failed.contains(place)) {
+    for place in to_retry.iter().filter(|place| !downstream.contains(place) && !failed.contains(place)) {
         let mut entry = FrontierEntry::ready(shape.steps()[*place].id.clone());
         entry.at.iteration = shape.first_iteration(*place, &around);
         entry.at.epoch = position.epoch;
@@ -241,7 +241,7 @@ pub(crate) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
             || after.position.asks_about(&step.id)
             || entry.is_some_and(|entry| entry.at.attempt > 0 || entry.has_children());
         // At its turn, a person may keep the result of a step, or rerun the step.
-        after.drop_end(step, is_finished, Results::Drop);
+        after.drop_end(step, is_finished, ReusePolicy::Drop);
         after.forgotten.push(Forget::Failure(step.id.clone()));
     }
     let forgotten = after.forgotten;

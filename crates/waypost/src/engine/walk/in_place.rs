@@ -1,11 +1,11 @@
-//! Edits in place: several steps claim one file, and each edits the result of the step before.
+//! Edits in place: several steps claim one file, and each step edits the file of the step before.
 //!
 //! ```text
-//!   a: echo 1 > d     b: echo 2 >> d        d is gone: at the turn of b, its base a reruns first, then b
+//!   a: echo 1 > d     b: echo 2 >> d        file d is missing: at the turn of b, first a reruns, then b
 //! ```
 //!
-//! Input: the claims of ends about files, and the files of a step at its turn. Output: the bases that are gone: the
-//! nearest end upstream with a failed claim about the same file, back to the first end with a sound claim.
+//! A declarer is an end with claims about a file. Input: the declarers, and the files of a step at its turn. Output:
+//! the broken declarers upstream of the step, from the nearest back to the first declarer whose claims hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -109,10 +109,14 @@ pub(crate) struct Rewritten {
 type StepOn<'a> = (&'a BranchPath, &'a StepId);
 
 impl<P: Program> Session<'_, P> {
-    /// Checks the bases of the ready steps of a scope. If a base is gone, nothing more starts, and the next session
-    /// under the same lease reruns the base first. An attempt after a failure in this session continues on its own
-    /// result.
-    pub(crate) async fn check_bases(&mut self, id: ScopeId, now: Timestamp) -> Result<(), RunError> {
+    /// Verifies the earlier declarers of the files of ready steps. If a declarer is broken, nothing more starts, and the
+    /// next session under the same lease reruns the declarer first. An attempt after a failure in this session
+    /// continues with its own file.
+    pub(crate) async fn check_earlier_declarers(
+        &mut self,
+        id: ScopeId,
+        now: Timestamp,
+    ) -> Result<(), RunError> {
         if self.declarers.all.is_empty() {
             return Ok(());
         }
@@ -131,9 +135,9 @@ impl<P: Program> Session<'_, P> {
             if files.is_empty() {
                 continue;
             }
-            let gone = self.gone_bases(id, place, &files).await?;
-            if !gone.is_empty() {
-                self.bases.extend(gone);
+            let broken = self.broken_declarers(id, place, &files).await?;
+            if !broken.is_empty() {
+                self.broken_declarers.extend(broken);
                 self.is_pausing = true;
                 return Ok(());
             }
@@ -162,11 +166,12 @@ impl<P: Program> Session<'_, P> {
         step.subjects.iter().chain(&named).map(|subject| resolved(subject)).collect()
     }
 
-    /// Returns the bases of a step with a failed claim about one of these files, nearest first, up to a sound base.
+    /// Returns the declarers upstream of a step with a failed claim about one of these files, nearest first, up to the
+    /// first declarer whose claims hold.
     ///
     /// # Errors
-    /// [`RunError::InDoubt`]: the claims of a base cannot be checked.
-    async fn gone_bases(
+    /// [`RunError::InDoubt`]: the claims of a declarer cannot be checked.
+    async fn broken_declarers(
         &mut self,
         id: ScopeId,
         place: usize,
@@ -174,9 +179,9 @@ impl<P: Program> Session<'_, P> {
     ) -> Result<Vec<Broken>, RunError> {
         let scope = self.scopes.get(id);
         let (mut branch, mut step) = (scope.branch().clone(), scope.step_id(place).clone());
-        let mut gone: Vec<Broken> = Vec::new();
+        let mut broken: Vec<Broken> = Vec::new();
         let run = self.engine.store.run(&scope.chain.run).await?;
-        while let Some((mut base, mut checks)) = self.base_of((&branch, &step), files) {
+        while let Some((mut earlier, mut checks)) = self.nearest_declarer((&branch, &step), files) {
             let run = run.record.record();
             checks.retain(|check| check.claim.counts() && check.claim.is_due(Occasion::Resume));
             let (verdicts, found) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
@@ -185,43 +190,44 @@ impl<P: Program> Session<'_, P> {
                 let found = checks.iter().filter(|check| verdicts.get(&key(check)) == Some(&wanted));
                 found.map(|check| check.claim.title()).collect::<Vec<_>>()
             };
-            base.claims = titles(Verdict::Failed);
+            earlier.claims = titles(Verdict::Failed);
             let unknown = titles(Verdict::Unknown);
-            if base.claims.is_empty() && !unknown.is_empty() {
-                let (branch, step, cause) = (base.branch, base.step, Cause::EvidenceUnknown(unknown));
+            if earlier.claims.is_empty() && !unknown.is_empty() {
+                let (branch, step, cause) = (earlier.branch, earlier.step, Cause::EvidenceUnknown(unknown));
                 let mut question = Decision { branch, step, action: Action::Ask, cause };
                 say_why(&mut question, &found);
                 return Err(RunError::InDoubt { run: run.run.clone(), questions: vec![question] });
             }
-            let shape = self.program.shape().of_branch(&base.branch);
-            let is_careful =
-                shape.and_then(|shape| shape.step(base.step.as_str())).is_some_and(|step| !step.idempotent);
-            if base.claims.is_empty()
-                || is_careful && self.answers.about(&base.branch, &base.step) == Some(TreatAs::Done)
+            let shape = self.program.shape().of_branch(&earlier.branch);
+            let is_careful = shape
+                .and_then(|shape| shape.step(earlier.step.as_str()))
+                .is_some_and(|step| !step.idempotent);
+            if earlier.claims.is_empty()
+                || is_careful && self.answers.about(&earlier.branch, &earlier.step) == Some(TreatAs::Done)
             {
                 break;
             }
-            (branch, step) = (base.branch.clone(), base.step.clone());
-            gone.push(base);
+            (branch, step) = (earlier.branch.clone(), earlier.step.clone());
+            broken.push(earlier);
         }
-        Ok(gone)
+        Ok(broken)
     }
 
-    /// Returns the nearest end in force upstream of a step with claims about one of these files, and the claims; `None` if
-    /// the nearest step runs in this resume.
-    fn base_of(&self, step: StepOn<'_>, files: &BTreeSet<String>) -> Option<(Broken, Vec<Check>)> {
+    /// Returns the nearest declarer in force upstream of a step for one of these files, and the claims; `None` if the
+    /// nearest declarer runs in this resume.
+    fn nearest_declarer(&self, step: StepOn<'_>, files: &BTreeSet<String>) -> Option<(Broken, Vec<Check>)> {
         let root = self.program.shape();
         let declarers: BTreeSet<usize> = files.iter().flat_map(|file| self.declarers.of_file(file)).collect();
         let declarers = declarers.into_iter().map(|at| &self.declarers.all[at]);
         let has_claim =
             |declarer: &Declarer| files.iter().any(|file| declarer.claims_about(file).next().is_some());
-        let bases: Vec<&Declarer> = declarers
+        let upstream: Vec<&Declarer> = declarers
             .filter(|end| is_upstream(root, end.on(), step))
             .filter(|end| end.is_new || (self.is_in_force(end) && has_claim(end)))
             .collect();
         let is_nearest =
-            |end: &&&Declarer| !bases.iter().any(|other| is_upstream(root, end.on(), other.on()));
-        let nearest = bases.iter().find(is_nearest).filter(|end| !end.is_new)?;
+            |end: &&&Declarer| !upstream.iter().any(|other| is_upstream(root, end.on(), other.on()));
+        let nearest = upstream.iter().find(is_nearest).filter(|end| !end.is_new)?;
         let checks: Vec<Check> = files.iter().flat_map(|file| nearest.claims_about(file)).cloned().collect();
         let seq = checks.first()?.seq?;
         let (branch, step) = (nearest.branch.clone(), nearest.step.clone());

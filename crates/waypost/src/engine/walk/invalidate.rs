@@ -1,9 +1,10 @@
-//! Invalidation: the only way to rerun finished work of a graph by needs.
+//! Invalidation: the only way to rerun finished work in a graph with `needs`. Graphs with routes
+//! [rewind](super::rewind).
 //!
 //! ```text
-//!   a --> b --> d            a's evidence fails: a is in the frontier, the ends of b and d are reusable, e is untouched
-//!    \--> c                  a gives the same: b and d are reused, in the next record
-//!   e                        a gives something else: b runs; d is compared when its turn comes
+//!   a --> b --> d            a's evidence fails: a is in the frontier, b, c and d are reusable, e is untouched
+//!    \--> c                  a ends with the same output: b and c are reused in the next record, then d
+//!   e                        a ends with another output: b and c run; d is compared at its turn
 //! ```
 //!
 //! Input: a position and the invalid steps, each with the new frontier entry. Output: the new position, and the results to
@@ -21,30 +22,30 @@ use crate::record::{FrontierEntry, Note, Position, Reusable, Settled, Status};
 use super::trace::pass_in;
 use crate::engine::resume::definition::Forget;
 
-/// An invalid step.
+/// An invalid step, with its entry in the frontier of the new position.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct InvalidStep {
     pub(crate) place: usize,
-    /// The frontier entry of the step. With a fan-out, its children are joined again; those of earlier ones continue.
+    /// With a fan-out, the step joins the same children again. The children of the fan-outs in `relisted` continue.
     pub(crate) entry: FrontierEntry,
     /// A person named the step: the rerun is not in doubt.
     pub(crate) is_named: bool,
 }
 
-/// Whether results out of force may be reused.
+/// Whether the results that an invalidation takes out of force may be reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Results {
+pub(crate) enum ReusePolicy {
     /// Yes, if the input of the step is equal.
     Keep,
-    /// No: a person asked for a full rerun. Steps with `idempotent: false` are in doubt.
+    /// No: a person requested a rerun of all downstream steps. Of these, steps with `idempotent: false` are in doubt.
     Drop,
     /// No, and nothing is in doubt.
     Retry,
 }
 
-impl Results {
-    /// Excludes reuse. `asks`: a person is asked before a rerun of a step with `idempotent: false`.
-    pub(crate) fn dropped(asks: bool) -> Self {
+impl ReusePolicy {
+    /// Returns a policy without reuse. `asks`: a person is asked before a rerun of a step with `idempotent: false`.
+    pub(crate) fn excluded(asks: bool) -> Self {
         if asks { Self::Drop } else { Self::Retry }
     }
 }
@@ -53,35 +54,36 @@ impl Results {
 #[derive(Debug)]
 pub(crate) struct Invalidated {
     pub(crate) position: Position,
-    /// The results to remove from the state. None with [`Results::Keep`]: reuse may need the results.
+    /// The results to remove from the state. None with [`ReusePolicy::Keep`]: reuse may need the results.
     pub(crate) forgotten: Vec<Forget>,
 }
 
-/// Invalidates steps: takes the ends and the unfinished work of the steps and of all downstream steps out of force. No cut is
-/// downstream of another.
+/// Takes the ends and the unfinished work of invalid steps and of all downstream steps out of force.
+///
+/// `invalid`: none is downstream of another.
 pub(crate) fn invalidate(
     shape: &Shape,
     position: &Position,
-    cuts: Vec<Cut>,
-    results: Results,
+    invalid: Vec<InvalidStep>,
+    policy: ReusePolicy,
 ) -> Invalidated {
     let unfinished = Unfinished::of(shape, position);
     let mut after = Invalidated { position: position.clone(), forgotten: Vec::new() };
-    for place in downstream(shape, &cuts) {
+    for place in downstream(shape, &invalid) {
         let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
-        if results == Results::Keep {
-            set_aside(&mut after.position, (shape, place), is_finished, 0);
+        if policy == ReusePolicy::Keep {
+            make_reusable(&mut after.position, (shape, place), is_finished, 0);
         } else {
-            after.drop_end(step, is_finished, results);
+            after.drop_end(step, is_finished, policy);
             after.exclude_reuse(step);
         }
     }
-    for Cut { place, entry, is_named } in cuts {
+    for InvalidStep { place, entry, is_named } in invalid {
         let (step, is_finished) = (&shape.steps()[place], !unfinished.has(place));
         let passes_before = pass_in(shape, place, &entry.at.iteration) - 1;
         let continues = entry.fan.is_some() || !entry.relisted.is_empty();
-        if results == Results::Keep {
-            set_aside(&mut after.position, (shape, place), is_finished, passes_before);
+        if policy == ReusePolicy::Keep {
+            make_reusable(&mut after.position, (shape, place), is_finished, passes_before);
             // The invalid end itself is not reused.
             if let Some(results) = after.position.reusable.get_mut(&step.id) {
                 results.remove(&(passes_before + 1));
@@ -90,7 +92,7 @@ pub(crate) fn invalidate(
             let before =
                 after.position.ledger.get(&step.id).and_then(|last| end_of_pass(last, passes_before));
             let is_decided = is_named || continues;
-            after.drop_end(step, is_finished, if is_decided { Results::Retry } else { results });
+            after.drop_end(step, is_finished, if is_decided { ReusePolicy::Retry } else { policy });
             after.exclude_reuse(step);
             after.position.ledger.extend(before.map(|before| (step.id.clone(), before)));
         }
@@ -125,15 +127,15 @@ impl Invalidated {
         }
     }
 
-    /// Drops the end and the unfinished work of a step. With [`Results::Drop`], a step with `idempotent: false` is in
+    /// Drops the end and the unfinished work of a step. With [`ReusePolicy::Drop`], a step with `idempotent: false` is in
     /// doubt, and the result stays in the state, since a person may keep the result.
-    pub(crate) fn drop_end(&mut self, step: &Step, is_finished: bool, results: Results) {
+    pub(crate) fn drop_end(&mut self, step: &Step, is_finished: bool, policy: ReusePolicy) {
         let position = &mut self.position;
         let id = &step.id;
         let was_done = is_finished && position.did(id) || position.had_effect(id);
         let entry = take_entry(position, id);
         position.ledger.remove(id);
-        if results != Results::Drop {
+        if policy != ReusePolicy::Drop {
             position.ask_no_more(id);
         } else if step.note_effect(position, was_done, entry) {
             return;
@@ -144,18 +146,18 @@ impl Invalidated {
 
 /// Returns the position of a re-entered child scope: all results are reusable, none is current.
 ///
-/// `before`: the previous position. Begun steps with `idempotent: false` are in doubt.
-pub(crate) fn reenter(shape: &Shape, mut before: Position, results: Results) -> Position {
+/// `before`: the position in the previous fan-out. Begun steps with `idempotent: false` are in doubt.
+pub(crate) fn reenter(shape: &Shape, mut before: Position, policy: ReusePolicy) -> Position {
     let unfinished = Unfinished::of(shape, &before);
     for place in 0..shape.steps().len() {
-        set_aside(&mut before, (shape, place), !unfinished.has(place), 0);
+        make_reusable(&mut before, (shape, place), !unfinished.has(place), 0);
     }
-    if results == Results::Retry {
+    if policy == ReusePolicy::Retry {
         return Position::default();
     }
     let reusable = std::mem::take(&mut before.reusable);
     let mut after = Position { reusable: reusable.clone(), choices: before.choices, ..Position::default() };
-    if results == Results::Drop {
+    if policy == ReusePolicy::Drop {
         for (step, results) in reusable {
             after.drop_results(&step);
             let step = shape.step(step.as_str()).filter(|step| step.has_own_effect());
@@ -178,8 +180,14 @@ fn end_of_pass(last: &Settled, pass: u32) -> Option<Settled> {
     Some(Settled { fan: fan.of_pass(pass).map(Box::new), ..before.settled.clone() })
 }
 
-/// Makes the ends and the begun work of a step reusable, except for the first passes to keep.
-fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finished: bool, passes_kept: u32) {
+/// Moves the ends and the begun work of a step from the ledger and the frontier to the reusable results. The first
+/// `passes_kept` passes stay in force.
+fn make_reusable(
+    position: &mut Position,
+    (shape, place): (&Shape, usize),
+    is_finished: bool,
+    passes_kept: u32,
+) {
     let step = &shape.steps()[place];
     let entry = take_entry(position, &step.id);
     let last = position.ledger.remove(&step.id);
@@ -192,11 +200,11 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
                 position.ledger.insert(step.id.clone(), settled);
             } else if settled.is_reusable() {
                 let follows = pass < fan.pass || !is_finished;
-                keep(position, &step.id, pass, Reusable::ended(settled, follows));
+                insert_reusable(position, &step.id, pass, Reusable::ended(settled, follows));
             }
         }
     } else if let Some(settled) = last.clone().filter(|settled| is_finished && settled.is_reusable()) {
-        keep(position, &step.id, 1, Reusable::ended(settled, false));
+        insert_reusable(position, &step.id, 1, Reusable::ended(settled, false));
     } else if is_finished && last.is_none() && step.has_own_effect() {
         // Without traces, the ledger lacks the end of a completed step.
         step.note_effect(position, true, None);
@@ -208,25 +216,25 @@ fn set_aside(position: &mut Position, (shape, place): (&Shape, usize), is_finish
     } else if is_worth_keeping(step, &entry) {
         let pass = pass_in(shape, place, &entry.at.iteration);
         let before = last.filter(|_| pass == 1 && step.is_later_pass(&entry));
-        keep(position, &step.id, pass, Reusable::Begun { entry: Box::new(entry), before });
+        insert_reusable(position, &step.id, pass, Reusable::Begun { entry: Box::new(entry), before });
     } else if has_own_effect && step.is_later_pass(&entry) {
         position.ask_about(&step.id, Some(entry));
     }
 }
 
-fn keep(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
+fn insert_reusable(position: &mut Position, step: &StepId, pass: u32, result: Reusable) {
     position.reusable.entry(step.clone()).or_default().insert(pass, result);
 }
 
-/// Returns the steps downstream of the cuts, without the cuts themselves.
-pub(crate) fn downstream(shape: &Shape, cuts: &[Cut]) -> BTreeSet<usize> {
-    let named: Vec<usize> = cuts.iter().map(|cut| cut.place).collect();
+/// Returns the places of the steps downstream of invalid steps.
+pub(crate) fn downstream(shape: &Shape, invalid: &[InvalidStep]) -> BTreeSet<usize> {
+    let named: Vec<usize> = invalid.iter().map(|step| step.place).collect();
     let mut downstream = shape.downstream(&named);
     downstream.retain(|place| !named.contains(place));
     downstream
 }
 
-/// Returns the first of `causes` upstream of a step.
+/// Returns the first step of `causes` that is upstream of a step.
 pub(crate) fn upstream_of<'a>(
     shape: &Shape,
     step: &StepId,
@@ -252,7 +260,7 @@ fn take_entry(position: &mut Position, step: &StepId) -> Option<FrontierEntry> {
     })
 }
 
-/// Says whether a fresh start of an unfinished step would lose work.
+/// Returns whether a start from the top would lose work of an unfinished step.
 fn is_worth_keeping(step: &Step, entry: &FrontierEntry) -> bool {
     // A failed step enters its children again, and their ends are reused.
     if entry.status == Status::Failed && entry.has_children() {

@@ -32,11 +32,11 @@ pub(crate) struct Candidate {
 
 impl<P: Program> Session<'_, P> {
     /// Returns whether a step belongs to the requested part of the run: itself on the main branch, or its opener there.
-    pub(crate) fn is_wanted(&self, id: ScopeId, place: usize) -> bool {
-        let Some(wanted) = &self.wanted else { return true };
+    pub(crate) fn is_selected(&self, id: ScopeId, place: usize) -> bool {
+        let Some(until_steps) = &self.until_steps else { return true };
         match self.scopes.get(id).opener {
-            Some(opener) => self.is_wanted(opener.scope, opener.place),
-            None => id != MAIN || wanted[place],
+            Some(opener) => self.is_selected(opener.scope, opener.place),
+            None => id != MAIN || until_steps[place],
         }
     }
 
@@ -46,7 +46,7 @@ impl<P: Program> Session<'_, P> {
         let has_result = |entry: &FrontierEntry| {
             entry.status == Status::Ready
                 && scope.result_of(entry).is_some()
-                && scope.shape.place(entry.step.as_str()).is_some_and(|place| self.is_wanted(id, place))
+                && scope.shape.place(entry.step.as_str()).is_some_and(|place| self.is_selected(id, place))
         };
         scope.end.is_none() && !self.is_stopping() && scope.position.frontier.iter().any(has_result)
     }
@@ -68,7 +68,7 @@ impl<P: Program> Session<'_, P> {
         scope.position.frontier.iter().filter(|entry| entry.status == Status::Ready).find_map(|entry| {
             let result = scope.result_of(entry)?.clone();
             let place = scope.shape.place(entry.step.as_str())?;
-            if !self.is_wanted(id, place) {
+            if !self.is_selected(id, place) {
                 return None;
             }
             let trace = trace_of(self.program, scope, place);
@@ -130,7 +130,7 @@ impl<P: Program> Session<'_, P> {
     /// of other steps from the pass before.
     fn lost_state(&self, id: ScopeId) -> bool {
         let scope = self.scopes.get(id);
-        scope.position.entered_again || !scope.around.is_empty()
+        scope.position.entered_again || !scope.outer_iteration.is_empty()
     }
 
     /// Returns whether the output of an end must be restored from the record of the end.
@@ -182,7 +182,7 @@ impl<P: Program> Session<'_, P> {
         }
         // A step that only starts again has the record of its start.
         if is_reused {
-            let at = Try { iteration: scope.around.clone(), ..Try::default() };
+            let at = Try { iteration: scope.outer_iteration.clone(), ..Try::default() };
             scope.drafts.push(Draft::new(Phase::Restored, Reason::Redo, Some(step), at));
         }
         self.mark_dirty(id);
@@ -251,7 +251,7 @@ fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
         steps.push(reused);
         return;
     }
-    let at = Try { iteration: scope.around.clone(), ..Try::default() };
+    let at = Try { iteration: scope.outer_iteration.clone(), ..Try::default() };
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(step.clone()), at);
     draft.about = Some(seq);
     draft.report.notes.push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": [reused] }) });

@@ -27,8 +27,8 @@ use crate::store::{Store, StoreError, StoreExt as _};
 use super::trace::pass_in;
 use crate::engine::chain::Draft;
 use crate::engine::inspect::position_of;
-use crate::engine::resume::reruns::{Reopened, Target, is_joined, redo_draft};
-use crate::engine::resume::trust::{BranchInForce, Branches, Judged};
+use crate::engine::resume::reruns::{Target, Transition, is_joined, redo_draft};
+use crate::engine::resume::trust::{BranchInForce, Branches, Judgement};
 use crate::engine::scope::child_ends::is_end;
 use crate::engine::scope::fan_out::{ChildEnds, Items, Joined, named_items};
 use crate::engine::time_travel::rollback::{epochs, fanned_out_since, is_copied, load_with_state};
@@ -123,7 +123,7 @@ async fn joins_the_same(
     };
     let named = || named_items(children, pass_in(shape, place, &entry.at.iteration)).map(Items::Named);
     let frozen =
-        fan.items.as_ref().map(|at| Items::Frozen { run: header.run.clone(), at: Arc::new(at.clone()) });
+        fan.items.as_ref().map(|at| Items::Stored { run: header.run.clone(), at: Arc::new(at.clone()) });
     let Some(source) = frozen.or_else(named) else { return Ok(false) };
     let joined = Joined {
         store: Arc::clone(store),
@@ -186,7 +186,7 @@ pub(crate) struct Rewind<'a> {
     /// The step to run again.
     pub(crate) target: &'a Target,
     /// The verdicts, for the record.
-    pub(crate) judged: &'a Judged,
+    pub(crate) judgement: &'a Judgement,
 }
 
 impl Rewind<'_> {
@@ -195,8 +195,8 @@ impl Rewind<'_> {
     ///
     /// # Errors
     /// [`RunError::NoState`]: retention dropped the input state of the step, or the state is in another run.
-    pub(crate) async fn to_start(self) -> Result<Reopened, RunError> {
-        let Self { engine, root, known, target, judged, .. } = self;
+    pub(crate) async fn to_start(self) -> Result<Transition, RunError> {
+        let Self { engine, root, known, target, judgement, .. } = self;
         let header = known.record.header();
         let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
         let made = store.load(run, branch, target.seq).await?;
@@ -244,8 +244,8 @@ impl Rewind<'_> {
         }
         copy_unrewound(&mut position, &known.position);
         position.chain = Some(Box::new(self.reusable_chain(made).await?));
-        let draft = redo_draft(made, branch, (target, judged), epoch);
-        Ok(Reopened { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
+        let draft = redo_draft(made, branch, (target, judgement), epoch);
+        Ok(Transition { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
     }
 
     /// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps
@@ -323,7 +323,7 @@ pub(crate) fn starts(header: &Header, made: &Header) -> bool {
 impl Rejoined {
     /// Returns the transition of a branch to the newest record before the rewind. `header` and `newest`: the
     /// current newest record.
-    pub(crate) fn into_move(self, shape: &Shape, header: &Header, newest: &Position) -> Reopened {
+    pub(crate) fn into_transition(self, shape: &Shape, header: &Header, newest: &Position) -> Transition {
         let Self { record, mut position, reused } = self;
         let mut before = newest.clone();
         drop_chain(&mut before, shape);
@@ -343,7 +343,7 @@ impl Rejoined {
             .report
             .notes
             .push(Note::Event { name: STEP_REUSED.to_owned(), data: json!({ "steps": reused }) });
-        Reopened { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
+        Transition { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() }
     }
 }
 

@@ -104,7 +104,7 @@ impl<'a, P: Program> Session<'a, P> {
         self.launching.insert(id);
         let scope = self.scopes.get_mut(id);
         if !scope.shape.steps()[place].idempotent {
-            return scope.alone.push(place);
+            return scope.starting_alone.push(place);
         }
         let joins = scope.entry(place).has_children();
         scope.mark_started(place);
@@ -267,12 +267,12 @@ impl<'a, P: Program> Session<'a, P> {
         let scope = self.scopes.get(id);
         let limits = children_of(scope, place).limits;
         let fan = scope.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
-        let Some(why) = fan.beyond(&limits).filter(|_| !fan.stopped) else { return };
+        let Some(why) = fan.exceeded(&limits).filter(|_| !fan.stopped) else { return };
         let is_routed = scope.shape.is_routed();
         self.scopes.get_mut(id).fan_mut(place).stopped = true;
         if !is_routed {
             // Running children continue to their end.
-            return self.catch_limit(id, place, Failure::new(FailureKind::Limit, vec![why]));
+            return self.defer_limit_failure(id, place, Failure::new(FailureKind::Limit, vec![why]));
         }
         self.cancel_children(id, place, None, "too many of its siblings failed");
         self.fail(id, place, Failure::new(FailureKind::Limit, vec![why]), StepReport::default());
@@ -349,8 +349,8 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let main = self.main();
         if self.may_have_message
-            || self.is_to_look()
-            || self.scopes.iter().any(|(_, scope)| !scope.caught.is_empty())
+            || self.needs_final_check()
+            || self.scopes.iter().any(|(_, scope)| !scope.deferred_failures.is_empty())
         {
             return None;
         }
@@ -384,7 +384,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Returns whether all steps have ended and the evidence must be verified once more before the end of the
     /// run.
-    pub(crate) fn is_to_look(&self) -> bool {
+    pub(crate) fn needs_final_check(&self) -> bool {
         let main = self.main();
         let is_done = main.position.frontier.is_empty() && !main.is_held_at_end && !main.has_failed_end();
         self.pending_claims.is_any() && is_done

@@ -21,7 +21,7 @@ use crate::engine::scope::open_scopes::is_fresh;
 use crate::engine::session::Session;
 use crate::engine::time_travel::undo::{still_undone, undone_ends, undone_on};
 use crate::engine::walk::failure::position_for_retry;
-use crate::engine::walk::invalidate::{Invalidated, Results};
+use crate::engine::walk::invalidate::{Invalidated, ReusePolicy};
 use crate::engine::walk::scheduler::children_of;
 use crate::engine::{Program, RunError, StepRef};
 
@@ -168,8 +168,8 @@ impl<'a, P: Program> Session<'a, P> {
             false => BTreeMap::new(),
         };
         let root = self.program.shape();
-        let results = Results::dropped(!self.answers.retries_all());
-        let child = ContinuedChild { root, branch, requests: &requests, ends: &ends, at, results };
+        let policy = ReusePolicy::excluded(!self.answers.retries_all());
+        let child = ContinuedChild { root, branch, requests: &requests, ends: &ends, at, policy };
         Ok(child.invalidate_requested(position))
     }
 

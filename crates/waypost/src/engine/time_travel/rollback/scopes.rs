@@ -27,12 +27,12 @@ use super::{ask_about_effects, load_with_state, next_epoch};
 use crate::engine::chain::Draft;
 use crate::engine::resume::definition::Forget;
 use crate::engine::resume::requested::Requested;
-use crate::engine::resume::reruns::{Reopened, opener_of};
+use crate::engine::resume::reruns::{Transition, opener_of};
 use crate::engine::resume::resume_point::reopened_at;
-use crate::engine::resume::trust::{BranchInForce, Branches, ended_on, joined_on, wanted};
+use crate::engine::resume::trust::{BranchInForce, Branches, child_in_force, ended_on, joined_on};
 use crate::engine::time_travel::undo::{undone_on, undone_within};
 use crate::engine::walk::failure::position_for_retry;
-use crate::engine::walk::invalidate::{Cut, Results, invalidate, invalidated};
+use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate, invalidated};
 use crate::engine::{Engine, Program, RunError};
 
 /// A time in the history of a run. The lease token orders sessions, and the clock orders the records of a session: records
@@ -62,8 +62,8 @@ pub(crate) enum Closed {
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     /// Of the main scope, and of scopes whose opener is open.
-    pub(crate) open: BTreeMap<BranchPath, Reopened>,
-    pub(crate) closed: BTreeMap<BranchPath, Reopened>,
+    pub(crate) open: BTreeMap<BranchPath, Transition>,
+    pub(crate) closed: BTreeMap<BranchPath, Transition>,
 }
 
 /// The scopes of a run at a point in time.
@@ -105,7 +105,7 @@ impl ScopesThen {
         then.add(engine, shape, (record.clone(), position.clone())).await?;
         let mut whole = BTreeSet::new();
         for (_, name) in needed.into_iter().filter(|(_, name)| !name.is_main()) {
-            let in_force = wanted(shape, &then.branches, &name, true);
+            let in_force = child_in_force(shape, &then.branches, &name, true);
             let own = shape.of_branch(&name).filter(|own| !own.is_routed());
             let record = record_at(engine, header, &name, point).await?;
             let kept = match record.filter(|record| record.state_bytes().is_some()).zip(own) {
@@ -225,7 +225,7 @@ impl ScopesThen {
                     open.insert(branch.clone(), fans_of(&known.position));
                     continue;
                 }
-                moved => moved.or_insert_with(|| Reopened::in_place(known)),
+                moved => moved.or_insert_with(|| Transition::in_place(known)),
             };
             if self.closed == Closed::Leave {
                 self.leave_closed(root, (branch, shape), moved, &mut begun);
@@ -265,7 +265,7 @@ impl ScopesThen {
         &self,
         root: &Shape,
         (branch, shape): (&BranchPath, &Shape),
-        moved: &mut Reopened,
+        moved: &mut Transition,
         begun: &mut BTreeSet<StepId>,
     ) {
         let unfinished = Unfinished::of(shape, &moved.position);
@@ -295,21 +295,22 @@ async fn closed_at(
     shape: &Shape,
     known: &BranchInForce,
     (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
-) -> Result<Reopened, RunError> {
-    let mut moved = Reopened::in_place(known);
+) -> Result<Transition, RunError> {
+    let mut moved = Transition::in_place(known);
     let epoch = next_epoch(engine, known.record.header(), &known.position).await?;
     let unfinished = Unfinished::of(shape, &known.position);
     let places = begun.iter().filter_map(|step| shape.place(step.as_str()));
     let finished: Vec<usize> = places.filter(|place| !unfinished.has(*place)).collect();
     let downstream = shape.downstream(&finished);
-    let cut = |place: &usize| {
+    let invalid_step = |place: &usize| {
         let at = Try { attempt: 0, epoch, iteration: known.record.header().at.iteration.clone() };
         let entry = FrontierEntry { at, ..FrontierEntry::ready(shape.steps()[*place].id.clone()) };
-        Cut { place: *place, entry, is_named: false }
+        InvalidStep { place: *place, entry, is_named: false }
     };
-    let cuts: Vec<Cut> = finished.iter().filter(|place| !downstream.contains(place)).map(cut).collect();
-    if !cuts.is_empty() {
-        moved.position = invalidate(shape, &known.position, cuts, Results::Keep).position;
+    let invalid: Vec<InvalidStep> =
+        finished.iter().filter(|place| !downstream.contains(place)).map(invalid_step).collect();
+    if !invalid.is_empty() {
+        moved.position = invalidate(shape, &known.position, invalid, ReusePolicy::Keep).position;
     }
     restart(engine, shape, (&known.record, &mut moved), (begun, undone)).await?;
     Ok(moved)
@@ -333,7 +334,7 @@ fn fans_of(position: &Position) -> BTreeSet<u64> {
 async fn restart(
     engine: &Engine,
     shape: &Shape,
-    (record, moved): (&Record, &mut Reopened),
+    (record, moved): (&Record, &mut Transition),
     (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
 ) -> Result<(), RunError> {
     let header = record.header();

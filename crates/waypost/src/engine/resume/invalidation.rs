@@ -1,7 +1,8 @@
-//! Invalidation of steps in graphs with `needs` by a resume.
+//! Invalidation of steps in graphs with `needs` by a resume: reads the records for
+//! [`invalidate`](crate::engine::walk::invalidate).
 //!
-//! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: the position
-//! of each scope after the invalidation, and the records.
+//! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: for each scope,
+//! the position after the invalidation, and the drafts.
 
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
@@ -11,12 +12,14 @@ use crate::store::{StoreError, StoreExt as _};
 
 use super::begin::Base;
 use super::definition::Forget;
-use super::reruns::{Reopened, Target, redo_draft, to_rerun};
-use super::trust::{BranchInForce, Judged};
+use super::reruns::{Target, Transition, redo_draft, to_rerun};
+use super::trust::{BranchInForce, Judgement};
 use crate::engine::chain::Draft;
 use crate::engine::inspect::position_of;
 use crate::engine::time_travel::rollback::{aim, load_with_state, next_epoch, with_state};
-use crate::engine::walk::invalidate::{Cut, Invalidated, Results, downstream, invalidate, invalidated};
+use crate::engine::walk::invalidate::{
+    InvalidStep, Invalidated, ReusePolicy, downstream, invalidate, invalidated,
+};
 use crate::engine::walk::rewind::starts;
 use crate::engine::walk::trace::pass_in;
 use crate::engine::{Engine, ResumeFrom, RunError};
@@ -28,22 +31,22 @@ pub(crate) struct Invalidation<'a> {
     /// The graph of the run.
     pub(crate) root: &'a Shape,
     /// The verdicts, for the records.
-    pub(crate) judged: &'a Judged,
-    pub(crate) results: Results,
+    pub(crate) judgement: &'a Judgement,
+    pub(crate) policy: ReusePolicy,
     /// The step of the scope that a person named.
     pub(crate) named: Option<&'a StepId>,
 }
 
-/// Invalidates steps of a scope, none downstream of another. Returns `None` if all of these are unfinished
-/// already.
+/// Invalidates steps of a scope, none downstream of another. Returns the transition of the scope; `None` if all the steps
+/// are unfinished already.
 ///
 /// # Errors
 /// [`RunError::InDoubt`]: the step opens non-idempotent steps. Errors of reading the scope.
-pub(crate) async fn open_again(
+pub(crate) async fn invalidate_targets(
     opening: Invalidation<'_>,
     known: &BranchInForce,
     targets: &[Target],
-) -> Result<Option<Reopened>, RunError> {
+) -> Result<Option<Transition>, RunError> {
     let header = known.record.header();
     let branch = &header.branch;
     let Some(shape) = opening.root.of_branch(branch) else { return Ok(None) };
@@ -51,18 +54,20 @@ pub(crate) async fn open_again(
     let mut position = known.position.clone();
     let epoch = next_epoch(opening.engine, header, &known.position).await?;
     for is_requested in [true, false] {
-        let results = if is_requested { opening.results } else { Results::Keep };
-        let opening = Invalidation { results, ..opening };
-        let (mut cuts, mut restored) = (Vec::new(), Vec::new());
+        let policy = if is_requested { opening.policy } else { ReusePolicy::Keep };
+        let opening = Invalidation { policy, ..opening };
+        let (mut invalid, mut restored) = (Vec::new(), Vec::new());
         for target in targets.iter().filter(|target| target.is_requested == is_requested) {
-            let Some((cut, forget)) = cut_of(opening, (known, shape), target, epoch).await? else { continue };
+            let Some((step, forget)) = invalid_step(opening, (known, shape), target, epoch).await? else {
+                continue;
+            };
             let made = opening.engine.store.load(&header.run, branch, target.seq).await?;
-            drafts.push(redo_draft(made.header(), branch, (target, opening.judged), epoch));
+            drafts.push(redo_draft(made.header(), branch, (target, opening.judgement), epoch));
             restored.extend(forget);
-            cuts.push(cut);
+            invalid.push(step);
         }
-        if !cuts.is_empty() {
-            let after = invalidate_in(opening, (branch, shape), &position, cuts);
+        if !invalid.is_empty() {
+            let after = invalidate_in(opening, (branch, shape), &position, invalid);
             forgotten.extend(after.forgotten.into_iter().chain(restored));
             position = after.position;
         }
@@ -77,12 +82,12 @@ pub(crate) async fn open_again(
         own.filter(|target| shape.step(target.step.as_str()).is_some_and(|step| step.children.is_some()));
     position.rerun_whole.extend(openers.map(|target| target.step.clone()));
     // All that follows a requested rerun runs again, also the hooks of the openers above.
-    if opening.results != Results::Keep {
+    if opening.policy != ReusePolicy::Keep {
         let above = targets.iter().filter(|target| target.is_requested && target.claims.is_none());
         let hooks = above.filter_map(|target| shape.step(target.step.as_str())?.hooks.as_ref());
         position.rerun_whole.extend(hooks.map(|hooks| hooks.name.clone()));
     }
-    Ok(Some(Reopened { record: known.record.clone(), position, drafts, basis: None, forgotten }))
+    Ok(Some(Transition { record: known.record.clone(), position, drafts, basis: None, forgotten }))
 }
 
 /// Invalidates steps of a scope. In a pass, a step that has not run yet reads its own output from the pass
@@ -91,31 +96,32 @@ fn invalidate_in(
     opening: Invalidation<'_>,
     (branch, shape): (&BranchPath, &Shape),
     before: &Position,
-    cuts: Vec<Cut>,
+    invalid: Vec<InvalidStep>,
 ) -> Invalidated {
     let in_pass = in_pass(opening.root, branch);
     let loops = |place: usize| shape.share_loop(place, place);
-    let below = downstream(shape, &cuts);
-    let named = cuts.iter().map(|cut| cut.place).filter(|place| in_pass && !loops(*place));
+    let below = downstream(shape, &invalid);
+    let named = invalid.iter().map(|step| step.place).filter(|place| in_pass && !loops(*place));
     let mut stale: Vec<usize> = named.collect();
-    let Invalidated { position, forgotten: dropped } = invalidate(shape, before, cuts, opening.results);
+    let Invalidated { position, forgotten: dropped } = invalidate(shape, before, invalid, opening.policy);
     let has_result = |place: usize| position.has_result(&shape.steps()[place].id);
     stale.extend(below.into_iter().filter(|place| in_pass || (loops(*place) && !has_result(*place))));
     let mut forgotten = Vec::new();
-    if opening.results == Results::Keep {
+    if opening.policy == ReusePolicy::Keep {
         forgotten.extend(stale.into_iter().map(|place| Forget::Step(shape.steps()[place].id.clone())));
     }
     forgotten.extend(dropped);
     Invalidated { position, forgotten }
 }
 
-/// Returns the frontier entry of an invalid step, and the part of the state to remove.
-async fn cut_of(
+/// Returns an invalid step with its frontier entry, and the part of the state to remove; `None` if the step is
+/// unfinished already.
+async fn invalid_step(
     opening: Invalidation<'_>,
     (known, shape): (&BranchInForce, &Shape),
     target: &Target,
     epoch: u32,
-) -> Result<Option<(Cut, Option<Forget>)>, RunError> {
+) -> Result<Option<(InvalidStep, Option<Forget>)>, RunError> {
     let engine = opening.engine;
     let header = known.record.header();
     let (run, branch) = (&header.run, &header.branch);
@@ -130,12 +136,12 @@ async fn cut_of(
         return Ok(None);
     }
     let loops = shape.share_loop(place, place);
-    let begins = opening.results != Results::Keep && target.claims.is_some();
+    let begins = opening.policy != ReusePolicy::Keep && target.claims.is_some();
     let is_newest = known.position.ledger.get(&target.step).is_some_and(|end| end.seq == target.seq);
     // Without the state before the pass, the step begins with the first pass.
     let (iteration, forgotten) = match loops {
         true if begins => (first_pass(shape, place, made), None),
-        true if opening.results != Results::Keep && is_newest => (made.at.iteration.clone(), None),
+        true if opening.policy != ReusePolicy::Keep && is_newest => (made.at.iteration.clone(), None),
         true => pass_again(engine, (shape, place), made).await?,
         false => (made.at.iteration.clone(), None),
     };
@@ -151,7 +157,7 @@ async fn cut_of(
     };
     let ready = FrontierEntry::ready(target.step.clone());
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
-    Ok(Some((Cut { place, entry, is_named }, forgotten)))
+    Ok(Some((InvalidStep { place, entry, is_named }, forgotten)))
 }
 
 /// Returns the fan-out of the pass of an end, for a step with a branch per pass.
@@ -260,7 +266,7 @@ pub(crate) async fn joined_by(
 #[derive(Clone, Copy)]
 pub(crate) struct RequestedRerun<'a> {
     pub(crate) step: &'a StepId,
-    pub(crate) results: Results,
+    pub(crate) policy: ReusePolicy,
     pub(crate) by: Option<&'a str>,
 }
 
@@ -275,7 +281,7 @@ pub(crate) fn invalidate_named(
     epoch: u32,
     run: &RunId,
 ) -> Result<Invalidated, RunError> {
-    let RequestedRerun { step, results, .. } = requested;
+    let RequestedRerun { step, policy, .. } = requested;
     let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
     let unfinished = Unfinished::of(shape, position);
     if shape.needs(place).iter().any(|need| unfinished.has(*need)) {
@@ -284,7 +290,7 @@ pub(crate) fn invalidate_named(
     }
     let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
     let entry = FrontierEntry { at, ..FrontierEntry::ready(step.clone()) };
-    Ok(invalidate(shape, position, vec![Cut { place, entry, is_named: true }], results))
+    Ok(invalidate(shape, position, vec![InvalidStep { place, entry, is_named: true }], policy))
 }
 
 /// Invalidates a step of the main scope on request of a person.
