@@ -61,8 +61,8 @@ pub(crate) async fn invalidate_targets(
             let Some((step, forget)) = invalid_step(opening, (known, shape), target, epoch).await? else {
                 continue;
             };
-            let made = opening.engine.store.load(&header.run, branch, target.seq).await?;
-            drafts.push(redo_draft(made.header(), branch, (target, opening.judgement), epoch));
+            let end = opening.engine.store.load(&header.run, branch, target.seq).await?;
+            drafts.push(redo_draft(end.header(), branch, (target, opening.judgement), epoch));
             restored.extend(forget);
             invalid.push(step);
         }
@@ -126,10 +126,10 @@ async fn invalid_step(
     let header = known.record.header();
     let (run, branch) = (&header.run, &header.branch);
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
-    let made = engine.store.load(run, branch, target.seq).await?;
-    let made = made.header();
+    let end = engine.store.load(run, branch, target.seq).await?;
+    let end = end.header();
     let open = known.position.frontier.iter().find(|entry| entry.step == target.step);
-    let is_passed = open.is_some_and(|entry| entry.at.iteration > made.at.iteration);
+    let is_passed = open.is_some_and(|entry| entry.at.iteration > end.at.iteration);
     let is_open = Unfinished::of(shape, &known.position).has(place);
     let is_named = opening.named == Some(&target.step);
     if !is_passed && !is_named && (open.is_some() || is_open) {
@@ -140,17 +140,17 @@ async fn invalid_step(
     let is_newest = known.position.ledger.get(&target.step).is_some_and(|end| end.seq == target.seq);
     // Without the state before the pass, the step begins with the first pass.
     let (iteration, forgotten) = match loops {
-        true if begins => (first_pass(shape, place, made), None),
-        true if opening.policy != ReusePolicy::Keep && is_newest => (made.at.iteration.clone(), None),
-        true => pass_again(engine, (shape, place), made).await?,
-        false => (made.at.iteration.clone(), None),
+        true if begins => (first_pass(shape, place, end), None),
+        true if opening.policy != ReusePolicy::Keep && is_newest => (end.at.iteration.clone(), None),
+        true => pass_again(engine, (shape, place), end).await?,
+        false => (end.at.iteration.clone(), None),
     };
     // A step with rerun children joins these again; any other step opens new branches.
     let joining = match target.claims {
-        _ if iteration == made.at.iteration && target.claims.is_none() => {
-            match fan_of_pass(&known.position, (shape, place), made) {
+        _ if iteration == end.at.iteration && target.claims.is_none() => {
+            match fan_of_pass(&known.position, (shape, place), end) {
                 Some(fan) => Some(fan),
-                None => joining(engine, &known.position, &shape.steps()[place], made, loops).await?,
+                None => joining(engine, &known.position, &shape.steps()[place], end, loops).await?,
             }
         }
         _ => None,
@@ -161,9 +161,9 @@ async fn invalid_step(
 }
 
 /// Returns the fan-out of the pass of an end, for a step with a branch per pass.
-fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), made: &Header) -> Option<Fan> {
+fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), end: &Header) -> Option<Fan> {
     let fan = position.fan_of(&shape.steps()[place].id).filter(|fan| fan.pass > 0)?;
-    fan.of_pass(pass_in(shape, place, &made.at.iteration))
+    fan.of_pass(pass_in(shape, place, &end.at.iteration))
 }
 
 /// Returns whether a branch belongs to a pass, so that its steps may read their own outputs from the pass before.
@@ -176,9 +176,9 @@ fn in_pass(shape: &Shape, branch: &BranchPath) -> bool {
 }
 
 /// Returns the first iteration of a step on a loop, within the outer iteration of an end.
-fn first_pass(shape: &Shape, place: usize, made: &Header) -> Vec<u32> {
-    let around = made.at.iteration.len().saturating_sub(1);
-    shape.first_iteration(place, &made.at.iteration[..around])
+fn first_pass(shape: &Shape, place: usize, end: &Header) -> Vec<u32> {
+    let around = end.at.iteration.len().saturating_sub(1);
+    shape.first_iteration(place, &end.at.iteration[..around])
 }
 
 /// Returns the pass in which a step on a loop reruns, and the part of the state to remove: the pass of its end,
@@ -186,14 +186,14 @@ fn first_pass(shape: &Shape, place: usize, made: &Header) -> Vec<u32> {
 async fn pass_again(
     engine: &Engine,
     (shape, place): (&Shape, usize),
-    made: &Header,
+    end: &Header,
 ) -> Result<(Vec<u32>, Option<Forget>), RunError> {
     let step = &shape.steps()[place].id;
-    let first = first_pass(shape, place, made);
+    let first = first_pass(shape, place, end);
     let from_first_pass = (first.clone(), Some(Forget::Step(step.clone())));
-    let mut before = made.at.iteration.clone();
+    let mut before = end.at.iteration.clone();
     match before.last_mut() {
-        Some(pass) if made.at.iteration != first => *pass -= 1,
+        Some(pass) if end.at.iteration != first => *pass -= 1,
         _ => return Ok(from_first_pass),
     }
     let ends = |record: &Record| {
@@ -205,15 +205,15 @@ async fn pass_again(
         };
         ended && found.step.as_ref() == Some(step) && found.at.iteration == before
     };
-    let Some(ended) = engine.store.find_back(&made.run, &made.branch, made.seq, &ends).await? else {
+    let Some(ended) = engine.store.find_back(&end.run, &end.branch, end.seq, &ends).await? else {
         return Ok(from_first_pass);
     };
-    let ended = match engine.store.load(&made.run, &made.branch, ended.header().seq).await {
+    let ended = match engine.store.load(&end.run, &end.branch, ended.header().seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(from_first_pass),
         ended => ended?,
     };
     Ok(match with_state(engine, ended).await? {
-        Some(then) => (made.at.iteration.clone(), Some(Forget::Since(vec![step.clone()], Box::new(then)))),
+        Some(then) => (end.at.iteration.clone(), Some(Forget::Since(vec![step.clone()], Box::new(then)))),
         None => from_first_pass,
     })
 }
@@ -227,30 +227,30 @@ async fn joining(
     engine: &Engine,
     position: &Position,
     step: &Step,
-    made: &Header,
+    end: &Header,
     loops: bool,
 ) -> Result<Option<Fan>, RunError> {
-    match joined_by(engine, position, (&step.id, made)).await {
+    match joined_by(engine, position, (&step.id, end)).await {
         Err(RunError::NoState { .. }) if loops || !step.opens_careful() => Ok(None),
         joined => joined.map(Some),
     }
 }
 
-/// Returns the fan-out that a step joined, from the end `made` of the step.
+/// Returns the fan-out that a step joined, from the end `end` of the step.
 ///
 /// # Errors
 /// [`RunError::NoState`]: neither the position nor a retained state has the fan-out.
 pub(crate) async fn joined_by(
     engine: &Engine,
     position: &Position,
-    (step, made): (&StepId, &Header),
+    (step, end): (&StepId, &Header),
 ) -> Result<Fan, RunError> {
     if let Some(fan) = position.joined(step) {
         return Ok(fan.clone());
     }
-    let (run, branch) = (&made.run, &made.branch);
-    let starts = |record: &Record| starts(record.header(), made);
-    if let Some(start) = engine.store.find_back(run, branch, made.seq, &starts).await? {
+    let (run, branch) = (&end.run, &end.branch);
+    let starts = |record: &Record| starts(record.header(), end);
+    if let Some(start) = engine.store.find_back(run, branch, end.seq, &starts).await? {
         let start = load_with_state(engine, run, branch, start.header().seq).await?;
         let position = position_of(&start)?;
         let entry = position.frontier.into_iter().find(|entry| entry.step == *step);
@@ -259,7 +259,7 @@ pub(crate) async fn joined_by(
         }
     }
     let why = format!("the joined branches of step `{step}` are no longer recorded");
-    Err(RunError::NoState { at: made.reference().to_string(), why })
+    Err(RunError::NoState { at: end.reference().to_string(), why })
 }
 
 /// A step to rerun on request of a person.

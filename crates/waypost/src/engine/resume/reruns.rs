@@ -290,12 +290,12 @@ pub(crate) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
 
 /// Makes the draft for the rerun of a step.
 pub(crate) fn redo_draft(
-    made: &Header,
+    end: &Header,
     branch: &BranchPath,
     (target, judgement): (&Target, &Judgement),
     epoch: u32,
 ) -> Draft {
-    let at = Try { attempt: 0, epoch, iteration: made.at.iteration.clone() };
+    let at = Try { attempt: 0, epoch, iteration: end.at.iteration.clone() };
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
     draft.report.evidence = judgement
@@ -303,7 +303,7 @@ pub(crate) fn redo_draft(
         .filter(|_| target.claims.as_ref().is_some_and(|claims| !claims.is_empty()));
     if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {
         let data =
-            json!({ "step": target.step, "finished_at": made.reference().to_string(), "claims": claims });
+            json!({ "step": target.step, "finished_at": end.reference().to_string(), "claims": claims });
         draft.report.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
     draft

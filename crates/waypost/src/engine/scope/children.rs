@@ -32,7 +32,7 @@ use crate::engine::resume::reruns::{Transition, to_rerun};
 use crate::engine::session::Session;
 use crate::engine::walk::failure::position_for_retry;
 use crate::engine::walk::invalidate::{Invalidated, ReusePolicy, invalidated, reenter, upstream_of};
-use crate::engine::walk::scheduler::{children_of, for_children, for_hooks};
+use crate::engine::walk::scheduler::{children_of, wait_for_children, wait_for_hooks};
 use crate::engine::walk::trace::{EndResult, child_input, pins_of, trace_of, work_digests};
 use crate::engine::{Answers, Performed, Program, RunError, StepReport};
 
@@ -41,7 +41,7 @@ mod earlier;
 impl<'a, P: Program> Session<'a, P> {
     /// Begins a fan-out: stores the items, and lets the step wait for its children.
     pub(crate) async fn open(&mut self, id: ScopeId, place: usize) -> Result<(), RunError> {
-        self.note_input(id, place);
+        self.record_input(id, place);
         let scope = self.scopes.get(id);
         let children = children_of(scope, place);
         let opened = match named_items(children, scope.pass_of(place)) {
@@ -130,7 +130,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let is_again = at.epoch > 0 || at.iteration.iter().any(|pass| *pass > 1);
         let question = items.as_ref().map(|_| serde_json::json!({ "items": total }));
-        let wait = if are_hooks { for_hooks() } else { Wait { question, ..for_children() } };
+        let wait = if are_hooks { wait_for_hooks() } else { Wait { question, ..wait_for_children() } };
         entry.status = Status::Waiting;
         entry.since = 0;
         entry.waits = vec![wait.clone()];

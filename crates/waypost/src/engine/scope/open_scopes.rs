@@ -28,7 +28,7 @@ use crate::engine::time_travel::rollback::epochs;
 use crate::engine::walk::choice::ChoiceScope;
 use crate::engine::walk::failure::{decide_openers, position_for_retry};
 use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate};
-use crate::engine::walk::scheduler::{children_of, collects, for_children};
+use crate::engine::walk::scheduler::{children_of, collects, wait_for_children};
 use crate::engine::{Engine, OnDoubt, Program, RunError};
 
 /// Reads the newest record of each open branch, page by page. An abandoned branch is ignored, an unstarted branch
@@ -114,7 +114,7 @@ pub(crate) async fn load_open_scopes<P: Program>(
                 fan.failures = 0;
             }
             if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
-                entry.waits = vec![for_children()];
+                entry.waits = vec![wait_for_children()];
             }
             if entry.status != Status::Waiting {
                 entry.status = Status::Waiting;

@@ -16,9 +16,9 @@ use crate::engine::scope::fan_out::JoinedDigests;
 use crate::engine::scope::{DeferredFailure, ListedChildren, MAIN, Scope, ScopeId};
 use crate::engine::walk::early_cutoff::ReusableVerdicts;
 use crate::engine::walk::rewind::drop_chain;
-use crate::engine::walk::scheduler::hold;
+use crate::engine::walk::scheduler::wait_for_resume;
 use crate::engine::walk::trace::{
-    EndResult, chain_digests, digests_of, failed_digests, join_trace, together, trace_of,
+    EndResult, digests_of, failed_digests, join_trace, routed_digests, together, trace_of,
 };
 use crate::engine::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
 
@@ -87,7 +87,8 @@ impl<P: Program> Session<'_, P> {
     ) {
         let root = joined.map(|joined| joined.root);
         inline_outputs(&mut ending);
-        let (program, keeps_traces, keeps_chain) = (self.program, self.keeps_traces, self.keeps_chain);
+        let (program, keeps_traces, keeps_state_digests) =
+            (self.program, self.keeps_traces, self.keeps_state_digests);
         self.reusable_verdicts = ReusableVerdicts::default();
         let scope = self.scopes.get_mut(id);
         let joins = scope.shape.steps()[place].opens_evidence();
@@ -130,11 +131,11 @@ impl<P: Program> Session<'_, P> {
             let children = together(joined.map(|joined| joined.nested).into_iter().chain(work));
             EndResult { output, evidence: report.evidence.as_ref(), children }
         };
-        let digests = match keeps_chain {
-            true => end_of_chain(program, scope, &made(scope)),
+        let digests = match keeps_state_digests {
+            true => routed_end_digests(program, scope, &made(scope)),
             false => trace.is_some().then(|| digests_of(scope, place, &made(scope))),
         };
-        let outcomes = joined.filter(|_| keeps_chain).map(|joined| joined.outcomes);
+        let outcomes = joined.filter(|_| keeps_state_digests).map(|joined| joined.outcomes);
         let trace = trace.or(outcomes.map(|outcomes| join_trace(&scope.shape.steps()[place], outcomes)));
         scope.settle(place, settled, follow);
         scope.digests.remove(&step);
@@ -188,7 +189,7 @@ impl<P: Program> Session<'_, P> {
             let next = scope.step_id(next);
             if let Some(entry) = scope.position.frontier.iter_mut().find(|entry| entry.step == *next) {
                 entry.status = Status::Waiting;
-                entry.waits = vec![hold(key.clone())];
+                entry.waits = vec![wait_for_resume(key.clone())];
                 held = true;
             }
         }
@@ -405,14 +406,14 @@ fn apply<P: Program>(
 
 /// Returns the digests of an end of a chain, and adds the pins of the step to the position. `None` if the state
 /// cannot be encoded; the commit then reports the error.
-fn end_of_chain<P: Program>(
+fn routed_end_digests<P: Program>(
     program: &P,
     scope: &mut Scope<'_, P::State>,
     made: &EndResult<'_>,
 ) -> Option<EndDigests> {
     let mut state = Vec::new();
     program.encode(scope.shape.level(), &scope.state, &mut state).ok()?;
-    let digests = chain_digests(scope.position.pins, &state, made);
+    let digests = routed_digests(scope.position.pins, &state, made);
     scope.position.pins = Some(digests.pins);
     Some(digests)
 }

@@ -186,7 +186,7 @@ impl<P: Program> Session<'_, P> {
                 }
                 self.fill_fans(id).await?;
                 self.cancel_begun(id);
-                if self.has_result_to_judge(id) {
+                if self.has_undecided_reuse(id) {
                     self.touched.insert(id);
                 }
             }

@@ -36,8 +36,8 @@ impl<P: Program> Session<'_, P> {
         waits
     }
 
-    /// Fails a step that was interrupted again after it ran alone.
-    pub(crate) fn is_cut_too_often(&mut self, id: ScopeId, place: usize) -> bool {
+    /// Fails a step that was interrupted again after a start alone. Returns whether the step has failed.
+    pub(crate) fn fail_after_cuts(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let cuts = scope.entry(place).cuts;
         if cuts <= scope.shape.steps()[place].cuts_max {

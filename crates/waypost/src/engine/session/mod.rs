@@ -157,7 +157,7 @@ pub(super) struct Session<'a, P: Program> {
     /// True if ends have traces: the graph has `needs` and evidence.
     pub(super) keeps_traces: bool,
     /// True if ends have digests of the whole state: the graph has routes and evidence.
-    pub(super) keeps_chain: bool,
+    pub(super) keeps_state_digests: bool,
     pub(super) on_unknown: OnUnknown,
     /// The decisions of a person about steps in doubt.
     pub(super) answers: Answers,
@@ -215,7 +215,7 @@ impl<'a, P: Program> Session<'a, P> {
             None => None,
         };
         let has_evidence = main.shape.has_evidence();
-        let (keeps_traces, keeps_chain) =
+        let (keeps_traces, keeps_state_digests) =
             (!main.shape.is_routed() && has_evidence, main.shape.is_routed() && has_evidence);
         // Each commit reports the progress.
         main.unfinished();
@@ -270,7 +270,7 @@ impl<'a, P: Program> Session<'a, P> {
             accepted: BTreeMap::new(),
             accepted_packs: AcceptedPacks::default(),
             keeps_traces,
-            keeps_chain,
+            keeps_state_digests,
             on_unknown: OnUnknown::default(),
             answers: Answers::default(),
             reusable_verdicts: ReusableVerdicts::default(),

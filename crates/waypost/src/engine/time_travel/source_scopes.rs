@@ -32,7 +32,7 @@ use crate::engine::scope::{Opener, Scope, ScopeId};
 use crate::engine::session::Session;
 use crate::engine::walk::failure::{failures_of, position_for_retry};
 use crate::engine::walk::reuse::step_path;
-use crate::engine::walk::scheduler::{children_of, for_children, for_hooks};
+use crate::engine::walk::scheduler::{children_of, wait_for_children, wait_for_hooks};
 use crate::engine::{OriginEvidence, Program, RunError};
 
 /// The blob prefix in the new run for items of the other run.
@@ -169,8 +169,8 @@ fn position_in_new_run(position: &Position) -> Position {
         let hooks = entry.hooks.take().filter(|_| entry.status != Status::Failed).map(carried);
         let fan = entry.fan.take().map(carried);
         let (status, waits) = match (&hooks, &fan) {
-            (Some(_), _) => (Status::Waiting, vec![for_hooks()]),
-            (None, Some(_)) => (Status::Waiting, vec![for_children()]),
+            (Some(_), _) => (Status::Waiting, vec![wait_for_hooks()]),
+            (None, Some(_)) => (Status::Waiting, vec![wait_for_children()]),
             (None, None) => (Status::Ready, Vec::new()),
         };
         let (at, input) = (Try { attempt: 0, ..entry.at.clone() }, entry.input);

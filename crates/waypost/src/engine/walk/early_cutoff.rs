@@ -1,8 +1,8 @@
-//! Early cutoff: reads the input for the comparison of reusable results, and makes equal results current.
+//! Early cutoff: reuses the results of ready steps whose inputs are unchanged.
 //!
-//! Input: ready steps with reusable results. Each step is settled with the result, or the result is dropped and the step
-//! starts. This module reads digests and ended records, and verifies the evidence of the results. The decision is in
-//! [`reuse`](super::reuse), the comparison in [`trace`](super::trace).
+//! Input: ready steps with reusable results. Output: each step is settled with its result, or the result is dropped and
+//! the step starts. This module reads digests and ended records, and verifies the evidence of the results.
+//! [`trace`](super::trace) computes the inputs, [`reuse`](super::reuse) compares them and settles the step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::engine::session::Session;
 use crate::engine::time_travel::rollback::load_with_state;
 use crate::engine::{Admission, Program, RunError, StepRef};
 
-/// Mark in the note about an invalid step: its recorded result was compared in its turn.
+/// Mark in the note about an invalid step: its recorded result was compared at its turn.
 pub(crate) const COMPARED: &str = "compared";
 
 /// Verdicts on the evidence of reusable results, valid until the next step ends: a step may rewrite claimed files.
@@ -43,7 +43,7 @@ pub(crate) struct ReusableVerdicts {
     pub(crate) unknown: BTreeMap<ResultKey, Vec<String>>,
 }
 
-/// The name of a result: a step of a branch, in a pass.
+/// The key of a result: a step of a branch, in a pass.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ResultKey {
     pub(crate) branch: BranchPath,
@@ -62,7 +62,8 @@ impl<P: Program> Session<'_, P> {
         read_digests(store.as_ref(), program, self.scopes.get_mut(id), &self.accepted_packs).await
     }
 
-    /// Settles ready steps with their reusable results, and drops results that cannot be reused.
+    /// Settles ready steps with their reusable results, and drops results that cannot be reused. In graphs with `needs`,
+    /// no other place decides about reuse.
     pub(crate) async fn reuse_ready(&mut self, id: ScopeId) -> Result<(), RunError> {
         self.keep_state_of_ended_pass(id)?;
         loop {
@@ -81,7 +82,7 @@ impl<P: Program> Session<'_, P> {
                     continue;
                 }
                 Ok(Admission::Skip(_)) | Err(_) if !is_repeated => {
-                    self.give_up_result(id, &candidate)?;
+                    self.drop_result(id, &candidate)?;
                     continue;
                 }
                 _ => {}
@@ -99,7 +100,7 @@ impl<P: Program> Session<'_, P> {
                 Reusable::Ended { settled, .. } => self.reuse(id, &candidate, settled).await?,
             };
             if let Some(cause) = cause {
-                self.give_up_result(id, &candidate)?;
+                self.drop_result(id, &candidate)?;
                 let is_unnamed = cause == RerunCause::UpstreamChanged { step: None };
                 let named = self.upstream_cause(id, candidate.place).filter(|_| is_unnamed);
                 let cause = named.unwrap_or(cause);
@@ -124,8 +125,8 @@ impl<P: Program> Session<'_, P> {
         fan.cause.clone().filter(|cause| matches!(cause, RerunCause::UpstreamChanged { .. }))
     }
 
-    /// Makes an end current again if the recorded trace equals the current trace and the evidence holds. Returns
-    /// the mismatch if not.
+    /// Puts an end in force again if the recorded trace equals the current trace and the evidence holds. Returns the
+    /// cause of a rerun if not.
     async fn reuse(
         &mut self,
         id: ScopeId,
@@ -280,14 +281,14 @@ pub(crate) async fn read_digests<P: Program>(
     Ok(())
 }
 
-/// A scope and the children of its openers, as if reusable results were current.
+/// A scope and the children of its openers, as if the reusable results were in force.
 struct AsIfInForce {
     effective: Vec<Effective>,
     /// Results of openers with children that differ from the joined children.
     incomplete: Vec<ResultKey>,
 }
 
-/// Returns a scope and the children of its openers for the plan, as if reusable results were current.
+/// Reads a scope and the children of its openers for a verification, as if the reusable results were in force.
 async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
@@ -308,8 +309,8 @@ async fn as_if_in_force(
         }
     }
     let names = store.branches(run).await?;
-    let (mut found, mut effective, mut incomplete) = (vec![(newest, position)], Vec::new(), Vec::new());
-    while let Some((record, position)) = found.pop() {
+    let (mut unread, mut effective, mut incomplete) = (vec![(newest, position)], Vec::new(), Vec::new());
+    while let Some((record, position)) = unread.pop() {
         let branch = record.header().branch.clone();
         let mut joined: BTreeMap<ResultKey, u64> = BTreeMap::new();
         let key = |step: &StepId, pass: u32| ResultKey { branch: branch.clone(), step: step.clone(), pass };
@@ -331,19 +332,20 @@ async fn as_if_in_force(
             if is_child_of((&position, step), name, at.origin) {
                 let pass = name.pass_number().unwrap_or(1);
                 *joined.entry(key(&step.id, pass)).or_insert(0) += u64::from(!is_hook(step, name));
-                found.push((child, at));
+                unread.push((child, at));
             }
         }
-        let lacking = |(step, fan): (&StepId, &Fan)| {
+        let incomplete_of = |(step, fan): (&StepId, &Fan)| {
             // Each pass has one branch.
             let (passes, expected) = if fan.pass > 0 { (fan.pass, 1) } else { (1, fan.total) };
             let results = (1..=passes).map(|pass| key(step, pass));
-            let lacks = |result: &ResultKey| joined.get(result).copied().unwrap_or(0) != expected;
-            results.filter(lacks).collect::<Vec<_>>()
+            let is_incomplete = |result: &ResultKey| joined.get(result).copied().unwrap_or(0) != expected;
+            results.filter(is_incomplete).collect::<Vec<_>>()
         };
         let opens_evidence = |step: &StepId| shape.step(step.as_str()).is_some_and(Step::opens_evidence);
         let ends = position.ledger.iter().filter(|(step, _)| opens_evidence(step));
-        incomplete.extend(ends.filter_map(|(step, end)| Some((step, end.fan.as_deref()?))).flat_map(lacking));
+        incomplete
+            .extend(ends.filter_map(|(step, end)| Some((step, end.fan.as_deref()?))).flat_map(incomplete_of));
         effective.push(effective_of(store, root, (&record, &position)).await?);
     }
     Ok(AsIfInForce { effective, incomplete })

@@ -1,7 +1,7 @@
-//! Reuse: a reusable result becomes current if the input of the step is equal.
+//! Reuse: compares the inputs of a reusable result, and puts the result in force or drops it.
 //!
 //! Input: ready steps with a reusable result, and the records of their ends. Output: the first difference between
-//! the recorded trace and the current trace, and a settled step or a dropped result. Pure;
+//! the recorded trace and the current trace, and a settled step or a dropped result. Reads no store:
 //! [`early_cutoff`](super::early_cutoff) reads and verifies.
 
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::record::{
 };
 
 use super::early_cutoff::ResultKey;
-use super::scheduler::for_children;
+use super::scheduler::wait_for_children;
 use super::trace::trace_of;
 use crate::engine::chain::Draft;
 use crate::engine::resume::definition::{Forget, forget};
@@ -31,7 +31,8 @@ pub(crate) struct Candidate {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Returns whether a step belongs to the requested part of the run: itself on the main branch, or its opener there.
+    /// Returns whether `--until` permits the start of a step: of the step itself on the main branch, else of its outermost
+    /// opener. True without `--until`.
     pub(crate) fn is_selected(&self, id: ScopeId, place: usize) -> bool {
         let Some(until_steps) = &self.until_steps else { return true };
         match self.scopes.get(id).opener {
@@ -40,8 +41,8 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Returns whether the reuse of a ready step is still undecided.
-    pub(crate) fn has_result_to_judge(&self, id: ScopeId) -> bool {
+    /// Returns whether a scope has a ready step whose reuse is undecided.
+    pub(crate) fn has_undecided_reuse(&self, id: ScopeId) -> bool {
         let Some(scope) = self.scopes.find_ref(id) else { return false };
         let has_result = |entry: &FrontierEntry| {
             entry.status == Status::Ready
@@ -51,8 +52,8 @@ impl<P: Program> Session<'_, P> {
         scope.end.is_none() && !self.is_stopping() && scope.position.frontier.iter().any(has_result)
     }
 
-    /// Records the input of a starting step.
-    pub(crate) fn note_input(&mut self, id: ScopeId, place: usize) {
+    /// Puts the digest of the current trace into the frontier entry of a starting step.
+    pub(crate) fn record_input(&mut self, id: ScopeId, place: usize) {
         if !self.keeps_traces || self.scopes.get(id).entry(place).has_children() {
             return;
         }
@@ -173,7 +174,7 @@ impl<P: Program> Session<'_, P> {
         let is_reused = has_fan || entry.status == Status::Waiting;
         if has_fan {
             if !entry.waits.iter().any(|wait| wait.on == WaitKind::Children) {
-                entry.waits = vec![for_children()];
+                entry.waits = vec![wait_for_children()];
             }
             entry.status = Status::Waiting;
             let fan = fan_of(scope, place)?;
@@ -190,8 +191,8 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Drops the result of a step: the step runs, or is in doubt.
-    pub(crate) fn give_up_result(&mut self, id: ScopeId, candidate: &Candidate) -> Result<(), RunError> {
+    /// Drops the reusable result of a step: the step runs, or is in doubt.
+    pub(crate) fn drop_result(&mut self, id: ScopeId, candidate: &Candidate) -> Result<(), RunError> {
         let (program, scope) = (self.program, self.scopes.get_mut(id));
         let retries = self.answers.retries(scope.branch(), &candidate.step);
         let result = scope.take_result(candidate.place);
@@ -239,7 +240,7 @@ pub(crate) fn has_same_input(entry: &FrontierEntry, trace: Option<&Trace>) -> bo
     entry.input.is_some() && entry.input == trace.map(Trace::digest)
 }
 
-/// Writes a single record for all results reused in a turn.
+/// Notes a reuse in the draft of the turn: all reuses of a turn share a record.
 fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
     let of = CheckpointRef { run: scope.chain.run.clone(), branch: scope.chain.branch.clone(), seq };
     let reused = json!({ "step": step, "of": of.to_string() });

@@ -1,15 +1,15 @@
-//! Chains (graphs with routes): rewind to the input state of a step, and rejoin.
+//! Graphs with routes: rewind to the input state of a step, and rejoin.
 //!
 //! ```text
-//!   @1 started a   @2 completed a   @3 completed b | c started      a's evidence fails
+//!   @1 started a   @2 completed a   @3 completed b, started c       a's evidence fails
 //!   @4 restored (basis 1), reusable chain: head 3
-//!   @5 completed a: same state, same pins  -->  @6 restored (basis 3): b is reused, c goes on
+//!   @5 completed a: same state, same pins  -->  @6 restored (basis 3): b is reused, c starts
 //!   @5 completed a: another state          -->  b runs; after each end, state and pins are compared again
 //! ```
 //!
-//! The state of a chain is opaque, so all downstream steps depend on a step. Input: a branch and its position.
-//! Output: the record and the position from which the branch continues. Reasons:
-//! docs/decisions/0007-evidence-in-a-chain.md.
+//! The state is opaque: it has no separate outputs, so each step depends on all steps before. A branch executes one step
+//! at a time, and its results after a rewind are a reusable chain. Input: a branch and its position. Output: the record
+//! and the position from which the branch continues. Reasons: docs/decisions/0007-evidence-in-a-chain.md.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,17 +37,18 @@ use crate::engine::{Engine, RunError};
 /// A step in an iteration.
 type Visit = (StepId, Vec<u32>);
 
-/// The newest record before the rewind: the chain continues from there.
+/// The newest record before the rewind: the branch continues from this record.
 #[derive(Debug, Clone)]
 pub(crate) struct Rejoined {
     pub(crate) record: Record,
     pub(crate) position: Position,
-    /// The reused ends, for the event.
+    /// The reused ends, for the event `step_reused`.
     pub(crate) reused: Vec<Value>,
 }
 
-/// Rejoins the reusable chain, after an end with the same state and the same pins in force, or before a join of
-/// children with the same outcomes. `None` if a step with a reusable result has begun after the rewind.
+/// Returns the newest record before the rewind, if the branch may continue from it. The branch has an end with the same
+/// state and the same pins in force, or is before a join of children with the same outcomes. `None` also if a step with
+/// a reusable result has begun after the rewind.
 pub(crate) async fn rejoin(
     store: &Arc<dyn Store>,
     shape: &Shape,
@@ -199,10 +200,10 @@ impl Rewind<'_> {
         let Self { engine, root, known, target, judgement, .. } = self;
         let header = known.record.header();
         let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
-        let made = store.load(run, branch, target.seq).await?;
-        let made = made.header();
-        let starts = |record: &Record| starts(record.header(), made);
-        let gone = |why: &str| {
+        let ended = store.load(run, branch, target.seq).await?;
+        let ended = ended.header();
+        let starts = |record: &Record| starts(record.header(), ended);
+        let no_state = |why: &str| {
             let step = &target.step;
             let is_broken = target.claims.as_ref().is_some_and(|claims| !claims.is_empty());
             let why = match is_broken {
@@ -215,20 +216,20 @@ impl Rewind<'_> {
                      the run is long"
                 ),
             };
-            RunError::NoState { at: made.reference().to_string(), why }
+            RunError::NoState { at: ended.reference().to_string(), why }
         };
         let Some(start) = store.find_back(run, branch, header.seq, &starts).await? else {
-            return Err(gone(&where_started(store, made).await?));
+            return Err(no_state(&where_started(store, ended).await?));
         };
         let record = match load_with_state(engine, run, branch, start.header().seq).await {
             Err(RunError::NoState { .. }) => {
-                return Err(gone("retention dropped its input state"));
+                return Err(no_state("retention dropped its input state"));
             }
             record => record?,
         };
         let mut position = position_of(&record)?;
         if !position.frontier.iter().any(|entry| entry.step == target.step) {
-            return Err(gone("its input state was not kept"));
+            return Err(no_state("its input state was not kept"));
         }
         let epoch = epochs(engine, run, branch).await? + 1;
         for entry in &mut position.frontier {
@@ -243,16 +244,16 @@ impl Rewind<'_> {
             entry.waits.clear();
         }
         copy_unrewound(&mut position, &known.position);
-        position.chain = Some(Box::new(self.reusable_chain(made).await?));
-        let draft = redo_draft(made, branch, (target, judgement), epoch);
+        position.chain = Some(Box::new(self.reusable_chain(ended).await?));
+        let draft = redo_draft(ended, branch, (target, judgement), epoch);
         Ok(Transition { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
     }
 
     /// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps
     /// begun after the first rewind run again.
-    async fn reusable_chain(self, made: &Header) -> Result<ReusableChain, RunError> {
+    async fn reusable_chain(self, ended: &Header) -> Result<ReusableChain, RunError> {
         let Self { engine, root, branches, known, target, .. } = self;
-        let (store, own) = (engine.store.as_ref(), root.of_branch(&made.branch).unwrap_or(root));
+        let (store, own) = (engine.store.as_ref(), root.of_branch(&ended.branch).unwrap_or(root));
         let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(Step::is_careful);
         let before = known.position.chain.as_deref().cloned().unwrap_or_default();
         let mut chain = match before.head.filter(|_| !is_joined(root, branches, known)) {
@@ -271,15 +272,15 @@ impl Rewind<'_> {
         if own.steps().iter().any(Step::is_careful) {
             let header = known.record.header();
             let history = store.history(&header.run, &header.branch, header.seq).await?;
-            let since = history.iter().map(Record::header).filter(|end| end.seq >= made.seq);
+            let since = history.iter().map(Record::header).filter(|end| end.seq >= ended.seq);
             let ends = since.filter(|end| matches!(end.phase, Phase::Completed(_)));
             let done = ends.filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
             let begun = known.position.frontier.iter().filter(|entry| entry.is_unsettled()).map(visit_of);
             chain.careful.extend(done.chain(begun).filter(|(step, _)| is_careful(step)));
         }
         // The named step is invalid: no reuse begins there, and no question is asked.
-        if let Some(step) = made.step.clone().filter(|_| target.claims.is_some()) {
-            let visit = (step, made.at.iteration.clone());
+        if let Some(step) = ended.step.clone().filter(|_| target.claims.is_some()) {
+            let visit = (step, ended.at.iteration.clone());
             chain.careful.remove(&visit);
             if !is_careful(&visit.0) {
                 chain.started.insert(visit);
@@ -289,18 +290,18 @@ impl Rewind<'_> {
     }
 }
 
-/// Returns where the step was started, if not in this run, for a message.
-async fn where_started(store: &dyn Store, made: &Header) -> Result<String, StoreError> {
-    let parent = store.run(&made.run).await?.record.record().parent.clone();
+/// Returns the reason why the start of a step is missing, for a message.
+async fn where_started(store: &dyn Store, ended: &Header) -> Result<String, StoreError> {
+    let parent = store.run(&ended.run).await?.record.record().parent.clone();
     Ok(match parent {
-        Some(parent) if is_copied(store, made).await? => {
+        Some(parent) if is_copied(store, ended).await? => {
             format!("it started in the parent run {}: resume that run", parent.run)
         }
         _ => "its start is not recorded".to_owned(),
     })
 }
 
-/// Drops the results of a chain. Questions about non-idempotent steps stay.
+/// Drops the reusable chain of a position. Questions about non-idempotent steps stay.
 pub(crate) fn drop_chain(position: &mut Position, shape: &Shape) {
     let Some(chain) = &mut position.chain else { return };
     let is_careful = |visit: &Visit| shape.step(visit.0.as_str()).is_some_and(Step::is_careful);
@@ -312,17 +313,18 @@ pub(crate) fn drop_chain(position: &mut Position, shape: &Shape) {
     }
 }
 
-/// Returns whether a record contains the start of the attempt that ended with `made`.
-pub(crate) fn starts(header: &Header, made: &Header) -> bool {
-    let (iteration, epoch) = (&made.at.iteration, made.at.epoch);
+/// Returns whether a record contains the start of the attempt that ended with `end`.
+pub(crate) fn starts(header: &Header, end: &Header) -> bool {
+    let (iteration, epoch) = (&end.at.iteration, end.at.epoch);
     let is_it = |at: &Try| (&at.iteration, at.epoch) == (iteration, epoch);
-    header.seq <= made.seq
-        && header.started.iter().any(|start| Some(&start.step) == made.step.as_ref() && is_it(&start.at))
+    header.seq <= end.seq
+        && header.started.iter().any(|start| Some(&start.step) == end.step.as_ref() && is_it(&start.at))
 }
 
 impl Rejoined {
-    /// Returns the transition of a branch to the newest record before the rewind. `header` and `newest`: the
-    /// current newest record.
+    /// Returns the transition of a branch to the newest record before the rewind.
+    ///
+    /// `header` and `newest`: the header and position of the current newest record.
     pub(crate) fn into_transition(self, shape: &Shape, header: &Header, newest: &Position) -> Transition {
         let Self { record, mut position, reused } = self;
         let mut before = newest.clone();

@@ -1,4 +1,7 @@
-//! Decides the starts of the next commit: steps, children, joins. Skips and holds are decided here, once.
+//! Decides the starts of the next commit: steps, children, joins.
+//!
+//! Input: a scope with ready steps, and the limits of running steps. Output: for each ready step a start, an opening of
+//! children, a skip, a hold, a question or a failure, as a draft. Reads no store.
 
 use jiff::Timestamp;
 
@@ -19,7 +22,7 @@ use crate::engine::{Admission, Program, Settlement, StepRef, StepReport, TreatAs
 pub(crate) const BEFORE: &str = "before";
 
 impl<'a, P: Program> Session<'a, P> {
-    /// Decides the starts of the first batch. There is no lease yet, so nothing is opened.
+    /// Decides the starts of the first batch of a run. Without a lease, no children open.
     pub(crate) fn schedule_first(&mut self) {
         let now = self.now();
         let _ = self.start_ready(MAIN, now);
@@ -29,7 +32,7 @@ impl<'a, P: Program> Session<'a, P> {
         self.halted || self.is_pausing || self.options.stop.is_asked()
     }
 
-    /// Marks the starts on a branch, and returns the openers that must open children first.
+    /// Marks the next starts of a scope, up to the limits. Returns the openers whose children must open first.
     pub(crate) fn start_ready(&mut self, id: ScopeId, now: Timestamp) -> Vec<usize> {
         let mut openings = Vec::new();
         loop {
@@ -45,7 +48,9 @@ impl<'a, P: Program> Session<'a, P> {
             if !self.has_capacity(id) {
                 return openings;
             }
-            if (self.is_full() || self.must_wait_to_be_alone(id, place)) && !self.opens(id, place) {
+            if (self.is_full() || self.must_wait_to_be_alone(id, place))
+                && !self.only_opens_children(id, place)
+            {
                 self.waiting_to_start.insert(id);
                 return openings;
             }
@@ -57,14 +62,14 @@ impl<'a, P: Program> Session<'a, P> {
                 self.skip(id, place, cause);
                 continue;
             }
-            if self.doubts(id, place)
+            if self.ask_before_start(id, place)
                 || self.hold_before(id, place)
-                || self.is_over_limit(id, place)
-                || self.is_cut_too_often(id, place)
+                || self.fail_over_limit(id, place)
+                || self.fail_after_cuts(id, place)
             {
                 continue;
             }
-            self.begin(id, place, &mut openings);
+            self.open_or_start(id, place, &mut openings);
         }
     }
 
@@ -89,18 +94,19 @@ impl<'a, P: Program> Session<'a, P> {
         false
     }
 
-    /// Returns whether a step must only open branches next.
-    fn opens(&self, id: ScopeId, place: usize) -> bool {
+    /// Returns whether the start of a step only opens its children: the step itself has no work before the join.
+    fn only_opens_children(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let children = scope.shape.steps()[place].children.as_ref();
         children.is_some_and(|children| !children.by_work) && !scope.entry(place).has_children()
     }
 
-    fn begin(&mut self, id: ScopeId, place: usize, openings: &mut Vec<usize>) {
-        if self.opens(id, place) {
+    /// Marks the start of a step, or adds an opener to `openings`. A non-idempotent step starts after a commit of its own.
+    fn open_or_start(&mut self, id: ScopeId, place: usize, openings: &mut Vec<usize>) {
+        if self.only_opens_children(id, place) {
             return openings.push(place);
         }
-        self.note_input(id, place);
+        self.record_input(id, place);
         self.launching.insert(id);
         let scope = self.scopes.get_mut(id);
         if !scope.shape.steps()[place].idempotent {
@@ -150,8 +156,9 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Puts a non-idempotent step in doubt if an upstream step reran after the end. Returns `true` if the step does not start.
-    fn doubts(&mut self, id: ScopeId, place: usize) -> bool {
+    /// Puts a non-idempotent step in doubt if an upstream step reran after its end, or settles the step by the answer of a
+    /// person. Returns whether the step does not start.
+    fn ask_before_start(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get_mut(id);
         let step = scope.step_id(place).clone();
         let retries = self.answers.retries(scope.branch(), &step);
@@ -168,7 +175,7 @@ impl<'a, P: Program> Session<'a, P> {
         asks
     }
 
-    /// Holds a step, if requested; a resume releases the hold.
+    /// Holds a step before its start, if requested; a resume releases the hold. Returns whether the step is held.
     fn hold_before(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get_mut(id);
         let entry = scope.entry(place);
@@ -184,7 +191,7 @@ impl<'a, P: Program> Session<'a, P> {
             return false;
         }
         let (step, at) = (entry.step.clone(), entry.at.clone());
-        let wait = hold(BEFORE.to_owned());
+        let wait = wait_for_resume(BEFORE.to_owned());
         let entry = scope.entry_mut(place);
         entry.status = Status::Waiting;
         entry.since = 0;
@@ -195,8 +202,8 @@ impl<'a, P: Program> Session<'a, P> {
         true
     }
 
-    /// Fails a step above the step limit.
-    fn is_over_limit(&mut self, id: ScopeId, place: usize) -> bool {
+    /// Fails a step above the step limit. Returns whether the step has failed.
+    fn fail_over_limit(&mut self, id: ScopeId, place: usize) -> bool {
         let Some(limit) = self.options.step_limit else { return false };
         if self.scopes.get(id).position.steps_started < limit {
             return false;
@@ -206,7 +213,7 @@ impl<'a, P: Program> Session<'a, P> {
         true
     }
 
-    /// Ends a child branch without remaining work, and updates the fan-out of its opener.
+    /// Ends a child scope without remaining work, and counts the end in the fan-out of its opener.
     pub(crate) fn close_if_done(&mut self, id: ScopeId) {
         let keeps_traces = self.keeps_traces;
         let scope = self.scopes.get_mut(id);
@@ -231,14 +238,14 @@ impl<'a, P: Program> Session<'a, P> {
         scope.is_counted_out = true;
         let digests = match keeps_traces {
             true => scope_digests(scope),
-            // The state of a chain contains the outputs of nested children.
+            // In a graph with routes, the state contains the outputs of nested children.
             false => scope.position.pins.map(|pins| EndDigests { output: Digest::merkle(&[]), pins }),
         };
         if let Some(last) = scope.drafts.last_mut() {
             last.branch_digests = digests;
         }
-        let had_room = std::mem::take(&mut scope.has_capacity);
-        let dead = scope.end_with_last_draft(end);
+        let had_capacity = std::mem::take(&mut scope.has_capacity);
+        let failures = scope.end_with_last_draft(end);
         let error = scope
             .drafts
             .last()
@@ -246,23 +253,23 @@ impl<'a, P: Program> Session<'a, P> {
             .map(|failure| failure.error.join(": "));
         let opener = scope.opener.expect("a child has an opener");
         let fan = self.scopes.get_mut(opener.scope).fan_mut(opener.place);
-        fan.active -= usize::from(had_room);
+        fan.active -= usize::from(had_capacity);
         fan.ended += 1;
         fan.mark_ended_here(opener.index);
-        fan.failed += dead;
+        fan.failed += failures;
         if end == End::Failed {
             fan.note_failure(error.unwrap_or_default());
         } else if end == End::Completed {
             fan.note_success();
         }
-        // If the chain of the opener is rewound, its reuse is decided before the join runs again.
+        // If the opener's branch was rewound, its reuse is decided before the join runs again.
         let above = self.scopes.get(opener.scope);
         self.is_pausing |= above.position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
         self.touched.insert(opener.scope);
         self.stop_at_limit(opener.scope, opener.place);
     }
 
-    /// Fails an opener with too many failed children.
+    /// Fails an opener whose children exceed a failure limit.
     fn stop_at_limit(&mut self, id: ScopeId, place: usize) {
         let scope = self.scopes.get(id);
         let limits = children_of(scope, place).limits;
@@ -382,8 +389,7 @@ impl<'a, P: Program> Session<'a, P> {
         Some(if waits && !held { RunStatus::Waiting } else { RunStatus::Interrupted })
     }
 
-    /// Returns whether all steps have ended and the evidence must be verified once more before the end of the
-    /// run.
+    /// Returns whether all steps have ended, and evidence must be verified again before the end of the run.
     pub(crate) fn needs_final_check(&self) -> bool {
         let main = self.main();
         let is_done = main.position.frontier.is_empty() && !main.is_held_at_end && !main.has_failed_end();
@@ -412,21 +418,21 @@ pub(crate) fn children_of<'a, S>(scope: &Scope<'a, S>, place: usize) -> &'a Chil
 }
 
 /// Returns the wait of a step for its branches.
-pub(crate) fn for_children() -> Wait {
-    Wait { on: WaitKind::Children, ..hold("children".to_owned()) }
+pub(crate) fn wait_for_children() -> Wait {
+    Wait { on: WaitKind::Children, ..wait_for_resume("children".to_owned()) }
 }
 
 /// Returns the wait of a step for its hooks.
-pub(crate) fn for_hooks() -> Wait {
-    Wait { key: WAIT_HOOKS.to_owned(), ..for_children() }
+pub(crate) fn wait_for_hooks() -> Wait {
+    Wait { key: WAIT_HOOKS.to_owned(), ..wait_for_children() }
 }
 
-/// Returns a wait for a resume.
-pub(crate) fn hold(key: String) -> Wait {
+/// Returns a wait that only a resume ends.
+pub(crate) fn wait_for_resume(key: String) -> Wait {
     Wait { id: String::new(), key, on: WaitKind::Resume, question: None, until: None }
 }
 
-/// Returns whether the failure of a branch ends only that branch.
+/// Returns whether the failure of a child ends only the child: the opener collects failures.
 pub(crate) fn collects<S>(scope: &Scope<'_, S>, place: usize) -> bool {
     children_of(scope, place).on_failure == OnChildFailure::Collect
 }

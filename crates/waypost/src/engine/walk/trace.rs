@@ -83,25 +83,30 @@ pub(crate) struct EndResult<'a> {
 }
 
 /// Returns the digests of a completed end.
-pub(crate) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> EndDigests {
-    let output = made.output.as_ref().map_or_else(String::new, |output| canonical(&output.to_string()));
-    let nested = made.children.iter().map(|children| &children.output.as_bytes()[..]);
+pub(crate) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, result: &EndResult<'_>) -> EndDigests {
+    let output = result.output.as_ref().map_or_else(String::new, |output| canonical(&output.to_string()));
+    let nested = result.children.iter().map(|children| &children.output.as_bytes()[..]);
     let output = Digest::of_parts([b"completed", output.as_bytes()].into_iter().chain(nested));
-    EndDigests { output, pins: pins_of(scope, place, made) }
+    EndDigests { output, pins: pins_of(scope, place, result) }
 }
 
-/// Returns the digests of an end of a chain: of the whole state, and of the pins in force of all steps so far.
-pub(crate) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &EndResult<'_>) -> EndDigests {
+/// Returns the digests of an end in a graph with routes: of the whole state, and of the pins in force of all steps so
+/// far.
+pub(crate) fn routed_digests(
+    pins_so_far: Option<Digest>,
+    state: &[u8],
+    result: &EndResult<'_>,
+) -> EndDigests {
     let state =
         std::str::from_utf8(state).map_or_else(|_| state.to_vec(), |text| canonical(text).into_bytes());
     // In a dry run, the result of the step is not in the state.
-    let output = made.output.as_ref().map(Value::to_string).unwrap_or_default();
+    let output = result.output.as_ref().map(Value::to_string).unwrap_or_default();
     let output = Digest::of_parts([&b"state"[..], &state, output.as_bytes()]);
-    let claims = claims_of(made);
+    let claims = claims_of(result);
     let claims = claims.iter().map(|claim| claim.as_bytes());
-    let children = made.children.as_ref().map(|children| &children.pins);
+    let children = result.children.as_ref().map(|children| &children.pins);
     let before = pins_so_far.iter().chain(children).map(|pins| &pins.as_bytes()[..]);
-    let is_any = made.children.is_some() || claims.len() > 0;
+    let is_any = result.children.is_some() || claims.len() > 0;
     let pins = match is_any {
         true => Digest::of_parts(claims.chain([&b"above"[..]]).chain(before)),
         false => pins_so_far.unwrap_or_else(no_input),
@@ -109,7 +114,7 @@ pub(crate) fn chain_digests(pins_so_far: Option<Digest>, state: &[u8], made: &En
     EndDigests { output, pins }
 }
 
-/// Returns the trace of a join of a chain. The input state of the join is the state at the opening.
+/// Returns the trace of a join in a graph with routes. The input state of the join is the state at the opening.
 pub(crate) fn join_trace(step: &Step, outcomes: Digest) -> Trace {
     Trace { definition: step.fingerprint, input: outcomes, needs: BTreeMap::new(), previous_pass: None }
 }
@@ -149,29 +154,29 @@ pub(crate) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> En
     EndDigests { output: unique, pins: unique }
 }
 
-/// Returns the pins of a step: each claim with the expected value and the machine.
-pub(crate) fn claims_of(made: &EndResult<'_>) -> Vec<String> {
-    let claims = made.evidence.into_iter().flat_map(|pack| &pack.claims);
+/// Returns the claims of an end as texts to digest: kind, subject, expected value and machine of each.
+pub(crate) fn claims_of(result: &EndResult<'_>) -> Vec<String> {
+    let claims = result.evidence.into_iter().flat_map(|pack| &pack.claims);
     let pin = |claim: &Claim| serde_json::json!([claim.kind, claim.subject, claim.expect, claim.host]);
     claims.map(|claim| pin(claim).to_string()).collect()
 }
 
-/// Returns the digest of the pins of a step, its children and its needs.
-pub(crate) fn pins_of<S>(scope: &Scope<'_, S>, place: usize, made: &EndResult<'_>) -> Digest {
-    let claims = claims_of(made);
+/// Returns the pin digest of an end: of its claims, and of the pin digests of its children and needs.
+pub(crate) fn pins_of<S>(scope: &Scope<'_, S>, place: usize, result: &EndResult<'_>) -> Digest {
+    let claims = claims_of(result);
     // By name: the order of steps changes no result.
     let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
     let needs: BTreeSet<&StepId> = needs.collect();
     let above: Vec<Digest> =
         needs.into_iter().filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
     let claims = claims.iter().map(|claim| claim.as_bytes());
-    let children = made.children.as_ref().map(|children| &children.pins);
+    let children = result.children.as_ref().map(|children| &children.pins);
     let above = children.into_iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
     Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))
 }
 
-/// Returns the digests of the work of a step before its hooks: of the nested children of the branches that it joined,
-/// and of its own claims and their pins.
+/// Returns the digests of the work of a step before its hooks: the outputs of nested children, and the pins of the joined
+/// branches and of the step.
 pub(crate) fn work_digests(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> EndDigests {
     let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
     let claims = claims.iter().map(|claim| claim.as_bytes());
@@ -180,15 +185,16 @@ pub(crate) fn work_digests(evidence: Option<&Pack>, joined: Option<JoinedDigests
     EndDigests { output: nested.map_or_else(no_input, |nested| nested.output), pins }
 }
 
-/// Returns the digests of the branches of a step, if there are any.
+/// Returns the Merkle roots of several digests; `None` without digests.
 pub(crate) fn together(digests: impl Iterator<Item = EndDigests>) -> Option<EndDigests> {
     let digests: Vec<EndDigests> = digests.collect();
     (!digests.is_empty()).then(|| EndDigests::merkle(&digests))
 }
 
-/// Returns the digests of an ended scope; `None` if a digest is unknown. The output covers the openers only: the state of
-/// the scope has the outputs of the steps, without those of nested children. A step without an end has no part in the
-/// scope: the steps of other hooks are in the same graph.
+/// Returns the digests of an ended scope; `None` if a digest is unknown.
+///
+/// The output covers only the openers: the state of the scope has the outputs of its steps, but not those of nested
+/// children. Steps without an end do not count: the hooks of a run share a graph, and a child runs one of them.
 pub(crate) fn scope_digests<S>(scope: &Scope<'_, S>) -> Option<EndDigests> {
     let ended = |step: &&Step| scope.position.ledger.contains_key(&step.id);
     let digests_of = |step: &Step| scope.digests.get(&step.id).copied();
