@@ -19,7 +19,7 @@ use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::in_doubt::{DoubtScope, questions_at, recoverable_in};
 use crate::engine::resume::resume_point::branches_in_force;
 use crate::engine::resume::trust::{forget_other_names, in_flux, state_of, verify};
-use crate::engine::scope::child_ends::{counting_ends, has_state};
+use crate::engine::scope::child_ends::{ends_in_force, has_state};
 use crate::engine::time_travel::rollback::load_with_state;
 use crate::engine::walk::failure::position_for_retry;
 use crate::engine::{Engine, OnUnknown, Program, RunError};
@@ -392,7 +392,7 @@ async fn passes_of(
         return Ok(passes);
     }
     let history = store.history(&header.run, &header.branch, header.seq).await?;
-    for end in counting_ends(shape, position, &history) {
+    for end in ends_in_force(shape, position, &history) {
         let Some(step) = end.step.as_ref().and_then(|step| shape.step(step.as_str())) else { continue };
         let is_newest = position.ledger.get(&step.id).map(|settled| settled.seq) == Some(end.seq);
         let pack = accepted.get(&end.seq).or(end.evidence.as_ref());

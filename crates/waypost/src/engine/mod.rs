@@ -1,12 +1,14 @@
-//! The engine: executes a plan and records the results.
+//! The engine: executes the steps of a program, and records each end.
 //!
-//! A record per step boundary, a single code path for appends (`engine/chain.rs`), a single loop
-//! (`engine/session/event_loop.rs`). The engine knows steps only through a [`Program`]: the processes of a workflow
-//! file and the functions of a Rust graph run through the same loop.
+//! The engine knows steps only through a [`Program`]: the processes of a workflow file and the functions of a Rust graph
+//! run through the same loop (`session/event_loop.rs`). Only `chain.rs` makes records. A session appends in
+//! `session/commit.rs`; an action between two sessions, such as a cancel, appends one batch under its own lease.
 //!
 //! ```text
-//!   create / acquire --> plan --> [ start steps --> wait for an end --> record it, and what starts next ]* --> release
-//!                                        ^                 a crash here: the start is recorded, the end is not
+//!   a new run   resume/begin.rs    \
+//!                                   > session: [ start steps --> an end --> commit the end and the next starts ]*
+//!   a resume    resume/            /               ^
+//!                                                  a crash here: the start is recorded, the end is not
 //! ```
 
 use std::fmt::Debug;

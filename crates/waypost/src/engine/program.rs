@@ -60,8 +60,9 @@ pub trait Program: Send + Sync {
     /// The state cannot be decoded.
     fn decode(&self, level: usize, bytes: &[u8], schema: u32) -> Result<Self::State, StateError>;
 
-    /// Decides whether a step with ended needs runs or is skipped. Called once; the decision is recorded. A retry
-    /// of a failed step by a resume decides again.
+    /// Decides whether a step with ended needs runs or is skipped. May be called several times before the start; the
+    /// answer must depend on the arguments only. The first record of the step, its start or its skip, keeps the decision. A
+    /// retry of a failed step by a resume decides again.
     ///
     /// # Errors
     /// A failure of the step.
@@ -72,9 +73,9 @@ pub trait Program: Send + Sync {
         upstream: Upstream<'_>,
     ) -> Result<Admission, Failure>;
 
-    /// Returns the children of a step, in order, with their items. Called once; the items are recorded. Not
-    /// called if the shape names the children. For children found by the work of the step, called by dry
-    /// runs only.
+    /// Returns the items of a step, one for each child, in order. Called once for each fan-out; the items are recorded. Not
+    /// called if the shape names the children. If the work of the step lists the items, only dry runs call this
+    /// method.
     ///
     /// # Errors
     /// A failure of the step; in a dry run, the items are unknown without the work.
@@ -92,7 +93,7 @@ pub trait Program: Send + Sync {
     /// Removes the results of a finished step from the state before a rerun. The step finds everything else in the state.
     fn forget(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
-    /// Takes in the children of a step that fails without a join. The failure of the step is applied next.
+    /// Applies the children of a step that fails without a join to the state. The failure of the step is applied next.
     fn apply_unjoined(
         &self,
         step_ref: StepRef<'_>,
@@ -116,9 +117,9 @@ pub trait Program: Send + Sync {
     /// Masks secrets in an answer or signal before the record.
     fn redact_answer(&self, value: &mut Value);
 
-    /// Returns whether the state has separate outputs per step, so that [`forget`](Self::forget) removes all
-    /// traces of a step. A requested rerun then invalidates only downstream steps. Without separate outputs, the
-    /// branch rewinds to the input state of the step.
+    /// Returns whether the state keeps the outputs of each step apart, so that [`forget`](Self::forget) removes everything
+    /// that a step left in the state. A requested rerun then invalidates only downstream steps. Otherwise the branch
+    /// rewinds to the input state of the step.
     fn keeps_apart(&self) -> bool;
 
     /// Returns the output of a finished step in the state, for its output digest; `None` without a separate output. Called
@@ -170,9 +171,9 @@ pub trait Program: Send + Sync {
     /// that the step may be writing.
     fn subjects(&self, step_ref: StepRef<'_>, state: &Self::State) -> Vec<String>;
 
-    /// Returns the claims that prove an interrupted non-idempotent step to be done, with its output. The output
-    /// is read again, or is the recorded output from before the evidence check. `None` if only the end of the
-    /// step could prove this; then a person decides.
+    /// Returns the claims that prove the effect of an interrupted non-idempotent step, with the output of the step. The
+    /// output is read again from its files, or is the recorded output in `exited`. `None` if the step has no such claims or
+    /// output; then a person decides.
     async fn recover(
         &self,
         step_ref: StepRef<'_>,
@@ -202,7 +203,7 @@ pub trait Program: Send + Sync {
     /// Decides about a failure: retry, toleration, hooks.
     fn on_failure(&self, step_ref: StepRef<'_>, failure: &Failure) -> OnFailure;
 
-    /// Applies the result of a step to the state, and returns the chosen route. Called once; the choice is
+    /// Applies the result of a step to the state, and returns the chosen route. Called once for each end; the choice is
     /// recorded.
     ///
     /// # Errors
@@ -220,7 +221,7 @@ pub trait Program: Send + Sync {
     /// No step can run; nothing was started.
     async fn begin(&self, lease: &Lease) -> Result<(), BeginError>;
 
-    /// Ends all leftovers of the steps, before the lease is released.
+    /// Ends the remaining processes and files of the steps, before the lease is released.
     async fn end(&self);
 }
 
@@ -296,7 +297,7 @@ impl From<SchemaError> for StateError {
 #[error("cannot prepare to run steps")]
 pub struct BeginError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
 
-/// The recorded end of a step's work, before the check of its evidence.
+/// The end of a step's work, recorded before the check of its evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exited {
     /// The exit code.
@@ -380,14 +381,14 @@ pub enum Performed<O> {
         output: O,
         /// The ending for the record.
         ending: Ending,
-        /// What it said.
+        /// Notes, usage and evidence of the attempt.
         report: StepReport,
     },
     /// The step failed.
     Failed {
         /// The failure.
         failure: Failure,
-        /// What it said.
+        /// Notes, usage and evidence of the attempt.
         report: StepReport,
     },
     /// The step was stopped, as requested by [`Attempt::stopped`].
@@ -395,12 +396,12 @@ pub enum Performed<O> {
         /// True if work had begun: the attempt counts as interrupted. False undoes the start.
         in_progress: bool,
     },
-    /// The step has found the branches to open: [`Children::by_work`](crate::plan::shape::Children::by_work). The step
-    /// ends after these branches.
+    /// The work of the step has listed the branches to open:
+    /// [`Children::by_work`](crate::plan::shape::Children::by_work). The step ends after these branches.
     Opened {
         /// The items, with unique keys.
         items: Vec<Item>,
-        /// What it said.
+        /// Notes, usage and evidence of the attempt.
         report: StepReport,
     },
     /// The effect of the attempt is unknown. The attempt counts as interrupted, and the session ends.
@@ -410,7 +411,7 @@ pub enum Performed<O> {
         /// The processes of the step were killed, perhaps by the step: the attempt counts toward
         /// [`Step::cuts_max`](crate::plan::shape::Step::cuts_max).
         was_killed: bool,
-        /// Notes and usage of the attempt.
+        /// Notes, usage and evidence of the attempt.
         report: StepReport,
     },
 }

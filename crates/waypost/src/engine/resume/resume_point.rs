@@ -27,7 +27,7 @@ use super::trust::{
     joined_on, judge,
 };
 use crate::engine::inspect::position_of;
-use crate::engine::scope::child_ends::{Joins, has_state, in_pass, of_whole_passes};
+use crate::engine::scope::child_ends::{Joins, has_state, in_pass, openers_of_lost_passes};
 use crate::engine::walk::choice::answer;
 use crate::engine::walk::failure::position_for_retry;
 use crate::engine::walk::in_place::Declarers;
@@ -150,7 +150,7 @@ pub(crate) async fn find<P: Program>(
     let confirmed = std::mem::take(&mut judgement.questions);
     let broken = std::mem::take(&mut judgement.broken);
     judgement.broken = match shape.is_routed() {
-        true => of_whole_passes(engine.store.as_ref(), shape, &branches, broken).await?,
+        true => openers_of_lost_passes(engine.store.as_ref(), shape, &branches, broken).await?,
         false => broken,
     };
     if let Some(named) = &query.requested.step {

@@ -25,6 +25,7 @@ use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use super::begin::decode_state;
 use super::reruns::{Target, broken_by};
 use crate::engine::inspect::effective_of;
+use crate::engine::scope::child_ends::is_end;
 use crate::engine::time_travel::source_scopes::SourceScope;
 use crate::engine::walk::in_place::Declarers;
 use crate::engine::{Answers, Engine, OnUnknown, Program, RunError, StepRef, TreatAs};
@@ -218,14 +219,7 @@ pub(crate) async fn ended_on(
             record => return record.map(Some),
         }
     }
-    let ends = |record: &Record| {
-        let ended = match &record.header().phase {
-            Phase::Completed(_) | Phase::Skipped(_) => true,
-            Phase::Failed(failure) => failure.tolerated,
-            _ => false,
-        };
-        ended && record.header().step.as_ref() == Some(step)
-    };
+    let ends = |record: &Record| is_end(record.header()) && record.header().step.as_ref() == Some(step);
     store.find_back(&header.run, &header.branch, header.seq, &ends).await
 }
 

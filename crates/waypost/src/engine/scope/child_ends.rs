@@ -104,7 +104,7 @@ async fn joins_of(
 ) -> Result<Vec<Header>, StoreError> {
     let Some(shape) = root.of_branch(&header.branch) else { return Ok(Vec::new()) };
     let history = store.history(&header.run, &header.branch, header.seq).await?;
-    let ends = counting_ends(shape, position, &history).into_iter();
+    let ends = ends_in_force(shape, position, &history).into_iter();
     Ok(ends.filter(|end| end.step.as_ref() == Some(step) && end.about.is_some()).cloned().collect())
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn has_state(record: &Record) -> bool {
 /// Lists the current completed ends of a branch, newest first: the newest of each pass, without passes after a rerun pass.
 ///
 /// `history`: the effective records of the branch, the newest first.
-pub(crate) fn counting_ends<'r>(
+pub(crate) fn ends_in_force<'r>(
     shape: &Shape,
     position: &Position,
     history: &'r [Record],
@@ -163,24 +163,24 @@ pub(crate) fn counting_ends<'r>(
 
 /// Replaces a broken step in an older pass with the end of its opener in that pass: the rerun begins there. Of
 /// several broken passes of an opener, keeps only the first.
-pub(crate) async fn of_whole_passes(
+pub(crate) async fn openers_of_lost_passes(
     store: &dyn Store,
     root: &Shape,
     branches: &Branches,
     broken: Vec<Broken>,
 ) -> Result<Vec<Broken>, RunError> {
-    let gone = openers_of_gone(root, branches);
+    let pruned = openers_of_pruned(root, branches);
     let mut whole: BTreeMap<(BranchPath, StepId), Broken> = BTreeMap::new();
     let mut found = Vec::new();
     for broken in broken {
-        let Some(maker) = maker_of(store, root, (branches, &gone), &broken).await? else {
+        let Some(opener) = opener_to_rerun(store, root, (branches, &pruned), &broken).await? else {
             found.push(broken);
             continue;
         };
-        match whole.get_mut(&(maker.branch.clone(), maker.step.clone())) {
-            Some(known) if known.seq == maker.seq => known.claims.extend(maker.claims),
-            Some(known) if known.seq < maker.seq => {}
-            _ => drop(whole.insert((maker.branch.clone(), maker.step.clone()), maker)),
+        match whole.get_mut(&(opener.branch.clone(), opener.step.clone())) {
+            Some(known) if known.seq == opener.seq => known.claims.extend(opener.claims),
+            Some(known) if known.seq < opener.seq => {}
+            _ => drop(whole.insert((opener.branch.clone(), opener.step.clone()), opener)),
         }
     }
     found.extend(whole.into_values());
@@ -197,38 +197,38 @@ pub(crate) fn is_end(header: &Header) -> bool {
 }
 
 /// Returns the openers of branches with pruned states.
-fn openers_of_gone(root: &Shape, branches: &Branches) -> BTreeSet<(BranchPath, StepId)> {
-    let gone = branches.values().filter(|known| !has_state(&known.record));
-    let gone = gone.map(|known| &known.record.header().branch);
-    gone.filter_map(|branch| Some((branch.parent()?, opener_of(root, branch)?))).collect()
+fn openers_of_pruned(root: &Shape, branches: &Branches) -> BTreeSet<(BranchPath, StepId)> {
+    let pruned = branches.values().filter(|known| !has_state(&known.record));
+    let pruned = pruned.map(|known| &known.record.header().branch);
+    pruned.filter_map(|branch| Some((branch.parent()?, opener_of(root, branch)?))).collect()
 }
 
 /// Finds the end of the opener to rerun instead of a broken step, if the state of the broken step's branch, or of
 /// a branch with the same opener, was pruned. Returns the end of the same pass.
-async fn maker_of(
+async fn opener_to_rerun(
     store: &dyn Store,
     root: &Shape,
-    (branches, gone): (&Branches, &BTreeSet<(BranchPath, StepId)>),
+    (branches, pruned): (&Branches, &BTreeSet<(BranchPath, StepId)>),
     broken: &Broken,
 ) -> Result<Option<Broken>, RunError> {
     let Some(known) = branches.get(&(broken.branch.depth(), broken.branch.clone())) else { return Ok(None) };
-    if gone.is_empty() {
+    if pruned.is_empty() {
         return Ok(None);
     }
     let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
     let of = &made.header().at.iteration;
-    let mut makers = Vec::new();
+    let mut openers = Vec::new();
     let mut below = broken.branch.clone();
     while let Some((above, step)) = below.parent().zip(opener_of(root, &below)) {
         let passes = root.loops_around(&below);
-        makers.push((above.clone(), step, passes));
+        openers.push((above.clone(), step, passes));
         below = above;
     }
     // Of these openers, the outermost.
-    let is_gone =
-        |(above, step, _): &(BranchPath, StepId, usize)| gone.contains(&(above.clone(), step.clone()));
-    let Some(place) = makers.iter().rposition(is_gone) else { return Ok(None) };
-    let (above, step, passes) = makers.swap_remove(place);
+    let is_pruned =
+        |(above, step, _): &(BranchPath, StepId, usize)| pruned.contains(&(above.clone(), step.clone()));
+    let Some(place) = openers.iter().rposition(is_pruned) else { return Ok(None) };
+    let (above, step, passes) = openers.swap_remove(place);
     let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };
     let ends = |record: &Record| {
         let header = record.header();

@@ -3,7 +3,6 @@
 //! A store returns the records of a run branch by branch, in the order of opening, which is the item order. A
 //! caller that asks for the branches in this order finds each at the current position of the scan. In some
 //! stores, a separate lookup per branch would scan the whole run each time.
-//! itself costs some stores a look at the whole run each time.
 
 use std::collections::HashMap;
 
@@ -14,9 +13,9 @@ use crate::store::{Lease, Page, Scan, ScanOrder, Store, StoreError};
 use crate::engine::{Engine, RunError};
 
 /// Below this number of branches, separate lookups are cheaper than a scan of a long run.
-const WALK_MIN: u64 = 16;
-/// Limit of records kept for branches that the scan passed before their lookup, such as reopened branches.
-const ASIDE_MAX: usize = 4_096;
+const SCAN_MIN: u64 = 16;
+/// Limit of records kept for branches that the scan has passed, such as reopened branches.
+const PASSED_MAX: usize = 4_096;
 
 /// A scan over the branches that `opener` opened on `above`.
 pub(crate) struct NewestOf<'s> {
@@ -25,10 +24,10 @@ pub(crate) struct NewestOf<'s> {
     above: BranchPath,
     opener: StepId,
     /// The next page of the scan; `None` at the end, or if a scan does not pay off.
-    walk: Option<Scan>,
+    next_page: Option<Scan>,
     page: std::vec::IntoIter<Record>,
     last: Option<BranchPath>,
-    aside: HashMap<BranchPath, Record>,
+    passed: HashMap<BranchPath, Record>,
 }
 
 impl<'s> NewestOf<'s> {
@@ -39,16 +38,16 @@ impl<'s> NewestOf<'s> {
         (above, opener): (BranchPath, StepId),
         count: u64,
     ) -> Self {
-        let walk = Scan { order: ScanOrder::NewestFirst, ..Scan::of(&run) };
+        let first = Scan { order: ScanOrder::NewestFirst, ..Scan::of(&run) };
         Self {
             store,
             run,
             above,
             opener,
-            walk: Some(walk).filter(|_| count >= WALK_MIN),
+            next_page: Some(first).filter(|_| count >= SCAN_MIN),
             page: Vec::new().into_iter(),
             last: None,
-            aside: HashMap::new(),
+            passed: HashMap::new(),
         }
     }
 
@@ -57,15 +56,15 @@ impl<'s> NewestOf<'s> {
     /// # Errors
     /// Those of the store.
     pub(crate) async fn of(&mut self, branch: &BranchPath) -> Result<Option<Record>, StoreError> {
-        if let Some(found) = self.aside.remove(branch) {
+        if let Some(found) = self.passed.remove(branch) {
             return Ok(Some(found));
         }
         while let Some((found, newest)) = self.next().await? {
             if found == *branch {
                 return Ok(Some(newest));
             }
-            if self.aside.len() < ASIDE_MAX {
-                self.aside.insert(found, newest);
+            if self.passed.len() < PASSED_MAX {
+                self.passed.insert(found, newest);
             }
         }
         // The scan has passed the branch, or the branch does not exist.
@@ -93,16 +92,16 @@ impl<'s> NewestOf<'s> {
                     return Ok(Some((branch.clone(), record)));
                 }
             }
-            let Some(scan) = &self.walk else { return Ok(None) };
+            let Some(scan) = &self.next_page else { return Ok(None) };
             let page = self.store.scan(scan).await?;
-            self.walk = page.next.map(|cursor| Scan { cursor: Some(cursor), ..scan.clone() });
+            self.next_page = page.next.map(|cursor| Scan { cursor: Some(cursor), ..scan.clone() });
             self.page = page.records.into_iter();
         }
     }
 }
 
-/// Notes the missing newest records of all child branches in quarantine. A person has decided to continue without
-/// these records, and later records must not hide the loss.
+/// Notes in quarantine the missing newest records of all child branches. A person has decided to continue without these
+/// records, and later records must not hide the loss.
 pub(crate) async fn skip_missing(engine: &Engine, lease: &Lease) -> Result<(), RunError> {
     let (mut page, mut missing) = (Page::default(), Vec::new());
     loop {

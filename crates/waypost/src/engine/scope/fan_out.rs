@@ -1,8 +1,8 @@
 //! Fan-outs: children opened page by page, and the input of the join.
 //!
 //! ```text
-//!   step ready --> items frozen --> waiting, children opened in pages --> all ended --> step starts, as the join
-//!                                         ^ a crash here: the newest record of each open child says how far it is
+//!   step ready --> items stored --> waiting, children opened in pages --> all ended --> step starts, as the join
+//!                                         ^ a crash here: each open child continues from its newest record
 //! ```
 //! The number of children is limited by the disk, not by memory. An open child that has not begun costs a few
 //! words of memory. An ended child costs the seq and the digest of its last record. At most a page of unstarted
@@ -68,9 +68,9 @@ pub(crate) struct FanOut {
     pub(crate) active: usize,
     /// True after the failure of a sibling: nothing more starts.
     pub(crate) stopped: bool,
-    /// The number of children that failed in this session; the length of the last sequence of equal errors, and
-    /// the error.
+    /// The number of children that failed in this session.
     failed_here: u64,
+    /// The length of the last sequence of equal errors, and the error.
     equal_errors: (u32, String),
     /// True if children may have records from an earlier pass or from before a rerun.
     pub(crate) revisited: bool,
@@ -94,11 +94,11 @@ pub(crate) struct FanOut {
 }
 
 impl FanOut {
-    /// Returns whether branches have not begun, or wait only for capacity.
+    /// Returns whether a child has not begun, or waits only for capacity.
     pub(crate) fn has_more(&self) -> bool {
         let (opened, known) =
             (self.opened < self.total, [&self.waiting_for_capacity, &self.unloading, &self.interrupted]);
-        opened || !self.queue.is_empty() || known.iter().any(|lines| !lines.is_empty())
+        opened || !self.queue.is_empty() || known.iter().any(|scopes| !scopes.is_empty())
     }
 
     /// Returns whether the fan-out is unfinished and can progress only after an external event.
@@ -256,7 +256,7 @@ pub(crate) enum Items {
 }
 
 impl Items {
-    /// Makes items for the names of a shape.
+    /// Returns the items of children named by a shape.
     pub(crate) fn named_by(named: &[(String, Option<StepId>)]) -> Arc<[Item]> {
         let item = |(index, (key, start)): (usize, &(String, Option<StepId>))| Item {
             key: key.clone(),
@@ -290,7 +290,7 @@ pub(crate) fn named_items(children: &Children, pass: u32) -> Option<Arc<[Item]>>
     }
 }
 
-/// Writes the items to a new blob, and returns its location.
+/// Writes the items to a new blob. Returns the name, size and digest of the blob.
 pub(crate) async fn store_items(
     store: &dyn Store,
     lease: &Lease,

@@ -126,10 +126,10 @@ pub(crate) async fn load_open_scopes<P: Program>(
     Ok(found.questions)
 }
 
-/// The branches and questions found so far.
+/// The scopes loaded so far, and their questions.
 struct LoadedScopes<'a, S> {
     scopes: HashMap<BranchPath, ScopeId>,
-    /// By line and place of the opener: the index of each key of the fan-out.
+    /// By scope and place of the opener: the index of each key of the fan-out.
     indexes: HashMap<(ScopeId, usize), HashMap<String, u64>>,
     questions: Vec<Decision>,
     /// The decisions of a person about steps in doubt.
@@ -138,7 +138,7 @@ struct LoadedScopes<'a, S> {
     by: Option<&'a str>,
     /// Transitions of branches to other positions.
     resume_point: ResumePoint,
-    /// Edits of branches not found yet.
+    /// Edits of branches not loaded yet.
     edits: Edits<S>,
     /// The branches of a retry; empty if all failed branches are retried.
     named: BTreeSet<BranchPath>,
@@ -519,8 +519,8 @@ async fn quarantine_damaged<P: Program>(
     Ok(())
 }
 
-/// Resumes a child of a fan-out at its position, or at its transition. An unstarted child is only queued, and has
-/// no line.
+/// Loads a child of a fan-out at its position, or at its transition. An unstarted child is only queued, and is not
+/// loaded.
 ///
 /// The caller loads the fan-outs of the child.
 pub(crate) async fn resume_child<P: Program>(

@@ -1,8 +1,9 @@
 //! A session of a run: from the acquisition of the lease to its release.
 //!
-//! Between two commits all changes happen in memory ([`advance`](completion),
-//! [`schedule`](crate::engine::walk::scheduler)). A [`commit`] makes the changes durable, and only then the committed
-//! starts begin. A failed commit leaves the store unchanged; the running steps are dropped, which ends their processes.
+//! Between two commits all changes happen in memory: [`completion`] applies ends, and the
+//! [walk](crate::engine::walk) decides the next starts. A [`commit`] makes the changes durable, and only then the started
+//! steps begin their work. A failed commit leaves the store unchanged; the running steps are dropped, which ends their
+//! processes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
@@ -72,7 +73,7 @@ pub(super) struct EndedAttempt<O> {
     pub(super) root: Option<JoinedDigests>,
 }
 
-/// A running run.
+/// A run under a lease, with its open scopes in memory.
 pub(super) struct Session<'a, P: Program> {
     pub(super) engine: &'a Engine,
     pub(super) program: &'a P,
@@ -80,7 +81,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) lease: Option<Lease>,
     pub(super) batches: u64,
     pub(super) scopes: Scopes<'a, P::State>,
-    /// Branches with changes, to be scheduled before the next commit.
+    /// Scopes with changes, to be walked before the next commit.
     pub(super) touched: BTreeSet<ScopeId>,
     /// Branches with drafts for the next commit, parents first.
     pub(super) dirty: BTreeSet<(usize, ScopeId)>,
@@ -92,23 +93,23 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) by: Option<String>,
     /// True if the previous session was killed.
     pub(super) was_killed: bool,
-    /// True if a worker continues a run at rest, without a resume.
+    /// True if a worker claimed a run at rest: not a resume.
     pub(super) is_claimed: bool,
     /// True while a step with many interruptions runs alone.
     pub(super) is_isolated: bool,
-    /// Branches with steps to be started after the commit.
+    /// Branches whose steps begin their work after the next commit.
     pub(super) launching: BTreeSet<ScopeId>,
     /// Branches ready to run, waiting for the limit of running steps.
     pub(super) waiting_to_start: BTreeSet<ScopeId>,
     /// The due times of branches.
     pub(super) timers: BTreeSet<(Timestamp, ScopeId)>,
-    /// Under `--until`: whether a step of the main branch may start, by place.
+    /// With [`SessionOptions::until`]: whether a step of the main branch may start, by place.
     pub(super) until_steps: Option<Vec<bool>>,
     pub(super) jobs: FuturesUnordered<Job<'a, P::Output>>,
     pub(super) jobs_started: u64,
     pub(super) request_sender: mpsc::Sender<Request>,
     pub(super) requests: mpsc::Receiver<Request>,
-    /// Senders to notify after the next acknowledged commit.
+    /// Notified after the next acknowledged commit.
     pub(super) on_commit: Vec<oneshot::Sender<()>>,
     /// Waits of running steps that end after the next acknowledged commit.
     pub(super) delivered: Vec<(Arc<PendingWait>, WaitEnd)>,
@@ -147,7 +148,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) skips_missing: bool,
     /// The status of the run before the session; `None` for a new run.
     pub(super) status_before: Option<RunStatus>,
-    /// True after the end of a rerun step: nothing starts until its effects are known.
+    /// True if a verification is due before the next start: the session ends, and another session of the resume continues.
     pub(super) is_pausing: bool,
     pub(super) pending_claims: PendingClaims,
     /// Accepted older fingerprints by step path: the results count as made by the definition in force.
