@@ -289,8 +289,8 @@ pub(crate) struct ResumeArgs {
     /// Resume with the run's own copy of the workflow although the file changed
     #[arg(long)]
     pub(crate) keep_definition: bool,
-    /// Settle steps in doubt, all or the named: `done` keeps previous outputs, if any; `retry` runs again;
-    /// may be repeated
+    /// Settle steps in doubt as `done` (previous outputs, if any, stay) or as `retry` (the step reruns): all steps, or
+    /// the named; may be repeated
     #[arg(long, value_name = "WHAT[=STEP,...]", value_parser = Treatment::parse, conflicts_with = "restart")]
     pub(crate) treat_as: Vec<Treatment>,
     /// The decisions of `--treat-as` about the steps of the run
@@ -305,7 +305,7 @@ pub(crate) struct ResumeArgs {
     /// Start over from the first step; earlier records stay
     #[arg(long)]
     pub(crate) restart: bool,
-    /// Rerun this step and all steps downstream; as PATH/STEP, a step within a group or item, and the step that joins it
+    /// Rerun this step and all steps downstream. PATH/STEP names a step within a group, an item or an included file
     #[arg(long, value_name = "[PATH/]STEP", conflicts_with_all = ["all", "restart"])]
     pub(crate) from: Option<String>,
     /// Rerun only the step of `--from`, then stop

@@ -21,7 +21,8 @@ pub(crate) struct SubmitArgs {
     /// Read parameters from a YAML or JSON file; `-p` overrides the file
     #[arg(long, value_name = "FILE")]
     params_file: Option<PathBuf>,
-    /// Name the run: a second submission of the run changes nothing [default: as `run`]
+    /// Name the run; a second submission of the name changes nothing [default: the workflow's name with four random
+    /// characters]
     #[arg(long, value_name = "RUN")]
     pub(crate) id: Option<String>,
     /// Label the run; may be repeated

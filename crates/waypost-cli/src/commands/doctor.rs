@@ -114,7 +114,7 @@ fn configuration(checkup: &mut Checkup) {
         // What is wrong first is in the message; the causes are all of it.
         Err(error) => {
             let Diagnosis { exit, message, .. } = error.diagnosis();
-            let hint = "mend or remove the file: most commands refuse to run until then; `waypost config` \
+            let hint = "fix or remove the file: most commands refuse to run until then; `waypost config` \
                         lists the places";
             checkup.fail(NAME, exit, message, Some(hint.to_owned()));
         }

@@ -59,7 +59,8 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                 // The start repeats that of the lost session.
                 "adopted" if header.step.as_ref() == Some(step) && data["losses"] == 0 => {
                     if let Some(last) = found.last_mut().filter(|last| last.cause.code == "cut") {
-                        let text = "the step went on at its worker after the loss of its session".to_owned();
+                        let text =
+                            "the step continued on its worker after the loss of its session".to_owned();
                         last.action = "reuse";
                         last.cause = CauseView { text, ..CauseView::named("adopted", None) };
                     }

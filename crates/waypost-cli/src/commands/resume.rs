@@ -221,7 +221,7 @@ async fn refuse_inner_step(
     match store.branches(run).await?.into_iter().find(has) {
         Some(branch) if chosen.shape.place(&step).is_none() => {
             let named = quoted(&called(Some(&chosen.workflow), &branch, &step));
-            let hint = format!("`waypost resume {run} --from {named}` names the step in one scope");
+            let hint = format!("`waypost resume {run} --from {named}` reruns the step in one scope");
             Err(Error::not_found(format!("step `{step}` in the main scope"), hint))
         }
         _ => Ok(()),

@@ -626,7 +626,10 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
     }
     if view.settled_within.len() > SETTLED_MAX {
         let more = view.settled_within.len() - SETTLED_MAX;
-        let _ = writeln!(text, "{more} more decisions about steps: `why` shows the one about a step");
+        let _ = writeln!(
+            text,
+            "{more} more decisions about steps: `waypost why RUN STEP` shows the decision about a step"
+        );
     }
     for (step, at) in view.steps.iter().filter_map(|step| Some((step, step.next_try?))) {
         let _ = writeln!(text, "Step {}: next try at {}", step.called, time::utc(at));

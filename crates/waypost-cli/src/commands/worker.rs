@@ -57,9 +57,9 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
     let report = move |level, by: &str| {
         match level {
         StopLevel::Graceful => output.note(&format!(
-            "{by}: the worker claims no more, and ends with its present runs; a second signal gives these back"
+            "{by}: the worker claims no more runs, and ends after its current runs; a second signal returns them to the queue"
         )),
-        StopLevel::Kill => output.note(&format!("{by}: the present runs go back to the queue")),
+        StopLevel::Kill => output.note(&format!("{by}: the current runs return to the queue")),
     }
     };
     interrupt::listen(stop.clone(), report).map_err(Error::Runtime)?;

@@ -275,7 +275,7 @@ pub(crate) enum Error {
     #[error("cannot verify run {0}: no worker answered")]
     NoVerifier(RunId),
     /// The system refused timers or sockets.
-    #[error("cannot begin")]
+    #[error("cannot start the runtime of this process")]
     Runtime(#[source] io::Error),
     /// The answer could not be written.
     #[error("cannot write the answer to stdout")]

@@ -36,7 +36,7 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         }
         RunError::NoState { at, .. } => ("no_state", Exit::NotFound, Some(other_states(at))),
         RunError::InDoubt { run, questions } if are_of_evidence(questions) => {
-            ("evidence", Exit::Evidence, Some(put_right(run, questions)))
+            ("evidence", Exit::Evidence, Some(choices_of_evidence(run, questions)))
         }
         RunError::InDoubt { run, questions } => {
             let doubts: Vec<Doubt> = questions.iter().map(Doubt::plain).collect();
@@ -112,18 +112,24 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
     }
 }
 
-/// Returns the ways on from evidence that cannot be checked.
-fn put_right(run: &RunId, questions: &[Decision]) -> String {
-    let other = questions.first().map_or_else(String::new, |Decision { branch, step, cause, .. }| {
-        let step = if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) };
-        let step = quoted(&step);
-        match cause {
-            // Unchecked evidence cannot be accepted.
-            Cause::EvidenceUnknown(_) => format!("; or rerun the step: `waypost resume {run} --from {step}`"),
-            _ => format!("; or accept the current evidence: `waypost evidence accept {run} {step}`"),
-        }
-    });
-    format!("remove the obstacle, then: `waypost resume {run}`{other}")
+/// Returns the choices about evidence that cannot be checked, or that two steps invalidate in turn.
+fn choices_of_evidence(run: &RunId, questions: &[Decision]) -> String {
+    let Some(Decision { branch, step, cause, .. }) = questions.first() else {
+        return format!("`waypost plan {run}` shows the evidence");
+    };
+    let step = if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) };
+    let step = quoted(&step);
+    match cause {
+        Cause::EvidenceUndone { .. } => format!(
+            "change the workflow so that only one step writes the claimed file, then: `waypost resume {run}`; or \
+             accept the current evidence: `waypost evidence accept {run} {step}`"
+        ),
+        // Unchecked evidence cannot be accepted.
+        _ => format!(
+            "restore access to the files or services of the evidence, then: `waypost resume {run}`; or rerun the \
+             step: `waypost resume {run} --from {step}`"
+        ),
+    }
 }
 
 /// Returns the command to rerun a step of the main branch, or the opener of the step's branch.

@@ -111,7 +111,7 @@ fn a_decision_about_a_failed_step_names_the_commands() {
     for (decision, words) in [
         ("retry", "cannot decide: no step of run r is in doubt\n"),
         ("retry=b", "cannot decide about step `b`: the step failed, and is not in doubt\n"),
-        ("done=c", "cannot decide about step `c`: run r does not ask about it\n"),
+        ("done=c", "cannot decide about step `c`: the step is not in doubt in run r\n"),
     ] {
         let told = rig.waypost(&["resume", "r", "--treat-as", decision]);
         assert!(told.starts_with("exit 2") && told.contains(words) && told.contains(hint), "{told}");

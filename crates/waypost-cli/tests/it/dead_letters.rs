@@ -271,8 +271,7 @@ fn why_says_that_an_item_was_left_behind() {
 
         for step in &steps[..2] {
             let why = rig.waypost(&["why", "r", step]);
-            let left =
-                "skip, because its scope was abandoned: its opener ran again or was rolled back, without it";
+            let left = "skip, because its scope was abandoned by a rerun or a rollback of its opener";
             assert!(why.contains(left), "{store} {step}: {why}");
         }
         assert!(["e:x/p", "e:x/in:1/q", "e:x/p:on_success/h"].iter().all(|step| used(step)), "{store}");

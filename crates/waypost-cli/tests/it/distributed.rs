@@ -148,7 +148,7 @@ fn a_takeover_adopts_the_steps_of_other_workers() {
     let why: Vec<String> =
         ["a", "b", "c", "d"].map(|item| rig.waypost(&["why", "r", &format!("each:{item}/work")])).into();
     let count = |text: &str| why.iter().filter(|why| why.contains(text)).count();
-    assert_eq!((count("went on at its worker"), count("was cut")), (2, 2), "{why:?}");
+    assert_eq!((count("continued on its worker"), count("was cut")), (2, 2), "{why:?}");
 }
 
 #[test]

@@ -335,7 +335,7 @@ fn waits_and_stops_of_runs_reach_the_workers() {
     drain(worker);
 }
 
-/// The first SIGTERM ends the claims, the second gives the present runs to other workers.
+/// The first SIGTERM ends the claims, the second returns the current runs to the queue.
 #[test]
 fn a_drained_worker_finishes_or_returns_its_runs() {
     let rig = rig("drained");

@@ -163,7 +163,7 @@ impl fmt::Display for Cause {
             Self::ServiceEnded => f.write_str("the service ended with the last session"),
             Self::BranchEnded => write!(f, "its scope has ended"),
             Self::LeftBehind => {
-                f.write_str("its scope was abandoned: its opener ran again or was rolled back, without it")
+                f.write_str("its scope was abandoned by a rerun or a rollback of its opener")
             }
             Self::Finished(Some(seq)) => write!(f, "completed at @{seq}"),
             Self::Finished(None) => f.write_str("completed"),

@@ -126,7 +126,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The database returned an error without a variant of its own.
-    #[error("{store} refused")]
+    #[error("{store} refused the operation")]
     Database {
         /// The store.
         store: String,
@@ -140,7 +140,7 @@ pub enum StoreError {
         place: String,
     },
     /// The database does not permit the call to this user. Nothing changed.
-    #[error("{store} does not permit this")]
+    #[error("{store} does not permit the operation")]
     Denied {
         /// The store.
         store: String,

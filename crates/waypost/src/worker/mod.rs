@@ -99,7 +99,7 @@ impl<E: Executor> Worker<E> {
         Self { slots, ..self }
     }
 
-    /// Ends the worker by a stop request: at the first level after its present runs, at the next by a stop of these.
+    /// Ends the worker by a stop request: at the first level after its current runs, at the next level at once.
     #[must_use]
     pub fn with_stop(self, stop: StopHandle) -> Self {
         Self { stop, ..self }

@@ -313,7 +313,7 @@ pub(super) async fn answers(
                 let before = answers.named.insert((branch.clone(), step.clone()), given.treat_as);
                 if before.is_some_and(|before| before != given.treat_as) {
                     let step = names.called(branch, step.as_str());
-                    let message = format!("`--treat-as` decides about step `{step}` in both ways");
+                    let message = format!("`--treat-as` has two decisions about step `{step}`");
                     return Err(Error::usage(message, "name the step once"));
                 }
             }
@@ -364,7 +364,7 @@ fn not_asked(run: &RunId, text: &str, names: &StepNames, asked: &[StepAt], faile
     let is_failed = failed.iter().any(|(branch, step)| covers(names, branch, step, text));
     let why = match is_failed {
         true => "the step failed, and is not in doubt".to_owned(),
-        false => format!("run {run} does not ask about it"),
+        false => format!("the step is not in doubt in run {run}"),
     };
     let message = format!("cannot decide about step `{}`: {why}", shown(text));
     let asked: Vec<String> =

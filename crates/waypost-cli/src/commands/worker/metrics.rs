@@ -100,25 +100,45 @@ impl Counters {
         let seconds = self.commit_micros.load(Ordering::Relaxed) as f64 / 1e6;
         let metrics = [
             ("waypost_worker_claimed_total", "counter", "Runs claimed.", read(&self.claimed)),
-            ("waypost_worker_running", "gauge", "Runs executed now.", read(&self.running)),
-            ("waypost_worker_tasks_total", "counter", "Steps of runs of other workers.", read(&self.tasks)),
+            ("waypost_worker_running", "gauge", "Runs under way.", read(&self.running)),
+            (
+                "waypost_worker_tasks_total",
+                "counter",
+                "Steps executed for runs of other workers.",
+                read(&self.tasks),
+            ),
             ("waypost_worker_at_rest_total", "counter", "Runs that ended or wait.", read(&self.at_rest)),
-            ("waypost_worker_returned_total", "counter", "Runs left to other workers.", read(&self.returned)),
-            ("waypost_worker_leases_lost_total", "counter", "Leases lost to time.", read(&self.leases_lost)),
+            ("waypost_worker_returned_total", "counter", "Runs returned to the queue.", read(&self.returned)),
+            ("waypost_worker_leases_lost_total", "counter", "Leases expired.", read(&self.leases_lost)),
             ("waypost_commits_total", "counter", "Commits of runs.", read(&self.commits)),
             ("waypost_checkpoints_total", "counter", "Checkpoints written.", read(&self.checkpoints)),
-            ("waypost_checkpoint_bytes_total", "counter", "Bytes of these.", read(&self.checkpoint_bytes)),
+            (
+                "waypost_checkpoint_bytes_total",
+                "counter",
+                "Bytes of checkpoints written.",
+                read(&self.checkpoint_bytes),
+            ),
             ("waypost_steps_completed_total", "counter", "Steps completed.", read(&self.steps_completed)),
-            ("waypost_steps_failed_total", "counter", "Steps failed for good.", read(&self.steps_failed)),
+            (
+                "waypost_steps_failed_total",
+                "counter",
+                "Steps failed after their last attempt.",
+                read(&self.steps_failed),
+            ),
             (
                 "waypost_steps_retried_total",
                 "counter",
                 "Attempts failed and retried.",
                 read(&self.steps_retried),
             ),
-            ("waypost_dead_letters_total", "counter", "Items failed for good.", read(&self.dead_letters)),
+            (
+                "waypost_dead_letters_total",
+                "counter",
+                "Items failed after their last attempt.",
+                read(&self.dead_letters),
+            ),
             ("waypost_worker_errors_total", "counter", "Errors of the store.", read(&self.errors)),
-            ("waypost_queue_ready", "gauge", "Runs that wait for a worker.", ready),
+            ("waypost_queue_ready", "gauge", "Runs ready for a worker.", ready),
         ];
         let mut text = String::new();
         for (name, kind, help, value) in metrics {
@@ -129,7 +149,7 @@ impl Counters {
         let head = |text: &mut String, name: &str, help: &str| {
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
         };
-        head(&mut text, "waypost_commit_seconds_total", "Time from the making of records to their commit.");
+        head(&mut text, "waypost_commit_seconds_total", "Time from the creation of records to their commit.");
         let _ = writeln!(text, "waypost_commit_seconds_total {seconds}");
         if let Some(oldest) = oldest {
             let name = "waypost_queue_oldest_seconds";

@@ -302,8 +302,8 @@ pub(crate) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> R
         return Ok(());
     }
     let why = format!(
-        "step `{step}` was under way there, with steps within that are not idempotent, and has continued \
-         since; `resume` or `fork` with `--from {step}` reruns all of it"
+        "step `{step}` was under way at the checkpoint, has continued since, and contains steps that are not \
+         idempotent; `resume` or `fork` with `--from {step}` reruns the whole step"
     );
     Err(RunError::NoState { at: at.header().reference().to_string(), why })
 }
