@@ -94,8 +94,8 @@ impl Context {
         self.inner.attempt.at.epoch
     }
 
-    /// Returns an idempotency key for external services: stable over retries and crashes, new after a requested
-    /// rerun.
+    /// Returns an idempotency key for external services: stable over retries and crashes, new for each rerun of the
+    /// finished step.
     pub fn idempotency_key(&self) -> String {
         self.inner.attempt.idempotency_key()
     }

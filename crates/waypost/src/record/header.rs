@@ -252,7 +252,7 @@ pub struct Try {
     /// Passes of the loops around the step, outermost first; empty outside loops.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub iteration: Vec<u32>,
-    /// How many requested reruns the step had.
+    /// The number of the rerun: 0 before the first rerun of finished steps in the scope.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
 }

@@ -40,7 +40,7 @@ pub struct Position {
     /// a loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<u64>,
-    /// The epoch of the newest requested rerun on this branch: the least epoch of new frontier entries.
+    /// The epoch of the newest rerun on this branch: the least epoch of new frontier entries.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
     /// The highest epoch ever used on this branch, despite rollbacks. The next one is higher. At least 1 if the
@@ -51,10 +51,10 @@ pub struct Position {
     /// rollback to this record can continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoing: Option<u64>,
-    /// On a chain, a graph with routes: the digest of the pinned evidence in force of all steps so far.
+    /// In a graph with routes: the digest of the pinned evidence in force of all steps so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pins: Option<Digest>,
-    /// On a chain after a rewind: the results out of force.
+    /// In a graph with routes after a rewind: the results out of force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<Box<ReusableChain>>,
     /// Results out of force, by step and pass (pass 1 for a step without passes). A result counts again if
@@ -284,8 +284,8 @@ impl Position {
     }
 }
 
-/// The results of a chain out of force after a rewind. The state of a chain is opaque: all downstream results
-/// depend on the step. The results are reused together, after an end with the same state and the same pins in
+/// The results out of force of a branch after a rewind, in a graph with routes. The state is opaque, so all downstream
+/// results depend on the step. The results are reused together, after an end with the same state and the same pins in
 /// force.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

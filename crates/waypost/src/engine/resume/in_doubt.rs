@@ -415,7 +415,7 @@ pub(crate) fn apply_decisions<P: Program>(
                 note_trace(scope, place, traced);
                 scope.note(settled_by_person(&doubtful.step, "done", by));
                 if scope.position.frontier.is_empty() && scope.branch().is_main() {
-                    // The chain has ended without a rejoin.
+                    // The branch has ended without a rejoin.
                     drop_chain(&mut scope.position, scope.shape);
                 }
             }

@@ -1,7 +1,7 @@
-//! The invalid steps of each branch: steps with failed evidence, and the joins above these branches.
+//! The steps to rerun first on each branch: the most upstream invalid steps, and the joins above these branches.
 //!
-//! Input: the branches in force, and the finished steps with failed evidence or named by a person. Output: for
-//! each branch, the steps to rerun first.
+//! Input: the branches in force, and the finished steps with failed evidence or named by a person. Output: the
+//! [`Targets`]. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,9 +101,9 @@ pub(crate) struct Targets {
 /// Returns the steps to rerun first, by branch: broken steps, and the joins of branches with reruns. Downstream
 /// steps are judgement after these have ended.
 ///
-/// On a chain this is the earliest step; in a graph with `needs`, all steps without another such step upstream.
-/// `requested`: branches to continue and to join again. `apart`: a person requests the rerun, and the state has
-/// separate outputs.
+/// In a graph with routes this is the earliest step; in a graph with `needs`, all steps without another such step
+/// upstream. `requested`: branches to continue and to join again. `apart`: a person requests the rerun, and the state
+/// has separate outputs.
 pub(crate) fn targets(
     shape: &Shape,
     branches: &Branches,

@@ -16,8 +16,8 @@ impl<S> Scope<'_, S> {
         self.put_in_doubt(step, by.to_owned());
     }
 
-    /// Returns whether a person must be asked about a ready step of a chain: a careful step, begun before a
-    /// rewind.
+    /// Returns whether a person must be asked about a ready step in a graph with routes: a careful step, begun before
+    /// a rewind.
     pub(crate) fn asks_about(&self, place: usize) -> bool {
         let Some(chain) = self.position.chain.as_deref() else { return false };
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));

@@ -1,4 +1,4 @@
-//! An active branch in memory: its chain, state and position, and its next drafts.
+//! An open scope in memory: the end of its chain, its state and position, and its next drafts.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -89,13 +89,13 @@ pub(super) struct DeferredFailure {
     pub(super) report: StepReport,
 }
 
-/// An active branch.
+/// An open scope in memory.
 pub(super) struct Scope<'a, S> {
     pub(super) chain: Chain,
     pub(super) shape: &'a Shape,
     pub(super) state: S,
     pub(super) position: Position,
-    /// The unfinished steps, computed on first use. Never computed on a chain.
+    /// The unfinished steps, computed on first use. Never computed in a graph with routes.
     unfinished: Option<Unfinished>,
     pub(super) opener: Option<Opener>,
     /// The iteration of the whole branch, in the loops of its ancestors.

@@ -94,7 +94,7 @@ pub struct Attempt {
     pub(crate) site: Arc<Site>,
 }
 
-/// What distinguishes an attempt within a run, and its time limit.
+/// The identity of an attempt within a run, and its time limit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptIdentity {
     /// The branch.
@@ -157,12 +157,12 @@ impl Attempt {
         }
     }
 
-    /// Returns an idempotency key: stable over retries and crashes, new after a requested rerun.
+    /// Returns an idempotency key: stable over retries and crashes, new for each rerun of the finished step.
     pub fn idempotency_key(&self) -> String {
         self.key_of(&[])
     }
 
-    /// Returns the id of a wait for `key` in this step: stable until a requested rerun, or until the step asks
+    /// Returns the id of a wait for `key` in this step: stable until a rerun of the step, or until the step asks
     /// another question. An answer has the id of its question, and counts for no other question.
     pub fn wait_id(&self, key: &str, question: Option<&Value>) -> String {
         let question = question.map(Value::to_string).unwrap_or_default();
@@ -229,7 +229,7 @@ impl Attempt {
     /// Writes a checkpoint at every interval of the session, with the progress and side outputs from `said`.
     /// Never returns; the caller drops the future at the end of the step.
     ///
-    /// It is `progress` under [`RUNNING_KEY`], with the time that has passed as `elapsed_ms` beside what `said` gives.
+    /// The phase is `progress` with the key [`RUNNING_KEY`]; `elapsed_ms` is added to the value from `said`.
     pub async fn report_progress(&self, said: impl Fn() -> (Map<String, Value>, StepReport)) -> Infallible {
         let Some(interval) = self.interval else { return pending().await };
         let interval = interval.max(INTERVAL_MIN);
@@ -311,8 +311,8 @@ impl Attempt {
         }
         let (stored, answer) = oneshot::channel();
         let ending = || MemoError::Ending(key.to_owned());
-        let what = RequestKind::Memo { key: key.to_owned(), value, report, stored };
-        self.ask(what).await.map_err(|()| ending())?;
+        let kind = RequestKind::Memo { key: key.to_owned(), value, report, stored };
+        self.ask(kind).await.map_err(|()| ending())?;
         answer.await.map_err(|_| ending())
     }
 
@@ -322,7 +322,7 @@ impl Attempt {
     pub async fn exited(&self, code: i32, outputs: &Map<String, Value>) {
         let whole = json!({ "exit_code": code, "outputs": outputs });
         if let Err(MemoError::Large { .. }) = self.keep(EXITED_KEY, whole, StepReport::default()).await {
-            // What stops this stops the session.
+            // Any other error stops the session.
             let _ = self.keep(EXITED_KEY, json!({ "exit_code": code }), StepReport::default()).await;
         }
     }
@@ -346,8 +346,8 @@ impl Attempt {
         let _ = self.ask(RequestKind::Wait(wait)).await;
     }
 
-    async fn ask(&self, what: RequestKind) -> Result<(), ()> {
-        let request = Request { scope: self.scope, job: self.job, what };
+    async fn ask(&self, kind: RequestKind) -> Result<(), ()> {
+        let request = Request { scope: self.scope, job: self.job, kind };
         self.requests.send(request).await.map_err(drop)
     }
 }

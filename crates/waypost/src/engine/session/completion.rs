@@ -64,8 +64,8 @@ impl<P: Program> Session<'_, P> {
 
     /// Applies an interrupted attempt with a possible effect: a resume or a person decides about the step.
     ///
-    /// Nothing more starts. Where the step must not be repeated, others of that kind run to their end: a stop would
-    /// leave them in doubt as well.
+    /// Nothing more starts. If the step is not idempotent, other non-idempotent steps run to their end: a stop would put
+    /// these steps in doubt as well.
     fn cut(&mut self, id: ScopeId, place: usize, why: String, report: StepReport) {
         if self.scopes.get(id).shape.steps()[place].idempotent {
             self.options.stop.stop(StopLevel::Graceful, &why);
@@ -163,7 +163,7 @@ impl<P: Program> Session<'_, P> {
             return;
         }
         if scope.position.frontier.is_empty() {
-            // The chain has ended without a rejoin.
+            // The branch has ended without a rejoin.
             drop_chain(&mut scope.position, scope.shape);
         } else {
             self.is_pausing = true;
@@ -261,7 +261,7 @@ impl<P: Program> Session<'_, P> {
         step.retry.pause(entry.failures + 1, random).filter(|_| retries)
     }
 
-    /// Takes in a failure after which nothing is opened.
+    /// Applies a failure that opens no hooks.
     pub(crate) fn fail_now(&mut self, id: ScopeId, place: usize, failure: Failure, report: StepReport) {
         let scope = self.scopes.get(id);
         let verdict = self.program.on_failure(scope.step_ref(place), &failure);
@@ -373,12 +373,12 @@ impl<P: Program> Session<'_, P> {
     }
 }
 
-/// A failure without hooks to open.
+/// A final or retried failure of a step, without hooks to open.
 #[derive(Debug)]
 pub(crate) struct Failing {
     pub(crate) failure: Failure,
     pub(crate) report: StepReport,
-    /// How long after it the step is tried again; none if it is not.
+    /// The delay before the retry; `None` without a retry.
     pub(crate) pause: Option<Duration>,
     /// The causes: the failure itself, or the failures of the step's branches.
     pub(crate) causes: Vec<StepFailure>,
@@ -404,7 +404,7 @@ fn apply<P: Program>(
     program.apply(state, step_ref, settled)
 }
 
-/// Returns the digests of an end of a chain, and adds the pins of the step to the position. `None` if the state
+/// Returns the digests of an end in a graph with routes, and adds the pins of the step to the position. `None` if the state
 /// cannot be encoded; the commit then reports the error.
 fn routed_end_digests<P: Program>(
     program: &P,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   main --fork, collects--> P --fork, stops--> a: fails
-//!                                               b: in flight, is cancelled, and lands
-//!   one commit, once all below P is quiet:  P ends as failed, a as failed, b as cancelled
+//!                                               b: running, is cancelled, and its attempt ends
+//!   one commit, once no step below P runs:  P ends as failed, a as failed, b as cancelled
 //! ```
 //!
 //! A branch ends only when none of its descendants has a running attempt. Cancelled attempts are recorded as

@@ -133,10 +133,10 @@ impl<P: Program> Session<'_, P> {
     }
 
     fn apply_request(&mut self, request: Request) {
-        let Request { scope: id, job, what } = request;
+        let Request { scope: id, job, kind } = request;
         let Some(scope) = self.scopes.find(id) else { return };
         let Some(running) = scope.running_steps.iter_mut().find(|running| running.job == job) else { return };
-        match what {
+        match kind {
             RequestKind::Memo { key, value, report, stored } => {
                 let place = running.place;
                 let entry = scope.entry_mut(place);

@@ -24,8 +24,8 @@ pub(crate) struct Request {
     pub(crate) scope: ScopeId,
     /// The start of the step; requests of an ended attempt are ignored.
     pub(crate) job: u64,
-    /// The content of the request.
-    pub(crate) what: RequestKind,
+    /// The kind, with its content.
+    pub(crate) kind: RequestKind,
 }
 
 #[derive(Debug)]
@@ -38,10 +38,10 @@ pub(crate) enum RequestKind {
         /// Answered after the commit.
         stored: oneshot::Sender<()>,
     },
-    /// To commit how far the step is, for people: it is not read back.
+    /// Commit the progress of the step, for people; never read back.
     Progress { value: Value, report: StepReport },
-    /// To give a message to this wait, beside other work of the step.
+    /// Deliver a message to this wait, while the step continues other work.
     Wait(Arc<PendingWait>),
-    /// Suspend the step until a wait of these ends.
+    /// Suspend the step until one of these waits ends.
     Suspend(Vec<Wait>),
 }

@@ -399,7 +399,7 @@ pub(crate) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) ->
     Ok(epoch_in_pass(engine, run, branch, &[]).await?.unwrap_or(0))
 }
 
-/// Returns the epoch of the next requested rerun in a scope.
+/// Returns the epoch of the next rerun in a scope.
 pub(crate) async fn next_epoch(
     engine: &Engine,
     header: &Header,
