@@ -1,14 +1,17 @@
-//! The plan: decides the next action for each step, with a cause. Pure: no clock, no disk, no randomness.
+//! The plan from records: the next action for each step, with a cause. Pure: no clock, no disk, no randomness.
 //!
 //! [`checks`] lists the claims to check before a resume trusts finished steps. [`plan`] turns the graph, the
-//! newest sound record of each open branch and the verdicts into one decision per step. The engine executes
-//! the decisions; `waypost plan` and `waypost why` print the same ones.
+//! newest sound record of each open branch and the verdicts into one decision per step.
 //!
 //! ```text
 //!   newest records --> checks --> claims --(probes, elsewhere)--> verdicts
 //!         |                                                          |
 //!         +------------------------> plan <--------------------------+
 //! ```
+//!
+//! A resume takes the broken steps and the questions from this plan; the walk of the engine decides the starts.
+//! `waypost plan` and `waypost why` show a dry run of the engine, with the causes of this plan:
+//! docs/decisions/0010-plan-by-dry-run.md.
 //!
 //! All steps neither in nor downstream of the frontier are finished. A record per branch is therefore enough
 //! input, for any length of history.
