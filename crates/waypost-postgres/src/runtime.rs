@@ -1,7 +1,7 @@
 //! The runtime of the database work: a thread for all stores of the process.
 //!
-//! A connection is driven by the runtime that opened it. The runtime of a caller may end before the connection, stand
-//! still meanwhile, or have neither network nor timers.
+//! A connection is driven by the runtime that opened it. The runtime of a caller may end before the connection, pause
+//! between two calls, or have neither network nor timers.
 
 use std::future::pending;
 use std::io;

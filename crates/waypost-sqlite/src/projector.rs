@@ -9,7 +9,7 @@
 //!     |        |        |                 |
 //!     +--------+--------+--> backlog      +--> wakes the thread
 //!                              |                  |
-//!   thread ---- nap  5 ms ---- writes ---- nap --- writes
+//!   thread ---- sleep 5 ms --- writes ---- sleep - writes
 //! ```
 //!
 //! During frequent commits the thread sleeps between writes, so that commits need not wake it; only the first

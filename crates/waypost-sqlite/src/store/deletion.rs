@@ -30,11 +30,11 @@ impl SqliteStore {
         self.remove_run(run, kernel_lock).await
     }
 
-    /// Ends the deletions that were cut short. One that cannot be ended now is left to the next writer.
+    /// Completes the interrupted deletions. A deletion that cannot be completed now is left to the next writer.
     pub(super) async fn end_deletions(&self) -> Result<(), StoreError> {
         for run in self.begun_deletions()? {
             let Ok(kernel_lock) = self.lock_to_delete(&run) else { continue };
-            // Another writer may have ended it before the lock was ours.
+            // Another writer may have completed the deletion before this call took the lock.
             if self.is_deleting(&run)? {
                 let _ = self.remove_run(&run, kernel_lock).await;
             }
@@ -62,7 +62,7 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Says whether there is something to delete of a run without a row: its folder, or its tombstone.
+    /// Returns whether a run without a row has a folder or a tombstone to delete.
     fn is_left(&self, run: &RunId) -> Result<bool, StoreError> {
         Ok(self.folder_of(run).exists() || self.is_deleting(run)?)
     }

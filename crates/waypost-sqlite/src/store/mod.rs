@@ -84,15 +84,16 @@ struct HeldRun {
 impl SqliteStore {
     /// Opens the database at `path` for reading and writing; creates missing files and folders.
     ///
-    /// An older database is upgraded in one transaction, after a back-up next to the file. The folder is made with mode 0700
-    /// and the file with 0600; existing ones keep theirs.
+    /// An older database is upgraded in one transaction, after a backup next to the file. A new folder has mode 0700, a new
+    /// file mode 0600.
     ///
     /// # Errors
-    /// - [`StoreError::Create`]: folder or file cannot be made or written. Nothing changed.
-    /// - [`StoreError::Invalid`]: the file is not ours, or its place is not fit for locks. Nothing changed.
-    /// - [`StoreError::Version`]: a newer version wrote it. Nothing changed; use that version.
-    /// - [`StoreError::Unreachable`]: another process was writing all the time. Try again.
-    /// - [`StoreError::Io`], [`StoreError::Full`]: the medium's. What was there is untouched.
+    /// - [`StoreError::Create`]: the folder or the file cannot be created or written. Nothing changed.
+    /// - [`StoreError::Invalid`]: the file belongs to another program, or its file system has unreliable locks. Nothing
+    ///   changed.
+    /// - [`StoreError::Version`]: a newer version wrote the file. Nothing changed; use that version.
+    /// - [`StoreError::Unreachable`]: another process did not end its write in time. Try again.
+    /// - [`StoreError::Io`], [`StoreError::Full`]: errors of the medium. Existing data is untouched.
     pub fn open(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         let place = Arc::new(open::make(path, &options)?);
         let (connection, wal_prealloc) = open::writer(&place, &options)?;
@@ -317,7 +318,7 @@ impl Store for SqliteStore {
         match self.read(|view| RunRow::get(view.connection, &id).map(drop)) {
             Ok(()) => return Err(StoreError::Exists { run: id }),
             Err(StoreError::NotFound { .. }) => {}
-            // For example its records were lost: the rest must not be taken for the start of another run.
+            // The records of the run may be lost: the remaining files must not become part of another run.
             Err(error) => return Err(error),
         }
         let kernel_lock = self.take_lock(&id, holder)?;
@@ -340,7 +341,7 @@ impl Store for SqliteStore {
             return Err(error);
         }
         update.keep(&self.place.delta_cache, &first.records);
-        // Files of a run without rows and log. The run is made all the same if they cannot be removed.
+        // Files of a run without rows and log. If the files cannot be removed, the run is created with them.
         let _ = remove_folder(self.disk.as_ref(), &self.folder_of(&id));
         let folder = self.run_folder(run.record());
         folder.committed(&first.records);
@@ -377,7 +378,7 @@ impl Store for SqliteStore {
             }
             token => token?,
         };
-        // Its last lease may have been dropped here, and not given back.
+        // An earlier lease of this store may have been dropped without a release.
         self.projector.finish();
         let (durability, folder) = self.repair_log(run)?;
         self.hold(run, token, durability, folder);
@@ -431,7 +432,7 @@ impl Store for SqliteStore {
 
     async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
         match self.read(|view| view.load(run, branch, seq, None)) {
-            // Looked at again, since the log must be read before.
+            // Read again, since the log must be read before the rows.
             Err(StoreError::NotFound { .. }) => {
                 let acknowledged = tail_check::acknowledged(&self.place, run);
                 self.read(|view| view.load(run, branch, seq, Some(acknowledged)))

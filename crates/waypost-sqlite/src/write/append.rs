@@ -339,8 +339,8 @@ fn write(
     Ok((as_packed, end))
 }
 
-/// Marks messages as taken in, and drops what they say: it may hold a secret, which only the session that took them in
-/// knows and masks.
+/// Marks messages as consumed, and drops their content: a message may contain a secret, and only the session that consumed
+/// the message can mask the secret.
 fn take_in(connection: &Connection, run: i64, consumed: &[String]) -> Result<(), Failure> {
     if consumed.is_empty() {
         return Ok(());
@@ -393,7 +393,7 @@ fn is_base_there(connection: &Connection, branch: i64, body: &StoredBody) -> Res
     }
 }
 
-/// Writes a record and returns how many bytes it takes.
+/// Writes a record. Returns the number of stored bytes.
 fn write_record(
     connection: &Connection,
     branch: i64,

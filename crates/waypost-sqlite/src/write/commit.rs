@@ -259,7 +259,7 @@ impl Writer {
 
     fn commit_alone(&self, link: &mut WriterConnection, mut job: Box<dyn Job>) {
         match self.attempt(link, std::slice::from_mut(&mut job)) {
-            // Spoilt: the outcome of the job has the reason.
+            // The job has failed: its outcome has the reason.
             Ok(()) | Err(NotCommitted::JobFailed) => job.answer(),
             Err(NotCommitted::Failed(fault)) => job.refuse(fault.to_store_error(&self.place)),
         }
