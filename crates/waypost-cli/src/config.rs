@@ -62,7 +62,7 @@ impl Config {
         let folder =
             store_location::start_of_search(near).ok().and_then(|from| store_location::nearest(&from));
         for path in folder.iter().flat_map(|folder| [folder.clone(), folder.join(FILE)]) {
-            store_location::refuse_of_others(&path)?;
+            store_location::refuse_foreign_owner(&path)?;
         }
         Self::read(near, folder.map(|folder| folder.join(FILE)))
     }
@@ -189,7 +189,7 @@ impl Config {
         read.filter_map(|(origin, file)| Some((origin, file, pick(file)?))).next()
     }
 
-    /// Sets options that the command line left open to their configured values.
+    /// Sets the options missing on the command line to their configured values.
     pub(crate) fn complete(&self, cli: &mut Cli, matches: &ArgMatches) {
         if cli.global.color.is_none() {
             cli.global.color = self.color().map(|found| found.value);

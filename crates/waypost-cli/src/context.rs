@@ -143,7 +143,7 @@ impl Context {
         }
         if access == Access::Create
             && let Some(lost @ Error::LostStore { empty: false, .. }) =
-                store_location::lost(self.store.as_deref(), near)
+                store_location::lost_database(self.store.as_deref(), near)
         {
             self.output.warn(&format!("{lost}; those runs cannot be resumed until the database is restored"));
         }

@@ -1,4 +1,4 @@
-//! `waypost delete`: removes runs with all that belongs to them, after asking.
+//! `waypost delete`: removes runs with their records, logs and files, after a confirmation.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
             false => find_unasked(store.as_ref(), Some(name), BTreeSet::new()).await,
         };
         let run = match found {
-            // What is left of it, goes.
+            // The remaining files of a lost run can be deleted.
             Err(Error::Lost { run, .. }) => run,
             Err(error @ Error::NotFound { .. }) => {
                 let cut_short = store.deletions().await?;
@@ -67,7 +67,7 @@ pub(crate) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
-/// Looks before the question is asked; the store looks again when it deletes.
+/// Refuses a running run before the confirmation; the store checks again when it deletes.
 async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     store.wait_for_release(run).await?;
     match store.run(run).await {
@@ -75,7 +75,7 @@ async fn refuse_live(store: &dyn Store, run: &RunId) -> Result<(), Error> {
             None => Ok(()),
             holder => Err(StoreError::Held { run: run.clone(), holder, until: None }.into()),
         },
-        // A damaged run can be deleted too, and one of which only its log is left.
+        // Damaged runs can be deleted, and lost runs of which only the log remains.
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }

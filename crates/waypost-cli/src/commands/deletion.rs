@@ -32,7 +32,7 @@ impl Deleting {
     }
 
     /// Wraps a store for a dry run.
-    pub(super) fn to_look(store: Arc<dyn Store>) -> Self {
+    pub(super) fn for_inspection(store: Arc<dyn Store>) -> Self {
         Self { store, is_full: false }
     }
 

@@ -1,7 +1,8 @@
-//! `waypost doctor`: looks for what could go wrong, and says what to do about each thing. It ends the deletions that were cut
-//! short, and changes nothing else.
+//! `waypost doctor`: checks configuration, machine, store and runs, with a hint for each problem. It finishes interrupted
+//! deletions, and changes nothing else.
 //!
-//! Every check is made whatever the others found, as far as it can be. The exit code is that of the first that failed.
+//! A failed check does not end the others; without a store, the checks of the store are left out. The exit code is that of
+//! the first failed check.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,29 +24,29 @@ use crate::format::size;
 use crate::format::time;
 use crate::run::environment::Local;
 use crate::run::keepalive;
-use crate::run::run_status::{self, Corrected};
+use crate::run::run_status::{self, Correction};
 use crate::store_location::{Access, StoreUrl};
 use crate::view::Origin;
 use crate::view::{CheckupView, DoctorView, VERSION};
 
-/// Free bytes below which a run is soon stopped: a large state with its log and SQLite's.
+/// Free bytes below which runs soon fail: the size of a large state with its log and that of SQLite.
 const FREE_BYTES_MIN: u64 = 64 << 20;
-/// Free bytes below which it is time to make room.
+/// Free bytes below which `doctor` warns.
 const FREE_BYTES_FEW: u64 = 1 << 30;
-/// Free places for files below which it is time to make room: a run of a file store has one file a commit.
+/// Free inodes below which `doctor` warns: a file store writes one file for each commit.
 const FREE_FILES_FEW: u64 = 10_000;
-/// By how much a record may be ahead of the clock: machines that share a store differ by less.
+/// The most by which a record may be ahead of the clock: the clocks of machines that share a store differ by less.
 const AHEAD_MAX: Duration = Duration::from_secs(60);
-/// Newest runs whose newest record is read: some seconds at most. `verify --all` reads all of all.
+/// The number of newest runs whose newest records are read: a few seconds. `verify --all` reads every record of every run.
 const RUNS_READ_MAX: usize = 1_000;
-/// Runs that one line names.
+/// The most runs named on one line.
 const NAMED_MAX: usize = 5;
 
-/// What was found, in order.
+/// The results of the checks, in order.
 #[derive(Debug, Default)]
 struct Checkup {
     checks: Vec<CheckupView>,
-    /// That of the first check that failed.
+    /// The exit code of the first failed check.
     exit: Option<Exit>,
 }
 
@@ -74,7 +75,7 @@ impl Checkup {
     }
 }
 
-/// The runs of the store.
+/// The runs of the store, as listed.
 struct Runs {
     listed: Vec<RunSummary>,
     unreadable: Vec<UnreadableRun>,
@@ -102,7 +103,7 @@ pub(crate) async fn doctor(context: &Context) -> Result<Exit, Error> {
     if context.output.json {
         context.output.document(&view)?;
     } else {
-        context.output.checked(exit, &told(context, &view))?;
+        context.output.checked(exit, &report_text(context, &view))?;
     }
     Ok(exit)
 }
@@ -111,7 +112,7 @@ fn configuration(checkup: &mut Checkup) {
     const NAME: &str = "configuration";
     let config = Config::find(None).and_then(|config| config.store().map(|_| config));
     match config {
-        // What is wrong first is in the message; the causes are all of it.
+        // The message has the first problem; the causes would list all of them.
         Err(error) => {
             let Diagnosis { exit, message, .. } = error.diagnosis();
             let hint = "fix or remove the file: most commands refuse to run until then; `waypost config` \
@@ -158,7 +159,7 @@ fn machine(context: &Context, checkup: &mut Checkup) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens the store to read it. One that was never made is no failure.
+/// Opens the store for reading. A store that does not exist yet is no failure.
 fn open(context: &Context, checkup: &mut Checkup) -> Option<Arc<dyn Store>> {
     const NAME: &str = "store";
     let by = match context.store_given().1 {
@@ -185,7 +186,7 @@ fn open(context: &Context, checkup: &mut Checkup) -> Option<Arc<dyn Store>> {
     }
 }
 
-/// Looks at where the store is: the version of its tables, the kind of disk, the room, the right to write.
+/// Checks the schema version, the file system, the free space and the permissions of the store.
 fn medium(store: &dyn Store, checkup: &mut Checkup) {
     let sqlite = match StoreUrl::parse(&store.to_string()) {
         Ok(StoreUrl::Sqlite(path)) => Some(path),
@@ -210,8 +211,9 @@ fn medium(store: &dyn Store, checkup: &mut Checkup) {
     }
     room(&home, checkup);
     let places: Vec<PathBuf> = sqlite.into_iter().chain([home]).collect();
-    let locked = places.iter().find(|path| rustix::fs::access(path.as_path(), Permission::WRITE_OK).is_err());
-    match locked {
+    let read_only =
+        places.iter().find(|path| rustix::fs::access(path.as_path(), Permission::WRITE_OK).is_err());
+    match read_only {
         None => checkup.ok("permission", "the store is writable"),
         Some(path) => checkup.warn(
             "permission",
@@ -260,7 +262,7 @@ fn room(home: &Path, checkup: &mut Checkup) {
     }
 }
 
-/// Ends the deletions of runs that were cut short.
+/// Finishes interrupted deletions of runs.
 async fn deletions(context: &Context, store: &dyn Store, checkup: &mut Checkup) {
     const NAME: &str = "deletions";
     let begun = match store.deletions().await {
@@ -284,7 +286,7 @@ async fn deletions(context: &Context, store: &dyn Store, checkup: &mut Checkup) 
     }
 }
 
-/// Reads what the store keeps of its runs, and has it look over itself.
+/// Checks the derived data of the store, lists the runs and checks them.
 async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
     match store.inspect(None).await {
         Ok(findings) if findings.is_empty() => {
@@ -319,40 +321,40 @@ async fn contents(store: &dyn Store, checkup: &mut Checkup) -> Option<Runs> {
     Some(runs)
 }
 
-/// Reads where each run stands, which the summaries do not vouch for.
+/// Reads the newest records of the runs; a summary can be sound while these are damaged.
 async fn readable(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
     const NAME: &str = "runs";
     let mut broken: Vec<(RunId, String)> = Vec::new();
     let mut newer: Vec<RunId> = Vec::new();
-    let mut told_of = |run: &RunId, error: &StoreError| match error {
+    let mut add_unreadable = |run: &RunId, error: &StoreError| match error {
         StoreError::Version { .. } => newer.push(run.clone()),
         error => broken.push((run.clone(), error.to_string())),
     };
     for run in &runs.unreadable {
         match run_status::unlisted(store, &run.run).await {
-            Err(Error::Store(error)) => told_of(&run.run, &error),
-            _ => told_of(&run.run, &StoreError::Invalid(run.why.clone())),
+            Err(Error::Store(error)) => add_unreadable(&run.run, &error),
+            _ => add_unreadable(&run.run, &StoreError::Invalid(run.why.clone())),
         }
     }
-    let mut fallen: Vec<&RunId> = Vec::new();
+    let mut damaged: Vec<&RunId> = Vec::new();
     let read = runs.listed.iter().take(RUNS_READ_MAX);
     for run in read {
         match run_status::correct(store, &mut run.clone()).await {
-            Ok(Corrected::Right) => {}
-            Ok(Corrected::Fallen) => fallen.push(&run.run),
-            Ok(Corrected::Unreadable(error)) => told_of(&run.run, &error),
+            Ok(Correction::Unneeded) => {}
+            Ok(Correction::Applied) => damaged.push(&run.run),
+            Ok(Correction::Unreadable(error)) => add_unreadable(&run.run, &error),
             Err(error) => return checkup.error(NAME, &error),
         }
     }
-    let is_sound = broken.is_empty() && fallen.is_empty();
+    let is_sound = broken.is_empty() && damaged.is_empty();
     if let Some((first, why)) = broken.first() {
         let message = format!("{} cannot be read: {why}", named(broken.iter().map(|(run, _)| run)));
         let hint = format!("`waypost verify {first}` lists the sound checkpoints");
         checkup.fail(NAME, Exit::Damaged, message, Some(hint));
     }
-    if let Some(first) = fallen.first() {
+    if let Some(first) = damaged.first() {
         let message =
-            format!("newer checkpoints of {} are damaged or missing", named(fallen.iter().copied()));
+            format!("newer checkpoints of {} are damaged or missing", named(damaged.iter().copied()));
         let hint = format!("`waypost verify {first}` lists them, and says whether a resume is possible");
         checkup.fail(NAME, Exit::Damaged, message, Some(hint));
     }
@@ -372,7 +374,7 @@ async fn readable(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
     }
 }
 
-/// Says who holds runs, and whether those are there.
+/// Reports the holders of runs, and whether their processes exist.
 fn locks(runs: &Runs, checkup: &mut Checkup) {
     const NAME: &str = "locks";
     let held: Vec<(&RunId, &Holder)> =
@@ -398,12 +400,12 @@ fn locks(runs: &Runs, checkup: &mut Checkup) {
     }
 }
 
-/// Finds processes of runs without a holder.
+/// Reports remaining processes of runs without a holder.
 fn processes(store: &dyn Store, runs: &Runs, checkup: &mut Checkup) {
     const NAME: &str = "processes";
-    let free = runs.listed.iter().filter(|run| run.holder.is_none()).map(|run| run.run.clone());
-    let free: Vec<RunId> = free.collect();
-    match processes_of(store, &free) {
+    let unheld = runs.listed.iter().filter(|run| run.holder.is_none()).map(|run| run.run.clone());
+    let unheld: Vec<RunId> = unheld.collect();
+    match processes_of(store, &unheld) {
         Ok(found) if found.is_empty() => checkup.ok(NAME, "no processes left by runs"),
         Ok(found) => {
             for (run, pids) in found {
@@ -449,7 +451,7 @@ fn named<'r>(runs: impl Iterator<Item = &'r RunId>) -> String {
     }
 }
 
-fn told(context: &Context, view: &DoctorView) -> String {
+fn report_text(context: &Context, view: &DoctorView) -> String {
     let paint = context.output.paint;
     let mut text = String::new();
     for check in &view.checks {

@@ -42,7 +42,7 @@ async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let chosen = choose(store.as_ref(), &snapshot, &Choice::to_look()).await?;
+    let chosen = choose(store.as_ref(), &snapshot, &Choice::for_inspection()).await?;
     let named = named(store.as_ref(), &run, (&args.step, &chosen)).await?;
     let accepted =
         current_evidence::accept(&store, &snapshot, &chosen, (named.branch.as_ref(), &named.step)).await?;
@@ -68,7 +68,7 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
     let run = find(store.as_ref(), Some(&args.run), Default::Newest).await?;
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
-    let chosen = choose(store.as_ref(), &snapshot, &Choice::to_look()).await?;
+    let chosen = choose(store.as_ref(), &snapshot, &Choice::for_inspection()).await?;
     let named = named(store.as_ref(), &run, (&args.step, &chosen)).await?;
     let (begun, ended) = times(store.as_ref(), &run, &named).await?;
     let step = named.to_string();

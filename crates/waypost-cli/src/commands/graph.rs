@@ -150,7 +150,7 @@ fn summed(found: &[&'static str]) -> NodeStatus {
     NodeStatus { worst: counts.first().map_or("pending", |(status, _)| status), text }
 }
 
-/// Makes the nodes of a list of steps; `path` has the ids of the steps around the list.
+/// Creates the nodes of a list of steps. `path`: the ids of the steps around the list.
 fn nodes(body: &Body, path: &mut Vec<String>, status: &dyn Fn(&[String]) -> Option<NodeStatus>) -> Vec<Node> {
     let needs: Vec<Vec<usize>> =
         body.steps().iter().map(|step| body.upstream(step).map(|need| need.index).collect()).collect();

@@ -1,7 +1,7 @@
 //! `waypost import`: a new run from an exported checkpoint.
 //!
-//! The file is foreign: its hash detects damage, not malice. Its commands run only after a person's approval,
-//! and no run is created before.
+//! The file may come from anyone: its hash detects damage, not malice. Without a person's approval (`--trust`), no run is
+//! created and no command of the file runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,14 +24,14 @@ use crate::exit::Exit;
 use crate::run::environment::{self, Local};
 use crate::run::params::{Begin, ReadParam};
 use crate::session::{Session, SessionReport};
-use crate::store_location::{self, Access, kept};
+use crate::store_location::{self, Access, recorded_path};
 use crate::view::step_names::StepNames;
 use crate::view::{ImportShownView, VERSION};
 
-/// The largest file of another program that is looked into: a checkpoint with all items of a large job.
+/// The largest file that is checked for the format of another program: a checkpoint with all items of a large job.
 const FOREIGN_BYTES_MAX: u64 = 64 << 20;
 
-/// Loads a checkpoint from a file of its own, or the newest one from an archive, with what that run was given since.
+/// Loads an exported checkpoint, or the newest checkpoint of an archived run with the signals sent after it.
 fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
     let Some(archived) = checkpoint_in(file) else { return Ok((Portable::load(file)?, Vec::new())) };
     let Archived { checkpoint, signals } = archived?;
@@ -44,7 +44,7 @@ fn load(file: &Path) -> Result<(Portable, Vec<Signal>), LoadError> {
     Ok((portable?, signals))
 }
 
-/// Returns the error for a session or checkpoint of Prodigy; nothing for any other file.
+/// Returns the error for a session or checkpoint of Prodigy; `None` for any other file.
 fn foreign(file: &Path) -> Option<Error> {
     let bytes = store_location::read_regular(file, FOREIGN_BYTES_MAX).ok()?;
     waypost_import::prodigy_state(&bytes).map(Error::ForeignState)
@@ -91,7 +91,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         definition: shape.definition(Some(workflow.text().to_owned())),
         // The path of the workflow file belongs to the other machine.
         path: None,
-        base: kept(store.as_ref(), &base)?,
+        base: recorded_path(store.as_ref(), &base)?,
         params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),
         labels,

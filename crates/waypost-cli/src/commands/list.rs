@@ -19,7 +19,7 @@ use crate::run::current_evidence;
 use crate::run::definition::names;
 use crate::run::disk_use::bytes_of;
 use crate::run::reference::resumable_statuses;
-use crate::run::run_status::{self, Corrected};
+use crate::run::run_status::{self, Correction};
 use crate::store_location::registry;
 use crate::store_location::{self, Access};
 use crate::view::{ListView, RunView, UnreadableRunView, VERSION};
@@ -150,8 +150,8 @@ async fn found(
     let mut listed = Vec::with_capacity(found.runs.len());
     for mut run in found.runs {
         match run_status::correct(store, &mut run).await? {
-            Corrected::Right => {}
-            Corrected::Fallen => {
+            Correction::Unneeded => {}
+            Correction::Applied => {
                 let text = format!(
                     "newer checkpoints of run {0} are damaged or missing: `waypost verify {0}` shows details",
                     run.run
@@ -164,7 +164,7 @@ async fn found(
                     None => context.with_store(&text),
                 });
             }
-            Corrected::Unreadable(error) => {
+            Correction::Unreadable(error) => {
                 found.damaged.push(UnreadableRun { run: run.run, why: error.to_string() });
                 continue;
             }

@@ -43,24 +43,24 @@ use crate::view::{FinishedView, OnceView, VERSION};
 mod memo;
 mod work;
 
-use memo::{Kept, Key, MEMOS_MAX, Memo, Memos, SCHEMA};
-use work::{Came, Life, Work};
+use memo::{Key, MEMOS_MAX, Memo, Memos, SCHEMA, StoredOutput};
+use work::{End, Work, WorkResult};
 
-/// What names the run of a script.
+/// The variable with the name of the script's run.
 const VARIABLE: &str = "WAYPOST_SCRIPT_RUN";
-/// What has all commands of a script done again that failed.
+/// The variable that reruns all failed commands of a script.
 const RETRY_FAILED: &str = "WAYPOST_RETRY_FAILED";
-/// The variable with the step of a command.
+/// The variable with the step of a command, set for the command.
 const STEP_VARIABLE: &str = "WAYPOST_STEP";
-/// How often is looked whether the key has become free.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How often is looked whether the run has become free: another command appends a record, which takes milliseconds.
-const LEASE_LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// How long the run may be held by others. A trim of a large run takes seconds.
+/// The poll interval for the lock of a key.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The poll interval for the lease of the run: another command holds the lease for one append, which takes milliseconds.
+const LEASE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// The longest wait for the lease of the run. A trim of a large run takes seconds.
 const LEASE_WAIT_MAX: Duration = Duration::from_secs(60);
-/// How much of each stream the JSON document has; as much as a step may make its result.
+/// The most bytes of each stream in the JSON document, as in the result of a step.
 const DOCUMENT_BYTES_MAX: usize = waypost_workflow::log::CAPTURE_BYTES_MAX;
-/// Longest command kept in a record, as of a step.
+/// The longest command in a record, as of a step.
 const COMMAND_BYTES_MAX: usize = 4 * 1024;
 
 impl From<OnceError> for Error {
@@ -86,8 +86,8 @@ pub(crate) async fn once(context: &Context, args: OnceArgs) -> Result<Exit, Erro
     // A finished result needs no lock: it is returned also while another command runs.
     match context.store(None, Access::Read) {
         Ok(store) => {
-            if let Some(told) = call.remembered(store.as_ref()).await? {
-                return Ok(told);
+            if let Some(exit) = call.replay_recorded(store.as_ref()).await? {
+                return Ok(exit);
             }
         }
         Err(Error::NoStore { .. } | Error::NoRuns { .. } | Error::NotFound { .. }) => {}
@@ -117,7 +117,7 @@ enum ResultOrigin {
     Forgotten,
 }
 
-/// One call.
+/// One call of `waypost once` with a command.
 struct Call<'a> {
     context: &'a Context,
     args: &'a OnceArgs,
@@ -126,8 +126,8 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Gives what is remembered, if something is.
-    async fn remembered(&self, store: &dyn Store) -> Result<Option<Exit>, Error> {
+    /// Replays the recorded result, if there is one that counts.
+    async fn replay_recorded(&self, store: &dyn Store) -> Result<Option<Exit>, Error> {
         let Some(memos) = memo::read(store, &self.run).await? else { return Ok(None) };
         let counts = |memo: &&Memo| !self.args.redo && (memo.exit_code == 0 || !self.retries_failed());
         match memos.memos.get(&self.key.text).filter(counts) {
@@ -139,7 +139,7 @@ impl Call<'_> {
         }
     }
 
-    /// Says whether a command that failed is done again: by its option, or by the variable, for all of a script.
+    /// Returns whether failed commands rerun: by the option of this call, or by the variable for the whole script.
     fn retries_failed(&self) -> bool {
         self.args.retry_failed || std::env::var_os(RETRY_FAILED).is_some_and(|value| !value.is_empty())
     }
@@ -159,35 +159,35 @@ impl Call<'_> {
             return Ok(Exit::Command(memo.exit_code));
         }
         memo.stderr
-            .give(store, &self.run, |bytes| {
+            .read(store, &self.run, |bytes| {
                 // No reader: the existence of the result suffices.
                 let _ = io::stderr().lock().write_all(bytes);
                 Ok(())
             })
             .await?;
-        let mut heard = true;
-        let give = |bytes: &[u8]| match heard.then(|| output.bytes(bytes)) {
+        let mut has_reader = true;
+        let write = |bytes: &[u8]| match has_reader.then(|| output.bytes(bytes)) {
             Some(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-                heard = false;
+                has_reader = false;
                 Ok(())
             }
-            Some(told) => Ok(told?),
+            Some(written) => Ok(written?),
             None => Ok(()),
         };
-        memo.stdout.give(store, &self.run, give).await?;
+        memo.stdout.read(store, &self.run, write).await?;
         Ok(Exit::Command(memo.exit_code))
     }
 
     async fn document(&self, store: &dyn Store, memo: &Memo, origin: ResultOrigin) -> Result<(), Error> {
         let mut texts = [String::new(), String::new()];
-        for (place, kept) in [&memo.stdout, &memo.stderr].into_iter().enumerate() {
+        for (place, stored) in [&memo.stdout, &memo.stderr].into_iter().enumerate() {
             let mut text = Vec::new();
             let take = |bytes: &[u8]| {
                 let room = DOCUMENT_BYTES_MAX - text.len();
                 text.extend_from_slice(&bytes[..bytes.len().min(room)]);
                 Ok(())
             };
-            kept.give(store, &self.run, take).await?;
+            stored.read(store, &self.run, take).await?;
             texts[place] = String::from_utf8_lossy(&text).into_owned();
         }
         let [stdout, stderr] = texts;
@@ -207,7 +207,7 @@ impl Call<'_> {
         Ok(self.context.output.document(&view)?)
     }
 
-    /// A command within one of the same run would wait for that to end, which waits for it.
+    /// Refuses a call within a command of the same run: each would wait for the end of the other.
     fn refuse_nested(&self) -> Result<(), Error> {
         let is_within = std::env::var("WAYPOST_RUN_ID").is_ok_and(|outer| outer == self.run.as_str());
         if !is_within {
@@ -217,7 +217,7 @@ impl Call<'_> {
         Err(OnceError::Nested { run: self.run.clone(), outer }.into())
     }
 
-    /// Refuses to do again what a lost store may remember.
+    /// Refuses a run with lost records: its command may be finished.
     async fn refuse_lost(&self, store: &dyn Store) -> Result<(), Error> {
         if let Some(lost) = reference::lost(store, self.run.as_str()).await {
             return Err(lost);
@@ -231,9 +231,9 @@ impl Call<'_> {
         Err(Error::Behind { newest: snapshot.newest().header().reference(), logged, log })
     }
 
-    /// Takes the lock of the key, and does the command unless another did while this one waited.
+    /// Takes the lock of the key, and runs the command unless another call finished it during the wait.
     async fn work_on(&self, store: Arc<dyn Store>) -> Result<Exit, Error> {
-        // The screen is the command's: nothing moves on it.
+        // The command writes to the terminal: no live output.
         let mut plain = self.context.clone();
         plain.output.live = false;
         plain.output.json = false;
@@ -243,7 +243,7 @@ impl Call<'_> {
             return Ok(self.stopped(&session));
         };
         let exit = self.work_with(&store, &lock, &session).await;
-        // The file alone says nothing.
+        // A remaining file is harmless: only the lock on it counts.
         let _ = lock.remove_file();
         Ok(exit?.unwrap_or_else(|| self.stopped(&session)))
     }
@@ -252,7 +252,7 @@ impl Call<'_> {
     async fn lock(&self, store: &dyn Store, session: &Session<'_>) -> Result<Option<RunLock>, Error> {
         let path = keepalive::lock_of_key(store, &self.run, &self.key.step).ok_or(OnceError::NoFolder)?;
         let waited_until = self.args.wait.map(|wait| Instant::now() + wait);
-        let mut told = false;
+        let mut is_reported = false;
         loop {
             let holder = Holder::here(self.context.now()).map_err(Error::Runtime)?;
             let holder = match RunLock::take(&path, &holder, true) {
@@ -266,19 +266,19 @@ impl Call<'_> {
                     OnceError::UnderWay { run: self.run.clone(), key, holder: Box::new(holder) }.into()
                 );
             }
-            if !std::mem::replace(&mut told, true) {
+            if !std::mem::replace(&mut is_reported, true) {
                 self.context
                     .output
                     .detail(&format!("{key} is running, held by {holder}; waiting for its end."));
             }
             tokio::select! {
                 _ = session.stop.stopped() => return Ok(None),
-                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                () = tokio::time::sleep(LOCK_POLL_INTERVAL) => {}
             }
         }
     }
 
-    /// Takes the lease of the run to append a record. Another command has it for moments only.
+    /// Takes the lease of the run to append a record. Other commands hold the lease for moments only.
     async fn take(&self, store: &Arc<dyn Store>) -> Result<Recorder, Error> {
         let until = Instant::now() + LEASE_WAIT_MAX;
         loop {
@@ -292,7 +292,7 @@ impl Call<'_> {
             };
             match taken {
                 Ok(recorder) => return Ok(self.taken(recorder)),
-                // Another was first.
+                // Another command created the run first.
                 Err(recorder::Error::Store(StoreError::Exists { .. })) => {}
                 Err(recorder::Error::Ended(_)) => {
                     let (run, key) = (self.run.clone(), self.key.text.clone());
@@ -301,7 +301,7 @@ impl Call<'_> {
                 Err(recorder::Error::Store(StoreError::Held { .. })) if Instant::now() < until => {}
                 Err(error) => return Err(error.into()),
             }
-            tokio::time::sleep(LEASE_LOOK_INTERVAL).await;
+            tokio::time::sleep(LEASE_POLL_INTERVAL).await;
         }
     }
 
@@ -328,17 +328,17 @@ impl Call<'_> {
         })
     }
 
-    /// Does the command under the lock of its key; none if it was stopped.
+    /// Runs the command under the lock of its key; `None` if the command was stopped.
     async fn work_with(
         &self,
         store: &Arc<dyn Store>,
         lock: &RunLock,
         session: &Session<'_>,
     ) -> Result<Option<Exit>, Error> {
-        if let Some(exit) = self.remembered(store.as_ref()).await? {
+        if let Some(exit) = self.replay_recorded(store.as_ref()).await? {
             return Ok(Some(exit));
         }
-        // What outlived its supervisor must not be beside what begins now.
+        // Processes of an earlier attempt must not run at the same time as the new attempt.
         let (mark, value) = run_mark(store.as_ref(), &self.run);
         kill_leftovers(&[(mark, &value), (STEP_VARIABLE, self.key.step.as_str())])
             .map_err(|source| OnceError::Leftovers { run: self.run.clone(), source })?;
@@ -355,19 +355,19 @@ impl Call<'_> {
             command: &self.args.command,
             silent: self.context.output.json,
         };
-        let came = work::work(work).await?;
-        // An error means that it is gone already, and then its processes are, too.
+        let result = work::work(work).await?;
+        // An error means that the supervisor and its processes are dead.
         let _ = supervisor.shutdown().await;
         let recorder = self.take(store).await?;
-        let ended = self.ended(store.as_ref(), &recorder, &begun, came).await;
-        // The error that matters is the one above.
+        let ended = self.ended(store.as_ref(), &recorder, &begun, result).await;
+        // The error of `ended` matters more than that of `close`.
         let closed = recorder.close().await;
         let exit = ended?;
         closed?;
         Ok(exit)
     }
 
-    /// Records that the command begins.
+    /// Records the start of the command.
     async fn begin(&self, store: &Arc<dyn Store>) -> Result<Begun, Error> {
         let recorder = self.take(store).await?;
         let count = memo::read(store.as_ref(), &self.run).await?.unwrap_or_default().memos.len();
@@ -388,33 +388,33 @@ impl Call<'_> {
         store: &dyn Store,
         recorder: &Recorder,
         begun: &Begun,
-        came: Came,
+        result: WorkResult,
     ) -> Result<Option<Exit>, Error> {
-        let Came { life, streams, printed } = came;
+        let WorkResult { end, streams, printed } = result;
         let command = Some(clipped(&self.args.command));
-        let (code, kind, error) = match life {
-            Life::Ended(Ended::Code(code)) => {
+        let (code, kind, error) = match end {
+            End::Ended(Ended::Code(code)) => {
                 (u8::try_from(code).unwrap_or(u8::MAX), FailureKind::Exit, format!("exit code {code}"))
             }
-            // As a shell counts it.
-            Life::Ended(Ended::Signal(signal)) => {
+            // The exit code that a shell reports.
+            End::Ended(Ended::Signal(signal)) => {
                 let code = u8::try_from(128 + signal).unwrap_or(u8::MAX);
                 (code, FailureKind::Signal, format!("ended by signal {signal}"))
             }
-            Life::Stopped(by) => {
+            End::Stopped(by) => {
                 let failure = failure(FailureKind::Signal, format!("stopped by {by}"), command, printed);
                 recorder.fail_step_with(begun, failure, Vec::new()).await?;
                 return Ok(None);
             }
-            Life::TooLarge => {
+            End::TooLarge => {
                 let max_mib = memo::OUTPUT_BYTES_MAX >> 20;
                 let error = OnceError::TooLarge { key: self.key.text.clone(), max_mib };
                 let failure = failure(FailureKind::Limit, error.to_string(), command, printed);
                 recorder.fail_step_with(begun, failure, Vec::new()).await?;
                 return Err(error.into());
             }
-            Life::NotKept(error) => return Err(error.into()),
-            Life::NotStarted(error) => {
+            End::NotStored(error) => return Err(error.into()),
+            End::NotStarted(error) => {
                 let failure = failure(FailureKind::Spawn, error.to_string(), command, printed);
                 recorder.fail_step_with(begun, failure, Vec::new()).await?;
                 return Err(OnceError::from(error).into());
@@ -423,7 +423,7 @@ impl Call<'_> {
         let (stdout, stderr) = streams.expect("a command that ended has streams");
         let memo = Memo { command: memo::digest_of(&self.args.command), exit_code: code, stdout, stderr };
         let origin = if kind == FailureKind::Exit {
-            // Others may have been added while the command ran.
+            // Other commands may have finished meanwhile.
             let mut memos = memo::read(store, &self.run).await?.unwrap_or_default();
             memos.memos.insert(self.key.text.clone(), memo.clone());
             let commit = Commit::without_evidence().state(&memos).exit_code(i32::from(code)).printed(printed);
@@ -461,7 +461,7 @@ fn failure(
     Failure { ending, ..Failure::new(kind, vec![error]) }
 }
 
-/// Says a command as a shell would take it, as far as a person reads it.
+/// Returns the command as shell text, clipped to the limit of a record.
 fn clipped(command: &[std::ffi::OsString]) -> String {
     let words: Vec<String> =
         command.iter().map(|word| crate::format::text::quoted(&word.to_string_lossy())).collect();
@@ -474,7 +474,7 @@ fn clipped(command: &[std::ffi::OsString]) -> String {
     text
 }
 
-/// Ends a run of a script: it takes no more commands.
+/// Finishes the run of a script: new commands are refused.
 async fn finish(context: &Context, run: &RunId) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     if memo::read(store.as_ref(), run).await?.is_none() {
@@ -503,9 +503,9 @@ async fn finish(context: &Context, run: &RunId) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
-/// Returns the blobs in which the run of a script keeps what commands printed, each with its size and SHA-256.
+/// Returns the blobs with the output of a script's commands, each with its size and SHA-256.
 pub(super) async fn blobs(store: &dyn Store, run: &RunId) -> Result<Vec<(String, u64, Digest)>, Error> {
     let memos = memo::read(store, run).await?.unwrap_or_default();
     let streams = memos.memos.values().flat_map(|memo| [&memo.stdout, &memo.stderr]);
-    Ok(streams.filter_map(Kept::in_blob).collect())
+    Ok(streams.filter_map(StoredOutput::in_blob).collect())
 }

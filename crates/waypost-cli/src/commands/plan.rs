@@ -398,7 +398,7 @@ pub(super) async fn planned(
     snapshot: &Snapshot,
 ) -> Result<(Plan, Vec<String>), Error> {
     let store = shared.as_ref();
-    let chosen = choose_to_resume(shared, snapshot, Choice::to_look(), context.now()).await?;
+    let chosen = choose_to_resume(shared, snapshot, Choice::for_inspection(), context.now()).await?;
     chosen.tell(context);
     for damage in snapshot.damaged().filter(|damage| damage.flaw != Flaw::Missing) {
         let at = crate::run::reference::damaged_reference(&damage.run, damage);

@@ -23,7 +23,7 @@ use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
 pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
     let mut deleting = match args.dry_run {
-        true => Deleting::to_look(context.store(None, Access::Read)?),
+        true => Deleting::for_inspection(context.store(None, Access::Read)?),
         false => Deleting::open(context)?,
     };
     let mut view = PruneView {

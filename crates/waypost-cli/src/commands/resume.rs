@@ -585,7 +585,7 @@ impl Prepared {
     }
 }
 
-/// Returns the unanswered questions about cut steps of all scopes.
+/// Returns the unanswered questions about interrupted steps of all scopes.
 async fn open_questions(
     store: &dyn Store,
     run: &RunId,

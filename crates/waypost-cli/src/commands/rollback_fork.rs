@@ -28,7 +28,7 @@ use crate::run::params::{Begin, BegunWork, ReadParam, current};
 use crate::run::progress::steps_are_done;
 use crate::run::reference::{Default as Meant, Reference, encode, step_on};
 use crate::session::{Session, SessionReport};
-use crate::store_location::{self, Access, kept};
+use crate::store_location::{self, Access, recorded_path};
 use crate::view::step_names::StepNames;
 use crate::view::{RolledBackView, VERSION};
 
@@ -301,7 +301,7 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
         run: run.clone(),
         workflow: workflow.name().to_owned(),
         path: match &args.with {
-            Some(file) => kept(store.as_ref(), file)?,
+            Some(file) => recorded_path(store.as_ref(), file)?,
             None => frozen.path.clone(),
         },
         definition: shape.definition(Some(workflow.text().to_owned())),

@@ -27,7 +27,7 @@ use crate::run::preflight;
 use crate::run::reference::{self, resumable_statuses};
 use crate::run::workflow_file;
 use crate::session::{Session, SessionReport};
-use crate::store_location::{self, Access, kept, relative};
+use crate::store_location::{self, Access, recorded_path, relative};
 use crate::view::DecisionView;
 use crate::view::step_names::StepNames;
 
@@ -483,7 +483,7 @@ fn base_folder(args: &RunArgs) -> Result<PathBuf, Error> {
     ))
 }
 
-/// Makes the record of a new run.
+/// Creates the record of a new run.
 pub(super) fn record(
     context: &Context,
     store: &dyn Store,
@@ -500,9 +500,9 @@ pub(super) fn record(
         definition: shape.definition(Some(workflow.text().to_owned())),
         path: match is_stdin(&args.file) {
             true => None,
-            false => kept(store, &args.file)?,
+            false => recorded_path(store, &args.file)?,
         },
-        base: kept(store, base)?,
+        base: recorded_path(store, base)?,
         params: params.clone(),
         env: declared_env(workflow, &local.environment),
         labels,

@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::{exit_code, size, text, time};
 use crate::output::{Output, is_empty, log_lines, shown};
-use crate::run::current_evidence::asked;
+use crate::run::current_evidence::undecided_steps;
 use crate::run::dead_letters;
 use crate::run::definition::{path_in_force, resume_line, shape_in_force, workflow_in_force};
 use crate::run::doubt::doubts_of;
@@ -260,12 +260,12 @@ async fn recheck(store: &Arc<dyn Store>, snapshot: &Snapshot, view: &mut ShowVie
     if !shape_in_force(snapshot).is_some_and(|shape| shape.has_evidence()) {
         return Ok(());
     }
-    let Some(asked) = asked(store, snapshot).await? else { return Ok(()) };
+    let Some(undecided) = undecided_steps(store, snapshot).await? else { return Ok(()) };
     let is_asked = |step: &StepView| {
-        asked.iter().any(|(branch, id)| branch.as_str() == step.branch && id.as_str() == step.id)
+        undecided.iter().any(|(branch, id)| branch.as_str() == step.branch && id.as_str() == step.id)
     };
     let mut in_doubt = view.steps.iter_mut().filter(|step| step.status == StepStatus::InDoubt).peekable();
-    if in_doubt.peek().is_some() && asked.is_empty() {
+    if in_doubt.peek().is_some() && undecided.is_empty() {
         view.status = RunStatus::Interrupted;
     }
     in_doubt.filter(|step| !is_asked(step)).for_each(|step| step.status = StepStatus::Cut);

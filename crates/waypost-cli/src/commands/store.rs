@@ -9,7 +9,7 @@ use super::Context;
 use crate::cli::StoreCommand;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::run::run_status::{self, Corrected};
+use crate::run::run_status::{self, Correction};
 use crate::store_location::{self, Access, StoreUrl, postgres};
 use crate::view::{StoreCheckedView, StoreMadeView, StoreUpgradedView, VERSION};
 
@@ -123,7 +123,7 @@ async fn check(context: &Context) -> Result<Exit, Error> {
     loop {
         let mut page = store.runs(&query).await?;
         for run in &mut page.runs {
-            if let Corrected::Fallen = run_status::correct(store.as_ref(), run).await? {
+            if let Correction::Applied = run_status::correct(store.as_ref(), run).await? {
                 errors.push(format!("run {}: newer checkpoints are damaged or missing", run.run));
             }
         }

@@ -58,7 +58,7 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
     record.settings.insert(SUBMISSION.to_owned(), submission(&args));
     // A worker has the secrets.
     let surroundings = local.of_run(run.clone(), base.clone(), store.clone());
-    let program = WorkflowProgram::to_look(workflow, surroundings)?;
+    let program = WorkflowProgram::for_inspection(workflow, surroundings)?;
     let mut files = Vec::new();
     if !args.include.is_empty() {
         let place = (&*base, &*args.file);

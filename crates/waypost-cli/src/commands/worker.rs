@@ -188,7 +188,7 @@ impl RunExecutor {
         let snapshot = Snapshot::read(self.store.as_ref(), run).await?;
         let workflow = Chosen::in_force(self.store.as_ref(), &snapshot)?.workflow;
         let (surroundings, _files) = self.surroundings_of(run, snapshot.entry.record.record()).await?;
-        let program = WorkflowProgram::to_look(workflow, surroundings)?;
+        let program = WorkflowProgram::for_inspection(workflow, surroundings)?;
         let engine = program.equip(Engine::new(Arc::clone(&self.store)));
         Ok(quorum::by_reference(run, engine.look(&program, &snapshot, Occasion::Verify).await?))
     }

@@ -20,7 +20,7 @@ pub(super) fn is_full(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
-/// Says whether an error comes from a process or a system without descriptors.
+/// Returns whether an error means that the process or the system has no free file descriptor.
 pub(super) fn is_without_descriptors(error: &(dyn StdError + 'static)) -> bool {
     let number = |error: &(dyn StdError + 'static)| error.downcast_ref::<io::Error>()?.raw_os_error();
     let mut chain = std::iter::successors(Some(error), |error| (*error).source());
@@ -32,7 +32,7 @@ pub(super) fn lacking_resource(error: &(dyn StdError + 'static)) -> Option<Strin
     lacking(error).filter(|lack| lack.starts_with(NO_RESOURCES))
 }
 
-/// Says whether the supervisor of a run was killed while it started.
+/// Returns whether the supervisor of a run was killed during its start.
 pub(super) fn is_supervisor_lost(error: &(dyn StdError + 'static)) -> bool {
     let mut chain = std::iter::successors(Some(error), |error| (*error).source());
     chain.any(|error| matches!(error.downcast_ref::<SupervisorError>(), Some(SupervisorError::Ended)))

@@ -34,7 +34,7 @@ use causes::{is_without_descriptors, lacking_resource};
 pub(crate) use diagnosis::{Diagnosis, Rendered};
 use run::of_run;
 use store::of_store;
-use words::{by_hand, first_problem, how_to_wake, left_by, unreadable};
+use words::{by_hand, first_problem, how_to_wake, logs_beside, unreadable};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +86,7 @@ pub(crate) enum Error {
         made: bool,
     },
     /// The database is gone or empty, and logs of runs remain next to it.
-    #[error("{} {}, but {}", database.display(), if *empty { "is empty" } else { "is gone" }, left_by(runs))]
+    #[error("{} {}, but {}", database.display(), if *empty { "is empty" } else { "is gone" }, logs_beside(runs))]
     LostStore {
         /// The database.
         database: PathBuf,
@@ -161,16 +161,16 @@ pub(crate) enum Error {
     /// A configuration file is invalid; all problems with their places.
     #[error("{} is invalid: {}", .0.path().display(), first_problem(.0))]
     Config(Box<FileError>),
-    /// A file is no workflow of another program that can be taken over; what is wrong, with its place.
+    /// A workflow of another program cannot be imported; the problem with its place.
     #[error("cannot import {}: {}", .0.path().display(), first_problem(.0))]
     Foreign(Box<FileError>),
     /// A file is a session or a checkpoint of another program.
     #[error("cannot import {0}")]
     ForeignState(State),
-    /// A workflow file that was made does not pass the check: everything that is wrong with it.
+    /// An imported workflow does not pass the check; all problems.
     #[error("the workflow converted from {} is invalid: {}", .0.path().display(), first_problem(.0))]
     Made(Box<FileError>),
-    /// Params do not fit what the workflow declares.
+    /// The params do not match the declarations of the workflow.
     #[error("{0}")]
     Params(ParamsError),
     /// A named file cannot be read.
@@ -362,7 +362,7 @@ impl Error {
         Self::Usage { message: error.to_string(), hint: None }
     }
 
-    /// Says that a file of another program was not imported.
+    /// Creates the error for a workflow of another program that was not imported.
     pub(crate) fn from_import(error: waypost_import::Error) -> Self {
         match error {
             waypost_import::Error::Source(error) => Self::Foreign(error),
@@ -372,12 +372,12 @@ impl Error {
         }
     }
 
-    /// Says that there is no such thing.
+    /// Creates the error for a missing object.
     pub(crate) fn not_found(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::NotFound { what: what.into(), hint: Some(hint.into()) }
     }
 
-    /// Returns whether the error only means that the reader of the answer is gone.
+    /// Returns whether the only error is a closed pipe: the reader of the output has ended.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }

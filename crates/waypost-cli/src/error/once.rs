@@ -1,4 +1,4 @@
-//! What a remembered command cannot do.
+//! The errors of `waypost once`.
 
 use waypost::RunId;
 use waypost::lock::{Holder, LockError};
@@ -7,13 +7,13 @@ use waypost_workflow::supervisor::{SpawnError, SupervisorError};
 
 use crate::exit::Exit;
 
-/// Why `once` did not do what was asked.
+/// Why `once` failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OnceError {
-    /// Neither the option nor the variable is there.
+    /// Neither the option nor the variable names a run.
     #[error("cannot find the run of the key: no run is named")]
     NoRun,
-    /// The run is none of a script.
+    /// The run does not belong to a script.
     #[error("cannot use run {0}: it was not created by `waypost once`")]
     OfAnother(RunId),
     /// The run has ended, and has no result for the key.
@@ -24,36 +24,36 @@ pub(crate) enum OnceError {
         /// The key.
         key: String,
     },
-    /// A command that is remembered calls for another one.
+    /// A command of `once` calls `once` for the same run.
     #[error("cannot start inside `{outer}` of run {run}: `{outer}` holds the lock until its end")]
     Nested {
         /// The run.
         run: RunId,
-        /// The step that is under way.
+        /// The running step.
         outer: String,
     },
-    /// The store keeps nothing beside its records.
+    /// The store has no folder for output and locks.
     #[error("cannot keep the output of a command: the store has no folder")]
     NoFolder,
-    /// Another process does the command of the same key.
+    /// Another process runs the command of the same key.
     #[error("`{key}` of run {run} is running, held by {holder}")]
     UnderWay {
         /// The run.
         run: RunId,
         /// The key.
         key: String,
-        /// Who does it.
+        /// The other process.
         holder: Box<Holder>,
     },
-    /// The lock of the key cannot be made.
+    /// The lock of the key cannot be taken.
     #[error("cannot lock `{key}`")]
     Lock {
         /// The key.
         key: String,
-        /// Why.
+        /// The cause.
         source: LockError,
     },
-    /// The key stands for another command.
+    /// The recorded result of the key belongs to another command.
     #[error("`{key}` of run {run} was finished by another command")]
     Changed {
         /// The run.
@@ -61,12 +61,12 @@ pub(crate) enum OnceError {
         /// The key.
         key: String,
     },
-    /// What was printed is not there any more as it was.
+    /// The stored output is missing or changed.
     #[error("cannot replay the output: `{blob}` of run {run} is missing or changed")]
     Damaged {
         /// The run.
         run: RunId,
-        /// Where it was.
+        /// The blob with the output.
         blob: String,
     },
     /// The state cannot be read.
@@ -74,23 +74,23 @@ pub(crate) enum OnceError {
     Unreadable {
         /// The checkpoint.
         at: String,
-        /// Why.
+        /// The cause.
         why: String,
     },
-    /// There are too many keys.
+    /// The run has too many keys.
     #[error("run {run} has results of {count} commands, the maximum")]
     TooMany {
         /// The run.
         run: RunId,
-        /// How many.
+        /// The number of keys.
         count: usize,
     },
-    /// The command printed more than is kept.
+    /// The output of the command exceeds the limit.
     #[error("stopped `{key}`: it printed more than {max_mib} MiB to one stream")]
     TooLarge {
         /// The key.
         key: String,
-        /// How much is kept.
+        /// The limit.
         max_mib: u64,
     },
     /// The supervisor cannot be started, or was killed.
@@ -99,21 +99,21 @@ pub(crate) enum OnceError {
     /// The command cannot be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
-    /// What an earlier process of the run left cannot be ended.
+    /// The remaining processes of an earlier command of the run cannot be ended.
     #[error("cannot end the remaining processes of an earlier command of run {run}")]
     Leftovers {
         /// The run.
         run: RunId,
-        /// Why.
+        /// The cause.
         source: waypost_workflow::supervisor::LeftoversError,
     },
-    /// The records.
+    /// An error of the recorder.
     #[error(transparent)]
     Recorder(recorder::Error),
 }
 
 impl OnceError {
-    /// Returns its code word, how the command ends, and what to do next.
+    /// Returns the code word, the exit code and a hint.
     pub(crate) fn kind(&self) -> (&'static str, Exit, Option<String>) {
         let hint = |text: &str| Some(text.to_owned());
         match self {
@@ -165,7 +165,7 @@ impl OnceError {
             Self::Supervisor(_) => {
                 ("interrupted", Exit::StepFailed, hint("nothing was recorded; repeat the command"))
             }
-            // As a shell says it.
+            // The exit codes of a shell.
             Self::Spawn(SpawnError::CommandNotFound { command }) => {
                 let name = command.to_string_lossy();
                 let help = format!(

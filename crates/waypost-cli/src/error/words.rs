@@ -10,8 +10,8 @@ use crate::cli::ResumeArgs;
 use crate::format::text::quoted;
 use crate::view::doubt::{Doubt, answer_lines};
 
-/// Returns which runs left their logs.
-pub(super) fn left_by(runs: &[RunId]) -> String {
+/// Returns which logs of runs are next to a database.
+pub(super) fn logs_beside(runs: &[RunId]) -> String {
     /// A few names suffice to recognise the runs.
     const NAMED_MAX: usize = 5;
     let names = runs.iter().take(NAMED_MAX).map(ToString::to_string).collect::<Vec<_>>().join(", ");

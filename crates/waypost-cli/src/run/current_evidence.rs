@@ -30,7 +30,7 @@ pub(crate) async fn look(
     if !chosen.shape.has_evidence() {
         return Ok(Look::default());
     }
-    let (engine, program) = to_look(store, snapshot, chosen)?;
+    let (engine, program) = engine_for_checks(store, snapshot, chosen)?;
     Ok(engine.look(&program, snapshot, occasion).await?)
 }
 
@@ -44,7 +44,7 @@ pub(crate) async fn look_at(
     if !chosen.shape.has_evidence() {
         return Ok(Look::default());
     }
-    let (engine, program) = to_look(store, snapshot, chosen)?;
+    let (engine, program) = engine_for_checks(store, snapshot, chosen)?;
     Ok(engine.look_at(&program, snapshot, (record, Occasion::Resume)).await?)
 }
 
@@ -55,7 +55,7 @@ pub(crate) async fn correct(
     chosen: &Chosen,
     plan: &mut Plan,
 ) -> Result<(), Error> {
-    let (engine, program) = to_look(store, snapshot, chosen)?;
+    let (engine, program) = engine_for_checks(store, snapshot, chosen)?;
     let options = || ResumeOptions { adopt: chosen.adoption.clone(), ..ResumeOptions::default() };
     // The `stops` of the plan say why a run cannot be resumed.
     if let Ok(dry_run) = engine.dry_run(&program, &snapshot.entry.summary.run, options).await {
@@ -65,33 +65,33 @@ pub(crate) async fn correct(
     Ok(())
 }
 
-/// Returns the steps of a run in doubt that a person must decide about, after a look at the evidence. `None`: the plan of
-/// the resume is unknown.
-pub(crate) async fn asked(
+/// Returns the steps of a run in doubt that need a decision of a person, after a check of the evidence. `None`: the plan
+/// of the resume is unknown.
+pub(crate) async fn undecided_steps(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
 ) -> Result<Option<BTreeSet<(BranchPath, StepId)>>, Error> {
     let Ok(own) = Chosen::in_force(store.as_ref(), snapshot) else { return Ok(None) };
-    let (engine, program) = to_look(store, snapshot, &own)?;
+    let (engine, program) = engine_for_checks(store, snapshot, &own)?;
     let look = engine.look(&program, snapshot, Occasion::Resume).await?;
     let mut plan = own.plan(store.as_ref(), snapshot, Some(&look.verdicts), time::now()).await?;
     look.tell_in(&mut plan, &own.shape);
     let run = &snapshot.entry.summary.run;
     let Ok(dry_run) = engine.dry_run(&program, run, ResumeOptions::default).await else { return Ok(None) };
     dry_run.correct(&program, &mut plan);
-    let is_asked = |found: &&Decision| found.action == Action::Ask || found.cause == Cause::AskedInTurn;
-    let asked = plan
+    let is_undecided = |found: &&Decision| found.action == Action::Ask || found.cause == Cause::AskedInTurn;
+    let undecided = plan
         .decisions
         .iter()
-        .filter(is_asked)
+        .filter(is_undecided)
         .map(|question| (question.branch.clone(), question.step.clone()));
-    Ok(Some(asked.collect()))
+    Ok(Some(undecided.collect()))
 }
 
-/// Returns whether evidence settles all cut steps of a run in doubt, so that a resume asks nothing.
+/// Returns whether evidence settles all interrupted steps of a run in doubt, so that a resume asks no question.
 pub(crate) async fn settles(store: &Arc<dyn Store>, snapshot: &Snapshot) -> Result<bool, Error> {
     let shape = Chosen::in_force(store.as_ref(), snapshot)?.shape;
-    let is_cut = shape.has_evidence()
+    let has_interrupted = shape.has_evidence()
         && snapshot.heads.iter().any(|head| {
             let own = shape.of_branch(&head.record.header().branch).zip(head.record.position().ok());
             own.is_some_and(|(own, position)| {
@@ -99,7 +99,7 @@ pub(crate) async fn settles(store: &Arc<dyn Store>, snapshot: &Snapshot) -> Resu
                 started.any(|entry| own.must_ask(&position, &entry.step))
             })
         });
-    Ok(is_cut && asked(store, snapshot).await?.is_some_and(|asked| asked.is_empty()))
+    Ok(has_interrupted && undecided_steps(store, snapshot).await?.is_some_and(|steps| steps.is_empty()))
 }
 
 /// Plans the restart of each service with a step downstream that runs: services end with their session.
@@ -144,11 +144,11 @@ pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
 
 /// Returns the mask for the secrets of a run, as far as their variables are set.
 pub(crate) fn mask(store: &Arc<dyn Store>, snapshot: &Snapshot, chosen: &Chosen) -> Result<Mask, Error> {
-    Ok(to_look(store, snapshot, chosen)?.1.mask().clone())
+    Ok(engine_for_checks(store, snapshot, chosen)?.1.mask().clone())
 }
 
 /// Creates engine and program for inspection only.
-fn to_look(
+fn engine_for_checks(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
@@ -158,7 +158,7 @@ fn to_look(
     let mut local = Local::look()?;
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let environment = local.of_run(frozen.run.clone(), base, Arc::clone(store));
-    let program = WorkflowProgram::to_look(chosen.workflow.clone(), environment)?;
+    let program = WorkflowProgram::for_inspection(chosen.workflow.clone(), environment)?;
     Ok((program.equip(Engine::new(Arc::clone(store))), program))
 }
 
@@ -169,7 +169,7 @@ pub(crate) async fn accept(
     chosen: &Chosen,
     (branch, step): (Option<&BranchPath>, &StepId),
 ) -> Result<usize, Error> {
-    let (engine, program) = to_look(store, snapshot, chosen)?;
+    let (engine, program) = engine_for_checks(store, snapshot, chosen)?;
     let by = person();
     let acceptance = Acceptance { branch, step, accept_as: AcceptAs::Pinned, by: Some(&by) };
     Ok(engine.accept_program(&program, &snapshot.entry.summary.run, acceptance).await?)
@@ -185,7 +185,7 @@ pub(crate) async fn believe(
 ) -> Result<BTreeSet<(BranchPath, StepId)>, Error> {
     let held = held(plan, answers);
     if !held.is_empty() {
-        let (engine, program) = to_look(store, snapshot, chosen)?;
+        let (engine, program) = engine_for_checks(store, snapshot, chosen)?;
         for (branch, step) in &held {
             let by = person();
             let acceptance =

@@ -26,7 +26,7 @@ use crate::run::current_evidence;
 use crate::run::environment;
 use crate::run::hooks;
 use crate::run::reference::StepRef;
-use crate::store_location::{self, kept};
+use crate::store_location::{self, recorded_path};
 use crate::view::gives;
 use crate::view::step_names::StepNames;
 
@@ -113,7 +113,7 @@ impl Choice {
     }
 
     /// Returns the choice of a preview: shows a resume with the changed file, whatever is affected.
-    pub(crate) fn to_look() -> Self {
+    pub(crate) fn for_inspection() -> Self {
         Self { looks: true, ..Self::default() }
     }
 }
@@ -139,7 +139,7 @@ impl Chosen {
         own_copy(store, record, &record.definition)
     }
 
-    /// Returns whether finished steps rerun, or branches are entered again, because their definition changed.
+    /// Returns whether finished steps rerun, or finished branches reopen, because their definition changed.
     pub(crate) fn reruns_finished(&self) -> bool {
         let reruns =
             |adoption: &Adoption| adoption.redo || !adoption.rerun.is_empty() || !adoption.entered.is_empty();
@@ -394,7 +394,7 @@ pub(crate) async fn choose(store: &dyn Store, snapshot: &Snapshot, choice: &Choi
         return choice.finished.check(&[]).map(|()| own);
     }
     let position = snapshot.newest().position().unwrap_or_default().with_failures_open();
-    let path = kept(store, &file)?;
+    let path = recorded_path(store, &file)?;
     let shape = shape_of(&changed, environment::parallel())?;
     let run = &snapshot.entry.summary.run;
     let compared = Compared { before: &own.shape, position: &position, after: &shape };

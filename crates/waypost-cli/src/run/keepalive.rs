@@ -1,5 +1,6 @@
-//! Processes that work for a run without its lease, known by a kernel lock beside that of the run: one that stays for a run
-//! that waits, and the commands of a script. `stop`, `cancel` and `delete` ask for them.
+//! Processes that work for a run without its lease: the process that waits for a waiting run, and the commands of a script.
+//! Each of them holds a kernel lock of its own next to that of the run, and `stop`, `cancel` and `delete` look for these
+//! locks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,15 +15,15 @@ use crate::format::time::now;
 /// The workflow name of the runs of scripts.
 pub(crate) const SCRIPT_WORKFLOW: &str = "script";
 
-/// The end of the name of the folder with the locks of the keys of a script.
+/// The suffix of the folder with the locks of a script's keys.
 const KEYS: &str = ".once";
 
-/// Says to others that this process stays for a run, until it is dropped.
+/// The lock of a process that waits for a run; released on drop. `None`: this process has no such lock.
 #[derive(Debug)]
 pub(crate) struct Keepalive(Option<RunLock>);
 
 impl Keepalive {
-    /// Begins to stay. Where that cannot be said, or another process says it already, nothing is said.
+    /// Takes the lock, if the store has a folder and no other process holds the lock.
     pub(crate) fn begin(store: &dyn Store, run: &RunId) -> Self {
         let lock = || {
             let (path, holder) = (lock_of(store, run)?, Holder::here(now()).ok()?);
@@ -35,13 +36,13 @@ impl Keepalive {
 impl Drop for Keepalive {
     fn drop(&mut self) {
         if let Some(lock) = self.0.take() {
-            // The file alone says nothing.
+            // A remaining file is harmless: only the lock on it counts.
             let _ = lock.remove_file();
         }
     }
 }
 
-/// Returns the process that stays for a run, or that does a command of a script.
+/// Returns the process that waits for a run, or that runs a command of a script.
 pub(crate) fn keepalive_holder(store: &dyn Store, run: &RunId) -> Option<Holder> {
     let probe = |path: PathBuf| RunLock::probe(&path).ok().flatten();
     lock_of(store, run).and_then(probe).or_else(|| {
@@ -50,7 +51,7 @@ pub(crate) fn keepalive_holder(store: &dyn Store, run: &RunId) -> Option<Holder>
     })
 }
 
-/// Makes the summary of a run of a script say that a command of it is under way.
+/// Sets the holder and the status in the summary of a script's run, if one of its commands is running.
 pub(crate) fn report_commands(store: &dyn Store, summary: &mut RunSummary) {
     if summary.workflow == SCRIPT_WORKFLOW && summary.holder.is_none() && summary.status.is_resumable() {
         summary.holder = keepalive_holder(store, &summary.run);
@@ -60,12 +61,12 @@ pub(crate) fn report_commands(store: &dyn Store, summary: &mut RunSummary) {
     }
 }
 
-/// Returns the lock of a key of a script; none of a store without a folder.
+/// Returns the path of the lock of a script's key; `None` for a store without a folder.
 pub(crate) fn lock_of_key(store: &dyn Store, run: &RunId, key: &StepId) -> Option<PathBuf> {
     Some(locks(store, run)?.join(format!("{run}{KEYS}")).join(format!("{key}.lock")))
 }
 
-/// Its lock, beside that of the run (`docs/concepts/format-sqlite.md`).
+/// Returns the path of the lock of the waiting process (`docs/concepts/format-sqlite.md`).
 fn lock_of(store: &dyn Store, run: &RunId) -> Option<PathBuf> {
     Some(locks(store, run)?.join(format!("{run}.waits")))
 }

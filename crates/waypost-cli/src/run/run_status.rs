@@ -1,4 +1,5 @@
-//! How a run stands where its newest records are damaged or gone: a store keeps a summary that they, too, had written.
+//! The status of a run with damaged or missing newest records. The stored summary may describe a record that is damaged,
+//! so it is corrected by the newest sound record.
 
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
@@ -17,17 +18,17 @@ use crate::run::definition::Chosen;
 use crate::run::keepalive;
 use crate::run::reference;
 
-/// How much of the end of a log is read to find its last line: far more than one line has.
+/// The bytes read from the end of a log to find the last line: far more than the longest line.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Reads a run that a store names without a summary: a newer version wrote it, or something of it is damaged.
+/// Reads the status of a run that a store lists without a summary: a newer version wrote it, or a part is damaged.
 ///
 /// # Errors
-/// Why it cannot be gone on with.
+/// The cause that prevents a resume.
 pub(crate) async fn unlisted(store: &dyn Store, run: &RunId) -> Result<RunStatus, Error> {
     match Snapshot::read(store, run).await {
         Ok(snapshot) => Ok(snapshot.status()),
-        // A store also names runs that it does not know and that have left their logs.
+        // Stores also list folders with a log whose run they do not have.
         Err(error @ StoreError::NotFound { .. }) => {
             Err(reference::lost(store, run.as_str()).await.unwrap_or(error.into()))
         }
@@ -35,12 +36,12 @@ pub(crate) async fn unlisted(store: &dyn Store, run: &RunId) -> Result<RunStatus
     }
 }
 
-/// Returns the end of the next delay or sleep of a run that is under way or waits.
+/// Returns the end of the next delay or sleep of a run that is running or waiting.
 pub(crate) fn waits_until(run: &RunSummary) -> Option<Timestamp> {
     run.summary.wake_at.filter(|_| matches!(run.status, RunStatus::Running | RunStatus::Waiting))
 }
 
-/// Says whether an error is about one run, so that the others are none the worse for it.
+/// Returns whether an error affects one run only, and not the store.
 fn is_of_one_run(error: &StoreError) -> bool {
     match error {
         StoreError::Version { .. } | StoreError::Damaged { .. } => true,
@@ -52,49 +53,49 @@ fn is_of_one_run(error: &StoreError) -> bool {
     }
 }
 
-/// What came of correcting a summary.
+/// The result of [`correct`].
 #[derive(Debug)]
-pub(crate) enum Corrected {
-    /// It was right.
-    Right,
-    /// It says now what the newest sound record does.
-    Fallen,
-    /// Nothing vouches for it: the record of the run is damaged, or a newer version wrote something of the run.
+pub(crate) enum Correction {
+    /// The newest records are sound, and the summary is unchanged.
+    Unneeded,
+    /// Newer records are damaged or missing, and the summary describes the newest sound record.
+    Applied,
+    /// The summary cannot be verified: the run record is damaged, or a newer version wrote a record.
     Unreadable(StoreError),
 }
 
-/// Makes a summary say how the run stands by its newest sound record, if newer ones are damaged.
+/// Corrects a summary by the newest sound record of the run, if newer records are damaged.
 ///
-/// A run that is under way is left as it is: its holder knows better.
-pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Corrected, Error> {
+/// The summary of a running run is unchanged: its session has the position in memory.
+pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Result<Correction, Error> {
     keepalive::report_commands(store, summary);
     if summary.holder.is_some() || summary.status == RunStatus::Running {
-        return Ok(Corrected::Right);
+        return Ok(Correction::Unneeded);
     }
-    // What a store keeps to list runs by may be as it was where the record itself is not.
+    // The listing can be sound while the run record is damaged.
     if let Err(error @ (StoreError::Damaged { .. } | StoreError::Version { .. })) =
         store.run(&summary.run).await
     {
-        return Ok(Corrected::Unreadable(error));
+        return Ok(Correction::Unreadable(error));
     }
-    let found = match store.heads(&summary.run, &Page { limit: 1, ..Page::default() }).await {
-        Ok(found) => found,
+    let page = match store.heads(&summary.run, &Page { limit: 1, ..Page::default() }).await {
+        Ok(page) => page,
         Err(StoreError::Damaged { .. }) => {
             summary.status = RunStatus::Interrupted;
             summary.summary.progress.done = 0;
             summary.summary.step = None;
-            return Ok(Corrected::Fallen);
+            return Ok(Correction::Applied);
         }
-        // Deleted meanwhile: there is nothing to correct it by.
-        Err(StoreError::NotFound { .. }) => return Ok(Corrected::Right),
-        Err(error @ StoreError::Version { .. }) => return Ok(Corrected::Unreadable(error)),
-        Err(error) if is_of_one_run(&error) => return Ok(Corrected::Fallen),
+        // Deleted meanwhile.
+        Err(StoreError::NotFound { .. }) => return Ok(Correction::Unneeded),
+        Err(error @ StoreError::Version { .. }) => return Ok(Correction::Unreadable(error)),
+        Err(error) if is_of_one_run(&error) => return Ok(Correction::Applied),
         Err(error) => return Err(error.into()),
     };
     let is_done = matches!(summary.status, RunStatus::Completed | RunStatus::CompletedWithFailures);
-    let is_open = found.heads.iter().any(|head| head.record.header().branch.is_main());
-    if !(has_damage(store, &summary.run, found).await? || is_done && is_open) {
-        return Ok(Corrected::Right);
+    let is_open = page.heads.iter().any(|head| head.record.header().branch.is_main());
+    if !(has_damage(store, &summary.run, page).await? || is_done && is_open) {
+        return Ok(Correction::Unneeded);
     }
     match Snapshot::read(store, &summary.run).await {
         Ok(mut snapshot) => {
@@ -104,25 +105,25 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
         Err(StoreError::Damaged { .. }) => summary.status = RunStatus::Interrupted,
         Err(error) => return Err(error.into()),
     }
-    Ok(Corrected::Fallen)
+    Ok(Correction::Applied)
 }
 
-/// Says whether newer records of an open branch are damaged or missing; `found` is the first page of the heads.
-async fn has_damage(store: &dyn Store, run: &RunId, mut found: Heads) -> Result<bool, Error> {
+/// Returns whether newer records of an open branch are damaged or missing. `page`: the first page of the heads.
+async fn has_damage(store: &dyn Store, run: &RunId, mut page: Heads) -> Result<bool, Error> {
     loop {
-        if found.heads.iter().any(|head| !head.damaged.is_empty()) {
+        if page.heads.iter().any(|head| !head.damaged.is_empty()) {
             return Ok(true);
         }
-        let Some(cursor) = found.next else { return Ok(false) };
-        found = match store.heads(run, &Page { cursor: Some(cursor), ..Page::default() }).await {
+        let Some(cursor) = page.next else { return Ok(false) };
+        page = match store.heads(run, &Page { cursor: Some(cursor), ..Page::default() }).await {
             Err(StoreError::Damaged { .. }) => return Ok(true),
             Err(StoreError::NotFound { .. }) => return Ok(false),
-            found => found?,
+            page => page?,
         };
     }
 }
 
-/// Does the same to what was read of a run.
+/// Corrects the summary in a snapshot, as [`correct`].
 pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     keepalive::report_commands(store, &mut snapshot.entry.summary);
     let summary = &snapshot.entry.summary;
@@ -138,7 +139,7 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
     let of = |status: Status| position.frontier.iter().find(|entry| entry.status == status);
     let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
     summary.summary.step = step.map(|entry| entry.step.to_string());
-    // A run of another program: how far it is, only that can tell.
+    // The shape of a run of another program is unknown, and so is its progress.
     let Ok(chosen) = chosen else { return };
     let steps = chosen.shape.steps();
     let progress = &mut summary.summary.progress;
@@ -158,7 +159,7 @@ pub(crate) fn correct_snapshot(store: &dyn Store, snapshot: &mut Snapshot) {
 /// # Errors
 /// As [`Store::scan`].
 pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Result<Vec<Damage>, StoreError> {
-    let mut found = Vec::new();
+    let mut damages = Vec::new();
     let mut scan = Scan::of(&snapshot.entry.record.record().run);
     loop {
         let page = store.scan(&scan).await?;
@@ -166,10 +167,10 @@ pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Res
             let is_known = |known: &Damage| known.branch == damage.branch && known.seq == damage.seq;
             !damage.branch.is_main() && !snapshot.damaged().any(is_known)
         };
-        found.extend(page.damaged.into_iter().filter(is_new));
+        damages.extend(page.damaged.into_iter().filter(is_new));
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
-            None => return Ok(found),
+            None => return Ok(damages),
         }
     }
 }
@@ -181,7 +182,7 @@ pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Res
 /// read a second time. Runs with durability `async` are not checked: a power cut may take acknowledged checkpoints.
 /// Damaged and quarantined records are not lost.
 pub(crate) async fn logged_and_lost(store: &dyn Store, snapshot: &Snapshot) -> Option<CheckpointRef> {
-    if !may_be_asked(snapshot) {
+    if !log_is_comparable(snapshot) {
         return None;
     }
     let run = snapshot.entry.record.record().run.clone();
@@ -190,22 +191,22 @@ pub(crate) async fn logged_and_lost(store: &dyn Store, snapshot: &Snapshot) -> O
         return None;
     }
     let again = Snapshot::read(store, &run).await.ok()?;
-    (may_be_asked(&again) && seq > newest(&again)).then_some(CheckpointRef { run, branch, seq })
+    (log_is_comparable(&again) && seq > newest(&again)).then_some(CheckpointRef { run, branch, seq })
 }
 
-/// Says whether the log of a run must not be ahead of what was read of its store.
-fn may_be_asked(snapshot: &Snapshot) -> bool {
+/// Returns whether the log of a run must not be ahead of its store: no session writes, and every record is durable.
+fn log_is_comparable(snapshot: &Snapshot) -> bool {
     let is_async = snapshot.entry.record.record().durability == Durability::Async;
     !is_async && snapshot.entry.summary.holder.is_none()
 }
 
-/// Returns the last seq that the main branch had, as was read of its store.
+/// Returns the last seq of the main branch, with damaged records.
 fn newest(snapshot: &Snapshot) -> u64 {
     let open = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
     open.map_or_else(|| snapshot.newest().header().seq, |head| head.next - 1)
 }
 
-/// Reads which event the last whole line of a run's log is.
+/// Returns the cursor of the last whole line of a run's log.
 fn last_event(folder: &Path) -> Option<Cursor> {
     #[derive(Deserialize)]
     struct Line {
@@ -229,8 +230,8 @@ mod tests {
 
     use super::*;
 
-    /// A store in a folder, with a run of a single checkpoint and without a holder.
-    async fn kept(folder: &Path) -> (waypost::FileStore, Links) {
+    /// Creates a store in a folder, with a run of one checkpoint and without a holder.
+    async fn store_with_run(folder: &Path) -> (waypost::FileStore, Links) {
         let store = waypost::FileStore::open(folder).unwrap();
         let run = run_id("r-1");
         let mut links = Links::of(&run);
@@ -247,7 +248,7 @@ mod tests {
     fn what_another_added_meanwhile_is_not_lost() {
         block_on(async {
             let folder = tempfile::tempdir().unwrap();
-            let (store, mut links) = kept(folder.path()).await;
+            let (store, mut links) = store_with_run(folder.path()).await;
             let run = run_id("r-1");
             let before = Snapshot::read(&store, &run).await.unwrap();
 
@@ -264,7 +265,7 @@ mod tests {
     fn what_only_the_log_tells_of_is_lost() {
         block_on(async {
             let folder = tempfile::tempdir().unwrap();
-            let (store, _) = kept(folder.path()).await;
+            let (store, _) = store_with_run(folder.path()).await;
             let snapshot = Snapshot::read(&store, &run_id("r-1")).await.unwrap();
             let log = store.folder(&run_id("r-1")).unwrap().join("events.jsonl");
             let lines = std::fs::read_to_string(&log).unwrap();

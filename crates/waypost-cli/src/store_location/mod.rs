@@ -1,5 +1,6 @@
-//! Stores by address, and the default store: the nearest `.waypost`, else at the root of the git repository, else the
-//! newest of the user's list that was used from here.
+//! Stores by address, and the default store: the database in the nearest `.waypost`, upward. If there is none, a command
+//! that reads takes the store of the user's list that was last used from the current folder, and a command that creates
+//! a store creates it at the root of the git repository, or in the current folder.
 
 pub(crate) mod registry;
 
@@ -22,11 +23,11 @@ use crate::format::text::quoted;
 pub(crate) mod postgres;
 mod search;
 
-pub(crate) use search::{nearest, refuse_of_others};
+pub(crate) use search::{nearest, refuse_foreign_owner};
 
-/// The folder that is looked for upward.
+/// The folder of a default store, searched for upward.
 pub(crate) const FOLDER: &str = ".waypost";
-/// The database in it.
+/// The database in [`FOLDER`].
 const DATABASE: &str = "waypost.db";
 
 /// A store, by its address.
@@ -52,14 +53,14 @@ fn url_of_path(text: &str) -> String {
     }
 }
 
-/// What a command is going to do with the store.
+/// What a command does with the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Only look: nothing is written, no lock is taken, nothing is made.
+    /// Read: no write, no lock, no new file.
     Read,
-    /// Change what is there; a store that is not there is not made.
+    /// Read and write an existing store; a missing store is an error.
     Write,
-    /// Make it if it is not there.
+    /// Read and write; a missing store is created.
     Create,
 }
 
@@ -104,7 +105,7 @@ impl StoreUrl {
         }
     }
 
-    /// Writes the address with another path; none if that is no UTF-8.
+    /// Returns the address with another path; `None` if the path is not UTF-8.
     pub(crate) fn with_path(&self, path: &Path) -> Option<String> {
         let path = path.to_str()?;
         Some(match self {
@@ -115,7 +116,7 @@ impl StoreUrl {
         })
     }
 
-    /// Returns its path, of a store that has one.
+    /// Returns the path of the store; `None` for a store without one.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             Self::Memory | Self::Postgres(_) => None,
@@ -125,7 +126,7 @@ impl StoreUrl {
 
     fn is_there(&self) -> Result<bool, Error> {
         match self {
-            // A server is asked by the first use of the store.
+            // The first use of the store connects to the server.
             Self::Memory | Self::Postgres(_) => Ok(true),
             Self::File(path) | Self::Sqlite(path) => is_there(path),
         }
@@ -154,9 +155,9 @@ const KINDS: &str = "give `sqlite:PATH`, `file:DIR`, `postgres://USER@HOST/DATAB
 /// Opens the named or default store; `near` is the workflow file of the store.
 ///
 /// # Errors
-/// - [`Error::NoStore`], [`Error::NoRuns`]: there is none and none may be made; nothing was made.
-/// - [`Error::LostStore`]: its database is gone or empty, and runs have left their logs beside it.
-/// - [`Error::NoSqlite`]: what should be its database is something else.
+/// - [`Error::NoStore`], [`Error::NoRuns`]: the store is missing and must not be created.
+/// - [`Error::LostStore`]: the database is missing or empty, and logs of runs remain next to it.
+/// - [`Error::NoSqlite`]: the file is not an SQLite database.
 pub(crate) fn open(
     given: Option<&str>,
     near: Option<&Path>,
@@ -166,7 +167,7 @@ pub(crate) fn open(
         let url = StoreUrl::parse(text)?;
         refuse_other_kind(&url, text)?;
         if let StoreUrl::Sqlite(file) = &url {
-            refuse_ruin(file, access)?;
+            refuse_lost_database(file, access)?;
         }
         if access != Access::Create && !url.is_there()? {
             return Err(url.missing(text));
@@ -183,8 +184,8 @@ pub(crate) fn open(
     let from = start_of_search(near)?;
     let found = nearest(&from);
     if let Some(folder) = &found {
-        refuse_of_others(folder)?;
-        refuse_ruin(&folder.join(DATABASE), access)?;
+        refuse_foreign_owner(folder)?;
+        refuse_lost_database(&folder.join(DATABASE), access)?;
     }
     let has_runs = found.as_ref().is_some_and(|folder| folder.join(DATABASE).exists());
     if access != Access::Create
@@ -208,7 +209,7 @@ pub(crate) fn open(
     open_url(&StoreUrl::Sqlite(database), access)
 }
 
-/// Refuses a folder that is named as a database, and a file that is named as a folder: nothing of it is damaged.
+/// Refuses a folder named as a database, and a file named as a folder. Neither is damage.
 fn refuse_other_kind(url: &StoreUrl, text: &str) -> Result<(), Error> {
     let found = url.path().and_then(|path| Some((path, fs::metadata(path).ok()?)));
     let (is, wanted, hint) = match (url, found) {
@@ -253,14 +254,17 @@ fn is_there(path: &Path) -> Result<bool, Error> {
     Ok(path.try_exists().map_err(|source| StoreError::Io { action: "read", place: place(), source })?)
 }
 
-/// Refuses a database that is there in name only, before anything is made in its place.
-fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
-    if ruin(database, access)?.is_none() {
+/// Refuses a missing or empty database with logs of runs next to it, before a new one is created in its place.
+///
+/// # Errors
+/// [`Error::LostStore`], [`Error::NoSqlite`].
+fn refuse_lost_database(database: &Path, access: Access) -> Result<(), Error> {
+    if missing_or_empty(database, access)?.is_none() {
         return Ok(());
     }
-    let runs = remains(database);
-    // Looked at again: another may be making it at this moment, and its runs leave their logs after that.
-    match ruin(database, access)? {
+    let runs = runs_with_logs(database);
+    // Checked again: another process may have created the database after the first check, and then the logs.
+    match missing_or_empty(database, access)? {
         Some(empty) if !runs.is_empty() => {
             Err(Error::LostStore { database: database.to_owned(), empty, runs })
         }
@@ -268,16 +272,16 @@ fn refuse_ruin(database: &Path, access: Access) -> Result<(), Error> {
     }
 }
 
-/// Says whether a database is there in name only: empty, `true`, or not there though it may not be made, `false`.
-fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
+/// Returns `true` for an empty database, `false` for a missing one that must not be created, and else `None`.
+fn missing_or_empty(database: &Path, access: Access) -> Result<Option<bool>, Error> {
     let mut header = Vec::new();
     let read = open_regular(database).and_then(|file| file.take(100).read_to_end(&mut header));
     match read {
-        // What else is the matter with it, opening it says better.
+        // The error of opening the database is more exact.
         Err(error) if error.kind() != io::ErrorKind::NotFound => Ok(None),
         Err(_) => Ok((access != Access::Create).then_some(false)),
         Ok(0) => Ok(Some(true)),
-        // Its tables are in its log, or were.
+        // No checkpoint of the write-ahead log yet: the tables are in that log, or the log is lost.
         Ok(_) if begins_sqlite(&header) && header[APPLICATION_ID] == [0; 4] => {
             let opened = SqliteStore::open_read_only(database, SqliteOptions::default());
             Ok(matches!(opened, Err(StoreError::NotFound { .. })).then_some(true))
@@ -288,7 +292,7 @@ fn ruin(database: &Path, access: Access) -> Result<Option<bool>, Error> {
     }
 }
 
-/// Reads a regular file, but no more of it than one byte above `bytes_max`.
+/// Reads at most `bytes_max` + 1 bytes of a regular file.
 pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
     let unreadable = |source| Error::Unreadable { path: path.to_owned(), source };
     let mut bytes = Vec::new();
@@ -297,7 +301,7 @@ pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error
     Ok(bytes)
 }
 
-/// Says whether a file that begins so is an SQLite database, by what SQLite itself goes by.
+/// Returns whether `header` is the header of an SQLite database, by the fields that SQLite checks.
 ///
 /// # Source
 /// <https://www.sqlite.org/fileformat2.html>, section 1.3.
@@ -319,8 +323,8 @@ fn beside(database: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-/// Returns the runs that have left a log beside a database.
-fn remains(database: &Path) -> Vec<RunId> {
+/// Returns the runs with a log next to the database.
+fn runs_with_logs(database: &Path) -> Vec<RunId> {
     let runs = waypost_sqlite::folder_of(database).join("runs");
     let entries = fs::read_dir(runs).into_iter().flatten().flatten();
     let names =
@@ -330,27 +334,28 @@ fn remains(database: &Path) -> Vec<RunId> {
     runs
 }
 
-/// Says whether a run has left its log in this folder.
+/// Returns whether the folder of a run has a log with events.
 pub(crate) fn has_log(folder: &Path) -> bool {
     fs::metadata(folder.join("events.jsonl")).is_ok_and(|file| file.is_file() && file.len() > 0)
 }
 
-/// Says what a run is begun beside where the database is gone, if it is and had runs.
-pub(crate) fn lost(given: Option<&str>, near: Option<&Path>) -> Option<Error> {
+/// Returns the error for a missing or empty database, if logs of its runs remain.
+pub(crate) fn lost_database(given: Option<&str>, near: Option<&Path>) -> Option<Error> {
     let database = match given.map(StoreUrl::parse) {
         Some(Ok(StoreUrl::Sqlite(file))) => file,
         Some(_) => return None,
         None => nearest(&start_of_search(near).ok()?)?.join(DATABASE),
     };
-    refuse_ruin(&database, Access::Read).err()
+    refuse_lost_database(&database, Access::Read).err()
 }
 
-/// Says whether the folder of a run holds its records too. A store's name begins with its kind.
+/// Returns whether the store keeps the records of a run in the folder of the run.
 pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
+    // The name of a store begins with its kind.
     store.to_string().starts_with("file:")
 }
 
-/// Returns an address as it may be shown: without a password.
+/// Returns the address without a password.
 pub(crate) fn shown(text: &str) -> String {
     match StoreUrl::parse(text) {
         Ok(StoreUrl::Postgres(url)) => postgres::name(&url),
@@ -358,13 +363,13 @@ pub(crate) fn shown(text: &str) -> String {
     }
 }
 
-/// Says whether the store that is named ends with the process that uses it.
+/// Returns whether the address is that of a memory store, which ends with the process.
 pub(crate) fn is_memory(given: Option<&str>) -> bool {
     given.is_some_and(|text| matches!(StoreUrl::parse(text), Ok(StoreUrl::Memory)))
 }
 
-/// Returns the words by which another command, given here, finds the store that was opened: empty where it finds it
-/// by itself.
+/// Returns the option (` --store ADDRESS`) with which a command in the current folder uses the same store; empty if the
+/// command finds it without an option.
 pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
     if let Some(text) = given {
         return if std::env::var("WAYPOST_STORE").is_ok_and(|set| set == text) {
@@ -382,8 +387,8 @@ pub(crate) fn words_for(given: Option<&str>, near: Option<&Path>) -> String {
     }
 }
 
-/// Adds words to every `waypost` command in `text` that reads a store: a command in backticks, or an indented line, also
-/// with a comment.
+/// Appends `words` to every `waypost` command in `text` that reads a store: a command in backticks, or on an indented
+/// line, before a comment.
 pub(crate) fn with_words(text: &str, words: &str) -> String {
     text.split('\n').map(|line| line_with_words(line, words)).collect::<Vec<_>>().join("\n")
 }
@@ -394,22 +399,22 @@ fn line_with_words(line: &str, words: &str) -> String {
         let end = command.trim_end().len();
         return format!("{}{words}{}{comment}", &command[..end], &command[end..]);
     }
-    let mut told = String::with_capacity(line.len());
+    let mut extended = String::with_capacity(line.len());
     for (index, part) in line.split('`').enumerate() {
         if index > 0 {
-            told.push('`');
+            extended.push('`');
         }
-        told.push_str(part);
+        extended.push_str(part);
         // Every second part is between backticks.
         let uses_store = index % 2 == 1 && part.starts_with("waypost ") && !part.starts_with("waypost check");
         if uses_store {
-            told.push_str(words);
+            extended.push_str(words);
         }
     }
-    told
+    extended
 }
 
-/// Returns the folder from which the nearest store is looked for.
+/// Returns the folder where the search for the nearest store begins: that of `near`, else the current one.
 pub(crate) fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
     let here = || std::env::current_dir().map_err(|source| Error::Unreadable { path: ".".into(), source });
     let Some(file) = near else { return here() };
@@ -417,7 +422,7 @@ pub(crate) fn start_of_search(near: Option<&Path>) -> Result<PathBuf, Error> {
     folder.canonicalize().map_err(|source| Error::Unreadable { path: folder.to_owned(), source })
 }
 
-/// Refuses a file that is to be made in a folder that is not there.
+/// Refuses the path of a new file in a missing folder.
 pub(crate) fn refuse_no_folder(file: &Path) -> Result<(), Error> {
     match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         Some(folder) => {
@@ -427,7 +432,7 @@ pub(crate) fn refuse_no_folder(file: &Path) -> Result<(), Error> {
     }
 }
 
-/// Makes the folder with mode 0700 and a `.gitignore`.
+/// Creates the folder with mode 0700 and a `.gitignore`.
 fn make_folder(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
@@ -461,9 +466,9 @@ fn open_url(url: &StoreUrl, access: Access) -> Result<Arc<dyn Store>, Error> {
     }
 }
 
-/// Returns `path` as it is kept in records: relative to `home`, the folder that holds the store.
+/// Returns `path` in the form used in records: relative to `home`, the folder of the store.
 ///
-/// A path that is not there any more is taken as it is written.
+/// Symbolic links in existing paths are resolved; missing paths are taken literally.
 pub(crate) fn relative_to(home: &Path, path: &Path) -> Option<String> {
     let home = absolute(home)?;
     let path = absolute(path)?;
@@ -474,7 +479,7 @@ pub(crate) fn relative_to(home: &Path, path: &Path) -> Option<String> {
     relative.into_os_string().into_string().ok()
 }
 
-/// Names a path as the records of a store do.
+/// Returns `path` in the form used in the records of `store`: relative if the store has a folder, else absolute.
 pub(crate) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
     match store.home() {
         Some(home) => relative_to(home, path),
@@ -482,11 +487,11 @@ pub(crate) fn relative(store: &dyn Store, path: &Path) -> Option<String> {
     }
 }
 
-/// The same, of a path that a run is to be found by later.
+/// Returns [`relative`], for a record: a later resume reads the path.
 ///
 /// # Errors
-/// It is not UTF-8, which records are: the run would go on elsewhere.
-pub(crate) fn kept(store: &dyn Store, path: &Path) -> Result<Option<String>, Error> {
+/// The path is not UTF-8.
+pub(crate) fn recorded_path(store: &dyn Store, path: &Path) -> Result<Option<String>, Error> {
     match relative(store, path) {
         None => Err(Error::usage(
             format!("cannot record the path {}: not UTF-8", path.display()),
@@ -496,19 +501,19 @@ pub(crate) fn kept(store: &dyn Store, path: &Path) -> Result<Option<String>, Err
     }
 }
 
-/// Returns where a path that is kept relative to `home` is.
+/// Returns the absolute path of a recorded `path`, which is relative to `home`.
 pub(crate) fn from_home(home: Option<&Path>, path: &str) -> PathBuf {
-    // A relative home may be shorter than the way up from it.
+    // `..` can lead above a relative home.
     let whole = |home: &Path| std::path::absolute(home).unwrap_or_else(|_| home.to_owned());
-    home.map_or_else(|| PathBuf::from(path), |home| normal(&whole(home).join(path)))
+    home.map_or_else(|| PathBuf::from(path), |home| normalized(&whole(home).join(path)))
 }
 
 fn absolute(path: &Path) -> Option<PathBuf> {
-    path.canonicalize().ok().or_else(|| std::path::absolute(path).ok().map(|path| normal(&path)))
+    path.canonicalize().ok().or_else(|| std::path::absolute(path).ok().map(|path| normalized(&path)))
 }
 
-/// Takes out `.` and `..` as they are written.
-fn normal(path: &Path) -> PathBuf {
+/// Removes `.` and `..` literally, without resolving symbolic links.
+fn normalized(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
         match component {

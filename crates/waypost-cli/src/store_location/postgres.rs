@@ -33,7 +33,7 @@ mod built {
     /// The schema versions before and after an action.
     pub(crate) type Versions = (Option<u32>, Option<u32>);
 
-    /// Makes the tables, or upgrades older ones.
+    /// Creates the tables, or upgrades older ones.
     pub(crate) async fn init(url: &str) -> Result<Versions, Error> {
         let store = connect(url)?;
         let before = store.init().await?;

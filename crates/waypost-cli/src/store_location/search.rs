@@ -24,7 +24,7 @@ pub(super) fn new_folder(from: &Path) -> PathBuf {
 ///
 /// # Errors
 /// [`Error::NotOwned`]: the owner is neither the user nor root.
-pub(crate) fn refuse_of_others(path: &Path) -> Result<(), Error> {
+pub(crate) fn refuse_foreign_owner(path: &Path) -> Result<(), Error> {
     let own = rustix::process::geteuid().as_raw();
     let owners =
         [fs::symlink_metadata(path), fs::metadata(path)].into_iter().flatten().map(|found| found.uid());

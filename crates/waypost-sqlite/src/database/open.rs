@@ -216,13 +216,13 @@ pub(crate) fn writer(
         let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
     settle(&connection, place, options)?;
-    // It cannot be closed by who cannot look at it. What the log is like says nothing of what a step did.
+    // Errors are ignored: if this process cannot inspect the files, its other code cannot open them either.
     let _ = place.in_use.add(&place.beside("-shm"));
     let _ = place.in_use.add(&place.beside("-wal"));
     schema::set_durability(&connection, waypost::record::Durability::Sync)
         .map_err(|fault| explain(fault, place))?;
     connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
-    // What is deleted from a page that is written anyway is zeroed.
+    // Deleted data is overwritten with zeros if its page is written anyway.
     connection.pragma_update(None, "secure_delete", "FAST").map_err(failed)?;
     let frames = FramesSeen::default();
     watch_checkpoints(&mut connection, Arc::clone(&frames)).map_err(failed)?;

@@ -203,7 +203,7 @@ impl WorkflowProgram {
         (Arc::clone(&session.supervisor), Arc::clone(&session.scratch), session.mark.clone())
     }
 
-    /// Makes the process of a service. A service has no outputs.
+    /// Creates the process of a service. A service has no outputs.
     pub(super) fn process(
         &self,
         job: &Command,
@@ -262,10 +262,10 @@ impl WorkflowProgram {
         }
     }
 
-    /// Kills the remaining processes of a step whose supervisor is lost.
+    /// Kills the remaining processes of this step and session after the loss of the supervisor.
     ///
-    /// The reaper kills these processes unless the reaper was killed too. Processes of other steps are left
-    /// to their own attempts, and those of the next session to that session.
+    /// The reaper kills these processes, unless the reaper was killed too. Other attempts kill the processes of their own
+    /// steps.
     fn end_leftovers(&self, lost: &SupervisorError, attempt: &Attempt, mark: &ProcessMark) {
         if !matches!(lost, SupervisorError::Ended) || !outlives_process(self.surroundings.store.as_ref()) {
             return;

@@ -186,14 +186,14 @@ impl WorkflowProgram {
                 return Err(ProgramError::UnknownAgent { step, agent, known });
             }
         }
-        Self::to_look(workflow, surroundings)
+        Self::for_inspection(workflow, surroundings)
     }
 
     /// Makes a program for inspection only. Secrets may be unset and agents unknown, as no step runs.
     ///
     /// # Errors
     /// [`ProgramError`].
-    pub fn to_look(workflow: Workflow, surroundings: Surroundings) -> Result<Self, ProgramError> {
+    pub fn for_inspection(workflow: Workflow, surroundings: Surroundings) -> Result<Self, ProgramError> {
         let surroundings = surroundings.with_secret_files(&workflow);
         let value =
             |name: &str| surroundings.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value);

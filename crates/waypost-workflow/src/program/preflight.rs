@@ -37,7 +37,7 @@ pub struct Machine<'a> {
     pub has_functions: bool,
 }
 
-/// Returns what the steps of a workflow lack; `runs` says whether a step of the top list runs.
+/// Returns what the steps of a workflow lack. `runs`: whether a step of the top list runs.
 ///
 /// Values that are known only during the run, such as outputs and items, are left out.
 pub fn lacks(
@@ -46,14 +46,15 @@ pub fn lacks(
     machine: Machine<'_>,
     runs: impl Fn(&str) -> bool,
 ) -> Vec<Lack> {
-    let mut look = Look { scope: Scope::new("", params), machine, top: machine.base, found: Vec::new() };
+    let mut checker =
+        Checker { scope: Scope::new("", params), machine, top: machine.base, found: Vec::new() };
     for step in workflow.steps().iter().filter(|step| runs(&step.id)) {
-        look.step(workflow.body(), step, true);
+        checker.step(workflow.body(), step, true);
     }
-    look.found
+    checker.found
 }
 
-struct Look<'a> {
+struct Checker<'a> {
     scope: Scope,
     machine: Machine<'a>,
     /// Base folder of the main file.
@@ -61,27 +62,27 @@ struct Look<'a> {
     found: Vec<Lack>,
 }
 
-impl Look<'_> {
+impl Checker<'_> {
     fn list(&mut self, list: &Body, is_first: bool) {
         list.steps().iter().for_each(|step| self.step(list, step, is_first));
     }
 
-    /// Looks at the steps of an included file, with its params if these are known.
+    /// Checks the steps of an included file, with its params if these are known.
     fn child(&mut self, step: &Step, child: &ChildWorkflow, scope: &Scope, is_first: bool) {
         let (workflow, base) = (child.workflow(), self.top.join(child.folder()));
         let params = child.given(scope).ok().and_then(|given| workflow.resolve_params(&given).ok());
         let scope = Scope::new("", &params.unwrap_or_default());
         let (machine, top) = (Machine { base: &base, ..self.machine }, self.top);
-        let mut look = Look { scope, machine, top, found: Vec::new() };
-        look.list(workflow.body(), is_first);
+        let mut checker = Checker { scope, machine, top, found: Vec::new() };
+        checker.list(workflow.body(), is_first);
         let of_file = |Lack { step: inner, line, message, is_certain }| {
             let message = format!("step {inner} of `{}` (line {line}): {message}", child.file());
             Lack { step: step.id.clone(), line: step.line, message, is_certain }
         };
-        self.found.extend(look.found.into_iter().map(of_file));
+        self.found.extend(checker.found.into_iter().map(of_file));
     }
 
-    /// Looks at a step of a list; `is_first` says whether the list certainly starts, with nothing upstream.
+    /// Checks a step of a list. `is_first`: the list certainly starts, before any other step.
     fn step(&mut self, list: &Body, step: &Step, is_first: bool) {
         let is_sure = step.condition.is_none() && step.continue_on_error == Tolerance::Nothing;
         let is_first = is_first && is_sure && list.upstream(step).next().is_none();

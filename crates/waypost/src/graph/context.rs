@@ -246,8 +246,8 @@ impl Context {
         self.inner.handles_stop.load(Ordering::Relaxed)
     }
 
-    /// Takes what is written with a result that is kept. Report text stays for the end of the step: a step that starts
-    /// again says it again, and its section in the report is that of its end.
+    /// Takes the notes and the usage for the record of a kept result. Report text stays until the end of the step, because
+    /// a restarted step adds its text again.
     pub(super) fn take_report_now(&self) -> StepReport {
         let mut report = self.pending_report();
         let notes = std::mem::take(&mut report.notes);

@@ -267,7 +267,7 @@ impl Recorder {
         let Head { record, next, damaged } = main.ok_or_else(|| Error::Ended(run.clone()))?;
         check_schema(&record, options.schema)?;
         let checkpoints = Checkpoints::of(Arc::clone(store), run.clone());
-        let state = carried(&checkpoints, &record).await?;
+        let state = state_to_continue(&checkpoints, &record).await?;
         let header = record.header();
         let position = record
             .position()
@@ -504,9 +504,9 @@ fn check_schema(record: &Record, supported: u32) -> Result<(), Error> {
     }
 }
 
-/// Returns the state to continue with after `newest`: if `newest` is a failed step, the state before the
-/// step. If this state is gone, the failed step's own state is the only one left.
-async fn carried(checkpoints: &Checkpoints, newest: &Record) -> Result<EncodedState, Error> {
+/// Returns the state to continue with after `newest`. If `newest` is a failed step, this is the newest state before the
+/// failures, if that state is readable; else the state of `newest`.
+async fn state_to_continue(checkpoints: &Checkpoints, newest: &Record) -> Result<EncodedState, Error> {
     let own = state_of(newest)?;
     let is_failed = |record: &Record| matches!(record.header().phase, Phase::Failed(_));
     if !is_failed(newest) {

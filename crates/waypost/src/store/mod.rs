@@ -215,14 +215,14 @@ pub trait Store: Debug + Display + Send + Sync {
     ///   changed.
     async fn delete(&self, run: &RunId) -> Result<(), StoreError>;
 
-    /// Returns the runs whose deletion was cut short: not there any more, with files that are.
+    /// Returns the runs with an interrupted deletion: the run is deleted, and some of its files remain.
     ///
     /// # Errors
     /// Those of the store's medium.
     async fn deletions(&self) -> Result<Vec<RunId>, StoreError>;
 
-    /// Looks over what is kept beside records, such as indexes and counts, and says what is wrong, a sentence each: of one
-    /// run, or of the store as a whole. That records are sound, [`scan`](Self::scan) and [`load`](Self::load) tell.
+    /// Checks the data derived from records, such as indexes and counts, of `run` or of the whole store, and returns one
+    /// sentence for each problem. [`scan`](Self::scan) and [`load`](Self::load) check the records themselves.
     ///
     /// # Errors
     /// - [`StoreError::NotFound`]: the run does not exist.

@@ -18,26 +18,26 @@ use crate::run::definition::SCRIPT;
 
 /// The schema version of [`Memos`].
 pub(super) const SCHEMA: u32 = 1;
-/// Longest key: it stands among the labels of records, which are no longer.
+/// The longest key: a label of a record has it.
 const KEY_BYTES_MAX: usize = waypost::recorder::LABEL_BYTES_MAX;
-/// Most commands of one script: their state stays far below what a record may carry, even if all print as much as is kept
-/// in it.
+/// The most commands of one script: even with the largest inline output each, the state stays far below the limit of a
+/// record.
 pub(super) const MEMOS_MAX: usize = 5_000;
-/// What a command prints is kept in the record up to this size, and else beside it: so that the state of many stays small.
+/// The largest output stored in the state of the run; larger output is stored in a blob, which keeps the state small.
 const INLINE_BYTES_MAX: usize = 2 * 1024;
-/// How much of one stream is kept: as much as a command that lists items may print. More is no result but a file.
+/// The largest stored output of one stream, as that of a command that lists items. Larger results belong in a file.
 pub(super) const OUTPUT_BYTES_MAX: u64 = 256 << 20;
 
 /// The name of a command within its script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) text: String,
-    /// The step of that name; where the key is no name of a step, one that is like it.
+    /// The step with the key as its name, or with a similar name if the key is not a valid name.
     pub(super) step: StepId,
 }
 
 impl Key {
-    /// Takes a key as it was given.
+    /// Checks a key of the command line.
     pub(super) fn new(text: &str) -> Result<Self, Error> {
         if text.is_empty() || text.len() > KEY_BYTES_MAX || text.contains(char::is_control) {
             let text: String = text.chars().take(80).collect();
@@ -56,7 +56,7 @@ impl Key {
     }
 }
 
-/// Makes the name of a step that is like `text`, and of no other.
+/// Returns a step name that resembles `text`, made unique by a digest of `text`.
 fn similar(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') { c } else { '_' };
     let begin: String = text.chars().take(48).map(plain).collect();
@@ -65,7 +65,7 @@ fn similar(text: &str) -> String {
     format!("{first}{begin}-{}", &digest[..8])
 }
 
-/// The state of a run that a script makes.
+/// The state of a script's run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Memos {
     /// By key.
@@ -73,19 +73,19 @@ pub(super) struct Memos {
     pub(super) memos: BTreeMap<String, Memo>,
 }
 
-/// A command that is done.
+/// The result of a finished command.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Memo {
-    /// Of its words.
+    /// The digest of the command words.
     pub(super) command: Digest,
     pub(super) exit_code: u8,
-    pub(super) stdout: Kept,
-    pub(super) stderr: Kept,
+    pub(super) stdout: StoredOutput,
+    pub(super) stderr: StoredOutput,
 }
 
-/// What was printed to one stream: itself, or where it is.
+/// The output of one stream: inline as text, or the name of its blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct StoredOutput {
     pub(super) bytes: u64,
     sha256: Digest,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,12 +94,12 @@ pub(super) struct Kept {
     blob: Option<String>,
 }
 
-/// Returns the digest by which a changed command is noticed.
+/// Returns the digest that detects a changed command.
 pub(super) fn digest_of(command: &[OsString]) -> Digest {
     Digest::of_parts(command.iter().map(|word| word.as_encoded_bytes()))
 }
 
-/// Reads what the run of a script remembers, if there is such a run.
+/// Reads the state of a script's run; `None` if the run does not exist.
 pub(super) async fn read(store: &dyn Store, run: &RunId) -> Result<Option<Memos>, Error> {
     let snapshot = match Snapshot::read(store, run).await {
         Ok(snapshot) => snapshot,
@@ -120,17 +120,17 @@ pub(super) async fn read(store: &dyn Store, run: &RunId) -> Result<Option<Memos>
     Ok(Some(memos))
 }
 
-impl Kept {
-    /// Returns the blob that it is in, with its size and SHA-256.
+impl StoredOutput {
+    /// Returns the blob of the output, with its size and SHA-256; `None` for inline output.
     pub(super) fn in_blob(&self) -> Option<(String, u64, Digest)> {
         Some((self.blob.clone()?, self.bytes, self.sha256))
     }
 
-    /// Gives the stream to `take`, piece by piece, once it was seen to be what was printed.
+    /// Passes the output to `take` in chunks, after a check of its size and SHA-256.
     ///
     /// # Errors
-    /// [`OnceError::Damaged`]: it is not; nothing was given.
-    pub(super) async fn give(
+    /// [`OnceError::Damaged`]: the check failed; `take` was not called.
+    pub(super) async fn read(
         &self,
         store: &dyn Store,
         run: &RunId,
@@ -158,22 +158,22 @@ impl Kept {
     }
 }
 
-/// Reads a piece of a blob; none at its end.
+/// Reads a chunk of a blob; `None` at the end.
 async fn chunk(store: &dyn Store, run: &RunId, blob: &str, at: u64) -> Result<Option<Vec<u8>>, Error> {
     let chunk = store.blobs().read(run, blob, at).await?;
     Ok((!chunk.is_empty()).then_some(chunk))
 }
 
-/// Appends to a blob of the run with this folder. The lock of the key keeps others from it.
+/// Appends to a blob in the folder of a run. The lock of the key excludes other writers.
 pub(super) fn append(folder: &Path, blob: &str, bytes: &[u8]) -> Result<(), StoreError> {
     bytes.chunks(BLOB_CHUNK_BYTES).try_for_each(|chunk| append_blob(&RealDisk, folder, blob, chunk))
 }
 
-/// A stream while it is printed.
-pub(super) struct Keeping {
-    /// That of the run.
+/// Writes the output of one stream: in memory first, and into a blob once it is too large for the state.
+pub(super) struct OutputWriter {
+    /// The folder of the run.
     folder: PathBuf,
-    /// Where it goes once it is too large for the record.
+    /// The name of the blob.
     blob: String,
     head: Vec<u8>,
     spilled: bool,
@@ -181,8 +181,8 @@ pub(super) struct Keeping {
     digester: Digester,
 }
 
-impl Keeping {
-    /// Begins with nothing. A blob that an earlier try has left is not added to.
+impl OutputWriter {
+    /// Creates an empty output. The blobs of earlier attempts stay, and the new blob gets another name.
     pub(super) fn new(folder: PathBuf, name: &str) -> Result<Self, StoreError> {
         let mut blob = name.to_owned();
         let mut count = 1;
@@ -194,12 +194,12 @@ impl Keeping {
         Ok(Self { folder, blob, head, spilled: false, bytes: 0, digester })
     }
 
-    /// Says how much there was.
+    /// Returns the number of bytes pushed.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes what was printed next.
+    /// Appends output.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         self.digester.update(bytes);
         self.bytes += bytes.len() as u64;
@@ -217,8 +217,8 @@ impl Keeping {
         append(&self.folder, &self.blob, &head)
     }
 
-    /// Ends it; what it returns can be relied on when this returns.
-    pub(super) fn finish(mut self) -> Result<Kept, StoreError> {
+    /// Syncs the blob, and returns the stored output.
+    pub(super) fn finish(mut self) -> Result<StoredOutput, StoreError> {
         let mut text = None;
         if !self.spilled {
             match String::from_utf8(std::mem::take(&mut self.head)) {
@@ -233,7 +233,7 @@ impl Keeping {
             sync_blob(&RealDisk, &self.folder, &self.blob)?;
         }
         let blob = self.spilled.then_some(self.blob);
-        Ok(Kept { bytes: self.bytes, sha256: self.digester.finish(), text, blob })
+        Ok(StoredOutput { bytes: self.bytes, sha256: self.digester.finish(), text, blob })
     }
 }
 

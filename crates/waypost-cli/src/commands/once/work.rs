@@ -1,4 +1,4 @@
-//! One try of a command: its streams go on as they come, and are kept besides.
+//! One attempt of a command: its output is forwarded as it comes, and stored.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -25,20 +25,20 @@ use waypost_workflow::supervisor::{
     Child, Exit as Ended, Output, SpawnError, Stdin, StepProcess, Supervisor, SupervisorError,
 };
 
-use super::memo::{Keeping, Kept, OUTPUT_BYTES_MAX, append};
+use super::memo::{OUTPUT_BYTES_MAX, OutputWriter, StoredOutput, append};
 
-/// How long a command that is to stop may take to end by itself: that of a step.
+/// The time for a stopped command to end before it is killed, as for a step.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long what a command left in the background may still write after its end, before it is ended.
+/// The time for background processes to close the output after the end of the command, before they are killed.
 const BACKGROUND_MAX: Duration = Duration::from_millis(250);
 /// Interval of the check for stop requests: bounds the wait of `waypost stop`.
-const HEAR_INTERVAL: Duration = Duration::from_millis(300);
-/// How much is read at once: what a pipe holds.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(300);
+/// The bytes read at once: the capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
-/// How much of the end of what was printed stands in the record: that of a step.
+/// The lines and bytes of the end of the output in the record, as of a step.
 const TAIL: (usize, usize) = (20, 2 * 1024);
 
-/// What a try is made with.
+/// The command and its environment.
 pub(super) struct Work<'a> {
     pub(super) store: &'a Arc<dyn Store>,
     pub(super) run: &'a RunId,
@@ -46,34 +46,34 @@ pub(super) struct Work<'a> {
     pub(super) stop: &'a StopHandle,
     pub(super) begun: &'a Begun,
     pub(super) command: &'a [OsString],
-    /// Nothing goes on to our own streams.
+    /// The output is not forwarded to stdout and stderr.
     pub(super) silent: bool,
 }
 
-/// How a try ended.
+/// The end of an attempt.
 #[derive(Debug)]
-pub(super) enum Life {
-    /// By itself.
+pub(super) enum End {
+    /// The command ended by itself.
     Ended(Ended),
-    /// It was stopped: by whom.
+    /// The command was stopped, by this sender.
     Stopped(String),
-    /// It printed more than is kept.
+    /// The output exceeds the limit.
     TooLarge,
-    /// What it printed cannot be kept.
-    NotKept(StoreError),
-    /// It could not be started, or what started it is lost.
+    /// The output could not be stored.
+    NotStored(StoreError),
+    /// The command could not be started, or its supervisor died.
     NotStarted(SpawnError),
 }
 
-/// What came of a try.
-pub(super) struct Came {
-    pub(super) life: Life,
-    /// None if they could not be kept.
-    pub(super) streams: Option<(Kept, Kept)>,
+/// The result of an attempt.
+pub(super) struct WorkResult {
+    pub(super) end: End,
+    /// Stdout and stderr; `None` if they could not be stored.
+    pub(super) streams: Option<(StoredOutput, StoredOutput)>,
     pub(super) printed: Option<Printed>,
 }
 
-/// Puts the log into the blobs of the run.
+/// Writes the log into a blob of the run.
 struct BlobSink {
     folder: PathBuf,
     name: String,
@@ -86,39 +86,39 @@ impl LogSink for BlobSink {
     }
 }
 
-/// Runs the command to its end.
-pub(super) async fn work(work: Work<'_>) -> Result<Came, StoreError> {
+/// Runs one attempt to its end.
+pub(super) async fn work(work: Work<'_>) -> Result<WorkResult, StoreError> {
     let log_name = log_name(&BranchPath::main(), work.begun.step(), work.begun.at());
     let name = log_name.strip_prefix("logs/").unwrap_or(&log_name);
     let name = name.strip_suffix(".log").unwrap_or(name);
     let folder = work.store.folder(work.run).expect("a key is locked in a folder");
-    let keep = |stream: &str| Keeping::new(folder.clone(), &format!("once/{name}.{stream}"));
-    let (stdout, stderr) = (keep("stdout")?, keep("stderr")?);
+    let writer = |stream: &str| OutputWriter::new(folder.clone(), &format!("once/{name}.{stream}"));
+    let (stdout, stderr) = (writer("stdout")?, writer("stderr")?);
     let mut child = match work.supervisor.spawn(process(&work)).await {
         Ok(child) => child,
         Err(error) => {
-            return Ok(Came { life: Life::NotStarted(error), streams: None, printed: None });
+            return Ok(WorkResult { end: End::NotStarted(error), streams: None, printed: None });
         }
     };
     let sink = BlobSink { folder, name: log_name };
     let mut pump = Pump {
         streams: [
-            Stream { pipe: child.stdout.take(), keeping: stdout, echo: !work.silent },
-            Stream { pipe: child.stderr.take(), keeping: stderr, echo: !work.silent },
+            Stream { pipe: child.stdout.take(), output: stdout, echo: !work.silent },
+            Stream { pipe: child.stderr.take(), output: stderr, echo: !work.silent },
         ],
         log: Log::new(sink, LogLimits::default()),
         buffer: vec![0; READ_BYTES],
     };
-    let signs = Signs::default();
+    let shared = Shared::default();
     let pumped = async {
-        let pumped = pump.run(&signs).await;
-        signs.drained.notify_one();
-        if let Err(trouble) = pumped {
-            *signs.trouble.borrow_mut() = Some(trouble);
-            signs.must_end.notify_one();
+        let pumped = pump.run(&shared).await;
+        shared.drained.notify_one();
+        if let Err(error) = pumped {
+            *shared.pump_error.borrow_mut() = Some(error);
+            shared.must_end.notify_one();
         }
     };
-    let (life, ()) = tokio::join!(live(&mut child, &work, &signs), pumped);
+    let (end, ()) = tokio::join!(wait_or_end(&mut child, &work, &shared), pumped);
     let Pump { streams: [stdout, stderr], log, .. } = pump;
     let tail = log.tail(TAIL.0, TAIL.1);
     let (_, summary) = log.finish().await;
@@ -127,14 +127,14 @@ pub(super) async fn work(work: Work<'_>) -> Result<Came, StoreError> {
         digest: Digest::from_bytes(summary.sha256),
         tail,
     });
-    let (life, streams) = match life {
-        life @ (Life::NotKept(_) | Life::TooLarge) => (life, None),
-        life => match (stdout.keeping.finish(), stderr.keeping.finish()) {
-            (Ok(stdout), Ok(stderr)) => (life, Some((stdout, stderr))),
-            (Err(error), _) | (_, Err(error)) => (Life::NotKept(error), None),
+    let (end, streams) = match end {
+        end @ (End::NotStored(_) | End::TooLarge) => (end, None),
+        end => match (stdout.output.finish(), stderr.output.finish()) {
+            (Ok(stdout), Ok(stderr)) => (end, Some((stdout, stderr))),
+            (Err(error), _) | (_, Err(error)) => (End::NotStored(error), None),
         },
     };
-    Ok(Came { life, streams, printed })
+    Ok(WorkResult { end, streams, printed })
 }
 
 fn process(work: &Work<'_>) -> StepProcess {
@@ -150,25 +150,25 @@ fn process(work: &Work<'_>) -> StepProcess {
     ];
     env.retain(|(name, _)| own.iter().all(|(own, _)| name != own));
     env.extend(own.map(|(name, value)| (name.into(), value)));
-    // As if it had been called without us: what comes in, goes in.
+    // The command reads the stdin of this process, as without `waypost once`.
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_or(Stdin::Empty, Stdin::File);
     StepProcess { argv: work.command.to_vec(), env, dir: ".".into(), stdin, output: Output::Separate }
 }
 
-/// State shared by the threads that read output and the thread that waits.
+/// The state shared by the task that reads the output and the task that waits for the end.
 #[derive(Default)]
-struct Signs {
-    /// All that was printed is read.
+struct Shared {
+    /// All output has been read.
     drained: Notify,
-    /// The command must end, for its trouble.
+    /// The command must end, because of `pump_error`.
     must_end: Notify,
-    trouble: RefCell<Option<Life>>,
+    pump_error: RefCell<Option<End>>,
     /// Stops forwarding to stdout and stderr, so that a slow reader does not delay the end.
     mute: Cell<bool>,
     muted: Notify,
 }
 
-impl Signs {
+impl Shared {
     fn mute(&self) {
         self.mute.set(true);
         self.muted.notify_one();
@@ -176,73 +176,73 @@ impl Signs {
 }
 
 /// Polls for a stop request of another process and forwards the request. Requests from before the start are ignored.
-async fn hear(work: &Work<'_>) -> Infallible {
-    let asked = async || {
+async fn poll_stop_requests(work: &Work<'_>) -> Infallible {
+    let requests = async || {
         let signals = work.store.signals(work.run).await.unwrap_or_default();
         let stops = signals.into_iter().filter(|signal| signal.kind == SignalKind::Stop);
         stops.map(|signal| (signal.id, signal.sender)).collect::<Vec<_>>()
     };
-    let before: HashSet<String> = asked().await.into_iter().map(|(id, _)| id).collect();
+    let before: HashSet<String> = requests().await.into_iter().map(|(id, _)| id).collect();
     loop {
-        tokio::time::sleep(HEAR_INTERVAL).await;
-        if let Some((_, sender)) = asked().await.into_iter().find(|(id, _)| !before.contains(id)) {
+        tokio::time::sleep(STOP_POLL_INTERVAL).await;
+        if let Some((_, sender)) = requests().await.into_iter().find(|(id, _)| !before.contains(id)) {
             work.stop.stop(StopLevel::Graceful, &sender);
         }
     }
 }
 
-/// Waits for the end of the command, or ends it, and then all that it left.
-async fn live(child: &mut Child, work: &Work<'_>, signs: &Signs) -> Life {
+/// Waits for the end of the command, or ends it, and then kills its remaining processes.
+async fn wait_or_end(child: &mut Child, work: &Work<'_>, shared: &Shared) -> End {
     let stop = work.stop;
-    let life = tokio::select! {
-        never = hear(work) => match never {},
+    let end = tokio::select! {
+        never = poll_stop_requests(work) => match never {},
         ended = child.wait() => match ended {
-            Ok(ended) => Life::Ended(ended),
-            Err(lost) => Life::NotStarted(lost.into()),
+            Ok(ended) => End::Ended(ended),
+            Err(lost) => End::NotStarted(lost.into()),
         },
         asked = stop.stopped() => {
-            signs.mute();
-            end(child, stop).await;
-            Life::Stopped(asked.by)
+            shared.mute();
+            terminate(child, stop).await;
+            End::Stopped(asked.by)
         }
-        () = signs.must_end.notified() => {
-            end(child, stop).await;
-            Life::TooLarge
+        () = shared.must_end.notified() => {
+            terminate(child, stop).await;
+            End::TooLarge
         }
     };
-    if matches!(life, Life::Ended(_)) && timeout(BACKGROUND_MAX, signs.drained.notified()).await.is_err() {
-        // An error means that it is dead.
+    if matches!(end, End::Ended(_)) && timeout(BACKGROUND_MAX, shared.drained.notified()).await.is_err() {
+        // An error means that the process is dead.
         let _ = child.kill().await;
         tokio::select! {
-            () = signs.drained.notified() => {}
+            () = shared.drained.notified() => {}
             // The reader of the output is slow.
-            _ = stop.stopped() => signs.mute(),
+            _ = stop.stopped() => shared.mute(),
         }
     } else {
         let _ = child.kill().await;
     }
-    match signs.trouble.borrow_mut().take() {
-        Some(trouble) => trouble,
-        None => life,
+    match shared.pump_error.borrow_mut().take() {
+        Some(error) => error,
+        None => end,
     }
 }
 
-/// Ends the command, with grace unless it is to be killed.
-async fn end(child: &mut Child, stop: &StopHandle) {
-    let gone: Result<Option<Ended>, SupervisorError> = tokio::select! {
-        gone = child.cancel(GRACE) => gone.map(Some),
+/// Ends the command: with a grace period, or at once after a request to kill.
+async fn terminate(child: &mut Child, stop: &StopHandle) {
+    let ended: Result<Option<Ended>, SupervisorError> = tokio::select! {
+        ended = child.cancel(GRACE) => ended.map(Some),
         () = stop.killed() => Ok(None),
     };
-    if let Ok(None) = gone {
+    if let Ok(None) = ended {
         // An error means that it is dead.
         let _ = child.kill().await;
     }
 }
 
 struct Stream {
-    /// Gone after its end.
+    /// `None` after the end of the stream.
     pipe: Option<pipe::Receiver>,
-    keeping: Keeping,
+    output: OutputWriter,
     /// The output still has a reader.
     echo: bool,
 }
@@ -250,14 +250,14 @@ struct Stream {
 impl Stream {
     async fn readable(&self) {
         match &self.pipe {
-            // An error shows again when it is read.
+            // The read returns the same error.
             Some(pipe) => drop(pipe.readable().await),
             None => std::future::pending().await,
         }
     }
 }
 
-/// Reads what is printed, keeps it and passes it on.
+/// Reads the output, stores it and forwards it.
 struct Pump {
     streams: [Stream; 2],
     log: Log<BlobSink>,
@@ -265,8 +265,8 @@ struct Pump {
 }
 
 impl Pump {
-    /// Goes on until both streams have ended.
-    async fn run(&mut self, signs: &Signs) -> Result<(), Life> {
+    /// Runs until both streams have ended.
+    async fn run(&mut self, shared: &Shared) -> Result<(), End> {
         while self.streams.iter().any(|stream| stream.pipe.is_some()) {
             let flush_at = self.log.flush_at();
             let [stdout, stderr] = &self.streams;
@@ -276,14 +276,14 @@ impl Pump {
                 () = sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => None,
             };
             match which {
-                Some(which) => self.read(which, signs).await?,
+                Some(which) => self.read(which, shared).await?,
                 None => self.log.flush().await,
             }
         }
         Ok(())
     }
 
-    async fn read(&mut self, which: usize, signs: &Signs) -> Result<(), Life> {
+    async fn read(&mut self, which: usize, shared: &Shared) -> Result<(), End> {
         let stream = &mut self.streams[which];
         let Some(pipe) = &stream.pipe else { return Ok(()) };
         let count = match pipe.try_read(&mut self.buffer) {
@@ -296,25 +296,25 @@ impl Pump {
             }
         };
         let bytes = &self.buffer[..count];
-        if stream.keeping.bytes() + count as u64 > OUTPUT_BYTES_MAX {
-            return Err(Life::TooLarge);
+        if stream.output.bytes() + count as u64 > OUTPUT_BYTES_MAX {
+            return Err(End::TooLarge);
         }
-        stream.keeping.push(bytes).map_err(Life::NotKept)?;
+        stream.output.push(bytes).map_err(End::NotStored)?;
         self.log.write(bytes).await;
-        if stream.echo && !signs.mute.get() {
-            let passed_on = tokio::select! {
-                passed_on = pass_on(which, bytes.to_vec()) => passed_on,
-                () = signs.muted.notified() => Ok(()),
+        if stream.echo && !shared.mute.get() {
+            let forwarded = tokio::select! {
+                forwarded = forward(which, bytes.to_vec()) => forwarded,
+                () = shared.muted.notified() => Ok(()),
             };
             // The reader closed the pipe; the output is still recorded.
-            stream.echo = passed_on.is_ok();
+            stream.echo = forwarded.is_ok();
         }
         Ok(())
     }
 }
 
-/// Writes to our own stdout or stderr, beside everything else: who reads it may be slow.
-async fn pass_on(which: usize, bytes: Vec<u8>) -> io::Result<()> {
+/// Writes to stdout or stderr of this process, on another thread because the reader may be slow.
+async fn forward(which: usize, bytes: Vec<u8>) -> io::Result<()> {
     let written = tokio::task::spawn_blocking(move || match which {
         0 => {
             let mut stdout = io::stdout().lock();

@@ -74,7 +74,7 @@ pub(crate) struct Votes {
 }
 
 impl Votes {
-    /// Makes the answer of this process from a check.
+    /// Creates the answer of this process from a check.
     pub(crate) fn of<E: ToString>(checked: Result<BTreeMap<String, Vec<Claim>>, E>) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let by = format!("{host} (process {})", std::process::id());

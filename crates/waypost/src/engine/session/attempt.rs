@@ -108,7 +108,7 @@ pub struct AttemptIdentity {
 }
 
 impl Attempt {
-    /// Makes the attempt of an undo command.
+    /// Creates the attempt of an undo command.
     pub(crate) fn of_undo(
         engine: &Engine,
         (lease, stop): (&Lease, &StopHandle),
@@ -127,7 +127,7 @@ impl Attempt {
         AttemptIdentity { branch: branch.clone(), step: step.clone(), at: at.clone(), timeout: *timeout }
     }
 
-    /// Makes an attempt apart from the session of its run. Results are not memoized, and waits never end.
+    /// Creates an attempt apart from the session of its run. Results are not memoized, and waits never end.
     #[must_use]
     pub fn without_session(
         engine: &Engine,
@@ -322,12 +322,12 @@ impl Attempt {
     pub async fn exited(&self, code: i32, outputs: &Map<String, Value>) {
         let whole = json!({ "exit_code": code, "outputs": outputs });
         if let Err(MemoError::Large { .. }) = self.keep(EXITED_KEY, whole, StepReport::default()).await {
-            // Any other error stops the session.
+            // An error of this call ends the session too.
             let _ = self.keep(EXITED_KEY, json!({ "exit_code": code }), StepReport::default()).await;
         }
     }
 
-    /// Makes a wait of this step.
+    /// Creates a wait of this step.
     pub fn make_wait(&self, key: &str, on: WaitKind, question: Option<Value>) -> Wait {
         let id = self.wait_id(key, question.as_ref());
         Wait { id, key: key.to_owned(), on, question, until: None }
