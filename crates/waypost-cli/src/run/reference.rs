@@ -147,7 +147,8 @@ pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Resul
         let (id, key) = part.split_at(part.find([':', '~']).unwrap_or(part.len()));
         format!("{}{key}", first_id(store, &snapshot, id).as_deref().unwrap_or(id))
     };
-    Ok(text.split('/').map(with_first_id).collect::<Vec<_>>().join("/"))
+    let first = text.split('/').map(with_first_id).collect::<Vec<_>>().join("/");
+    if first == text { Ok(text) } else { with_encoded_key(store, run, &first).await }
 }
 
 /// Returns the only child scope with records of a step that is named by its bare id; `None` for a step of the main scope,

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
 use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
-use crate::record::{Definition, FrontierEntry, Position, StepPrint};
+use crate::record::{Definition, FrontierEntry, Position, Settled, StepPrint};
 
 mod children;
 mod loops;
@@ -160,6 +160,12 @@ impl Step {
     /// Returns whether the step has an effect without its children.
     pub(crate) fn has_own_effect(&self) -> bool {
         !self.idempotent || !self.opens()
+    }
+
+    /// Returns whether a rerun of a finished step may repeat an effect that no child of the run records. The children of a
+    /// fork or an import stay in the other run.
+    pub(crate) fn repeats_effect_of(&self, end: &Settled) -> bool {
+        !self.idempotent || self.opens_careful() && end.fan.is_none()
     }
 
     /// Notes the effect of a step that reruns: the step was done, or has begun (`entry` is its frontier entry). Returns

@@ -116,7 +116,10 @@ impl Engine {
         // The remaining decisions depend on the answers: each question counts as answered with a retry.
         let mut answered = options();
         let given = answered.on_doubt.answers();
-        let answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
+        let mut answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
+        for Answered { branch, step, treat_as } in first.answered() {
+            answers.named.entry((branch.clone(), step.clone())).or_insert(treat_as);
+        }
         answered.on_doubt = OnDoubt::Each(answers);
         let rest = match dry_run(answered).await {
             // The adopted definition abandons the branch of a question: the answer comes first.

@@ -160,13 +160,19 @@ pub(crate) fn reenter(shape: &Shape, mut before: Position, policy: ReusePolicy) 
     if policy == ReusePolicy::Drop {
         for (step, results) in reusable {
             after.drop_results(&step);
-            let step = shape.step(step.as_str()).filter(|step| step.has_own_effect());
-            let (Some(step), Some(result)) = (step, results.into_values().next_back()) else { continue };
-            let begun = match result {
-                Reusable::Ended { .. } => None,
-                Reusable::Begun { entry, .. } => Some(*entry),
+            let Some((step, result)) = shape.step(step.as_str()).zip(results.into_values().next_back()) else {
+                continue;
+            };
+            let (has_effect, begun) = match result {
+                Reusable::Ended { settled, .. } => {
+                    (step.has_own_effect() || step.repeats_effect_of(&settled), None)
+                }
+                Reusable::Begun { entry, .. } => (step.has_own_effect(), Some(*entry)),
                 _ => continue,
             };
+            if !has_effect {
+                continue;
+            }
             step.note_effect(&mut after, true, begun);
         }
     }

@@ -197,13 +197,15 @@ impl<P: Program> Session<'_, P> {
         let retries = self.answers.retries(scope.branch(), &candidate.step);
         let result = scope.take_result(candidate.place);
         let step = &scope.shape.steps()[candidate.place];
-        let (was_done, begun) = match &result {
-            Some(Reusable::Ended { settled, .. }) => (settled.did(), None),
-            Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
+        let (had_effect, begun) = match &result {
+            Some(Reusable::Ended { settled, .. }) => (settled.did() && step.repeats_effect_of(settled), None),
+            Some(Reusable::Begun { entry, .. }) => {
+                let begun = Some(&**entry).filter(|entry| !step.idempotent && step.has_begun(entry));
+                (begun.is_some(), begun)
+            }
             _ => (false, None),
         };
-        let begun = begun.filter(|entry| step.has_begun(entry));
-        if !retries && !step.idempotent && (was_done || begun.is_some()) {
+        if !retries && had_effect {
             scope.position.ask_about(&candidate.step, begun.cloned());
         } else if scope.pass_of(candidate.place) == 1 {
             let branch = scope.branch().clone();
