@@ -293,7 +293,10 @@ impl<'a, S> Scope<'a, S> {
     ///
     /// `by`: the cause of the stop, if nothing else happened.
     pub(super) fn complete_drafts(&mut self, status: Option<RunStatus>, by: impl FnOnce() -> String) {
-        let starts: Vec<Start> = self.starting.iter().map(|place| self.start_of(*place)).collect();
+        // The record before may have the start of a step that is not launched yet.
+        let is_new = |place: &&usize| self.entry(**place).since == 0;
+        let starts: Vec<Start> =
+            self.starting.iter().filter(is_new).map(|place| self.start_of(*place)).collect();
         if self.drafts.is_empty() {
             let draft = match (status, starts.first()) {
                 (Some(_), None) if !self.position.frontier.is_empty() => {
@@ -309,12 +312,7 @@ impl<'a, S> Scope<'a, S> {
         }
         let last = self.drafts.last_mut().expect("the parent has an entry");
         last.report.notes.append(&mut self.notes);
-        for start in starts {
-            // A lost checkpoint may have had the same start; list the start once.
-            if !last.started.contains(&start) {
-                last.started.push(start);
-            }
-        }
+        last.started.extend(starts);
     }
 
     /// Removes a finished step from the frontier, and adds its successors.

@@ -144,7 +144,7 @@ struct LoadedScopes<'a, S> {
     named: BTreeSet<BranchPath>,
     /// Ended branches that resume together with an edited ancestor or descendant.
     reopened: BTreeSet<BranchPath>,
-    /// Failed branches of a failed opener, to be retried.
+    /// Failed branches of failed and of open openers, to be retried.
     retried: Vec<BranchPath>,
 }
 
@@ -164,7 +164,8 @@ async fn open_fans<P: Program>(
             index.insert(item.key, item.index);
         }
         found.indexes.insert((id, out.place), index);
-        if let Some(fan) = FailedFan::of(session.scopes.get(id), out.place) {
+        let retries_open = !session.is_claimed && !session.is_again;
+        if let Some(fan) = FailedFan::of(session.scopes.get(id), out.place, retries_open) {
             let mut failed = fan.failed(session.engine.store.as_ref()).await?;
             // A person who names branches leaves the others failed.
             let has_named = |branch: &BranchPath| {
@@ -180,7 +181,7 @@ async fn open_fans<P: Program>(
     Ok(())
 }
 
-/// The failed branches of a failed opener, if the opener is retried.
+/// The failed branches of a failed or open opener, if these are retried.
 struct FailedFan {
     run: RunId,
     branch: BranchPath,
@@ -191,12 +192,13 @@ struct FailedFan {
 }
 
 impl FailedFan {
-    /// Returns the failed fan-out of a step; `None` if the step did not fail with its branches, or is not
-    /// retried.
-    fn of<S>(scope: &Scope<'_, S>, place: usize) -> Option<Self> {
-        let children = children_of(scope, place);
-        let is_retried = scope.redecided.contains(scope.step_id(place));
-        let fan = scope.entry(place).fan.as_ref()?;
+    /// Returns the fan-out of a step whose failed branches are retried: of a step that failed with its branches, and with
+    /// `retries_open` of a step with open branches; else `None`.
+    fn of<S>(scope: &Scope<'_, S>, place: usize, retries_open: bool) -> Option<Self> {
+        let (children, entry) = (children_of(scope, place), scope.entry(place));
+        let is_open = retries_open && entry.status == Status::Waiting;
+        let is_retried = is_open || scope.redecided.contains(scope.step_id(place));
+        let fan = entry.fan.as_ref()?;
         let fails = is_retried && collects(scope, place) && !scope.runs_hooks(place);
         let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
         fails.then(|| Self { run, branch, name: children.name.clone(), since: fan.since })
