@@ -236,6 +236,8 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let mut finished = vec![false; after.steps().len()];
     let (mut redone, mut asked, mut reusable, mut effects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
+    // Steps that were removed after their effect.
+    let mut added_again = Vec::new();
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
@@ -258,6 +260,11 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
         let is_in_hooks = known.is_some_and(|entry| entry.hooks.is_some());
         let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_in_hooks;
+        let is_added = before.place(step.id.as_str()).is_none();
+        if asks && is_added && !step.idempotent && ends.get(&step.id).is_some_and(Settled::did) {
+            added_again.push(step.id.clone());
+            continue;
+        }
         if !was_finished && !is_half_done && !is_unsettled {
             continue;
         }
@@ -352,7 +359,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         epoch: if is_new { position.epoch } else { epoch },
         ..position.clone()
     };
-    for (step, entry) in asked {
+    for (step, entry) in asked.into_iter().chain(added_again.into_iter().map(|step| (step, None))) {
         position.ask_about(&step, entry);
     }
     for (step, result) in reusable {

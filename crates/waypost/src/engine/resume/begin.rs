@@ -414,7 +414,7 @@ async fn find_begin<P: Program>(
     }
     // At the end of the run, a new definition has no steps left.
     if let Some(adoption) = options.adopt.as_ref().filter(|_| options.from != Some(ResumeFrom::End)) {
-        let ends = definition::ends_to_keep(engine, base, adoption).await?;
+        let ends = definition::ends_to_adopt(engine, base, program.shape(), adoption).await?;
         let adopting = Adopting { adoption, ends: &ends, asks: policy == ReusePolicy::Drop };
         let before = (&base.position, &base.snapshot.definition);
         let carried = definition::carried(before.0, before.1, program.shape(), &adopting).map_err(misfit)?;

@@ -152,16 +152,22 @@ pub(crate) fn forget<P: Program>(
     Ok(())
 }
 
-/// Returns the newest ends of the steps of the main branch, if the adoption keeps results.
-pub(crate) async fn ends_to_keep(
+/// Returns the newest ends of the steps of the main branch: of all steps if the adoption keeps results, else of the added steps
+/// with `idempotent: false`. Such a step may have been removed before, and had its effect.
+pub(crate) async fn ends_to_adopt(
     engine: &Engine,
     base: &Base,
+    shape: &Shape,
     adoption: &Adoption,
 ) -> Result<BTreeMap<StepId, Settled>, StoreError> {
-    if adoption.kept.is_empty() {
+    let is_added = |step: &Step| !step.idempotent && adoption.before.step(step.id.as_str()).is_none();
+    let keeps = !adoption.kept.is_empty();
+    if !keeps && !shape.steps().iter().any(is_added) {
         return Ok(BTreeMap::new());
     }
-    ends_of(engine.store.as_ref(), base.record.header()).await
+    let mut ends = ends_of(engine.store.as_ref(), base.record.header()).await?;
+    ends.retain(|step, _| keeps || shape.step(step.as_str()).is_some_and(is_added));
+    Ok(ends)
 }
 
 /// Adds the new steps of a graph to the position: [`with_added`]. The inner error says why the graph does not fit.
@@ -415,15 +421,24 @@ fn needs_in(shape: &Shape, other: &Shape, step: &Step) -> BTreeSet<StepId> {
 /// Transfers the position of an open scope to a changed graph: removed steps leave the position, and added steps join it.
 ///
 /// # Errors
-/// The added step, if a downstream step is finished or has open branches.
+/// Why the position does not fit: a removed step is in doubt, or a step downstream of an added step is finished or has open
+/// branches.
 pub(crate) fn transfer_scope(
     old: &Shape,
     new: &Shape,
     position: &mut Position,
     around: &[u32],
-) -> Result<(), StepId> {
+) -> Result<(), String> {
+    let is_careful = |step: &StepId| old.step(step.as_str()).is_some_and(|step| !step.idempotent);
+    let is_lost_doubt = |entry: &&FrontierEntry| {
+        entry.is_unsettled() && is_careful(&entry.step) && new.place(entry.step.as_str()).is_none()
+    };
+    if let Some(entry) = position.frontier.iter().find(is_lost_doubt) {
+        return Err(format!("step `{}` is in doubt, and this definition lacks the step", entry.step));
+    }
     drop_removed_steps(old, new, position, around);
     add_new_steps((old, new), position, around)
+        .map_err(|step| format!("step `{step}` is new, and precedes a finished step"))
 }
 
 /// Removes from a position the steps that the new graph lacks. A step becomes ready if its other needs are finished.
@@ -470,9 +485,16 @@ fn add_new_steps(
     if downstream.iter().any(is_fixed) {
         return Err(new.steps()[added[0]].id.clone());
     }
-    position
-        .frontier
-        .retain(|entry| new.place(entry.step.as_str()).is_none_or(|place| !downstream.contains(&place)));
+    let is_delayed =
+        |entry: &mut FrontierEntry| new.place(entry.step.as_str()).is_some_and(|at| downstream.contains(&at));
+    let delayed: Vec<FrontierEntry> = position.frontier.extract_if(.., is_delayed).collect();
+    for entry in delayed {
+        let is_careful = new.step(entry.step.as_str()).is_some_and(|step| !step.idempotent);
+        if is_careful && entry.is_unsettled() {
+            // The step is in doubt, and a person is asked at its turn.
+            position.ask_about(&entry.step.clone(), Some(entry));
+        }
+    }
     for place in added.iter().filter(|place| !downstream.contains(place)) {
         let mut entry = FrontierEntry::ready(new.steps()[*place].id.clone());
         entry.at.iteration = new.first_iteration(*place, around);

@@ -126,6 +126,10 @@ pub(crate) async fn find<P: Program>(
     let mut judgement =
         judge(engine, program, shape, (run, &branches), (trust, query.broken_declarers)).await?;
     judgement.allow_retries(query.answers);
+    if let Some((branch, step)) = &query.requested.step {
+        // The request decides, whatever the evidence of the step.
+        judgement.questions.retain(|asked| (&asked.branch, &asked.step) != (branch, step));
+    }
     if query.keeps_done {
         judgement.keep_done(query.answers);
     }

@@ -564,9 +564,9 @@ pub(crate) async fn resume_child<P: Program>(
     let shape = &*children.shape;
     if let Some(old) = session.shape_before.as_ref().and_then(|before| before.of_branch(&branch)) {
         let around = above.entry(opener.place).at.iteration.clone();
-        transfer_scope(old, shape, &mut position, &around).map_err(|step| {
-            let why = format!("step `{step}` is new, and precedes a finished step of scope `{branch}`");
-            RunError::Changed { run: header.run.clone(), why }
+        transfer_scope(old, shape, &mut position, &around).map_err(|why| RunError::Changed {
+            run: header.run.clone(),
+            why: format!("{why}; scope `{}`", branch.readable()),
         })?;
     }
     if let Some(gone) = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none()) {
