@@ -214,7 +214,10 @@ fn from_a_step_what_needs_it_is_planned_and_nothing_else() {
         expect.iter().map(|(step, action)| ((*step).to_owned(), (*action).to_owned())).collect();
     assert_eq!(actions, expect, "{text}");
     let told = String::from_utf8(planned.stderr).unwrap();
-    assert!(told.contains("Step d is not idempotent: the resume would ask for a decision."), "{told}");
+    assert!(
+        told.contains("The resume would ask about step d: not idempotent, and an upstream step"),
+        "{told}"
+    );
     assert_eq!(rig.call(&["resume", "r", "--from", "c", "-q"]).status.code(), Some(8));
     assert_eq!(rig.read("trace").lines().last(), Some("c"));
 }

@@ -136,7 +136,6 @@ fn what_is_finished_within_a_step_is_not_changed_unasked() {
         // Finished for one item.
         (items, "; test $I = 1", ""),
         (group, "echo a >>", "echo aa >>"),
-        (group, "until: 'iteration == 2'", "until: 'iteration == 3'"),
         // No pass would run the new step.
         (group, "steps: [{id: a,", "steps: [{id: n, run: 'echo n >> trace'}, {id: a,"),
         (group, "{id: a, run: 'echo a >> trace'}, ", ""),
@@ -212,4 +211,37 @@ fn an_added_step_runs_if_lost_evidence_reopens_the_run() {
 
     assert_eq!(rig.read("trace"), "a\nb\na\nz\n");
     assert!(planned.contains("z     run"), "{planned}");
+}
+
+// Bug: a changed `if` of a failed group asked for a choice, and the rerun repeated its finished steps. Cause: the condition
+// was a part of what the children inherit. Fix: keys that apply before or after the children are apart.
+#[test]
+fn a_changed_condition_of_a_failed_group_is_adopted() {
+    const GROUP: &str =
+        "steps: [{id: s, run: 'echo s >> trace'}, {id: t, run: 'echo t >> trace; test -e ok'}]";
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        for (before, now, expect) in [
+            ("", "if: always(), ", "s t t e"),
+            ("", "if: 'false', ", "s t e"),
+            (
+                "repeat: {until: iteration >= 1, max: 9}, ",
+                "repeat: {until: iteration >= 2, max: 9}, ",
+                "s t t s t e",
+            ),
+        ] {
+            let flow = |keys: &str| {
+                format!(
+                    "steps:\n  - {{id: f, {keys}{GROUP}}}\n  - {{id: e, if: always(), run: 'test ! -e ok || echo e >> trace'}}\n"
+                )
+            };
+            let rig = Rig::with(&flow(before)).at(store);
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{now}");
+            rig.write("flow.yaml", &flow(now));
+            rig.write("ok", "");
+
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{store} {now}");
+
+            assert_eq!(trace(&rig), expect, "{store} {now}");
+        }
+    }
 }

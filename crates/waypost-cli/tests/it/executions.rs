@@ -48,7 +48,10 @@ fn why_lists_each_execution_of_a_step_with_its_cause() {
         assert_eq!(claim["error"], "the file does not exist", "{store}");
         assert_eq!(claim["expected"].as_str().map(str::len), Some(64), "{store}: {claim}");
         let told = rig.waypost(&["why", "r", "a"]);
-        assert!(told.contains("file_sha256 a.txt: expected \""), "{store}: {told}");
+        assert!(
+            told.contains("file_sha256 a.txt: expected 6b86b273ff34…: the file does not exist"),
+            "{store}: {told}"
+        );
         assert!(rig.waypost(&["why", "r", "b"]).contains("rerun at r@13: upstream changed: `a`"), "{store}");
     }
 }
@@ -485,4 +488,19 @@ fn why_tells_causes_from_outside_of_a_scope() {
     assert!(upstream.contains(": upstream changed: `a`\n"), "{upstream}");
     assert!(kept.contains(": kept by ") && kept.contains(", with `each`\n"), "{kept}");
     assert!(rolled_back.contains(": first execution") && !rolled_back.contains("No record"), "{rolled_back}");
+}
+
+// Bug: `why` told of a second execution of a step that started beside a group. Cause: the record of the opening repeated the
+// start. Fix: a start that has a record is not listed again.
+#[test]
+fn a_start_beside_a_group_is_one_execution() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, needs: [], run: 'sleep 0.2'}
+  - {id: g, needs: [], steps: [{id: s, run: 'true'}]}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(executions(&rig, "a"), ["run first"]);
 }

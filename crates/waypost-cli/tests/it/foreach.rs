@@ -793,3 +793,28 @@ fn a_nested_failure_before_a_later_step_is_recorded() {
         assert_eq!(code(&rig, &["verify", "r"]), Some(0), "{store}");
     }
 }
+
+// Bug: a resume of a run that was killed amid a foreach left its failed items, and failed the step with them. Cause: only the
+// items of a failed step were retried. Fix: those of an open step are, too.
+#[test]
+fn a_resume_retries_the_failed_items_of_an_open_foreach() {
+    for store in ["sqlite:kept/waypost.db", "file:kept"] {
+        let rig = Rig::with(
+            "steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      max_parallel: 1
+      steps: [{id: s, run: 'echo $I >> trace; test -e ok && exit 0; test $I = y || exit 1; touch ok; kill -9 $(ps -o ppid= -p $PPID); sleep 5', env: {I: '${{ item }}'}}]
+",
+        )
+        .at(store);
+        rig.call(&["run", "flow.yaml", "--id", "r", "-q"]);
+        assert_eq!(lines(&rig, "trace"), ["x", "y"], "{store}");
+        assert!(rig.waypost(&["plan", "r"]).contains("f:x/s  retry"), "{store}");
+
+        assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store}");
+
+        assert_eq!(lines(&rig, "trace"), ["x", "x", "y", "y"], "{store}");
+    }
+}

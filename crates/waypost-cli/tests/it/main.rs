@@ -46,6 +46,7 @@ mod hooks;
 mod hooks_within;
 mod import;
 mod in_doubt;
+mod in_doubt_edits;
 mod in_doubt_later;
 mod in_place;
 mod included_files;

@@ -174,3 +174,22 @@ fn a_freed_id_is_of_a_new_step() {
     let show = rig.waypost(&["show", "r"]);
     assert!(show.contains("pay-2"), "{show}");
 }
+
+// Bug: no command took the path of an inner step with the new id of its group. Cause: the new id was translated after the
+// search for the scope. Fix: the translated path is searched, too.
+#[test]
+fn a_path_may_begin_with_the_new_id_of_a_group() {
+    let rig = Rig::with("steps:\n  - {id: g, steps: [{id: s, run: 'echo s >> trace'}]}\n");
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write(
+        "flow.yaml",
+        "steps:\n  - {id: new, renamed_from: g, steps: [{id: s, run: 'echo s >> trace'}]}\n",
+    );
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    for command in [&["why", "r", "new/s"][..], &["logs", "r", "new/s"], &["show", "r", "--step", "new/s"]] {
+        assert_eq!(code_of(&rig, command), Some(0), "{command:?}");
+    }
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "new/s", "-q"]), Some(0));
+    assert_eq!(trace(&rig).matches('s').count(), 2);
+}

@@ -568,3 +568,20 @@ fn a_requested_rerun_of_a_completed_run_adopts_a_new_step() {
 
     assert_eq!(lines(&rig), ["b", "c"]);
 }
+
+// Bug: `--from` asked about the very step that it named, if its evidence was lost. Cause: evidence of inner steps is judged
+// before the request. Fix: the request decides.
+#[test]
+fn a_named_inner_payment_reruns_despite_lost_evidence() {
+    let rig = Rig::with(
+        "steps:
+  - {id: g, steps: [{id: s, idempotent: false, run: 'echo s >> trace; touch s.txt', evidence: [{file: s.txt}]}]}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    remove(&rig, "s.txt");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "g/s", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "s\ns\n");
+}

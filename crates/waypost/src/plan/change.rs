@@ -197,6 +197,8 @@ pub struct TransferredPosition {
     pub redone: Vec<(StepId, StepId)>,
     /// Openers whose branches are entered again.
     pub entered: Vec<StepId>,
+    /// Openers with a kept result and an added inner step that would not run: an upstream step has not ended.
+    pub not_entered: Vec<StepId>,
 }
 
 /// The input of [`transfer_position`]: a position, and the graphs before and after.
@@ -237,7 +239,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let (mut redone, mut asked, mut reusable, mut effects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
     // Steps that were removed after their effect.
-    let mut added_again = Vec::new();
+    let (mut added_again, mut not_entered) = (Vec::new(), Vec::new());
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
@@ -257,7 +259,10 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         }
         // The passes of a changed step with `repeat` count: it continues with the next pass.
         let is_amid_passes = open.is_some() && known.is_some_and(|entry| step.is_later_pass(entry));
-        let is_unsettled = !step.idempotent && known.is_some_and(FrontierEntry::is_unsettled);
+        // Also if the step is idempotent or has children now.
+        let was_careful = before.step(step.id.as_str()).is_some_and(|step| !step.idempotent);
+        let is_unsettled =
+            (was_careful || !step.idempotent) && known.is_some_and(FrontierEntry::is_unsettled);
         let is_in_hooks = known.is_some_and(|entry| entry.hooks.is_some());
         let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_in_hooks;
         let is_added = before.place(step.id.as_str()).is_none();
@@ -290,6 +295,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         if let Some(end) = end {
             let fan = position.joined(&step.id).cloned().map(Box::new);
             let end = Settled { fan, ..end.clone() };
+            not_entered.extend((entered.contains(&step.id) && !is_compared).then(|| step.id.clone()));
             let result = if is_compared { Reusable::ended(end, false) } else { Reusable::kept(end) };
             reusable.push((step.id.clone(), result));
             continue;
@@ -306,7 +312,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         if asks && had_effect && !after.is_routed() {
             effects.push(step.id.clone());
         }
-        if asks && had_effect && step.is_careful() {
+        if asks && had_effect && (step.is_careful() || is_unsettled) {
             asked.push((step.id.clone(), known.filter(|entry| step.has_begun(entry)).cloned()));
         } else {
             redone.push((step.id.clone(), reason));
@@ -380,7 +386,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
             position.rerun_whole.insert(step.clone());
         }
     }
-    TransferredPosition { position, redone, entered: relisted.into_keys().collect() }
+    TransferredPosition { position, redone, entered: relisted.into_keys().collect(), not_entered }
 }
 
 /// Sets action and cause of rerun steps in a plan for a transferred position.

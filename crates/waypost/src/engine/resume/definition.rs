@@ -58,7 +58,14 @@ pub(crate) fn carried(
     }
     let inputs =
         PositionTransfer { before, position, definition, after: shape, within, entered, kept, ends, asks };
-    Ok(change::transfer_position(&inputs))
+    let transferred = change::transfer_position(&inputs);
+    match transferred.not_entered.first() {
+        Some(step) => Err(format!(
+            "step `{step}` has an added step within and a kept result, and follows another added step: adopt one after the \
+             other"
+        )),
+        None => Ok(transferred),
+    }
 }
 
 /// Returns the causes of an adoption, as notes: reruns of changed steps and of steps downstream, openers entered
@@ -434,7 +441,7 @@ pub(crate) fn transfer_scope(
         entry.is_unsettled() && is_careful(&entry.step) && new.place(entry.step.as_str()).is_none()
     };
     if let Some(entry) = position.frontier.iter().find(is_lost_doubt) {
-        return Err(format!("step `{}` is in doubt, and this definition lacks the step", entry.step));
+        return Err(format!("step `{}` is in doubt, and the changed definition lacks the step", entry.step));
     }
     drop_removed_steps(old, new, position, around);
     add_new_steps((old, new), position, around)

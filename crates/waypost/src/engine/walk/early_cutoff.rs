@@ -257,8 +257,11 @@ pub(crate) async fn read_digests<P: Program>(
     if scope.position.frontier.is_empty() {
         wanted.extend(sinks_and_openers(scope.shape).map(|step| step.id.clone()));
     }
-    if !accepted.is_empty() {
-        // An accepted pin counts for all downstream ends.
+    let has_kept = |results: &BTreeMap<u32, Reusable>| {
+        results.values().any(|result| matches!(result, Reusable::Ended { kept: true, .. }))
+    };
+    if !accepted.is_empty() || scope.position.reusable.values().any(has_kept) {
+        // An accepted pin counts for all downstream ends. A kept result is compared with needs of another definition.
         wanted.extend(scope.position.ledger.keys().cloned());
     }
     wanted.retain(|step| !scope.digests.contains_key(step));

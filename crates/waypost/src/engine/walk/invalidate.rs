@@ -160,7 +160,8 @@ pub(crate) fn reenter(shape: &Shape, mut before: Position, policy: ReusePolicy) 
     if policy == ReusePolicy::Drop {
         for (step, results) in reusable {
             after.drop_results(&step);
-            let Some((step, result)) = shape.step(step.as_str()).zip(results.into_values().next_back()) else {
+            let Some((step, result)) = shape.step(step.as_str()).zip(results.into_values().next_back())
+            else {
                 continue;
             };
             let (has_effect, begun) = match result {

@@ -6,7 +6,7 @@
 
 use serde_json::json;
 
-use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::id::{BranchPath, CheckpointRef, Digest, StepId};
 use crate::projection::events::{RerunCause, STEP_REUSED};
 use crate::record::{
     EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, Try, WaitKind,
@@ -102,8 +102,8 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
     }
 
-    /// Returns the first difference between the trace of a reusable end and the current trace; `None` for a kept
-    /// result.
+    /// Returns the first difference between the trace of a reusable end and the current trace. A kept result is compared with
+    /// its recorded needs: it was kept despite an added step upstream, and not despite another result.
     pub(crate) fn difference(
         &self,
         id: ScopeId,
@@ -111,7 +111,7 @@ impl<P: Program> Session<'_, P> {
         then: Option<&Trace>,
     ) -> Option<RerunCause> {
         if matches!(candidate.result, Reusable::Ended { kept: true, .. }) {
-            return None;
+            return self.changed_need(id, then?);
         }
         let (Some(then), Some(now)) = (then, candidate.trace.as_ref()) else {
             return Some(RerunCause::UpstreamChanged { step: None });
@@ -125,6 +125,19 @@ impl<P: Program> Session<'_, P> {
             (then.input, &then.needs, then.previous_pass) == (now.input, &now.needs, now.previous_pass);
         let changed = || now.needs.iter().find(|(step, digest)| then.needs.get(*step) != Some(digest));
         (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
+    }
+
+    /// Returns the first recorded need of a kept result with another result now. The result of an opener may differ by an added
+    /// step within, and is not compared.
+    fn changed_need(&self, id: ScopeId, then: &Trace) -> Option<RerunCause> {
+        let scope = self.scopes.get(id);
+        let differs = |(step, digest): &(&StepId, &Digest)| {
+            let is_leaf = scope.shape.step(step.as_str()).is_some_and(|step| !step.opens());
+            let now = scope.digests.get(*step).filter(|_| is_leaf);
+            now.is_some_and(|now| **digest != now.both() && **digest != now.output)
+        };
+        let (step, _) = then.needs.iter().find(differs)?;
+        Some(RerunCause::UpstreamChanged { step: Some(step.clone()) })
     }
 
     /// Returns whether the state of a scope lacks the outputs of ends out of force. In passes, steps read outputs
