@@ -245,3 +245,22 @@ fn a_changed_condition_of_a_failed_group_is_adopted() {
         }
     }
 }
+
+// Bug: an edited `wait` still waited for the old signal, and an edited `sleep` for the old time. Fix: a changed step begins a
+// wait of its own, as a changed question does.
+#[test]
+fn a_changed_wait_begins_anew() {
+    for (before, now, signal) in [("wait: go", "wait: went", true), ("sleep: 1h", "sleep: 1ms", false)] {
+        let rig = Rig::with(&format!("steps: [{{id: w, {before}}}, {{id: z, run: 'echo z >> trace'}}]\n"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+        rig.write("flow.yaml", &format!("steps: [{{id: w, {now}}}, {{id: z, run: 'echo z >> trace'}}]\n"));
+        if signal {
+            assert_eq!(code_of(&rig, &["resume", "r", "-q", "--wait", "0s"]), Some(75));
+            assert_eq!(code_of(&rig, &["signal", "r", "went", "-q"]), Some(0));
+        }
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{now}");
+
+        assert_eq!(trace(&rig), "z");
+    }
+}

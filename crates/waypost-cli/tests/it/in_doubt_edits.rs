@@ -266,3 +266,25 @@ fn steps_added_to_two_kept_groups_are_adopted_in_turn() {
     }
     assert_eq!(ran(&rig), ["s", "t", "n", "m"]);
 }
+
+// Bug: `--keep-finished` for a step added before a failed foreach ran all its finished items again. Fix: refused; the foreach
+// ends by the run's own copy first.
+#[test]
+fn an_unfinished_foreach_after_an_added_step_is_not_kept() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace'}
+  - {id: f, foreach: {items: [x, y], max_parallel: 1, steps: [{id: t, run: 'echo $I >> trace; test $I = x -o -e ok', env: {I: '${{ item }}'}}]}}
+",
+    );
+    has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 1, "run");
+    edit(&rig, "  - {id: f,", "  - {id: n, run: 'echo n >> trace'}\n  - {id: f,");
+    rig.write("ok", "");
+
+    let told = rig.waypost(&["resume", "r", "--keep-finished"]);
+
+    assert!(told.starts_with("exit 9\n") && told.contains("step `f` is not finished"), "{told}");
+    has_ended(&rig, &["resume", "r", "--keep-definition", "-q"], 0, "own copy");
+    has_ended(&rig, &["resume", "r", "--keep-finished", "-q"], 0, "then the edit");
+    assert_eq!(ran(&rig), ["a", "x", "y", "y", "n"]);
+}

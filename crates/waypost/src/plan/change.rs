@@ -11,7 +11,7 @@ use crate::id::{Digest, StepId};
 use crate::plan::shape::{END, Shape, Step, Unfinished};
 use crate::plan::{Action, Cause, Plan};
 use crate::record::{
-    Definition, FrontierEntry, Position, Reusable, Settled, SettledAs, Status, StepPrint, WaitKind,
+    Definition, FrontierEntry, Position, Reusable, Settled, SettledAs, Status, StepPrint, Wait, WaitKind,
 };
 
 /// The change of a step.
@@ -197,8 +197,8 @@ pub struct TransferredPosition {
     pub redone: Vec<(StepId, StepId)>,
     /// Openers whose branches are entered again.
     pub entered: Vec<StepId>,
-    /// Openers with a kept result and an added inner step that would not run: an upstream step has not ended.
-    pub not_entered: Vec<StepId>,
+    /// Why a choice to keep results cannot be followed.
+    pub misfit: Option<String>,
 }
 
 /// The input of [`transfer_position`]: a position, and the graphs before and after.
@@ -239,7 +239,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let (mut redone, mut asked, mut reusable, mut effects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
     // Steps that were removed after their effect.
-    let (mut added_again, mut not_entered) = (Vec::new(), Vec::new());
+    let (mut added_again, mut misfit) = (Vec::new(), None);
     for place in after.order() {
         let step = &after.steps()[place];
         let was_finished = before.place(step.id.as_str()).is_some_and(|place| !unfinished.has(place));
@@ -295,10 +295,26 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         if let Some(end) = end {
             let fan = position.joined(&step.id).cloned().map(Box::new);
             let end = Settled { fan, ..end.clone() };
-            not_entered.extend((entered.contains(&step.id) && !is_compared).then(|| step.id.clone()));
+            if entered.contains(&step.id) && !is_compared {
+                misfit.get_or_insert_with(|| {
+                    format!(
+                        "step `{}` has an added step within and a kept result, and follows another added step: adopt \
+                         one after the other",
+                        step.id
+                    )
+                });
+            }
             let result = if is_compared { Reusable::ended(end, false) } else { Reusable::kept(end) };
             reusable.push((step.id.clone(), result));
             continue;
+        }
+        if kept.contains(&step.id) && is_half_done && !was_finished && open.is_some() {
+            misfit.get_or_insert_with(|| {
+                format!(
+                    "step `{}` is not finished, and follows an added step: finish the step before, or give up its results",
+                    step.id
+                )
+            });
         }
         let reason = match (is_same, open) {
             (false, _) => Some(step.id.clone()),
@@ -339,10 +355,12 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
             entry
         };
         let mut entry = known.unwrap_or_else(begin);
-        let asks = entry.waits.iter().any(|wait| wait.on == WaitKind::Answer);
-        if asks && old.get(step) != Some(&after.steps()[place].fingerprint) {
-            // The changed step asks its own question.
-            (entry.status, entry.since) = (Status::Ready, 0);
+        let is_own =
+            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
+        let waits = entry.waits.iter().any(is_own);
+        if waits && old.get(step) != Some(&after.steps()[place].fingerprint) {
+            // The changed step begins a wait of its own.
+            (entry.status, entry.since, entry.wake_at) = (Status::Ready, 0, None);
             entry.waits.clear();
         }
         if let Some(fan_outs) = relisted.get(step) {
@@ -386,7 +404,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
             position.rerun_whole.insert(step.clone());
         }
     }
-    TransferredPosition { position, redone, entered: relisted.into_keys().collect(), not_entered }
+    TransferredPosition { position, redone, entered: relisted.into_keys().collect(), misfit }
 }
 
 /// Sets action and cause of rerun steps in a plan for a transferred position.

@@ -59,11 +59,8 @@ pub(crate) fn carried(
     let inputs =
         PositionTransfer { before, position, definition, after: shape, within, entered, kept, ends, asks };
     let transferred = change::transfer_position(&inputs);
-    match transferred.not_entered.first() {
-        Some(step) => Err(format!(
-            "step `{step}` has an added step within and a kept result, and follows another added step: adopt one after the \
-             other"
-        )),
+    match transferred.misfit {
+        Some(misfit) => Err(misfit),
         None => Ok(transferred),
     }
 }
