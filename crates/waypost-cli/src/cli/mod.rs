@@ -59,7 +59,7 @@ pub(crate) struct Cli {
 /// Options that every command has.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// Use this store: `sqlite:PATH`, `file:DIR`, `postgres://...` or `memory:` [default: the nearest `.waypost` upward]
+    /// Use this store: `sqlite:PATH`, `file:DIR`, `memory:` or `postgres://...`, with `?logs=DIR` for logs in a folder [default: the nearest `.waypost` upward]
     #[arg(
         long,
         global = true,

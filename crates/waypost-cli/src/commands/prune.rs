@@ -12,13 +12,14 @@ use waypost::store::{PAGE_ITEMS_MAX, RunQuery, RunSummary, Store, StoreError, St
 
 use super::Context;
 use super::deletion::{Deleting, agreed, refuse_newer};
+use super::store::postgres_url;
 use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
 use crate::run::disk_use::bytes_of;
 use crate::run::reference::find_to_decide;
-use crate::store_location::Access;
+use crate::store_location::{Access, postgres};
 use crate::view::{KeptView, PruneView, PrunedView, VERSION};
 
 pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Error> {
@@ -46,6 +47,7 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
     let doomed: Vec<(u64, RunSummary)> = doomed.into_iter().map(|run| (bytes(&run), run)).collect();
     if !args.dry_run {
         deleting.make_room(context, doomed.iter().map(|(_, run)| &run.run)).await?;
+        rotate_logs(context, &doomed).await;
     }
     let store = Arc::clone(deleting.store());
     let mut gone = BTreeSet::new();
@@ -72,6 +74,18 @@ pub(crate) async fn prune(context: &Context, args: PruneArgs) -> Result<Exit, Er
     store.close().await?;
     view.bytes = view.deleted.iter().chain(&view.trimmed).map(|pruned| pruned.bytes).sum();
     tell(context, &args, &view)
+}
+
+/// Drops whole months of logs from a store in PostgreSQL, before the rows of their runs. Without the drop, the rows of
+/// the logs are deleted with each run.
+async fn rotate_logs(context: &Context, doomed: &[(u64, RunSummary)]) {
+    let Some(url) = postgres_url(context) else { return };
+    let doomed: Vec<RunId> = doomed.iter().map(|(_, run)| run.run.clone()).collect();
+    match postgres::rotate_logs(&url, &doomed).await {
+        Ok(months) if months.is_empty() => {}
+        Ok(months) => context.output.note(&format!("Dropped the log partitions of {}.", months.join(", "))),
+        Err(error) => context.output.warn(&format!("cannot drop log partitions: {error}")),
+    }
 }
 
 /// Returns the runs to delete, newest first: runs that match every given option; without a status, finished runs.

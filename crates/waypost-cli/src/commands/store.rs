@@ -172,7 +172,7 @@ async fn check(context: &Context) -> Result<Exit, Error> {
 }
 
 /// Returns the address of the given store, if it is in PostgreSQL.
-fn postgres_url(context: &Context) -> Option<String> {
+pub(super) fn postgres_url(context: &Context) -> Option<String> {
     match StoreUrl::parse(context.store_given().0?) {
         Ok(StoreUrl::Postgres(url)) => Some(url),
         _ => None,

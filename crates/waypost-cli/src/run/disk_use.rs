@@ -11,7 +11,8 @@ use crate::store_location::keeps_records_in_folders;
 
 /// Returns the bytes of a run's records, logs and other files, in the store or in the run's folder.
 pub(crate) fn bytes_of(store: &dyn Store, run: &RunSummary) -> u64 {
-    let folder = store.folder(&run.run).map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
+    let folder = store.folder(&run.run).or_else(|| store.blobs().log_folder(&run.run));
+    let folder = folder.map_or(0, |folder| bytes_in(&folder, &mut HashSet::new()));
     if keeps_records_in_folders(store) { folder } else { folder + run.bytes + run.blob_bytes }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use waypost::RunId;
 use waypost::store::Store;
 
 use crate::error::Error;
@@ -10,7 +11,7 @@ use crate::error::Error;
 mod built {
     use waypost_postgres::{PostgresOptions, PostgresStore};
 
-    use super::{Arc, Error, Store};
+    use super::{Arc, Error, RunId, Store};
 
     /// Opens the store at a URL. Nothing is connected before the first use.
     pub(crate) fn connect(url: &str) -> Result<PostgresStore, Error> {
@@ -40,6 +41,15 @@ mod built {
         Ok((before, store.schema().await?))
     }
 
+    /// Drops the logs of past months without other runs than `doomed`, and returns the months. Makes partitions for the
+    /// next months.
+    pub(crate) async fn rotate_logs(url: &str, doomed: &[RunId]) -> Result<Vec<String>, Error> {
+        let store = connect(url)?;
+        let dropped = store.rotate_logs(doomed).await?;
+        store.close().await?;
+        Ok(dropped)
+    }
+
     /// Returns the schema version.
     pub(crate) async fn schema(url: &str) -> Result<Option<u32>, Error> {
         Ok(connect(url)?.schema().await?)
@@ -48,7 +58,7 @@ mod built {
 
 #[cfg(not(feature = "postgres"))]
 mod built {
-    use super::{Arc, Error, Store};
+    use super::{Arc, Error, RunId, Store};
 
     fn lacking() -> Error {
         Error::usage("this build has no stores in PostgreSQL", "build it with the feature `postgres`")
@@ -75,6 +85,10 @@ mod built {
     pub(crate) async fn schema(_: &str) -> Result<Option<u32>, Error> {
         Err(lacking())
     }
+
+    pub(crate) async fn rotate_logs(_: &str, _: &[RunId]) -> Result<Vec<String>, Error> {
+        Err(lacking())
+    }
 }
 
-pub(crate) use built::{check, init, name, open, schema};
+pub(crate) use built::{check, init, name, open, rotate_logs, schema};

@@ -49,7 +49,7 @@ fn a_killed_run_goes_on_where_it_stood() {
     expect(&rig, &["logs", "r"], 0, &["said by a", "said by b"]);
     expect(&rig, &["events", "r"], 0, &["run_resumed", "run_completed"]);
     expect(&rig, &["verify", "--all"], 0, &["r: sound"]);
-    expect(&rig, &["store", "check"], 0, &["version 4: the derived data of 1 run is consistent"]);
+    expect(&rig, &["store", "check"], 0, &["version 5: the derived data of 1 run is consistent"]);
     expect(&rig, &["delete", "r", "--yes"], 0, &["Deleted run r"]);
     expect(&rig, &["show", "r"], 5, &[]);
 }
@@ -113,6 +113,58 @@ fn items_of_a_list_are_kept_in_the_database() {
 }
 
 #[test]
+fn a_prune_drops_a_month_of_logs() {
+    let rig = rig("months");
+    rig.write("go", "");
+    let past = "CREATE TABLE waypost.logs_2025_01 PARTITION OF waypost.logs FOR VALUES FROM ('2025-01') TO ('2025-02')";
+    cluster().sql("months", past);
+    let created =
+        "UPDATE waypost.runs SET created_at = '2025-01' || substr(created_at, 8) WHERE name <> 'new';
+        UPDATE waypost.logs SET month = '2025-01'";
+    for run in ["old", "older"] {
+        expect(&rig, &["run", "flow.yaml", "--id", run], 0, &["3 of 3 steps are done"]);
+    }
+    cluster().sql("months", created);
+    expect(&rig, &["run", "flow.yaml", "--id", "new"], 0, &["3 of 3 steps are done"]);
+
+    // Another run of the month keeps its logs.
+    expect(&rig, &["prune", "--keep-runs", "2", "-y"], 0, &["Deleted run old"]);
+    expect(&rig, &["logs", "older"], 0, &["said by a"]);
+    expect(&rig, &["prune", "--keep-runs", "1", "--dry-run"], 0, &["Would delete run older"]);
+    expect(
+        &rig,
+        &["prune", "--keep-runs", "1", "-y"],
+        0,
+        &["Dropped the log partitions of 2025-01.", "Deleted run older"],
+    );
+    expect(&rig, &["logs", "new"], 0, &["said by a", "said by b"]);
+}
+
+#[test]
+fn logs_are_kept_in_a_folder_on_request() {
+    let rig = rig("log_files");
+    let logs = rig.path("kept logs");
+    let rig = rig.at(&format!(
+        "{}?logs={}",
+        address(USER, "log_files"),
+        logs.display().to_string().replace(' ', "%20")
+    ));
+    rig.write("long.yaml", "steps: [{id: long, run: 'seq 1 200000'}]\n");
+
+    expect(&rig, &["run", "long.yaml", "--id", "r"], 0, &["1 of 1 steps are done"]);
+
+    let printed: String = (1..=200_000).map(|n| format!("{n}\n")).collect();
+    assert_eq!(rig.call(&["logs", "r", "long"]).stdout, printed.as_bytes(), "a file has the whole log");
+    assert_eq!(rig.read("kept logs/r/logs/long.1.log"), printed);
+    let listed = rig.json(&["list", "--json"])["runs"][0]["bytes"].as_u64().unwrap();
+    assert!(listed > printed.len() as u64, "the size counts logs: {listed}");
+    expect(&rig, &["delete", "r", "--yes"], 0, &["Deleted run r"]);
+    assert!(!logs.join("r").exists());
+    let relative = format!("{}?logs=here", address(USER, "log_files"));
+    expect(&rig, &["list", "--store", &relative], 2, &["`logs` is not an absolute path"]);
+}
+
+#[test]
 fn a_connection_to_another_machine_is_encrypted() {
     let rig = rig("encrypted");
     rig.write("authority.pem", AUTHORITY);
@@ -165,7 +217,7 @@ fn each_lack_of_a_server_has_its_exit_code() {
         &["permission denied"],
     );
     cluster().sql("lacking", "UPDATE waypost.version SET version = 9");
-    expect_at(&store, 76, &["has format 9, this version reads up to 4"]);
+    expect_at(&store, 76, &["has format 9, this version reads up to 5"]);
 }
 
 // Bug: a foreach of more than 1,000 items failed at its end. Cause: its results need a file, and the run has no folder

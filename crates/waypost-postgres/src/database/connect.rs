@@ -43,7 +43,7 @@ pub(crate) struct Database {
     pub(crate) name: String,
     pub(crate) options: PostgresOptions,
     pub(crate) delta_cache: DeltaCache,
-    settings: Settings,
+    pub(crate) settings: Settings,
     uses: Uses,
     opened: OnceCell<Opened>,
     checked: OnceCell<()>,

@@ -8,9 +8,10 @@ use waypost::store::StoreError;
 use crate::database::connect::Database;
 use crate::database::error::{Failure, no_schema};
 use crate::database::statement::Statement;
+use crate::database::values::main_key;
 
 /// The version of this crate.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// The key of the advisory lock for changes of the schema: `WAYPOST` in ASCII.
 const LOCK: i64 = 0x0057_4159_504f_5354;
@@ -179,6 +180,92 @@ const LOSSES: &str =
     "ALTER TABLE waypost.tasks ALTER COLUMN repeatable TYPE bigint USING 3 * repeatable::int;
 ALTER TABLE waypost.tasks RENAME COLUMN repeatable TO losses_max;";
 
+/// The tables of logs, new in version 5: a partition for the runs of each month, and one for all others.
+const LOGS: &str = r#"
+CREATE TABLE waypost.logs (
+    month text COLLATE "C" NOT NULL,
+    run   bigint NOT NULL REFERENCES waypost.runs ON DELETE CASCADE,
+    name  text COLLATE "C" NOT NULL,
+    at    bigint NOT NULL,
+    bytes bytea NOT NULL,
+    PRIMARY KEY (run, name, at, month)
+) PARTITION BY RANGE (month);
+CREATE TABLE waypost.logs_default PARTITION OF waypost.logs DEFAULT;
+"#;
+
+/// Months with a partition ahead of need: a worker has no right to make tables.
+const MONTHS_AHEAD: u32 = 3;
+/// How long a change of partitions waits for a lock, and writes of logs with the change.
+const PARTITION_LOCK_TIMEOUT: &str = "3s";
+
+/// Returns the statement that makes the partitions of this month and the next ones, by a role with the rights.
+///
+/// A month with rows in the default partition gets no partition: their move would delay writes of logs.
+fn month_partitions() -> String {
+    format!(
+        "DO $$
+        DECLARE
+            start timestamp;
+            this text;
+            name text;
+        BEGIN
+            IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = 'waypost.logs'::regclass), 'USAGE')
+                OR NOT has_schema_privilege('waypost', 'CREATE') THEN
+                RETURN;
+            END IF;
+            PERFORM pg_advisory_xact_lock({LOCK}), set_config('lock_timeout', '{PARTITION_LOCK_TIMEOUT}', true);
+            FOR ahead IN 0..{MONTHS_AHEAD} LOOP
+                start := date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') + ahead * interval '1 month';
+                this := to_char(start, 'YYYY-MM');
+                name := to_char(start, '\"logs_\"YYYY_MM');
+                CONTINUE WHEN to_regclass('waypost.' || name) IS NOT NULL;
+                LOCK TABLE waypost.logs;
+                CONTINUE WHEN EXISTS (SELECT FROM waypost.logs_default d WHERE d.month = this);
+                EXECUTE format('CREATE TABLE waypost.%I PARTITION OF waypost.logs FOR VALUES FROM (%L) TO (%L)',
+                    name, this, to_char(start + interval '1 month', 'YYYY-MM'));
+            END LOOP;
+        END $$;"
+    )
+}
+
+/// Makes the partitions of this month and the next ones, and drops those of past months without a kept run. Returns the
+/// dropped months. A role without rights changes nothing.
+///
+/// Logs of runs in `doomed` are dropped, unless the run is held.
+pub(crate) async fn rotate_logs(database: &Database, doomed: Vec<String>) -> Result<Vec<String>, Failure> {
+    // A run of the last seconds of a month may still come: the month ends a day later.
+    const OLD: &str = "WITH kept AS MATERIALIZED (
+            SELECT DISTINCT left(r.created_at, 7) AS month
+            FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
+            LEFT JOIN unnest($1::text[]) d (name) ON d.name = r.name WHERE d.name IS NULL OR m.held),
+        months AS (
+            SELECT replace(substr(c.relname, 6), '_', '-') AS month, c.relowner
+            FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+            WHERE i.inhparent = 'waypost.logs'::regclass AND c.relname ~ '^logs_[0-9]{4}_[0-9]{2}$')
+        SELECT month FROM months
+        WHERE month < to_char((clock_timestamp() - interval '1 day') AT TIME ZONE 'UTC', 'YYYY-MM')
+            AND month NOT IN (SELECT month FROM kept) AND pg_has_role(relowner, 'USAGE')
+        ORDER BY month";
+    let old = database.run(&Statement::new(OLD).texts(doomed).bytes(main_key())).await?;
+    let old: Vec<String> = old.rows.iter().map(|row| row.get(0)).collect();
+    let client = database.client().await?;
+    for month in &old {
+        let name = month.replace('-', "_");
+        let drop = format!(
+            "SET LOCAL lock_timeout = '{PARTITION_LOCK_TIMEOUT}'; DROP TABLE IF EXISTS waypost.logs_{name}"
+        );
+        client.batch_execute(&drop).await.map_err(Failure::of_statement)?;
+    }
+    client.batch_execute(&month_partitions()).await.map_err(Failure::of_statement)?;
+    Ok(old)
+}
+
+/// Moves the logs of older versions.
+const MOVED_LOGS: &str = "SET LOCAL statement_timeout = 0;
+WITH moved AS (DELETE FROM waypost.blobs WHERE name LIKE 'logs/%' RETURNING *)
+INSERT INTO waypost.logs (month, run, name, at, bytes)
+SELECT left(r.created_at, 7), m.run, m.name, m.at, m.bytes FROM moved m JOIN waypost.runs r ON r.id = m.run;";
+
 /// Returns the schema version of a database; `None` without tables.
 pub(crate) async fn version(database: &Database) -> Result<Option<u32>, Failure> {
     let exists = Statement::new("SELECT to_regclass('waypost.version') IS NOT NULL");
@@ -212,13 +299,23 @@ fn version_error(database: &Database, found: u32) -> StoreError {
 pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
     match version(database).await? {
         Some(found) if found > VERSION => Err(version_error(database, found).into()),
-        Some(VERSION) => Ok(Some(VERSION)),
+        Some(VERSION) => {
+            let client = database.client().await?;
+            client.batch_execute(&month_partitions()).await.map_err(Failure::of_statement)?;
+            Ok(Some(VERSION))
+        }
         Some(found) => {
             let client = database.client().await?;
             let queue = if found < 2 { QUEUE } else { "" };
-            let tasks = if found < 3 { TASKS } else { LOSSES };
+            let tasks = match found {
+                ..3 => TASKS,
+                3 => LOSSES,
+                _ => "",
+            };
+            let partitions = month_partitions();
             let text = format!(
-                "SELECT pg_advisory_xact_lock({LOCK}); LOCK TABLE waypost.scopes; {queue} {tasks}
+                "SELECT pg_advisory_xact_lock({LOCK}); LOCK TABLE waypost.scopes; {queue} {tasks} {LOGS} {partitions}
+                 {MOVED_LOGS}
                  UPDATE waypost.version SET version = {VERSION}; {MIGRATION}"
             );
             match client.batch_execute(&text).await {
@@ -249,8 +346,9 @@ async fn make(client: &Client) -> Result<(), Failure> {
     let exists = exists.map_err(Failure::of_statement)?;
     // A role without the right to make schemas can use an existing schema.
     let schema = if exists[0].get(0) { "" } else { "CREATE SCHEMA waypost;" };
+    let partitions = month_partitions();
     let text = format!(
-        "SELECT pg_advisory_xact_lock({LOCK}); {schema} {TABLES} {QUEUE} {TASKS}
+        "SELECT pg_advisory_xact_lock({LOCK}); {schema} {TABLES} {QUEUE} {TASKS} {LOGS} {partitions}
          INSERT INTO waypost.version (version) VALUES ({VERSION});
          {MIGRATION}"
     );

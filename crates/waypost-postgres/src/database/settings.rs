@@ -52,6 +52,8 @@ pub(crate) struct Settings {
     pub(crate) listen: Option<Box<Settings>>,
     /// How long a lease is valid without a renewal, if the URL says so.
     pub(crate) lease: Option<Duration>,
+    /// The folder for logs, outside the database.
+    pub(crate) logs: Option<PathBuf>,
 }
 
 impl Settings {
@@ -68,6 +70,11 @@ impl Settings {
         };
         let (url, listen) = split_option(url, "listen=");
         let (url, lease) = split_option(&url, "lease=");
+        let (url, logs) = split_option(&url, "logs=");
+        let logs = logs.map(PathBuf::from);
+        if logs.as_ref().is_some_and(|folder| !folder.is_absolute()) {
+            return Err(invalid("`logs` is not an absolute path"));
+        }
         let lease = lease.map(|text| lease_of(&text).ok_or_else(|| invalid("`lease` is not 1 to 3600 s")));
         let lease = lease.transpose()?;
         let listen = listen.map(|url| Self::parse(&url).map(Box::new)).transpose()?;
@@ -104,7 +111,7 @@ impl Settings {
             config.connect_timeout(CONNECT_TIMEOUT);
         }
         config.application_name("waypost");
-        Ok(Self { config, name, is_plain, listen, lease })
+        Ok(Self { config, name, is_plain, listen, lease, logs })
     }
 
     /// Adds the settings of the session as start-up parameters. A pooler refuses start-up parameters.
@@ -254,17 +261,23 @@ mod tests {
 
     #[test]
     fn the_server_to_listen_at_is_an_address_of_its_own() {
-        let url = "postgres://me@pool:6432/jobs?lease=5&sslmode=require&listen=postgres%3A%2F%2Fme@db%2Fjobs";
+        let url = "postgres://me@pool:6432/jobs?lease=5&sslmode=require&listen=postgres%3A%2F%2Fme@db%2Fjobs&logs=/a%20b";
         let settings = Settings::parse(url).unwrap();
 
         assert_eq!(settings.name, "postgres://me@pool:6432/jobs");
         assert_eq!(settings.lease, Some(Duration::from_secs(5)));
+        assert_eq!(settings.logs.unwrap().to_str(), Some("/a b"));
         assert_eq!(settings.listen.unwrap().name, "postgres://me@db/jobs");
     }
 
     #[test]
     fn a_wrong_url_is_refused_without_its_password() {
-        for url in ["postgres://me:hunter22@db/jobs?colour=red", "postgres://me:hunter22@db", "postgres://"] {
+        for url in [
+            "postgres://me:hunter22@db/jobs?colour=red",
+            "postgres://me:hunter22@db/jobs?logs=here",
+            "postgres://me:hunter22@db",
+            "postgres://",
+        ] {
             let error = Settings::parse(url).unwrap_err();
 
             assert!(matches!(error, StoreError::Invalid(_)), "{error}");

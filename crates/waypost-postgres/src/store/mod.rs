@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use waypost::disk::RealDisk;
+use waypost::folder::{LOG_FOLDER, append_blob, is_log, read_blob, remove_folder};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::Holder;
 use waypost::record::{Durability, Record, SealedRun};
@@ -76,6 +78,18 @@ impl PostgresStore {
     /// - [`StoreError::Denied`]: the user may not change the schema.
     pub async fn init(&self) -> Result<Option<u32>, StoreError> {
         self.task(async |shared| schema::init(&shared.database).await).await
+    }
+
+    /// Makes the partitions for logs of this month and the next ones, and drops those of past months without a run other
+    /// than `doomed`, which are to be deleted. Returns the dropped months.
+    ///
+    /// Only the owner of the tables may do so; the call of another role does nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] and others of the server, such as a lock held by a dump.
+    pub async fn rotate_logs(&self, doomed: &[RunId]) -> Result<Vec<String>, StoreError> {
+        let doomed = doomed.iter().map(ToString::to_string).collect();
+        self.call(|shared| async move { schema::rotate_logs(&shared.database, doomed).await }).await
     }
 
     /// Returns the schema version of the database; `None` without tables.
@@ -348,11 +362,15 @@ impl Shared {
                 false => Err(row.fenced(lease.run(), lease.token()).into()),
             };
         }
-        let end = self.with_held(&lease, |held| held.blobs.get(&name).copied()).flatten();
         let worker = match self.with_held(&lease, |_| ()) {
             Some(()) => None,
             None => self.worker.lock().await.as_ref().map(|worker| worker.id),
         };
+        if let Some(folder) = self.database.settings.logs.as_deref().filter(|_| is_log(&name)) {
+            blobs::check_writer(&self.database, &lease, worker).await?;
+            return Ok(append_blob(&RealDisk, &folder.join(lease.run().as_str()), &name, &bytes)?);
+        }
+        let end = self.with_held(&lease, |held| held.blobs.get(&name).copied()).flatten();
         let end = blobs::append(&self.database, &lease, &name, (end, worker), &bytes).await?;
         self.with_held(&lease, |held| held.blobs.insert(name, end));
         Ok(())
@@ -510,7 +528,16 @@ impl Store for PostgresStore {
             {
                 return Err(error.into());
             }
-            removal::delete(&shared.database, &run).await
+            removal::delete(&shared.database, &run).await?;
+            if let Some(folder) = &shared.database.settings.logs {
+                let folder = folder.join(run.as_str());
+                remove_folder(&RealDisk, &folder).map_err(|source| StoreError::Io {
+                    action: "remove",
+                    place: folder.display().to_string(),
+                    source,
+                })?;
+            }
+            Ok(())
         })
         .await
     }
@@ -581,7 +608,18 @@ impl Blobs for PostgresStore {
 
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
         let (run, name) = (run.clone(), name.to_owned());
-        self.call(|shared| async move { blobs::read(&shared.database, &run, &name, offset).await }).await
+        self.call(|shared| async move {
+            match shared.database.settings.logs.as_deref().filter(|_| is_log(&name)) {
+                Some(folder) => Ok(read_blob(&RealDisk, &folder.join(run.as_str()), &name, offset)?),
+                None => blobs::read(&shared.database, &run, &name, offset).await,
+            }
+        })
+        .await
+    }
+
+    fn log_folder(&self, run: &RunId) -> Option<PathBuf> {
+        let folder = self.shared.database.settings.logs.as_ref()?;
+        Some(folder.join(run.as_str()).join(LOG_FOLDER))
     }
 }
 

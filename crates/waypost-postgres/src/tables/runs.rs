@@ -33,7 +33,9 @@ fn summaries(conditions: &str, limit: usize) -> String {
          CROSS JOIN LATERAL (SELECT coalesce(sum(s.records), 0)::bigint AS records,
              coalesce(sum(s.bytes), 0)::bigint AS bytes FROM waypost.scopes s WHERE s.run = q.id) c
          CROSS JOIN LATERAL (SELECT coalesce(sum(length(d.bytes)), 0)::bigint AS bytes
-             FROM waypost.blobs d WHERE d.run = q.id) b
+             FROM (SELECT d.bytes FROM waypost.blobs d WHERE d.run = q.id
+                 UNION ALL SELECT l.bytes FROM waypost.logs l
+                 WHERE l.run = q.id AND l.month = left(q.created_at, 7)) d) b
          ORDER BY q.id DESC"
     )
 }

@@ -1,5 +1,6 @@
 //! Logs and large lists, in chunks.
 
+use waypost::folder::is_log;
 use waypost::id::RunId;
 use waypost::store::{BLOB_CHUNK_BYTES, Lease, StoreError, check_blob_name};
 
@@ -9,11 +10,23 @@ use crate::database::statement::Statement;
 use crate::database::values::{count, int, main_key};
 use crate::tables::lease::LeaseRow;
 
+/// Returns a statement with the table of a blob: a log is in the partition of the month of its run `r`.
+fn in_table(text: &str, name: &str) -> String {
+    let (table, month, value, condition) = match is_log(name) {
+        true => ("waypost.logs", "month, ", "left(r.created_at, 7), ", "AND b.month = left(r.created_at, 7)"),
+        false => ("waypost.blobs", "", "", ""),
+    };
+    text.replace("{TABLE}", table)
+        .replace("{MONTH}", month)
+        .replace("{VALUE}", value)
+        .replace("{IN_MONTH}", condition)
+}
+
 /// Returns the size of a blob of a run.
 pub(crate) async fn size(database: &Database, run: &RunId, name: &str) -> Result<u64, Failure> {
     const SIZE: &str = "SELECT b.at + length(b.bytes) FROM waypost.runs r
-        JOIN waypost.blobs b ON b.run = r.id AND b.name = $2 WHERE r.name = $1 ORDER BY b.at DESC LIMIT 1";
-    let size = Statement::new(SIZE).text(run.as_str()).text(name);
+        JOIN {TABLE} b ON b.run = r.id AND b.name = $2 {IN_MONTH} WHERE r.name = $1 ORDER BY b.at DESC LIMIT 1";
+    let size = Statement::new(in_table(SIZE, name)).text(run.as_str()).text(name);
     Ok(database.run(&size).await?.rows.first().map_or(0, |row| count(row.get(0))))
 }
 
@@ -30,14 +43,14 @@ pub(crate) async fn append(
 ) -> Result<u64, Failure> {
     const APPEND: &str = "WITH asynchronous AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
         locked AS MATERIALIZED (
-            SELECT m.run FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
+            SELECT m.run, r.created_at FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
             WHERE r.name = $1 AND (m.token = $3 AND m.held OR EXISTS (
                 SELECT 1 FROM waypost.tasks t WHERE t.run = m.run AND t.worker = $7 AND t.result IS NULL))
             FOR SHARE OF m),
         put AS (
-            INSERT INTO waypost.blobs (run, name, at, bytes) SELECT l.run, $4, $5, $6 FROM locked l
-            WHERE $5 = coalesce((SELECT b.at + length(b.bytes) FROM waypost.blobs b
-                WHERE b.run = l.run AND b.name = $4 ORDER BY b.at DESC LIMIT 1), 0) RETURNING 1)
+            INSERT INTO {TABLE} ({MONTH}run, name, at, bytes) SELECT {VALUE}r.run, $4, $5, $6 FROM locked r
+            WHERE $5 = coalesce((SELECT b.at + length(b.bytes) FROM {TABLE} b
+                WHERE b.run = r.run AND b.name = $4 {IN_MONTH} ORDER BY b.at DESC LIMIT 1), 0) RETURNING 1)
         SELECT (SELECT count(*) FROM locked), (SELECT count(*) FROM put), (SELECT count(*) FROM asynchronous)";
     let (run, token) = (lease.run(), lease.token());
     let mut at = match end {
@@ -47,7 +60,7 @@ pub(crate) async fn append(
     let after = |at: u64| at + bytes.len() as u64;
     // The second attempt follows a crash of the server with a loss of the last chunks.
     for _ in 0..2 {
-        let append = Statement::new(APPEND)
+        let append = Statement::new(in_table(APPEND, name))
             .text(run.as_str())
             .bytes(main_key())
             .int(int(token))
@@ -72,6 +85,26 @@ pub(crate) async fn append(
     Err(StoreError::Invalid(format!("blob `{name}` of run {run} has another writer")).into())
 }
 
+/// Checks that a lease, or a `worker` with a task of the run, may write logs of the run.
+///
+/// # Errors
+/// [`StoreError::Fenced`]: another lease is newer.
+pub(crate) async fn check_writer(
+    database: &Database,
+    lease: &Lease,
+    worker: Option<i64>,
+) -> Result<(), Failure> {
+    const WRITER: &str = "SELECT 1 FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
+        WHERE r.name = $1 AND (m.token = $3 AND m.held OR EXISTS (
+            SELECT 1 FROM waypost.tasks t WHERE t.run = m.run AND t.worker = $4 AND t.result IS NULL))";
+    let (run, token) = (lease.run(), lease.token());
+    let writer = Statement::new(WRITER).text(run.as_str()).bytes(main_key()).int(int(token)).int(worker);
+    match database.run(&writer).await?.rows.is_empty() {
+        true => Err(LeaseRow::get(database, run).await?.fenced(run, token).into()),
+        false => Ok(()),
+    }
+}
+
 /// Checks name and size of a chunk.
 ///
 /// # Errors
@@ -93,15 +126,15 @@ pub(crate) async fn read(
 ) -> Result<Vec<u8>, Failure> {
     // Several small chunks, as of a log, are read together.
     const READ: &str = "SELECT b.at, b.bytes FROM waypost.runs r
-        JOIN waypost.blobs b ON b.run = r.id AND b.name = $2 AND b.at >= coalesce((
-            SELECT c.at FROM waypost.blobs c WHERE c.run = r.id AND c.name = $2 AND c.at <= $3
-            ORDER BY c.at DESC LIMIT 1), 0)
+        JOIN {TABLE} b ON b.run = r.id AND b.name = $2 {IN_MONTH} AND b.at >= coalesce((
+            SELECT b.at FROM {TABLE} b WHERE b.run = r.id AND b.name = $2 {IN_MONTH} AND b.at <= $3
+            ORDER BY b.at DESC LIMIT 1), 0)
         WHERE r.name = $1 ORDER BY b.at LIMIT 64";
     let Ok(from) = i64::try_from(offset) else { return Ok(Vec::new()) };
     if check_blob_name(name).is_err() {
         return Ok(Vec::new());
     }
-    let read = Statement::new(READ).text(run.as_str()).text(name).int(from);
+    let read = Statement::new(in_table(READ, name)).text(run.as_str()).text(name).int(from);
     let mut found = Vec::new();
     for row in database.run(&read).await?.rows {
         let (at, bytes): (i64, &[u8]) = (row.get(0), row.get(1));

@@ -4,6 +4,7 @@
 mod contract;
 mod faults;
 mod graphs;
+mod logs;
 mod model;
 mod opening;
 mod pooler;

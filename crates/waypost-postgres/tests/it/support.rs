@@ -54,6 +54,13 @@ impl Site {
         format!("{} dbname={}", self.server, self.database)
     }
 
+    /// Returns the address with options of a store.
+    pub(crate) fn address(&self, options: &str) -> String {
+        let word = |name: &str| self.server.split(' ').find_map(|word| word.strip_prefix(name)).unwrap();
+        let host = word("host=").replace('/', "%2F");
+        format!("postgres://{}@{host}:{}/{}?{options}", word("user="), word("port="), self.database)
+    }
+
     pub(crate) fn open(&self) -> Arc<PostgresStore> {
         Arc::new(PostgresStore::open(&self.url(), PostgresOptions::default()).unwrap())
     }

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
-use waypost::folder::{RunFolder, Trouble, append_blob, read_blob, remove_folder, sync_blob};
+use waypost::folder::{LOG_FOLDER, RunFolder, Trouble, append_blob, read_blob, remove_folder, sync_blob};
 use waypost::id::{BranchPath, RunId};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
@@ -602,5 +602,9 @@ impl Blobs for SqliteStore {
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
         self.check_open()?;
         read_blob(self.disk.as_ref(), &self.folder_of(run), name, offset)
+    }
+
+    fn log_folder(&self, run: &RunId) -> Option<PathBuf> {
+        Some(self.folder_of(run).join(LOG_FOLDER))
     }
 }

@@ -318,4 +318,8 @@ impl Blobs for FaultyStore {
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
         self.through(Call::Other("blobs.read"), self.inner.blobs().read(run, name, offset)).await
     }
+
+    fn log_folder(&self, run: &RunId) -> Option<PathBuf> {
+        self.inner.blobs().log_folder(run)
+    }
 }

@@ -434,4 +434,8 @@ impl Blobs for Planted {
         let offset = if self.has(ReadsBlobsElsewhere) { offset.saturating_sub(1) } else { offset };
         Blobs::read(&self.inner, run, name, offset).await
     }
+
+    fn log_folder(&self, run: &RunId) -> Option<PathBuf> {
+        self.inner.log_folder(run)
+    }
 }

@@ -312,9 +312,10 @@ impl WorkflowProgram {
         Ok(())
     }
 
-    /// Returns the limits of a log: smaller in a database, which has no folder of the run.
+    /// Returns the limits of a log: smaller in the rows of a database.
     fn log_limits(&self) -> LogLimits {
-        match leftovers::outlives_process(self.surroundings.store.as_ref()) && self.folder().is_none() {
+        let Surroundings { store, run, .. } = &self.surroundings;
+        match leftovers::outlives_process(store.as_ref()) && store.blobs().log_folder(run).is_none() {
             true => LogLimits::of_database(),
             false => LogLimits::default(),
         }

@@ -41,7 +41,7 @@ use jiff::Timestamp;
 
 use crate::id::{BranchPath, RunId};
 use crate::record::{Record, SealedRun};
-use crate::store::folder::{Trouble, append_blob, deletions, read_blob, sync_blob};
+use crate::store::folder::{LOG_FOLDER, Trouble, append_blob, deletions, read_blob, sync_blob};
 use crate::store::{
     Appended, Batch, BatchId, Blobs, Damage, Heads, Lease, Page, Queue, Renewal, RunEntry, RunQuery, Runs,
     Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed, check_blob_name,
@@ -412,5 +412,9 @@ impl Blobs for FileStore {
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError> {
         self.check_open()?;
         read_blob(self.disk.as_ref(), &self.run_paths(run).root, name, offset)
+    }
+
+    fn log_folder(&self, run: &RunId) -> Option<PathBuf> {
+        Some(self.run_paths(run).root.join(LOG_FOLDER))
     }
 }

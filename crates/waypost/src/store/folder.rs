@@ -31,7 +31,7 @@ mod events;
 mod logged;
 mod report;
 
-pub use blobs::{append_blob, read_blob, sync_blob};
+pub use blobs::{LOG_FOLDER, append_blob, is_log, read_blob, sync_blob};
 pub use deletion::{begin_deletion, deletions, end_deletion, is_deleting};
 pub use logged::{LoggedRecords, has_log};
 

@@ -436,4 +436,8 @@ impl Blobs for MemoryStore {
         let rest = blob.and_then(|blob| blob.get(usize::try_from(offset).ok()?..)).unwrap_or_default();
         Ok(rest[..rest.len().min(BLOB_CHUNK_BYTES)].to_vec())
     }
+
+    fn log_folder(&self, _: &RunId) -> Option<PathBuf> {
+        None
+    }
 }

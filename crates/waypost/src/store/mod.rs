@@ -291,6 +291,9 @@ pub trait Blobs: Debug + Send + Sync {
     /// # Errors
     /// Those of the store's medium.
     async fn read(&self, run: &RunId, name: &str, offset: u64) -> Result<Vec<u8>, StoreError>;
+
+    /// Returns the folder with the logs of a run, if logs are files. Logs in a database are shorter.
+    fn log_folder(&self, run: &RunId) -> Option<std::path::PathBuf>;
 }
 
 /// Checks the name of a blob against the rules of [`Blobs::append`]. Segments `.` and `..` are refused, so

@@ -289,4 +289,8 @@ impl Blobs for Overlay {
             None => self.base.blobs().read(run, name, offset).await,
         }
     }
+
+    fn log_folder(&self, run: &RunId) -> Option<PathBuf> {
+        self.base.blobs().log_folder(run)
+    }
 }

@@ -7,6 +7,15 @@ use super::{make_folder, open_or_create};
 use crate::store::{BLOB_CHUNK_BYTES, StoreError, check_blob_name};
 use crate::system::disk::{Disk, write_whole};
 
+/// The folder of logs in the folder of a run, and in the names of logs.
+pub const LOG_FOLDER: &str = "logs";
+
+/// Returns whether a blob is a log, by its name.
+#[must_use]
+pub fn is_log(name: &str) -> bool {
+    name.strip_prefix(LOG_FOLDER).is_some_and(|rest| rest.starts_with('/'))
+}
+
 /// Appends at most [`BLOB_CHUNK_BYTES`] to a blob in the run's folder `run`; creates folders as needed. Not
 /// synced.
 ///
@@ -79,7 +88,7 @@ fn create_folders(disk: &dyn Disk, run: &Path, place: &Path) -> io::Result<()> {
 /// Returns the path of a blob in the run's folder: never outside, and never in place of another file of ours.
 fn place_of(name: &str) -> Result<PathBuf, StoreError> {
     check_blob_name(name)?;
-    if name.starts_with("logs/") { Ok(name.into()) } else { Ok(Path::new("blobs").join(name)) }
+    if is_log(name) { Ok(name.into()) } else { Ok(Path::new("blobs").join(name)) }
 }
 
 #[cfg(test)]
