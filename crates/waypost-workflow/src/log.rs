@@ -29,7 +29,7 @@ pub const LOG_TAIL_BYTES_MAX: usize = 4 * 1024 * 1024;
 const FLUSH_BYTES: usize = 64 * 1024;
 
 /// Kept bytes of a log in a database: a thousand runs a day of ten steps stay below 3 GB a day, however much they print.
-const DATABASE_BYTES_MAX: usize = 256 << 10;
+pub const LOG_DATABASE_BYTES_MAX: usize = 256 << 10;
 
 /// Longest delay before a write to the sink, and so the loss after a kill of the engine. A reader of the live
 /// log hardly notices the delay, and endless output costs five writes a second.
@@ -63,7 +63,7 @@ impl Default for LogLimits {
 impl LogLimits {
     /// Returns the limits for logs in the rows of a database.
     pub(crate) fn of_database() -> Self {
-        Self { head_bytes_max: DATABASE_BYTES_MAX / 2, tail_bytes_max: DATABASE_BYTES_MAX / 2 }
+        Self { head_bytes_max: LOG_DATABASE_BYTES_MAX / 2, tail_bytes_max: LOG_DATABASE_BYTES_MAX / 2 }
     }
 }
 

@@ -89,6 +89,9 @@ pub(crate) struct ImportCheckpointArgs {
     /// Run the steps in this folder [default: the current one]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// Run no step here: queue the new run for the workers of the store
+    #[arg(long)]
+    pub(crate) queue: bool,
     /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,

@@ -52,6 +52,9 @@ pub(crate) struct ForkArgs {
     /// Add a label to the inherited labels; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
+    /// Run no step here: queue the new run for the workers of the store
+    #[arg(long)]
+    pub(crate) queue: bool,
     /// Keep waiting up to this long while only a time or a signal is pending
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = time::parse_duration)]
     pub(crate) wait: Duration,

@@ -126,11 +126,12 @@ async fn pack(
     let (frozen, summary) = (&snapshot.entry.record, &snapshot.entry.summary);
     let time = summary.updated_at;
     writer.put("run.json", frozen.bytes(), time).map_err(failed)?;
-    let mut named = NamedFiles::default();
+    let mut named = NamedFiles::of(store, run);
     let checkpoints = pack_checkpoints(store, run, &mut writer, (time, file), &mut named).await?;
     if frozen.record().settings.contains_key(crate::run::definition::SCRIPT) {
         named.take_memos(store, run).await?;
     }
+    named.take_submitted(store, run).await?;
     let newest = snapshot.newest().header().reference();
     let why_not = match Portable::of(store, &newest).await {
         Ok(portable) => {
@@ -150,11 +151,14 @@ async fn pack(
         writer.put(SIGNALS, text.as_bytes(), time).map_err(failed)?;
     }
     let folder = store.folder(run);
-    if let Some(folder) = &folder {
-        for name in FILES {
-            let mut files = Files { writer: &mut writer, named: &mut named, time, file };
-            files.pack(&folder.join(name), name)?;
+    let mut files = Files { writer: &mut writer, named: &mut named, time, file };
+    match &folder {
+        Some(folder) => {
+            for name in FILES {
+                files.pack(&folder.join(name), name)?;
+            }
         }
+        None => files.pack_blobs(store, run).await?,
     }
     let record = frozen.record();
     let manifest = Manifest {

@@ -7,21 +7,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use waypost::RunId;
+use waypost::engine::StopLevel;
 use waypost::folder::REPORT;
 use waypost::portable::{LoadError, Portable};
 use waypost::record::{Flaw, RunRecord};
-use waypost::store::Signal;
+use waypost::store::{FILES_BLOB, Signal};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 
 use super::Context;
 use super::archive::{Archived, checkpoint_in};
 use super::from_checkpoint::{Params, id_of, report_given};
+use super::resume::requeue;
 use super::rollback_fork::{of_evidence_there, of_main, on_main};
 use crate::cli::ImportCheckpointArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::run::environment::{self, Local};
+use crate::run::included_files::FILES;
+use crate::run::needs::{self, SUBMISSION};
 use crate::run::params::{Begin, ReadParam};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access, recorded_path};
@@ -79,13 +83,21 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     let base = base_folder(&args)?;
     let store = context.store(None, Access::Create)?;
+    if args.queue && store.queue().is_none() {
+        return Err(needs::no_queue("queue a run in", store.as_ref()));
+    }
     let run = id_of(store.as_ref(), id, &workflow).await?;
     // The bash setting is determined again, on this machine.
     let local = Local::look()?;
     let mut labels = frozen.labels.clone();
     labels.extend(args.labels.iter().cloned());
     let shape = shape_of(&workflow, local.parallel)?;
-    let settings = serde_json::json!({ environment::BASH: local.has_bash });
+    let mut settings = environment::settings(serde_json::json!({ environment::BASH: local.has_bash }));
+    if args.queue || frozen.settings.contains_key(SUBMISSION) {
+        let kept = [SUBMISSION, FILES, needs::BASE].into_iter();
+        settings.extend(kept.filter_map(|name| Some((name.to_owned(), frozen.settings.get(name)?.clone()))));
+        needs::prepare(&mut settings, &workflow);
+    }
     let record = RunRecord {
         run: run.clone(),
         definition: shape.definition(Some(workflow.text().to_owned())),
@@ -95,7 +107,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
         params: params.now().clone(),
         env: declared_env(&workflow, &local.environment),
         labels,
-        settings: environment::settings(settings),
+        settings,
         parent: None,
         tool: concat!("waypost ", env!("CARGO_PKG_VERSION")).to_owned(),
         actor: local.actor(),
@@ -114,6 +126,14 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let session = Session::begin(context, timeout)?;
     options.stop = session.stop.clone();
+    if args.queue {
+        // The run is created, and stops before its first step.
+        options.stop.stop(StopLevel::Graceful, "import");
+    } else if portable.blobs().contains_key(FILES_BLOB) {
+        context.output.warn(
+            "the steps run in this folder, and not with the included files; `--queue` leaves the run to workers",
+        );
+    }
     let start = params.start(&program, &record, (options.clone(), None), None)?;
     let from = portable.reference();
     let name = crate::output::shown(&record.workflow);
@@ -123,6 +143,9 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let hint = "restore the evidence in this folder, or name the right one with `--dir`, and import again"
         .to_owned();
     let outcome = outcome.map_err(|error| of_evidence_there(error, &from, "an import", hint))?;
+    if args.queue {
+        return requeue(context, engine.store().as_ref(), &run).await;
+    }
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await
 }

@@ -25,6 +25,7 @@ use crate::format::text::{quoted, relative_to_here};
 use crate::run::definition::{Choice, Chosen, choose_to_resume, opener_on_main};
 use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
+use crate::run::needs;
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
 use crate::run::progress::steps_are_done;
@@ -135,25 +136,34 @@ pub(crate) async fn resume_in(
     Box::pin(prepared.go_on(context, store, &session, &args)).await
 }
 
-/// Returns a stopped run to the queue of its store.
+/// Adds a stopped run to the queue of its store.
 ///
 /// # Errors
-/// [`Error::Usage`]: the run was not submitted, or needs a decision that a claim cannot make.
-async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -> Result<Exit, Error> {
-    let status = refuse_held(store, run).await?.summary.status;
+/// [`Error::Usage`]: the run is not for workers, or needs a decision that a claim cannot make.
+pub(super) async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -> Result<Exit, Error> {
+    let entry = refuse_held(store, run).await?;
+    let status = entry.summary.status;
     let refused = |why: &str| {
         let here = format!("`waypost resume {run}{}` resumes the run here", context.store_words());
         Error::usage(format!("cannot queue run {run}: {why}"), here)
     };
     let queue = store.queue().ok_or_else(|| refused("its store has no queue for workers"))?;
-    let job = queue.job(run).await?.ok_or_else(|| refused("the run was not submitted"))?;
+    let queued = queue.job(run).await?;
+    let job = match &queued {
+        Some(_) => None,
+        None => {
+            let workflow = Chosen::in_force(store, &Snapshot::read(store, run).await?)?.workflow;
+            let job = needs::job_of(store, entry.record.record(), &workflow);
+            Some(job.ok_or_else(|| refused("the run was not submitted"))?)
+        }
+    };
     match status {
-        RunStatus::Queued | RunStatus::Waiting if job.is_ready => {
+        RunStatus::Queued | RunStatus::Waiting if queued.as_ref().is_some_and(|queued| queued.is_ready) => {
             let note = format!("Nothing to queue, because run {run} is in the queue ({}).", status.name());
             context.output.note(&note);
         }
         RunStatus::Interrupted | RunStatus::Queued => {
-            queue.requeue(run).await?;
+            queue.requeue(run, job.as_ref()).await?;
             if !context.output.json {
                 context.output.done(&format!("Run {run} is queued."))?;
             }

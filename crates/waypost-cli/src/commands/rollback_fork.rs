@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use waypost::engine::{ResumeFrom, RunError, Snapshot};
+use waypost::engine::{ResumeFrom, RunError, Snapshot, StopLevel};
 use waypost::folder::REPORT;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Reason, Record, RunRecord};
@@ -15,7 +15,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env};
 use super::Context;
 use super::checkpoints::has_lost_state;
 use super::from_checkpoint::{Params, id_of, report_pending};
-use super::resume::{Prepared, from_step, refuse_unknown_branch};
+use super::resume::{Prepared, from_step, refuse_unknown_branch, requeue};
 use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -24,6 +24,7 @@ use crate::output::shown;
 use crate::run::current_evidence;
 use crate::run::definition::{Chosen, names, names_of, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
+use crate::run::needs;
 use crate::run::params::{Begin, BegunWork, ReadParam, current};
 use crate::run::progress::steps_are_done;
 use crate::run::reference::{Default as Meant, Reference, encode, step_on};
@@ -260,6 +261,9 @@ fn refuse_without_state(record: &Record) -> Result<(), RunError> {
 
 pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
+    if args.queue && store.queue().is_none() {
+        return Err(needs::no_queue("queue a run in", store.as_ref()));
+    }
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
     let names = names(store.as_ref(), &from.run).await;
     on_main(&names, &from, "cannot fork from", || {
@@ -297,7 +301,12 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
         frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let mut labels = frozen.labels.clone();
     labels.extend(args.labels.iter().cloned());
+    let mut settings = frozen.settings.clone();
+    if args.queue {
+        needs::prepare(&mut settings, &workflow);
+    }
     let record = RunRecord {
+        settings,
         run: run.clone(),
         workflow: workflow.name().to_owned(),
         path: match &args.with {
@@ -326,6 +335,10 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     let session = Session::begin(context, workflow.timeout())?;
     let mut options = environment::session_options(&workflow);
     options.stop = session.stop.clone();
+    if args.queue {
+        // The run is created, and stops before its first step.
+        options.stop.stop(StopLevel::Graceful, "fork");
+    }
     let program = WorkflowProgram::new(workflow, local.of_run(run.clone(), base, Arc::clone(&store)))?;
     let start = params.start(&program, &record, (options.clone(), adoption), step)?;
     let name = shown(&record.workflow);
@@ -336,6 +349,9 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
         "restore the evidence, or rerun those steps in the run itself: `waypost rollback {from} --redo`"
     );
     let outcome = outcome.map_err(|error| of_evidence_there(error, &from, "a fork", hint))?;
+    if args.queue {
+        return requeue(context, engine.store().as_ref(), &run).await;
+    }
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;
     session.conclude(&engine, &program, &outcome, &told).await
 }

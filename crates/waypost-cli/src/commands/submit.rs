@@ -21,13 +21,10 @@ use crate::format::time;
 use crate::output::shown;
 use crate::run::environment::{self, Local};
 use crate::run::included_files::{self, IncludedFiles};
-use crate::run::needs::{self, StepsFolder};
+use crate::run::needs::{self, SUBMISSION};
 use crate::run::reference;
 use crate::store_location::{self, Access};
 use crate::view::{SubmittedView, VERSION};
-
-/// The run setting with the options of the submission.
-const SUBMISSION: &str = "submission";
 
 pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, Error> {
     let run_args = args.run_args();
@@ -39,13 +36,6 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
     }
     refuse_unknown_agents(&workflow)?;
     let local = Local::look()?;
-    let folder = match &args.base {
-        Some(base) => StepsFolder::Base(base),
-        None if args.include.is_empty() => StepsFolder::Here(&base),
-        None => StepsFolder::Copy,
-    };
-    let mut needs = needs::of_workflow(&workflow, folder, &local);
-    needs.extend(args.tags.iter().map(|tag| format!("tag:{tag}")));
     let run = match id {
         Some(id) => id,
         None => free_id(store.as_ref(), workflow.name()).await?,
@@ -71,7 +61,8 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
         files = included.archive;
     }
     let not_before = args.delay.and_then(|delay| record.created_at.checked_add(delay).ok());
-    let job = Job { priority: args.priority, not_before, needs, files };
+    let job = needs::job_of(store.as_ref(), &record, program.workflow()).unwrap_or_default();
+    let job = Job { not_before, files, ..job };
     let is_new = !reference::is_there(store.as_ref(), &run).await? && {
         let state = program.initial_state(params.clone())?;
         refuse_secrets(&program, &record)?;
@@ -126,7 +117,7 @@ async fn again(store: &dyn Store, file: &Path, wanted: &RunRecord) -> Result<Sub
     }
     match (entry.summary.status, store.queue()) {
         (RunStatus::Interrupted, Some(queue)) => {
-            queue.requeue(run).await?;
+            queue.requeue(run, None).await?;
             Ok(Submitted::Again)
         }
         _ => Ok(Submitted::Before),

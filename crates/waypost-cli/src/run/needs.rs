@@ -10,16 +10,21 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 use serde_json::{Map, Value, json};
 use waypost::lock::Holder;
-use waypost::store::Store;
+use waypost::record::RunRecord;
+use waypost::store::{Job, Store};
 use waypost_workflow::file::{AgentCommand, Shell, Work, Workflow};
 use waypost_workflow::program::{Agents, has_program};
 
 use crate::error::Error;
 use crate::format::time;
-use crate::run::environment::{self, Local};
+use crate::run::environment;
+use crate::run::included_files::FILES;
+use crate::store_location;
 
 /// The run setting with the name of the base folder.
 pub(crate) const BASE: &str = "base";
+/// The run setting with the options of the submission.
+pub(crate) const SUBMISSION: &str = "submission";
 /// The run setting with the commands of agents, as configured at the submission.
 pub(crate) const AGENTS: &str = "agents";
 
@@ -31,30 +36,39 @@ fn host() -> String {
     if id.is_empty() { name } else { format!("{name}-{id}") }
 }
 
-/// The folder of the steps of a submitted run.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum StepsFolder<'a> {
-    /// A folder of this machine.
-    Here(&'a Path),
-    /// A folder with a name, on any worker.
-    Base(&'a str),
-    /// A private copy of the files of the submission, on any worker.
-    Copy,
+/// Returns the place in the queue of a run for workers; `None` for a run without the settings of a submission.
+pub(crate) fn job_of(store: &dyn Store, frozen: &RunRecord, workflow: &Workflow) -> Option<Job> {
+    let (settings, submission) = (&frozen.settings, frozen.settings.get(SUBMISSION)?);
+    let base = frozen.base.as_deref().map(|base| store_location::from_home(store.home(), base));
+    let mut needs = of_workflow(workflow, settings);
+    needs.extend(match (settings.contains_key(FILES), settings.get(BASE).and_then(Value::as_str)) {
+        // A private copy of the files, on any worker.
+        (true, _) => None,
+        (false, Some(base)) => Some(format!("base:{base}")),
+        (false, None) => Some(format!("folder:{}:{}", host(), base.unwrap_or_default().display())),
+    });
+    let tags = submission["tags"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    needs.extend(tags.map(|tag| format!("tag:{tag}")));
+    let priority = submission["priority"].as_i64().and_then(|number| i32::try_from(number).ok());
+    Some(Job { priority: priority.unwrap_or_default(), needs, ..Job::default() })
 }
 
-/// Returns the needs of a workflow with its steps in a folder.
-pub(crate) fn of_workflow(workflow: &Workflow, folder: StepsFolder<'_>, local: &Local) -> BTreeSet<String> {
-    let mut needs = match folder {
-        StepsFolder::Here(folder) => BTreeSet::from([format!("folder:{}:{}", host(), folder.display())]),
-        StepsFolder::Base(base) => BTreeSet::from([format!("base:{base}")]),
-        StepsFolder::Copy => BTreeSet::new(),
-    };
+/// Adds the settings of a submission to those of a run, unless present.
+pub(crate) fn prepare(settings: &mut Map<String, Value>, workflow: &Workflow) {
+    settings.entry(SUBMISSION).or_insert_with(|| json!({}));
+    settings.entry(AGENTS).or_insert_with(|| agents_of(workflow));
+}
+
+/// Returns the secrets and programs that a workflow needs.
+fn of_workflow(workflow: &Workflow, settings: &Map<String, Value>) -> BTreeSet<String> {
+    let has_bash = settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or_default();
+    let mut needs = BTreeSet::new();
     let files = workflow.secret_files();
     needs.extend(workflow.missing_secrets(|_| false).into_iter().map(|name| match files.get(name) {
         Some(file) => format!("secret-file:{}", file.display()),
         None => format!("secret:{name}"),
     }));
-    let agents = environment::agents();
+    let agents = agents_in(settings);
     // A step with `runs_on` brings its program as a need of its own.
     for step in workflow.all_steps().filter(|step| step.runs_on.is_empty()) {
         let program = match (&step.work, &step.shell) {
@@ -63,7 +77,7 @@ pub(crate) fn of_workflow(workflow: &Workflow, folder: StepsFolder<'_>, local: &
                 _ => None,
             },
             (work, Shell::Command(words)) if work.command().is_some() => words.first(),
-            (work, Shell::Default) if work.command().is_some() && local.has_bash => {
+            (work, Shell::Default) if work.command().is_some() && has_bash => {
                 needs.insert("program:bash".to_owned());
                 None
             }

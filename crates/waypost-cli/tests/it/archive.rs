@@ -17,7 +17,7 @@ steps:
   - {id: two, run: 'test -e go; echo "two $N" >> trace', env: {N: "${{ steps.one.outputs.n }}"}}
 "#;
 
-fn entries(rig: &Rig, name: &str) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn entries(rig: &Rig, name: &str) -> BTreeMap<String, Vec<u8>> {
     let decoder = zstd::Decoder::new(File::open(rig.path(name)).unwrap()).unwrap();
     let mut found = BTreeMap::new();
     for entry in tar::Archive::new(decoder).entries().unwrap() {

@@ -2,6 +2,7 @@
 
 use waypost_testing::postgres::{USER, cluster};
 
+use crate::archive::entries;
 use crate::postgres::address;
 use crate::rig::{Rig, Running, expect, wait_until};
 
@@ -75,4 +76,51 @@ fn a_submission_refuses_what_it_cannot_include() {
     std::fs::File::create(rig.path("large")).unwrap().set_len(65 << 20).unwrap();
     refused("large", "all files together exceed 64 MiB");
     expect(&rig, &["submit", "flow.yaml", "--base", "x", "--include", "y"], 2, &["--include"]);
+}
+
+/// A step that reads an included file, before and after a gate.
+const GATED: &str = "steps:
+  - {id: a, run: 'cat data/in/x.txt', capture: text}
+  - {id: gate, run: 'test -e $HOME_OF_TEST/go', env: {HOME_OF_TEST: '${{ params.home }}'}}
+  - {id: b, run: 'cat data/in/x.txt; pwd >> $HOME_OF_TEST/folders', env: {HOME_OF_TEST: '${{ params.home }}'}, capture: text}
+params: {home: {}}
+";
+
+#[test]
+fn copies_of_a_run_carry_included_files() {
+    let rig = rig("carried");
+    rig.write("flow.yaml", GATED);
+    let home = format!("home={}", rig.path("").display());
+    expect(&rig, &submit(&home, &[]), 0, &["Run r is queued"]);
+    let _worker = worker(&rig);
+    wait_until("the gate", || rig.json(&["show", "r", "--json"])["status"] == "failed");
+
+    std::fs::remove_dir_all(rig.path("data")).unwrap();
+    rig.write("go", "");
+    expect(&rig, &["fork", "r", "--id", "forked", "--queue"], 0, &["Run forked is queued"]);
+    expect(&rig, &["export", "r", "r.json"], 0, &["Exported r@"]);
+    expect(&rig, &["archive", "r", "r.tar.zst"], 0, &["Archived run r"]);
+    expect(&rig, &["delete", "r", "--yes"], 0, &["Deleted run r"]);
+    for (file, run) in [("r.json", "imported"), ("r.tar.zst", "restored")] {
+        expect(
+            &rig,
+            &["import", file, "--trust", "--id", run, "--queue"],
+            0,
+            &[&format!("Run {run} is queued")],
+        );
+    }
+
+    for run in ["forked", "imported", "restored"] {
+        wait_until("the end of the copy", || rig.json(&["show", run, "--json"])["status"] == "completed");
+        let shown = rig.json(&["show", run, "--json"]).to_string();
+        assert_eq!(shown.matches("\"submitted\"").count(), 2, "{shown}");
+    }
+    assert!(rig.read("folders").lines().all(|folder| folder.contains("waypost-files-")));
+    let archived = entries(&rig, "r.tar.zst");
+    assert_eq!(archived["files/logs/a.1.log"], b"submitted");
+    assert!(archived.contains_key("files/blobs/blobs/submitted-files"), "{:?}", archived.keys());
+
+    // Here, the steps run in a folder without the files.
+    expect(&rig, &["import", "r.json", "--trust"], 1, &["not with the included files; `--queue`"]);
+    expect(&rig, &["import", "r.json", "--trust", "--queue", "--store", "sqlite:x.db"], 2, &["has no queue"]);
 }

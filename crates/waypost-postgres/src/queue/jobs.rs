@@ -39,16 +39,28 @@ pub(crate) fn with_place(statement: Statement, job: &Job) -> Statement {
         .bytes_list(chunks.map(|chunk| Some(chunk.to_vec())).collect())
 }
 
-/// Makes an interrupted run without a holder ready.
-pub(crate) async fn requeue(database: &Database, run: &RunId) -> Result<(), Failure> {
-    const REQUEUE: &str = "WITH freed AS (
-            UPDATE waypost.scopes m SET status = 'queued' FROM waypost.runs r JOIN waypost.jobs j ON j.run = r.id
-            WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND NOT m.held
+/// Makes an interrupted run without a holder ready; a run that was not submitted gets the place of `job`.
+pub(crate) async fn requeue(database: &Database, run: &RunId, job: Option<&Job>) -> Result<(), Failure> {
+    const REQUEUE: &str = "WITH added AS (
+            INSERT INTO waypost.jobs (run, priority, needs)
+            SELECT r.id, $3, $4 FROM waypost.runs r WHERE r.name = $1 AND $4 IS NOT NULL
+            ON CONFLICT (run) DO NOTHING RETURNING run, priority),
+        places AS (
+            SELECT run, priority FROM added UNION ALL
+            SELECT j.run, j.priority FROM waypost.runs r JOIN waypost.jobs j ON j.run = r.id WHERE r.name = $1),
+        freed AS (
+            UPDATE waypost.scopes m SET status = 'queued' FROM places p
+            WHERE m.run = p.run AND m.key = $2 AND NOT m.held
                 AND m.status IN ('interrupted', 'running', 'queued')
-            RETURNING m.id, m.run, j.priority)
+            RETURNING m.id, m.run, p.priority)
         INSERT INTO waypost.ready (scope, run, priority) SELECT id, run, priority FROM freed
         ON CONFLICT (scope) DO NOTHING";
-    database.run(&Statement::new(REQUEUE).text(run.as_str()).bytes(main_key())).await.map(drop)
+    let requeue = Statement::new(REQUEUE)
+        .text(run.as_str())
+        .bytes(main_key())
+        .int(job.map(|job| i64::from(job.priority)))
+        .maybe_text(job.map(|job| needs_text(&job.needs)));
+    database.run(&requeue).await.map(drop)
 }
 
 /// Returns the state of a run in the queue.

@@ -641,10 +641,10 @@ impl Queue for PostgresStore {
         .await
     }
 
-    async fn requeue(&self, run: &RunId) -> Result<(), StoreError> {
-        let run = run.clone();
+    async fn requeue(&self, run: &RunId, job: Option<&Job>) -> Result<(), StoreError> {
+        let (run, job) = (run.clone(), job.cloned());
         self.call(|shared| async move {
-            jobs::requeue(&shared.database, &run).await?;
+            jobs::requeue(&shared.database, &run, job.as_ref()).await?;
             shared.hints.send(&shared.database);
             Ok(())
         })

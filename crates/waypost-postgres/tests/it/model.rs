@@ -205,7 +205,7 @@ impl Play {
         let store = Arc::clone(&self.workers[worker].store);
         let answer = store.release(lease, None).await;
         assert_eq!(answer.is_ok(), is_current, "{answer:?}");
-        store.requeue(&self.runs[run].id).await.unwrap();
+        store.requeue(&self.runs[run].id, None).await.unwrap();
         if is_current {
             self.runs[run].holder = None;
             self.note("drained");

@@ -242,7 +242,7 @@ fn an_interrupted_run_is_not_claimed() {
         assert!(!store.job(&run).await.unwrap().unwrap().is_ready);
         assert_eq!(names(&claim(&store, 1).await), [""; 0]);
 
-        store.requeue(&run).await.unwrap();
+        store.requeue(&run, None).await.unwrap();
         let leases = claim(&store, 1).await;
         assert_eq!(names(&leases), ["r-1"]);
         let held = engine.interrupt(&run, "test").await.unwrap_err();

@@ -5,6 +5,7 @@
 //! - the run record (workflow, definition, config, settings),
 //! - the headers referenced by the position (results, evidence, memos),
 //! - during a fan-out: the newest checkpoint of each child branch, with its headers, and the frozen items,
+//! - the files of the submission, if any,
 //! - the names of the steps that have begun since the checkpoint.
 //!
 //! The file begins with its own hash; docs/concepts/format.md specifies each byte.
@@ -197,7 +198,7 @@ impl Portable {
         &self.children
     }
 
-    /// Returns the frozen items of fan-outs by the name of their blob.
+    /// Returns the frozen items of fan-outs, and the files of the submission, by the name of their blob.
     pub fn blobs(&self) -> &BTreeMap<String, Vec<u8>> {
         &self.blobs
     }

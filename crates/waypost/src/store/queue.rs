@@ -66,11 +66,12 @@ pub trait Queue: Debug + Send + Sync {
         holder: &Holder,
     ) -> Result<(), StoreError>;
 
-    /// Makes an interrupted run ready again, unless a worker holds the run.
+    /// Makes an interrupted run ready again, unless a worker holds the run. A run that was not submitted gets the place of
+    /// `job`, without its files; without a job, the call does nothing.
     ///
     /// # Errors
     /// Those of the store's medium.
-    async fn requeue(&self, run: &RunId) -> Result<(), StoreError>;
+    async fn requeue(&self, run: &RunId, job: Option<&Job>) -> Result<(), StoreError>;
 
     /// Returns the state of a run in the queue; `None` if the run was not submitted.
     ///

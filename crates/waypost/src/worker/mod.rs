@@ -197,7 +197,7 @@ impl<E: Executor> Worker<E> {
         // The executor has released the lease, or lost it, or could not execute the run.
         let _ = self.store.release(lease, None).await;
         if left == Left::Unfinished
-            && let Err(error) = queue.requeue(&run).await
+            && let Err(error) = queue.requeue(&run, None).await
         {
             self.executor.warn(&error.to_string());
         }

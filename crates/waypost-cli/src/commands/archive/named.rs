@@ -8,9 +8,9 @@ use std::path::Path;
 use jiff::Timestamp;
 use waypost::id::Digester;
 use waypost::record::{FrontierEntry, Record};
-use waypost::store::{Store, StoreError};
+use waypost::store::{FILES_BLOB, Store, StoreError};
 use waypost::{Digest, RunId};
-use waypost_workflow::log::{LOG_HEAD_BYTES_MAX, LOG_TAIL_BYTES_MAX};
+use waypost_workflow::log::{LOG_DATABASE_BYTES_MAX, LOG_HEAD_BYTES_MAX, LOG_TAIL_BYTES_MAX};
 use waypost_workflow::program::log_name;
 
 use super::contents::{Missing, Writer};
@@ -23,8 +23,8 @@ use crate::error::Error;
 struct FileEntry {
     bytes: u64,
     digest: Digest,
-    /// A log: the middle may have been dropped, and the beginning may be from an earlier attempt.
-    is_log: bool,
+    /// Of a log, the kept bytes: the middle may have been dropped, and the beginning may be from an earlier attempt.
+    log_bytes_max: Option<u64>,
 }
 
 /// The files named by records, by their names in the run's folder.
@@ -33,15 +33,30 @@ pub(super) struct NamedFiles {
     told: BTreeMap<String, FileEntry>,
     /// Present files that do not match their record.
     other: BTreeMap<String, String>,
+    /// Kept bytes of a log.
+    log_bytes_max: u64,
 }
 
 impl NamedFiles {
+    /// Makes an empty list for a run.
+    pub(super) fn of(store: &dyn Store, run: &RunId) -> Self {
+        let log_bytes_max = match store.blobs().log_folder(run) {
+            Some(_) => LOG_HEAD_BYTES_MAX + LOG_TAIL_BYTES_MAX,
+            None => LOG_DATABASE_BYTES_MAX,
+        };
+        Self { log_bytes_max: log_bytes_max as u64, ..Self::default() }
+    }
+
     /// Adds the files named by a record: the log of the ended attempt, and frozen items.
     pub(super) fn take(&mut self, record: &Record) {
         let header = record.header();
         let printed = header.phase.ending().and_then(|ending| ending.log.as_ref());
         if let Some((printed, step)) = printed.zip(header.step.as_ref()) {
-            let told = FileEntry { bytes: printed.bytes, digest: printed.digest, is_log: true };
+            let told = FileEntry {
+                bytes: printed.bytes,
+                digest: printed.digest,
+                log_bytes_max: Some(self.log_bytes_max),
+            };
             self.told.insert(log_name(&header.branch, step, &header.at), told);
         }
         // If retention dropped the position, its items are not needed any more.
@@ -60,13 +75,22 @@ impl NamedFiles {
         Ok(())
     }
 
+    /// Adds the files of the submission.
+    pub(super) async fn take_submitted(&mut self, store: &dyn Store, run: &RunId) -> Result<(), Error> {
+        let files = whole_blob(store, run, FILES_BLOB).await?;
+        if !files.is_empty() {
+            self.take_blob(FILES_BLOB, files.len() as u64, Digest::of(&files));
+        }
+        Ok(())
+    }
+
     fn take_blob(&mut self, blob: &str, bytes: u64, digest: Digest) {
-        self.told.insert(format!("blobs/{blob}"), FileEntry { bytes, digest, is_log: false });
+        self.told.insert(format!("blobs/{blob}"), FileEntry { bytes, digest, log_bytes_max: None });
     }
 
     /// Returns the missing and different files, after all files were packed.
     pub(super) fn missing(self, folder: Option<&Path>) -> Vec<Missing> {
-        let Self { told, mut other } = self;
+        let Self { told, mut other, .. } = self;
         for name in told.into_keys() {
             let is_there = folder.is_some_and(|folder| folder.join(&name).symlink_metadata().is_ok());
             let why = if is_there { "is not a regular file" } else { "is missing" };
@@ -93,6 +117,24 @@ pub(super) struct Files<'a> {
 }
 
 impl Files<'_> {
+    /// Packs the named logs and lists of a run in a database.
+    pub(super) async fn pack_blobs(&mut self, store: &dyn Store, run: &RunId) -> Result<(), Error> {
+        let names: Vec<String> = self.named.told.keys().cloned().collect();
+        for name in names {
+            let blob = whole_blob(store, run, name.strip_prefix("blobs/").unwrap_or(&name)).await?;
+            if !blob.is_empty() {
+                let written = self.writer.put(&format!("files/{name}"), &blob, self.time);
+                written.map_err(|source| not_written(self.file, source))?;
+                let told = self.named.told.get(&name).map_or(0, |told| told.bytes);
+                let end = &blob[blob.len().saturating_sub(usize::try_from(told).unwrap_or(usize::MAX))..];
+                self.named.found(&name, SeenFiles { bytes: blob.len() as u64, end: Digest::of(end) });
+            } else if self.named.told.get(&name).is_some_and(|told| told.bytes == 0) {
+                self.named.told.remove(&name);
+            }
+        }
+        Ok(())
+    }
+
     /// Packs a file, or all files below a folder, in order of name. Other types do not belong to a run.
     ///
     /// # Errors
@@ -132,6 +174,18 @@ impl Files<'_> {
         }
         self.named.found(name, SeenFiles { bytes, end: seen.digester.finish() });
         Ok(())
+    }
+}
+
+/// Reads a blob of a run; empty for a missing blob.
+async fn whole_blob(store: &dyn Store, run: &RunId, name: &str) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    loop {
+        let chunk = store.blobs().read(run, name, bytes.len() as u64).await?;
+        if chunk.is_empty() {
+            return Ok(bytes);
+        }
+        bytes.extend(chunk);
     }
 }
 
@@ -175,13 +229,12 @@ struct SeenFiles {
 impl SeenFiles {
     /// Returns the difference from the record, if any.
     fn differs_from(&self, told: FileEntry) -> Option<String> {
-        let kept = (LOG_HEAD_BYTES_MAX + LOG_TAIL_BYTES_MAX) as u64;
-        if told.is_log && told.bytes > kept {
+        if let Some(kept) = told.log_bytes_max.filter(|kept| told.bytes > *kept) {
             // A line between the two parts counts the dropped bytes.
             let is_short = self.bytes <= kept;
             return is_short.then(|| format!("has {} bytes, but at least {kept} were kept", self.bytes));
         }
-        if self.bytes < told.bytes || (!told.is_log && self.bytes != told.bytes) {
+        if self.bytes < told.bytes || (told.log_bytes_max.is_none() && self.bytes != told.bytes) {
             return Some(format!("has {} bytes, but {} in the record", self.bytes, told.bytes));
         }
         (self.end != told.digest).then(|| "does not match the digest in the record".to_owned())

@@ -19,7 +19,7 @@ use crate::record::{
     Settled, Status, Try,
 };
 use crate::store::portable::Portable;
-use crate::store::{BLOB_CHUNK_BYTES, Lease, Store, StoreError};
+use crate::store::{BLOB_CHUNK_BYTES, FILES_BLOB, Lease, Store, StoreError};
 
 use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
@@ -231,7 +231,11 @@ impl SourceScopes {
             };
             branches.insert(branch.clone(), taken);
         }
-        let items = from.blobs().values().map(|text| (name_of(Digest::of(text)), text.clone())).collect();
+        let name = |name: &str, text: &[u8]| match name {
+            FILES_BLOB => FILES_BLOB.to_owned(),
+            _ => name_of(Digest::of(text)),
+        };
+        let items = from.blobs().iter().map(|(old, text)| (name(old, text), text.clone())).collect();
         Ok(Self { definition: from.definition().clone(), main, branches, joined: Vec::new(), items })
     }
 
@@ -367,7 +371,7 @@ impl SourceScopes {
         Ok(())
     }
 
-    /// Stores the items of the branches with the new run.
+    /// Stores the items of the branches, and the files of the submission, with the new run.
     pub(crate) async fn keep_items(self, store: &dyn Store, lease: &Lease) -> Result<(), StoreError> {
         for (name, text) in self.items.iter().filter(|(_, text)| !text.is_empty()) {
             for chunk in text.chunks(BLOB_CHUNK_BYTES) {

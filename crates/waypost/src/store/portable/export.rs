@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
 use crate::record::{ACCEPTED_LABEL, Fan, FrontierEntry, Phase, Position, Record};
-use crate::store::{Damage, Scan, ScanOrder, Store, StoreError, StoreExt as _};
+use crate::store::{Damage, FILES_BLOB, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
 
@@ -67,6 +67,7 @@ impl Portable {
             Export { store, reference, on_damaged_child, reopened, bytes: 0, history, children, blobs };
         export.grow(size_of(&checkpoint) + run.bytes().len())?;
         export.collect(&checkpoint, &position).await?;
+        export.files().await?;
         let Export { mut history, mut children, blobs, .. } = export;
         history.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
         history.dedup_by(|a, b| place_of(a) == place_of(b));
@@ -183,19 +184,34 @@ impl Export<'_> {
         Ok(is_of(&record, origins)?.then_some(record))
     }
 
+    /// Reads at most `most` bytes of a blob.
+    async fn blob(&mut self, name: &str, most: u64) -> Result<Vec<u8>, ExportError> {
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < most {
+            let offset = bytes.len() as u64;
+            let chunk = self.store.blobs().read(&self.reference.run, name, offset).await?;
+            if chunk.is_empty() {
+                break;
+            }
+            self.grow(chunk.len())?;
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the files of the submission, if any.
+    async fn files(&mut self) -> Result<(), ExportError> {
+        let files = self.blob(FILES_BLOB, u64::MAX).await?;
+        if !files.is_empty() {
+            self.blobs.insert(FILES_BLOB.to_owned(), files);
+        }
+        Ok(())
+    }
+
     /// Reads the frozen items of each fan-out.
     async fn items(&mut self, position: &Position) -> Result<(), ExportError> {
         for items in fan_outs(position).filter_map(|fan| fan.items.as_ref()) {
-            let mut bytes = Vec::new();
-            while (bytes.len() as u64) < items.bytes {
-                let offset = bytes.len() as u64;
-                let chunk = self.store.blobs().read(&self.reference.run, &items.blob, offset).await?;
-                if chunk.is_empty() {
-                    break;
-                }
-                self.grow(chunk.len())?;
-                bytes.extend_from_slice(&chunk);
-            }
+            let bytes = self.blob(&items.blob, items.bytes).await?;
             if Digest::of(&bytes) != items.digest {
                 let (reference, name) = (self.reference.clone(), items.blob.clone());
                 return Err(ExportError::Items { reference, name });
