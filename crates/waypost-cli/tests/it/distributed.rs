@@ -27,8 +27,14 @@ steps:
 
 /// Makes a store, and submits a flow as run `r`.
 fn submitted(database: &str, flow: &str) -> Rig {
+    submitted_with(database, flow, "")
+}
+
+/// As [`submitted`], with another file beside the flow.
+fn submitted_with(database: &str, flow: &str, child: &str) -> Rig {
     cluster().database(database, "SELECT 1");
     let rig = Rig::with(flow).at(&address(USER, database));
+    rig.write("child.yaml", child);
     expect(&rig, &["store", "init"], 0, &["Made store"]);
     expect(&rig, &["submit", "flow.yaml", "--id", "r"], 0, &["Run r is queued"]);
     rig
@@ -355,24 +361,30 @@ fn a_settled_step_ends_on_its_worker() {
 /// A worker that the step itself ends is lost at most `max_cuts` times.
 #[test]
 fn max_cuts_limits_the_workers_of_a_step() {
-    let flow = "max_cuts: 1
+    let bad = "max_cuts: 1
 steps:
   - {id: bad, run: 'echo x >> starts; while test -e kill; do sleep 0.02; done; exit 5', runs_on: any}
 ";
-    let rig = submitted("cuts_apart", flow);
+    lose_workers(&submitted("cuts_apart", bad));
+    // The limit is that of the file of the step.
+    lose_workers(&submitted_with("cuts_included", "steps: [{id: sub, workflow: child.yaml}]\n", bad));
+}
+
+/// Kills two workers of a step, and waits for the failure of the step.
+fn lose_workers(rig: &Rig) {
     rig.write("kill", "");
-    let holder = worker(&rig, &[]);
-    wait_until("the claim", || holds_run(&rig, &holder));
+    let holder = worker(rig, &[]);
+    wait_until("the claim", || holds_run(rig, &holder));
     for starts in 1..=2 {
-        let lost = worker(&rig, &["--tags", "any"]);
+        let lost = worker(rig, &["--tags", "any"]);
         rig.wait_for("starts", |text| text.lines().count() == starts);
         kill(lost);
     }
-    let _next = worker(&rig, &["--tags", "any"]);
-    wait_for_status(&rig, "failed");
+    let _next = worker(rig, &["--tags", "any"]);
+    wait_for_status(rig, "failed");
 
-    assert_eq!(lines(&rig, "starts").len(), 2);
-    expect(&rig, &["show", "r"], 0, &["cut 2 times"]);
+    assert_eq!(lines(rig, "starts").len(), 2);
+    expect(rig, &["show", "r"], 0, &["cut 2 times"]);
 }
 
 /// A step that must not be repeated goes on after the loss of the holder of its run, and a decision waits for its end.

@@ -92,7 +92,7 @@ impl WorkflowProgram {
         let command = Command::render(step, command, &scope, self.around(step_ref)).map_err(expression)?;
         // A service is known to the session of the run only, and so are the steps that use the service.
         let tags = self.workflow.runs_on(step).filter(|_| services.is_empty());
-        let losses_max = step.cuts_max.unwrap_or_else(|| self.workflow.cuts_max());
+        let losses_max = step_ref.step.cuts_max;
         let runs_on = tags.map(|tags| RunsOn { tags: tags.to_vec(), losses_max });
         let command = Box::new(Command { runs_on, ..command.after(state.bytes()) });
         Ok(Job { services, ..job(Doing::Command(command)) })
