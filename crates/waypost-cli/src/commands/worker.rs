@@ -128,7 +128,7 @@ impl Executor for RunExecutor {
         self.counters.running.fetch_sub(1, Ordering::Relaxed);
         Counters::add(match left {
             Left::AtRest => &self.counters.at_rest,
-            Left::Unfinished => &self.counters.returned,
+            Left::Unfinished | Left::Lacking(_) => &self.counters.returned,
         });
         left
     }
@@ -281,6 +281,10 @@ fn left_after(error: &Error) -> Left {
             Left::after(source)
         }
         Error::Run(RunError::NotBegun { .. }) => Left::Unfinished,
+        Error::NotUnpacked { source, .. } => {
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            Left::Lacking(format!("the included files ({host} cannot unpack them: {source})"))
+        }
         _ => Left::AtRest,
     }
 }

@@ -124,3 +124,40 @@ fn copies_of_a_run_carry_included_files() {
     expect(&rig, &["import", "r.json", "--trust"], 1, &["not with the included files; `--queue`"]);
     expect(&rig, &["import", "r.json", "--trust", "--queue", "--store", "sqlite:x.db"], 2, &["has no queue"]);
 }
+
+#[test]
+fn a_worker_that_cannot_unpack_leaves_the_run_to_others() {
+    let rig = rig("not_unpacked");
+    let home = format!("home={}", rig.path("").display());
+    let words = submit(&home, &["--include", "more/*.txt"]);
+    expect(&rig, &words, 0, &["Run r is queued"]);
+    let without_room = || {
+        let mut command = rig.command(&["worker"]);
+        Running::of(command.env("TMPDIR", rig.path("none")).current_dir(rig.path("elsewhere")))
+    };
+    let queue = || rig.json(&["show", "r", "--json"])["queue"].clone();
+
+    let first = without_room();
+    wait_until("the report", || queue()["missing"].is_string());
+    expect(
+        &rig,
+        &["show", "r"],
+        0,
+        &["queued", "no worker has the included files (", "No such file", "since 20"],
+    );
+    let since = queue()["since"].clone();
+    let not_before = queue()["not_before"].clone();
+    assert!(not_before.is_string(), "a pause precedes the next claim");
+
+    // The next claim fails too: the lack is as old as the first report.
+    let due = "UPDATE waypost.ready SET not_before = NULL";
+    cluster().sql("not_unpacked", due);
+    wait_until("the second claim", || queue()["not_before"] != not_before && queue()["missing"].is_string());
+    assert_eq!(queue()["since"], since);
+    first.signal(libc::SIGTERM);
+    first.end_soon();
+
+    let _other = worker(&rig);
+    cluster().sql("not_unpacked", due);
+    wait_until("the end of the run", || rig.json(&["show", "r", "--json"])["status"] == "completed");
+}

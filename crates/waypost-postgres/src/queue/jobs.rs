@@ -63,6 +63,33 @@ pub(crate) async fn requeue(database: &Database, run: &RunId, job: Option<&Job>)
     database.run(&requeue).await.map(drop)
 }
 
+/// Makes a released run ready after a pause, and records what its worker lacked: since the first claim without a later
+/// record.
+pub(crate) async fn defer(
+    database: &Database,
+    run: &RunId,
+    missing: &str,
+    pause: Duration,
+) -> Result<(), Failure> {
+    const DEFER: &str = "WITH released AS (
+            SELECT m.id, m.run, m.updated_at::timestamptz AS recorded FROM waypost.runs r
+            JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
+            WHERE r.name = $1 AND NOT m.held AND {CLAIMABLE} FOR NO KEY UPDATE OF m),
+        reported AS (
+            UPDATE waypost.jobs j SET missing = $3,
+                since = CASE WHEN j.since > f.recorded THEN j.since ELSE clock_timestamp() END
+            FROM released f WHERE j.run = f.run RETURNING f.id, j.run, j.priority)
+        INSERT INTO waypost.ready (scope, run, priority, not_before)
+        SELECT id, run, priority, clock_timestamp() + $4 * interval '1 ms' FROM reported
+        ON CONFLICT (scope) DO NOTHING";
+    let defer = Statement::new(with_claimable(DEFER))
+        .text(run.as_str())
+        .bytes(main_key())
+        .text(missing.replace('\0', "\u{fffd}"))
+        .int(int(pause.as_millis() as u64));
+    database.run(&defer).await.map(drop)
+}
+
 /// Returns the state of a run in the queue.
 pub(crate) async fn job(database: &Database, run: &RunId) -> Result<Option<QueuedJob>, Failure> {
     const JOB: &str = "SELECT j.priority, j.needs, (extract(epoch FROM coalesce(q.not_before, j.not_before)) * 1000000)::bigint,

@@ -651,6 +651,11 @@ impl Queue for PostgresStore {
         .await
     }
 
+    async fn defer(&self, run: &RunId, missing: &str, pause: Duration) -> Result<(), StoreError> {
+        let (run, missing) = (run.clone(), missing.to_owned());
+        self.call(|shared| async move { jobs::defer(&shared.database, &run, &missing, pause).await }).await
+    }
+
     async fn job(&self, run: &RunId) -> Result<Option<QueuedJob>, StoreError> {
         let run = run.clone();
         self.call(|shared| async move { jobs::job(&shared.database, &run).await }).await

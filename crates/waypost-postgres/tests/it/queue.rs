@@ -132,6 +132,35 @@ fn a_lost_worker_leaves_its_runs() {
 }
 
 #[test]
+fn a_deferred_run_keeps_its_lack() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let run = submit(&store, "r-1", &job(0)).await;
+        let lacking = async |missing: &str| {
+            let lease = claim(&store, 1).await.pop().unwrap();
+            store.release(lease, None).await.unwrap();
+            store.defer(&run, missing, Duration::from_secs(600)).await.unwrap();
+            assert_eq!(names(&claim(&store, 1).await), [""; 0], "not before the pause has ended");
+            let job = store.job(&run).await.unwrap().unwrap();
+            assert!(job.is_ready);
+            site.tables().await.batch_execute("UPDATE waypost.ready SET not_before = NULL").await.unwrap();
+            job.missing.unwrap()
+        };
+
+        let first = lacking("room").await;
+        let second = lacking("a folder").await;
+        // A record in between: the lack is a new one.
+        let recorded = "UPDATE waypost.scopes SET updated_at = '2100-01-01T00:00:00.000000000Z'";
+        site.tables().await.batch_execute(recorded).await.unwrap();
+        let third = lacking("a folder").await;
+
+        assert_eq!((&*first.0, &*second.0), ("room", "a folder"));
+        assert!(first.1 == second.1 && second.1 < third.1, "{first:?} {second:?} {third:?}");
+    });
+}
+
+#[test]
 fn a_started_server_gives_workers_time_to_renew() {
     block_on(async {
         let site = Site::new().await;

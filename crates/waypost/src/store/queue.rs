@@ -51,6 +51,8 @@ pub struct QueuedJob {
 /// - `a_lost_worker_leaves_its_runs`: after the end of a lease, and not before, its run is ready again.
 /// - `the_first_submit_counts`: a second submission of a run changes nothing.
 /// - `a_submission_is_whole`: a run exists together with its place in the queue.
+/// - `a_deferred_run_keeps_its_lack`: a run that no worker could begin is claimed after a pause, and names the first lack
+///   since its last record.
 /// - `an_interrupted_run_is_not_claimed`: a run with status interrupted is claimed no more until a requeue.
 #[async_trait]
 pub trait Queue: Debug + Send + Sync {
@@ -72,6 +74,13 @@ pub trait Queue: Debug + Send + Sync {
     /// # Errors
     /// Those of the store's medium.
     async fn requeue(&self, run: &RunId, job: Option<&Job>) -> Result<(), StoreError>;
+
+    /// Makes a run ready again that a worker has claimed and released without a record, for claims after a pause. Records
+    /// what the worker lacked, since the last record of the run.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn defer(&self, run: &RunId, missing: &str, pause: Duration) -> Result<(), StoreError>;
 
     /// Returns the state of a run in the queue; `None` if the run was not submitted.
     ///

@@ -40,13 +40,18 @@ const NEEDS_KNOWN: Duration = Duration::from_secs(30);
 /// Pause after an error of the store, before the next poll.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(3);
 
+/// Pause before the next claim of a run that a worker could not begin: a full disk may have room again.
+const PAUSE_AFTER_LACK: Duration = Duration::from_secs(30);
+
 /// How a claimed run left its worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Left {
     /// The run ended, waits, or needs a person.
     AtRest,
     /// The worker stopped the run, or lost its lease: another worker continues.
     Unfinished,
+    /// The worker could not begin, for lack of this: any worker tries again later.
+    Lacking(String),
 }
 
 impl Left {
@@ -196,9 +201,12 @@ impl<E: Executor> Worker<E> {
         };
         // The executor has released the lease, or lost it, or could not execute the run.
         let _ = self.store.release(lease, None).await;
-        if left == Left::Unfinished
-            && let Err(error) = queue.requeue(&run, None).await
-        {
+        let returned = match left {
+            Left::AtRest => Ok(()),
+            Left::Unfinished => queue.requeue(&run, None).await,
+            Left::Lacking(missing) => queue.defer(&run, &missing, PAUSE_AFTER_LACK).await,
+        };
+        if let Err(error) = returned {
             self.executor.warn(&error.to_string());
         }
     }
