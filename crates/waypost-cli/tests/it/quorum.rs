@@ -104,3 +104,20 @@ fn a_quorum_is_a_majority() {
     expect(&rig, &["verify", "r", "--workers", "4", "--quorum", "2"], 2, &says);
     expect(&rig, &["verify", "r", "--quorum", "2"], 2, &["--workers"]);
 }
+
+#[test]
+fn a_killed_verification_leaves_no_tasks() {
+    let (rig, worker) = completed("killed_quorum");
+    wait_for_workers(&rig, 1);
+    let tasks = || rig.json(&["show", "r", "--json"])["queue"]["tasks"].clone();
+    // The worker cannot answer.
+    worker.signal(libc::SIGSTOP);
+    let verify = rig.start(&["verify", "r", "--workers", "1", "--wait", "2s"]);
+    wait_until("the task", || !tasks().is_null());
+
+    verify.signal(libc::SIGKILL);
+    verify.end();
+
+    wait_until("the end of the task", || tasks().is_null());
+    worker.signal(libc::SIGCONT);
+}

@@ -180,7 +180,7 @@ const LOSSES: &str =
     "ALTER TABLE waypost.tasks ALTER COLUMN repeatable TYPE bigint USING 3 * repeatable::int;
 ALTER TABLE waypost.tasks RENAME COLUMN repeatable TO losses_max;";
 
-/// The tables of logs, new in version 5: a partition for the runs of each month, and one for all others.
+/// The changes of version 5. Logs: a partition for the runs of each month, and one for all others. Tasks: an end.
 const LOGS: &str = r#"
 CREATE TABLE waypost.logs (
     month text COLLATE "C" NOT NULL,
@@ -191,6 +191,7 @@ CREATE TABLE waypost.logs (
     PRIMARY KEY (run, name, at, month)
 ) PARTITION BY RANGE (month);
 CREATE TABLE waypost.logs_default PARTITION OF waypost.logs DEFAULT;
+ALTER TABLE waypost.tasks ADD COLUMN until timestamptz;
 "#;
 
 /// Months with a partition ahead of need: a worker has no right to make tables.

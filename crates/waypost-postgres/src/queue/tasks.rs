@@ -1,6 +1,7 @@
 //! Tasks: steps of a run that workers execute for its holder. Each call is a single statement.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use waypost::id::RunId;
 use waypost::lock::Holder;
@@ -18,12 +19,14 @@ use crate::tables::runs::{holder_of, holder_text};
 /// Whether the worker of task `t` lives.
 const ALIVE: &str = "EXISTS (SELECT 1 FROM waypost.workers w WHERE w.id = t.worker
     AND greatest(w.until, pg_postmaster_start_time() + w.lease_ms * interval '1 ms') > statement_timestamp())";
+/// Whether task `t` is in time.
+const TIMELY: &str = "coalesce(t.until > statement_timestamp(), true)";
 /// Whether a worker may claim task `t`.
-const CLAIMABLE: &str = "t.result IS NULL AND t.cancelled IS NULL
+const CLAIMABLE: &str = "t.result IS NULL AND t.cancelled IS NULL AND {TIMELY}
     AND (t.worker IS NULL OR t.losses < t.losses_max AND NOT {ALIVE})";
 
 fn with_task(text: &str) -> String {
-    let text = text.replace("{CLAIMABLE}", CLAIMABLE).replace("{ALIVE}", ALIVE);
+    let text = text.replace("{CLAIMABLE}", CLAIMABLE).replace("{TIMELY}", TIMELY).replace("{ALIVE}", ALIVE);
     with_lease(&text)
 }
 
@@ -63,12 +66,17 @@ pub(crate) async fn submit(database: &Database, lease: &Lease, task: &Task) -> R
 /// The token of tasks without a lease: less than the token of any lease.
 const UNLEASED: u64 = 0;
 
-/// Adds tasks without a lease.
-pub(crate) async fn submit_unleased(database: &Database, run: &RunId, tasks: &[Task]) -> Result<(), Failure> {
+/// Adds tasks without a lease, which end after some time: their process may be gone.
+pub(crate) async fn submit_unleased(
+    database: &Database,
+    run: &RunId,
+    (tasks, time): (&[Task], Duration),
+) -> Result<(), Failure> {
     const SUBMIT: &str = "WITH run AS (SELECT id FROM waypost.runs WHERE name = $1),
         added AS (
-            INSERT INTO waypost.tasks (run, token, key, priority, needs, losses_max, request, definition, step)
-            SELECT run.id, $2, t.key, coalesce(j.priority, 0), t.needs, t.losses_max, t.request, t.definition, t.step
+            INSERT INTO waypost.tasks (run, token, key, priority, needs, losses_max, request, definition, step, until)
+            SELECT run.id, $2, t.key, coalesce(j.priority, 0), t.needs, t.losses_max, t.request, t.definition, t.step,
+                clock_timestamp() + $9 * interval '1 ms'
             FROM run LEFT JOIN waypost.jobs j ON j.run = run.id,
                 unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[])
                     AS t (key, needs, request, definition, step, losses_max)
@@ -83,7 +91,8 @@ pub(crate) async fn submit_unleased(database: &Database, run: &RunId, tasks: &[T
         .texts(texts(|task| task.request.clone()))
         .texts(texts(|task| task.definition.clone()))
         .texts(texts(|task| task.step.clone()))
-        .ints(tasks.iter().map(|task| Some(i64::from(task.losses_max))).collect());
+        .ints(tasks.iter().map(|task| Some(i64::from(task.losses_max))).collect())
+        .int(int(time.as_millis() as u64));
     match database.run(&submit).await?.rows.is_empty() {
         true => Err(StoreError::no_run(&database.name, run).into()),
         false => Ok(()),
@@ -94,7 +103,8 @@ pub(crate) async fn submit_unleased(database: &Database, run: &RunId, tasks: &[T
 pub(crate) async fn tasks(database: &Database, run: &RunId) -> Result<Vec<TaskEntry>, Failure> {
     const TASKS: &str = "SELECT t.key, t.result, {CLAIMABLE} OR t.worker IS NULL, t.missing,
             CASE WHEN {ALIVE} THEN t.holder END, t.step
-        FROM waypost.runs r JOIN waypost.tasks t ON t.run = r.id WHERE r.name = $1 ORDER BY t.id";
+        FROM waypost.runs r JOIN waypost.tasks t ON t.run = r.id WHERE r.name = $1 AND {TIMELY}
+        ORDER BY t.id";
     let answer = database.run(&Statement::new(with_task(TASKS)).text(run.as_str())).await?;
     let state = |row: &tokio_postgres::Row| match (row.get(1), row.get::<_, Option<&str>>(4)) {
         (Some(result), _) => TaskState::Ended(result),

@@ -740,10 +740,15 @@ impl TaskQueue for PostgresStore {
         .await
     }
 
-    async fn submit_verification(&self, run: &RunId, tasks: &[Task]) -> Result<(), StoreError> {
+    async fn submit_verification(
+        &self,
+        run: &RunId,
+        tasks: &[Task],
+        time: Duration,
+    ) -> Result<(), StoreError> {
         let (run, tasks) = (run.clone(), tasks.to_vec());
         self.call(|shared| async move {
-            tasks::submit_unleased(&shared.database, &run, &tasks).await?;
+            tasks::submit_unleased(&shared.database, &run, (&tasks, time)).await?;
             shared.hints.send(&shared.database);
             Ok(())
         })

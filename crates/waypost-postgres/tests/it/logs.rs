@@ -226,7 +226,7 @@ fn an_upgrade_moves_logs() {
         let (store, tables) = (site.open(), site.tables().await);
         logged(&store, "r", &now()).await;
         let before = "INSERT INTO waypost.blobs SELECT run, name, at, bytes FROM waypost.logs;
-            DROP TABLE waypost.logs; UPDATE waypost.version SET version = 4; DELETE FROM waypost.migrations";
+            DROP TABLE waypost.logs; ALTER TABLE waypost.tasks DROP COLUMN until; UPDATE waypost.version SET version = 4; DELETE FROM waypost.migrations";
         tables.batch_execute(before).await.unwrap();
 
         assert_eq!(site.open().init().await.unwrap(), Some(4));

@@ -49,7 +49,11 @@ fn a_schema_of_another_version_is_refused() {
 
 /// Makes version 3 of version 4, and so on.
 const DOWNGRADES: [(u32, &str); 4] = [
-    (4, "DROP TABLE waypost.logs; UPDATE waypost.version SET version = 4; DELETE FROM waypost.migrations"),
+    (
+        4,
+        "DROP TABLE waypost.logs; ALTER TABLE waypost.tasks DROP COLUMN until;
+        UPDATE waypost.version SET version = 4; DELETE FROM waypost.migrations",
+    ),
     (
         3,
         "ALTER TABLE waypost.tasks ALTER COLUMN losses_max TYPE boolean USING losses_max > 0;

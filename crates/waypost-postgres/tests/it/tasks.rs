@@ -1,6 +1,7 @@
 //! Tasks: each clause of their contract, with processes as separate stores.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use waypost::store::{
     ClaimedTask, Lease, Queue as _, Store as _, StoreError, Submitted, Task, TaskQueue as _, TaskState,
@@ -11,6 +12,9 @@ use waypost_testing::contract::block_on;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
 use crate::support::Site;
+
+/// The time of a verification that does not end within a test.
+const TIME: Duration = Duration::from_secs(600);
 
 /// The limit of the tasks of a test.
 const LOSSES_MAX: u32 = 3;
@@ -283,11 +287,11 @@ fn a_verification_needs_no_lease() {
         let (store, worker) = (site.open(), site.open());
         let lease = begin(&store).await;
         let run = lease.run().clone();
-        store.submit_verification(&run, &[task("held")]).await.unwrap();
+        store.submit_verification(&run, &[task("held")], TIME).await.unwrap();
         assert_eq!(keys(&claim(&worker).await), ["held"]);
         store.release(lease, None).await.unwrap();
 
-        store.submit_verification(&run, &[task("v-1"), task("v-2"), task("v-1")]).await.unwrap();
+        store.submit_verification(&run, &[task("v-1"), task("v-2"), task("v-1")], TIME).await.unwrap();
         let claimed = claim(&worker).await;
         assert_eq!(keys(&claimed), ["v-1", "v-2"]);
         assert!(worker.finish_task(&claimed[0], "1").await.unwrap());
@@ -295,8 +299,28 @@ fn a_verification_needs_no_lease() {
         assert_eq!(states(&store).await[1].1, TaskState::Ended("1".to_owned()));
         let lease = store.acquire(&run, &waypost::BranchPath::main(), &holder("next")).await.unwrap();
         assert_eq!(store.clear(&lease).await.unwrap(), 2, "a resume cancels verifications");
-        let missing = store.submit_verification(&run_id("none"), &[task("t")]).await;
+        let missing = store.submit_verification(&run_id("none"), &[task("t")], TIME).await;
         assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");
+    });
+}
+
+/// The process that asked may have been killed.
+#[test]
+fn a_verification_ends_by_itself() {
+    block_on(async {
+        let site = Site::new().await;
+        let (store, worker) = (site.open(), site.open());
+        let lease = begin(&store).await;
+        store.submit_task(&lease, &task("step")).await.unwrap();
+        store.submit_verification(lease.run(), &[task("v-1")], TIME).await.unwrap();
+        store.submit_verification(lease.run(), &[task("v-2")], Duration::ZERO).await.unwrap();
+
+        let seen: Vec<String> = states(&store).await.into_iter().map(|(key, _)| key).collect();
+        assert_eq!(seen, ["step", "v-1"]);
+        assert_eq!(keys(&claim(&worker).await), ["step", "v-1"]);
+        worker.expire().await.unwrap();
+        let left = site.tables().await.query_one("SELECT count(*) FROM waypost.tasks", &[]).await.unwrap();
+        assert_eq!(left.get::<_, i64>(0), 2);
     });
 }
 

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -106,6 +107,7 @@ pub struct TaskEntry {
 ///   workers, and cancels the repeatable ones of these. Any other ends by itself: a cut would leave its effect unknown.
 /// - `a_new_lease_adopts_tasks`: the same submission under a later lease adopts a task of an earlier lease.
 /// - `a_verification_needs_no_lease`: a task that only reads is claimed with any holder of the run, or without a holder.
+/// - `a_verification_ends_by_itself`: a task that only reads is gone after its time.
 #[async_trait]
 pub trait TaskQueue: Debug + Send + Sync {
     /// Adds a task, or adopts the same task.
@@ -114,11 +116,17 @@ pub trait TaskQueue: Debug + Send + Sync {
     /// [`StoreError::Fenced`]: the lease has ended.
     async fn submit_task(&self, lease: &Lease, task: &Task) -> Result<Submitted, StoreError>;
 
-    /// Adds tasks that write nothing, of no lease. Any later [`clear`](Self::clear) of the run cancels these.
+    /// Adds tasks that write nothing, of no lease. After this time, or by a [`clear`](Self::clear) of the run, the tasks are
+    /// gone: the process that waits for their results may have been killed.
     ///
     /// # Errors
     /// [`StoreError::NotFound`]: the run does not exist.
-    async fn submit_verification(&self, run: &RunId, tasks: &[Task]) -> Result<(), StoreError>;
+    async fn submit_verification(
+        &self,
+        run: &RunId,
+        tasks: &[Task],
+        time: Duration,
+    ) -> Result<(), StoreError>;
 
     /// Returns the tasks of a run, oldest first.
     ///

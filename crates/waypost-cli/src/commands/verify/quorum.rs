@@ -31,6 +31,8 @@ use crate::view::{QuorumView, VoteView};
 pub(crate) const REQUEST: &str = "\"verify\"";
 /// The name of a verification among the tasks of a run.
 const STEP: &str = "(verify)";
+/// How long an answer stays in the store after the wait: the removal is late on a slow server.
+const MARGIN: Duration = Duration::from_secs(5);
 /// Pause between two looks at the answers of workers.
 const POLL: Duration = Duration::from_millis(200);
 
@@ -152,7 +154,7 @@ async fn of_workers(
         request: REQUEST.to_owned(),
     };
     let tasks: Vec<Task> = queue.workers().await?.into_iter().enumerate().map(task).collect();
-    queue.tasks().submit_verification(run, &tasks).await?;
+    queue.tasks().submit_verification(run, &tasks, quorum.wait + MARGIN).await?;
     let answers = loop {
         let states = queue.tasks().task_states(run).await?;
         let own = || states.iter().filter(|task| task.key.starts_with(&prefix));
