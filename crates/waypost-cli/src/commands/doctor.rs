@@ -147,7 +147,7 @@ fn machine(context: &Context, checkup: &mut Checkup) -> Result<(), Error> {
             "mount `/proc`: dead processes are detected through it",
         ),
     }
-    if Local::look()?.has_bash {
+    if Local::detect()?.has_bash {
         checkup.ok("shell", "steps run with bash");
     } else {
         checkup.warn(

@@ -88,7 +88,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     }
     let run = id_of(store.as_ref(), id, &workflow).await?;
     // The bash setting is determined again, on this machine.
-    let local = Local::look()?;
+    let local = Local::detect()?;
     let mut labels = frozen.labels.clone();
     labels.extend(args.labels.iter().cloned());
     let shape = shape_of(&workflow, local.parallel)?;

@@ -322,7 +322,7 @@ impl Call<'_> {
         Ok(RunRecord {
             base: store.home().and_then(|home| store_location::relative_to(home, &here)),
             settings: environment::settings(serde_json::json!({ SCRIPT: SCHEMA })),
-            actor: Local::look()?.actor(),
+            actor: Local::detect()?.actor(),
             created_at: self.context.now(),
             ..run_record(self.run.clone(), SCRIPT_WORKFLOW)
         })
@@ -344,7 +344,7 @@ impl Call<'_> {
             .map_err(|source| OnceError::Leftovers { run: self.run.clone(), source })?;
         let begun = self.begin(store).await?;
         let held = lock.try_clone_fd().map_err(Error::Runtime)?;
-        let supervisor = Supervisor::start(Local::look()?.supervisor(), Some(held)).await;
+        let supervisor = Supervisor::start(Local::detect()?.supervisor(), Some(held)).await;
         let supervisor = supervisor.map_err(OnceError::from)?;
         let work = Work {
             store,

@@ -406,7 +406,7 @@ impl Prepared {
         environment::refuse_unknown_step(&chosen.workflow, args.until.as_deref())?;
         refuse_inner_step(store.as_ref(), run, &chosen, args.from.as_deref()).await?;
         refuse_lacks(context, store, run, (&frozen, &chosen), args).await?;
-        let mut local = Local::look()?;
+        let mut local = Local::detect()?;
         local.has_bash =
             frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
         let timeout = chosen.workflow.timeout();

@@ -296,7 +296,7 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
         return Err(param_was_read(&from, &read));
     }
     let run = id_of(store.as_ref(), id, &workflow).await?;
-    let mut local = Local::look()?;
+    let mut local = Local::detect()?;
     local.has_bash =
         frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let mut labels = frozen.labels.clone();

@@ -197,7 +197,7 @@ struct Beginning {
 async fn begin(context: &Context, store: Arc<dyn Store>, beginning: Beginning) -> Result<Exit, Error> {
     let Beginning { workflow, params, id, base, args, creation } = beginning;
     report_others(context, store.as_ref(), &args.file, &params).await?;
-    let local = Local::look()?;
+    let local = Local::detect()?;
     let run = match &id {
         Some(id) => id.clone(),
         None => free_id(store.as_ref(), workflow.name()).await?,
@@ -347,7 +347,7 @@ async fn dry_run(context: &Context, beginning: Beginning) -> Result<Exit, Error>
     let Beginning { workflow, params, id, base, args, .. } = beginning;
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let run = id.clone().unwrap_or_else(|| RunId::random(workflow.name()));
-    let local = Local::look()?;
+    let local = Local::detect()?;
     let record = record(context, store.as_ref(), (&workflow, &params), &run, &base, &args, &local)?;
     let shape = shape_of(&workflow, environment::parallel())?;
     let options = environment::session_options(&workflow);

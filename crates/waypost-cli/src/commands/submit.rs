@@ -35,7 +35,7 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
         return Err(needs::no_queue("submit a run to", store.as_ref()));
     }
     refuse_unknown_agents(&workflow)?;
-    let local = Local::look()?;
+    let local = Local::detect()?;
     let run = match id {
         Some(id) => id,
         None => free_id(store.as_ref(), workflow.name()).await?,

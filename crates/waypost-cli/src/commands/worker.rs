@@ -74,7 +74,7 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
         counters,
         context: context.clone(),
         store: Arc::clone(&store),
-        local: Local::look()?,
+        local: Local::detect()?,
         offer,
     };
     context.output.note(&format!("Worker for {store} (-j {})", args.runs));

@@ -155,7 +155,7 @@ fn engine_for_checks(
 ) -> Result<(Engine, WorkflowProgram), Error> {
     let frozen = snapshot.entry.record.record();
     let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
-    let mut local = Local::look()?;
+    let mut local = Local::detect()?;
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let environment = local.of_run(frozen.run.clone(), base, Arc::clone(store));
     let program = WorkflowProgram::for_inspection(chosen.workflow.clone(), environment)?;

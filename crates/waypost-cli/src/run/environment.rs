@@ -36,7 +36,7 @@ pub(crate) struct Local {
 
 impl Local {
     /// Inspects the machine.
-    pub(crate) fn look() -> Result<Self, Error> {
+    pub(crate) fn detect() -> Result<Self, Error> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let has_bash = std::env::split_paths(&path).any(|folder| folder.join("bash").is_file());
         Ok(Self {
