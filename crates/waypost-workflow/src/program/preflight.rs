@@ -47,14 +47,14 @@ pub fn lacks(
     runs: impl Fn(&str) -> bool,
 ) -> Vec<Lack> {
     let mut checker =
-        Checker { scope: Scope::new("", params), machine, top: machine.base, found: Vec::new() };
+        Preflight { scope: Scope::new("", params), machine, top: machine.base, found: Vec::new() };
     for step in workflow.steps().iter().filter(|step| runs(&step.id)) {
         checker.step(workflow.body(), step, true);
     }
     checker.found
 }
 
-struct Checker<'a> {
+struct Preflight<'a> {
     scope: Scope,
     machine: Machine<'a>,
     /// Base folder of the main file.
@@ -62,7 +62,7 @@ struct Checker<'a> {
     found: Vec<Lack>,
 }
 
-impl Checker<'_> {
+impl Preflight<'_> {
     fn list(&mut self, list: &Body, is_first: bool) {
         list.steps().iter().for_each(|step| self.step(list, step, is_first));
     }
@@ -73,7 +73,7 @@ impl Checker<'_> {
         let params = child.given(scope).ok().and_then(|given| workflow.resolve_params(&given).ok());
         let scope = Scope::new("", &params.unwrap_or_default());
         let (machine, top) = (Machine { base: &base, ..self.machine }, self.top);
-        let mut checker = Checker { scope, machine, top, found: Vec::new() };
+        let mut checker = Preflight { scope, machine, top, found: Vec::new() };
         checker.list(workflow.body(), is_first);
         let of_file = |Lack { step: inner, line, message, is_certain }| {
             let message = format!("step {inner} of `{}` (line {line}): {message}", child.file());

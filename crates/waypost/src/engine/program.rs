@@ -118,8 +118,8 @@ pub trait Program: Send + Sync {
     fn redact_answer(&self, value: &mut Value);
 
     /// Returns whether the state keeps the outputs of each step apart, so that [`forget`](Self::forget) removes everything
-    /// that a step left in the state. A requested rerun then invalidates only downstream steps. Otherwise the branch
-    /// rewinds to the input state of the step.
+    /// that a step left in the state. If `false`, a requested rerun rewinds the branch to the input state of the
+    /// step, instead of invalidating only downstream steps.
     fn keeps_apart(&self) -> bool;
 
     /// Returns the output of a finished step in the state, for its output digest; `None` without a separate output. Called

@@ -409,14 +409,14 @@ impl DryRun {
         }
     }
 
-    /// Returns the decision about a started step. `otherwise`: the cause of a first attempt without a recorded cause.
-    fn begun(&self, key: &(BranchPath, StepId), otherwise: Cause) -> (Action, Cause) {
+    /// Returns the decision about a started step. `first_cause`: the cause of a first attempt without a recorded cause.
+    fn begun(&self, key: &(BranchPath, StepId), first_cause: Cause) -> (Action, Cause) {
         if let Some(cause) = self.recorded(key) {
             return (Action::Run, cause);
         }
         match self.tries.get(key).filter(|at| at.attempt > 1) {
             Some(at) => (Action::Retry, Cause::Failed(Try { attempt: at.attempt - 1, ..at.clone() })),
-            None => (Action::Run, otherwise),
+            None => (Action::Run, first_cause),
         }
     }
 

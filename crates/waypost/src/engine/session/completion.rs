@@ -18,7 +18,7 @@ use crate::engine::walk::early_cutoff::ReusableVerdicts;
 use crate::engine::walk::rewind::drop_chain;
 use crate::engine::walk::scheduler::wait_for_resume;
 use crate::engine::walk::trace::{
-    EndResult, digests_of, failed_digests, join_trace, routed_digests, together, trace_of,
+    EndResult, digests_of, failed_digests, join_trace, route_digests, together, trace_of,
 };
 use crate::engine::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
 
@@ -413,7 +413,7 @@ fn routed_end_digests<P: Program>(
 ) -> Option<EndDigests> {
     let mut state = Vec::new();
     program.encode(scope.shape.level(), &scope.state, &mut state).ok()?;
-    let digests = routed_digests(scope.position.pins, &state, made);
+    let digests = route_digests(scope.position.pins, &state, made);
     scope.position.pins = Some(digests.pins);
     Some(digests)
 }

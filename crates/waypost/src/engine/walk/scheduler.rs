@@ -48,9 +48,7 @@ impl<'a, P: Program> Session<'a, P> {
             if !self.has_capacity(id) {
                 return openings;
             }
-            if (self.is_full() || self.must_wait_to_be_alone(id, place))
-                && !self.only_opens_children(id, place)
-            {
+            if (self.is_full() || self.must_wait_to_be_alone(id, place)) && !self.only_opens(id, place) {
                 self.waiting_to_start.insert(id);
                 return openings;
             }
@@ -95,7 +93,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns whether the start of a step only opens its children: the step itself has no work before the join.
-    fn only_opens_children(&self, id: ScopeId, place: usize) -> bool {
+    fn only_opens(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let children = scope.shape.steps()[place].children.as_ref();
         children.is_some_and(|children| !children.by_work) && !scope.entry(place).has_children()
@@ -103,7 +101,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Marks the start of a step, or adds an opener to `openings`. A non-idempotent step starts after a commit of its own.
     fn open_or_start(&mut self, id: ScopeId, place: usize, openings: &mut Vec<usize>) {
-        if self.only_opens_children(id, place) {
+        if self.only_opens(id, place) {
             return openings.push(place);
         }
         self.record_input(id, place);

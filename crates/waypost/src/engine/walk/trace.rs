@@ -90,13 +90,8 @@ pub(crate) fn digests_of<S>(scope: &Scope<'_, S>, place: usize, result: &EndResu
     EndDigests { output, pins: pins_of(scope, place, result) }
 }
 
-/// Returns the digests of an end in a graph with routes: of the whole state, and of the pins in force of all steps so
-/// far.
-pub(crate) fn routed_digests(
-    pins_so_far: Option<Digest>,
-    state: &[u8],
-    result: &EndResult<'_>,
-) -> EndDigests {
+/// Returns the digests of an end in a graph with routes: of the whole state, and of the pins in force so far.
+pub(crate) fn route_digests(pins_so_far: Option<Digest>, state: &[u8], result: &EndResult<'_>) -> EndDigests {
     let state =
         std::str::from_utf8(state).map_or_else(|_| state.to_vec(), |text| canonical(text).into_bytes());
     // In a dry run, the result of the step is not in the state.
