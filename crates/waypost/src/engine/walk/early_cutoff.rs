@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{BranchPath, Digest, RunId, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED};
 use crate::record::{
-    Fan, Note, Occasion, Position, Record, Reusable, Settled, SettledAs, SkipCause, Verdict,
+    Fan, Note, Occasion, Position, Record, Reusable, Settled, SettledAs, SkipCause, Trace, Verdict,
 };
 use crate::store::{Store, StoreError, StoreExt as _};
 
@@ -172,6 +172,19 @@ impl<P: Program> Session<'_, P> {
         Ok(None)
     }
 
+    /// Returns the first recorded need of a kept result with another result now. The result of an opener may differ by an added
+    /// step within, and is not compared.
+    pub(crate) fn changed_need(&self, id: ScopeId, then: &Trace) -> Option<RerunCause> {
+        let scope = self.scopes.get(id);
+        let differs = |(step, digest): &(&StepId, &Digest)| {
+            let is_leaf = scope.shape.step(step.as_str()).is_some_and(|step| !step.opens());
+            let now = scope.digests.get(*step).filter(|_| is_leaf);
+            now.is_some_and(|now| **digest != now.both() && **digest != now.output)
+        };
+        let (step, _) = then.needs.iter().find(differs)?;
+        Some(RerunCause::UpstreamChanged { step: Some(step.clone()) })
+    }
+
     /// Restores the output of an end into the state. Returns false if retention dropped the recorded state.
     async fn restore_state(
         &mut self,
@@ -236,6 +249,20 @@ impl<P: Program> Session<'_, P> {
         reusable_verdicts.unknown.retain(|key, _| !reusable_verdicts.broken.contains_key(key));
         self.reusable_verdicts = reusable_verdicts;
         Ok(())
+    }
+
+    /// Returns the result of a scope that contains a result: the result itself, or the result of the opener of its branch.
+    fn result_of(&self, id: ScopeId, mut result: ResultKey) -> Option<ResultKey> {
+        let scope = self.scopes.get(id);
+        while result.branch != *scope.branch() {
+            let (name, _) = result.branch.opened_by()?;
+            let pass = result.branch.pass_number().unwrap_or(1);
+            let branch = result.branch.parent()?;
+            let shape = self.program.shape().of_branch(&branch)?;
+            let step = shape.steps()[shape.opener(&name)?].id.clone();
+            result = ResultKey { branch, step, pass };
+        }
+        Some(result)
     }
 }
 

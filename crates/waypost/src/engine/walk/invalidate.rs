@@ -171,10 +171,9 @@ pub(crate) fn reenter(shape: &Shape, mut before: Position, policy: ReusePolicy) 
                 Reusable::Begun { entry, .. } => (step.has_own_effect(), Some(*entry)),
                 _ => continue,
             };
-            if !has_effect {
-                continue;
+            if has_effect {
+                step.note_effect(&mut after, true, begun);
             }
-            step.note_effect(&mut after, true, begun);
         }
     }
     after

@@ -6,13 +6,12 @@
 
 use serde_json::json;
 
-use crate::id::{BranchPath, CheckpointRef, Digest, StepId};
+use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::projection::events::{RerunCause, STEP_REUSED};
 use crate::record::{
     EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, Try, WaitKind,
 };
 
-use super::early_cutoff::ResultKey;
 use super::scheduler::wait_for_children;
 use super::trace::trace_of;
 use crate::engine::chain::Draft;
@@ -102,8 +101,7 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
     }
 
-    /// Returns the first difference between the trace of a reusable end and the current trace. A kept result is compared with
-    /// its recorded needs: it was kept despite an added step upstream, and not despite another result.
+    /// Returns the first difference between the trace of a reusable end and the current trace; of a kept result a changed need.
     pub(crate) fn difference(
         &self,
         id: ScopeId,
@@ -125,19 +123,6 @@ impl<P: Program> Session<'_, P> {
             (then.input, &then.needs, then.previous_pass) == (now.input, &now.needs, now.previous_pass);
         let changed = || now.needs.iter().find(|(step, digest)| then.needs.get(*step) != Some(digest));
         (!is_same).then(|| RerunCause::UpstreamChanged { step: changed().map(|(step, _)| step.clone()) })
-    }
-
-    /// Returns the first recorded need of a kept result with another result now. The result of an opener may differ by an added
-    /// step within, and is not compared.
-    fn changed_need(&self, id: ScopeId, then: &Trace) -> Option<RerunCause> {
-        let scope = self.scopes.get(id);
-        let differs = |(step, digest): &(&StepId, &Digest)| {
-            let is_leaf = scope.shape.step(step.as_str()).is_some_and(|step| !step.opens());
-            let now = scope.digests.get(*step).filter(|_| is_leaf);
-            now.is_some_and(|now| **digest != now.both() && **digest != now.output)
-        };
-        let (step, _) = then.needs.iter().find(differs)?;
-        Some(RerunCause::UpstreamChanged { step: Some(step.clone()) })
     }
 
     /// Returns whether the state of a scope lacks the outputs of ends out of force. In passes, steps read outputs
@@ -210,35 +195,19 @@ impl<P: Program> Session<'_, P> {
         let retries = self.answers.retries(scope.branch(), &candidate.step);
         let result = scope.take_result(candidate.place);
         let step = &scope.shape.steps()[candidate.place];
-        let (had_effect, begun) = match &result {
+        let (was_done, begun) = match &result {
             Some(Reusable::Ended { settled, .. }) => (settled.did() && step.repeats_effect_of(settled), None),
-            Some(Reusable::Begun { entry, .. }) => {
-                let begun = Some(&**entry).filter(|entry| !step.idempotent && step.has_begun(entry));
-                (begun.is_some(), begun)
-            }
+            Some(Reusable::Begun { entry, .. }) => (false, Some(&**entry)),
             _ => (false, None),
         };
-        if !retries && had_effect {
+        let begun = begun.filter(|entry| !step.idempotent && step.has_begun(entry));
+        if !retries && (was_done || begun.is_some()) {
             scope.position.ask_about(&candidate.step, begun.cloned());
         } else if scope.pass_of(candidate.place) == 1 {
             let branch = scope.branch().clone();
             forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut scope.state)?;
         }
         Ok(())
-    }
-
-    /// Returns the result of a scope that contains a result: the result itself, or the result of the opener of its branch.
-    pub(crate) fn result_of(&self, id: ScopeId, mut result: ResultKey) -> Option<ResultKey> {
-        let scope = self.scopes.get(id);
-        while result.branch != *scope.branch() {
-            let (name, _) = result.branch.opened_by()?;
-            let pass = result.branch.pass_number().unwrap_or(1);
-            let branch = result.branch.parent()?;
-            let shape = self.program.shape().of_branch(&branch)?;
-            let step = shape.steps()[shape.opener(&name)?].id.clone();
-            result = ResultKey { branch, step, pass };
-        }
-        Some(result)
     }
 }
 
