@@ -199,11 +199,12 @@ on_failure: [{run: 'echo failed >> trace'}]
     rig.write("ok", "");
     rig.write("trace", "");
 
-    // The inner foreach was open, so that its dead letter is retried after its end.
-    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(1));
-    assert_eq!(rig.read("trace"), "h2\nfailed\n");
+    // The inner foreach was open, and its failed item is retried with it.
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
-    assert_eq!(rig.read("trace"), "h2\nfailed\nf1\nh1\n");
+    let trace = rig.read("trace");
+    let mut lines: Vec<&str> = trace.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["f1", "h1", "h2"]);
 }
 
 #[test]

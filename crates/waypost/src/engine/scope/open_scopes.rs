@@ -196,7 +196,8 @@ impl FailedFan {
     /// `retries_open` of a step with open branches; else `None`.
     fn of<S>(scope: &Scope<'_, S>, place: usize, retries_open: bool) -> Option<Self> {
         let (children, entry) = (children_of(scope, place), scope.entry(place));
-        let is_open = retries_open && entry.status == Status::Waiting;
+        // In a graph with routes, the join receives the failures.
+        let is_open = retries_open && entry.status == Status::Waiting && !scope.shape.is_routed();
         let is_retried = is_open || scope.redecided.contains(scope.step_id(place));
         let fan = entry.fan.as_ref()?;
         let fails = is_retried && collects(scope, place) && !scope.runs_hooks(place);
