@@ -90,8 +90,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a person is asked about a result that must not be repeated",
         file: "engine/walk/reuse.rs",
-        on: "if !retries && !step.idempotent && (was_done || begun.is_some()) {",
-        off: "if !retries && !step.idempotent && (was_done || begun.is_some()) && false {",
+        on: "if !retries && (was_done || begun.is_some()) {",
+        off: "if !retries && (was_done || begun.is_some()) && false {",
         detector: Play("leaves"),
     },
     Rule {
