@@ -1,6 +1,5 @@
 //! Processes that work for a run without its lease: the process that waits for a waiting run, and the commands of a script.
-//! Each of them holds a kernel lock of its own next to that of the run, and `stop`, `cancel` and `delete` look for these
-//! locks.
+//! Each process holds a separate kernel lock beside the lock of the run. `stop`, `cancel` and `delete` check these locks.
 
 use std::fs;
 use std::path::PathBuf;

@@ -4,8 +4,8 @@ use waypost::engine::{RunError, Snapshot};
 use waypost::record::{End, Flaw};
 use waypost::store::{RunEntry, Store, StoreError};
 use waypost_workflow::file::Workflow;
+use waypost_workflow::program::spent;
 
-use super::budget::passed_budget;
 use super::{run_status, unfinished_undo};
 use crate::error::Error;
 
@@ -51,4 +51,14 @@ pub(crate) async fn beyond_budget(
 ) -> Result<Option<Error>, Error> {
     let passed = passed_budget(store, snapshot, workflow).await?;
     Ok(passed.map(|passed| Error::Budget { run: snapshot.entry.summary.run.clone(), passed }))
+}
+
+/// Returns the usage of an unfinished run over its budget, with the limit.
+pub(crate) async fn passed_budget(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    workflow: &Workflow,
+) -> Result<Option<String>, Error> {
+    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(None) };
+    Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
 }

@@ -254,7 +254,7 @@ fn is_there(path: &Path) -> Result<bool, Error> {
     Ok(path.try_exists().map_err(|source| StoreError::Io { action: "read", place: place(), source })?)
 }
 
-/// Refuses a missing or empty database with logs of runs next to it, before a new one is created in its place.
+/// Refuses a missing or empty database beside logs of runs. Without the error, the store would create a new database.
 ///
 /// # Errors
 /// [`Error::LostStore`], [`Error::NoSqlite`].

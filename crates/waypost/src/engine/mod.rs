@@ -2,7 +2,7 @@
 //!
 //! The engine knows steps only through a [`Program`]: the processes of a workflow file and the functions of a Rust graph
 //! run through the same loop (`session/event_loop.rs`). Only `chain.rs` makes records. A session appends in
-//! `session/commit.rs`; an action between two sessions, such as a cancel, appends one batch under its own lease.
+//! `session/commit.rs`; an action between two sessions (a cancel, a labelled checkpoint) appends one batch under a separate lease.
 //!
 //! ```text
 //!   a new run   resume/begin.rs    \

@@ -193,8 +193,8 @@ impl Step {
         position.asks_about(&self.id) || !is_open && self.is_careful() && position.had_effect(&self.id)
     }
 
-    /// Returns whether two openers differ at most in the list of items and in the inner steps. An opener with open children
-    /// may also differ in keys that apply later, such as its condition and its outputs.
+    /// Returns whether two openers differ at most in the list of items and in the inner steps. With open children, the
+    /// condition, the outputs and the tolerance may differ, too: the next decision uses the new values.
     pub(crate) fn has_frame_of(&self, other: &Self, is_open: bool) -> bool {
         let part = |step: &Self| if is_open { step.inherited } else { step.frame };
         part(self).is_some() && part(self) == part(other) && self.hooks.is_some() == other.hooks.is_some()

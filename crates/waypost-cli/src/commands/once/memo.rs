@@ -25,7 +25,7 @@ const KEY_BYTES_MAX: usize = waypost::recorder::LABEL_BYTES_MAX;
 pub(super) const MEMOS_MAX: usize = 5_000;
 /// The largest output stored in the state of the run; larger output is stored in a blob, which keeps the state small.
 const INLINE_BYTES_MAX: usize = 2 * 1024;
-/// The largest stored output of one stream, as that of a command that lists items. Larger results belong in a file.
+/// The largest stored output of one stream: the limit of the output of an item list. Larger results belong in a file.
 pub(super) const OUTPUT_BYTES_MAX: u64 = 256 << 20;
 
 /// The name of a command within its script.

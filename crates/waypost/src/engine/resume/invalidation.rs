@@ -148,7 +148,9 @@ async fn invalid_step(
     // A step with rerun children joins these again; any other step opens new branches.
     let joining = match target.claims {
         _ if iteration == end.at.iteration && target.claims.is_none() => {
-            match fan_of_pass(&known.position, (shape, place), end) {
+            // The fan-out of the pass of the end, for a step with a branch per pass.
+            let fan = known.position.fan_of(&target.step).filter(|fan| fan.pass > 0);
+            match fan.and_then(|fan| fan.of_pass(pass_in(shape, place, &end.at.iteration))) {
                 Some(fan) => Some(fan),
                 None => joining(engine, &known.position, &shape.steps()[place], end, loops).await?,
             }
@@ -158,12 +160,6 @@ async fn invalid_step(
     let ready = FrontierEntry::ready(target.step.clone());
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
     Ok(Some((InvalidStep { place, entry, is_named }, forgotten)))
-}
-
-/// Returns the fan-out of the pass of an end, for a step with a branch per pass.
-fn fan_of_pass(position: &Position, (shape, place): (&Shape, usize), end: &Header) -> Option<Fan> {
-    let fan = position.fan_of(&shape.steps()[place].id).filter(|fan| fan.pass > 0)?;
-    fan.of_pass(pass_in(shape, place, &end.at.iteration))
 }
 
 /// Returns whether a branch belongs to a pass, so that its steps may read their own outputs from the pass before.

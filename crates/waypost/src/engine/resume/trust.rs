@@ -180,8 +180,8 @@ pub(crate) async fn joined_on(
     Ok(joined)
 }
 
-/// Returns the record that opened a fan-out, for branches that were open at the fork of the run and joined after it. The
-/// start record of the join has the position with the fan-out.
+/// Returns the seq of the record that opened a fan-out. The branches were open at the fork of the run, and joined after the
+/// fork. The start record of the join has the position with the fan-out.
 async fn fan_out_before_fork(
     store: &dyn Store,
     joined: &Header,

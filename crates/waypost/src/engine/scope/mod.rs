@@ -1,4 +1,4 @@
-//! An open scope in memory: the end of its chain, its state and position, and its next drafts.
+//! An open scope in memory: the end of the record chain, the state, the position, and the drafts of the next commit.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
