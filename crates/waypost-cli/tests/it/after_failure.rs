@@ -424,3 +424,21 @@ fn a_failed_group_stops_no_independent_group() {
     };
     assert!(is("i1", "failed") && is("i2", "failed") && is("i3", "completed"), "{show}");
 }
+
+// Bug: a group with `repeat` and `if: failure()` ran after its failure was mended. Cause: the program counted recorded passes as
+// begun. Fix: the engine decides the condition at the first pass, whatever is recorded.
+#[test]
+fn a_mended_failure_runs_no_passes_in_doubt() {
+    let rig = Rig::new();
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace; test -e ok'}
+  - {id: g, if: failure(), repeat: {until: iteration >= 3, max: 3}, steps: [{id: s, run: 'echo s >> trace', idempotent: false}]}
+";
+    let (first, said) = run(&rig, flow, &[]);
+    assert_eq!((first, code_of(&rig, &["resume", "r", "-q"])), (Some(1), Some(8)), "{said}");
+    rig.write("ok", "");
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--treat-as", "retry", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "a\ns\ns\ns\na\na\n");
+}

@@ -519,10 +519,6 @@ impl Program for WorkflowProgram {
                 condition.considers_skipped(need) || has_failure && condition.calls_failure()
             })
         };
-        // Later passes of a loop are not decided again.
-        if step.repeat.is_some() && state.passes(&step.id) > 0 {
-            return Ok(Admission::Run);
-        }
         let is_known = |need: &str| unknown.is_none_or(|steps| !steps.contains(need));
         let skipped =
             step.needs.iter().find(|need| state.is_skipped(need) && !considers(need) && is_known(need));

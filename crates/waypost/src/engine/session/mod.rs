@@ -36,7 +36,6 @@ use crate::engine::scope::fan_out::{Joined, JoinedDigests, unread};
 use crate::engine::scope::{MAIN, RunningStep, Scope, ScopeId};
 use crate::engine::time_travel::undo::UndoneEnds;
 use crate::engine::walk::early_cutoff::ReusableVerdicts;
-use crate::engine::walk::failure::{failed_upstream, upstream};
 use crate::engine::walk::in_place::{Declarers, Rewritten};
 use crate::engine::walk::scheduler::children_of;
 use crate::engine::{
@@ -426,6 +425,7 @@ impl<'a, P: Program> Session<'a, P> {
         self.jobs_started += 1;
         let (job, lease, program) = (self.jobs_started, self.lease().clone(), self.program);
         let store = Arc::clone(&self.engine.store);
+        let decided = self.decide(id, place);
         let scope = self.scopes.get_mut(id);
         let (abort, registration) = AbortHandle::new_pair();
         scope.running_steps.push(RunningStep::new(place, job, abort));
@@ -473,9 +473,7 @@ impl<'a, P: Program> Session<'a, P> {
             }
         });
         let step_ref = scope.step_ref(place);
-        let failed = failed_upstream(scope.shape, &scope.position, place);
-        let admitted = program.admit(step_ref, &scope.state, upstream(failed.as_ref())).map(|_| ());
-        let prepared = admitted.and_then(|()| program.prepare(step_ref, &scope.state, joined.clone()));
+        let prepared = decided.and_then(|_| program.prepare(step_ref, &scope.state, joined.clone()));
         self.jobs.push(Box::pin(async move {
             let work = async {
                 let root = match &joined {

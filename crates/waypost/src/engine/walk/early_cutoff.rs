@@ -18,7 +18,6 @@ use crate::record::{
 };
 use crate::store::{Store, StoreError, StoreExt as _};
 
-use super::failure::upstream;
 use super::reuse::{Candidate, has_same_input};
 use super::trace::{reads_of, sinks_and_openers};
 use crate::engine::inspect::{effective_of, position_of};
@@ -69,23 +68,19 @@ impl<P: Program> Session<'_, P> {
         loop {
             self.read_digests(id).await?;
             let Some(candidate) = self.next_candidate(id) else { return Ok(()) };
-            let program = self.program;
-            let scope = self.scopes.get(id);
-            let is_repeated = scope.shape.share_loop(candidate.place, candidate.place);
-            let failed = self.failed_upstream(id, candidate.place);
             let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
-            match program.admit(scope.step_ref(candidate.place), &scope.state, upstream(failed.as_ref())) {
+            match self.decide(id, candidate.place) {
                 _ if is_kept => {}
                 // The result stays reusable: the retry of the failed step may give an equal result.
                 Ok(Admission::Skip(cause @ SkipCause::UpstreamFailed(_))) => {
                     self.skip(id, candidate.place, cause);
                     continue;
                 }
-                Ok(Admission::Skip(_)) | Err(_) if !is_repeated => {
+                Ok(Admission::Skip(_)) | Err(_) => {
                     self.drop_result(id, &candidate)?;
                     continue;
                 }
-                _ => {}
+                Ok(Admission::Run) => {}
             }
             let cause = match candidate.result.clone() {
                 Reusable::Begun { entry, before }

@@ -37,10 +37,15 @@ impl<P: Program> Session<'_, P> {
 
     /// Decides by its condition whether a ready step runs.
     pub(crate) fn admission(&self, id: ScopeId, place: usize) -> Result<Admission, Failure> {
-        if self.is_admitted(id, place) {
+        if self.is_admitted(id, place) { Ok(Admission::Run) } else { self.decide(id, place) }
+    }
+
+    /// Evaluates the condition of a step. The condition is that of all passes: a later pass is not decided again.
+    pub(crate) fn decide(&self, id: ScopeId, place: usize) -> Result<Admission, Failure> {
+        let (scope, failed) = (self.scopes.get(id), self.failed_upstream(id, place));
+        if scope.shape.steps()[place].is_later_pass(scope.entry(place)) {
             return Ok(Admission::Run);
         }
-        let (scope, failed) = (self.scopes.get(id), self.failed_upstream(id, place));
         self.program.admit(scope.step_ref(place), &scope.state, upstream(failed.as_ref()))
     }
 
@@ -259,7 +264,8 @@ pub(crate) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
 pub(crate) fn decide_openers<P: Program>(program: &P, scope: &mut Scope<'_, P::State>) {
     for step in scope.redecided.clone() {
         let Some(place) = scope.shape.place(step.as_str()) else { continue };
-        if !scope.entry(place).has_children() {
+        let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
+        if !entry.has_children() || step.is_later_pass(entry) {
             continue;
         }
         let admitted = program.admit(scope.step_ref(place), &scope.state, Upstream::Succeeded);

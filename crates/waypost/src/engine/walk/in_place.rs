@@ -17,7 +17,6 @@ use crate::plan::shape::Shape;
 use crate::plan::{Action, Broken, Cause, Check, ClaimKey, Decision};
 use crate::record::{FrontierEntry, Occasion, Status, Verdict};
 
-use super::failure::upstream;
 use crate::engine::resume::reruns::opener_of;
 use crate::engine::resume::trust::{say_why, verify};
 use crate::engine::scope::ScopeId;
@@ -156,10 +155,8 @@ impl<P: Program> Session<'_, P> {
     fn files_of(&self, id: ScopeId, place: usize) -> BTreeSet<String> {
         let scope = self.scopes.get(id);
         let step = &scope.shape.steps()[place];
-        let failed = self.failed_upstream(id, place);
         let step_ref = scope.step_ref(place);
-        let admitted = self.program.admit(step_ref, &scope.state, upstream(failed.as_ref()));
-        if !step.has_evidence() || !matches!(admitted, Ok(Admission::Run)) {
+        if !step.has_evidence() || !matches!(self.decide(id, place), Ok(Admission::Run)) {
             return BTreeSet::new();
         }
         let named = if step.claims { self.program.subjects(step_ref, &scope.state) } else { Vec::new() };
