@@ -66,12 +66,13 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
         false => None,
     };
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
-    let prepared = Prepared::of(context, &store, &run, &resume).await?;
+    let before = Snapshot::read(store.as_ref(), &run).await?;
+    let mut prepared = Prepared::of(context, &store, &run, &resume).await?;
+    prepared.chosen = Chosen::at(&store, &before, &target).await?;
     let newest = store.newest(&run, &branch).await?;
     if newest.header().reason == Reason::Rollback && newest.header().basis == Some(seq) {
         return stands_there(context, &store, &newest, seq).await;
     }
-    let before = Snapshot::read(store.as_ref(), &run).await?;
     let outcome = prepared.only_write(Arc::clone(&store), &resume, Some(ResumeFrom::Checkpoint(seq))).await?;
     let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
     let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
@@ -89,18 +90,19 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     let decisions = super::plan::views(store.as_ref(), &run, &plan).await?;
     super::plan::show(context, Some(run.as_str()), (decisions, Vec::new()), &names_of(&snapshot))?;
     let done = steps_are_done(store.as_ref(), &run, outcome.progress).await;
-    let kept: String = since(&target, &before, &snapshot, &to).into_iter().map(|line| line + "\n").collect();
+    let kept: String = since(&before, &snapshot, &to).into_iter().map(|line| line + "\n").collect();
     let next = format!("Resume with: waypost resume {run}{}", context.store_words());
     context.output.sentences(&format!("Rolled back run {run} to {to}: {done}.\n{kept}{next}"))?;
     Ok(Exit::Done)
 }
 
-/// Describes the effect of a rollback on edits and params adopted after the target checkpoint.
-fn since(target: &Record, before: &Snapshot, after: &Snapshot, to: &str) -> Vec<String> {
-    let definition = |record: &Record| record.position().ok().and_then(|position| position.definition);
+/// Describes the effect of a rollback on edits and params adopted since the target checkpoint.
+fn since(before: &Snapshot, after: &Snapshot, to: &str) -> Vec<String> {
     let mut lines = Vec::new();
-    if definition(target) != definition(after.newest()) {
-        lines.push(format!("The edits of the workflow adopted since {to} stay in force."));
+    if before.definition != after.definition {
+        lines.push(format!(
+            "The workflow is that of {to} again: a resume compares the file with it, and adopts changes anew."
+        ));
     }
     let (set, params) = (current(before), current(after));
     let named = |(name, value): (&String, &Value)| {
@@ -135,7 +137,6 @@ async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> R
 /// Evidence could not be checked, or no such checkpoint exists.
 async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Error> {
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
-    let chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
     let newest = store.newest(run, &BranchPath::main()).await?.header().seq;
     let history = store.effective_history(run, &BranchPath::main(), newest).await?;
     for record in &history.records {
@@ -144,6 +145,7 @@ async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Er
         if record.body_bytes().is_none() {
             continue;
         }
+        let chosen = Chosen::at(store, &snapshot, &record).await?;
         let look = current_evidence::look_at(store, &snapshot, &chosen, &record).await?;
         if let Some(unknown) = current_evidence::doubted(&look, true) {
             return Err(not_verified(
@@ -173,7 +175,7 @@ async fn refuse_unverified(store: &Arc<dyn Store>, target: &Record, redo: bool) 
     if target.body_bytes().is_none() {
         return Ok(());
     }
-    let chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
+    let chosen = Chosen::at(store, &snapshot, target).await?;
     let look = current_evidence::look_at(store, &snapshot, &chosen, target).await?;
     if let Some(unknown) = current_evidence::doubted(&look, true) {
         return Err(not_verified(
@@ -279,7 +281,7 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     refuse_unknown_branch(store.as_ref(), &from.run, args.from.as_deref()).await?;
     let frozen = store.run(&from.run).await?.record.record().clone();
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
-    let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
+    let mut chosen = Chosen::at(&store, &snapshot, &begin).await?;
     if let Some(file) = &args.with {
         let position = begin.position().unwrap_or_default().with_failures_open();
         chosen = of_fork(store.as_ref(), chosen, &snapshot, &position, (file, args.from.as_deref())).await?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use waypost::change::{PositionTransfer, explain, transfer_position};
-use waypost::engine::{Adoption, Compared, InnerChange, InnerChangeKind, Snapshot, changed_within};
+use waypost::engine::{Adoption, Compared, Engine, InnerChange, InnerChangeKind, Snapshot, changed_within};
 use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, plan};
 use waypost::record::{Definition, End, Occasion, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
@@ -149,6 +149,18 @@ impl Chosen {
     /// Chooses the definition in force by the newest sound record.
     pub(crate) fn in_force(store: &dyn Store, snapshot: &Snapshot) -> Result<Self, Error> {
         own_copy(store, snapshot.entry.record.record(), &snapshot.definition)
+    }
+
+    /// Chooses the definition in force at a record of the main branch.
+    pub(crate) async fn at(
+        store: &Arc<dyn Store>,
+        snapshot: &Snapshot,
+        record: &Record,
+    ) -> Result<Self, Error> {
+        let engine = Engine::new(Arc::clone(store));
+        let record = engine.load_with_state(&record.header().reference()).await?;
+        let definition = Snapshot::definition(store.as_ref(), &snapshot.entry, &record).await?;
+        own_copy(store.as_ref(), snapshot.entry.record.record(), &definition)
     }
 
     /// Returns the plan of a resume with this definition and these verdicts; without verdicts, evidence

@@ -426,3 +426,32 @@ fn a_fork_amid_an_unfinished_undo_is_refused() {
     assert!(later.starts_with("exit 8") && later.contains("waypost rollback r@2 --undo-steps"), "{later}");
     assert_eq!(earlier, Some(0));
 }
+
+// Bug: after an undo of later passes or of a rerun item, the rollback refused its own target. Cause: an undone end below counted
+// for its whole opener. Fix: only ends at or before the checkpoint count.
+#[test]
+fn an_undo_amid_a_loop_or_list_completes() {
+    let step = |value: &str| {
+        format!(
+            "steps: [{{id: t, run: 'echo $I >> trace', undo: 'echo undo $I >> trace', env: {{I: '${{{{ {value} }}}}'}}}}]"
+        )
+    };
+    let repeat = format!("repeat: {{max: 3, until: iteration == 3}}, {}", step("iteration"));
+    let foreach = format!("foreach: {{items: [1, 2], max_parallel: 1, {}}}", step("item"));
+    let bodies = [(repeat, "r@4", "undo 3\nundo 2\n2\n3\ne\n"), (foreach, "r@l", "undo 2\n2\ne\n")];
+    for (body, target, expected) in bodies {
+        let rig =
+            Rig::with(&format!("steps:\n  - {{id: g, {body}}}\n  - {{id: e, run: 'echo e >> trace'}}\n"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        if target == "r@l" {
+            assert_eq!(code_of(&rig, &["checkpoint", "r", "--label", "l", "-q"]), Some(0));
+            assert_eq!(code_of(&rig, &["resume", "r", "--from", "g:2/t", "-q"]), Some(0));
+        }
+        rig.write("trace", "");
+
+        assert_eq!(code_of(&rig, &["rollback", target, "--undo-steps", "-q"]), Some(0), "{body}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{body}");
+
+        assert_eq!(rig.read("trace"), expected, "{body}");
+    }
+}

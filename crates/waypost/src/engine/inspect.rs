@@ -112,7 +112,11 @@ impl Snapshot {
         is_done && self.ended.is_none() && self.entry.summary.holder.is_none()
     }
 
-    async fn definition(
+    /// Returns the definition in force at a record of the main branch.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`]: the record of the definition, or the position, is damaged.
+    pub async fn definition(
         store: &dyn Store,
         entry: &RunEntry,
         newest: &Record,

@@ -266,7 +266,8 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         let is_in_hooks = known.is_some_and(|entry| entry.hooks.is_some());
         let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_in_hooks;
         let is_added = before.place(step.id.as_str()).is_none();
-        if asks && is_added && !step.idempotent && ends.get(&step.id).is_some_and(Settled::did) {
+        let had_effect = || ends.get(&step.id).is_some_and(Settled::did) || position.had_effect(&step.id);
+        if asks && is_added && !step.idempotent && had_effect() {
             added_again.push(step.id.clone());
             continue;
         }

@@ -38,6 +38,7 @@ use crate::engine::scope::{MAIN, Scope};
 use crate::engine::session::{Session, SessionCarry};
 use crate::engine::time_travel::restart::{refuse_from, restarted};
 use crate::engine::time_travel::rollback::go_back;
+use crate::engine::time_travel::rollback::load_with_state;
 use crate::engine::time_travel::undo::refuse_unfinished_undo;
 use crate::engine::walk::choice::{self, ChoiceScope};
 use crate::engine::walk::early_cutoff::read_digests;
@@ -315,6 +316,16 @@ fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(),
     check_fit(shape, position, &base.snapshot.definition, options.on_change)
 }
 
+/// Puts the definition of an older checkpoint in force again: edits adopted since are rolled back, too.
+async fn restore_definition(engine: &Engine, base: &mut Base, seq: u64) -> Result<(), RunError> {
+    let store = engine.store.as_ref();
+    let run = &base.snapshot.entry.record.record().run;
+    let record = load_with_state(engine, run, &BranchPath::main(), seq).await?;
+    base.position.definition = position_of(&record)?.definition;
+    base.snapshot.definition = Snapshot::definition(store, &base.snapshot.entry, &record).await?;
+    Ok(())
+}
+
 /// Moves `base` to the start point.
 async fn find_begin<P: Program>(
     engine: &Engine,
@@ -331,6 +342,9 @@ async fn find_begin<P: Program>(
     let (position, forgotten) = position_for_retry(began_with, &base.record, is_claimed)?;
     base.position = position;
     base.redone.extend(forgotten);
+    if let Some(ResumeFrom::Checkpoint(seq)) = options.from {
+        restore_definition(engine, base, seq).await?;
+    }
     refuse_unfinished_undo(lease.run(), &base.position, options.from.as_ref())?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
     // Before questions about steps of another graph.
@@ -436,7 +450,8 @@ async fn find_begin<P: Program>(
             query.requested = &rest;
         }
     }
-    if adopts && options.adopt.is_none() && options.from.is_none() {
+    let goes_to_step = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Checkpoint(_)));
+    if adopts && options.adopt.is_none() && !goes_to_step {
         definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
         base.position.note_rerun();
     }

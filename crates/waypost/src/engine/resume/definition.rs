@@ -499,6 +499,11 @@ fn add_new_steps(
             position.ask_about(&entry.step.clone(), Some(entry));
         }
     }
+    for step in added.iter().map(|place| &new.steps()[*place]) {
+        if !step.idempotent && position.had_effect(&step.id) {
+            position.ask_about(&step.id, None);
+        }
+    }
     for place in added.iter().filter(|place| !downstream.contains(place)) {
         let mut entry = FrontierEntry::ready(new.steps()[*place].id.clone());
         entry.at.iteration = new.first_iteration(*place, around);

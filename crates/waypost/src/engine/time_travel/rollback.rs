@@ -19,7 +19,7 @@ use crate::engine::resume::reruns::opener_of;
 use crate::engine::walk::failure::position_for_retry;
 use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate};
 use crate::engine::{Engine, Program, ResumeFrom, RunError};
-pub(crate) use scopes::{Closed, Moves, ScopesThen};
+pub(crate) use scopes::{Closed, Moves, PointInTime, ScopesThen};
 
 mod scopes;
 
@@ -161,7 +161,7 @@ async fn rolled_back(
         position.ask_no_more(step);
     }
     position.epoch_max = position.epoch_max.max(epoch);
-    // The definition and the configuration in force stay.
+    // The configuration in force stays; `base` has the definition of then.
     (position.definition, position.config) = (base.position.definition, base.position.config);
     let at = position.frontier.first().map(|entry| entry.at.clone()).unwrap_or_default();
     let at = Try { attempt: 0, ..at };

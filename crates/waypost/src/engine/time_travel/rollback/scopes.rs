@@ -19,7 +19,9 @@ use crate::id::{BranchPath, CheckpointRef, StepId};
 use crate::plan::Broken;
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::RerunCause;
-use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record, Status, Try, WaitKind};
+use crate::record::{
+    End, FrontierEntry, Header, Note, Phase, Position, Reason, Record, Status, Try, WaitKind,
+};
 use crate::store::portable::begun_since;
 use crate::store::{Scan, ScanOrder, StoreError, StoreExt as _};
 
@@ -38,13 +40,13 @@ use crate::engine::{Engine, Program, RunError};
 /// A time in the history of a run. The lease token orders sessions, and the clock orders the records of a session: records
 /// of different branches have no common number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct PointInTime {
+pub(crate) struct PointInTime {
     token: u64,
     at: Timestamp,
 }
 
 impl PointInTime {
-    fn of(header: &Header) -> Self {
+    pub(crate) fn of(header: &Header) -> Self {
         Self { token: header.token, at: header.created_at }
     }
 }
@@ -108,6 +110,8 @@ impl ScopesThen {
             let in_force = child_in_force(shape, &then.branches, &name, true);
             let own = shape.of_branch(&name).filter(|own| !own.is_routed());
             let record = record_at(engine, header, &name, point).await?;
+            // An item that a later list added.
+            let in_force = in_force.filter(|in_force| record.is_some() || !in_force.is_joined);
             let kept = match record.filter(|record| record.state_bytes().is_some()).zip(own) {
                 Some((record, own)) => {
                     let (position, _) = position_for_retry(own, &record, false)?;
@@ -195,7 +199,8 @@ impl ScopesThen {
                 }
             }
         }
-        let requested = Requested::scopes(&self.changed, root);
+        let resumed = self.changed.iter().filter(|branch| !self.stays_ended(branch)).cloned().collect();
+        let requested = Requested::scopes(&resumed, root);
         let mut moves = reopened_at(engine, program, (&mut self.branches, &broken), &requested).await?;
         let mut closed = BTreeMap::new();
         let undone = match self.branches.values().next() {
@@ -217,6 +222,8 @@ impl ScopesThen {
                 if !begun.is_empty() {
                     let moved = closed_at(engine, shape, known, (&begun, undone)).await?;
                     closed.insert(branch.clone(), moved);
+                } else if self.changed.contains(branch) && self.stays_ended(branch) {
+                    closed.insert(branch.clone(), ended_at(known));
                 }
                 continue;
             }
@@ -253,11 +260,20 @@ impl ScopesThen {
                 }
             };
             let mut begun = begun_since(store, &since).await?;
-            begun.retain(|step| shape.step(step.as_str()).is_some_and(|step| step.children.is_none()));
+            begun.retain(|step| shape.step(step.as_str()).is_none_or(|step| step.children.is_none()));
             let known = BranchInForce { record, position, joined: HashMap::new() };
             closed.insert(branch, closed_at(engine, shape, &known, (&begun, undone)).await?);
         }
         Ok(Moves { open: moves, closed })
+    }
+
+    /// Returns whether a scope that had ended then returns to its end: nothing has begun in the scope since. In a fork, the
+    /// scope is entered again.
+    fn stays_ended(&self, branch: &BranchPath) -> bool {
+        let known = self.branches.get(&(branch.depth(), branch.clone()));
+        let has_ended = known.is_some_and(|known| known.record.header().end == Some(End::Completed));
+        let is_quiet = self.begun.get(branch).is_none_or(BTreeSet::is_empty);
+        self.closed == Closed::Continue && has_ended && is_quiet
     }
 
     /// Lets the openers of closed scopes run as a whole.
@@ -287,6 +303,16 @@ impl ScopesThen {
             }
         }
     }
+}
+
+/// Returns the transition of a scope to its end then.
+fn ended_at(known: &BranchInForce) -> Transition {
+    let header = known.record.header();
+    let at = Try { attempt: 0, ..header.at.clone() };
+    let mut draft = Draft::new(Phase::Restored, Reason::Rollback, None, at);
+    (draft.end, draft.failures) = (header.end, header.failures);
+    draft.branch_digests.clone_from(&header.branch_digests);
+    Transition { drafts: vec![draft], ..Transition::in_place(known) }
 }
 
 /// Returns the transition of a closed scope to its position then.
@@ -377,6 +403,9 @@ async fn restart(
         causes.push(invalidated(&step.id, &cause));
     }
     ask_about_effects(shape, position, |_, step| begun.contains(&step.id).then_some(None));
+    // Steps of a later definition, which a resume may adopt again.
+    let later = begun.iter().filter(|step| shape.place(step.as_str()).is_none() && !undone.contains(*step));
+    later.for_each(|step| position.note_effect(step));
     for step in undone {
         position.ask_no_more(&step);
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::resume::reruns::opener_of;
+use crate::engine::time_travel::rollback::PointInTime;
 use crate::engine::{Engine, ResumeFrom, RunError};
 use crate::id::{BranchPath, RunId, StepId};
 use crate::plan::shape::Shape;
@@ -168,16 +169,16 @@ pub(crate) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Res
     if undone.is_empty() {
         return Ok(());
     }
-    for record in store.history(run, &main, seq).await? {
-        let header = record.header();
-        let (Some(step), Phase::Completed(_)) = (&header.step, &header.phase) else { continue };
-        let is_undone = |(at, branch, _, seq): &&(u64, BranchPath, StepId, u64)| match branch.is_main() {
-            true => *seq == header.seq,
-            // A rerun after the undo ended later than the undo.
-            false => opened_on_main(branch).as_ref() == Some(step) && header.seq < *at,
+    let point = PointInTime::of(store.load(run, &main, seq).await?.header());
+    let history = store.history(run, &main, seq).await?;
+    // A rerun after the undo has another end.
+    for (_, branch, step, end) in undone.into_iter().filter(|(undone_at, ..)| *undone_at > seq) {
+        let was_finished = match branch.is_main() {
+            true => history.iter().any(|record| record.header().seq == end),
+            false => PointInTime::of(store.load(run, &branch, end).await?.header()) <= point,
         };
-        if let Some((_, _, undone, _)) = undone.iter().find(is_undone) {
-            let why = format!("step `{undone}`, finished at the checkpoint, was undone since");
+        if was_finished {
+            let why = format!("step `{step}`, finished at the checkpoint, was undone since");
             return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
         }
     }
