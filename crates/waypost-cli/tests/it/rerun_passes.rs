@@ -571,3 +571,78 @@ fn lost_evidence_of_a_pass_says_nothing_about_later_passes() {
     let third = rig.json(&["checkpoints", "r", "--scope", "g~3", "--json"]);
     assert_eq!(third["checkpoints"].as_array().unwrap().len(), 2, "the third pass is not entered again");
 }
+
+const PREVIOUS: &str = "steps:
+  - id: g
+    repeat: {max: 6, until: iteration == 4}
+    steps:
+      - id: s
+        run: 'echo $I after $P >> trace; touch s$I; echo v=$I >> $WAYPOST_OUTPUT'
+        env: {I: '${{ iteration }}', P: '${{ steps.s.outputs.v | default(0, true) }}'}
+        evidence: [{file: 's${{ iteration }}'}]
+";
+
+// Bug: after a reused pass, the next rerun pass read the results of an older pass. Cause: a restored result did not reach the
+// cached values for expressions. Fix: each change of a state clears the cache.
+#[test]
+fn a_pass_after_a_reused_pass_reads_its_results() {
+    let rig = Rig::with(PREVIOUS);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    for (lost, expected) in
+        [(["s1", "s3"], "1 after 0\n3 after 2\n"), (["s2", "s4"], "2 after 1\n4 after 3\n")]
+    {
+        rig.write("trace", "");
+        lost.iter().for_each(|file| std::fs::remove_file(rig.path(file)).unwrap());
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+        assert_eq!(rig.read("trace"), expected, "{lost:?}");
+    }
+}
+
+// Bug: a requested rerun in the last pass of a finished loop read the results of its own pass. Cause: the state of the end was kept.
+// Fix: the state after the pass before, as for any other pass.
+#[test]
+fn a_rerun_in_the_last_pass_reads_the_pass_before() {
+    let rig = Rig::with(PREVIOUS);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    for command in [&["resume", "r", "--from", "g~4/s", "-q"][..], &["fork", "r", "--from", "g~4/s", "-q"]] {
+        rig.write("trace", "");
+
+        assert_eq!(code_of(&rig, command), Some(0));
+
+        assert_eq!(rig.read("trace"), "4 after 3\n", "{command:?}");
+    }
+}
+
+// Bug: after a rollback past the rerun of a pass, the later scopes ran from iteration 1. Cause: the kept results of the loop counted as
+// overwritten, and left the state. Fix: the scopes of the passes go back by themselves.
+#[test]
+fn a_rollback_past_a_rerun_pass_keeps_the_iteration() {
+    let rig = Rig::with(PREVIOUS);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["checkpoint", "r", "--label", "end", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "g~3/s", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    assert_eq!(code_of(&rig, &["rollback", "r@end", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "3 after 2\n4 after 3\n");
+}
+
+// Bug: steps after a loop read the results of the rerun pass. Cause and fix as above: the cached values.
+#[test]
+fn a_step_after_a_loop_reads_the_last_pass() {
+    let after =
+        "  - {id: e, run: 'echo end $V >> trace; test -e ok', env: {V: '${{ steps.s.outputs.v }}'}}\n";
+    let rig = Rig::with(&format!("{PREVIOUS}{after}"));
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("trace", "");
+    rig.write("ok", "");
+    std::fs::remove_file(rig.path("s1")).unwrap();
+
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "1 after 0\nend 4\n");
+}

@@ -455,3 +455,25 @@ fn an_undo_amid_a_loop_or_list_completes() {
         assert_eq!(rig.read("trace"), expected, "{body}");
     }
 }
+
+// Bug: a rollback to a checkpoint amid a group undid an older step before newer ones. Cause: the scope that was open came first.
+// Fix: the order of the ends.
+#[test]
+fn an_undo_amid_a_group_is_in_order() {
+    let rig = Rig::with(
+        "steps:
+  - id: f
+    steps:
+      - id: g
+        repeat: {max: 3, until: iteration == 3}
+        steps: [{id: s, run: 'echo s$I >> trace', undo: 'echo undo s$I >> trace', env: {I: '${{ iteration }}'}}]
+      - {id: t, run: 'echo t >> trace', undo: 'echo undo t >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    assert_eq!(code_of(&rig, &["rollback", "r@2", "--undo-steps", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "undo t\nundo s3\nundo s2\nundo s1\n");
+}

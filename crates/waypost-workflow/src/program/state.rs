@@ -343,6 +343,7 @@ impl WorkflowState {
         self.steps.retain(|id, _| is_kept(id));
         self.failed.retain(|id, _| is_kept(id));
         self.failures.retain(|failure| is_kept(&failure.step));
+        (self.scope, self.bytes) = (OnceLock::new(), OnceLock::new());
     }
 
     /// Removes the failure of a step; results of earlier passes stay.
@@ -396,10 +397,8 @@ impl WorkflowState {
 
     /// Restores the result of a step from the earlier state `then`.
     pub(super) fn restore(&mut self, id: &str, then: &Self) {
-        match then.steps.get(id) {
-            Some(step) => drop(self.steps.insert(id.to_owned(), step.clone())),
-            None => self.forget(id),
-        }
+        self.forget(id);
+        self.steps.extend(then.steps.get(id).map(|step| (id.to_owned(), step.clone())));
     }
 
     /// Decrements the number of passes of a step.

@@ -137,11 +137,9 @@ async fn invalid_step(
     }
     let loops = shape.share_loop(place, place);
     let begins = opening.policy != ReusePolicy::Keep && target.claims.is_some();
-    let is_newest = known.position.ledger.get(&target.step).is_some_and(|end| end.seq == target.seq);
     // Without the state before the pass, the step begins with the first pass.
     let (iteration, forgotten) = match loops {
         true if begins => (first_pass(shape, place, end), None),
-        true if opening.policy != ReusePolicy::Keep && is_newest => (end.at.iteration.clone(), None),
         true => pass_again(engine, (shape, place), end).await?,
         false => (end.at.iteration.clone(), None),
     };

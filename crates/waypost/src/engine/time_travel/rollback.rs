@@ -141,7 +141,9 @@ async fn rolled_back(
 ) -> Result<Draft, RunError> {
     position.chain = None;
     // A later start has overwritten the files of the old result, and open branches have continued.
-    let begun = begun_since(engine.store.as_ref(), &record.header().reference()).await?;
+    let mut begun = begun_since(engine.store.as_ref(), &record.header().reference()).await?;
+    // The scopes of the passes and items have positions of their own.
+    begun.retain(|id| !shape.step(id.as_str()).is_some_and(Step::opens));
     let is_end = |result: &Reusable| !matches!(result, Reusable::Begun { .. });
     let is_kept = |(id, results): (&StepId, &BTreeMap<u32, Reusable>)| {
         step.is_none() && !shape.is_routed() && !begun.contains(id) && results.values().all(is_end)

@@ -8,7 +8,7 @@
 //!   @16 restored (basis 8)                          written by the rollback itself
 //! ```
 //!
-//! Later effects are undone first; of branches, the last opened first. Each undo is recorded on the main branch
+//! Later effects are undone first, whatever their scope. Each undo is recorded on the main branch
 //! before its start and after its end. From the first record on, the position marks the run as being undone: only
 //! the call that completes the undo can continue. After a crash, that call skips finished undos and repeats
 //! interrupted undos. So an undo command may run more than once, and must be idempotent.
@@ -27,7 +27,8 @@ use crate::store::{
 };
 
 use super::rollback::{
-    Closed, ScopesThen, check_left, has_continued, is_abandoned, is_copied, load_with_state, with_state,
+    Closed, PointInTime, ScopesThen, check_left, has_continued, is_abandoned, is_copied, load_with_state,
+    with_state,
 };
 use crate::engine::chain::{Chain, Draft, unchanged_body};
 use crate::engine::inspect::{Snapshot, position_of};
@@ -72,6 +73,7 @@ struct Effect {
     step: StepId,
     seq: u64,
     at: Try,
+    ended_at: PointInTime,
     /// True if the effect belongs to the newest pass of the step.
     is_newest: bool,
 }
@@ -221,6 +223,8 @@ impl<'a, P: Program> Undoer<'a, P> {
                 self.effects_of_restarted((&target, &position), &mut effects).await?;
             }
         }
+        // Steps of one commit keep the order of the scopes.
+        effects.sort_by(|one, other| other.ended_at.cmp(&one.ended_at));
         let mut seen = HashSet::new();
         let pass =
             |effect: &Effect| (effect.branch.clone(), effect.step.clone(), effect.at.iteration.clone());
@@ -286,7 +290,10 @@ impl<'a, P: Program> Undoer<'a, P> {
             }
             let Some(step) = &header.step else { continue };
             if let Phase::Completed(_) = &header.phase {
+                let mut ended_at = PointInTime::of(header);
                 if let Some(after) = self.opened_after(&history[place..], step) {
+                    // The effect precedes those of the hooks.
+                    ended_at = PointInTime::of(after);
                     self.effects_of_opening(after, effects).await?;
                 }
                 if self.is_of_another && is_copied(store, header).await? {
@@ -294,7 +301,7 @@ impl<'a, P: Program> Undoer<'a, P> {
                     continue;
                 }
                 let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
-                effects.push(Effect { branch, step, seq: header.seq, at, is_newest: false });
+                effects.push(Effect { branch, step, seq: header.seq, at, ended_at, is_newest: false });
             } else if opens(header) && !header.phase.opens_hooks() {
                 self.effects_of_opening(header, effects).await?;
             }
