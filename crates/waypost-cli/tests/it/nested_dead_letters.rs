@@ -361,3 +361,57 @@ fn all_screens_have_the_same_names_of_scopes() {
     let changed = rig.waypost(&["diff", "r@1", "r"]);
     assert!(changed.contains("+ grp/each:u: failed"), "{changed}");
 }
+
+// Bug: a fork or an import of a run with an item that failed inside a group could never go on. Cause: the scopes below a failed
+// item were not copied. Fix: they are, as those of an open item.
+#[test]
+fn a_fork_of_a_failed_item_with_scopes_goes_on() {
+    let step = |id: &str, test: &str| {
+        format!("{{id: {id}, run: 'echo {id}$I >> trace{test}', env: {{I: '${{{{ item }}}}'}}}}")
+    };
+    let (ok, s) = (step("ok", ""), step("s", "; test $I = x -o -e ok"));
+    let inner = format!("foreach: {{items: [1, 2], as: j, max_parallel: 1, steps: [{s}]}}");
+    for (group, expected) in [(format!("steps: [{ok}, {s}]"), "sy\n"), (inner, "sy\nsy\n")] {
+        let rig = Rig::with(&format!(
+            "steps: [{{id: f, foreach: {{items: [x, y], max_parallel: 1, steps: [{{id: g, {group}}}]}}}}]\n"
+        ));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1), "{group}");
+        assert_eq!(code_of(&rig, &["fork", "r", "--id", "f", "-q"]), Some(1), "{group}");
+        assert_eq!(code_of(&rig, &["export", "r", "x.json", "-q"]), Some(0), "{group}");
+        assert_eq!(code_of(&rig, &["import", "x.json", "--trust", "--id", "i", "-q"]), Some(1), "{group}");
+        rig.write("ok", "");
+
+        for run in ["f", "i"] {
+            rig.write("trace", "");
+            assert_eq!(code_of(&rig, &["resume", run, "-q"]), Some(0), "{group}");
+            assert_eq!(rig.read("trace"), expected, "{group}");
+            assert_eq!(code_of(&rig, &["verify", run, "-q"]), Some(0), "{group}");
+        }
+    }
+}
+
+// Bug: in a fork, an edited step of a finished group within a finished item was not seen. Cause: its scope stays in the parent
+// run. Fix: the group counts as changed as a whole.
+#[test]
+fn a_fork_sees_an_edit_below_a_finished_item() {
+    let flow = "steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      max_parallel: 1
+      steps:
+        - {id: a, run: 'echo a$I >> trace; test $I = x -o -e ok', env: {I: '${{ item }}'}}
+        - {id: g, steps: [{id: s, run: 'echo s$I >> trace', env: {I: '${{ item }}'}}]}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["fork", "r", "--id", "f", "-q"]), Some(1));
+    rig.write("trace", "");
+    rig.write("ok", "");
+    rig.write("flow.yaml", &flow.replace("echo s", "echo S"));
+
+    assert_eq!(code_of(&rig, &["resume", "f", "-q"]), Some(9));
+    assert_eq!(code_of(&rig, &["resume", "f", "--rerun-changed", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "Sx\nay\nSy\n");
+}

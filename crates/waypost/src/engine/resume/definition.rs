@@ -624,7 +624,10 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(Step
         if step.fingerprint == other.fingerprint {
             continue;
         }
-        if is_same_but_list(step, other, has_open_work) {
+        // The branches of a copied end are in another run.
+        let is_copied =
+            position.ledger.get(&step.id).is_some_and(|end| end.fan.is_none() && end.did()) && !has_open_work;
+        if is_same_but_list(step, other, has_open_work) && !is_copied {
             let kind = if has_open_work { InnerChangeKind::RelistedOpen } else { InnerChangeKind::Relisted };
             let has_children = has_open_work || position.joined(&step.id).is_some();
             changed.extend((has_children && step.list != other.list).then(|| (step.id.clone(), kind)));

@@ -355,8 +355,11 @@ impl SourceScopes {
         let mut scope = source.to_scope((chain, state), shape, &cut, evidence);
         (scope.opener, scope.outer_iteration, scope.position.origin) = (Some(opener), around, Some(0));
         let is_open = scope.end.is_none();
-        scope.unloading = is_open && begins;
-        let unloads = scope.unloading;
+        // A retry of a failed branch continues its branches.
+        let has_branches = !begins && matches!(scope.end, None | Some(End::Failed));
+        // The retry loads what is only written here.
+        let unloads = is_open && (begins || session.scopes.get(opener.scope).end.is_some());
+        scope.unloading = unloads;
         let id = session.scopes.add(scope);
         session.mark_dirty(id);
         let fan = session.scopes.get_mut(opener.scope).fan_mut(opener.place);
@@ -366,6 +369,8 @@ impl SourceScopes {
             fan.unloading.push_back(id);
         } else {
             session.touched.insert(id);
+        }
+        if has_branches {
             self.add_branches(session, id, evidence)?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
-use crate::record::{ACCEPTED_LABEL, Fan, FrontierEntry, Phase, Position, Record};
+use crate::record::{ACCEPTED_LABEL, End, Fan, FrontierEntry, Phase, Position, Record};
 use crate::store::{Damage, FILES_BLOB, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
@@ -137,7 +137,8 @@ impl Export<'_> {
                     }
                 };
                 self.grow(size_of(&record))?;
-                match record.header().end.filter(|_| reopened.is_none()) {
+                // A retry of a failed child continues its children.
+                match record.header().end.filter(|end| reopened.is_none() && *end != End::Failed) {
                     None => open.push((record.clone(), position)),
                     Some(_) => {
                         let ended = Position { frontier: Vec::new(), ..position };
