@@ -298,6 +298,8 @@ pub(super) struct Prepared {
     choices: BTreeMap<(BranchPath, StepId), SettlementChoice>,
     /// The person's decision is written before finished steps are checked, as some must rerun.
     decides_first: bool,
+    /// The usage over the budget, if the resume would start a step.
+    passed_budget: Option<String>,
 }
 
 impl Prepared {
@@ -309,8 +311,28 @@ impl Prepared {
         args: &ResumeArgs,
     ) -> Result<Self, Error> {
         let prepared = Self::untold(context, store, run, args).await?;
+        prepared.refuse_over_budget()?;
         prepared.tell(context);
         Ok(prepared)
+    }
+
+    /// Prepares a record without steps, such as a rollback: the budget does not matter.
+    pub(super) async fn to_write(
+        context: &Context,
+        store: &Arc<dyn Store>,
+        run: &RunId,
+    ) -> Result<Self, Error> {
+        let args = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
+        let prepared = Self::untold(context, store, run, &args).await?;
+        prepared.tell(context);
+        Ok(prepared)
+    }
+
+    fn refuse_over_budget(&self) -> Result<(), Error> {
+        match self.passed_budget.clone() {
+            Some(passed) => Err(Error::Budget { run: self.run.clone(), passed }),
+            None => Ok(()),
+        }
     }
 
     fn tell(&self, context: &Context) {
@@ -327,6 +349,7 @@ impl Prepared {
     ) -> Result<(Self, ResumeArgs), Error> {
         args.answers = choice::answers(context, store, run, &args).await?;
         let prepared = Self::untold(context, store, run, &args).await?;
+        prepared.refuse_over_budget()?;
         if !prepared.decides_first {
             return Ok((prepared, args));
         }
@@ -361,6 +384,7 @@ impl Prepared {
         let frozen = entry.record.record().clone();
         let setting = Setting { set: &args.set };
         let (mut params, mut decides_first, mut choices) = (None, false, BTreeMap::new());
+        let mut passed_budget = None;
         let chosen = match Snapshot::read(store.as_ref(), run).await {
             Ok(snapshot) => {
                 if !args.restart
@@ -370,9 +394,11 @@ impl Prepared {
                 }
                 let choice = Choice::of(args);
                 let chosen = choose_to_resume(store, &snapshot, choice, context.now()).await?;
-                let workflow = &chosen.workflow;
-                if let Some(refusal) = refusals::beyond_budget(store.as_ref(), &snapshot, workflow).await? {
-                    return Err(refusal);
+                let reruns =
+                    args.from.is_some() || args.retry_failed || args.restart || !args.retry.is_empty();
+                if snapshot.ended.is_none() || reruns || chosen.reruns_finished() {
+                    passed_budget =
+                        refusals::passed_budget(store.as_ref(), &snapshot, &chosen.workflow).await?;
                 }
                 // Retried items find their questions during the resume.
                 let mut asked = Asked::Nothing;
@@ -416,7 +442,8 @@ impl Prepared {
         if params.is_none() && !args.set.is_empty() {
             context.output.note("The params already have these values.");
         }
-        Ok(Self { run: run.clone(), frozen, chosen, local, timeout, params, choices, decides_first })
+        let run = run.clone();
+        Ok(Self { run, frozen, chosen, local, timeout, params, choices, decides_first, passed_budget })
     }
 
     async fn go_on(

@@ -67,7 +67,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     };
     let resume = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
     let before = Snapshot::read(store.as_ref(), &run).await?;
-    let mut prepared = Prepared::of(context, &store, &run, &resume).await?;
+    let mut prepared = Prepared::to_write(context, &store, &run).await?;
     prepared.chosen = Chosen::at(&store, &before, &target).await?;
     let newest = store.newest(&run, &branch).await?;
     if newest.header().reason == Reason::Rollback && newest.header().basis == Some(seq) {

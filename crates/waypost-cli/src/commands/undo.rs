@@ -26,11 +26,10 @@ pub(super) async fn undo_after(
     run: &RunId,
     to: u64,
 ) -> Result<Vec<UndoneView>, Error> {
-    let args = ResumeArgs { run: Some(run.to_string()), keep_definition: true, ..ResumeArgs::default() };
-    let prepared = Prepared::of(context, store, run, &args).await?;
+    let prepared = Prepared::to_write(context, store, run).await?;
     let session = Session::begin(context, None)?;
     let names = StepNames::of(&prepared.chosen.workflow);
-    let program = prepared.program(store, &args)?;
+    let program = prepared.program(store, &ResumeArgs::default())?;
     let engine = program.equip(Engine::new(Arc::clone(store)));
     let (mut views, mut without) = (Vec::new(), Vec::new());
     let told = |undone: &Undone| {

@@ -71,8 +71,8 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
             "changed",
             Exit::Changed,
             Some(format!(
-                "`waypost resume {run} --keep-definition` continues with the run's own copy, `--rerun-changed` reruns the \
-                 changed steps, `--with FILE` adopts another file, `--restart` starts over"
+                "`waypost resume {run} --keep-definition` continues with the run's own copy, `--with FILE` adopts \
+                 another file, `--restart` starts over"
             )),
         ),
         RunError::NoSuchWait { run, .. } | RunError::SeveralWaits { run, .. } => {

@@ -24,7 +24,11 @@ pub(crate) async fn refusals(
     let missing = snapshot.damaged().find(|damage| damage.flaw == Flaw::Missing);
     let missing = missing.map(|damage| StoreError::of_damage(damage.clone(), Some(newest)).into());
     let behind = behind(store, snapshot).await;
-    let spent = beyond_budget(store, snapshot, workflow).await?;
+    let spent = match snapshot.ended {
+        None => passed_budget(store, snapshot, workflow).await?,
+        Some(_) => None,
+    };
+    let spent = spent.map(|passed| Error::Budget { run: run(), passed });
     let held = held(&snapshot.entry);
     Ok(cancelled.into_iter().chain(undone).chain(missing).chain(behind).chain(spent).chain(held).collect())
 }
@@ -43,22 +47,12 @@ pub(crate) async fn behind(store: &dyn Store, snapshot: &Snapshot) -> Option<Err
     Some(Error::Behind { newest: snapshot.newest().header().reference(), logged, log })
 }
 
-/// Returns the error of a resume over the budget of the run.
-pub(crate) async fn beyond_budget(
-    store: &dyn Store,
-    snapshot: &Snapshot,
-    workflow: &Workflow,
-) -> Result<Option<Error>, Error> {
-    let passed = passed_budget(store, snapshot, workflow).await?;
-    Ok(passed.map(|passed| Error::Budget { run: snapshot.entry.summary.run.clone(), passed }))
-}
-
-/// Returns the usage of an unfinished run over its budget, with the limit.
+/// Returns the usage of a run over its budget, with the limit.
 pub(crate) async fn passed_budget(
     store: &dyn Store,
     snapshot: &Snapshot,
     workflow: &Workflow,
 ) -> Result<Option<String>, Error> {
-    let Some(budget) = workflow.budget().filter(|_| snapshot.ended.is_none()) else { return Ok(None) };
+    let Some(budget) = workflow.budget() else { return Ok(None) };
     Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
 }

@@ -264,3 +264,28 @@ fn a_changed_wait_begins_anew() {
         assert_eq!(trace(&rig), "z");
     }
 }
+
+// Bug: an edited question within a group or item was adopted, but the old one was asked, and its answer lost. Fix: as at the top level,
+// the changed step asks anew.
+#[test]
+fn an_edited_question_below_an_opener_is_asked_anew() {
+    let bodies = [
+        "steps: [{id: q, approve: 'ok?'}]",
+        "foreach: {items: [x], steps: [{id: q, approve: 'ok?'}]}",
+        "repeat: {max: 1, until: 'true'}, steps: [{id: q, approve: 'ok?'}]",
+    ];
+    for body in bodies {
+        let rig = Rig::with(&format!("steps: [{{id: g, {body}}}]\n"));
+        assert_eq!(
+            code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]),
+            Some(75),
+            "{body}"
+        );
+        rig.write("flow.yaml", &rig.read("flow.yaml").replace("ok?", "really?"));
+
+        let asked = rig.waypost(&["resume", "r", "-q", "--wait", "0s"]);
+        assert!(asked.contains("asks: really?"), "{asked}");
+        assert_eq!(code_of(&rig, &["answer", "r", "yes", "-q"]), Some(0), "{body}");
+        assert_eq!(code_of(&rig, &["resume", "r", "-q", "--wait", "0s"]), Some(0), "{body}");
+    }
+}

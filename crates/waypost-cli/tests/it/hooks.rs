@@ -200,3 +200,16 @@ fn each_failure_runs_its_hooks() {
         assert_eq!(rig.read("trace"), "hook\nhook\nhook\n", "{rest}");
     }
 }
+
+// Bug: hooks removed from the file while they ran were adopted in words, and refused without a way out. Fix: the refusal says why.
+#[test]
+fn begun_hooks_that_are_removed_are_told() {
+    let rig = Rig::with("steps: [{id: a, run: 'true', on_success: [{id: h, approve: 'ok?'}]}]\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    rig.write("flow.yaml", "steps: [{id: a, run: 'true'}]\n");
+
+    let said = rig.waypost(&["resume", "r", "-q"]);
+
+    assert!(said.starts_with("exit 9\n") && said.contains("the hooks of step `a` have begun"), "{said}");
+    assert!(said.contains("--keep-definition"), "{said}");
+}

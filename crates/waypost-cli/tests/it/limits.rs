@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Rig, check, wait_until};
+use crate::rig::{Rig, check, code_of, wait_until};
 
 const PAID: &str = r#"
 name: paid
@@ -321,4 +321,23 @@ fn a_small_stack_limit_is_no_obstacle() {
         let ended = limited(&rig, "-s 64", args);
         assert_eq!(ended.status.code(), Some(0), "{args}: {}", rig.told(&ended));
     }
+}
+
+// Bug: `--from` of an ended run over its budget dropped results before the refusal, the dry run said nothing, and a rollback was
+// refused. Fix: every resume that would start a step is refused first, and a rollback never.
+#[test]
+fn an_ended_run_over_its_budget_keeps_its_results() {
+    let rig = Rig::with(
+        "budget: {cost: 5}
+steps:
+  - {id: a, run: 'echo usage.cost=3 >> $WAYPOST_OUTPUT'}
+  - {id: b, run: 'echo usage.cost=3 >> $WAYPOST_OUTPUT'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "b", "--dry-run"]), Some(124));
+    assert_eq!(code_of(&rig, &["resume", "r", "--from", "b", "-q"]), Some(124));
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+    assert_eq!(code_of(&rig, &["rollback", "r@1", "-q"]), Some(0));
 }

@@ -356,13 +356,8 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
             entry
         };
         let mut entry = known.unwrap_or_else(begin);
-        let is_own =
-            |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
-        let waits = entry.waits.iter().any(is_own);
-        if waits && old.get(step) != Some(&after.steps()[place].fingerprint) {
-            // The changed step begins a wait of its own.
-            (entry.status, entry.since, entry.wake_at) = (Status::Ready, 0, None);
-            entry.waits.clear();
+        if old.get(step) != Some(&after.steps()[place].fingerprint) {
+            wait_anew(&mut entry);
         }
         if let Some(fan_outs) = relisted.get(step) {
             entry = FrontierEntry { relisted: fan_outs.clone(), ..begin() };
@@ -406,6 +401,15 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         }
     }
     TransferredPosition { position, redone, entered: relisted.into_keys().collect(), misfit }
+}
+
+/// Ends the own wait of a step with a changed definition: the step begins another wait.
+pub(crate) fn wait_anew(entry: &mut FrontierEntry) {
+    let is_own = |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
+    if entry.waits.iter().any(is_own) {
+        (entry.status, entry.since, entry.wake_at) = (Status::Ready, 0, None);
+        entry.waits.clear();
+    }
 }
 
 /// Sets action and cause of rerun steps in a plan for a transferred position.

@@ -441,6 +441,9 @@ pub(crate) fn transfer_scope(
         return Err(format!("step `{}` is in doubt, and the changed definition lacks the step", entry.step));
     }
     drop_removed_steps(old, new, position, around);
+    let print = |shape: &Shape, step: &StepId| shape.step(step.as_str()).map(|step| step.fingerprint);
+    let is_changed = |entry: &&mut FrontierEntry| print(old, &entry.step) != print(new, &entry.step);
+    position.frontier.iter_mut().filter(is_changed).for_each(change::wait_anew);
     add_new_steps((old, new), position, around)
         .map_err(|step| format!("step `{step}` is new, and precedes a finished step"))
 }

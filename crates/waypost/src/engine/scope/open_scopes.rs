@@ -264,7 +264,13 @@ pub(crate) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
     let fan = entry.open_fan();
     let children = scope.shape.steps()[place].opened(entry).filter(|_| fan.is_some());
     let unlike = || {
-        let why = format!("the open branches of step `{}` do not match the graph", entry.step);
+        let step = &entry.step;
+        let why = match entry.hooks {
+            Some(_) => {
+                format!("the hooks of step `{step}` have begun, and the changed definition lacks them")
+            }
+            None => format!("the open branches of step `{step}` do not match the graph"),
+        };
         RunError::Changed { run: scope.chain.run.clone(), why }
     };
     let source = match (fan.and_then(|fan| fan.items.as_ref()), children) {
