@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::CommandFactory as _;
 use clap_complete::CompleteEnv;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::engine::{MARK, Snapshot};
 use waypost::record::Record;
 use waypost::store::{RunQuery, Scan, ScanOrder};
@@ -120,11 +120,11 @@ fn checkpoints(current: &OsStr) -> Vec<CompletionCandidate> {
     let Some((left, begun)) = named else { return runs(current) };
     blocking(async {
         let store = CommandLine::read().store()?;
-        let (name, branch) = left.split_once('/').map_or((left, "main"), |(name, branch)| (name, branch));
+        let (name, scope) = left.split_once('/').map_or((left, "main"), |(name, scope)| (name, scope));
         let run = Reference::parse(name).ok()?.run;
         let run = find(store.as_ref(), run.as_deref(), Default::Newest).await.ok()?;
-        let branch = Some(BranchPath::new(branch).ok()?);
-        let newest = Scan { branch, order: ScanOrder::NewestFirst, limit: OFFERED_MAX, ..Scan::of(&run) };
+        let scope = Some(ScopePath::new(scope).ok()?);
+        let newest = Scan { scope, order: ScanOrder::NewestFirst, limit: OFFERED_MAX, ..Scan::of(&run) };
         let found = store.scan(&newest).await.ok()?;
         let now = time::now();
         let mut offers = Vec::new();

@@ -4,7 +4,7 @@
 //! Every frame is verified, even if an intermediate body is cached, so that damage in the database is reported
 //! early.
 
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 
 use crate::delta_cache::{CHAIN_FRAMES_MAX, CachedChain, DeltaCache};
 use crate::encode::{CODEC_DELTA, CODEC_FULL, CODEC_TRIMMED};
@@ -47,7 +47,7 @@ pub fn frame_of(codec: Option<i64>, body: Option<Vec<u8>>) -> Result<(Kind, Vec<
 /// The delta chain of a body, newest frame first. Each frame has the seq of its record.
 pub type Frames = Vec<(u64, ParsedFrame)>;
 
-/// Returns the frames of the body of record `seq`. `frame_at` reads the frame of another record of the branch, or
+/// Returns the frames of the body of record `seq`. `frame_at` reads the frame of another record of the scope, or
 /// returns the reason for a missing frame.
 ///
 /// # Errors
@@ -89,11 +89,11 @@ pub fn follow<E>(
 pub fn decode(
     delta_cache: &DeltaCache,
     run: &RunId,
-    branch: &BranchPath,
+    scope: &ScopePath,
     frames: &[(u64, ParsedFrame)],
 ) -> Result<Decoded, String> {
     let (seq, own) = frames.first().expect("a body has a frame");
-    let known = delta_cache.cached(run, branch).into_iter().filter_map(|cached| {
+    let known = delta_cache.cached(run, scope).into_iter().filter_map(|cached| {
         let is_it = |(seq, frame): &(u64, ParsedFrame)| *seq == cached.seq && frame.check() == cached.check;
         frames.iter().position(is_it).map(|at| (at, cached))
     });

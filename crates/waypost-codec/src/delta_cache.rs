@@ -1,6 +1,6 @@
-//! Cache of the newest body of each branch, as delta base for the next body.
+//! Cache of the newest body of each scope, as delta base for the next body.
 //!
-//! The cache is optional: without an entry, the next body of a branch costs a full frame. The cache is also
+//! The cache is optional: without an entry, the next body of a scope costs a full frame. The cache is also
 //! not trusted. An append checks in its transaction that the record is still stored as expected, and a read
 //! checks its frame.
 
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use waypost::id::{BranchPath, Digest, RunId};
+use waypost::id::{Digest, RunId, ScopePath};
 use waypost::record::Bytes;
 
 use crate::compression::Compressor;
@@ -16,8 +16,8 @@ use crate::lock;
 
 /// Most bytes of cached bodies: two of the largest, or a hundred runs with states of a MiB.
 const BYTES_MAX: usize = 128 << 20;
-/// Most cached branches, because small bodies cost more than their bytes.
-const BRANCHES_MAX: usize = 4096;
+/// Most cached scopes, because small bodies cost more than their bytes.
+const SCOPES_MAX: usize = 4096;
 /// Most frames of a body; limits the cost of a read, and the loss through a damaged frame.
 pub const CHAIN_FRAMES_MAX: u32 = 512;
 /// A full frame is due when the last full frame and the later deltas exceed this multiple of a new full
@@ -37,12 +37,12 @@ pub struct DeltaCache {
     pub compressor: Compressor,
     bodies: Mutex<CachedBodies>,
     /// The last body read, for sequential readers.
-    last: Mutex<Option<(RunId, BranchPath, CachedBody)>>,
+    last: Mutex<Option<(RunId, ScopePath, CachedBody)>>,
 }
 
 #[derive(Default)]
 struct CachedBodies {
-    by_branch: HashMap<(RunId, BranchPath), CachedBody>,
+    by_scope: HashMap<(RunId, ScopePath), CachedBody>,
     bytes: usize,
 }
 
@@ -119,65 +119,65 @@ impl CachedChain {
 }
 
 impl DeltaCache {
-    /// Returns the cached body of a branch.
-    pub fn newest(&self, run: &RunId, branch: &BranchPath) -> Option<CachedBody> {
-        lock(&self.bodies).by_branch.get(&(run.clone(), branch.clone())).cloned()
+    /// Returns the cached body of a scope.
+    pub fn newest(&self, run: &RunId, scope: &ScopePath) -> Option<CachedBody> {
+        lock(&self.bodies).by_scope.get(&(run.clone(), scope.clone())).cloned()
     }
 
     /// Caches the body that an append has written.
-    pub fn insert_written(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
-        lock(&self.bodies).put(run, branch, body);
+    pub fn insert_written(&self, run: &RunId, scope: &ScopePath, body: CachedBody) {
+        lock(&self.bodies).put(run, scope, body);
     }
 
-    /// Returns the cached bodies of a branch, as starting points for decoding another body.
-    pub fn cached(&self, run: &RunId, branch: &BranchPath) -> Vec<CachedBody> {
-        let last = lock(&self.last).clone().filter(|(of, path, _)| of == run && path == branch);
-        last.map(|(_, _, body)| body).into_iter().chain(self.newest(run, branch)).collect()
+    /// Returns the cached bodies of a scope, as starting points for decoding another body.
+    pub fn cached(&self, run: &RunId, scope: &ScopePath) -> Vec<CachedBody> {
+        let last = lock(&self.last).clone().filter(|(of, path, _)| of == run && path == scope);
+        last.map(|(_, _, body)| body).into_iter().chain(self.newest(run, scope)).collect()
     }
 
     /// Caches a body that was read.
-    pub fn insert_read(&self, run: &RunId, branch: &BranchPath, body: CachedBody) {
-        *lock(&self.last) = Some((run.clone(), branch.clone(), body.clone()));
+    pub fn insert_read(&self, run: &RunId, scope: &ScopePath, body: CachedBody) {
+        *lock(&self.last) = Some((run.clone(), scope.clone(), body.clone()));
         let mut bodies = lock(&self.bodies);
-        let cached = bodies.by_branch.get(&(run.clone(), branch.clone()));
+        let cached = bodies.by_scope.get(&(run.clone(), scope.clone()));
         if cached.is_none_or(|cached| cached.seq < body.seq) {
-            bodies.put(run, branch, body);
+            bodies.put(run, scope, body);
         }
     }
 
-    /// Removes a branch that has ended.
-    pub fn remove_branch(&self, run: &RunId, branch: &BranchPath) {
-        lock(&self.bodies).remove(&(run.clone(), branch.clone()));
+    /// Removes a scope that has ended.
+    pub fn remove_scope(&self, run: &RunId, scope: &ScopePath) {
+        lock(&self.bodies).remove(&(run.clone(), scope.clone()));
     }
 
     /// Removes a run that was released.
     pub fn remove_run(&self, run: &RunId) {
         let mut bodies = lock(&self.bodies);
-        bodies.by_branch.retain(|(of, _), _| of != run);
+        bodies.by_scope.retain(|(of, _), _| of != run);
         lock(&self.last).take_if(|(of, ..)| of == run);
-        bodies.bytes = bodies.by_branch.values().map(|body| body.body.capacity()).sum();
+        bodies.bytes = bodies.by_scope.values().map(|body| body.body.capacity()).sum();
     }
 }
 
 impl CachedBodies {
-    fn put(&mut self, run: &RunId, branch: &BranchPath, body: CachedBody) {
-        let key = (run.clone(), branch.clone());
+    fn put(&mut self, run: &RunId, scope: &ScopePath, body: CachedBody) {
+        let key = (run.clone(), scope.clone());
         self.remove(&key);
         if body.body.capacity() > BYTES_MAX {
             return;
         }
-        while self.by_branch.len() >= BRANCHES_MAX || self.bytes + body.body.capacity() > BYTES_MAX {
-            // An arbitrary entry: with more active branches than fit, the least recently used branch is the
+        while self.by_scope.len() >= SCOPES_MAX || self.bytes + body.body.capacity() > BYTES_MAX {
+            // An arbitrary entry: with more active scopes than fit, the least recently used scope is the
             // next to be needed, and LRU eviction would always miss.
-            let Some(any) = self.by_branch.keys().next().cloned() else { break };
+            let Some(any) = self.by_scope.keys().next().cloned() else { break };
             self.remove(&any);
         }
         self.bytes += body.body.capacity();
-        self.by_branch.insert(key, body);
+        self.by_scope.insert(key, body);
     }
 
-    fn remove(&mut self, key: &(RunId, BranchPath)) {
-        if let Some(body) = self.by_branch.remove(key) {
+    fn remove(&mut self, key: &(RunId, ScopePath)) {
+        if let Some(body) = self.by_scope.remove(key) {
             self.bytes -= body.body.capacity();
         }
     }
@@ -186,7 +186,7 @@ impl CachedBodies {
 impl fmt::Debug for CachedBodies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CachedBodies")
-            .field("branches", &self.by_branch.len())
+            .field("scopes", &self.by_scope.len())
             .field("bytes", &self.bytes)
             .finish()
     }
@@ -210,29 +210,26 @@ mod tests {
         }
     }
 
-    fn path(item: usize) -> BranchPath {
-        BranchPath::new(&format!("each:{item}")).unwrap()
+    fn path(item: usize) -> ScopePath {
+        ScopePath::new(&format!("each:{item}")).unwrap()
     }
 
     #[test]
     fn what_is_kept_is_bounded_by_bytes_and_by_count() {
         let (frames, run) = (DeltaCache::default(), RunId::new("r-1").unwrap());
 
-        for item in 0..BRANCHES_MAX + 10 {
+        for item in 0..SCOPES_MAX + 10 {
             frames.insert_written(&run, &path(item), body(1, 10));
         }
-        assert_eq!(lock(&frames.bodies).by_branch.len(), BRANCHES_MAX);
+        assert_eq!(lock(&frames.bodies).by_scope.len(), SCOPES_MAX);
         for item in 0..40 {
             frames.insert_written(&run, &path(item), body(2, BYTES_MAX / 10));
         }
 
         let bodies = lock(&frames.bodies);
-        let bytes: usize = bodies.by_branch.values().map(|body| body.body.capacity()).sum();
+        let bytes: usize = bodies.by_scope.values().map(|body| body.body.capacity()).sum();
         assert!(bytes <= BYTES_MAX && bytes == bodies.bytes, "{bytes}");
-        assert!(
-            bodies.by_branch.values().filter(|body| body.seq == 2).count() >= 9,
-            "it is used to the full"
-        );
+        assert!(bodies.by_scope.values().filter(|body| body.seq == 2).count() >= 9, "it is used to the full");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use waypost::id::{BranchPath, Digest};
+use waypost::id::{Digest, ScopePath};
 use waypost::record::Record;
 
 use crate::compression::Contexts;
@@ -15,7 +15,7 @@ use crate::header;
 pub const CODEC_PLAIN: i64 = 0;
 /// The body is stored as a full frame.
 pub const CODEC_FULL: i64 = 1;
-/// The body is stored as a delta frame of an earlier record of the branch.
+/// The body is stored as a delta frame of an earlier record of the scope.
 pub const CODEC_DELTA: i64 = 2;
 /// The body was dropped by retention.
 pub const CODEC_TRIMMED: i64 = -1;
@@ -90,10 +90,9 @@ fn encode_body(
     let Some(body) = Body::new(bytes, position_bytes).filter(|_| bytes.len() > PLAIN_BYTES_MAX) else {
         return StoredBody::Plain;
     };
-    let known = update.bodies.get(&header.branch).cloned();
-    let known = known
-        .or_else(|| delta_cache.newest(&header.run, &header.branch))
-        .filter(|base| base.seq < header.seq);
+    let known = update.bodies.get(&header.scope).cloned();
+    let known =
+        known.or_else(|| delta_cache.newest(&header.run, &header.scope)).filter(|base| base.seq < header.seq);
     let tried = known.as_ref().filter(|base| base.chain.may_grow()).and_then(|base| {
         let before = Body::new(&base.body, base.position_bytes)?;
         frame::delta(contexts, header.seq, body, base.seq, before).map(|frame| (base, frame))
@@ -102,7 +101,7 @@ fn encode_body(
         let (seq, record) = (header.seq, record.digest());
         let base =
             CachedBody { seq, record, check: frame.check(), body: bytes.clone(), position_bytes, chain };
-        update.bodies.insert(header.branch.clone(), base);
+        update.bodies.insert(header.scope.clone(), base);
     };
     let mut wasted = false;
     if let Some((base, frame)) = tried {
@@ -136,10 +135,10 @@ pub fn position_bytes(record: &Record) -> usize {
     record.header().body.as_ref().map_or(0, |body| body.position_bytes as usize)
 }
 
-/// The newest body of each branch after the write of a batch.
+/// The newest body of each scope after the write of a batch.
 #[derive(Debug, Default)]
 pub struct CacheUpdate {
-    bodies: HashMap<BranchPath, CachedBody>,
+    bodies: HashMap<ScopePath, CachedBody>,
 }
 
 impl CacheUpdate {
@@ -148,13 +147,13 @@ impl CacheUpdate {
         for record in records {
             let header = record.header();
             if header.end.is_some() {
-                self.bodies.remove(&header.branch);
-                delta_cache.remove_branch(&header.run, &header.branch);
+                self.bodies.remove(&header.scope);
+                delta_cache.remove_scope(&header.run, &header.scope);
             }
         }
-        for (branch, base) in self.bodies {
+        for (scope, base) in self.bodies {
             if let Some(record) = records.first() {
-                delta_cache.insert_written(&record.header().run, &branch, base);
+                delta_cache.insert_written(&record.header().run, &scope, base);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The stored form of a body: complete, or as a delta of an earlier body of its branch.
+//! The stored form of a body: complete, or as a delta of an earlier body of its scope.
 //!
 //! ```text
 //!   frame = check (8 bytes) | head | zstd

@@ -12,7 +12,7 @@ use crate::compression::{self, Contexts, Dictionary};
 /// Largest run record to compress; text and params of a workflow are limited to the size of a state.
 pub const RUN_BYTES_MAX: usize = STATE_BYTES_MAX;
 /// First byte of a header compressed with [`NAMES`].
-const COMPRESSED: u8 = 2;
+const COMPRESSED: u8 = 3;
 
 /// The dictionary: `header.names`, most frequent last, after the entropy tables of zstd's
 /// `ZDICT_finalizeDictionary` for some hundred headers of all kinds (level 1). Without these tables,
@@ -59,7 +59,7 @@ mod tests {
         let digest = Digest::of(NAMES).to_string();
 
         assert_eq!(
-            digest, "731a9c1b2677cc2c2269dafce60119f6daeaf79ad58ecc9b3fa13ef09979b99d",
+            digest, "335aa520e653ed0467f2e8c3c58c552d39321c3ed5bf85a63b135b5771fdf112",
             "kept headers need the dictionary that they were made with"
         );
         assert!(
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn headers_come_back_and_what_claims_to_be_too_large_does_not() {
         let compressor = Compressor::default();
-        let header = br#"{"v":2,"run":"r-1","branch":"main","seq":7,"token":1}"#;
+        let header = br#"{"v":3,"run":"r-1","scope":"main","seq":7,"token":1}"#;
 
         let kept = encode(&mut compressor.contexts(), header);
 

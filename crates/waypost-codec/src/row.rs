@@ -1,6 +1,6 @@
 //! Verified conversion of a row to a record: bytes that do not match their digest never leave this module.
 
-use waypost::id::{BranchPath, Digest, RunId};
+use waypost::id::{Digest, RunId, ScopePath};
 use waypost::record::{Flaw, HEADER_BYTES_MAX, Record};
 
 use crate::decode::Decoded;
@@ -13,8 +13,8 @@ use crate::header;
 pub struct RowPlace<'a> {
     /// The run.
     pub run: &'a RunId,
-    /// The branch.
-    pub branch: &'a BranchPath,
+    /// The scope.
+    pub scope: &'a ScopePath,
     /// The seq.
     pub seq: u64,
 }
@@ -81,7 +81,7 @@ impl StoredRow {
             let position_bytes = encode::position_bytes(&record);
             let (seq, digest, body) = (place.seq, record.digest(), body.clone());
             let cached = CachedBody { seq, record: digest, check, body, position_bytes, chain };
-            delta_cache.insert_read(place.run, place.branch, cached);
+            delta_cache.insert_read(place.run, place.scope, cached);
         }
         Ok(record)
     }
@@ -90,6 +90,6 @@ impl StoredRow {
 /// Returns a message if the record belongs to another place.
 fn misplaced(record: &Record, place: RowPlace<'_>) -> Option<String> {
     let header = record.header();
-    let is_here = header.run == *place.run && header.branch == *place.branch && header.seq == place.seq;
+    let is_here = header.run == *place.run && header.scope == *place.scope && header.seq == place.seq;
     (!is_here).then(|| format!("the header belongs to {}", header.reference()))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use waypost::memory::{MemoryStore, Part};
 use waypost::store::Store;
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 use crate::contract::{DamageTarget, StoreFixture};
 
@@ -38,9 +38,9 @@ impl StoreFixture for MemoryFixture {
 
     async fn damage(&mut self, run: &RunId, place: &DamageTarget) {
         match place {
-            DamageTarget::Run => self.0.damage(run, &BranchPath::main(), 0, Part::Run),
-            DamageTarget::Header(branch, seq) => self.0.damage(run, branch, *seq, Part::Header),
-            DamageTarget::Body(branch, seq) => self.0.damage(run, branch, *seq, Part::Body),
+            DamageTarget::Run => self.0.damage(run, &ScopePath::main(), 0, Part::Run),
+            DamageTarget::Header(scope, seq) => self.0.damage(run, scope, *seq, Part::Header),
+            DamageTarget::Body(scope, seq) => self.0.damage(run, scope, *seq, Part::Body),
         }
     }
 

@@ -41,7 +41,7 @@ pub async fn picture(store: &dyn Store, run: &RunId) -> String {
             }
             for record in &found.records {
                 let header = record.header();
-                let loaded = match store.load(run, &header.branch, header.seq).await {
+                let loaded = match store.load(run, &header.scope, header.seq).await {
                     Ok(loaded) if *loaded.header_bytes() == *record.header_bytes() => of_record(&loaded),
                     Ok(loaded) => format!("scanned {} but loaded {}", of_record(record), of_record(&loaded)),
                     Err(error) => format!("{} load: {}", header.reference(), kind(&error)),
@@ -130,7 +130,7 @@ pub fn kind(error: &StoreError) -> String {
             format!("{run} is held by {}", holder.as_ref().map_or("another process", |holder| &holder.what))
         }
         StoreError::Fenced { token, .. } => format!("fenced {token}"),
-        StoreError::Conflict { branch, seq, .. } => format!("conflict {branch}@{seq}"),
+        StoreError::Conflict { scope, seq, .. } => format!("conflict {scope}@{seq}"),
         StoreError::Damaged { damage, older } => format!("damaged {} older {older:?}", of_damage(damage)),
         StoreError::Version { found, .. } => format!("version {found}"),
         StoreError::Invalid(_) => "invalid".to_owned(),
@@ -140,7 +140,7 @@ pub fn kind(error: &StoreError) -> String {
 }
 
 fn of_damage(damage: &Damage) -> String {
-    format!("{}/{}@{}", damage.run, damage.branch, damage.seq)
+    format!("{}/{}@{}", damage.run, damage.scope, damage.seq)
 }
 
 fn of_run(run: &SealedRun) -> String {

@@ -10,7 +10,7 @@ use waypost::record::{
     RunRecord, RunStatus, SealedRun, Try, Verdict,
 };
 use waypost::store::{Batch, BatchId, FIRST_TOKEN, Lease, Progress, Signal, SignalKind, Summary};
-use waypost::{BranchPath, Digest, RunId, StepId};
+use waypost::{Digest, RunId, ScopePath, StepId};
 
 /// Returns the time `seconds` after a fixed start.
 ///
@@ -37,12 +37,12 @@ pub fn step_id(text: &str) -> StepId {
     StepId::new(text).expect("a test names steps rightly")
 }
 
-/// Returns a branch from its display form: `main`, `each:eu`.
+/// Returns a scope from its display form: `main`, `each:eu`.
 ///
 /// # Panics
-/// If `text` is not a valid branch.
-pub fn branch(text: &str) -> BranchPath {
-    BranchPath::new(text).expect("a test names branches rightly")
+/// If `text` is not a valid scope.
+pub fn scope(text: &str) -> ScopePath {
+    ScopePath::new(text).expect("a test names scopes rightly")
 }
 
 /// Returns this process as the holder of a lease, with the name `what`.
@@ -88,7 +88,7 @@ pub fn summary(status: RunStatus) -> Summary {
 
 /// Returns a signal with this id and kind.
 pub fn signal(id: &str, kind: SignalKind) -> Signal {
-    Signal { id: id.to_owned(), kind, branch: None, sender: "test".to_owned(), created_at: time(0) }
+    Signal { id: id.to_owned(), kind, scope: None, sender: "test".to_owned(), created_at: time(0) }
 }
 
 /// Returns the phase of a completed step with a single output.
@@ -100,7 +100,7 @@ pub fn completed(output: impl Into<Value>) -> Phase {
     })
 }
 
-/// Creates the records of a run, each chained to the record before on its branch.
+/// Creates the records of a run, each chained to the record before in its scope.
 ///
 /// [`header`](Self::header) returns a valid header. Change it for the test, [`seal`](Self::seal) it, and put
 /// the record into a [`batch`](Self::batch). [`step`](Self::step) does all of this for the usual case.
@@ -110,7 +110,7 @@ pub struct Links {
     token: u64,
     batches: u64,
     made: i64,
-    tips: BTreeMap<BranchPath, (u64, Option<Digest>)>,
+    tips: BTreeMap<ScopePath, (u64, Option<Digest>)>,
 }
 
 impl Links {
@@ -134,19 +134,19 @@ impl Links {
         &self.run
     }
 
-    /// Returns the seq of the next record of a branch.
-    pub fn next(&self, branch: &BranchPath) -> u64 {
-        self.tips.get(branch).map_or(1, |(seq, _)| seq + 1)
+    /// Returns the seq of the next record of a scope.
+    pub fn next(&self, scope: &ScopePath) -> u64 {
+        self.tips.get(scope).map_or(1, |(seq, _)| seq + 1)
     }
 
-    /// Returns the digest of the last record of a branch.
-    pub fn tip(&self, branch: &BranchPath) -> Option<Digest> {
-        self.tips.get(branch).and_then(|(_, digest)| *digest)
+    /// Returns the digest of the last record of a scope.
+    pub fn tip(&self, scope: &ScopePath) -> Option<Digest> {
+        self.tips.get(scope).and_then(|(_, digest)| *digest)
     }
 
-    /// Continues a branch after record `seq` with this digest, as after damage.
-    pub fn continue_after(&mut self, branch: &BranchPath, seq: u64, digest: Option<Digest>) {
-        self.tips.insert(branch.clone(), (seq, digest));
+    /// Continues a scope after record `seq` with this digest, as after damage.
+    pub fn continue_after(&mut self, scope: &ScopePath, seq: u64, digest: Option<Digest>) {
+        self.tips.insert(scope.clone(), (seq, digest));
     }
 
     /// Continues after a batch that was created elsewhere.
@@ -154,19 +154,19 @@ impl Links {
         (self.token, self.batches) = (batch.id.token, batch.id.count);
         for record in &batch.records {
             let header = record.header();
-            self.continue_after(&header.branch, header.seq, Some(record.digest()));
+            self.continue_after(&header.scope, header.seq, Some(record.digest()));
         }
     }
 
-    /// Returns a header that continues its branch.
-    pub fn header(&self, branch: &BranchPath) -> Header {
-        let seq = self.next(branch);
+    /// Returns a header that continues its scope.
+    pub fn header(&self, scope: &ScopePath) -> Header {
+        let seq = self.next(scope);
         Header {
             v: FORMAT,
             run: self.run.clone(),
-            branch: branch.clone(),
+            scope: scope.clone(),
             seq,
-            prev: self.tip(branch),
+            prev: self.tip(scope),
             basis: None,
             reason: if seq == 1 { Reason::Start } else { Reason::Step },
             step: Some(step_id("work")),
@@ -187,7 +187,7 @@ impl Links {
             trace: None,
             step_name: None,
             digests: None,
-            branch_digests: None,
+            scope_digests: None,
             about: None,
             taken: None,
             definition: None,
@@ -201,7 +201,7 @@ impl Links {
         }
     }
 
-    /// Seals a header with a state, and continues the branch from the record.
+    /// Seals a header with a state, and continues the scope from the record.
     ///
     /// # Panics
     /// If the header cannot be sealed.
@@ -211,7 +211,7 @@ impl Links {
     }
 
     /// Seals a header without a body, as for every record of a batch except the last, and continues the
-    /// branch.
+    /// scope.
     ///
     /// # Panics
     /// If the header cannot be sealed.
@@ -219,7 +219,7 @@ impl Links {
         self.put(header, None)
     }
 
-    /// Seals a header with a state that is not JSON, and continues the branch.
+    /// Seals a header with a state that is not JSON, and continues the scope.
     ///
     /// # Panics
     /// If the header cannot be sealed.
@@ -231,15 +231,15 @@ impl Links {
     fn put(&mut self, header: Header, body: Option<Body>) -> Record {
         let record = Record::seal(header, body).expect("a header of a test can be sealed");
         let header = record.header();
-        self.tips.insert(header.branch.clone(), (header.seq, Some(record.digest())));
+        self.tips.insert(header.scope.clone(), (header.seq, Some(record.digest())));
         self.made += 1;
         record
     }
 
-    /// Returns a record that completes a step on a branch; its state contains branch and seq.
-    pub fn record(&mut self, branch: &BranchPath) -> Record {
-        let header = self.header(branch);
-        let state = json!({ "branch": branch.as_str(), "seq": header.seq });
+    /// Returns a record that completes a step in a scope; its state contains scope and seq.
+    pub fn record(&mut self, scope: &ScopePath) -> Record {
+        let header = self.header(scope);
+        let state = json!({ "scope": scope.as_str(), "seq": header.seq });
         self.seal(header, &state)
     }
 
@@ -251,9 +251,9 @@ impl Links {
         Batch { id, records, consumed: Vec::new(), summary, updated_at: None, release: false }
     }
 
-    /// Returns a batch with a record that completes a step on the main branch.
+    /// Returns a batch with a record that completes a step in the main scope.
     pub fn step(&mut self) -> Batch {
-        let record = self.record(&BranchPath::main());
+        let record = self.record(&ScopePath::main());
         self.batch(vec![record])
     }
 }

@@ -98,7 +98,7 @@ async fn list(mut totals: Totals, _: Context) -> Result<Totals, StepError> {
     Ok(totals)
 }
 
-/// Processes one file, on its own branch.
+/// Processes one file, on its own scope.
 async fn add_up(file: PathBuf, name: String) -> Result<i64, StepError> {
     println!("reading {name}");
     let text = fs::read_to_string(file)?;

@@ -24,7 +24,7 @@ use waypost::id::Digester;
 use waypost::store::StoreError;
 use waypost::{Context, Engine, Graph, GraphError, RunError, StepError};
 
-/// The state of the run. The results of each file are in the file's own branch.
+/// The state of the run. The results of each file are in the file's own scope.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Index {
     folder: PathBuf,

@@ -1,7 +1,7 @@
-//! Names of runs, steps and branches, and digests of bytes.
+//! Names of runs, steps and scopes, and digests of bytes.
 //!
 //! The constructor checks every name once; the rest of the library relies on the check. Names are never used
-//! as unescaped paths: [`BranchPath::file_name`] is the only form that reaches a folder.
+//! as unescaped paths: [`ScopePath::file_name`] is the only form that reaches a folder.
 
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
@@ -19,16 +19,16 @@ use sha2::{Digest as _, Sha256};
 pub const RUN_ID_BYTES_MAX: usize = 128;
 /// Longest step id: long enough for a sentence, short enough for a terminal line.
 pub const STEP_ID_BYTES_MAX: usize = 64;
-/// Longest branch key before encoding: a URL or a path fits; a document does not.
-pub const BRANCH_KEY_BYTES_MAX: usize = 1024;
-/// Deepest nesting of branches: forks in forks, far beyond human comprehension.
-pub const BRANCH_DEPTH_MAX: usize = 16;
+/// Longest scope key before encoding: a URL or a path fits; a document does not.
+pub const SCOPE_KEY_BYTES_MAX: usize = 1024;
+/// Deepest nesting of scopes: forks in forks, far beyond human comprehension.
+pub const SCOPE_DEPTH_MAX: usize = 16;
 
 /// Why a name was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} `{name}` is not allowed: {rule}")]
 pub struct InvalidName {
-    /// The kind of name: `run id`, `step id` or `branch`.
+    /// The kind of name: `run id`, `step id` or `scope`.
     pub kind: &'static str,
     /// The name as given, clipped.
     pub name: String,
@@ -160,8 +160,8 @@ text_id! {
     /// A line of execution in a run, as displayed: `main`, or `summarise:eu`, nested with `/`.
     ///
     /// A key is arbitrary text; all bytes except letters, digits, `.`, `_`, `-` are percent-encoded. Letters outside
-    /// ASCII are accepted as they are, and shown by [`BranchPath::readable`].
-    BranchPath, check_branch, canonical_branch
+    /// ASCII are accepted as they are, and shown by [`ScopePath::readable`].
+    ScopePath, check_scope, canonical_scope
 }
 
 /// Letters of the random suffix of an id: Crockford's base 32, without ambiguous letters.
@@ -214,7 +214,7 @@ fn check_step_id(text: &str) -> Result<(), InvalidName> {
     Err(refuse("step id", text, "1 to 64 letters, digits, `_` or `-`, the first a letter or `_`"))
 }
 
-fn check_branch(text: &str) -> Result<(), InvalidName> {
+fn check_scope(text: &str) -> Result<(), InvalidName> {
     if text == MAIN {
         return Ok(());
     }
@@ -223,34 +223,34 @@ fn check_branch(text: &str) -> Result<(), InvalidName> {
         depth += 1;
         let Some((step, key)) = segment.split_once(':') else {
             let pass = segment.split_once('~').filter(|(_, pass)| is_pass(pass));
-            let wrong = || refuse("branch", text, "`main`, `STEP:KEY` or `STEP~PASS`, nested with `/`");
+            let wrong = || refuse("scope", text, "`main`, `STEP:KEY` or `STEP~PASS`, nested with `/`");
             check_step_id(pass.ok_or_else(wrong)?.0)?;
             continue;
         };
         check_step_id(step)?;
-        if key.len() <= BRANCH_KEY_BYTES_MAX && key.bytes().all(is_plain) {
+        if key.len() <= SCOPE_KEY_BYTES_MAX && key.bytes().all(is_plain) {
             continue;
         }
         let decoded = decode_key(key)
-            .ok_or_else(|| refuse("branch", text, "keys are percent-encoded UTF-8, as they are shown"))?;
+            .ok_or_else(|| refuse("scope", text, "keys are percent-encoded UTF-8, as they are shown"))?;
         let mut encoded = String::with_capacity(key.len());
         encode_key(&decoded, &mut encoded);
-        if encoded != key || decoded.len() > BRANCH_KEY_BYTES_MAX {
+        if encoded != key || decoded.len() > SCOPE_KEY_BYTES_MAX {
             return Err(refuse(
-                "branch",
+                "scope",
                 text,
                 "keys are percent-encoded as they are shown, up to 1024 bytes",
             ));
         }
     }
-    if depth > BRANCH_DEPTH_MAX {
-        return Err(refuse("branch", text, "branches nest at most 16 deep"));
+    if depth > SCOPE_DEPTH_MAX {
+        return Err(refuse("scope", text, "scopes nest at most 16 deep"));
     }
     Ok(())
 }
 
-/// Encodes the characters of a branch path outside ASCII, which keys may have in text from a person.
-fn canonical_branch(text: &str) -> Cow<'_, str> {
+/// Encodes the characters of a scope path outside ASCII, which keys may have in text from a person.
+fn canonical_scope(text: &str) -> Cow<'_, str> {
     if text.is_ascii() {
         return Cow::Borrowed(text);
     }
@@ -265,8 +265,8 @@ fn canonical_branch(text: &str) -> Cow<'_, str> {
     Cow::Owned(encoded)
 }
 
-/// Returns the text of branch paths for a person: encoded letters outside ASCII are decoded. Control characters, marks
-/// that change the direction of text, and white space stay encoded. [`BranchPath::new`] accepts the result.
+/// Returns the text of scope paths for a person: encoded letters outside ASCII are decoded. Control characters, marks
+/// that change the direction of text, and white space stay encoded. [`ScopePath::new`] accepts the result.
 pub fn readable(text: &str) -> Cow<'_, str> {
     if !text.contains('%') {
         return Cow::Borrowed(text);
@@ -300,13 +300,13 @@ fn encoded_letter(text: &str) -> Option<(usize, char)> {
 
 const MAIN: &str = "main";
 
-impl BranchPath {
-    /// Returns the main branch, which every run has.
+impl ScopePath {
+    /// Returns the main scope, which every run has.
     pub fn main() -> Self {
         Self(MAIN.into())
     }
 
-    /// Says whether this is the main branch.
+    /// Says whether this is the main scope.
     pub fn is_main(&self) -> bool {
         &*self.0 == MAIN
     }
@@ -316,12 +316,12 @@ impl BranchPath {
         readable(&self.0)
     }
 
-    /// Returns the number of ancestors: 0 for the main branch.
+    /// Returns the number of ancestors: 0 for the main scope.
     pub fn depth(&self) -> usize {
         if self.is_main() { 0 } else { self.0.bytes().filter(|byte| *byte == b'/').count() + 1 }
     }
 
-    /// Returns the path of the child that `step` opens for `key` on this branch.
+    /// Returns the path of the child that `step` opens for `key` in this scope.
     ///
     /// # Errors
     /// [`InvalidName`]: the key is too long or the nesting too deep.
@@ -335,13 +335,13 @@ impl BranchPath {
         text.push(':');
         encode_key(key, &mut text);
         // All other rules hold by construction.
-        if key.len() > BRANCH_KEY_BYTES_MAX || self.depth() == BRANCH_DEPTH_MAX {
-            check_branch(&text)?;
+        if key.len() > SCOPE_KEY_BYTES_MAX || self.depth() == SCOPE_DEPTH_MAX {
+            check_scope(&text)?;
         }
         Ok(Self(text.into()))
     }
 
-    /// Returns the path of a pass of `step` on this branch: `improve~2`.
+    /// Returns the path of a pass of `step` in this scope: `improve~2`.
     ///
     /// # Errors
     /// [`InvalidName`]: the nesting is too deep.
@@ -350,7 +350,7 @@ impl BranchPath {
         Self::new(&format!("{above}{step}~{pass}"))
     }
 
-    /// Returns the parent branch, or `None` for the main branch.
+    /// Returns the parent scope, or `None` for the main scope.
     pub fn parent(&self) -> Option<Self> {
         if self.is_main() {
             return None;
@@ -358,7 +358,7 @@ impl BranchPath {
         Some(self.0.rsplit_once('/').map_or_else(Self::main, |(parent, _)| Self(parent.into())))
     }
 
-    /// Returns the step and the decoded key that opened this branch, or `None` for the main branch. The key
+    /// Returns the step and the decoded key that opened this scope, or `None` for the main scope. The key
     /// of a pass is its number.
     pub fn opened_by(&self) -> Option<(StepId, String)> {
         if self.is_main() {
@@ -373,7 +373,7 @@ impl BranchPath {
         }
     }
 
-    /// Returns the pass of this branch, from 1; `None` for the main branch and for the branch of an item.
+    /// Returns the pass of this scope, from 1; `None` for the main scope and for the scope of an item.
     pub fn pass_number(&self) -> Option<u32> {
         let last = self.0.rsplit('/').next()?;
         if last.contains(':') { None } else { last.split_once('~')?.1.parse().ok() }
@@ -565,44 +565,44 @@ impl From<Digest> for String {
     }
 }
 
-/// The place of a checkpoint: `RUN@SEQ`, or `RUN/BRANCH@SEQ` off the main branch.
+/// The place of a checkpoint: `RUN@SEQ`, or `RUN/SCOPE@SEQ` outside the main scope.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CheckpointRef {
     /// The run.
     pub run: RunId,
-    /// The branch of the run.
-    pub branch: BranchPath,
-    /// The 1-based position on the branch.
+    /// The scope of the run.
+    pub scope: ScopePath,
+    /// The 1-based position in the scope.
     pub seq: u64,
 }
 
 impl CheckpointRef {
-    /// Creates the reference to a checkpoint of the main branch.
+    /// Creates the reference to a checkpoint of the main scope.
     pub fn main(run: RunId, seq: u64) -> Self {
-        Self { run, branch: BranchPath::main(), seq }
+        Self { run, scope: ScopePath::main(), seq }
     }
 }
 
 impl FromStr for CheckpointRef {
     type Err = InvalidName;
     fn from_str(text: &str) -> Result<Self, InvalidName> {
-        let wrong = || refuse("checkpoint", text, "`RUN@SEQ`, or `RUN/BRANCH@SEQ` off the main branch");
+        let wrong = || refuse("checkpoint", text, "`RUN@SEQ`, or `RUN/SCOPE@SEQ` outside the main scope");
         let (path, seq) = text.rsplit_once('@').ok_or_else(wrong)?;
         let seq = seq.parse().ok().filter(|seq| *seq > 0).ok_or_else(wrong)?;
-        let (run, branch) = match path.split_once('/') {
-            Some((run, branch)) => (run, BranchPath::new(branch)?),
-            None => (path, BranchPath::main()),
+        let (run, scope) = match path.split_once('/') {
+            Some((run, scope)) => (run, ScopePath::new(scope)?),
+            None => (path, ScopePath::main()),
         };
-        Ok(Self { run: RunId::new(run)?, branch, seq })
+        Ok(Self { run: RunId::new(run)?, scope, seq })
     }
 }
 
 impl fmt::Display for CheckpointRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.branch.is_main() {
+        if self.scope.is_main() {
             write!(f, "{}@{}", self.run, self.seq)
         } else {
-            write!(f, "{}/{}@{}", self.run, self.branch, self.seq)
+            write!(f, "{}/{}@{}", self.run, self.scope, self.seq)
         }
     }
 }

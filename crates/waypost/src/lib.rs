@@ -71,7 +71,7 @@
 //!
 //! # How it works
 //!
-//! A run is a tree of branches, and a branch is a chain of checkpoints. The newest checkpoint of each branch
+//! A run is a tree of scopes, and a scope is a chain of checkpoints. The newest checkpoint of each scope
 //! lists all unfinished steps. [`plan`] derives decisions from it, without side effects; [`engine`] executes
 //! them and appends the results to a [`store`]. For the whole design, read [`record`], [`store`] and
 //! [`plan`], in this order. A workflow file runs through the same engine: [`graph`] is one
@@ -100,7 +100,7 @@ pub use engine::{
 };
 pub use evidence::{Probe, Verifier};
 pub use graph::{Branches, Context, END, Graph, GraphError, HistoryEntry, ItemEnds, StepError, ToStepError};
-pub use id::{BranchPath, CheckpointRef, Digest, InvalidName, RunId, StepId};
+pub use id::{CheckpointRef, Digest, InvalidName, RunId, ScopePath, StepId};
 pub use json::diff::diff;
 pub use json::{diff, json_path};
 pub use plan::shape;

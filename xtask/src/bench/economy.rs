@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 use waypost::record::{Durability, Record};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
 
 use super::measure::{self, Bench, Bound, Demand, Measured, Topic, Unit, thread_time};
@@ -196,13 +196,13 @@ where
 
 fn newest(path: &Path) -> anyhow::Result<Record> {
     let store = SqliteStore::open_read_only(path, SqliteOptions::default())?;
-    Ok(runtime()?.block_on(store.newest(&RunId::new(RUN)?, &BranchPath::main()))?)
+    Ok(runtime()?.block_on(store.newest(&RunId::new(RUN)?, &ScopePath::main()))?)
 }
 
 /// Checks a sample of states from the whole history: each has a message more than the state before.
 fn check(path: &Path, steps: u32) -> anyhow::Result<()> {
     let store = SqliteStore::open_read_only(path, SqliteOptions::default())?;
-    let (run, main, runtime) = (RunId::new(RUN)?, BranchPath::main(), runtime()?);
+    let (run, main, runtime) = (RunId::new(RUN)?, ScopePath::main(), runtime()?);
     for seq in (1..=u64::from(steps)).step_by(37) {
         let record = runtime.block_on(store.load(&run, &main, seq))?;
         let state: Conversation = serde_json::from_slice(record.state_bytes().context("it was kept")?)?;
@@ -230,7 +230,7 @@ impl Grown {
             let store = SqliteStore::open_read_only(&path, SqliteOptions::default())?;
 
             let start = Instant::now();
-            let newest = runtime.block_on(store.newest(&run, &BranchPath::main()))?;
+            let newest = runtime.block_on(store.newest(&run, &ScopePath::main()))?;
             let figure = measure::milliseconds(1, start);
 
             ensure!(newest.state_bytes() == Some(&self.state), "the newest state is another one");

@@ -66,7 +66,7 @@ impl ForkState {
 pub(super) enum Work {
     /// Branches of a fork, each with a single step.
     Fork,
-    /// Items, each with a branch of a single step.
+    /// Items, each with a scope of a single step.
     Items,
     /// Iterations of a loop with a single step.
     Passes,

@@ -41,9 +41,9 @@ pub(super) enum Part {
     History,
     /// Resume that run, print a byte, and crash during the first step.
     Resume,
-    /// Run a fork with this number of branches, and print the peak memory.
+    /// Run a fork with this number of scopes, and print the peak memory.
     Fork,
-    /// Run this number of items, each on a branch, and print the peak memory.
+    /// Run this number of items, each in a scope, and print the peak memory.
     Items,
     /// Run this number of loop iterations, and print the peak memory.
     Passes,

@@ -19,7 +19,7 @@ use waypost::record::{
 };
 use waypost::shape::{Retry, Shape, Step};
 use waypost::store::{Lease, Store, StoreExt as _};
-use waypost::{BranchPath, Clock as _, Digest, RunId, StepId, SystemClock};
+use waypost::{Clock as _, Digest, RunId, ScopePath, StepId, SystemClock};
 
 use super::measure;
 
@@ -75,7 +75,7 @@ impl Row<State> {
     /// # Errors
     /// If a step or record is missing.
     pub(super) async fn check(&self, store: &dyn Store, name: &str) -> anyhow::Result<()> {
-        let newest = store.newest(&RunId::new(name)?, &BranchPath::main()).await?;
+        let newest = store.newest(&RunId::new(name)?, &ScopePath::main()).await?;
         let state: State = serde_json::from_slice(newest.state_bytes().context("the newest has no state")?)?;
         let (expect, seq) = (self.shape.steps().len() as u64, newest.header().seq);
         ensure!(state.steps == expect, "the newest state has {} steps of {expect}", state.steps);

@@ -168,9 +168,9 @@ pub(crate) fn step(options: &StepOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a branch as a scope of the model. The branch of hooks has two forms, for leaves and for openers.
-fn in_model(branch: &str) -> String {
-    if branch == "main" { branch.to_owned() } else { format!("main/{}", branch.replace("-hooks:", ":")) }
+/// Returns a scope path in the form of the model. The scope of hooks has two forms, for leaves and for openers.
+fn in_model(scope: &str) -> String {
+    if scope == "main" { scope.to_owned() } else { format!("main/{}", scope.replace("-hooks:", ":")) }
 }
 
 /// Plays the workflow of a seed without a kill, then `kills` times with a kill in each round. Returns the

@@ -170,8 +170,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a step that edits a file runs after the step that made the file",
         file: "engine/walk/in_place.rs",
-        on: "while let Some((mut earlier, mut checks)) = self.nearest_declarer((&branch, &step), files) {",
-        off: "while let Some((mut earlier, mut checks)) = self.nearest_declarer((&branch, &step), files).filter(|_| false) {",
+        on: "while let Some((mut earlier, mut checks)) = self.nearest_declarer((&path, &step), files) {",
+        off: "while let Some((mut earlier, mut checks)) = self.nearest_declarer((&path, &step), files).filter(|_| false) {",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_file_edited_in_place_is_made_again_from_the_first_step",
@@ -181,8 +181,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "a rollback invalidates the steps that have begun since its target",
         file: "engine/time_travel/rollback/scopes.rs",
-        on: "for step in self.begun.get(&branch).into_iter().flatten() {",
-        off: "for step in self.begun.get(&branch).into_iter().flatten().take(0) {",
+        on: "for step in self.begun.get(&scope).into_iter().flatten() {",
+        off: "for step in self.begun.get(&scope).into_iter().flatten().take(0) {",
         detector: Test {
             package: "waypost-cli",
             name: "rerun_pairs::a_rollback_runs_again_what_has_run_since",

@@ -14,7 +14,7 @@ pub(crate) struct Step {
 /// A checkpoint in the output of `waypost checkpoints --json`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) seq: u64,
     pub(crate) digest: String,
     pub(crate) phase: String,
@@ -25,7 +25,7 @@ pub(crate) struct Checkpoint {
 /// The observations after a start of the program, killed or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// Checkpoints printed as written: branch and seq.
+    /// Checkpoints printed as written: scope and seq.
     pub(crate) acknowledged: BTreeSet<(String, u64)>,
     /// Steps printed as completed.
     pub(crate) completed: BTreeSet<String>,
@@ -47,10 +47,10 @@ impl Observed {
                 serde_json::from_str(line).map_err(|error| format!("printed `{line}`: {error}"))?;
             match event["event"].as_str() {
                 Some("checkpoint_written") => {
-                    let branch = event["scope"].as_str().unwrap_or("main").to_owned();
+                    let scope = event["scope"].as_str().unwrap_or("main").to_owned();
                     let seq =
                         event["seq"].as_u64().ok_or_else(|| format!("an event without a seq: {line}"))?;
-                    self.acknowledged.insert((branch, seq));
+                    self.acknowledged.insert((scope, seq));
                 }
                 Some("step_completed") => {
                     let step =
@@ -69,7 +69,7 @@ impl Observed {
             document["checkpoints"].as_array().ok_or_else(|| format!("no checkpoints in {document}"))?;
         let read = |value: &Value| {
             Some(Checkpoint {
-                branch: value["scope"].as_str()?.to_owned(),
+                scope: value["scope"].as_str()?.to_owned(),
                 seq: value["seq"].as_u64()?,
                 digest: value["digest"].as_str()?.to_owned(),
                 phase: value["phase"].as_str()?.to_owned(),
@@ -117,11 +117,11 @@ pub(crate) fn broken(steps: &[Step], starts: &[Observed]) -> Vec<String> {
 fn lost(index: usize, start: &Observed, later: &Observed) -> Vec<String> {
     let mut broken = Vec::new();
     let after = later.checkpoints.as_deref().unwrap_or_default();
-    for (branch, seq) in &start.acknowledged {
-        match after.iter().find(|checkpoint| checkpoint.branch == *branch && checkpoint.seq == *seq) {
-            None => broken.push(format!("start {index} acknowledged {branch}@{seq}, and it is gone")),
+    for (scope, seq) in &start.acknowledged {
+        match after.iter().find(|checkpoint| checkpoint.scope == *scope && checkpoint.seq == *seq) {
+            None => broken.push(format!("start {index} acknowledged {scope}@{seq}, and it is gone")),
             Some(checkpoint) if !checkpoint.sound => {
-                broken.push(format!("start {index} acknowledged {branch}@{seq}, and it is damaged"));
+                broken.push(format!("start {index} acknowledged {scope}@{seq}, and it is damaged"));
             }
             Some(_) => {}
         }
@@ -129,7 +129,7 @@ fn lost(index: usize, start: &Observed, later: &Observed) -> Vec<String> {
     for before in start.checkpoints.iter().flatten() {
         if !after.iter().any(|after| after.digest == before.digest && after.seq == before.seq) {
             broken
-                .push(format!("{}@{} was listed after start {index} and changed", before.branch, before.seq));
+                .push(format!("{}@{} was listed after start {index} and changed", before.scope, before.seq));
         }
     }
     broken
@@ -206,7 +206,7 @@ mod tests {
     fn observed(trace: &str, finished: &str) -> Observed {
         let steps: Vec<&str> = finished.split_whitespace().collect();
         let checkpoints = (1..).zip(&steps).map(|(seq, step)| Checkpoint {
-            branch: "main".to_owned(),
+            scope: "main".to_owned(),
             seq,
             digest: format!("digest of {step}"),
             phase: "completed".to_owned(),
@@ -287,7 +287,7 @@ mod tests {
         let mut observed = Observed::default();
 
         observed
-            .read_events("{\"event\":\"checkpoint_written\",\"branch\":\"main\",\"seq\":1}\n{\"event\":\"checkpoint_wri")
+            .read_events("{\"event\":\"checkpoint_written\",\"scope\":\"main\",\"seq\":1}\n{\"event\":\"checkpoint_wri")
             .unwrap();
 
         assert_eq!(observed.acknowledged, BTreeSet::from([("main".to_owned(), 1)]));

@@ -8,7 +8,7 @@ use super::OneRun;
 use crate::format::time;
 use serde_json::Value;
 use waypost::record::Failure;
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeadLetters {
@@ -59,9 +59,9 @@ pub(crate) struct DropArgs {
 /// A finally failed item.
 #[derive(Debug, Clone)]
 pub(crate) struct DeadLetter {
-    pub(crate) branch: BranchPath,
-    /// The failed branch: the item's own, or a nested branch with steps of the item's group.
-    pub(crate) failed_on: BranchPath,
+    pub(crate) scope: ScopePath,
+    /// The failed scope: the item's own, or a nested scope with steps of the item's group.
+    pub(crate) failed_on: ScopePath,
     /// The `foreach` step, and the item's key there.
     pub(crate) each: StepId,
     pub(crate) key: String,

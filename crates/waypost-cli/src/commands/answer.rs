@@ -53,7 +53,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
     let question = meant(&Questions { run: &run, open: &open, answered: &answered, names: &names }, id)?;
     refuse_secret(store.as_ref(), &run, text).await?;
     let value = taken(store.as_ref(), &run, question, text).await?;
-    let step = names.called(&question.branch, question.step.as_str());
+    let step = names.called(&question.scope, question.step.as_str());
     engine.answer(run.as_str(), &question.wait.id, value.clone()).await.map_err(|error| match error {
         RunError::Answered { run, .. } => RunError::Answered { run, id: step.clone() },
         error => error,
@@ -63,7 +63,7 @@ pub(crate) async fn answer(context: &Context, args: AnswerArgs) -> Result<Exit, 
             v: VERSION,
             run: run.to_string(),
             id: question.wait.id.clone(),
-            branch: question.branch.to_string(),
+            scope: question.scope.to_string(),
             step: question.step.to_string(),
             value,
         })?;
@@ -194,7 +194,7 @@ fn meant<'q>(asked: &Questions<'q>, given: Option<&str>) -> Result<&'q Waiting, 
     };
     let is_meant = |waiting: &&Waiting| {
         let step = waiting.step.as_str();
-        given == step || is_step(&waiting.branch, step, given)
+        given == step || is_step(&waiting.scope, step, given)
     };
     let begins = |waiting: &&Waiting| !given.is_empty() && waiting.wait.id.starts_with(given);
     // Answered questions are selected only if no open one matches; the engine then returns the error.
@@ -223,7 +223,7 @@ fn meant<'q>(asked: &Questions<'q>, given: Option<&str>) -> Result<&'q Waiting, 
 fn listed(questions: &[&Waiting], names: &StepNames) -> String {
     let one = |waiting: &&Waiting| {
         let question = waiting.wait.question.as_ref().and_then(Value::as_str).unwrap_or_default();
-        format!("{} ({})", names.called(&waiting.branch, waiting.step.as_str()), shown(question))
+        format!("{} ({})", names.called(&waiting.scope, waiting.step.as_str()), shown(question))
     };
     questions.iter().map(one).collect::<Vec<_>>().join(", ")
 }
@@ -231,7 +231,7 @@ fn listed(questions: &[&Waiting], names: &StepNames) -> String {
 /// Returns the commands to answer these questions, one each.
 fn commands_for(run: &RunId, questions: &[&Waiting], names: &StepNames) -> String {
     let one = |waiting: &&Waiting| {
-        let step = names.called(&waiting.branch, waiting.step.as_str());
+        let step = names.called(&waiting.scope, waiting.step.as_str());
         format!("`waypost answer {run} {} ANSWER`", quoted(&step))
     };
     let mut commands: Vec<String> = questions.iter().take(COMMANDS_MAX).map(one).collect();

@@ -3,7 +3,7 @@
 //! ```text
 //!   RUN.tar.zst
 //!     run.json                  the run record, exact bytes
-//!     checkpoints/000001.jsonl  every checkpoint, branch by branch, oldest first: digest, header, body
+//!     checkpoints/000001.jsonl  every checkpoint, scope by scope, oldest first: digest, header, body
 //!     checkpoint.json           the newest checkpoint, in the format of `export`: the input of `import`
 //!     workflow.yaml             the definition in force
 //!     signals.jsonl             pending answers and signals, if any
@@ -198,7 +198,7 @@ async fn pack_checkpoints(
         let page = store.scan(&scan).await?;
         for record in &page.records {
             let header = record.header();
-            let whole = store.load(run, &header.branch, header.seq).await?;
+            let whole = store.load(run, &header.scope, header.seq).await?;
             named.take(&whole);
             text.extend(line_of(&whole));
             text.push(b'\n');

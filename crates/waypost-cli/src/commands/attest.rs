@@ -16,7 +16,7 @@ use waypost::engine::Snapshot;
 use waypost::evidence::FILE_SHA256;
 use waypost::record::{Claim, RunStatus, Verdict};
 use waypost::store::{Store, StoreError};
-use waypost::{BranchPath, CheckpointRef, Digest};
+use waypost::{CheckpointRef, Digest, ScopePath};
 use waypost_workflow::file::{Work, Workflow, separated};
 
 use super::{Context, show, verify};
@@ -162,7 +162,7 @@ fn sha256(digest: String) -> BTreeMap<&'static str, String> {
 
 /// Returns the outcome and command of a step; the workflow's text unless the record differs.
 fn step(step: &StepView, workflow: Option<&Workflow>) -> Value {
-    let is_main = step.branch == BranchPath::main().to_string();
+    let is_main = step.scope == ScopePath::main().to_string();
     let written = workflow.filter(|_| is_main).and_then(|workflow| workflow.step(&step.id));
     let written = written.and_then(|step| match &step.work {
         Work::Run(command) | Work::Service(command) => Some(command.as_str()),
@@ -170,7 +170,7 @@ fn step(step: &StepView, workflow: Option<&Workflow>) -> Value {
     });
     json!({
         "id": step.id,
-        "branch": step.branch,
+        "branch": step.scope,
         "status": step.status,
         "exit_code": step.exit_code,
         "command": step.command.as_deref().or(written),

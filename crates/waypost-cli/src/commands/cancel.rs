@@ -7,7 +7,7 @@ use waypost::engine::{BeginError, Cancel, Engine, RunError};
 use waypost::lock::Holder;
 use waypost::record::RunStatus;
 use waypost::store::{Lease, Store, StoreError};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_workflow::program::kill_processes_of;
 
 use super::Context;
@@ -91,7 +91,7 @@ async fn stopped_lease(
             place: "/proc".to_owned(),
             source,
         })?;
-        match store.acquire(run, &BranchPath::main(), &here).await {
+        match store.acquire(run, &ScopePath::main(), &here).await {
             Ok(lease) => return Ok((lease, stopped)),
             // The run was resumed in between: stop it again.
             Err(StoreError::Held { .. }) if began.elapsed() < wait => tokio::time::sleep(AGAIN_AFTER).await,
@@ -106,8 +106,8 @@ fn told(
     (cancelled, stopped): (Cancel, bool),
     undone: Option<Vec<UndoneView>>,
 ) -> Result<Exit, Error> {
-    let branches = match cancelled {
-        Cancel::Done { branches, .. } => Some(branches),
+    let scopes = match cancelled {
+        Cancel::Done { scopes, .. } => Some(scopes),
         Cancel::AlreadyCancelled if undoes => {
             return Err(Error::usage(
                 format!("cannot undo the steps of run {run}: it is cancelled"),
@@ -130,18 +130,18 @@ fn told(
             v: VERSION,
             run: run.to_string(),
             status: RunStatus::Cancelled,
-            cancelled: branches.is_some(),
+            cancelled: scopes.is_some(),
             stopped,
-            branches: branches.unwrap_or(0),
+            scopes: scopes.unwrap_or(0),
             undone,
         })?;
         return Ok(Exit::Done);
     }
-    let Some(branches) = branches else {
+    let Some(scopes) = scopes else {
         context.output.note(&format!("Nothing to do, because run {run} is already cancelled."));
         return Ok(Exit::Done);
     };
-    let others = match branches {
+    let others = match scopes {
         0 => String::new(),
         1 => ", with 1 open scope".to_owned(),
         count => format!(", with {count} open scopes"),

@@ -17,11 +17,11 @@ use crate::view::{CheckpointView, CheckpointsView, VERSION};
 
 pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
-    let branch = match &args.scope {
+    let scope_path = match &args.scope {
         Some(path) => Some(scope(store.as_ref(), &run, path).await?),
         None => None,
     };
-    let scan = Scan { branch, cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
+    let scan = Scan { scope: scope_path, cursor: args.after, limit: args.limit as usize, ..Scan::of(&run) };
     let found = store.scan(&scan).await?;
     let mut checkpoints = Vec::with_capacity(found.records.len());
     for record in &found.records {
@@ -43,7 +43,7 @@ pub(crate) async fn checkpoints(context: &Context, args: CheckpointsArgs) -> Res
 pub(crate) async fn checked(store: &dyn Store, record: &Record) -> Result<CheckpointView, Error> {
     let header = record.header();
     let mut view = of_record(record);
-    match store.load(&header.run, &header.branch, header.seq).await {
+    match store.load(&header.run, &header.scope, header.seq).await {
         Ok(loaded) if has_lost_state(&loaded) => {
             view.bytes = Some(record.header_bytes().len() as u64);
             view.state = Some(false);
@@ -68,7 +68,7 @@ pub(crate) fn of_record(record: &Record) -> CheckpointView {
     let header = record.header();
     CheckpointView {
         reference: header.reference().to_string(),
-        branch: header.branch.to_string(),
+        scope: header.scope.to_string(),
         seq: header.seq,
         phase: Some(header.phase.name()),
         reason: Some(header.reason),
@@ -92,7 +92,7 @@ pub(crate) fn of_record(record: &Record) -> CheckpointView {
 fn of_damage(damage: &Damage) -> CheckpointView {
     CheckpointView {
         reference: damaged_reference(&damage.run, damage).to_string(),
-        branch: damage.branch.to_string(),
+        scope: damage.scope.to_string(),
         seq: damage.seq,
         phase: None,
         reason: None,
@@ -113,12 +113,12 @@ fn of_damage(damage: &Damage) -> CheckpointView {
     }
 }
 
-/// Inserts damaged records by branch and seq.
+/// Inserts damaged records by scope and seq.
 fn insert_damaged(views: &mut Vec<CheckpointView>, damaged: &[Damage]) {
     for damage in damaged {
         let view = of_damage(damage);
-        let after = views.iter().rposition(|other| other.branch == view.branch && other.seq < view.seq);
-        let first = views.iter().position(|other| other.branch == view.branch);
+        let after = views.iter().rposition(|other| other.scope == view.scope && other.seq < view.seq);
+        let first = views.iter().position(|other| other.scope == view.scope);
         let place = after.map(|place| place + 1).or(first).unwrap_or(views.len());
         views.insert(place, view);
     }

@@ -53,7 +53,7 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     };
     let fails = |header: &Header| header.phase.failure().is_some_and(|failure| !failure.retried);
     let mut heads = snapshot.heads.iter().map(|head| head.record.header());
-    let stopped = heads.any(|header| fails(header) && dead_letters::stops(workflow, &header.branch));
+    let stopped = heads.any(|header| fails(header) && dead_letters::stops(workflow, &header.scope));
     let stopped = stopped.then(|| {
         format!(
             "a failed item stopped its step by `on_item_failure`; `waypost resume {run}` retries the item"
@@ -67,10 +67,10 @@ async fn why_none(store: &dyn Store, run: &RunId) -> Result<String, Error> {
     Ok(failed_before(&snapshot).unwrap_or_else(|| none.to_owned()))
 }
 
-/// Returns the newest record of the main branch.
+/// Returns the newest record of the main scope.
 fn main_of(snapshot: &Snapshot) -> Option<&Record> {
     let mut heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
-    heads.find(|record| record.header().branch.is_main())
+    heads.find(|record| record.header().scope.is_main())
 }
 
 /// Returns how many items had failed in the parent run, if this run has no failed items.
@@ -79,7 +79,7 @@ fn failed_before(snapshot: &Snapshot) -> Option<String> {
     let main = main_of(snapshot);
     let state = main.and_then(|main| serde_json::from_slice::<WorkflowState>(main.state_bytes()?).ok());
     let count = match state.map_or(0, |state| state.items_failed()) {
-        // Failures of a nested `foreach` are in the states of branches.
+        // Failures of a nested `foreach` are in the states of scopes.
         0 => main.and_then(|main| main.position().ok()).map_or(0, |position| position.failed_children()),
         count => count,
     };
@@ -107,16 +107,16 @@ async fn list(context: &Context, args: OneRun) -> Result<Exit, Error> {
     }
     let names = names(store.as_ref(), &run).await;
     let mut keys = HashSet::new();
-    let is_nested = |letter: &DeadLetter| letter.branch.parent().is_some_and(|above| !above.is_main());
+    let is_nested = |letter: &DeadLetter| letter.scope.parent().is_some_and(|above| !above.is_main());
     let scopes = !letters.iter().all(|letter| keys.insert(&letter.key)) || letters.iter().any(is_nested);
     let rows = letters.iter().map(|letter| {
         let failed = dead_letters::place(letter, &names);
-        let item = format!("{}/", names.path(&letter.branch));
+        let item = format!("{}/", names.path(&letter.scope));
         let failed = failed.strip_prefix(&item).filter(|_| letter.step.is_some()).unwrap_or_default();
         let error = letter.failure.error.first().map_or("", String::as_str);
         vec![
             shown(&letter.key).into_owned(),
-            if scopes { shown(&names.path(&letter.branch)).into_owned() } else { String::new() },
+            if scopes { shown(&names.path(&letter.scope)).into_owned() } else { String::new() },
             letter.index.to_string(),
             failed.to_owned(),
             letter.attempts.to_string(),
@@ -167,7 +167,7 @@ async fn show(context: &Context, args: ShowLetters) -> Result<Exit, Error> {
         let mut text = format!(
             "{}\n  scope     {}\n  item      {}\n  attempts  {}\n",
             shown(&letter.key),
-            shown(&names.path(&letter.branch)),
+            shown(&names.path(&letter.scope)),
             context.output.wrapped(&shown(&item), 12, 12),
             letter.attempts
         );
@@ -192,7 +192,7 @@ async fn retry(context: &Context, args: RetryArgs) -> Result<Exit, Error> {
     let found = dead_letters::chosen(store.as_ref(), &run, &args.keys).await?;
     let item = match (&args.item, found.as_slice()) {
         (None, _) => None,
-        (Some(_), [letter]) if letter.failed_on != letter.branch => {
+        (Some(_), [letter]) if letter.failed_on != letter.scope => {
             return Err(Error::usage(
                 format!("cannot change the item `{}`: it failed in a step of a group", shown(&letter.key)),
                 "`waypost dead-letters retry RUN KEY` retries the item unchanged",
@@ -235,8 +235,8 @@ async fn drop_them(context: &Context, args: DropArgs) -> Result<Exit, Error> {
     if found.is_empty() {
         return nothing(context, &run, &why_none(store.as_ref(), &run).await?);
     }
-    let branches: Vec<_> = found.iter().map(|letter| letter.branch.clone()).collect();
-    Engine::new(Arc::clone(&store)).leave_branches(&run, &branches, &person()).await?;
+    let scopes: Vec<_> = found.iter().map(|letter| letter.scope.clone()).collect();
+    Engine::new(Arc::clone(&store)).leave_scopes(&run, &scopes, &person()).await?;
     if context.output.json {
         let keys = found.into_iter().map(|letter| letter.key).collect();
         context.output.document(&DroppedView { v: VERSION, run: run.to_string(), dropped: keys })?;
@@ -279,7 +279,7 @@ fn view(store: &dyn Store, run: &RunId, letter: &DeadLetter) -> DeadLetterView {
     let folder = store.folder(run);
     DeadLetterView {
         key: letter.key.clone(),
-        branch: letter.branch.to_string(),
+        scope: letter.scope.to_string(),
         foreach: letter.each.to_string(),
         step: letter.step.as_ref().map(ToString::to_string),
         index: letter.index,

@@ -44,8 +44,8 @@ pub(crate) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Erro
     }
     let (old_names, new_names) =
         (names(store.as_ref(), &before.run).await, names(store.as_ref(), &after.run).await);
-    let old_values = values(&old, &StateAt { branch: &before.branch, names: &old_names });
-    let new_values = values(&new, &StateAt { branch: &after.branch, names: &new_names });
+    let old_values = values(&old, &StateAt { scope: &before.scope, names: &old_names });
+    let new_values = values(&new, &StateAt { scope: &after.scope, names: &new_names });
     let lines: Vec<String> = match old_values.zip(new_values) {
         Some((old, new)) => by_path(&old, &new),
         None => differences.iter().map(|found| told(&found.path.to_string(), found.change)).collect(),

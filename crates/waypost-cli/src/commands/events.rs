@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use waypost::events::{self, Cursor, Event};
 use waypost::record::{Flaw, Record, RunStatus};
 use waypost::store::{Damage, Scan, Store, StoreExt as _};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 use super::Context;
 use crate::cli::EventsArgs;
@@ -64,41 +64,41 @@ fn cursor(text: &str) -> Result<Cursor, Error> {
 }
 
 /// The sort key of a record in its run: order of writing. Records of one commit share a time; records of
-/// outer branches come first.
+/// outer scopes come first.
 type Place = (Timestamp, usize, Rank, u64);
 
-/// The order of branches of equal depth within a commit.
+/// The order of scopes of equal depth within a commit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     /// Opened by this commit, after this number of others.
     Opened(usize),
     /// Opened before.
-    Known(BranchPath),
+    Known(ScopePath),
 }
 
 /// Reads records incrementally, in order of writing.
 ///
-/// Branches are read one after the other, while others may grow. A follower therefore prints only records not
+/// Scopes are read one after the other, while others may grow. A follower therefore prints only records not
 /// newer than those of the previous poll: their commits are complete.
 pub(super) struct Reader<'a> {
     store: &'a dyn Store,
     run: &'a RunId,
-    /// The newest printed record of each branch.
-    printed: HashMap<BranchPath, u64>,
+    /// The newest printed record of each scope.
+    printed: HashMap<ScopePath, u64>,
     /// Damaged checkpoints already reported.
-    damaged: BTreeSet<(BranchPath, u64)>,
+    damaged: BTreeSet<(ScopePath, u64)>,
     /// The place of the cursor, and how many events of its record to skip.
     begin: Option<(Place, u32)>,
     /// The time of the newest record seen in a poll.
     seen: Timestamp,
-    /// The opening time and ordinal of each branch.
-    opened: HashMap<BranchPath, (Timestamp, usize)>,
+    /// The opening time and ordinal of each scope.
+    opened: HashMap<ScopePath, (Timestamp, usize)>,
 }
 
 /// An unprinted record; beyond the memory limit only its place.
 struct FoundEvents {
     place: Place,
-    branch: BranchPath,
+    scope: ScopePath,
     record: Option<Box<Record>>,
 }
 
@@ -110,27 +110,27 @@ impl<'a> Reader<'a> {
 
     fn place_of(&self, record: &Record) -> Place {
         let header = record.header();
-        let opened = self.opened.get(&header.branch).filter(|(at, _)| *at == header.created_at);
+        let opened = self.opened.get(&header.scope).filter(|(at, _)| *at == header.created_at);
         let rank = match opened {
             Some((_, nth)) => Rank::Opened(*nth),
-            None => Rank::Known(header.branch.clone()),
+            None => Rank::Known(header.scope.clone()),
         };
-        (header.created_at, header.branch.depth(), rank, header.seq)
+        (header.created_at, header.scope.depth(), rank, header.seq)
     }
 
     /// Skips events up to a cursor. If the cursor's record is damaged now, the time comes from the next
-    /// record of the branch.
+    /// record of the scope.
     async fn begin_after(&mut self, cursor: Cursor) -> Result<(), Error> {
-        let Cursor { branch, seq, index } = cursor;
-        let branches = self.branches().await?;
-        let scan = Scan { branch: Some(branch.clone()), seq_min: Some(seq), limit: 1, ..Scan::of(self.run) };
-        let found = match branches.contains(&branch) {
+        let Cursor { scope, seq, index } = cursor;
+        let scopes = self.scopes().await?;
+        let scan = Scan { scope: Some(scope.clone()), seq_min: Some(seq), limit: 1, ..Scan::of(self.run) };
+        let found = match scopes.contains(&scope) {
             true => self.store.scan(&scan).await?.records.pop(),
             false => None,
         };
         let Some(found) = found else {
             return Err(Error::not_found(
-                format!("event `{branch}@{seq}.{index}` in run {}", self.run),
+                format!("event `{scope}@{seq}.{index}` in run {}", self.run),
                 "use the `cursor` of an event of this run",
             ));
         };
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
         found.retain(|found| found.place.0 <= horizon);
         found.sort_by(|one, other| one.place.cmp(&other.place));
         let mut any = false;
-        for FoundEvents { place, branch, record } in found {
+        for FoundEvents { place, scope, record } in found {
             let passed = match &self.begin {
                 Some((begin, _)) if place < *begin => u32::MAX,
                 Some((begin, passed)) if place == *begin => *passed,
@@ -163,13 +163,13 @@ impl<'a> Reader<'a> {
             let record = match record {
                 Some(record) => Some(record),
                 None if passed == u32::MAX => None,
-                None => self.record_at(&branch, seq).await?.map(Box::new),
+                None => self.record_at(&scope, seq).await?.map(Box::new),
             };
             if let Some(record) = record.filter(|_| passed < u32::MAX) {
                 any |= events::of(&record).len() > passed as usize;
                 each(&record, passed as usize).await?;
             }
-            self.printed.insert(branch, seq);
+            self.printed.insert(scope, seq);
         }
         Ok(any)
     }
@@ -177,9 +177,9 @@ impl<'a> Reader<'a> {
     /// Returns the unprinted records with their places; beyond the memory limit only the places.
     async fn find_new(&mut self, context: &Context) -> Result<Vec<FoundEvents>, Error> {
         let mut new = Vec::new();
-        for branch in self.branches().await? {
-            let seq_min = self.printed.get(&branch).map(|seq| seq + 1);
-            let mut scan = Scan { branch: Some(branch), seq_min, ..Scan::of(self.run) };
+        for scope in self.scopes().await? {
+            let seq_min = self.printed.get(&scope).map(|seq| seq + 1);
+            let mut scan = Scan { scope: Some(scope), seq_min, ..Scan::of(self.run) };
             loop {
                 let page = self.store.scan(&scan).await?;
                 // A record damaged in one copy and sound in another is printed.
@@ -191,8 +191,8 @@ impl<'a> Reader<'a> {
                     let place = self.place_of(&record);
                     self.seen = self.seen.max(place.0);
                     let is_kept = new.len() < KEPT_MAX;
-                    let branch = record.header().branch.clone();
-                    new.push(FoundEvents { place, branch, record: is_kept.then(|| Box::new(record)) });
+                    let scope = record.header().scope.clone();
+                    new.push(FoundEvents { place, scope, record: is_kept.then(|| Box::new(record)) });
                 }
                 match page.next {
                     Some(cursor) => scan.cursor = Some(cursor),
@@ -203,9 +203,9 @@ impl<'a> Reader<'a> {
         Ok(new)
     }
 
-    async fn record_at(&self, branch: &BranchPath, seq: u64) -> Result<Option<Record>, Error> {
+    async fn record_at(&self, scope: &ScopePath, seq: u64) -> Result<Option<Record>, Error> {
         let (seq_min, seq_max) = (Some(seq), Some(seq));
-        let scan = Scan { branch: Some(branch.clone()), seq_min, seq_max, ..Scan::of(self.run) };
+        let scan = Scan { scope: Some(scope.clone()), seq_min, seq_max, ..Scan::of(self.run) };
         Ok(self.store.scan(&scan).await?.records.pop())
     }
 
@@ -217,29 +217,29 @@ impl<'a> Reader<'a> {
             "checkpoint {at} is {what}, its events are omitted; `waypost verify {}` shows details",
             self.run
         );
-        if self.damaged.insert((damage.branch.clone(), damage.seq)) {
+        if self.damaged.insert((damage.scope.clone(), damage.seq)) {
             context.output.warn(&context.with_store(&text));
         }
     }
 
-    /// Returns the branches in order of opening.
-    async fn branches(&mut self) -> Result<Vec<BranchPath>, Error> {
+    /// Returns the scopes in order of opening.
+    async fn scopes(&mut self) -> Result<Vec<ScopePath>, Error> {
         let mut names = Vec::new();
         let mut scan = Scan { seq_max: Some(1), ..Scan::of(self.run) };
         loop {
             let page = self.store.scan(&scan).await?;
             for header in page.records.iter().map(Record::header) {
-                self.opened.entry(header.branch.clone()).or_insert((header.created_at, names.len()));
-                names.push(header.branch.clone());
+                self.opened.entry(header.scope.clone()).or_insert((header.created_at, names.len()));
+                names.push(header.scope.clone());
             }
-            names.extend(page.damaged.iter().map(|damage| damage.branch.clone()));
+            names.extend(page.damaged.iter().map(|damage| damage.scope.clone()));
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),
                 None => break,
             }
         }
-        // A main branch with a damaged or quarantined first record still exists.
-        let main = BranchPath::main();
+        // A main scope with a damaged or quarantined first record still exists.
+        let main = ScopePath::main();
         if !names.contains(&main) && self.store.newest(self.run, &main).await.is_ok() {
             names.insert(0, main);
         }

@@ -10,7 +10,7 @@ use waypost::engine::Snapshot;
 use waypost::evidence::literal_path;
 use waypost::record::{Phase, Record};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 
 use super::Context;
 use crate::cli::{Evidence, EvidenceArgs};
@@ -45,10 +45,10 @@ async fn accept(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let chosen = choose(store.as_ref(), &snapshot, &Choice::for_inspection()).await?;
     let named = named(store.as_ref(), &run, (&args.step, &chosen)).await?;
     let accepted =
-        current_evidence::accept(&store, &snapshot, &chosen, (named.branch.as_ref(), &named.step)).await?;
+        current_evidence::accept(&store, &snapshot, &chosen, (named.scope.as_ref(), &named.step)).await?;
     let names = StepNames::of(&chosen.workflow);
-    let step = match &named.branch {
-        Some(branch) if !context.output.json => names.called(branch, named.step.as_str()),
+    let step = match &named.scope {
+        Some(scope) if !context.output.json => names.called(scope, named.step.as_str()),
         _ => named.to_string(),
     };
     if context.output.json {
@@ -113,57 +113,57 @@ fn suggestion(written: &[Written], more: bool, secret: usize) -> Option<String> 
     (!lines.is_empty()).then(|| format!("evidence:\n{}", lines.join("\n")))
 }
 
-/// A step named by the user, on one branch or on any.
+/// A step named by the user, in one scope or in any.
 #[derive(Debug)]
 struct Named {
-    branch: Option<BranchPath>,
+    scope: Option<ScopePath>,
     step: StepId,
 }
 
 impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.branch {
-            Some(branch) => f.write_str(&step_on(branch, self.step.as_str())),
+        match &self.scope {
+            Some(scope) => f.write_str(&step_on(scope, self.step.as_str())),
             None => write!(f, "{}", self.step),
         }
     }
 }
 
-/// Parses a step: `STEP`, or `BRANCH/STEP` of a branch of the run.
+/// Parses a step: `STEP`, or `SCOPE/STEP` of a scope of the run.
 async fn named(store: &dyn Store, run: &RunId, (text, chosen): (&str, &Chosen)) -> Result<Named, Error> {
     let text = encoded(store, run, text).await?;
-    let StepRef { branch, step } = StepRef::parse(&text);
+    let StepRef { scope, step } = StepRef::parse(&text);
     let Some(step) = step else {
         let hint = format!("name a step in the scope: {text}/STEP");
         return Err(Error::usage(format!("`{text}` is a scope, not a step"), hint));
     };
-    let is_there = match &branch {
-        Some(branch) if !store.branches(run).await?.contains(branch) => false,
+    let is_there = match &scope {
+        Some(scope) if !store.scopes(run).await?.contains(scope) => false,
         _ => chosen.workflow.step(&step).is_some(),
     };
     match StepId::new(&step).ok().filter(|_| is_there) {
-        Some(step) => Ok(Named { branch, step }),
-        None => Err(no_step(store, run, &StepRef { branch, step: Some(step) }).await?),
+        Some(step) => Ok(Named { scope, step }),
+        None => Err(no_step(store, run, &StepRef { scope, step: Some(step) }).await?),
     }
 }
 
-/// Returns the last begin and end of a step, on its branch or on any.
+/// Returns the last begin and end of a step, in its scope or in any.
 async fn times(store: &dyn Store, run: &RunId, named: &Named) -> Result<(SystemTime, SystemTime), Error> {
-    let Named { branch, step } = named;
+    let Named { scope, step } = named;
     let mut found = None;
-    let branches = match branch {
-        Some(branch) => BTreeSet::from([branch.clone()]),
-        None => store.branches(run).await?,
+    let scopes = match scope {
+        Some(scope) => BTreeSet::from([scope.clone()]),
+        None => store.scopes(run).await?,
     };
-    for branch in branches {
-        let newest = store.newest(run, &branch).await?.header().seq;
+    for scope in scopes {
+        let newest = store.newest(run, &scope).await?.header().seq;
         let ends = |record: &Record| {
             let header = record.header();
             header.step.as_ref() == Some(step) && matches!(header.phase, Phase::Completed(_))
         };
-        let Some(end) = store.find_back(run, &branch, newest, &ends).await? else { continue };
+        let Some(end) = store.find_back(run, &scope, newest, &ends).await? else { continue };
         let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
-        let Some(start) = store.find_back(run, &branch, end.header().seq, &starts).await? else { continue };
+        let Some(start) = store.find_back(run, &scope, end.header().seq, &starts).await? else { continue };
         let times = (start.header().created_at, end.header().created_at);
         if found.is_none_or(|(_, ended)| ended < times.1) {
             found = Some(times);

@@ -1,4 +1,4 @@
-//! The executions of a step, from the records of its branch: runs, reuses and skips, with causes.
+//! The executions of a step, from the records of its scope: runs, reuses and skips, with causes.
 
 use std::collections::BTreeSet;
 
@@ -22,14 +22,14 @@ struct Seen {
     has_waited: bool,
     /// The requester of the stop of the last attempt.
     stopped_by: Option<String>,
-    /// The cause of all later starts without a cause of their own: the branch continued from an older record.
+    /// The cause of all later starts without a cause of their own: the scope continued from an older record.
     went_back: Option<CauseView>,
     /// The cause of the next start, from an event, and the person who requested it.
     cause: Option<CauseView>,
     by: Option<String>,
 }
 
-/// Lists the executions of a step, oldest first. `records`: all records of the branch, oldest first.
+/// Lists the executions of a step, oldest first. `records`: all records of the scope, oldest first.
 pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
     let mut seen = Seen::default();
     let mut found: Vec<ExecutionView> = Vec::new();

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use waypost::engine::{Adoption, Edit, OnChange, SessionOptions, Snapshot, StartOptions};
 use waypost::record::{Record, RunRecord};
 use waypost::store::{Signal, SignalKind, Store};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::{GivenParams, Workflow};
 use waypost_workflow::program::{WorkflowProgram, WorkflowState};
 
@@ -57,7 +57,7 @@ impl Params {
         program: &WorkflowProgram,
         record: &RunRecord,
         (session, adoption): (SessionOptions, Option<Adoption>),
-        from: Option<(BranchPath, StepId)>,
+        from: Option<(ScopePath, StepId)>,
     ) -> Result<StartOptions<WorkflowState>, Error> {
         let Self { before, now } = self;
         program.initial_state(now.clone())?;
@@ -85,7 +85,7 @@ pub(super) async fn pending(store: &dyn Store, run: &RunId) -> Result<Vec<Signal
     Ok(store.signals(run).await?.into_iter().filter(is_given).collect())
 }
 
-/// Warns that the new run does not inherit these answers and signals. `newest`: the newest record of each branch, to name
+/// Warns that the new run does not inherit these answers and signals. `newest`: the newest record of each scope, to name
 /// the steps that wait.
 pub(super) fn report_given<'a>(
     context: &Context,
@@ -96,7 +96,7 @@ pub(super) fn report_given<'a>(
     let mut asking = BTreeMap::new();
     for record in newest {
         for entry in record.position().unwrap_or_default().frontier {
-            let step = step_on(&record.header().branch, entry.step.as_str());
+            let step = step_on(&record.header().scope, entry.step.as_str());
             asking.extend(entry.waits.into_iter().map(|wait| (wait.id, step.clone())));
         }
     }

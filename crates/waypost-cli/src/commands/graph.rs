@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use waypost::engine::Snapshot;
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_workflow::file::{Body, Step, Work, Workflow};
 
 use super::report::history::{self, RunHistory};
@@ -87,19 +87,19 @@ pub(super) fn nodes_of_run(
     show: &crate::view::ShowView,
     history: &RunHistory,
 ) -> Vec<Node> {
-    let ended = history.ends().map(|(branch, step, outcome)| (branch.clone(), step.to_string(), outcome));
+    let ended = history.ends().map(|(scope, step, outcome)| (scope.clone(), step.to_string(), outcome));
     let now = show
         .steps
         .iter()
-        .filter_map(|step| Some((BranchPath::new(&step.branch).ok()?, step.id.clone(), step.outcome())));
+        .filter_map(|step| Some((ScopePath::new(&step.scope).ok()?, step.id.clone(), step.outcome())));
     // The current status of a step replaces the recorded outcome.
-    let statuses: HashMap<(BranchPath, String), &'static str> =
-        ended.chain(now).map(|(branch, step, status)| ((branch, step), status)).collect();
+    let statuses: HashMap<(ScopePath, String), &'static str> =
+        ended.chain(now).map(|(scope, step, status)| ((scope, step), status)).collect();
     let mut by_path: HashMap<Vec<String>, (u32, Vec<&'static str>)> = HashMap::new();
-    for ((branch, step), status) in statuses {
-        let pass = branch.pass_number().unwrap_or_default();
-        let around = std::iter::successors(Some(branch), BranchPath::parent);
-        let openers = around.filter_map(|branch| Some(branch.opened_by()?.0.to_string()));
+    for ((scope, step), status) in statuses {
+        let pass = scope.pass_number().unwrap_or_default();
+        let around = std::iter::successors(Some(scope), ScopePath::parent);
+        let openers = around.filter_map(|scope| Some(scope.opened_by()?.0.to_string()));
         let mut path: Vec<String> = openers.collect();
         path.reverse();
         path.push(step);

@@ -10,7 +10,7 @@ use waypost::engine::Snapshot;
 use waypost::plan::{Action, Decision};
 use waypost::record::{Phase, RunStatus, Start, Try};
 use waypost::store::{Scan, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::log_name;
 
@@ -75,7 +75,7 @@ pub(crate) async fn logs(context: &Context, mut args: LogsArgs) -> Result<Exit, 
     }
 }
 
-/// Returns whether a single step of a single branch is requested.
+/// Returns whether a single step of a single scope is requested.
 fn is_one_step(named: Option<&str>) -> bool {
     named.map(StepRef::parse).is_some_and(|named| named.step.is_some())
 }
@@ -106,7 +106,7 @@ async fn came_from(context: &Context, store: &dyn Store, run: &RunId, step: &str
     let chosen = Chosen::in_force(store, &snapshot).ok()?;
     let plan = chosen.plan(store, &snapshot, None, context.now()).await.ok()?;
     let is_done = |decision: &Decision| {
-        let is_it = decision.branch.is_main() && decision.step.as_str() == step;
+        let is_it = decision.scope.is_main() && decision.step.as_str() == step;
         is_it && decision.action == Action::Reuse
     };
     plan.decisions.iter().any(is_done).then_some(parent)
@@ -124,11 +124,11 @@ async fn no_tries(
     let definition = &entry.record.record().definition;
     let workflow = definition.text.as_deref().and_then(|text| Workflow::parse(text, Path::new("")).ok());
     let known = match StepRef::parse(step) {
-        StepRef { branch: Some(branch), step } => {
+        StepRef { scope: Some(scope), step } => {
             let of_workflow = |step: &String| workflow.as_ref().is_none_or(|all| all.step(step).is_some());
-            store.branches(run).await?.contains(&branch) && step.as_ref().is_none_or(of_workflow)
+            store.scopes(run).await?.contains(&scope) && step.as_ref().is_none_or(of_workflow)
         }
-        StepRef { branch: None, .. } => {
+        StepRef { scope: None, .. } => {
             definition.steps.iter().any(|print| print.id.as_str() == step)
                 || workflow.is_some_and(|workflow| workflow.step(step).is_some())
         }
@@ -183,10 +183,10 @@ async fn report_lost(
     Ok(true)
 }
 
-/// An attempt of a step on a branch.
+/// An attempt of a step in a scope.
 #[derive(Debug, Clone)]
 struct Attempt {
-    branch: BranchPath,
+    scope: ScopePath,
     start: Start,
     began: Timestamp,
     /// The time of the record of the end.
@@ -201,12 +201,12 @@ struct Attempt {
 
 impl Attempt {
     fn blob(&self) -> String {
-        log_name(&self.branch, &self.start.step, &self.start.at)
+        log_name(&self.scope, &self.start.step, &self.start.at)
     }
 
     fn view(&self, bytes: &[u8], missing: bool) -> LogView {
         LogView {
-            branch: self.branch.to_string(),
+            scope: self.scope.to_string(),
             step: self.start.step.to_string(),
             attempt: self.start.at.attempt,
             iteration: self.start.at.iteration.clone(),
@@ -220,7 +220,7 @@ impl Attempt {
     /// Returns the path of the step, with the attempt, the passes of the loops around it, and its rerun.
     fn name(&self, names: &StepNames) -> String {
         let Try { attempt, iteration, .. } = &self.start.at;
-        let mut name = names.called(&self.branch, self.start.step.as_str());
+        let mut name = names.called(&self.scope, self.start.step.as_str());
         let _ = write!(name, " (attempt {attempt}");
         if !iteration.is_empty() {
             let passes: Vec<_> = iteration.iter().map(u32::to_string).collect();
@@ -269,14 +269,14 @@ struct LogsAt<'a> {
     follows: bool,
 }
 
-/// Returns whether STEP names a step, or a step that opens the branch.
-fn names(named: &StepRef, branch: &BranchPath, step: &StepId) -> bool {
-    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    let mut openers = around.filter_map(|branch| Some((branch.parent()?, branch.opened_by()?.0)));
-    named.is(branch, step.as_str()) || openers.any(|(above, opener)| named.is(&above, opener.as_str()))
+/// Returns whether STEP names a step, or a step that opens the scope.
+fn names(named: &StepRef, scope: &ScopePath, step: &StepId) -> bool {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    let mut openers = around.filter_map(|scope| Some((scope.parent()?, scope.opened_by()?.0)));
+    named.is(scope, step.as_str()) || openers.any(|(above, opener)| named.is(&above, opener.as_str()))
 }
 
-/// Lists the attempts with a recorded start, in the order of starts over all branches.
+/// Lists the attempts with a recorded start, in the order of starts over all scopes.
 async fn tries(
     store: &dyn Store,
     run: &RunId,
@@ -303,15 +303,15 @@ async fn tries(
                 .then_some(header.created_at);
             let ended = ended.iter().map(|start| (start, printed, end));
             for (start, printed, end) in ended.chain(header.started.iter().map(|start| (start, 0, None))) {
-                if named.as_ref().is_some_and(|named| !names(named, &header.branch, &start.step)) {
+                if named.as_ref().is_some_and(|named| !names(named, &header.scope, &start.step)) {
                     continue;
                 }
-                let of = (header.branch.clone(), start.step.clone(), start.at.clone());
+                let of = (header.scope.clone(), start.step.clone(), start.at.clone());
                 let place = *seen.entry(of).or_insert(tries.len());
                 if place == tries.len() {
-                    let (branch, start, began) = (header.branch.clone(), start.clone(), header.created_at);
+                    let (scope, start, began) = (header.scope.clone(), start.clone(), header.created_at);
                     tries.push(Attempt {
-                        branch,
+                        scope,
                         start,
                         began,
                         ended: None,
@@ -332,12 +332,12 @@ async fn tries(
     tries.iter_mut().for_each(|attempt| {
         attempt.took = idle.work(attempt.began, attempt.ended.unwrap_or(now));
     });
-    // Records of one commit share a time; those of outer branches come first.
-    tries.sort_by_key(|attempt| (attempt.began, attempt.branch.depth()));
+    // Records of one commit share a time; those of outer scopes come first.
+    tries.sort_by_key(|attempt| (attempt.began, attempt.scope.depth()));
     let mut reruns = HashMap::new();
     for attempt in &mut tries {
         let Start { step, at, .. } = &attempt.start;
-        let of = (attempt.branch.clone(), step.clone(), at.attempt, at.iteration.clone());
+        let of = (attempt.scope.clone(), step.clone(), at.attempt, at.iteration.clone());
         let earlier = reruns.entry(of).or_insert(0);
         attempt.rerun = *earlier;
         *earlier += 1;
@@ -346,12 +346,12 @@ async fn tries(
         let newest: HashMap<_, _> = tries
             .iter()
             .enumerate()
-            .map(|(place, t)| ((t.branch.clone(), t.start.step.clone()), place))
+            .map(|(place, t)| ((t.scope.clone(), t.start.step.clone()), place))
             .collect();
         let mut place = 0;
         tries.retain(|attempt| {
             place += 1;
-            newest[&(attempt.branch.clone(), attempt.start.step.clone())] == place - 1
+            newest[&(attempt.scope.clone(), attempt.start.step.clone())] == place - 1
         });
     }
     Ok(tries)

@@ -8,7 +8,7 @@ use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{End, FailureKind, Flaw, Header, Occasion, Phase, Record, Settled, SettledAs};
 use waypost::shape::Shape;
 use waypost::store::{History, Scan, ScanOrder, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 
 use super::{Context, checkpoints, executions};
 use crate::cli::DeadLetter;
@@ -63,13 +63,13 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
     let names = names_of(&snapshot);
     let ended;
     if let Some(scope) =
-        named.as_ref().filter(|named| named.step.is_none()).and_then(|named| named.branch.as_ref())
+        named.as_ref().filter(|named| named.step.is_none()).and_then(|named| named.scope.as_ref())
     {
         refuse_scope(store.as_ref(), &snapshot, (scope, &names)).await?;
     }
     let decision = match &named {
         Some(named) => {
-            let meant = |decision: &&Decision| named.is(&decision.branch, decision.step.as_str());
+            let meant = |decision: &&Decision| named.is(&decision.scope, decision.step.as_str());
             match plan.decisions.iter().find(meant) {
                 Some(decision) => decision,
                 None => {
@@ -93,10 +93,10 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
             }
         }
     };
-    let head = snapshot.heads.iter().find(|head| head.record.header().branch == decision.branch);
+    let head = snapshot.heads.iter().find(|head| head.record.header().scope == decision.scope);
     let newest = match head {
         Some(head) => head.record.clone(),
-        None => store.newest(&run, &decision.branch).await?,
+        None => store.newest(&run, &decision.scope).await?,
     };
     let Executed { executions, records } =
         Executed::of(context, store.as_ref(), &decision.step, newest.header()).await?;
@@ -116,13 +116,13 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         return Ok(Exit::Done);
     }
     let mut text = format!("{}\n", sentence(decision, &view.cause.text, &names));
-    if decision.cause == Cause::BranchesFailed {
+    if decision.cause == Cause::ScopesFailed {
         let workflow = workflow_in_force(&snapshot);
         let failed = FailedStep {
             store: store.as_ref(),
             run: &run,
             workflow: workflow.as_ref(),
-            branch: &decision.branch,
+            scope: &decision.scope,
             step: &decision.step,
             kind: FailureKind::Limit,
         };
@@ -137,10 +137,10 @@ pub(crate) async fn why(context: &Context, mut args: WhyArgs) -> Result<Exit, Er
         let line = format!("waypost resume {run}{}", context.store_words());
         text.push_str(&format!("Decide with:{}\n", answer_lines(&line, &asked)));
     }
-    if let Some(letter) = dead_letter(store.as_ref(), &run, &decision.branch).await? {
-        let key = match letter.branch.depth() {
+    if let Some(letter) = dead_letter(store.as_ref(), &run, &decision.scope).await? {
+        let key = match letter.scope.depth() {
             1 => letter.key.clone(),
-            _ => names.path(&letter.branch),
+            _ => names.path(&letter.scope),
         };
         let again = format!("waypost dead-letters retry {run}{} {}", context.store_words(), quoted(&key));
         let error = letter.failure.error.join(": ");
@@ -165,11 +165,11 @@ async fn why_of_program(
         return Err(Error::usage("no step given".to_owned(), hint));
     };
     let named = StepRef::parse(step);
-    let branch = named.branch.clone().unwrap_or_else(BranchPath::main);
-    if !store.branches(run).await?.contains(&branch) {
+    let scope = named.scope.clone().unwrap_or_else(ScopePath::main);
+    if !store.scopes(run).await?.contains(&scope) {
         return Err(no_step(store, run, &named).await?);
     }
-    let newest = store.newest(run, &branch).await?;
+    let newest = store.newest(run, &scope).await?;
     let id = match &named.step {
         Some(step) => StepId::new(step).ok(),
         None => newest.header().step.clone(),
@@ -181,8 +181,8 @@ async fn why_of_program(
     }
     if context.output.json {
         let Executed { executions, records: history } = executed;
-        let (run, step, branch) = (run.to_string(), id.to_string(), branch.to_string());
-        context.output.document(&ExecutedView { v: VERSION, run, step, branch, executions, history })?;
+        let (run, step, scope) = (run.to_string(), id.to_string(), scope.to_string());
+        context.output.document(&ExecutedView { v: VERSION, run, step, scope, executions, history })?;
         return Ok(Exit::Done);
     }
     let names = names_of(snapshot);
@@ -202,7 +202,7 @@ struct Executed {
 
 impl Executed {
     async fn of(context: &Context, store: &dyn Store, step: &StepId, newest: &Header) -> Result<Self, Error> {
-        let history = store.effective_history(&newest.run, &newest.branch, newest.seq).await?;
+        let history = store.effective_history(&newest.run, &newest.scope, newest.seq).await?;
         report_gaps(context, &history);
         let about = |record: &&Record| {
             let header = record.header();
@@ -213,8 +213,8 @@ impl Executed {
             records.push(checkpoints::checked(store, record).await?);
         }
         let mut executions = executions::of(step, &all_of(store, newest).await?);
-        if let Some(opener) = opener_on_main(&newest.branch).filter(|_| !executions.is_empty()) {
-            let main = store.newest(&newest.run, &BranchPath::main()).await?;
+        if let Some(opener) = opener_on_main(&newest.scope).filter(|_| !executions.is_empty()) {
+            let main = store.newest(&newest.run, &ScopePath::main()).await?;
             executions.extend(executions::settled_with(&opener, &all_of(store, main.header()).await?));
             executions.sort_by_key(|execution| execution.at);
         }
@@ -240,10 +240,10 @@ impl Executed {
     }
 }
 
-/// Reads all records of a branch, oldest first, including undone ones.
+/// Reads all records of a scope, oldest first, including undone ones.
 async fn all_of(store: &dyn Store, newest: &Header) -> Result<Vec<Record>, Error> {
     let mut records = Vec::new();
-    let mut scan = Scan { branch: Some(newest.branch.clone()), ..Scan::of(&newest.run) };
+    let mut scan = Scan { scope: Some(newest.scope.clone()), ..Scan::of(&newest.run) };
     loop {
         let page = store.scan(&scan).await?;
         records.extend(page.records);
@@ -254,30 +254,26 @@ async fn all_of(store: &dyn Store, newest: &Header) -> Result<Vec<Record>, Error
     }
 }
 
-/// Returns the dead letter of a branch, if the branch ended as one.
-async fn dead_letter(
-    store: &dyn Store,
-    run: &RunId,
-    branch: &BranchPath,
-) -> Result<Option<DeadLetter>, Error> {
-    if branch.is_main() {
+/// Returns the dead letter of a scope, if the scope ended as one.
+async fn dead_letter(store: &dyn Store, run: &RunId, scope: &ScopePath) -> Result<Option<DeadLetter>, Error> {
+    if scope.is_main() {
         return Ok(None);
     }
     let letters = letters_of(store, run).await?;
-    Ok(letters.into_iter().find(|letter| letter.branch == *branch || letter.failed_on == *branch))
+    Ok(letters.into_iter().find(|letter| letter.scope == *scope || letter.failed_on == *scope))
 }
 
 /// Refuses a scope instead of a step; the hint names the steps of the scope.
 async fn refuse_scope(
     store: &dyn Store,
     snapshot: &Snapshot,
-    (scope, names): (&BranchPath, &StepNames),
+    (scope, names): (&ScopePath, &StepNames),
 ) -> Result<(), Error> {
     let run = &snapshot.entry.summary.run;
     let shape = shape_in_force(snapshot);
-    let steps = shape.as_ref().and_then(|shape| shape.of_branch(scope)).map(Shape::steps);
+    let steps = shape.as_ref().and_then(|shape| shape.of_scope(scope)).map(Shape::steps);
     let Some(steps) = steps.filter(|steps| steps.len() > 1) else { return Ok(()) };
-    if !store.branches(run).await?.contains(scope) {
+    if !store.scopes(run).await?.contains(scope) {
         return Err(no_scope(run, scope.as_str()));
     }
     let steps: Vec<String> = steps.iter().map(|step| names.called(scope, step.id.as_str())).collect();
@@ -285,15 +281,15 @@ async fn refuse_scope(
     Err(Error::usage(message, format!("name one of {}", steps.join(", "))))
 }
 
-/// Returns the outcome of a step on an ended branch, which has no further decisions.
+/// Returns the outcome of a step in an ended scope, which has no further decisions.
 async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Result<Decision, Error> {
     let run = &snapshot.entry.summary.run;
-    let there = match &named.branch {
-        Some(branch) => store.branches(run).await?.get(branch).cloned(),
+    let there = match &named.scope {
+        Some(scope) => store.scopes(run).await?.get(scope).cloned(),
         None => None,
     };
-    let Some(branch) = there else { return Err(no_step(store, run, named).await?) };
-    let newest = store.newest(run, &branch).await?;
+    let Some(scope) = there else { return Err(no_step(store, run, named).await?) };
+    let newest = store.newest(run, &scope).await?;
     let about = newest.header();
     let step = match &named.step {
         Some(step) => StepId::new(step).ok(),
@@ -301,7 +297,7 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
     };
     let Some(step) = step else { return Err(no_step(store, run, named).await?) };
     let scan = Scan {
-        branch: Some(branch.clone()),
+        scope: Some(scope.clone()),
         step: Some(step.to_string()),
         order: ScanOrder::NewestFirst,
         limit: 1,
@@ -310,19 +306,19 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
     let page = store.scan(&scan).await?;
     let Some(last) = page.records.first() else {
         let shape = shape_in_force(snapshot);
-        if shape.as_ref().and_then(|shape| shape.of_branch(&branch)?.step(step.as_str())).is_none() {
+        if shape.as_ref().and_then(|shape| shape.of_scope(&scope)?.step(step.as_str())).is_none() {
             return Err(no_step(store, run, named).await?);
         }
         // Its records are damaged or missing.
         let (action, cause) = match about.end {
             Some(End::Completed) => (Action::Reuse, Cause::Finished(None)),
-            _ => (Action::Skip, Cause::BranchEnded),
+            _ => (Action::Skip, Cause::ScopeEnded),
         };
-        return Ok(Decision { step, branch, action, cause });
+        return Ok(Decision { step, scope, action, cause });
     };
     let last = last.header();
     let (action, cause) = match &last.phase {
-        _ if opened_by_work(snapshot, &branch) && !dead_letters::counts(store, run, &newest).await? => {
+        _ if opened_by_work(snapshot, &scope) && !dead_letters::counts(store, run, &newest).await? => {
             (Action::Skip, Cause::LeftBehind)
         }
         Phase::Completed(_) => (Action::Reuse, Cause::Finished(Some(last.seq))),
@@ -331,19 +327,19 @@ async fn on_ended(store: &dyn Store, snapshot: &Snapshot, named: &StepRef) -> Re
             Some(Settled { how: SettledAs::Completed, seq, .. }) => {
                 (Action::Reuse, Cause::Finished(Some(seq)))
             }
-            _ => (Action::Skip, Cause::BranchEnded),
+            _ => (Action::Skip, Cause::ScopeEnded),
         },
     };
-    Ok(Decision { step, branch, action, cause })
+    Ok(Decision { step, scope, action, cause })
 }
 
-/// Returns whether a branch and all its ancestors belong to an item, a group or an included file, and not to
+/// Returns whether a scope and all its ancestors belong to an item, a group or an included file, and not to
 /// a hook.
-fn opened_by_work(snapshot: &Snapshot, branch: &BranchPath) -> bool {
+fn opened_by_work(snapshot: &Snapshot, scope: &ScopePath) -> bool {
     let Some(workflow) = workflow_in_force(snapshot) else { return false };
-    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    around.all(|branch| {
-        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return true };
+    let mut around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    around.all(|scope| {
+        let Some((above, (opener, _))) = scope.parent().zip(scope.opened_by()) else { return true };
         let opener = step_of(&workflow, &above, opener.as_str());
         opener.is_some_and(|step| {
             step.work.foreach().is_some() || step.work.body().is_some() || step.work.child().is_some()
@@ -359,18 +355,18 @@ async fn report_unnamed(
     plan: &Plan,
 ) -> Result<(), Error> {
     let unnamed = |decision: &&Decision| matches!(decision.cause, Cause::Finished(None));
-    let branches: BTreeSet<_> = plan.decisions.iter().filter(unnamed).map(|found| &found.branch).collect();
+    let scopes: BTreeSet<_> = plan.decisions.iter().filter(unnamed).map(|found| &found.scope).collect();
     let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended).map(Record::header);
-    for head in heads.filter(|head| branches.contains(&head.branch)) {
-        let history = store.effective_history(&head.run, &head.branch, head.seq).await?;
+    for head in heads.filter(|head| scopes.contains(&head.scope)) {
+        let history = store.effective_history(&head.run, &head.scope, head.seq).await?;
         report_gaps(context, &history);
     }
     Ok(())
 }
 
-/// Warns of the damage in a history of the main branch; of other branches, [`planned`] does.
+/// Warns of the damage in a history of the main scope; of other scopes, [`planned`] does.
 fn report_gaps(context: &Context, history: &History) {
-    let of_main = history.damaged.iter().filter(|damage| damage.branch.is_main());
+    let of_main = history.damaged.iter().filter(|damage| damage.scope.is_main());
     of_main.for_each(|damage| context.warn_of_damage(damage));
 }
 
@@ -386,7 +382,7 @@ fn sentence(decision: &Decision, text: &str, names: &StepNames) -> String {
         Action::Ask => "needs a decision",
         Action::Skip => "skip",
     };
-    let step = names.called(&decision.branch, decision.step.as_str());
+    let step = names.called(&decision.scope, decision.step.as_str());
     let because = if matches!(cause, Cause::After(_)) { "" } else { "because " };
     format!("step {step}: {would}, {because}{text}")
 }
@@ -441,12 +437,12 @@ pub(crate) fn show(
     names: &StepNames,
 ) -> Result<(), Error> {
     // A plan expects every step to succeed, except a step with running hooks of its failure.
-    let is_failing = decisions.iter().any(|view| view.branch.ends_with(":on_failure"));
+    let is_failing = decisions.iter().any(|view| view.scope.ends_with(":on_failure"));
     let is_unstarted = |view: &DecisionView| matches!(view.cause.code, "first" | "upstream_changed");
     let runs = |view: &DecisionView| matches!(view.action, "run" | "rerun" | "recheck") && is_unstarted(view);
     let after_failure = |view: &&mut DecisionView| {
-        let branch = BranchPath::new(&view.branch);
-        !is_failing && branch.is_ok_and(|branch| names.runs_after_failure(&branch, &view.step))
+        let scope = ScopePath::new(&view.scope);
+        !is_failing && scope.is_ok_and(|scope| names.runs_after_failure(&scope, &view.step))
     };
     for view in decisions.iter_mut().filter(after_failure).filter(|view| runs(view)) {
         (view.action, view.cause) = (Action::Skip.name(), CauseView::of_no_failure());
@@ -461,8 +457,8 @@ pub(crate) fn show(
         return Ok(());
     }
     let row = |view: DecisionView| {
-        let branch = BranchPath::new(&view.branch).unwrap_or_else(|_| BranchPath::main());
-        let step = names.beside(names.called(&branch, &view.step), &branch, &view.step);
+        let scope = ScopePath::new(&view.scope).unwrap_or_else(|_| ScopePath::main());
+        let step = names.beside(names.called(&scope, &view.step), &scope, &view.step);
         vec![step, view.action.to_owned(), view.cause.text]
     };
     let rows: Vec<Vec<String>> = decisions.into_iter().map(row).collect();

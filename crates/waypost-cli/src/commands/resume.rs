@@ -6,14 +6,14 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::{
-    Answers, Edit, EditBranch, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
+    Answers, Edit, EditScope, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
     Snapshot, StopHandle, Then,
 };
 use waypost::folder::REPORT;
 use waypost::plan::{Action, Decision, Plan};
 use waypost::record::{Choice as SettlementChoice, RunRecord, RunStatus};
 use waypost::store::{RunEntry, Store, StoreError, StoreExt as _, TaskState};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
 
@@ -95,10 +95,10 @@ pub(crate) async fn resume_in(
     let mut args = args;
     let steps = args.from.iter_mut().chain(&mut args.skip).chain(&mut args.until);
     encode(store.as_ref(), &run, steps).await?;
-    refuse_unknown_branch(store.as_ref(), &run, args.from.as_deref()).await?;
+    refuse_unknown_scope(store.as_ref(), &run, args.from.as_deref()).await?;
     if args.only {
         let from = args.from.as_deref().map(StepRef::parse);
-        if from.is_some_and(|from| from.branch.is_some_and(|branch| !branch.is_main())) {
+        if from.is_some_and(|from| from.scope.is_some_and(|scope| !scope.is_main())) {
             return Err(Error::usage(
                 "`--only` reruns a step of the main scope",
                 "without `--only`, steps downstream rerun too",
@@ -110,11 +110,11 @@ pub(crate) async fn resume_in(
     if args.retry_failed {
         letters = crate::run::dead_letters::letters_of(store.as_ref(), &run).await?;
         // An opener that reruns opens its failed items again.
-        let main = store.newest(&run, &BranchPath::main()).await?.position().unwrap_or_default();
+        let main = store.newest(&run, &ScopePath::main()).await?.position().unwrap_or_default();
         let is_in_force = |opener: &StepId| {
             main.open_entries().any(|entry| entry.step == *opener) || main.ledger.contains_key(opener)
         };
-        letters.retain(|letter| opener_on_main(&letter.branch).is_none_or(|opener| is_in_force(&opener)));
+        letters.retain(|letter| opener_on_main(&letter.scope).is_none_or(|opener| is_in_force(&opener)));
         args.retry = letters.iter().cloned().map(|letter| (letter, None)).collect();
     }
     if args.dry_run {
@@ -205,15 +205,15 @@ async fn refuse_held(store: &dyn Store, run: &RunId) -> Result<RunEntry, Error> 
     refusals::held(&entry).map_or(Ok(entry), Err)
 }
 
-/// Refuses `--from` with an unknown branch.
-pub(super) async fn refuse_unknown_branch(
+/// Refuses `--from` with an unknown scope.
+pub(super) async fn refuse_unknown_scope(
     store: &dyn Store,
     run: &RunId,
     from: Option<&str>,
 ) -> Result<(), Error> {
-    let named = from.and_then(|from| StepRef::parse(from).branch).filter(|branch| !branch.is_main());
+    let named = from.and_then(|from| StepRef::parse(from).scope).filter(|scope| !scope.is_main());
     match named {
-        Some(branch) if !store.branches(run).await?.contains(&branch) => Err(no_scope(run, branch.as_str())),
+        Some(scope) if !store.scopes(run).await?.contains(&scope) => Err(no_scope(run, scope.as_str())),
         _ => Ok(()),
     }
 }
@@ -225,12 +225,11 @@ async fn refuse_inner_step(
     chosen: &Chosen,
     from: Option<&str>,
 ) -> Result<(), Error> {
-    let Some(StepRef { branch: None, step: Some(step) }) = from.map(StepRef::parse) else { return Ok(()) };
-    let has =
-        |branch: &BranchPath| chosen.shape.of_branch(branch).is_some_and(|own| own.place(&step).is_some());
-    match store.branches(run).await?.into_iter().find(has) {
-        Some(branch) if chosen.shape.place(&step).is_none() => {
-            let named = quoted(&called(Some(&chosen.workflow), &branch, &step));
+    let Some(StepRef { scope: None, step: Some(step) }) = from.map(StepRef::parse) else { return Ok(()) };
+    let has = |scope: &ScopePath| chosen.shape.of_scope(scope).is_some_and(|own| own.place(&step).is_some());
+    match store.scopes(run).await?.into_iter().find(has) {
+        Some(scope) if chosen.shape.place(&step).is_none() => {
+            let named = quoted(&called(Some(&chosen.workflow), &scope, &step));
             let hint = format!("`waypost resume {run} --from {named}` reruns the step in one scope");
             Err(Error::not_found(format!("step `{step}` in the main scope"), hint))
         }
@@ -266,20 +265,20 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
 struct Going {
     from: Option<ResumeFrom>,
     then: Then,
-    /// Failed branches to retry, with a replacement item if given.
-    again: Vec<(BranchPath, Option<Value>)>,
+    /// Failed scopes to retry, with a replacement item if given.
+    again: Vec<(ScopePath, Option<Value>)>,
 }
 
 impl Going {
     fn of(workflow: &Workflow, args: &ResumeArgs) -> Result<Self, Error> {
         let named = args.from.as_deref().map(|from| from_step(workflow, from)).transpose()?;
-        let named = named.map(|(branch, step)| match branch.is_main() {
+        let named = named.map(|(scope, step)| match scope.is_main() {
             true => ResumeFrom::Step(step),
-            false => ResumeFrom::StepOn(branch, step),
+            false => ResumeFrom::StepOn(scope, step),
         });
         let again: Vec<_> =
             args.retry.iter().map(|(letter, item)| (letter.failed_on.clone(), item.clone())).collect();
-        let from = named.or((!again.is_empty()).then_some(ResumeFrom::Branches));
+        let from = named.or((!again.is_empty()).then_some(ResumeFrom::Scopes));
         Ok(Self { from, then: Then::GoOn, again })
     }
 }
@@ -295,7 +294,7 @@ pub(super) struct Prepared {
     /// The new params, if a person changed any.
     params: Option<Map<String, Value>>,
     /// Choices of a person about unfinished steps.
-    choices: BTreeMap<(BranchPath, StepId), SettlementChoice>,
+    choices: BTreeMap<(ScopePath, StepId), SettlementChoice>,
     /// The person's decision is written before finished steps are checked, as some must rerun.
     decides_first: bool,
     /// The usage over the budget, if the resume would start a step.
@@ -478,7 +477,7 @@ impl Prepared {
                 }
                 let more = open_questions(store.as_ref(), run, args, context.now()).await?;
                 let is_new = |more: &Decision| {
-                    !questions.iter().any(|asked| asked.branch == more.branch && asked.step == more.step)
+                    !questions.iter().any(|asked| asked.scope == more.scope && asked.step == more.step)
                 };
                 let more: Vec<Decision> = more.into_iter().filter(is_new).collect();
                 // Questions about evidence have answers of their own.
@@ -499,13 +498,13 @@ impl Prepared {
     async fn choices_about_ended(
         &mut self,
         store: &dyn Store,
-    ) -> Result<BTreeMap<(BranchPath, StepId), SettlementChoice>, Error> {
+    ) -> Result<BTreeMap<(ScopePath, StepId), SettlementChoice>, Error> {
         let snapshot = Snapshot::read(store, &self.run).await?;
-        let is_open = |branch: &BranchPath| {
-            branch.is_main() || snapshot.heads.iter().any(|head| head.record.header().branch == *branch)
+        let is_open = |scope: &ScopePath| {
+            scope.is_main() || snapshot.heads.iter().any(|head| head.record.header().scope == *scope)
         };
         let (open, ended) =
-            std::mem::take(&mut self.choices).into_iter().partition(|((branch, _), _)| is_open(branch));
+            std::mem::take(&mut self.choices).into_iter().partition(|((scope, _), _)| is_open(scope));
         self.choices = open;
         Ok(ended)
     }
@@ -542,8 +541,8 @@ impl Prepared {
             (Some(from), _) => names.plain(from),
             (None, 0) => {
                 let plan = self.chosen.plan(store, &snapshot, None, context.now()).await.ok()?;
-                let Decision { branch, step, .. } = next_step(&plan)?;
-                names.called(branch, step.as_str())
+                let Decision { scope, step, .. } = next_step(&plan)?;
+                names.called(scope, step.as_str())
             }
             (None, 1) => return Some(format!("Run {run} retries 1 failed item.")),
             (None, count) => return Some(format!("Run {run} retries {count} failed items.")),
@@ -590,20 +589,19 @@ impl Prepared {
         } else if let Some(params) = params {
             edit = Some(Edit(Box::new(move |state: &mut WorkflowState| state.set_params(params)) as _));
         }
-        let retried = |(branch, item): (BranchPath, Option<Value>)| {
-            let again = if item.is_some() { program.item_readers(&branch) } else { Vec::new() };
-            (branch, with_item(item, again))
+        let retried = |(scope, item): (ScopePath, Option<Value>)| {
+            let again = if item.is_some() { program.item_readers(&scope) } else { Vec::new() };
+            (scope, with_item(item, again))
         };
-        let mut edit_branches: Vec<_> = going.again.into_iter().map(retried).collect();
+        let mut edit_scopes: Vec<_> = going.again.into_iter().map(retried).collect();
         let (mut on_main, mut below) = (BTreeMap::new(), BTreeMap::<_, BTreeMap<_, _>>::new());
-        for ((branch, step), choice) in choices {
-            let of_branch = if branch.is_main() { &mut on_main } else { below.entry(branch).or_default() };
-            of_branch.insert(step, choice);
+        for ((scope, step), choice) in choices {
+            let of_scope = if scope.is_main() { &mut on_main } else { below.entry(scope).or_default() };
+            of_scope.insert(step, choice);
         }
-        let from = going.from.or((!below.is_empty()).then_some(ResumeFrom::Branches));
-        let with_choices =
-            |(branch, choices)| (branch, EditBranch { choices, ..with_item(None, Vec::new()) });
-        edit_branches.extend(below.into_iter().map(with_choices));
+        let from = going.from.or((!below.is_empty()).then_some(ResumeFrom::Scopes));
+        let with_choices = |(scope, choices)| (scope, EditScope { choices, ..with_item(None, Vec::new()) });
+        edit_scopes.extend(below.into_iter().map(with_choices));
         let options = ResumeOptions {
             session: options,
             adopt: chosen.adoption,
@@ -612,7 +610,7 @@ impl Prepared {
             on_doubt,
             choices: on_main,
             by: (!args.all).then(environment::person),
-            edit_branches,
+            edit_scopes,
             from,
             then: going.then,
             retry_tolerated: args.retry_failed,
@@ -631,12 +629,12 @@ async fn open_questions(
 ) -> Result<Vec<Decision>, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let plan = Chosen::in_force(store, &snapshot)?.plan(store, &snapshot, None, now).await?;
-    let is_open = |asked: &&Decision| args.answers.about(&asked.branch, &asked.step).is_none();
+    let is_open = |asked: &&Decision| args.answers.about(&asked.scope, &asked.step).is_none();
     Ok(plan.questions().filter(is_open).cloned().collect())
 }
 
-/// Returns the edit of a branch with a replacement item, if given; readers of the old item rerun.
-fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowState> {
+/// Returns the edit of a scope with a replacement item, if given; readers of the old item rerun.
+fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditScope<WorkflowState> {
     let value = item.clone();
     let edit = move |state: &mut WorkflowState| {
         if let Some(value) = value {
@@ -644,22 +642,22 @@ fn with_item(item: Option<Value>, again: Vec<StepId>) -> EditBranch<WorkflowStat
         }
         Ok(())
     };
-    EditBranch { edit: Box::new(edit), item, again, choices: BTreeMap::new() }
+    EditScope { edit: Box::new(edit), item, again, choices: BTreeMap::new() }
 }
 
 /// Returns the error of a resume with these options and questions. `is_changed`: the resume adopts a changed file.
 fn refused(error: Error, args: &ResumeArgs, doubts: &[Doubt], is_changed: bool) -> Error {
     match error {
-        Error::Run(RunError::NotEdited { branch, .. }) if args.retry_failed && is_changed => {
-            begun_anew(&branch)
+        Error::Run(RunError::NotEdited { scope, .. }) if args.retry_failed && is_changed => {
+            begun_anew(&scope)
         }
         error => error.of_resume(args, doubts),
     }
 }
 
 /// Returns why an item cannot be retried: its step restarts after a change.
-fn begun_anew(branch: &BranchPath) -> Error {
-    let opener = branch.opened_by().map_or_else(|| branch.to_string(), |(step, _)| step.to_string());
+fn begun_anew(scope: &ScopePath) -> Error {
+    let opener = scope.opened_by().map_or_else(|| scope.to_string(), |(step, _)| step.to_string());
     let message =
         format!("cannot combine `--retry-failed` with this change: `{opener}` restarts with all its items");
     Error::usage(message, "omit `--retry-failed`: failed items rerun with all others")
@@ -669,16 +667,16 @@ fn begun_anew(branch: &BranchPath) -> Error {
 fn next_step(plan: &Plan) -> Option<&Decision> {
     let is_open = |decision: &&Decision| !matches!(decision.action, Action::Reuse | Action::Skip);
     let open: Vec<&Decision> = plan.decisions.iter().filter(is_open).collect();
-    let mut next = open.iter().find(|decision| decision.branch.is_main())?;
+    let mut next = open.iter().find(|decision| decision.scope.is_main())?;
     loop {
         let is_within = |inner: &&&Decision| {
-            let opener = inner.branch.opened_by().is_some_and(|(opener, _)| opener == next.step);
-            opener && inner.branch.parent().as_ref() == Some(&next.branch)
+            let opener = inner.scope.opened_by().is_some_and(|(opener, _)| opener == next.step);
+            opener && inner.scope.parent().as_ref() == Some(&next.scope)
         };
         let within: Vec<_> = open.iter().filter(is_within).collect();
         match within.as_slice() {
             // Several items are open: the step with the items is named.
-            [first, rest @ ..] if rest.iter().all(|other| other.branch == first.branch) => next = first,
+            [first, rest @ ..] if rest.iter().all(|other| other.scope == first.scope) => next = first,
             _ => return Some(next),
         }
     }
@@ -706,7 +704,7 @@ async fn refuse_lacks(
     {
         let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
         let rests = |action| matches!(action, Action::Reuse | Action::Recheck | Action::Skip);
-        let on_main = plan.decisions.into_iter().filter(|decision| decision.branch.is_main());
+        let on_main = plan.decisions.into_iter().filter(|decision| decision.scope.is_main());
         let reused = on_main.filter(|decision| rests(decision.action)).map(|decision| decision.step);
         found = look(&current(&snapshot), &reused.collect());
     }
@@ -728,16 +726,16 @@ fn report_environment(context: &Context, frozen: &RunRecord, workflow: &Workflow
     }
 }
 
-/// Parses the step of `--from`: `STEP` of the main branch, or `BRANCH/STEP`.
-pub(super) fn from_step(workflow: &Workflow, text: &str) -> Result<(BranchPath, StepId), Error> {
-    let StepRef { branch, step } = StepRef::parse(text);
+/// Parses the step of `--from`: `STEP` of the main scope, or `SCOPE/STEP`.
+pub(super) fn from_step(workflow: &Workflow, text: &str) -> Result<(ScopePath, StepId), Error> {
+    let StepRef { scope, step } = StepRef::parse(text);
     let Some(step) = step else {
         let hint = format!("name a step in the scope: {text}/STEP");
         return Err(Error::usage(format!("`{text}` is a scope, not a step"), hint));
     };
-    match branch.filter(|branch| !branch.is_main()) {
+    match scope.filter(|scope| !scope.is_main()) {
         // Only the run knows the steps of included files.
-        Some(branch) => Ok((branch, StepId::new(&step).map_err(Error::from_name)?)),
+        Some(scope) => Ok((scope, StepId::new(&step).map_err(Error::from_name)?)),
         None if is_within(workflow, &step) => {
             let around = step.split('/').next().unwrap_or_default();
             let help = "`waypost resume` runs the step when its needs are finished";
@@ -745,7 +743,7 @@ pub(super) fn from_step(workflow: &Workflow, text: &str) -> Result<(BranchPath, 
         }
         None => {
             environment::refuse_unknown_step(workflow, Some(&step))?;
-            Ok((BranchPath::main(), StepId::new(&step).map_err(Error::from_name)?))
+            Ok((ScopePath::main(), StepId::new(&step).map_err(Error::from_name)?))
         }
     }
 }

@@ -9,13 +9,13 @@ use waypost::folder::REPORT;
 use waypost::plan::{Cause, Decision};
 use waypost::record::{Reason, Record, RunRecord};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, Clock as _, RunId, SystemClock};
+use waypost::{CheckpointRef, Clock as _, RunId, ScopePath, SystemClock};
 use waypost_workflow::program::{WorkflowProgram, declared_env};
 
 use super::Context;
 use super::checkpoints::has_lost_state;
 use super::from_checkpoint::{Params, id_of, report_pending};
-use super::resume::{Prepared, from_step, refuse_unknown_branch, requeue};
+use super::resume::{Prepared, from_step, refuse_unknown_scope, requeue};
 use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -36,9 +36,9 @@ use crate::view::{RolledBackView, VERSION};
 pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Exit, Error> {
     let store = context.store(None, Access::Write)?;
     let (run, checkpoint) = Reference::parse(&args.checkpoint)?.locate(store.as_ref(), Meant::Only).await?;
-    let (branch, seq) = match (args.to, checkpoint) {
+    let (scope, seq) = match (args.to, checkpoint) {
         (Some(RollbackTo::Verified), None) => match verified(&store, &run).await? {
-            Some(seq) => (BranchPath::main(), seq),
+            Some(seq) => (ScopePath::main(), seq),
             None => return nothing_to_undo(context, store.as_ref(), &run).await,
         },
         (Some(_), Some(_)) => {
@@ -56,9 +56,9 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
         }
     };
     // Check that the checkpoint exists before anything is locked.
-    let target = store.load(&run, &branch, seq).await?;
+    let target = store.load(&run, &scope, seq).await?;
     let names = names(store.as_ref(), &run).await;
-    on_main(&names, &target.header().reference(), "cannot roll back to", || to_branch(&target, &names))?;
+    on_main(&names, &target.header().reference(), "cannot roll back to", || to_scope(&target, &names))?;
     refuse_without_state(&target)?;
     refuse_unverified(&store, &target, args.redo).await?;
     let undone = match args.undo_steps {
@@ -69,13 +69,13 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     let before = Snapshot::read(store.as_ref(), &run).await?;
     let mut prepared = Prepared::to_write(context, &store, &run).await?;
     prepared.chosen = Chosen::at(&store, &before, &target).await?;
-    let newest = store.newest(&run, &branch).await?;
+    let newest = store.newest(&run, &scope).await?;
     if newest.header().reason == Reason::Rollback && newest.header().basis == Some(seq) {
         return stands_there(context, &store, &newest, seq).await;
     }
     let outcome = prepared.only_write(Arc::clone(&store), &resume, Some(ResumeFrom::Checkpoint(seq))).await?;
-    let to = CheckpointRef { run: run.clone(), branch, seq }.to_string();
-    let at = CheckpointRef { run: run.clone(), branch: BranchPath::main(), seq: outcome.at }.to_string();
+    let to = CheckpointRef { run: run.clone(), scope, seq }.to_string();
+    let at = CheckpointRef { run: run.clone(), scope: ScopePath::main(), seq: outcome.at }.to_string();
     let snapshot = Snapshot::read(store.as_ref(), &run).await?;
     let (plan, _) = super::plan::planned(context, &store, &snapshot).await?;
     if context.output.json {
@@ -119,7 +119,7 @@ fn since(before: &Snapshot, after: &Snapshot, to: &str) -> Vec<String> {
 
 /// Prints that a run is at a checkpoint with valid evidence.
 async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> Result<Exit, Error> {
-    let newest = store.newest(run, &BranchPath::main()).await?;
+    let newest = store.newest(run, &ScopePath::main()).await?;
     let (at, status) = (newest.header().reference().to_string(), store.run(run).await?.summary.status);
     if context.output.json {
         let (v, run, to, decisions) = (VERSION, run.to_string(), at.clone(), Vec::new());
@@ -130,18 +130,18 @@ async fn nothing_to_undo(context: &Context, store: &dyn Store, run: &RunId) -> R
     Ok(Exit::Done)
 }
 
-/// Returns the newest checkpoint of the main branch with valid evidence and a kept state; `None` if it is the
+/// Returns the newest checkpoint of the main scope with valid evidence and a kept state; `None` if it is the
 /// run's present position.
 ///
 /// # Errors
 /// Evidence could not be checked, or no such checkpoint exists.
 async fn verified(store: &Arc<dyn Store>, run: &RunId) -> Result<Option<u64>, Error> {
     let snapshot = Snapshot::read(store.as_ref(), run).await?;
-    let newest = store.newest(run, &BranchPath::main()).await?.header().seq;
-    let history = store.effective_history(run, &BranchPath::main(), newest).await?;
+    let newest = store.newest(run, &ScopePath::main()).await?.header().seq;
+    let history = store.effective_history(run, &ScopePath::main(), newest).await?;
     for record in &history.records {
         let seq = record.header().seq;
-        let record = store.load(run, &BranchPath::main(), seq).await?;
+        let record = store.load(run, &ScopePath::main(), seq).await?;
         if record.body_bytes().is_none() {
             continue;
         }
@@ -214,7 +214,7 @@ pub(super) fn of_evidence_there(error: Error, from: &CheckpointRef, what: &str, 
         return error;
     }
     let named = questions.iter().map(|question| {
-        let step = step_on(&question.branch, question.step.as_str());
+        let step = step_on(&question.scope, question.step.as_str());
         format!("step `{step}`: {}", question.cause)
     });
     let why = format!("does not allow {what}: {}", named.collect::<Vec<_>>().join("; "));
@@ -269,16 +269,15 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     let from = checkpoint(store.as_ref(), &args.checkpoint).await?;
     let names = names(store.as_ref(), &from.run).await;
     on_main(&names, &from, "cannot fork from", || {
-        let opener =
-            opener_on_main(&from.branch).map(|opener| format!(" --from {}", quoted(opener.as_str())));
+        let opener = opener_on_main(&from.scope).map(|opener| format!(" --from {}", quoted(opener.as_str())));
         format!("`waypost fork {}{}` reruns the steps within", from.run, opener.unwrap_or_default())
     })?;
     // Check that the checkpoint exists before any message.
-    let begin = store.load(&from.run, &from.branch, from.seq).await?;
+    let begin = store.load(&from.run, &from.scope, from.seq).await?;
     refuse_without_state(&begin)?;
     let id = args.id.as_deref().map(RunId::new).transpose().map_err(Error::from_name)?;
     encode(store.as_ref(), &from.run, &mut args.from).await?;
-    refuse_unknown_branch(store.as_ref(), &from.run, args.from.as_deref()).await?;
+    refuse_unknown_scope(store.as_ref(), &from.run, args.from.as_deref()).await?;
     let frozen = store.run(&from.run).await?.record.record().clone();
     let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
     let mut chosen = Chosen::at(&store, &snapshot, &begin).await?;
@@ -367,35 +366,35 @@ fn param_was_read(from: &CheckpointRef, read: &ReadParam) -> Error {
     )
 }
 
-/// Finds a checkpoint; for a run alone, the newest one of its main branch.
+/// Finds a checkpoint; for a run alone, the newest one of its main scope.
 pub(super) async fn checkpoint(store: &dyn Store, text: &str) -> Result<CheckpointRef, Error> {
     let (run, checkpoint) = Reference::parse(text)?.locate(store, Meant::Newest).await?;
-    let (branch, seq) = match checkpoint {
+    let (scope, seq) = match checkpoint {
         Some(checkpoint) => checkpoint,
         None => {
-            let newest = store.newest(&run, &BranchPath::main()).await?;
-            (BranchPath::main(), newest.header().seq)
+            let newest = store.newest(&run, &ScopePath::main()).await?;
+            (ScopePath::main(), newest.header().seq)
         }
     };
-    Ok(CheckpointRef { run, branch, seq })
+    Ok(CheckpointRef { run, scope, seq })
 }
 
-/// Refuses a checkpoint off the main branch. `hint`: what to do instead.
+/// Refuses a checkpoint outside the main scope. `hint`: what to do instead.
 pub(super) fn on_main(
     names: &StepNames,
     at: &CheckpointRef,
     does: &str,
     hint: impl FnOnce() -> String,
 ) -> Result<(), Error> {
-    if at.branch.is_main() {
+    if at.scope.is_main() {
         return Ok(());
     }
-    let branch = names.path(&at.branch);
+    let scope = names.path(&at.scope);
     let why = "only checkpoints of the main scope are supported";
-    Err(Error::usage(format!("{does} a checkpoint of scope `{branch}`: {why}"), hint()))
+    Err(Error::usage(format!("{does} a checkpoint of scope `{scope}`: {why}"), hint()))
 }
 
-/// Returns the hint to name a checkpoint of the main branch.
+/// Returns the hint to name a checkpoint of the main scope.
 pub(super) fn of_main(at: &CheckpointRef) -> String {
     let run = &at.run;
     format!(
@@ -403,8 +402,8 @@ pub(super) fn of_main(at: &CheckpointRef) -> String {
     )
 }
 
-/// Returns the command that continues the branch of a checkpoint: a rerun of the next step.
-fn to_branch(target: &Record, names: &StepNames) -> String {
+/// Returns the command that continues the scope of a checkpoint: a rerun of the next step.
+fn to_scope(target: &Record, names: &StepNames) -> String {
     let at = target.header().reference();
     let frontier = target.position().map(|position| position.frontier).unwrap_or_default();
     match frontier.first() {
@@ -412,7 +411,7 @@ fn to_branch(target: &Record, names: &StepNames) -> String {
             "`waypost resume {} --from {}` continues the scope from this checkpoint, and reruns all steps \
              downstream",
             at.run,
-            quoted(&names.called(&at.branch, next.step.as_str()))
+            quoted(&names.called(&at.scope, next.step.as_str()))
         ),
         None => of_main(&at),
     }

@@ -11,7 +11,7 @@ use waypost::evidence::shown_value;
 use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _, TaskState};
-use waypost::{BranchPath, CheckpointRef, RunId, StepId};
+use waypost::{CheckpointRef, RunId, ScopePath, StepId};
 use waypost_workflow::file::{Work, Workflow};
 use waypost_workflow::program::log_name;
 
@@ -45,7 +45,7 @@ use crate::view::{
 };
 
 use items::{ItemPage, Opener};
-use steps::Branch;
+use steps::Scope;
 use totals::Totals;
 
 mod items;
@@ -68,15 +68,14 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     };
     encode(store.as_ref(), &run, &mut args.step).await?;
     let named = args.step.as_deref().map(StepRef::parse);
-    let also = named.as_ref().and_then(|named| named.branch.as_ref());
+    let also = named.as_ref().and_then(|named| named.scope.as_ref());
     let shown = Shown::read(store.as_ref(), &run, at, also).await?;
     let mut view = shown.view(store.as_ref()).await?;
     if view.status == RunStatus::InDoubt && shown.at.is_none() {
         recheck(&store, &shown.snapshot, &mut view).await?;
     }
     if let Some(named) = &named {
-        view.steps
-            .retain(|view| BranchPath::new(&view.branch).is_ok_and(|branch| named.is(&branch, &view.id)));
+        view.steps.retain(|view| ScopePath::new(&view.scope).is_ok_and(|scope| named.is(&scope, &view.id)));
         if view.steps.is_empty() {
             return Err(no_step(store.as_ref(), &run, named).await?);
         }
@@ -146,7 +145,7 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
     for damage in shown.damaged_before() {
         context.warn_of_damage(damage);
     }
-    if shown.at.is_some() && shown.branches.iter().any(Branch::is_without_state) {
+    if shown.at.is_some() && shown.scopes.iter().any(Scope::is_without_state) {
         context.output.note(
             "The state of this checkpoint was dropped by retention: the steps are shown from record \
              headers only.",
@@ -164,14 +163,14 @@ pub(crate) async fn show(context: &Context, mut args: ShowArgs) -> Result<Exit, 
 
 /// Returns the steps of a group, an included file or a hook of the run; none of other steps.
 async fn steps_within(store: &dyn Store, run: &RunId, step: &StepView) -> Result<Vec<StepView>, Error> {
-    for branch in store.branches(run).await? {
-        let is_below = branch.parent().is_some_and(|above| above.as_str() == step.branch);
-        if is_below && branch.opened_by().is_some_and(|(opener, _)| opener.as_str() == step.id) {
-            let shown = Shown::read(store, run, None, Some(&branch)).await?;
+    for scope in store.scopes(run).await? {
+        let is_below = scope.parent().is_some_and(|above| above.as_str() == step.scope);
+        if is_below && scope.opened_by().is_some_and(|(opener, _)| opener.as_str() == step.id) {
+            let shown = Shown::read(store, run, None, Some(&scope)).await?;
             let mut steps = shown.view(store).await?.steps;
             let within = format!("{}/", step.called);
             steps.retain(|inner| {
-                inner.branch == branch.as_str() && inner.called == format!("{within}{}", inner.id)
+                inner.scope == scope.as_str() && inner.called == format!("{within}{}", inner.id)
             });
             return Ok(steps);
         }
@@ -187,7 +186,7 @@ pub(super) async fn view_of(store: &dyn Store, run: &RunId) -> Result<ShowView, 
 /// The shown position, and its history.
 struct Shown {
     snapshot: Snapshot,
-    branches: Vec<Branch>,
+    scopes: Vec<Scope>,
     /// The requested checkpoint; `None` for the present state.
     at: Option<Record>,
     /// Damaged records of child scopes that are not among `snapshot`.
@@ -201,8 +200,8 @@ struct Shown {
 /// Returns the size of the log of a running step.
 fn running_log(store: &dyn Store, run: &RunId, step: &StepView) -> Option<u64> {
     let at = step.running.as_ref().filter(|_| step.status == StepStatus::Running)?;
-    let (branch, id) = (BranchPath::new(&step.branch).ok()?, StepId::new(&step.id).ok()?);
-    let path = store.folder(run)?.join(log_name(&branch, &id, at));
+    let (scope, id) = (ScopePath::new(&step.scope).ok()?, StepId::new(&step.id).ok()?);
+    let path = store.folder(run)?.join(log_name(&scope, &id, at));
     std::fs::symlink_metadata(path).ok().map(|file| file.len())
 }
 
@@ -216,10 +215,10 @@ async fn failed_item(
     let Some(error) = step.error.as_ref().filter(|_| step.status == StepStatus::Failed) else {
         return Ok(None);
     };
-    match (BranchPath::new(&step.branch), StepId::new(&step.id)) {
-        (Ok(branch), Ok(step)) => {
+    match (ScopePath::new(&step.scope), StepId::new(&step.id)) {
+        (Ok(scope), Ok(step)) => {
             let kind = error.kind;
-            FailedStep { store, run, workflow, branch: &branch, step: &step, kind }.first_item().await
+            FailedStep { store, run, workflow, scope: &scope, step: &step, kind }.first_item().await
         }
         _ => Ok(None),
     }
@@ -230,21 +229,21 @@ async fn hooks_of(
     store: &dyn Store,
     run: &RunId,
     shape: &Shape,
-    shown: &[Branch],
+    shown: &[Scope],
 ) -> Result<Vec<Record>, Error> {
-    let with_hooks = |branch: &Branch| {
-        let own = shape.of_branch(&branch.name).map(Shape::steps).unwrap_or_default();
+    let with_hooks = |scope: &Scope| {
+        let own = shape.of_scope(&scope.name).map(Shape::steps).unwrap_or_default();
         own.iter().any(|step| step.hooks.is_some())
     };
     if !shown.iter().any(with_hooks) {
         return Ok(Vec::new());
     }
     let mut found = Vec::new();
-    for name in store.branches(run).await? {
-        let above = name.parent().and_then(|above| shown.iter().find(|branch| branch.name == above));
+    for name in store.scopes(run).await? {
+        let above = name.parent().and_then(|above| shown.iter().find(|scope| scope.name == above));
         let Some((above, opener)) = above.zip(hooks::opener(shape, &name)) else { continue };
         let opened = above.opened_after(opener);
-        if opened.is_none() || shown.iter().any(|branch| branch.name == name) {
+        if opened.is_none() || shown.iter().any(|scope| scope.name == name) {
             continue;
         }
         let newest = store.newest(run, &name).await?;
@@ -262,7 +261,7 @@ async fn recheck(store: &Arc<dyn Store>, snapshot: &Snapshot, view: &mut ShowVie
     }
     let Some(undecided) = undecided_steps(store, snapshot).await? else { return Ok(()) };
     let is_asked = |step: &StepView| {
-        undecided.iter().any(|(branch, id)| branch.as_str() == step.branch && id.as_str() == step.id)
+        undecided.iter().any(|(scope, id)| scope.as_str() == step.scope && id.as_str() == step.id)
     };
     let mut in_doubt = view.steps.iter_mut().filter(|step| step.status == StepStatus::InDoubt).peekable();
     if in_doubt.peek().is_some() && undecided.is_empty() {
@@ -273,44 +272,44 @@ async fn recheck(store: &Arc<dyn Store>, snapshot: &Snapshot, view: &mut ShowVie
 }
 
 impl Shown {
-    /// Reads the data; `also` names an ended branch to show.
+    /// Reads the data; `also` names an ended scope to show.
     async fn read(
         store: &dyn Store,
         run: &RunId,
-        at: Option<(BranchPath, u64)>,
-        also: Option<&BranchPath>,
+        at: Option<(ScopePath, u64)>,
+        also: Option<&ScopePath>,
     ) -> Result<Self, Error> {
         let mut snapshot = Snapshot::read(store, run).await?;
         run_status::correct_snapshot(store, &mut snapshot);
         let mut records = Vec::new();
         let mut asked = None;
         match at {
-            Some((branch, seq)) => {
-                let record = store.load(run, &branch, seq).await?;
+            Some((scope, seq)) => {
+                let record = store.load(run, &scope, seq).await?;
                 records.push(record.clone());
                 asked = Some(record);
             }
             None => records
                 .extend(snapshot.heads.iter().map(|head| head.record.clone()).chain(snapshot.ended.clone())),
         }
-        if let Some(branch) = also.filter(|branch| records.iter().all(|at| at.header().branch != **branch))
-            && store.branches(run).await?.contains(branch)
+        if let Some(scope) = also.filter(|scope| records.iter().all(|at| at.header().scope != **scope))
+            && store.scopes(run).await?.contains(scope)
         {
-            records.push(store.newest(run, branch).await?);
+            records.push(store.newest(run, scope).await?);
         }
-        let mut branches = Vec::with_capacity(records.len());
+        let mut scopes = Vec::with_capacity(records.len());
         for record in records {
-            branches.push(Branch::read(store, record, also).await?);
+            scopes.push(Scope::read(store, record, also).await?);
         }
         if asked.is_none()
             && let Some(shape) = shape_in_force(&snapshot)
         {
-            let ended = hooks_of(store, run, &shape, &branches).await?;
+            let ended = hooks_of(store, run, &shape, &scopes).await?;
             for record in ended {
-                branches.push(Branch { is_hook: true, ..Branch::read(store, record, also).await? });
+                scopes.push(Scope { is_hook: true, ..Scope::read(store, record, also).await? });
             }
-            // The main branch comes first: its steps show why a run stopped.
-            branches.sort_by_key(|branch| !branch.name.is_main());
+            // The main scope comes first: its steps show why a run stopped.
+            scopes.sort_by_key(|scope| !scope.name.is_main());
         }
         let damaged_items = match asked {
             None => run_status::damaged_items(store, &snapshot).await?,
@@ -318,27 +317,27 @@ impl Shown {
         };
         let lost = run_status::logged_and_lost(store, &snapshot).await;
         let given = store.signals(run).await?;
-        Ok(Self { snapshot, branches, at: asked, damaged_items, lost, given })
+        Ok(Self { snapshot, scopes, at: asked, damaged_items, lost, given })
     }
 
     /// Returns the params at the shown position.
     fn params(&self) -> Map<String, Value> {
         let at =
-            self.at.as_ref().filter(|record| record.header().branch.is_main()).and_then(params::of_record);
+            self.at.as_ref().filter(|record| record.header().scope.is_main()).and_then(params::of_record);
         at.unwrap_or_else(|| params::current(&self.snapshot))
     }
 
-    /// Returns the idle times of the run, by the shown records of the main branch.
+    /// Returns the idle times of the run, by the shown records of the main scope.
     fn idle_times(&self) -> IdleTimes {
-        let main = self.branches.iter().filter(|branch| branch.name.is_main());
-        IdleTimes::of(main.flat_map(|branch| &branch.history.records).map(Record::header))
+        let main = self.scopes.iter().filter(|scope| scope.name.is_main());
+        IdleTimes::of(main.flat_map(|scope| &scope.history.records).map(Record::header))
     }
 
     /// Returns the damage in the shown history, without newer records.
     fn damaged_before(&self) -> impl Iterator<Item = &Damage> {
-        let of_branches = self.branches.iter().flat_map(|branch| &branch.history.damaged);
-        let is_other = |damage: &&Damage| self.at.is_some() || damage.branch.is_main();
-        of_branches.filter(is_other).chain(&self.damaged_items)
+        let of_scopes = self.scopes.iter().flat_map(|scope| &scope.history.damaged);
+        let is_other = |damage: &&Damage| self.at.is_some() || damage.scope.is_main();
+        of_scopes.filter(is_other).chain(&self.damaged_items)
     }
 
     /// Returns whether a resume would continue the run.
@@ -364,7 +363,7 @@ impl Shown {
     /// Returns the progress of the run, or its progress at the requested checkpoint; `steps` are shown as of
     /// then.
     fn progress(&self, steps: &[StepView]) -> Progress {
-        let at = self.at.as_ref().filter(|record| record.header().branch.is_main());
+        let at = self.at.as_ref().filter(|record| record.header().scope.is_main());
         let Some((shape, record)) = self.shape().zip(at) else {
             return self.snapshot.entry.summary.summary.progress;
         };
@@ -384,7 +383,7 @@ impl Shown {
         let mut failed = steps.iter().filter(|step| step.holds_up);
         let first = failed.clone().next();
         let is_listed = |step: &&StepView| match listed.and_then(|listed| listed.rsplit_once('/')) {
-            Some((branch, id)) => step.branch == branch && step.id == id,
+            Some((scope, id)) => step.scope == scope && step.id == id,
             None => Some(step.id.as_str()) == listed,
         };
         failed.find(is_listed).or(first)
@@ -397,25 +396,25 @@ impl Shown {
         let mut steps = Vec::new();
         let mut waiting = Vec::new();
         let workflow = workflow_in_force(&self.snapshot);
-        for branch in &self.branches {
-            let known: &[_] = if branch.name.is_main() { &self.snapshot.definition.steps } else { &[] };
-            steps.extend(branch.steps(known.iter().map(|print| &print.id), live, shape.as_ref()));
-            let position = branch.position().unwrap_or_default();
+        for scope in &self.scopes {
+            let known: &[_] = if scope.name.is_main() { &self.snapshot.definition.steps } else { &[] };
+            steps.extend(scope.steps(known.iter().map(|print| &print.id), live, shape.as_ref()));
+            let position = scope.position().unwrap_or_default();
             for entry in &position.frontier {
-                let since = branch.time_of(entry.since);
-                let waits = WaitView::of_entry(&branch.name, entry, workflow.as_ref());
+                let since = scope.time_of(entry.since);
+                let waits = WaitView::of_entry(&scope.name, entry, workflow.as_ref());
                 waiting.extend(waits.map(|wait| WaitView { since, ..wait }));
             }
         }
         let idle = self.idle_times();
         for step in &mut steps {
-            let branch = BranchPath::new(&step.branch).ok();
-            step.called = branch.as_ref().map_or_else(
+            let scope = ScopePath::new(&step.scope).ok();
+            step.called = scope.as_ref().map_or_else(
                 || step.id.clone(),
-                |branch| step_names::called(workflow.as_ref(), branch, &step.id),
+                |scope| step_names::called(workflow.as_ref(), scope, &step.id),
             );
-            let found = workflow.as_ref().zip(branch);
-            let found = found.and_then(|(workflow, branch)| step_of(workflow, &branch, &step.id));
+            let found = workflow.as_ref().zip(scope);
+            let found = found.and_then(|(workflow, scope)| step_of(workflow, &scope, &step.id));
             step.name = found.and_then(|step| step.name.clone());
             step.repeats = found.is_some_and(|step| step.repeat.is_some());
             if found
@@ -433,8 +432,8 @@ impl Shown {
             if let Some(items) =
                 step.items.as_mut().filter(|items| self.at.is_none() && items.failed > Some(0))
             {
-                let of_step = |above: &BranchPath, each: &StepId| {
-                    above.as_str() == step.branch && each.as_str() == step.id
+                let of_step = |above: &ScopePath, each: &StepId| {
+                    above.as_str() == step.scope && each.as_str() == step.id
                 };
                 items.dropped = dead_letters::dropped(store, &frozen.run, &of_step).await? as u64;
             }
@@ -445,7 +444,7 @@ impl Shown {
             None => None,
         };
         let totals = match self.at {
-            None => Totals::read(store, &frozen.run, &self.branches).await?,
+            None => Totals::read(store, &frozen.run, &self.scopes).await?,
             Some(_) => Totals::default(),
         };
         let usage = match self.at {
@@ -454,11 +453,11 @@ impl Shown {
         };
         let failed = self.failed(&steps);
         let parent = frozen.parent.as_ref().map(|parent| {
-            CheckpointRef { run: parent.run.clone(), branch: parent.branch.clone(), seq: parent.seq }
+            CheckpointRef { run: parent.run.clone(), scope: parent.scope.clone(), seq: parent.seq }
                 .to_string()
         });
-        let called = |((branch, step), settled): ((BranchPath, String), String)| {
-            (step_names::called(workflow.as_ref(), &branch, &step), settled)
+        let called = |((scope, step), settled): ((ScopePath, String), String)| {
+            (step_names::called(workflow.as_ref(), &scope, &step), settled)
         };
         Ok(ShowView {
             settled_within: totals.settled.into_iter().map(called).collect(),

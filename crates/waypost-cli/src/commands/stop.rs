@@ -135,7 +135,7 @@ pub(super) fn message(context: &Context, sender: &str) -> Signal {
     let now = context.now();
     // Unique: each process sends one message.
     let id = format!("stop-{}-{}", now.as_nanosecond(), std::process::id());
-    Signal { id, kind: SignalKind::Stop, branch: None, sender: sender.to_owned(), created_at: now }
+    Signal { id, kind: SignalKind::Stop, scope: None, sender: sender.to_owned(), created_at: now }
 }
 
 /// Prints the effect of a stop, and how to continue.

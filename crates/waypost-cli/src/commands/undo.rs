@@ -18,7 +18,7 @@ use crate::view::step_names::StepNames;
 /// Most steps without `undo` that a message names.
 const WITHOUT_UNDO_NAMED_MAX: usize = 10;
 
-/// Runs the undo commands of the steps finished after record `to` of the main branch, newest first, and
+/// Runs the undo commands of the steps finished after record `to` of the main scope, newest first, and
 /// prints each.
 pub(super) async fn undo_after(
     context: &Context,
@@ -33,12 +33,12 @@ pub(super) async fn undo_after(
     let engine = program.equip(Engine::new(Arc::clone(store)));
     let (mut views, mut without) = (Vec::new(), Vec::new());
     let told = |undone: &Undone| {
-        let Undone { step, branch, iteration, is_undone, .. } = undone;
-        let mut called = names.called(branch, step.as_str());
+        let Undone { step, scope, iteration, is_undone, .. } = undone;
+        let mut called = names.called(scope, step.as_str());
         called.extend(
             iteration
                 .last()
-                .filter(|_| branch.pass_number().is_none())
+                .filter(|_| scope.pass_number().is_none())
                 .map(|pass| format!(" (iteration {pass})")),
         );
         if *is_undone {
@@ -46,8 +46,8 @@ pub(super) async fn undo_after(
         } else {
             without.push(called);
         }
-        let (step, branch) = (step.to_string(), branch.to_string());
-        views.push(UndoneView { step, branch, undone: *is_undone });
+        let (step, scope) = (step.to_string(), scope.to_string());
+        views.push(UndoneView { step, scope, undone: *is_undone });
     };
     let undone = engine.undo_program(&program, run, (to, &session.stop), told).await;
     if let Some(text) = remaining(&without) {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use waypost::engine::{Engine, RunError, Snapshot, damaged_items};
 use waypost::record::{Claim, Flaw, Header, Occasion, Pack, Reason, Record, Verdict};
 use waypost::store::{Damage, RunQuery, Scan, ScanOrder, Store, StoreError, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, Digest, RunId};
+use waypost::{CheckpointRef, Digest, RunId, ScopePath};
 
 use super::Context;
 use crate::cli::VerifyArgs;
@@ -47,7 +47,7 @@ pub(crate) async fn verify(context: &Context, args: VerifyArgs) -> Result<Exit, 
         Some(reference) => reference.locate(store.as_ref(), Default::Newest).await?,
         None => (find(store.as_ref(), None, Default::Newest).await?, None),
     };
-    let at = at.map(|(branch, seq)| CheckpointRef { run: run.clone(), branch, seq });
+    let at = at.map(|(scope, seq)| CheckpointRef { run: run.clone(), scope, seq });
     if let Some(every) = args.watch {
         return watch(context, &store, (&run, at.as_ref()), every).await;
     }
@@ -204,8 +204,8 @@ async fn check_evidence(
         Err(Error::Run(RunError::Store(StoreError::Damaged { .. }))) => return Ok(()),
         look => look?,
     };
-    for ((branch, seq), checked) in look.claims {
-        let at = CheckpointRef { run: run.clone(), branch, seq }.to_string();
+    for ((scope, seq), checked) in look.claims {
+        let at = CheckpointRef { run: run.clone(), scope, seq }.to_string();
         let Some(found) = view.checkpoints.iter_mut().find(|found| found.reference == at) else { continue };
         found.take(checked);
     }
@@ -299,7 +299,7 @@ fn only(view: &mut VerifiedRunView, at: &CheckpointRef) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks a run: its run record, every header and body, and the chain of each branch.
+/// Checks a run: its run record, every header and body, and the chain of each scope.
 pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<VerifiedRunView, Error> {
     let (root, mut errors) = match store.run(run).await {
         Ok(entry) => (Some(entry.record.digest()), Vec::new()),
@@ -308,15 +308,15 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
         }
         Err(error) => return Err(error.into()),
     };
-    let mut branches: BTreeMap<BranchPath, Chain> = BTreeMap::new();
-    let mut order: Vec<BranchPath> = Vec::new();
+    let mut scopes: BTreeMap<ScopePath, Chain> = BTreeMap::new();
+    let mut order: Vec<ScopePath> = Vec::new();
     let mut scan = Scan::of(run);
     loop {
         let page = store.scan(&scan).await?;
         for link in links(page.records, page.damaged) {
-            let branch = link.branch().clone();
-            let chain = branches.entry(branch.clone()).or_insert_with(|| {
-                order.push(branch);
+            let scope = link.scope().clone();
+            let chain = scopes.entry(scope.clone()).or_insert_with(|| {
+                order.push(scope);
                 Chain::default()
             });
             chain.take(store, root, link).await?;
@@ -337,23 +337,23 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
             errors.push(format!("status `{status}` in the store does not match the newest checkpoint"));
         }
     }
-    if branches.values().all(|chain| chain.checkpoints.is_empty()) {
+    if scopes.values().all(|chain| chain.checkpoints.is_empty()) {
         errors.push("the run has no checkpoints".to_owned());
     }
     let mut checkpoints = Vec::new();
-    for branch in &order {
-        // An ended branch has no open items, and the items of a damaged record are unknown.
-        if let Some(Chain { over: false, broken: false, .. }) = branches.get(branch)
-            && let Ok(newest) = store.newest(run, branch).await
+    for scope in &order {
+        // An ended scope has no open items, and the items of a damaged record are unknown.
+        if let Some(Chain { over: false, broken: false, .. }) = scopes.get(scope)
+            && let Ok(newest) = store.newest(run, scope).await
         {
             errors.extend(damaged_items(store, &newest).await?);
         }
     }
-    for branch in order {
-        let chain = branches.remove(&branch).expect("every branch has a chain");
+    for scope in order {
+        let chain = scopes.remove(&scope).expect("every scope has a chain");
         let newest = chain.newest_without_state();
         let is_newest = match newest {
-            Some(_) => is_newest(store, run, &branch, chain.last.map_or(0, |(seq, _)| seq)).await?,
+            Some(_) => is_newest(store, run, &scope, chain.last.map_or(0, |(seq, _)| seq)).await?,
             None => false,
         };
         checkpoints.extend(chain.finish(newest.filter(|_| is_newest)));
@@ -363,10 +363,10 @@ pub(super) async fn verify_run(store: &dyn Store, run: &RunId) -> Result<Verifie
     Ok(VerifiedRunView { run: run.to_string(), sound, errors, checkpoints, names })
 }
 
-/// Returns whether a record is still the newest of its branch, as the run may be in progress.
-async fn is_newest(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Result<bool, Error> {
+/// Returns whether a record is still the newest of its scope, as the run may be in progress.
+async fn is_newest(store: &dyn Store, run: &RunId, scope: &ScopePath, seq: u64) -> Result<bool, Error> {
     let newest =
-        Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+        Scan { scope: Some(scope.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
     let found = store.scan(&newest).await?;
     Ok(found.records.iter().all(|record| record.header().seq <= seq))
 }
@@ -378,10 +378,10 @@ enum Link {
 }
 
 impl Link {
-    fn branch(&self) -> &BranchPath {
+    fn scope(&self) -> &ScopePath {
         match self {
-            Self::Record(record) => &record.header().branch,
-            Self::Damage(damage) => &damage.branch,
+            Self::Record(record) => &record.header().scope,
+            Self::Damage(damage) => &damage.scope,
         }
     }
 
@@ -398,8 +398,8 @@ fn links(records: Vec<Record>, damaged: Vec<Damage>) -> Vec<Link> {
     let mut links: Vec<Link> = records.into_iter().map(|record| Link::Record(Box::new(record))).collect();
     for damage in damaged {
         // After a record that also exists in a sound copy.
-        let before = |link: &Link| *link.branch() == damage.branch && link.seq() <= damage.seq;
-        let first = |link: &Link| *link.branch() == damage.branch;
+        let before = |link: &Link| *link.scope() == damage.scope && link.seq() <= damage.seq;
+        let first = |link: &Link| *link.scope() == damage.scope;
         let place = links.iter().rposition(before).map(|place| place + 1);
         let place = place.or_else(|| links.iter().position(first)).unwrap_or(links.len());
         links.insert(place, Link::Damage(damage));
@@ -407,12 +407,12 @@ fn links(records: Vec<Record>, damaged: Vec<Damage>) -> Vec<Link> {
     links
 }
 
-/// The state of a walk over a branch.
+/// The state of a walk over a scope.
 #[derive(Default)]
 struct Chain {
     /// Seq and digest of the newest record with a sound header.
     last: Option<(u64, Digest)>,
-    /// The newest record with a sound header ended the branch.
+    /// The newest record with a sound header ended the scope.
     over: bool,
     /// The previous record is damaged, so that the next link cannot be checked.
     broken: bool,
@@ -477,7 +477,7 @@ impl Chain {
 
     async fn body_error(&mut self, store: &dyn Store, record: &Record) -> Result<Option<String>, Error> {
         let header = record.header();
-        match store.load(&header.run, &header.branch, header.seq).await {
+        match store.load(&header.run, &header.scope, header.seq).await {
             Ok(loaded) if loaded.digest() != record.digest() => {
                 Ok(Some("two reads returned different bytes".to_owned()))
             }

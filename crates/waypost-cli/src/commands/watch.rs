@@ -198,5 +198,5 @@ async fn with_delay(store: &dyn Store, record: &Record) -> Record {
         return record.clone();
     }
     // Retention may have dropped the body.
-    store.load(&header.run, &header.branch, header.seq).await.unwrap_or_else(|_| record.clone())
+    store.load(&header.run, &header.scope, header.seq).await.unwrap_or_else(|_| record.clone())
 }

@@ -8,7 +8,7 @@ use waypost::engine::RunError;
 use waypost::lock::Holder;
 use waypost::portable::LoadError;
 use waypost::store::StoreError;
-use waypost::{BranchPath, CheckpointRef, InvalidName, RunId, StepId};
+use waypost::{CheckpointRef, InvalidName, RunId, ScopePath, StepId};
 use waypost_import::State;
 use waypost_workflow::file::{FileError, ParamsError, Problem, ReadError};
 use waypost_workflow::program::ProgramError;
@@ -300,11 +300,11 @@ impl From<ReadError> for Error {
     }
 }
 
-/// Returns whether an option names this step of this branch.
-fn is_step_on(option: &str, branch: &BranchPath, step: &StepId) -> bool {
+/// Returns whether an option names this step of this scope.
+fn is_step_on(option: &str, path: &ScopePath, step: &StepId) -> bool {
     match option.rsplit_once('/') {
-        None => branch.is_main() && option == step.as_str(),
-        Some((scope, own)) => own == step.as_str() && [branch.as_str(), &branch.readable()].contains(&scope),
+        None => path.is_main() && option == step.as_str(),
+        Some((scope, own)) => own == step.as_str() && [path.as_str(), &path.readable()].contains(&scope),
     }
 }
 
@@ -323,15 +323,15 @@ impl Error {
                 args.detach = false;
                 words::choices_of_doubt(&args.command(run), doubts)
             }
-            Self::Run(RunError::NotSettled { run, branch, step, .. })
-                if args.skip.iter().any(|skip| is_step_on(skip, branch, step)) =>
+            Self::Run(RunError::NotSettled { run, scope, step, .. })
+                if args.skip.iter().any(|skip| is_step_on(skip, scope, step)) =>
             {
-                let skip = args.skip.iter().filter(|skip| !is_step_on(skip, branch, step)).cloned().collect();
+                let skip = args.skip.iter().filter(|skip| !is_step_on(skip, scope, step)).cloned().collect();
                 let without = ResumeArgs { skip, ..args.clone() };
                 format!("`{}` resumes without this choice", without.command(run))
             }
-            Self::Run(RunError::NotEdited { run, branch, why }) if !args.skip.is_empty() => {
-                message = format!("cannot settle steps of scope `{branch}` of run {run}: {why}");
+            Self::Run(RunError::NotEdited { run, scope, why }) if !args.skip.is_empty() => {
+                message = format!("cannot settle steps of scope `{scope}` of run {run}: {why}");
                 let without = ResumeArgs { skip: Vec::new(), ..args.clone() };
                 format!("`{}` resumes without this choice", without.command(run))
             }

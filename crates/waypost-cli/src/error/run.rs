@@ -3,7 +3,7 @@
 use waypost::engine::RunError;
 use waypost::plan::{Cause, Decision};
 use waypost::record::Flaw;
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 
 use super::causes::{are_of_evidence, is_full, is_supervisor_lost, is_without_scratch, lacking_resource};
 use super::store::of_store;
@@ -56,8 +56,8 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
         }
         RunError::NotMarked { .. } => ("not_marked", Exit::Usage, None),
         RunError::NotEdited { .. } => ("not_edited", Exit::Usage, None),
-        RunError::EvidenceLost { run, branch, step, .. } => {
-            ("damaged", Exit::Damaged, Some(run_again(run, branch, step)))
+        RunError::EvidenceLost { run, scope, step, .. } => {
+            ("damaged", Exit::Damaged, Some(run_again(run, scope, step)))
         }
         RunError::NotSettled { .. } => (
             "not_settled",
@@ -114,10 +114,10 @@ pub(super) fn of_run(error: &RunError) -> (&'static str, Exit, Option<String>) {
 
 /// Returns the choices about evidence that cannot be checked, or that two steps invalidate in turn.
 fn choices_of_evidence(run: &RunId, questions: &[Decision]) -> String {
-    let Some(Decision { branch, step, cause, .. }) = questions.first() else {
+    let Some(Decision { scope, step, cause, .. }) = questions.first() else {
         return format!("`waypost plan {run}` shows the evidence");
     };
-    let step = if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) };
+    let step = if scope.is_main() { step.to_string() } else { format!("{}/{step}", scope.readable()) };
     let step = quoted(&step);
     match cause {
         Cause::EvidenceUndone { .. } => format!(
@@ -132,10 +132,10 @@ fn choices_of_evidence(run: &RunId, questions: &[Decision]) -> String {
     }
 }
 
-/// Returns the command to rerun a step of the main branch, or the opener of the step's branch.
-fn run_again(run: &RunId, branch: &BranchPath, step: &StepId) -> String {
-    let above = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    let opener = above.filter_map(|branch| branch.opened_by()).last().map(|(opener, _)| opener);
+/// Returns the command to rerun a step of the main scope, or the opener of the step's scope.
+fn run_again(run: &RunId, scope: &ScopePath, step: &StepId) -> String {
+    let above = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    let opener = above.filter_map(|scope| scope.opened_by()).last().map(|(opener, _)| opener);
     let step = opener.as_ref().unwrap_or(step);
     format!("`waypost resume {run} --from {step}` reruns step `{step}` and all steps downstream")
 }

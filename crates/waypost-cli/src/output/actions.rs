@@ -59,7 +59,7 @@ pub(super) fn group((step, took): (&str, &str), header: &Header, folder: Option<
     };
     let printed = ending.log.as_ref()?;
     let log = header.step.as_ref().zip(folder);
-    let log = log.map(|(step, folder)| folder.join(log_name(&header.branch, step, &header.at)));
+    let log = log.map(|(step, folder)| folder.join(log_name(&header.scope, step, &header.at)));
     let text = log.and_then(|log| end_of(&log).ok()).unwrap_or_else(|| printed.tail.clone());
     let lines = text.lines().map(|line| format!("  | {}\n", harmless(&shown(line))));
     let title = format!("{step}{said} (took {took})");

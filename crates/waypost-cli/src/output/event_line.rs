@@ -1,7 +1,7 @@
 //! An event as a line of text.
 
 use serde_json::{Map, Value};
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::events::{Checked, Ended, Event, EventKind, Failed};
 use waypost::record::{End, RunStatus, Wait, WaitKind};
 
@@ -29,26 +29,26 @@ impl EventLines<'_> {
     /// Formats an event as a line: time, place, name, step, and details in words.
     pub(crate) fn line(self, event: &Event) -> String {
         let run = if self.of_many { event.run.as_str() } else { "" };
-        let at = if self.of_many && !event.branch.is_main() { "/" } else { "" };
-        let place = format!("{run}{at}{}@{}", self.names.path(&event.branch), event.seq);
+        let at = if self.of_many && !event.scope.is_main() { "/" } else { "" };
+        let place = format!("{run}{at}{}@{}", self.names.path(&event.scope), event.seq);
         let mut text = format!("{}  {place:<10} {}", time::utc(event.ts), name(&event.what));
         if let Some(step) = &event.step {
-            let (branch, called) = match &event.what {
-                EventKind::RunFailed { step_branch: Some(at), .. } => {
+            let (scope, called) = match &event.what {
+                EventKind::RunFailed { step_scope: Some(at), .. } => {
                     (at.clone(), self.names.called(at, step.as_str()))
                 }
                 EventKind::ItemStarted { .. }
                 | EventKind::ItemCompleted { .. }
                 | EventKind::ItemDead { .. } => {
-                    (event.branch.parent().unwrap_or_else(BranchPath::main), self.opener(event))
+                    (event.scope.parent().unwrap_or_else(ScopePath::main), self.opener(event))
                 }
-                _ => (event.branch.clone(), step.to_string()),
+                _ => (event.scope.clone(), step.to_string()),
             };
-            text = self.names.beside(format!("{text} {called}"), &branch, step.as_str());
+            text = self.names.beside(format!("{text} {called}"), &scope, step.as_str());
         }
         let mut details = self.details(event);
         // The passes of a group are in the path of its scope.
-        let in_path = self.names.path(&event.branch).matches('~').count();
+        let in_path = self.names.path(&event.scope).matches('~').count();
         if let Some(pass) = event.iteration.last().filter(|_| event.iteration.len() > in_path) {
             details.insert(0, format!("iteration {pass}"));
         }
@@ -145,14 +145,14 @@ impl EventLines<'_> {
 
     /// Returns the step that opened the scope of an event.
     fn opener(self, event: &Event) -> String {
-        let path = self.names.path(&event.branch);
+        let path = self.names.path(&event.scope);
         let last = path.rsplit('/').next().unwrap_or_default();
         last.split([':', '~']).next().unwrap_or_default().to_owned()
     }
 
     /// Returns the key of an item, or the number of a pass; nothing for the only child scope of a step.
     fn item(self, event: &Event) -> String {
-        let path = self.names.path(&event.branch);
+        let path = self.names.path(&event.scope);
         let last = path.rsplit('/').next().unwrap_or_default();
         match last.find([':', '~']).map(|at| &last[at + 1..]) {
             Some("") => "\"\"".to_owned(),

@@ -12,7 +12,7 @@ use anstyle::{AnsiColor, Style};
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr as _;
-use waypost::BranchPath;
+use waypost::ScopePath;
 
 use crate::cli::{Color, Global};
 use crate::error::Diagnosis;
@@ -543,8 +543,8 @@ pub(crate) fn shown_lines(text: &str) -> String {
 
 impl StepNames {
     /// Appends the name of a step to a text, if the workflow file has a name.
-    pub(crate) fn beside(&self, text: String, branch: &BranchPath, step: &str) -> String {
-        match self.name(branch, step) {
+    pub(crate) fn beside(&self, text: String, scope: &ScopePath, step: &str) -> String {
+        match self.name(scope, step) {
             Some(name) => format!("{text} ({})", shown(name)),
             None => text,
         }

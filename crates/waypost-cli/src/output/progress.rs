@@ -10,7 +10,7 @@ use waypost::engine::{Observer, StopLevel, Waiting};
 use waypost::events;
 use waypost::record::{Phase, Position, Record, Wait, WaitKind};
 use waypost::store;
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::{Work, Workflow};
 use waypost_workflow::program::WorkflowProgram;
 
@@ -82,7 +82,7 @@ impl Progress {
         }
         for step in workflow.steps().iter().filter(|step| matches!(step.work, Work::Service(_))) {
             let Ok(id) = StepId::new(&step.id) else { continue };
-            let mut log = StepLog::new(run, &BranchPath::main(), &id, &WorkflowProgram::restarted_at());
+            let mut log = StepLog::new(run, &ScopePath::main(), &id, &WorkflowProgram::restarted_at());
             // An unreadable log is printed from its start.
             let _ = log.read(store, ReadTo::End, drop).await;
             log.finish();

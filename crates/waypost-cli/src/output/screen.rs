@@ -172,8 +172,8 @@ impl Screen {
             }
             Message::Waits(waiting, progress) => {
                 self.seen.progress = progress;
-                for Waiting { branch, step, wait } in &waiting {
-                    self.seen.wait(self.seen.names.called(branch, step.as_str()), std::slice::from_ref(wait));
+                for Waiting { scope, step, wait } in &waiting {
+                    self.seen.wait(self.seen.names.called(scope, step.as_str()), std::slice::from_ref(wait));
                 }
             }
             Message::Note(text) => self.print(&self.fitted(&text)),
@@ -220,7 +220,7 @@ impl Screen {
         let retry_at = retry_at(record);
         let goes_on = matches!(&header.phase, Phase::Started | Phase::Progress { .. } | Phase::Restored);
         if let Some(step) = header.step.as_ref().filter(|_| !goes_on && self.output.prints_lines()) {
-            self.finish_log(&self.seen.names.called(&header.branch, step.as_str()), runtime);
+            self.finish_log(&self.seen.names.called(&header.scope, step.as_str()), runtime);
         }
         let events = events::of(record);
         for event in &events {
@@ -235,11 +235,11 @@ impl Screen {
             self.seen.take(event, retry_at);
         }
         if let (Phase::Waiting(waits), Some(step)) = (&header.phase, &header.step) {
-            self.seen.wait(self.seen.names.called(&header.branch, step.as_str()), waits);
+            self.seen.wait(self.seen.names.called(&header.scope, step.as_str()), waits);
         }
         for start in header.started.iter().filter(|start| start.joins) {
-            let log = StepLog::new(&header.run, &header.branch, &start.step, &start.at);
-            self.seen.join(self.seen.names.called(&header.branch, start.step.as_str()), log);
+            let log = StepLog::new(&header.run, &header.scope, &start.step, &start.at);
+            self.seen.join(self.seen.names.called(&header.scope, start.step.as_str()), log);
         }
         self.seen.checkpoint(header.seq, header.created_at);
     }
@@ -354,7 +354,7 @@ impl Screen {
         lines.iter().for_each(|line| self.print(line));
     }
 
-    /// Prints the rest of the log of a step whose work has ended, or continues in branches.
+    /// Prints the rest of the log of a step whose work has ended, or continues in scopes.
     fn finish_log(&mut self, step: &str, runtime: &Runtime) {
         let Some(mut running) = self.seen.running.remove(step) else { return };
         self.print_rest(step, &mut running.log, runtime);

@@ -6,7 +6,7 @@
 
 use waypost::record::Try;
 use waypost::store::{Store, StoreError};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::program::log_name;
 
 use super::shown;
@@ -41,8 +41,8 @@ pub(super) struct StepLog {
 
 impl StepLog {
     /// Returns the beginning of the log of an attempt.
-    pub(super) fn new(run: &RunId, branch: &BranchPath, step: &StepId, at: &Try) -> Self {
-        let blob = log_name(branch, step, at);
+    pub(super) fn new(run: &RunId, scope: &ScopePath, step: &StepId, at: &Try) -> Self {
+        let blob = log_name(scope, step, at);
         let (line, last) = (Vec::new(), Vec::new());
         Self { run: run.clone(), blob, offset: 0, line, dropped_bytes: 0, last }
     }

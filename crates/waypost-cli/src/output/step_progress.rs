@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::engine::StopLevel;
 use waypost::events::{Event, EventKind};
 use waypost::record::{Try, Wait, WaitKind};
@@ -26,7 +26,7 @@ const BAR_COLUMNS: u64 = 20;
 #[derive(Debug)]
 pub(super) struct StepProgress {
     pub(super) names: StepNames,
-    /// Running steps, by name with branch (unless main).
+    /// Running steps, by name with scope (unless main).
     pub(super) running: BTreeMap<String, RunningStep>,
     /// Steps with a failed attempt, until the next attempt starts.
     retrying: BTreeMap<String, NextAttempt>,
@@ -100,9 +100,9 @@ impl StepProgress {
 
     /// Returns a step with its name, if it has one.
     pub(super) fn titled(&self, step: &str) -> String {
-        let (branch, id) = step.rsplit_once('/').unwrap_or(("main", step));
-        let branch = BranchPath::new(branch).unwrap_or_else(|_| BranchPath::main());
-        self.names.beside(step.to_owned(), &branch, id)
+        let (scope, id) = step.rsplit_once('/').unwrap_or(("main", step));
+        let scope = ScopePath::new(scope).unwrap_or_else(|_| ScopePath::main());
+        self.names.beside(step.to_owned(), &scope, id)
     }
 
     /// Returns a heartbeat line after enough silence by `now`, and restarts the interval.
@@ -114,9 +114,9 @@ impl StepProgress {
         Some(format!("still working: {}", self.under_way(now)))
     }
 
-    /// Returns the display name of a step, with its branch. An item is named after its opener.
+    /// Returns the display name of a step, with its scope. An item is named after its opener.
     pub(super) fn name_of(&self, event: &Event) -> Option<String> {
-        Some(self.names.called(&branch_of(event)?, event.step.as_ref()?.as_str()))
+        Some(self.names.called(&scope_of(event)?, event.step.as_ref()?.as_str()))
     }
 
     /// Takes an event in. `retry_at` is the time of the next attempt, for a failed attempt with a delay.
@@ -165,8 +165,8 @@ impl StepProgress {
 
     /// Returns whether the child scope of an event is an item.
     pub(super) fn counts_items(&self, event: &Event) -> bool {
-        let above = branch_of(event).zip(event.step.as_ref());
-        above.is_none_or(|(branch, opener)| self.names.has_items(&branch, opener.as_str()))
+        let above = scope_of(event).zip(event.step.as_ref());
+        above.is_none_or(|(scope, opener)| self.names.has_items(&scope, opener.as_str()))
     }
 
     /// The step runs on as a service after its end.
@@ -180,7 +180,7 @@ impl StepProgress {
         self.checkpoint = Some((format!("@{seq}"), since(at)));
     }
 
-    /// The join continues the step, begun before its branches. `log`: the log of the step, if unknown.
+    /// The join continues the step, begun before its scopes. `log`: the log of the step, if unknown.
     pub(super) fn join(&mut self, step: String, log: StepLog) {
         let items = self.end_items(&step);
         let running = self.running.remove(&step);
@@ -329,16 +329,16 @@ fn whole_seconds(duration: Duration) -> String {
 /// Returns the log of the attempt of an event.
 fn log_of(event: &Event) -> Option<StepLog> {
     let at = Try { attempt: event.attempt?, iteration: event.iteration.clone(), epoch: event.epoch };
-    Some(StepLog::new(&event.run, &event.branch, event.step.as_ref()?, &at))
+    Some(StepLog::new(&event.run, &event.scope, event.step.as_ref()?, &at))
 }
 
-/// Returns the branch of an event's step: the step of an item event is its opener.
-fn branch_of(event: &Event) -> Option<BranchPath> {
+/// Returns the scope of an event's step: the step of an item event is its opener.
+fn scope_of(event: &Event) -> Option<ScopePath> {
     match event.what {
         EventKind::ItemStarted { .. } | EventKind::ItemCompleted { .. } | EventKind::ItemDead { .. } => {
-            event.branch.parent()
+            event.scope.parent()
         }
-        _ => Some(event.branch.clone()),
+        _ => Some(event.scope.clone()),
     }
 }
 
@@ -388,18 +388,18 @@ mod tests {
     use jiff::Timestamp;
     use waypost::events::{Cursor, EVENT_VERSION, Event, EventKind};
     use waypost::record::End;
-    use waypost::{BranchPath, RunId, StepId};
+    use waypost::{RunId, ScopePath, StepId};
 
     use super::{HEARTBEAT, StepNames, StepProgress, log_of};
 
-    fn event(branch: &str, step: &str, what: EventKind) -> Event {
-        let branch = BranchPath::new(branch).unwrap();
+    fn event(scope: &str, step: &str, what: EventKind) -> Event {
+        let scope = ScopePath::new(scope).unwrap();
         Event {
             v: EVENT_VERSION,
-            cursor: Cursor { branch: branch.clone(), seq: 1, index: 0 },
+            cursor: Cursor { scope: scope.clone(), seq: 1, index: 0 },
             ts: Timestamp::UNIX_EPOCH,
             run: RunId::new("r").unwrap(),
-            branch,
+            scope,
             seq: 1,
             parents: Vec::new(),
             step: Some(StepId::new(step).unwrap()),

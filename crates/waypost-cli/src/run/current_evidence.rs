@@ -8,7 +8,7 @@ use waypost::engine::{AcceptAs, Acceptance, Answers, Engine, Look, ResumeOptions
 use waypost::plan::{Action, Cause, Decision, Plan};
 use waypost::record::{Occasion, Record, Status};
 use waypost::store::Store;
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 use waypost_workflow::file::Work;
 use waypost_workflow::mask::Mask;
 use waypost_workflow::program::WorkflowProgram;
@@ -34,7 +34,7 @@ pub(crate) async fn look(
     Ok(engine.look(&program, snapshot, occasion).await?)
 }
 
-/// Checks the evidence of finished steps at a checkpoint of the main branch, as a resume from there would.
+/// Checks the evidence of finished steps at a checkpoint of the main scope, as a resume from there would.
 pub(crate) async fn look_at(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
@@ -70,7 +70,7 @@ pub(crate) async fn correct(
 pub(crate) async fn undecided_steps(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
-) -> Result<Option<BTreeSet<(BranchPath, StepId)>>, Error> {
+) -> Result<Option<BTreeSet<(ScopePath, StepId)>>, Error> {
     let Ok(own) = Chosen::in_force(store.as_ref(), snapshot) else { return Ok(None) };
     let (engine, program) = engine_for_checks(store, snapshot, &own)?;
     let look = engine.look(&program, snapshot, Occasion::Resume).await?;
@@ -84,7 +84,7 @@ pub(crate) async fn undecided_steps(
         .decisions
         .iter()
         .filter(is_undecided)
-        .map(|question| (question.branch.clone(), question.step.clone()));
+        .map(|question| (question.scope.clone(), question.step.clone()));
     Ok(Some(undecided.collect()))
 }
 
@@ -93,7 +93,7 @@ pub(crate) async fn settles(store: &Arc<dyn Store>, snapshot: &Snapshot) -> Resu
     let shape = Chosen::in_force(store.as_ref(), snapshot)?.shape;
     let has_interrupted = shape.has_evidence()
         && snapshot.heads.iter().any(|head| {
-            let own = shape.of_branch(&head.record.header().branch).zip(head.record.position().ok());
+            let own = shape.of_scope(&head.record.header().scope).zip(head.record.position().ok());
             own.is_some_and(|(own, position)| {
                 let mut started = position.frontier.iter().filter(|entry| entry.status == Status::Started);
                 started.any(|entry| own.must_ask(&position, &entry.step))
@@ -107,8 +107,8 @@ pub(crate) fn restart_services(chosen: &Chosen, plan: &mut Plan) {
     let runs =
         |decision: &&Decision| matches!(decision.action, Action::Run | Action::Retry | Action::Restart);
     let top = |decision: &Decision| {
-        let above = std::iter::successors(Some(decision.branch.clone()), BranchPath::parent);
-        match above.filter_map(|branch| branch.opened_by()).last() {
+        let above = std::iter::successors(Some(decision.scope.clone()), ScopePath::parent);
+        match above.filter_map(|scope| scope.opened_by()).last() {
             Some((opener, _)) => chosen.shape.opener(&opener),
             None => chosen.shape.place(decision.step.as_str()),
         }
@@ -117,7 +117,7 @@ pub(crate) fn restart_services(chosen: &Chosen, plan: &mut Plan) {
     for decision in plan.decisions.iter_mut().filter(|decision| decision.action == Action::Reuse) {
         let step = decision.step.as_str();
         let is_service = chosen.workflow.step(step).is_some_and(|step| matches!(step.work, Work::Service(_)));
-        let place = chosen.shape.place(step).filter(|_| is_service && decision.branch.is_main());
+        let place = chosen.shape.place(step).filter(|_| is_service && decision.scope.is_main());
         if place.is_some_and(|place| !chosen.shape.downstream(&[place]).is_disjoint(&running)) {
             (decision.action, decision.cause) = (Action::Restart, Cause::ServiceEnded);
         }
@@ -130,7 +130,7 @@ pub(crate) fn doubted(look: &Look, is_unknown: bool) -> Option<Vec<String>> {
         look.doubted.iter().filter(|found| matches!(found.cause, Cause::EvidenceUnknown(_)) == is_unknown);
     let named: Vec<String> = meant
         .map(|found| {
-            let step = step_on(&found.branch, found.step.as_str());
+            let step = step_on(&found.scope, found.step.as_str());
             match &found.cause {
                 Cause::EvidenceFailed(claims) | Cause::EvidenceUnknown(claims) => {
                     format!("step `{step}` ({})", claims.join(", "))
@@ -162,16 +162,16 @@ fn engine_for_checks(
     Ok((program.equip(Engine::new(Arc::clone(store))), program))
 }
 
-/// Pins the present evidence of a finished step, on one branch or on all; returns how many packs were pinned.
+/// Pins the present evidence of a finished step, in one scope or in all; returns how many packs were pinned.
 pub(crate) async fn accept(
     store: &Arc<dyn Store>,
     snapshot: &Snapshot,
     chosen: &Chosen,
-    (branch, step): (Option<&BranchPath>, &StepId),
+    (scope, step): (Option<&ScopePath>, &StepId),
 ) -> Result<usize, Error> {
     let (engine, program) = engine_for_checks(store, snapshot, chosen)?;
     let by = person();
-    let acceptance = Acceptance { branch, step, accept_as: AcceptAs::Pinned, by: Some(&by) };
+    let acceptance = Acceptance { scope, step, accept_as: AcceptAs::Pinned, by: Some(&by) };
     Ok(engine.accept_program(&program, &snapshot.entry.summary.run, acceptance).await?)
 }
 
@@ -182,14 +182,14 @@ pub(crate) async fn believe(
     snapshot: &Snapshot,
     chosen: &Chosen,
     (plan, answers): (&Plan, &Answers),
-) -> Result<BTreeSet<(BranchPath, StepId)>, Error> {
+) -> Result<BTreeSet<(ScopePath, StepId)>, Error> {
     let held = held(plan, answers);
     if !held.is_empty() {
         let (engine, program) = engine_for_checks(store, snapshot, chosen)?;
-        for (branch, step) in &held {
+        for (scope, step) in &held {
             let by = person();
             let acceptance =
-                Acceptance { branch: Some(branch), step, accept_as: AcceptAs::Done, by: Some(&by) };
+                Acceptance { scope: Some(scope), step, accept_as: AcceptAs::Done, by: Some(&by) };
             engine.accept_program(&program, &snapshot.entry.summary.run, acceptance).await?;
         }
     }
@@ -197,13 +197,10 @@ pub(crate) async fn believe(
 }
 
 /// Returns the steps with failed evidence that a person settles as done.
-fn held(plan: &Plan, answers: &Answers) -> BTreeSet<(BranchPath, StepId)> {
+fn held(plan: &Plan, answers: &Answers) -> BTreeSet<(ScopePath, StepId)> {
     let is_held = |decision: &&Decision| {
-        let is_done = answers.about(&decision.branch, &decision.step) == Some(TreatAs::Done);
+        let is_done = answers.about(&decision.scope, &decision.step) == Some(TreatAs::Done);
         is_done && matches!(decision.cause, Cause::EvidenceFailed(_))
     };
-    plan.questions()
-        .filter(is_held)
-        .map(|decision| (decision.branch.clone(), decision.step.clone()))
-        .collect()
+    plan.questions().filter(is_held).map(|decision| (decision.scope.clone(), decision.step.clone())).collect()
 }

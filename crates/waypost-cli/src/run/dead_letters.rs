@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use waypost::record::{End, Failure, FailureKind, FrontierEntry, Header, Phase, Reason, Record, SettledAs};
 use waypost::store::{Scan, ScanOrder, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::{OnItemFailure, Workflow};
 use waypost_workflow::program::{WorkflowState, log_name};
 
 use crate::cli::DeadLetter;
 use crate::error::Error;
 use crate::run::definition::Chosen;
-use crate::run::reference::is_branch;
+use crate::run::reference::is_scope;
 use crate::view::step_names::{StepNames, path};
 use waypost::engine::Snapshot;
 
@@ -30,7 +30,7 @@ async fn workflow_of(store: &dyn Store, run: &RunId) -> Result<Option<Workflow>,
     Ok(Some(Chosen::in_force(store, &snapshot)?.workflow))
 }
 
-/// Returns the dead letters of a run, in order of branch. `workflow`: `None` for the run of a program.
+/// Returns the dead letters of a run, in order of scope. `workflow`: `None` for the run of a program.
 ///
 /// Excludes letters of a fan-out abandoned by a rollback.
 pub(crate) async fn letters(
@@ -38,20 +38,20 @@ pub(crate) async fn letters(
     run: &RunId,
     workflow: Option<&Workflow>,
 ) -> Result<Vec<DeadLetter>, Error> {
-    let failed = ended_branches(store, run, "failed", &has_failed).await?;
-    let opened = if failed.is_empty() { Opened::default() } else { Opened::of(store.branches(run).await?) };
+    let failed = ended_scopes(store, run, "failed", &has_failed).await?;
+    let opened = if failed.is_empty() { Opened::default() } else { Opened::of(store.scopes(run).await?) };
     let mut fans = Fans::default();
     let mut letters = Vec::new();
-    for branch in &failed {
-        let Some(((each, key), above)) = branch.opened_by().zip(branch.parent()) else { continue };
+    for scope in &failed {
+        let Some(((each, key), above)) = scope.opened_by().zip(scope.parent()) else { continue };
         if !keeps_letters(workflow, &each) {
             continue;
         }
-        let newest = store.newest(run, branch).await?;
+        let newest = store.newest(run, scope).await?;
         let cause = cause_of(store, run, (&failed, &opened), &newest).await?;
         // A failure caused by a nested dead letter is retried with this letter.
-        let between = std::iter::successors(Some(cause.header().branch.clone()), BranchPath::parent);
-        let mut between = between.take_while(|other| other != branch);
+        let between = std::iter::successors(Some(cause.header().scope.clone()), ScopePath::parent);
+        let mut between = between.take_while(|other| other != scope);
         if between.any(|other| other.opened_by().is_some_and(|(step, _)| keeps_letters(workflow, &step))) {
             continue;
         }
@@ -66,9 +66,9 @@ pub(crate) async fn letters(
 pub(crate) async fn dropped(
     store: &dyn Store,
     run: &RunId,
-    is_meant: &(dyn Fn(&BranchPath, &StepId) -> bool + Sync),
+    is_meant: &(dyn Fn(&ScopePath, &StepId) -> bool + Sync),
 ) -> Result<usize, Error> {
-    let ended = ended_branches(store, run, "skipped", &was_left).await?;
+    let ended = ended_scopes(store, run, "skipped", &was_left).await?;
     count(store, run, ended, is_meant).await
 }
 
@@ -78,15 +78,15 @@ pub(crate) async fn skipped(
     run: &RunId,
     workflow: Option<&Workflow>,
 ) -> Result<usize, Error> {
-    let ended = ended_branches(store, run, "failed", &has_failed).await?;
+    let ended = ended_scopes(store, run, "failed", &has_failed).await?;
     count(store, run, ended, &|_, each| policy(workflow, each) == Some(OnItemFailure::Skip)).await
 }
 
-/// Returns whether a failure on a branch stops a step with items, by the workflow's policy.
-pub(crate) fn stops(workflow: Option<&Workflow>, branch: &BranchPath) -> bool {
-    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    around.any(|branch| {
-        branch.opened_by().is_some_and(|(each, _)| policy(workflow, &each) == Some(OnItemFailure::Stop))
+/// Returns whether a failure in a scope stops a step with items, by the workflow's policy.
+pub(crate) fn stops(workflow: Option<&Workflow>, scope: &ScopePath) -> bool {
+    let mut around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    around.any(|scope| {
+        scope.opened_by().is_some_and(|(each, _)| policy(workflow, &each) == Some(OnItemFailure::Stop))
     })
 }
 
@@ -96,8 +96,8 @@ pub(crate) async fn can_retry(store: &dyn Store, run: &RunId, workflow: &Workflo
     if !letters(store, run, Some(workflow)).await?.is_empty() {
         return Ok(true);
     }
-    for branch in store.branches(run).await? {
-        let position = store.newest(run, &branch).await?.position().unwrap_or_default();
+    for scope in store.scopes(run).await? {
+        let position = store.newest(run, &scope).await?.position().unwrap_or_default();
         if position.ledger.values().any(|settled| settled.how == SettledAs::Tolerated) {
             return Ok(true);
         }
@@ -107,13 +107,13 @@ pub(crate) async fn can_retry(store: &dyn Store, run: &RunId, workflow: &Workflo
 
 /// A tolerated failure in force.
 pub(crate) struct ToleratedFailure {
-    pub(crate) branch: BranchPath,
+    pub(crate) scope: ScopePath,
     pub(crate) step: StepId,
     /// The first line of the error.
     pub(crate) error: String,
 }
 
-/// Returns the tolerated failures of steps in force, in the order of branches.
+/// Returns the tolerated failures of steps in force, in the order of scopes.
 pub(crate) async fn tolerated(store: &dyn Store, run: &RunId) -> Result<Vec<ToleratedFailure>, Error> {
     let (mut found, mut on) = (Vec::new(), BTreeSet::new());
     let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
@@ -121,14 +121,14 @@ pub(crate) async fn tolerated(store: &dyn Store, run: &RunId) -> Result<Vec<Tole
         let page = store.scan(&scan).await?;
         let headers = page.records.iter().map(Record::header);
         let is_tolerated = |header: &&Header| header.phase.failure().is_some_and(|failure| failure.tolerated);
-        on.extend(headers.filter(is_tolerated).map(|header| header.branch.clone()));
+        on.extend(headers.filter(is_tolerated).map(|header| header.scope.clone()));
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
             None => break,
         }
     }
-    for branch in on {
-        let newest = store.newest(run, &branch).await?;
+    for scope in on {
+        let newest = store.newest(run, &scope).await?;
         let ledger = newest.position().unwrap_or_default().ledger;
         let failed: Vec<_> =
             ledger.iter().filter(|(_, settled)| settled.how == SettledAs::Tolerated).collect();
@@ -136,37 +136,37 @@ pub(crate) async fn tolerated(store: &dyn Store, run: &RunId) -> Result<Vec<Tole
             continue;
         }
         for (step, settled) in failed {
-            let end = store.load(run, &branch, settled.seq).await?;
+            let end = store.load(run, &scope, settled.seq).await?;
             let error = end.header().phase.failure().and_then(|failure| failure.error.first());
             let error = error.map_or("it failed", String::as_str).to_owned();
-            found.push(ToleratedFailure { branch: branch.clone(), step: step.clone(), error });
+            found.push(ToleratedFailure { scope: scope.clone(), step: step.clone(), error });
         }
     }
     Ok(found)
 }
 
-/// Counts the branches that are items in effect, for the steps accepted by `is_meant`.
+/// Counts the scopes that are items in effect, for the steps accepted by `is_meant`.
 async fn count(
     store: &dyn Store,
     run: &RunId,
-    branches: BTreeSet<BranchPath>,
-    is_meant: &(dyn Fn(&BranchPath, &StepId) -> bool + Sync),
+    scopes: BTreeSet<ScopePath>,
+    is_meant: &(dyn Fn(&ScopePath, &StepId) -> bool + Sync),
 ) -> Result<usize, Error> {
     let mut fans = Fans::default();
     let mut count = 0;
-    for branch in branches {
-        let Some(((each, _), above)) = branch.opened_by().zip(branch.parent()) else { continue };
+    for scope in scopes {
+        let Some(((each, _), above)) = scope.opened_by().zip(scope.parent()) else { continue };
         if !is_meant(&above, &each) {
             continue;
         }
-        let newest = store.newest(run, &branch).await?;
+        let newest = store.newest(run, &scope).await?;
         count += usize::from(fans.counts(store, run, &newest, (above, each)).await?);
     }
     Ok(count)
 }
 
-/// Returns whether an ended branch, given its newest record, is in effect: its opener has joined the branch, in
-/// any pass, or waits for the branch, and likewise for all ancestors.
+/// Returns whether an ended scope, given its newest record, is in effect: its opener has joined the scope, in
+/// any pass, or waits for the scope, and likewise for all ancestors.
 pub(crate) async fn counts(store: &dyn Store, run: &RunId, newest: &Record) -> Result<bool, Error> {
     Fans::default().has(store, run, newest).await
 }
@@ -179,11 +179,11 @@ fn was_left(header: &Header) -> bool {
     header.end == Some(End::Skipped) && header.reason == Reason::Manual
 }
 
-/// The fan-outs in effect, by branch and step, cached: open fan-outs, and the last joined fan-out, in each pass of a
+/// The fan-outs in effect, by scope and step, cached: open fan-outs, and the last joined fan-out, in each pass of a
 /// loop.
 #[derive(Debug, Default)]
 pub(crate) struct Fans {
-    opened: BTreeMap<(BranchPath, StepId), BTreeSet<u64>>,
+    opened: BTreeMap<(ScopePath, StepId), BTreeSet<u64>>,
 }
 
 impl Fans {
@@ -194,19 +194,19 @@ impl Fans {
         run: &RunId,
         newest: &Record,
     ) -> Result<bool, Error> {
-        let branch = &newest.header().branch;
-        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else { return Ok(true) };
+        let scope = &newest.header().scope;
+        let Some((above, (opener, _))) = scope.parent().zip(scope.opened_by()) else { return Ok(true) };
         self.counts(store, run, newest, (above, opener)).await
     }
 
-    /// Returns whether a branch is in effect, given its newest record: an open or the last joined fan-out of
-    /// `fan` contains the branch, and likewise for all ancestors.
+    /// Returns whether a scope is in effect, given its newest record: an open or the last joined fan-out of
+    /// `fan` contains the scope, and likewise for all ancestors.
     async fn counts(
         &mut self,
         store: &dyn Store,
         run: &RunId,
         newest: &Record,
-        mut fan: (BranchPath, StepId),
+        mut fan: (ScopePath, StepId),
     ) -> Result<bool, Error> {
         let mut origin = newest.position().ok().and_then(|position| position.origin);
         loop {
@@ -224,11 +224,11 @@ impl Fans {
         &mut self,
         store: &dyn Store,
         run: &RunId,
-        fan: &(BranchPath, StepId),
+        fan: &(ScopePath, StepId),
     ) -> Result<&BTreeSet<u64>, Error> {
-        let (branch, step) = fan;
+        let (scope, step) = fan;
         if !self.opened.contains_key(fan) {
-            let newest = store.newest(run, branch).await?;
+            let newest = store.newest(run, scope).await?;
             let position = newest.position().unwrap_or_default();
             let entries = position
                 .open_entries()
@@ -255,38 +255,38 @@ async fn is_of_program(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
 /// Returns the seq of the newest opening of a fan-out that no rollback undid: the position of a program without evidence
 /// does not keep joined fan-outs.
 async fn newest_opening(store: &dyn Store, newest: &Record, step: &StepId) -> Result<Option<u64>, Error> {
-    let Header { run, branch, seq, .. } = newest.header();
-    let history = store.effective_history(run, branch, *seq).await?;
+    let Header { run, scope, seq, .. } = newest.header();
+    let history = store.effective_history(run, scope, *seq).await?;
     let mut headers = history.records.iter().map(Record::header);
     let opens = |header: &&Header| header.reason == Reason::Fork && header.step.as_ref() == Some(step);
     Ok(headers.rfind(opens).map(|header| header.seq))
 }
 
-/// Returns the branches ended in this phase with a newest record that satisfies `is`.
-async fn ended_branches(
+/// Returns the scopes ended in this phase with a newest record that satisfies `is`.
+async fn ended_scopes(
     store: &dyn Store,
     run: &RunId,
     phase: &'static str,
     is: &(dyn Fn(&Header) -> bool + Sync),
-) -> Result<BTreeSet<BranchPath>, Error> {
+) -> Result<BTreeSet<ScopePath>, Error> {
     let mut scan = Scan { phase: Some(phase), ..Scan::of(run) };
     let mut found = BTreeSet::new();
     loop {
         let page = store.scan(&scan).await?;
         let ended = page.records.iter().map(Record::header).filter(|header| is(header));
-        found.extend(ended.map(|header| header.branch.clone()).filter(|branch| !branch.is_main()));
+        found.extend(ended.map(|header| header.scope.clone()).filter(|scope| !scope.is_main()));
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
             None => break,
         }
     }
     let mut still = BTreeSet::new();
-    for branch in found {
+    for scope in found {
         let newest =
-            Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+            Scan { scope: Some(scope.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
         let newest = store.scan(&newest).await?;
         if newest.records.first().is_some_and(|record| is(record.header())) {
-            still.insert(branch);
+            still.insert(scope);
         }
     }
     Ok(still)
@@ -297,57 +297,57 @@ pub(crate) fn keeps_letters(workflow: Option<&Workflow>, each: &StepId) -> bool 
     policy(workflow, each) == Some(OnItemFailure::DeadLetter)
 }
 
-/// Returns the policy for failed items of a step, if the step has items. In the run of a program, a branch fails for good
+/// Returns the policy for failed items of a step, if the step has items. In the run of a program, a scope fails for good
 /// only if the join collects failures.
 fn policy(workflow: Option<&Workflow>, each: &StepId) -> Option<OnItemFailure> {
     let Some(workflow) = workflow else { return Some(OnItemFailure::DeadLetter) };
     Some(workflow.step(each.as_str())?.work.foreach()?.on_failure)
 }
 
-/// Branches by their parent, sorted.
+/// Scopes by their parent, sorted.
 #[derive(Debug, Default)]
-struct Opened(BTreeMap<BranchPath, Vec<BranchPath>>);
+struct Opened(BTreeMap<ScopePath, Vec<ScopePath>>);
 
 impl Opened {
-    fn of(branches: impl IntoIterator<Item = BranchPath>) -> Self {
-        let mut opened: BTreeMap<BranchPath, Vec<BranchPath>> = BTreeMap::new();
-        for branch in branches {
-            if let Some(above) = branch.parent() {
-                opened.entry(above).or_default().push(branch);
+    fn of(scopes: impl IntoIterator<Item = ScopePath>) -> Self {
+        let mut opened: BTreeMap<ScopePath, Vec<ScopePath>> = BTreeMap::new();
+        for scope in scopes {
+            if let Some(above) = scope.parent() {
+                opened.entry(above).or_default().push(scope);
             }
         }
-        opened.values_mut().for_each(|branches| branches.sort_unstable());
+        opened.values_mut().for_each(|scopes| scopes.sort_unstable());
         Self(opened)
     }
 
-    /// Returns the branches opened by the step of this record.
-    fn by(&self, header: &Header) -> Vec<&BranchPath> {
-        let opened = self.0.get(&header.branch).into_iter().flatten();
-        opened.filter(|branch| branch.opened_by().map(|(step, _)| step) == header.step).collect()
+    /// Returns the scopes opened by the step of this record.
+    fn by(&self, header: &Header) -> Vec<&ScopePath> {
+        let opened = self.0.get(&header.scope).into_iter().flatten();
+        opened.filter(|scope| scope.opened_by().map(|(step, _)| step) == header.step).collect()
     }
 }
 
 /// Returns the record of an item's causal failure, given the item's last record.
 pub(crate) async fn cause(store: &dyn Store, run: &RunId, newest: &Record) -> Result<Record, Error> {
-    let opened = Opened::of(store.branches(run).await?);
+    let opened = Opened::of(store.scopes(run).await?);
     if opened.by(newest.header()).is_empty() {
         return Ok(newest.clone());
     }
-    let failed = ended_branches(store, run, "failed", &has_failed).await?;
+    let failed = ended_scopes(store, run, "failed", &has_failed).await?;
     cause_of(store, run, (&failed, &opened), newest).await
 }
 
-/// As [`cause`]; the cause may lie on a branch opened by the failed step.
+/// As [`cause`]; the cause may lie in a scope opened by the failed step.
 async fn cause_of(
     store: &dyn Store,
     run: &RunId,
-    (failed, opened): (&BTreeSet<BranchPath>, &Opened),
+    (failed, opened): (&BTreeSet<ScopePath>, &Opened),
     newest: &Record,
 ) -> Result<Record, Error> {
     let mut cause = newest.clone();
     loop {
         let below = opened.by(cause.header());
-        cause = match below.iter().find(|branch| failed.contains(**branch)) {
+        cause = match below.iter().find(|scope| failed.contains(**scope)) {
             Some(below) => store.newest(run, below).await?,
             None => match first_to_fail(store, run, &below).await? {
                 Some(below) => below,
@@ -357,20 +357,20 @@ async fn cause_of(
     }
 }
 
-/// Returns the record of the failure for which all these branches of a step were stopped. The failed branch
+/// Returns the record of the failure for which all these scopes of a step were stopped. The failed scope
 /// ended with the others, after this record.
 async fn first_to_fail(
     store: &dyn Store,
     run: &RunId,
-    opened: &[&BranchPath],
+    opened: &[&ScopePath],
 ) -> Result<Option<Record>, Error> {
-    for branch in opened.iter().copied() {
-        let end = store.newest(run, branch).await?.header().end;
+    for scope in opened.iter().copied() {
+        let end = store.newest(run, scope).await?.header().end;
         if !matches!(end, Some(End::Cancelled | End::Failed)) {
             continue;
         }
         let (phase, order) = (Some("failed"), ScanOrder::NewestFirst);
-        let scan = Scan { branch: Some(branch.clone()), phase, order, limit: 1, ..Scan::of(run) };
+        let scan = Scan { scope: Some(scope.clone()), phase, order, limit: 1, ..Scan::of(run) };
         let found = store.scan(&scan).await?.records.into_iter().next();
         let by_itself = |record: &Record| {
             record.header().phase.failure().is_some_and(|failure| !failure.retried && !failure.tolerated)
@@ -382,19 +382,19 @@ async fn first_to_fail(
     Ok(None)
 }
 
-/// Returns the seq at which a step last opened branches in effect.
+/// Returns the seq at which a step last opened scopes in effect.
 pub(crate) async fn opened_at(
     store: &dyn Store,
     run: &RunId,
-    branch: &BranchPath,
+    scope: &ScopePath,
     each: &StepId,
 ) -> Result<Option<u64>, Error> {
-    let newest = store.newest(run, branch).await?.header().seq;
+    let newest = store.newest(run, scope).await?.header().seq;
     let opens = |record: &Record| {
         let header = record.header();
         header.step.as_ref() == Some(each) && header.phase.opens_work()
     };
-    match store.find_back(run, branch, newest, &opens).await? {
+    match store.find_back(run, scope, newest, &opens).await? {
         Some(found) => Ok(Some(store.carrier(found.header()).await?)),
         None => Ok(None),
     }
@@ -404,11 +404,11 @@ pub(crate) async fn opened_at(
 pub(crate) fn place(letter: &DeadLetter, names: &StepNames) -> String {
     match &letter.step {
         Some(step) => names.called(&letter.failed_on, step.as_str()),
-        None => names.path(&letter.branch),
+        None => names.path(&letter.scope),
     }
 }
 
-/// Returns the index and the value of an item in the state of its branch: of a workflow, or of a graph in a program.
+/// Returns the index and the value of an item in the state of its scope: of a workflow, or of a graph in a program.
 fn item_in(state: &[u8]) -> Option<(u64, Value)> {
     if let Ok(state) = serde_json::from_slice::<WorkflowState>(state) {
         return Some((state.item_index().unwrap_or_default(), state.item().cloned().unwrap_or_default()));
@@ -426,9 +426,9 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     };
     let has_log = failure.ending.log.is_some();
     Some(DeadLetter {
-        log: header.step.as_ref().filter(|_| has_log).map(|step| log_name(&header.branch, step, &header.at)),
-        branch: item.header().branch.clone(),
-        failed_on: header.branch.clone(),
+        log: header.step.as_ref().filter(|_| has_log).map(|step| log_name(&header.scope, step, &header.at)),
+        scope: item.header().scope.clone(),
+        failed_on: header.scope.clone(),
         each,
         key,
         index,
@@ -439,10 +439,10 @@ fn letter(failed: &Record, item: &Record, (each, key): (StepId, String)) -> Opti
     })
 }
 
-/// Selects the dead letters of a run with these keys or branches; all without keys.
+/// Selects the dead letters of a run with these keys or scopes; all without keys.
 ///
 /// # Errors
-/// A key is unknown, or ambiguous: equal keys of different steps are distinguished by their branches.
+/// A key is unknown, or ambiguous: equal keys of different steps are distinguished by their scopes.
 pub(crate) async fn chosen(
     store: &dyn Store,
     run: &RunId,
@@ -450,7 +450,7 @@ pub(crate) async fn chosen(
 ) -> Result<Vec<DeadLetter>, Error> {
     let workflow = workflow_of(store, run).await?;
     let letters = letters(store, run, workflow.as_ref()).await?;
-    let is = |letter: &DeadLetter, key: &String| letter.key == *key || is_branch(&letter.branch, key);
+    let is = |letter: &DeadLetter, key: &String| letter.key == *key || is_scope(&letter.scope, key);
     if let Some(key) = keys.iter().find(|key| !letters.iter().any(|letter| is(letter, key))) {
         return Err(Error::not_found(
             format!("dead letter `{key}` in run {run}"),
@@ -460,11 +460,11 @@ pub(crate) async fn chosen(
     for key in keys {
         let found: Vec<&DeadLetter> = letters.iter().filter(|letter| is(letter, key)).collect();
         if found.len() > 1 {
-            let branches = found.iter().map(|letter| path(workflow.as_ref(), &letter.branch));
-            let branches: Vec<String> = branches.collect();
+            let scopes = found.iter().map(|letter| path(workflow.as_ref(), &letter.scope));
+            let scopes: Vec<String> = scopes.collect();
             return Err(Error::usage(
-                format!("`{key}` matches several dead letters of run {run}: {}", branches.join(", ")),
-                format!("name the scope instead of the key: `{}`", branches[0]),
+                format!("`{key}` matches several dead letters of run {run}: {}", scopes.join(", ")),
+                format!("name the scope instead of the key: `{}`", scopes[0]),
             ));
         }
     }

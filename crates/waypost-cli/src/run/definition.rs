@@ -15,7 +15,7 @@ use waypost::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, checks, 
 use waypost::record::{Definition, End, Occasion, Phase, Position, Record, RunRecord, Status, Verdict, Wait};
 use waypost::shape::Shape;
 use waypost::store::{Signal, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::{ReadError, Workflow};
 use waypost_workflow::program::shape_of;
 
@@ -70,7 +70,7 @@ pub(crate) fn names_of(snapshot: &Snapshot) -> StepNames {
     workflow_in_force(snapshot).as_ref().map(StepNames::of).unwrap_or_default()
 }
 
-/// Reads the names of the steps of a run; without a readable definition, branches keep their keys.
+/// Reads the names of the steps of a run; without a readable definition, scopes keep their keys.
 pub(crate) async fn names(store: &dyn Store, run: &RunId) -> StepNames {
     Snapshot::read(store, run).await.as_ref().map(names_of).unwrap_or_default()
 }
@@ -139,7 +139,7 @@ impl Chosen {
         own_copy(store, record, &record.definition)
     }
 
-    /// Returns whether finished steps rerun, or finished branches reopen, because their definition changed.
+    /// Returns whether finished steps rerun, or finished scopes reopen, because their definition changed.
     pub(crate) fn reruns_finished(&self) -> bool {
         let reruns =
             |adoption: &Adoption| adoption.redo || !adoption.rerun.is_empty() || !adoption.entered.is_empty();
@@ -151,7 +151,7 @@ impl Chosen {
         own_copy(store, snapshot.entry.record.record(), &snapshot.definition)
     }
 
-    /// Chooses the definition in force at a record of the main branch.
+    /// Chooses the definition in force at a record of the main scope.
     pub(crate) async fn at(
         store: &Arc<dyn Store>,
         snapshot: &Snapshot,
@@ -192,37 +192,36 @@ impl Chosen {
         let Some(Adoption { before, within, entered, kept, .. }) = &self.adoption else {
             let effective = at_once(snapshot.effective(store, &self.shape).await?);
             let verdicts = by(&self.shape, &effective);
-            return Ok(of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective));
+            return Ok(of_scopes(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective));
         };
         let mut effective = at_once(snapshot.effective(store, before).await?);
         let asked = plan(before, &effective, &by(before, &effective), now);
         let mut redone = Vec::new();
-        for branch in effective.iter_mut().filter(|branch| branch.branch.is_main()) {
-            let (position, definition, ends) = (&branch.position, &snapshot.definition, &BTreeMap::new());
+        for scope in effective.iter_mut().filter(|scope| scope.scope.is_main()) {
+            let (position, definition, ends) = (&scope.position, &snapshot.definition, &BTreeMap::new());
             let after = &self.shape;
             let (asks, kept) = (true, kept);
             let inputs =
                 PositionTransfer { before, position, definition, after, within, entered, kept, ends, asks };
             let carried = transfer_position(&inputs);
-            (branch.position, redone) = (carried.position, carried.redone);
+            (scope.position, redone) = (carried.position, carried.redone);
         }
-        // Branches opened by a restarted step are discarded.
-        effective.retain(|branch| {
-            let opener = opener_on_main(&branch.branch);
+        // Scopes opened by a restarted step are discarded.
+        effective.retain(|scope| {
+            let opener = opener_on_main(&scope.scope);
             redone.iter().all(|(step, _)| opener.as_ref() != Some(step))
-                && !opener.is_some_and(|step| entered.contains(&step) && self.drops(&branch.branch))
+                && !opener.is_some_and(|step| entered.contains(&step) && self.drops(&scope.scope))
         });
         let verdicts = by(&self.shape, &effective);
-        let mut plan = of_branches(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective);
+        let mut plan = of_scopes(plan(&self.shape, &effective, &verdicts, now), &self.shape, &effective);
         explain(&mut plan, &redone);
         // A step started as non-idempotent stays in doubt, whatever the file says now.
         for question in asked.questions() {
-            let same = |decision: &&mut Decision| {
-                decision.step == question.step && decision.branch == question.branch
-            };
+            let same =
+                |decision: &&mut Decision| decision.step == question.step && decision.scope == question.scope;
             match plan.decisions.iter_mut().find(same) {
                 Some(decision) => decision.clone_from(question),
-                // The file lacks the step, or the opener of its branch.
+                // The file lacks the step, or the opener of its scope.
                 None if matches!(question.cause, Cause::InDoubt(_) | Cause::Unbelieved(_)) => {
                     plan.decisions.push(question.clone());
                 }
@@ -232,9 +231,9 @@ impl Chosen {
         Ok(plan)
     }
 
-    /// Returns whether the list of items in the file does not have the item of a branch, or below whose item the branch is.
-    fn drops(&self, branch: &BranchPath) -> bool {
-        let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    /// Returns whether the list of items in the file does not have the item of a scope, or below whose item the scope is.
+    fn drops(&self, scope: &ScopePath) -> bool {
+        let mut around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
         let Some((step, key)) = around.find(|above| above.depth() == 1).and_then(|item| item.opened_by())
         else {
             return false;
@@ -253,7 +252,7 @@ impl Chosen {
 
 /// Ends the delays of retries: a resume by a person tries at once.
 fn at_once(mut effective: Vec<Effective>) -> Vec<Effective> {
-    let entries = effective.iter_mut().flat_map(|branch| &mut branch.position.frontier);
+    let entries = effective.iter_mut().flat_map(|scope| &mut scope.position.frontier);
     for entry in entries.filter(|entry| entry.status == Status::Ready) {
         entry.wake_at = None;
     }
@@ -263,7 +262,7 @@ fn at_once(mut effective: Vec<Effective>) -> Vec<Effective> {
 /// Returns verdicts under which all finished steps are trusted.
 fn believed(shape: &Shape, effective: &[Effective]) -> Verdicts {
     let finished = checks(shape, effective).into_iter().filter(|check| check.seq.is_some());
-    finished.map(|check| ((check.branch, check.step, check.index), Verdict::Ok)).collect()
+    finished.map(|check| ((check.scope, check.step, check.index), Verdict::Ok)).collect()
 }
 
 /// Sets steps to run whose waits were answered by pending signals.
@@ -281,20 +280,20 @@ fn take_in(plan: &mut Plan, given: &[Signal]) {
     }
 }
 
-/// Removes from the plan of a hook's branch the steps of the opener's other hooks.
-fn of_branches(mut plan: Plan, shape: &Shape, effective: &[Effective]) -> Plan {
-    for branch in effective.iter().filter(|branch| hooks::opener(shape, &branch.branch).is_some()) {
-        let own = hooks::steps_of(shape, &branch.branch, &branch.position);
+/// Removes from the plan of a hook's scope the steps of the opener's other hooks.
+fn of_scopes(mut plan: Plan, shape: &Shape, effective: &[Effective]) -> Plan {
+    for scope in effective.iter().filter(|scope| hooks::opener(shape, &scope.scope).is_some()) {
+        let own = hooks::steps_of(shape, &scope.scope, &scope.position);
         plan.decisions.retain(|decision| {
-            decision.branch != branch.branch || own.iter().any(|step| step.id == decision.step)
+            decision.scope != scope.scope || own.iter().any(|step| step.id == decision.step)
         });
     }
     plan
 }
 
-/// Returns the step of the main branch that contains a branch.
-pub(crate) fn opener_on_main(branch: &BranchPath) -> Option<StepId> {
-    let mut outer = branch.clone();
+/// Returns the step of the main scope that contains a scope.
+pub(crate) fn opener_on_main(scope: &ScopePath) -> Option<StepId> {
+    let mut outer = scope.clone();
     while outer.depth() > 1 {
         outer = outer.parent()?;
     }
@@ -304,16 +303,12 @@ pub(crate) fn opener_on_main(branch: &BranchPath) -> Option<StepId> {
 /// Adds the finishing record of each finished step, also if the position no longer has it.
 async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -> Result<(), Error> {
     let unnamed = |decision: &Decision| matches!(decision.cause, Cause::Finished(None));
-    let branches: BTreeSet<BranchPath> = plan
-        .decisions
-        .iter()
-        .filter(|decision| unnamed(decision))
-        .map(|found| found.branch.clone())
-        .collect();
-    for branch in branches {
+    let scopes: BTreeSet<ScopePath> =
+        plan.decisions.iter().filter(|decision| unnamed(decision)).map(|found| found.scope.clone()).collect();
+    for scope in scopes {
         let heads = snapshot.heads.iter().map(|head| &head.record).chain(&snapshot.ended);
-        let Some(head) = heads.map(Record::header).find(|header| header.branch == branch) else { continue };
-        let history = store.history(&head.run, &branch, head.seq).await?;
+        let Some(head) = heads.map(Record::header).find(|header| header.scope == scope) else { continue };
+        let history = store.history(&head.run, &scope, head.seq).await?;
         let mut ends: HashMap<&StepId, u64> = HashMap::new();
         // Newest first: the last of several ends of a step counts.
         for header in history.iter().map(Record::header) {
@@ -321,7 +316,7 @@ async fn name_records(store: &dyn Store, snapshot: &Snapshot, plan: &mut Plan) -
                 ends.entry(step).or_insert(header.seq);
             }
         }
-        let open = plan.decisions.iter_mut().filter(|found| found.branch == branch && unnamed(found));
+        let open = plan.decisions.iter_mut().filter(|found| found.scope == scope && unnamed(found));
         for decision in open {
             decision.cause = Cause::Finished(ends.get(&decision.step).copied());
         }
@@ -466,11 +461,11 @@ pub(crate) async fn of_fork(
     let changed = with_first_ids(Workflow::read(&relative_to_here(file))?, &own)?;
     let choice = &Choice { forks: true, ..Choice::default() };
     let mut within = BTreeMap::new();
-    if let Some(StepRef { branch: Some(branch), step: Some(step) }) = from.map(StepRef::parse) {
+    if let Some(StepRef { scope: Some(path), step: Some(step) }) = from.map(StepRef::parse) {
         let shape = shape_of(&changed, environment::parallel())?;
         let compared = Compared { before: &own.shape, position, after: &shape };
         within = changed_within(store, &snapshot.entry.summary.run, compared).await?;
-        let scope = shape.of_branch(&branch);
+        let scope = shape.of_scope(&path);
         let reruns: BTreeSet<usize> = scope.map_or_else(BTreeSet::new, |scope| {
             let named: Vec<usize> = scope.place(&step).into_iter().collect();
             scope.downstream(&named).into_iter().chain(named).collect()
@@ -478,7 +473,7 @@ pub(crate) async fn of_fork(
         let is_rerun = |inner: &InnerChange| {
             let place = scope.and_then(|scope| scope.place(inner.step.as_str()));
             inner.kind == InnerChangeKind::Altered
-                && inner.branch == branch
+                && inner.scope == path
                 && place.is_some_and(|place| reruns.contains(&place))
         };
         within.retain(|_, changes| changes.iter().all(is_rerun));

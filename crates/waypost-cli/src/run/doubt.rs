@@ -1,4 +1,4 @@
-//! Questions about steps with `idempotent: false`, with causes from the records of the branch.
+//! Questions about steps with `idempotent: false`, with causes from the records of the scope.
 
 use jiff::Timestamp;
 use serde::Deserialize as _;
@@ -8,7 +8,7 @@ use waypost::events::RerunCause;
 use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Header, Note, Reason, Record};
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
 
 use crate::error::Error;
@@ -26,12 +26,12 @@ pub(crate) async fn doubts(
 ) -> Result<Vec<Doubt>, Error> {
     let mut doubts = Vec::new();
     for question in questions {
-        let (branch, step) = (&question.branch, question.step.as_str());
+        let (scope, step) = (&question.scope, question.step.as_str());
         let keeps = matches!(question.cause, Cause::Undone)
-            && has_result(&store.newest(run, branch).await?, &question.step);
-        let outputs = if keeps { Vec::new() } else { outputs_of(workflow, branch, step) };
+            && has_result(&store.newest(run, scope).await?, &question.step);
+        let outputs = if keeps { Vec::new() } else { outputs_of(workflow, scope, step) };
         let cause = cause_of(store, run, question).await?;
-        doubts.push(Doubt { step: called(Some(workflow), branch, step), cause, outputs });
+        doubts.push(Doubt { step: called(Some(workflow), scope, step), cause, outputs });
     }
     Ok(doubts)
 }
@@ -60,10 +60,10 @@ pub(crate) async fn doubts_of(
 }
 
 /// Returns the outputs of a step: the declared, and the read by other steps.
-fn outputs_of(workflow: &Workflow, branch: &BranchPath, step: &str) -> Vec<String> {
-    let declared = step_of(workflow, branch, step).into_iter().flat_map(|step| &step.outputs);
+fn outputs_of(workflow: &Workflow, scope: &ScopePath, step: &str) -> Vec<String> {
+    let declared = step_of(workflow, scope, step).into_iter().flat_map(|step| &step.outputs);
     let mut outputs: Vec<String> = declared.map(|(name, _)| name.clone()).collect();
-    let workflow = file_of(workflow, branch);
+    let workflow = file_of(workflow, scope);
     loop {
         let is_known = |name: &str| outputs.iter().any(|known| known == name);
         let Some(read) = workflow.readers_of_missing(step, is_known).find_map(|(_, name)| name) else {
@@ -82,9 +82,9 @@ pub(crate) async fn cause_of(store: &dyn Store, run: &RunId, decision: &Decision
         Cause::AskedInTurn => ("ran", ": the question comes at its turn"),
         _ => return Ok(decision.cause.to_string()),
     };
-    let newest = store.newest(run, &decision.branch).await?;
+    let newest = store.newest(run, &decision.scope).await?;
     // Newest first.
-    let history = store.history(run, &decision.branch, newest.header().seq).await?;
+    let history = store.history(run, &decision.scope, newest.header().seq).await?;
     let found = history.iter().map(Record::header).find_map(|header| change(header, &decision.step));
     let change = match found {
         None if store.run(run).await?.record.record().parent.is_some() => {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use waypost::record::{End, Failure, FailureKind, Header, Record};
 use waypost::store::{Scan, Scanned, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
 
 use crate::error::Error;
@@ -22,7 +22,7 @@ pub(crate) struct FailedStep<'a> {
     pub(crate) store: &'a dyn Store,
     pub(crate) run: &'a RunId,
     pub(crate) workflow: Option<&'a Workflow>,
-    pub(crate) branch: &'a BranchPath,
+    pub(crate) scope: &'a ScopePath,
     pub(crate) step: &'a StepId,
     pub(crate) kind: FailureKind,
 }
@@ -36,11 +36,11 @@ impl FailedStep<'_> {
     /// Returns the first failed items of a step beyond its failure limits, at most [`SHOWN_MAX`]. With more
     /// failures than a page of records, the first of the page are returned.
     pub(crate) async fn items(&self) -> Result<Vec<FailedItem>, Error> {
-        let Self { store, run, workflow, branch, step, kind } = *self;
+        let Self { store, run, workflow, scope, step, kind } = *self;
         if kind != FailureKind::Limit {
             return Ok(Vec::new());
         }
-        let Some(opened) = dead_letters::opened_at(store, run, branch, step).await? else {
+        let Some(opened) = dead_letters::opened_at(store, run, scope, step).await? else {
             return Ok(Vec::new());
         };
         let mut scan = Scan { phase: Some("failed"), ..Scan::of(run) };
@@ -62,8 +62,8 @@ impl FailedStep<'_> {
     /// Returns the first still failed items of a page, opened by the step at this seq.
     async fn first_of(&self, page: &Scanned, opened: u64) -> Result<Vec<FailedItem>, Error> {
         let is_item = |header: &&Header| {
-            let of_step = header.branch.opened_by().is_some_and(|(opener, _)| opener == *self.step);
-            of_step && header.branch.parent().as_ref() == Some(self.branch)
+            let of_step = header.scope.opened_by().is_some_and(|(opener, _)| opener == *self.step);
+            of_step && header.scope.parent().as_ref() == Some(self.scope)
         };
         let headers = page.records.iter().map(Record::header);
         let mut items: Vec<&Header> =
@@ -74,7 +74,7 @@ impl FailedStep<'_> {
             if found.len() == SHOWN_MAX {
                 break;
             }
-            let newest = self.store.newest(self.run, &item.branch).await?;
+            let newest = self.store.newest(self.run, &item.scope).await?;
             let origin = newest.position().ok().and_then(|position| position.origin);
             // An item that failed again has an older end too.
             if newest.header().seq != item.seq || origin != Some(opened) {
@@ -125,18 +125,18 @@ impl FailedItem {
         child: &Header,
         (cause, failure): (&Header, &Failure),
     ) -> Option<Self> {
-        let (_, key) = child.branch.opened_by()?;
+        let (_, key) = child.scope.opened_by()?;
         // The step of an inner item is named with its path.
-        let is_item = |branch: &BranchPath| {
-            let opener = branch.opened_by().and_then(|(opener, _)| workflow?.step(opener.as_str()));
+        let is_item = |scope: &ScopePath| {
+            let opener = scope.opened_by().and_then(|(opener, _)| workflow?.step(opener.as_str()));
             opener.is_some_and(|opener| opener.work.foreach().is_some())
         };
-        let mut between = std::iter::successors(Some(cause.branch.clone()), BranchPath::parent)
-            .take_while(|branch| *branch != child.branch);
+        let mut between = std::iter::successors(Some(cause.scope.clone()), ScopePath::parent)
+            .take_while(|scope| *scope != child.scope);
         let place = match &cause.step {
             None => format!("item {key}"),
-            Some(step) if between.any(|branch| is_item(&branch)) => {
-                format!("step {}", called(workflow, &cause.branch, step.as_str()))
+            Some(step) if between.any(|scope| is_item(&scope)) => {
+                format!("step {}", called(workflow, &cause.scope, step.as_str()))
             }
             Some(step) => format!("step {step} of item {key}"),
         };
@@ -144,7 +144,7 @@ impl FailedItem {
         Some(Self {
             place,
             key,
-            branch: child.branch.to_string(),
+            scope: child.scope.to_string(),
             step: cause.step.as_ref().map(ToString::to_string),
             error: failure.error.clone(),
             exit_code: failure.ending.exit_code,

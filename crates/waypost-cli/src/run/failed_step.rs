@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use waypost::record::{Failure, FailureKind};
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 use waypost_workflow::file::{Work, Workflow};
 
 use crate::output::shown;
@@ -18,11 +18,11 @@ pub(crate) struct FailedAt {
     pub(crate) names: StepNames,
     /// The file and line, if known.
     pub(crate) place: Option<(PathBuf, usize)>,
-    /// The step as an argument of `--from`, for work on branches.
+    /// The step as an argument of `--from`, for work in scopes.
     opener: Option<(String, Opens)>,
 }
 
-/// The kind of branches with a step's work.
+/// The kind of scopes with a step's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opens {
     Items,
@@ -31,19 +31,18 @@ enum Opens {
 }
 
 impl FailedAt {
-    /// Looks up `step` of `branch` in the workflow; `file` is the workflow file.
+    /// Looks up `step` of `scope` in the workflow; `file` is the workflow file.
     pub(crate) fn find(
         workflow: &Workflow,
         file: Option<&Path>,
         step: &StepId,
-        branch: Option<&BranchPath>,
+        scope: Option<&ScopePath>,
     ) -> Self {
-        let mut around: Vec<BranchPath> =
-            std::iter::successors(branch.cloned(), BranchPath::parent).collect();
-        around.pop_if(|branch| branch.is_main());
+        let mut around: Vec<ScopePath> = std::iter::successors(scope.cloned(), ScopePath::parent).collect();
+        around.pop_if(|scope| scope.is_main());
         let (mut within, mut own, mut item) = (Some(workflow), None, None);
-        for branch in around.iter().rev() {
-            let Some((opener, key)) = branch.opened_by() else { continue };
+        for scope in around.iter().rev() {
+            let Some((opener, key)) = scope.opened_by() else { continue };
             let opener = within.and_then(|workflow| workflow.step(opener.as_str()));
             item = opener.filter(|opener| opener.work.foreach().is_some()).map(|_| key);
             if let Some(child) = opener.and_then(|opener| opener.work.child()) {
@@ -53,16 +52,16 @@ impl FailedAt {
                 within = None;
             }
         }
-        let path = around.first().map(|branch| shown(&path(Some(workflow), branch)).into_owned());
+        let path = around.first().map(|scope| shown(&path(Some(workflow), scope)).into_owned());
         let name = match (item, path) {
             (_, None) => step.to_string(),
             (Some(key), Some(_)) if around.len() == 1 => format!("{step} of item {}", shown(&key)),
             (_, Some(path)) => format!("{path}/{step}"),
         };
         let found = within.and_then(|workflow| workflow.step(step.as_str()));
-        let opener = found.and_then(|found| Opens::of(&found.work)).map(|opens| {
-            (called(Some(workflow), branch.unwrap_or(&BranchPath::main()), step.as_str()), opens)
-        });
+        let opener = found
+            .and_then(|found| Opens::of(&found.work))
+            .map(|opens| (called(Some(workflow), scope.unwrap_or(&ScopePath::main()), step.as_str()), opens));
         let line = found.map(|step| step.line);
         let file = file.map(|file| match own {
             Some(own) => file.parent().unwrap_or(Path::new("")).join(own),
@@ -79,7 +78,7 @@ impl FailedAt {
         named.is_some_and(|step| self.name == step || self.name.ends_with(&format!("/{step}")))
     }
 
-    /// Returns a hint if a resume would only check the step again and keep the results of its branches.
+    /// Returns a hint if a resume would only check the step again and keep the results of its scopes.
     pub(crate) fn help(&self, failure: &Failure, resume: &str) -> Option<String> {
         let (step, opens) = self.opener.as_ref()?;
         let restart = match opens {

@@ -11,7 +11,7 @@ use waypost::record::Header;
 pub(crate) struct IdleTimes(Vec<(Timestamp, Timestamp)>);
 
 impl IdleTimes {
-    /// Returns the idle times by the headers of the main branch, in any order.
+    /// Returns the idle times by the headers of the main scope, in any order.
     pub(crate) fn of<'a>(headers: impl Iterator<Item = &'a Header>) -> Self {
         let mut idle = Self::default();
         headers.for_each(|header| idle.take(header));

@@ -11,7 +11,7 @@ use waypost::plan::{Action, Plan};
 use waypost::record::{End, FrontierEntry, Position, Record, SettledAs};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Store, StoreError, StoreExt as _};
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 use waypost_workflow::file::{Body, GivenParams, Step, Workflow};
 
 use crate::error::Error;
@@ -80,10 +80,10 @@ impl Setting<'_> {
                 continue;
             }
             let reader = |step: &Step| match finished.contains(step.id.as_str())
-                && !work.is_above_from(&BranchPath::main(), step)
+                && !work.is_above_from(&ScopePath::main(), step)
             {
                 true => step.uses_param(name).then(|| step.id.clone()),
-                false => work.reader_within(&BranchPath::main(), step, name),
+                false => work.reader_within(&ScopePath::main(), step, name),
             };
             let kept = workflow.steps().iter().filter(|step| !again.contains(&step.id));
             let mut readers = kept.filter_map(|step| Some((step, reader(step)?)));
@@ -122,7 +122,7 @@ pub(crate) struct ReadParam {
 pub(crate) struct Begin<'a> {
     pub(crate) workflow: &'a Workflow,
     pub(crate) at: &'a Record,
-    /// The open branches in the other run and the step to rerun, if the store has this run.
+    /// The open scopes in the other run and the step to rerun, if the store has this run.
     pub(crate) work: Option<&'a BegunWork<'a>>,
 }
 
@@ -141,14 +141,14 @@ impl Begin<'_> {
         }
         let is_begun = |step: &Step| {
             let mut entries = position.frontier.iter();
-            let is_above = self.work.is_some_and(|work| work.is_above_from(&BranchPath::main(), step));
+            let is_above = self.work.is_some_and(|work| work.is_above_from(&ScopePath::main(), step));
             let is_open = entries.any(|entry| entry.step.as_str() == step.id && entry.has_children());
             !again.contains(&step.id) && (is_above || is_open)
         };
         let changed = now.iter().filter(|(name, value)| before.get(*name).unwrap_or(&Value::Null) != *value);
         let mut read = changed.filter_map(|(param, _)| {
             let reader = |step: &Step| match (is_begun(step), self.work) {
-                (true, Some(work)) => work.reader_within(&BranchPath::main(), step, param),
+                (true, Some(work)) => work.reader_within(&ScopePath::main(), step, param),
                 (is_begun, _) => {
                     let reads = (is_begun || !to_come.contains(&step.id)) && step.uses_param(param);
                     reads.then(|| step.id.clone())
@@ -167,16 +167,16 @@ pub(crate) struct BegunWork<'a> {
     pub(crate) workflow: &'a Workflow,
     shape: &'a Shape,
     pub(crate) snapshot: &'a Snapshot,
-    /// The newest record of each branch, unless damaged.
-    newest: BTreeMap<BranchPath, Option<Record>>,
+    /// The newest record of each scope, unless damaged.
+    newest: BTreeMap<ScopePath, Option<Record>>,
     /// True if tolerated failures are retried.
     retries: bool,
-    /// The step of `--from`, with its branch: it and all downstream steps rerun.
-    from: Option<(BranchPath, StepId)>,
+    /// The step of `--from`, with its scope: it and all downstream steps rerun.
+    from: Option<(ScopePath, StepId)>,
 }
 
 impl<'a> BegunWork<'a> {
-    /// Reads the branches of a run.
+    /// Reads the scopes of a run.
     pub(crate) async fn of(
         store: &dyn Store,
         (workflow, shape): (&'a Workflow, &'a Shape),
@@ -184,14 +184,14 @@ impl<'a> BegunWork<'a> {
     ) -> Result<Self, Error> {
         let run = &snapshot.entry.summary.run;
         let mut newest = BTreeMap::new();
-        for branch in store.branches(run).await? {
-            let record = match store.newest(run, &branch).await {
+        for scope in store.scopes(run).await? {
+            let record = match store.newest(run, &scope).await {
                 Err(StoreError::Damaged { .. }) => None,
                 record => Some(record?),
             };
-            newest.insert(branch, record);
+            newest.insert(scope, record);
         }
-        newest.insert(BranchPath::main(), Some(snapshot.newest().clone()));
+        newest.insert(ScopePath::main(), Some(snapshot.newest().clone()));
         Ok(Self { workflow, shape, snapshot, newest, retries: false, from: None })
     }
 
@@ -201,43 +201,43 @@ impl<'a> BegunWork<'a> {
     }
 
     /// Sets the step of `--from`.
-    pub(crate) fn rerunning(self, from: Option<(BranchPath, StepId)>) -> Self {
+    pub(crate) fn rerunning(self, from: Option<(ScopePath, StepId)>) -> Self {
         Self { from, ..self }
     }
 
-    /// Returns the step of a branch on the path to the step of `--from`, that step included.
-    fn on_path(&self, branch: &BranchPath) -> Option<&str> {
+    /// Returns the step of a scope on the path to the step of `--from`, that step included.
+    fn on_path(&self, scope: &ScopePath) -> Option<&str> {
         let (on, step) = self.from.as_ref()?;
-        if on == branch {
+        if on == scope {
             return Some(step.as_str());
         }
-        let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
-        let below = around.find(|below| below.parent().as_ref() == Some(branch))?;
-        let shape = self.shape.of_branch(branch)?;
+        let mut around = std::iter::successors(Some(on.clone()), ScopePath::parent);
+        let below = around.find(|below| below.parent().as_ref() == Some(scope))?;
+        let shape = self.shape.of_scope(scope)?;
         let (place, _) = shape.children_named(&below.opened_by()?.0)?;
         Some(shape.steps()[place].id.as_str())
     }
 
-    /// Returns whether a step has opened the branch of the step of `--from`, or a branch above it.
-    fn is_above_from(&self, branch: &BranchPath, step: &Step) -> bool {
-        let is_named = self.from.as_ref().is_some_and(|(on, _)| on == branch);
-        !is_named && self.on_path(branch) == Some(&step.id)
+    /// Returns whether a step has opened the scope of the step of `--from`, or a scope above it.
+    fn is_above_from(&self, scope: &ScopePath, step: &Step) -> bool {
+        let is_named = self.from.as_ref().is_some_and(|(on, _)| on == scope);
+        !is_named && self.on_path(scope) == Some(&step.id)
     }
 
-    /// Returns whether a step of a branch reruns: the step of `--from`, or a step downstream of the path to it.
-    fn reruns(&self, branch: &BranchPath, step: &Step) -> bool {
-        let Some((shape, on_path)) = self.shape.of_branch(branch).zip(self.on_path(branch)) else {
+    /// Returns whether a step of a scope reruns: the step of `--from`, or a step downstream of the path to it.
+    fn reruns(&self, scope: &ScopePath, step: &Step) -> bool {
+        let Some((shape, on_path)) = self.shape.of_scope(scope).zip(self.on_path(scope)) else {
             return false;
         };
         let (from, place) = (shape.place(on_path), shape.place(&step.id));
         let is_downstream =
             from.zip(place).is_some_and(|(from, place)| shape.downstream(&[from]).contains(&place));
-        !self.is_above_from(branch, step) && (is_downstream || on_path == step.id)
+        !self.is_above_from(scope, step) && (is_downstream || on_path == step.id)
     }
 
     /// Returns the top-level steps that rerun as a whole: the step of `--from`, and all downstream steps.
     fn again(&self) -> BTreeSet<String> {
-        let main = BranchPath::main();
+        let main = ScopePath::main();
         let mut again = self.on_path(&main).map(|from| behind(self.workflow, from)).unwrap_or_default();
         for step in self.workflow.steps().iter().filter(|step| self.is_above_from(&main, step)) {
             again.remove(&step.id);
@@ -245,13 +245,13 @@ impl<'a> BegunWork<'a> {
         again
     }
 
-    /// Returns the graph and the position of a branch, with the steps that a retry opens.
-    fn at(&self, branch: &BranchPath) -> Option<(&'a Shape, Position)> {
-        let record = self.newest.get(branch)?.as_ref()?;
+    /// Returns the graph and the position of a scope, with the steps that a retry opens.
+    fn at(&self, scope: &ScopePath) -> Option<(&'a Shape, Position)> {
+        let record = self.newest.get(scope)?.as_ref()?;
         let position = record.position().ok()?;
         let is_retried = matches!(record.header().end, None | Some(End::Failed));
         let position = if is_retried { position.with_failures_open() } else { position };
-        Some((self.shape.of_branch(branch)?, position))
+        Some((self.shape.of_scope(scope)?, position))
     }
 
     /// Returns whether a step ended with failures that are retried.
@@ -260,47 +260,47 @@ impl<'a> BegunWork<'a> {
         self.retries && ends.any(|(_, end)| end.how == SettledAs::Tolerated || end.failures > 0)
     }
 
-    /// Returns the path of a step that has read a param and does not rerun: an unfinished or retried step with branches, or
-    /// a finished step on a branch.
-    fn reader_within(&self, branch: &BranchPath, step: &Step, param: &str) -> Option<String> {
-        let (shape, position) = self.at(branch)?;
+    /// Returns the path of a step that has read a param and does not rerun: an unfinished or retried step with scopes, or
+    /// a finished step in a scope.
+    fn reader_within(&self, scope: &ScopePath, step: &Step, param: &str) -> Option<String> {
+        let (shape, position) = self.at(scope)?;
         let is_it = |entry: &FrontierEntry| entry.step.as_str() == step.id && entry.has_children();
         let is_retried = step.work.body().is_some() && self.is_retried(&position, step);
-        let is_above = self.is_above_from(branch, step);
-        if self.reruns(branch, step) || !is_above && !is_retried && !position.frontier.iter().any(is_it) {
+        let is_above = self.is_above_from(scope, step);
+        if self.reruns(scope, step) || !is_above && !is_retried && !position.frontier.iter().any(is_it) {
             return None;
         }
         if step.reads_param(param) {
-            return Some(called(Some(self.workflow), branch, &step.id));
+            return Some(called(Some(self.workflow), scope, &step.id));
         }
         if step.work.child().is_some() {
             // An included file has params of its own.
             return None;
         }
         let place = shape.place(&step.id);
-        let is_child = |child: &&BranchPath| {
-            let name = child.opened_by().filter(|_| child.parent().as_ref() == Some(branch));
+        let is_child = |child: &&ScopePath| {
+            let name = child.opened_by().filter(|_| child.parent().as_ref() == Some(scope));
             name.and_then(|(name, _)| shape.children_named(&name)).map(|(place, _)| place) == place
         };
         self.newest.keys().filter(is_child).find_map(|child| self.reader_on(child, step, param))
     }
 
-    /// Returns the path of a step on a branch of `opener` that has read a param and does not rerun.
-    fn reader_on(&self, branch: &BranchPath, opener: &Step, param: &str) -> Option<String> {
+    /// Returns the path of a step in a scope of `opener` that has read a param and does not rerun.
+    fn reader_on(&self, scope: &ScopePath, opener: &Step, param: &str) -> Option<String> {
         let steps = opener.work.body().into_iter().flat_map(Body::steps);
         let mut readers = steps.filter(|step| step.uses_param(param));
-        let Some((shape, position)) = self.at(branch) else {
-            return readers.next().map(|step| called(Some(self.workflow), branch, &step.id));
+        let Some((shape, position)) = self.at(scope) else {
+            return readers.next().map(|step| called(Some(self.workflow), scope, &step.id));
         };
         let unfinished = Unfinished::of(shape, &position);
         readers.find_map(|step| {
             let is_finished = shape.place(&step.id).is_some_and(|place| !unfinished.has(place));
             let is_open = self.is_retried(&position, step)
-                || self.is_above_from(branch, step)
-                || self.reruns(branch, step);
+                || self.is_above_from(scope, step)
+                || self.reruns(scope, step);
             match is_finished && !is_open {
-                true => Some(called(Some(self.workflow), branch, &step.id)),
-                false => self.reader_within(branch, step, param),
+                true => Some(called(Some(self.workflow), scope, &step.id)),
+                false => self.reader_within(scope, step, param),
             }
         })
     }
@@ -328,7 +328,7 @@ fn finished<'w>(workflow: &'w Workflow, plan: &Plan) -> BTreeSet<&'w str> {
     let is_finished = |id: &&str| {
         plan.decisions.iter().any(|decision| {
             let is_kept = matches!(decision.action, Action::Reuse | Action::Recheck | Action::Skip);
-            is_kept && decision.branch.is_main() && decision.step.as_str() == *id
+            is_kept && decision.scope.is_main() && decision.step.as_str() == *id
         })
     };
     workflow.steps().iter().map(|step| step.id.as_str()).filter(is_finished).collect()

@@ -24,13 +24,13 @@ pub(crate) async fn steps_are_done(store: &dyn Store, run: &RunId, progress: Pro
     in_words(progress, skipped, "steps are done")
 }
 
-/// Returns the number of finished steps of the main branch that a condition, a skipped step upstream or a person skipped.
+/// Returns the number of finished steps of the main scope that a condition, a skipped step upstream or a person skipped.
 async fn skipped(store: &dyn Store, run: &RunId) -> Result<u64, StoreError> {
     let snapshot = Snapshot::read(store, run).await?;
     let newest = snapshot.newest();
     let Some((shape, position)) = shape_in_force(&snapshot).zip(newest.position().ok()) else { return Ok(0) };
     let unfinished = Unfinished::of(&shape, &position);
-    let history = store.effective_history(run, &newest.header().branch, newest.header().seq).await?;
+    let history = store.effective_history(run, &newest.header().scope, newest.header().seq).await?;
     // The newest end of a step counts.
     let (mut skipped, mut seen) = (0, HashSet::new());
     for Header { step, phase, .. } in history.records.iter().map(Record::header) {

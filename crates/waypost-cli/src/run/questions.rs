@@ -36,7 +36,7 @@ pub(crate) async fn taken(
 ) -> Result<Value, Error> {
     let snapshot = Snapshot::read(store, run).await?;
     let workflow = Chosen::in_force(store, &snapshot).map(|chosen| chosen.workflow);
-    let asking = |workflow| step_of(workflow, &question.branch, question.step.as_str());
+    let asking = |workflow| step_of(workflow, &question.scope, question.step.as_str());
     let step = workflow.as_ref().ok().and_then(asking);
     let Some(Work::Approve(approval)) = step.map(|step| &step.work) else {
         // In a run of a program, the program validates answers.

@@ -6,7 +6,7 @@ use std::path::Path;
 use waypost::engine::{Snapshot, labelled};
 use waypost::record::{Record, RunStatus};
 use waypost::store::{Damage, PAGE_ITEMS_MAX, RunQuery, RunSummary, Scan, Store, StoreError, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 
 use crate::error::Error;
 use crate::error::log_with_record;
@@ -32,18 +32,18 @@ pub(crate) struct Reference {
 /// A checkpoint, as named by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Checkpoint {
-    Number(BranchPath, u64),
-    /// On a branch with an unencoded key, or without the number of its only pass.
+    Number(ScopePath, u64),
+    /// In a scope with an unencoded key, or without the number of its only pass.
     Plain(String, u64),
     /// By the label from `waypost checkpoint --label`.
     Label(String),
 }
 
 impl Checkpoint {
-    /// Returns the path of the branch, as the user named it.
+    /// Returns the path of the scope, as the user named it.
     fn path(&self) -> String {
         match self {
-            Self::Number(branch, _) => branch.to_string(),
+            Self::Number(scope, _) => scope.to_string(),
             Self::Plain(text, _) | Self::Label(text) => text.clone(),
         }
     }
@@ -71,13 +71,13 @@ impl Reference {
             return Ok(Self { run: run(left), checkpoint: Some(label.ok_or_else(wrong)?) });
         }
         let seq: u64 = seq.parse().ok().filter(|seq| *seq > 0).ok_or_else(wrong)?;
-        let (name, branch) = left.split_once('/').map_or((left, "main"), |(name, branch)| (name, branch));
+        let (name, scope) = left.split_once('/').map_or((left, "main"), |(name, scope)| (name, scope));
         if name.is_empty() {
             return Err(wrong());
         }
-        let checkpoint = match BranchPath::new(branch) {
-            Ok(branch) => Checkpoint::Number(branch, seq),
-            Err(_) => Checkpoint::Plain(branch.to_owned(), seq),
+        let checkpoint = match ScopePath::new(scope) {
+            Ok(scope) => Checkpoint::Number(scope, seq),
+            Err(_) => Checkpoint::Plain(scope.to_owned(), seq),
         };
         Ok(Self { run: run(name), checkpoint: Some(checkpoint) })
     }
@@ -90,7 +90,7 @@ impl Reference {
         &self,
         store: &dyn Store,
         default: Default,
-    ) -> Result<(RunId, Option<(BranchPath, u64)>), Error> {
+    ) -> Result<(RunId, Option<(ScopePath, u64)>), Error> {
         let run = find(store, self.run.as_deref(), default).await?;
         let at = match &self.checkpoint {
             None => None,
@@ -104,7 +104,7 @@ impl Reference {
                         format!("`waypost checkpoints {run}` lists the labels"),
                     )
                 })?;
-                Some((found.branch, found.seq))
+                Some((found.scope, found.seq))
             }
         };
         Ok((run, at))
@@ -115,23 +115,23 @@ impl Reference {
 ///
 /// # Errors
 /// The run has no such scope, or several.
-pub(crate) async fn scope(store: &dyn Store, run: &RunId, path: &str) -> Result<BranchPath, Error> {
-    if path == BranchPath::main().as_str() {
-        return Ok(BranchPath::main());
+pub(crate) async fn scope(store: &dyn Store, run: &RunId, path: &str) -> Result<ScopePath, Error> {
+    if path == ScopePath::main().as_str() {
+        return Ok(ScopePath::main());
     }
-    let branches = store.branches(run).await?;
-    let known = |text: &str| BranchPath::new(text).ok().filter(|branch| branches.contains(branch));
-    if let Some(branch) = known(path) {
-        return Ok(branch);
+    let scopes = store.scopes(run).await?;
+    let known = |text: &str| ScopePath::new(text).ok().filter(|scope| scopes.contains(scope));
+    if let Some(scope) = known(path) {
+        return Ok(scope);
     }
-    match matches(&branches, path, |rest| rest.is_empty()).as_slice() {
-        [(branch, _)] => Ok((*branch).clone()),
+    match matches(&scopes, path, |rest| rest.is_empty()).as_slice() {
+        [(scope, _)] => Ok((*scope).clone()),
         [] => known(&encoded(store, run, path).await?).ok_or_else(|| no_scope(run, path)),
         _ => Err(no_single_scope(run, path)),
     }
 }
 
-/// Returns `STEP`, `BRANCH` or `BRANCH/STEP` in the words of the run: with encoded keys, with the scope of a step of a
+/// Returns `STEP`, `SCOPE` or `SCOPE/STEP` in the words of the run: with encoded keys, with the scope of a step of a
 /// single scope, and with the first id of each step with another id in the workflow file, by `renamed_from`.
 ///
 /// # Errors
@@ -140,7 +140,7 @@ pub(crate) async fn encoded(store: &dyn Store, run: &RunId, text: &str) -> Resul
     let text = with_encoded_key(store, run, text).await?;
     let Ok(snapshot) = Snapshot::read(store, run).await else { return Ok(text) };
     let text = match only_scope_of(store, &snapshot, &text).await? {
-        Some(branch) => step_on(&branch, &text),
+        Some(scope) => step_on(&scope, &text),
         None => text,
     };
     let with_first_id = |part: &str| {
@@ -157,37 +157,37 @@ async fn only_scope_of(
     store: &dyn Store,
     snapshot: &Snapshot,
     step: &str,
-) -> Result<Option<BranchPath>, Error> {
+) -> Result<Option<ScopePath>, Error> {
     let is_main = snapshot.definition.steps.iter().any(|own| own.id.as_str() == step);
     if is_main || StepId::new(step).is_err() {
         return Ok(None);
     }
     let scan = Scan { step: Some(step.to_owned()), ..Scan::of(&snapshot.entry.summary.run) };
     let page = store.scan(&scan).await?;
-    let branches: BTreeSet<&BranchPath> = page.records.iter().map(|record| &record.header().branch).collect();
-    let only = branches.first().filter(|_| branches.len() == 1 && page.next.is_none());
-    Ok(only.map(|branch| (*branch).clone()))
+    let scopes: BTreeSet<&ScopePath> = page.records.iter().map(|record| &record.header().scope).collect();
+    let only = scopes.first().filter(|_| scopes.len() == 1 && page.next.is_none());
+    Ok(only.map(|scope| (*scope).clone()))
 }
 
-/// Encodes `BRANCH` or `BRANCH/STEP` with an unencoded key, or with slashes, as a branch path: `f:src/a.rs/s`
-/// and `f/src/a.rs/s` become `f:src%2Fa.rs/s`, if the run has this branch. A step of a group or an included file
-/// needs no key: `group/s` becomes `group~1/s`, if the run has a single such branch. Other text is returned unchanged.
+/// Encodes `SCOPE` or `SCOPE/STEP` with an unencoded key, or with slashes, as a scope path: `f:src/a.rs/s`
+/// and `f/src/a.rs/s` become `f:src%2Fa.rs/s`, if the run has this scope. A step of a group or an included file
+/// needs no key: `group/s` becomes `group~1/s`, if the run has a single such scope. Other text is returned unchanged.
 ///
 /// # Errors
 /// The text is ambiguous; the message lists the candidates.
 async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<String, Error> {
-    let has = |branches: &BTreeSet<BranchPath>, text: &str| {
-        StepRef::parse(text).branch.is_some_and(|branch| branches.contains(&branch))
+    let has = |scopes: &BTreeSet<ScopePath>, text: &str| {
+        StepRef::parse(text).scope.is_some_and(|scope| scopes.contains(&scope))
     };
-    let branches = if text.contains([':', '/']) { store.branches(run).await? } else { BTreeSet::new() };
-    if branches.is_empty() || has(&branches, text) {
+    let scopes = if text.contains([':', '/']) { store.scopes(run).await? } else { BTreeSet::new() };
+    if scopes.is_empty() || has(&scopes, text) {
         return Ok(text.to_owned());
     }
     let is_step = |rest: &str| rest.strip_prefix('/').is_some_and(|step| StepId::new(step).is_ok());
-    let meant = matches(&branches, text, |rest| rest.is_empty() || is_step(rest));
-    let spelled = |(branch, rest): &(&BranchPath, &str)| match rest.strip_prefix('/') {
-        Some(step) => step_on(branch, step),
-        None => branch.to_string(),
+    let meant = matches(&scopes, text, |rest| rest.is_empty() || is_step(rest));
+    let spelled = |(scope, rest): &(&ScopePath, &str)| match rest.strip_prefix('/') {
+        Some(step) => step_on(scope, step),
+        None => scope.to_string(),
     };
     let found: BTreeSet<String> = meant.iter().map(spelled).collect();
     match found.len() {
@@ -204,17 +204,17 @@ async fn with_encoded_key(store: &dyn Store, run: &RunId, text: &str) -> Result<
     }
 }
 
-/// Returns the branches whose path begins `text`, with the rest of it, if the rest is accepted. Paths with the
+/// Returns the scopes whose path begins `text`, with the rest of it, if the rest is accepted. Paths with the
 /// fewest omitted keys and passes are preferred.
 fn matches<'b, 't>(
-    branches: &'b BTreeSet<BranchPath>,
+    scopes: &'b BTreeSet<ScopePath>,
     text: &'t str,
     accepts: impl Fn(&str) -> bool,
-) -> Vec<(&'b BranchPath, &'t str)> {
-    let each = branches.iter().filter(|branch| !branch.is_main());
+) -> Vec<(&'b ScopePath, &'t str)> {
+    let each = scopes.iter().filter(|scope| !scope.is_main());
     let all: Vec<_> = each
-        .flat_map(|branch| {
-            after_path(branch, text).into_iter().map(move |(omitted, rest)| (omitted, branch, rest))
+        .flat_map(|scope| {
+            after_path(scope, text).into_iter().map(move |(omitted, rest)| (omitted, scope, rest))
         })
         .filter(|(_, _, rest)| accepts(rest))
         .collect();
@@ -222,18 +222,18 @@ fn matches<'b, 't>(
     let mut best: Vec<_> = all
         .into_iter()
         .filter(|(omitted, ..)| Some(*omitted) == least)
-        .map(|(_, branch, rest)| (branch, rest))
+        .map(|(_, scope, rest)| (scope, rest))
         .collect();
     best.dedup();
     best
 }
 
-/// Returns what follows the path of a branch in `text`, with the number of omitted keys and passes. Of each scope, the
-/// key may be encoded, unencoded, after a slash, or omitted.
-fn after_path<'t>(branch: &BranchPath, text: &'t str) -> Vec<(usize, &'t str)> {
-    let Some(above) = branch.parent() else { return vec![(0, text)] };
-    let with_key = with_key(branch);
-    let without_key = branch.opened_by().map(|(step, _)| step.to_string());
+/// Returns what follows the path of a scope in `text`, with the number of omitted keys and passes. In each part of
+/// the path, the key may be encoded, unencoded, after a slash, or omitted.
+fn after_path<'t>(scope: &ScopePath, text: &'t str) -> Vec<(usize, &'t str)> {
+    let Some(above) = scope.parent() else { return vec![(0, text)] };
+    let with_key = with_key(scope);
+    let without_key = scope.opened_by().map(|(step, _)| step.to_string());
     let spellings = with_key.iter().map(|whole| (0, whole)).chain(without_key.iter().map(|part| (1, part)));
     let mut found = Vec::new();
     for (omitted, rest) in below_path(&above, text) {
@@ -248,36 +248,36 @@ fn after_path<'t>(branch: &BranchPath, text: &'t str) -> Vec<(usize, &'t str)> {
     found
 }
 
-/// Returns what follows the path of a branch in `text`, without the slash between.
-fn below_path<'t>(branch: &BranchPath, text: &'t str) -> impl Iterator<Item = (usize, &'t str)> {
-    let slash = if branch.is_main() { "" } else { "/" };
-    after_path(branch, text)
+/// Returns what follows the path of a scope in `text`, without the slash between.
+fn below_path<'t>(scope: &ScopePath, text: &'t str) -> impl Iterator<Item = (usize, &'t str)> {
+    let slash = if scope.is_main() { "" } else { "/" };
+    after_path(scope, text)
         .into_iter()
         .filter_map(move |(omitted, rest)| Some((omitted, rest.strip_prefix(slash)?)))
 }
 
-/// Returns the spellings of the last scope of a branch with its key.
-fn with_key(branch: &BranchPath) -> Vec<String> {
-    let Some((step, key)) = branch.opened_by() else { return Vec::new() };
-    let last = branch.as_str().rsplit('/').next().unwrap_or_default();
+/// Returns the spellings of the last part of a scope path, with its key.
+fn with_key(scope: &ScopePath) -> Vec<String> {
+    let Some((step, key)) = scope.opened_by() else { return Vec::new() };
+    let last = scope.as_str().rsplit('/').next().unwrap_or_default();
     let of_hooks = before_hooks(step.as_str());
     let stems = [step.as_str()].into_iter().chain(of_hooks);
     let spelled = stems.flat_map(|stem| [format!("{stem}:{key}"), format!("{stem}/{key}")]);
     [last.to_owned(), readable(last).into_owned()].into_iter().chain(spelled).collect()
 }
 
-/// Returns whether `text` is a path of this branch that names its last key.
-pub(crate) fn is_branch(branch: &BranchPath, text: &str) -> bool {
-    let with_key = with_key(branch);
-    let above = branch.parent();
+/// Returns whether `text` is a path of this scope that names its last key.
+pub(crate) fn is_scope(scope: &ScopePath, text: &str) -> bool {
+    let with_key = with_key(scope);
+    let above = scope.parent();
     above.is_some_and(|above| {
         below_path(&above, text).any(|(_, rest)| with_key.iter().any(|last| last == rest))
     })
 }
 
 /// Returns whether `text` is a path of this step.
-pub(crate) fn is_step(branch: &BranchPath, step: &str, text: &str) -> bool {
-    below_path(branch, text).any(|(_, rest)| rest == step)
+pub(crate) fn is_step(scope: &ScopePath, step: &str, text: &str) -> bool {
+    below_path(scope, text).any(|(_, rest)| rest == step)
 }
 
 /// Applies [`encoded`] to given values.
@@ -292,85 +292,84 @@ pub(crate) async fn encode(
     Ok(())
 }
 
-/// Returns a step on a branch in the syntax of [`StepRef::parse`].
-pub(crate) fn step_on(branch: &BranchPath, step: &str) -> String {
-    if branch.is_main() { step.to_owned() } else { format!("{}/{step}", branch.readable()) }
+/// Returns a step in a scope in the syntax of [`StepRef::parse`].
+pub(crate) fn step_on(scope: &ScopePath, step: &str) -> String {
+    if scope.is_main() { step.to_owned() } else { format!("{}/{step}", scope.readable()) }
 }
 
-/// A step as named by the user: `STEP` on any branch, `BRANCH/STEP` on one branch, or `BRANCH` with all its
-/// steps and nested branches.
+/// A step as named by the user: `STEP` in any scope, `SCOPE/STEP` in one scope, or `SCOPE` with all its
+/// steps and nested scopes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepRef {
-    pub(crate) branch: Option<BranchPath>,
+    pub(crate) scope: Option<ScopePath>,
     pub(crate) step: Option<String>,
 }
 
 impl StepRef {
-    /// Parses a reference; text that is not a branch counts as a step.
+    /// Parses a reference; text that is not a scope counts as a step.
     pub(crate) fn parse(text: &str) -> Self {
-        let branch =
-            |text: &str| BranchPath::new(text).ok().filter(|_| text.contains([':', '~']) || text == "main");
+        let scope =
+            |text: &str| ScopePath::new(text).ok().filter(|_| text.contains([':', '~']) || text == "main");
         if let Some((left, step)) = text.rsplit_once('/').filter(|(_, step)| !step.contains([':', '~']))
-            && let Some(branch) = branch(left)
+            && let Some(scope) = scope(left)
         {
-            return Self { branch: Some(branch), step: Some(step.to_owned()) };
+            return Self { scope: Some(scope), step: Some(step.to_owned()) };
         }
-        match branch(text).filter(|branch| !branch.is_main()) {
-            Some(branch) => Self { branch: Some(branch), step: None },
-            None => Self { branch: None, step: Some(text.to_owned()) },
+        match scope(text).filter(|scope| !scope.is_main()) {
+            Some(scope) => Self { scope: Some(scope), step: None },
+            None => Self { scope: None, step: Some(text.to_owned()) },
         }
     }
 
-    /// Returns whether the reference matches a step on a branch.
-    pub(crate) fn is(&self, branch: &BranchPath, step: &str) -> bool {
-        let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-        let on = match (&self.branch, &self.step) {
+    /// Returns whether the reference matches a step in a scope.
+    pub(crate) fn is(&self, scope: &ScopePath, step: &str) -> bool {
+        let mut around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+        let on = match (&self.scope, &self.step) {
             (None, _) => true,
-            (Some(wanted), Some(_)) => branch == wanted,
+            (Some(wanted), Some(_)) => scope == wanted,
             (Some(wanted), None) => around.any(|above| above == *wanted),
         };
         on && self.step.as_ref().is_none_or(|wanted| wanted == step)
     }
 }
 
-/// Creates the error for a missing step; if other branches have the step, lists them. The hint names the command
-/// that lists the steps of the named branch.
+/// Creates the error for a missing step; if other scopes have the step, lists them. The hint names the command
+/// that lists the steps of the named scope.
 ///
 /// # Errors
 /// The store cannot be read.
 pub(crate) async fn no_step(store: &dyn Store, run: &RunId, named: &StepRef) -> Result<Error, StoreError> {
-    if let (None, Some(step)) = (&named.branch, &named.step) {
+    if let (None, Some(step)) = (&named.scope, &named.step) {
         let scan = Scan { step: Some(step.clone()), ..Scan::of(run) };
         let page = store.scan(&scan).await?;
-        let about = page.records.iter().map(Record::header).filter(|header| !header.branch.is_main());
+        let about = page.records.iter().map(Record::header).filter(|header| !header.scope.is_main());
         let names = names(store, run).await;
-        let on: BTreeSet<String> = about.map(|header| names.called(&header.branch, step)).collect();
+        let on: BTreeSet<String> = about.map(|header| names.called(&header.scope, step)).collect();
         if !on.is_empty() {
             let on: Vec<String> = on.into_iter().collect();
             let hint = format!("the step is in other scopes: name one of {}", few(&on));
             return Ok(Error::not_found(format!("step `{step}` in the main scope of run {run}"), hint));
         }
-        let branches = store.branches(run).await?.into_iter();
-        let is_item = |branch: &BranchPath| branch.opened_by().is_some_and(|(_, key)| key == *step);
-        let items: Vec<String> =
-            branches.filter(is_item).map(|branch| quoted(&names.path(&branch))).collect();
+        let scopes = store.scopes(run).await?.into_iter();
+        let is_item = |path: &ScopePath| path.opened_by().is_some_and(|(_, key)| key == *step);
+        let items: Vec<String> = scopes.filter(is_item).map(|path| quoted(&names.path(&path))).collect();
         if !items.is_empty() {
             let hint = format!("the key of an item needs its step: name {}", few(&items));
             return Ok(Error::not_found(format!("step `{step}` in run {run}"), hint));
         }
     }
     let step = named.step.as_deref().unwrap_or_default();
-    let Some(branch) = named.branch.as_ref().filter(|branch| !branch.is_main()) else {
+    let Some(path) = named.scope.as_ref().filter(|path| !path.is_main()) else {
         let hint = format!("`waypost show {run}` lists the steps");
         return Ok(Error::not_found(format!("step `{step}` in run {run}"), hint));
     };
-    let scope = names(store, run).await.path(branch);
-    Ok(match store.branches(run).await?.contains(branch) {
+    let scope = names(store, run).await.path(path);
+    Ok(match store.scopes(run).await?.contains(path) {
         true => Error::not_found(
             format!("step `{step}` in scope `{scope}` of run {run}"),
             format!("`waypost show {run} --step {}` lists the steps", quoted(&scope)),
         ),
-        false => no_scope(run, branch.as_str()),
+        false => no_scope(run, path.as_str()),
     })
 }
 
@@ -654,12 +653,12 @@ async fn runs_of(
 
 /// Returns the reference of a damaged record.
 pub(crate) fn damaged_reference(run: &RunId, damage: &Damage) -> CheckpointRef {
-    CheckpointRef { run: run.clone(), branch: damage.branch.clone(), seq: damage.seq }
+    CheckpointRef { run: run.clone(), scope: damage.scope.clone(), seq: damage.seq }
 }
 
 #[cfg(test)]
 mod tests {
-    use waypost::BranchPath;
+    use waypost::ScopePath;
 
     use super::{Checkpoint, Reference, cuts_number};
 
@@ -667,8 +666,8 @@ mod tests {
         match Reference::parse(text) {
             Ok(Reference { run, checkpoint }) => {
                 let at = checkpoint.map(|checkpoint| match checkpoint {
-                    Checkpoint::Number(branch, seq) => format!(" {branch} {seq}"),
-                    Checkpoint::Plain(branch, seq) => format!(" plain {branch} {seq}"),
+                    Checkpoint::Number(scope, seq) => format!(" {scope} {seq}"),
+                    Checkpoint::Plain(scope, seq) => format!(" plain {scope} {seq}"),
                     Checkpoint::Label(label) => format!(" labelled {label}"),
                 });
                 let at = at.unwrap_or_default();
@@ -702,7 +701,7 @@ mod tests {
         assert_eq!(parsed("r-1/group@3"), "r-1 plain group 3");
         assert_eq!(parsed("r-1@before-load"), "r-1 labelled before-load");
         assert_eq!(parsed("@@v1.2"), "newest labelled v1.2");
-        assert!(BranchPath::new("each:eu%40x").is_ok());
+        assert!(ScopePath::new("each:eu%40x").is_ok());
         for wrong in ["r-1@", "r-1@0", "r-1/main@x", "@3", "@x", "r-1/main", "/main@3"] {
             assert!(parsed(wrong).starts_with("error: "), "{wrong}: {}", parsed(wrong));
         }

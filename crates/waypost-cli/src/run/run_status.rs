@@ -93,7 +93,7 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
         Err(error) => return Err(error.into()),
     };
     let is_done = matches!(summary.status, RunStatus::Completed | RunStatus::CompletedWithFailures);
-    let is_open = page.heads.iter().any(|head| head.record.header().branch.is_main());
+    let is_open = page.heads.iter().any(|head| head.record.header().scope.is_main());
     if !(has_damage(store, &summary.run, page).await? || is_done && is_open) {
         return Ok(Correction::Unneeded);
     }
@@ -108,7 +108,7 @@ pub(crate) async fn correct(store: &dyn Store, summary: &mut RunSummary) -> Resu
     Ok(Correction::Applied)
 }
 
-/// Returns whether newer records of an open branch are damaged or missing. `page`: the first page of the heads.
+/// Returns whether newer records of an open scope are damaged or missing. `page`: the first page of the heads.
 async fn has_damage(store: &dyn Store, run: &RunId, mut page: Heads) -> Result<bool, Error> {
     loop {
         if page.heads.iter().any(|head| !head.damaged.is_empty()) {
@@ -164,8 +164,8 @@ pub(crate) async fn damaged_items(store: &dyn Store, snapshot: &Snapshot) -> Res
     loop {
         let page = store.scan(&scan).await?;
         let is_new = |damage: &Damage| {
-            let is_known = |known: &Damage| known.branch == damage.branch && known.seq == damage.seq;
-            !damage.branch.is_main() && !snapshot.damaged().any(is_known)
+            let is_known = |known: &Damage| known.scope == damage.scope && known.seq == damage.seq;
+            !damage.scope.is_main() && !snapshot.damaged().any(is_known)
         };
         damages.extend(page.damaged.into_iter().filter(is_new));
         match page.next {
@@ -186,12 +186,12 @@ pub(crate) async fn logged_and_lost(store: &dyn Store, snapshot: &Snapshot) -> O
         return None;
     }
     let run = snapshot.entry.record.record().run.clone();
-    let Cursor { branch, seq, .. } = last_event(&store.folder(&run)?)?;
-    if !branch.is_main() || seq <= newest(snapshot) {
+    let Cursor { scope, seq, .. } = last_event(&store.folder(&run)?)?;
+    if !scope.is_main() || seq <= newest(snapshot) {
         return None;
     }
     let again = Snapshot::read(store, &run).await.ok()?;
-    (log_is_comparable(&again) && seq > newest(&again)).then_some(CheckpointRef { run, branch, seq })
+    (log_is_comparable(&again) && seq > newest(&again)).then_some(CheckpointRef { run, scope, seq })
 }
 
 /// Returns whether the log of a run must not be ahead of its store: no session writes, and every record is durable.
@@ -200,9 +200,9 @@ fn log_is_comparable(snapshot: &Snapshot) -> bool {
     !is_async && snapshot.entry.summary.holder.is_none()
 }
 
-/// Returns the last seq of the main branch, with damaged records.
+/// Returns the last seq of the main scope, with damaged records.
 fn newest(snapshot: &Snapshot) -> u64 {
-    let open = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
+    let open = snapshot.heads.iter().find(|head| head.record.header().scope.is_main());
     open.map_or_else(|| snapshot.newest().header().seq, |head| head.next - 1)
 }
 
@@ -252,7 +252,7 @@ mod tests {
             let run = run_id("r-1");
             let before = Snapshot::read(&store, &run).await.unwrap();
 
-            let lease = store.acquire(&run, &waypost::BranchPath::main(), &holder("second")).await.unwrap();
+            let lease = store.acquire(&run, &waypost::ScopePath::main(), &holder("second")).await.unwrap();
             links.under(&lease);
             store.append(&[&lease], links.step()).await.unwrap();
             store.release(lease, None).await.unwrap();

@@ -93,8 +93,8 @@ impl Asker {
 
     /// Asks until the question has an answer, from here or from elsewhere.
     async fn ask(&mut self, question: &Waiting) -> QuestionEnd {
-        let name = called(Some(&self.workflow), &question.branch, question.step.as_str());
-        let view = WaitView::of(&question.branch, &question.step, &question.wait, Some(&self.workflow));
+        let name = called(Some(&self.workflow), &question.scope, question.step.as_str());
+        let view = WaitView::of(&question.scope, &question.step, &question.wait, Some(&self.workflow));
         let asked = question.wait.question.as_ref().and_then(|text| text.as_str()).unwrap_or_default();
         let wanted = view.wanted.map_or_else(|| "JSON or text".to_owned(), |wanted| wanted.describe());
         let prompt = format!("Step {name} asks: {}\nAnswer {}: ", shown_lines(asked), shown(&wanted));

@@ -15,7 +15,7 @@ use waypost::engine::{
 };
 use waypost::record::{Failure, FailureKind, RunStatus, WaitKind};
 use waypost::store::{Signal, SignalKind, Store};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::{BUDGET, WorkflowProgram, WorkflowState};
 
@@ -329,8 +329,8 @@ impl<'a> Session<'a> {
             ));
         }
         let found = outcome.failed.as_ref().map(|(step, failure)| {
-            let (file, branch) = (told.file.as_deref(), outcome.failed_on.as_ref());
-            (FailedAt::find(program.workflow(), file, step, branch), failure)
+            let (file, scope) = (told.file.as_deref(), outcome.failed_on.as_ref());
+            (FailedAt::find(program.workflow(), file, step, scope), failure)
         });
         let failed = found.as_ref().map(|(at, failure)| (at, *failure));
         let done = steps_are_done(engine.store().as_ref(), &told.run, outcome.progress).await;
@@ -389,10 +389,10 @@ impl<'a> Session<'a> {
     ) -> Result<(), Error> {
         let output = &self.context.output;
         let words = told.store_words.as_deref().unwrap_or_default();
-        for StepFailure { branch, step, failure } in outcome.failures.iter().take(FAILURES_SHOWN_MAX) {
-            let at = FailedAt::find(program.workflow(), told.file.as_deref(), step, Some(branch));
+        for StepFailure { scope, step, failure } in outcome.failures.iter().take(FAILURES_SHOWN_MAX) {
+            let at = FailedAt::find(program.workflow(), told.file.as_deref(), step, Some(scope));
             let (run, workflow, kind) = (&told.run, Some(program.workflow()), failure.kind);
-            let items = FailedStep { store, run, workflow, branch, step, kind }.items().await?;
+            let items = FailedStep { store, run, workflow, scope, step, kind }.items().await?;
             let mut items = items.iter();
             let first = items.next().map(|item| item.told(output.paint_err, told.run.as_str(), words));
             let first = first.map(|mut text| {
@@ -501,26 +501,26 @@ impl<'a> Session<'a> {
 }
 
 /// Returns the last lines about a run that completed with failures: the first tolerated failures and dead letters, and the
-/// retry command. `is_meant`: the branches whose tolerated failures are named.
+/// retry command. `is_meant`: the scopes whose tolerated failures are named.
 pub(crate) async fn failed_items(
     store: &dyn Store,
     workflow: &Workflow,
     run: &RunId,
-    (words, is_meant): (&str, fn(&BranchPath) -> bool),
+    (words, is_meant): (&str, fn(&ScopePath) -> bool),
 ) -> Result<String, Error> {
     let workflow_of = Some(workflow);
     let mut text = String::new();
     let tolerated: Vec<_> = dead_letters::tolerated(store, run).await?;
-    let tolerated: Vec<_> = tolerated.into_iter().filter(|failed| is_meant(&failed.branch)).collect();
-    for ToleratedFailure { branch, step, error } in tolerated.iter().take(SHOWN_MAX) {
-        let step = called(workflow_of, branch, step.as_str());
+    let tolerated: Vec<_> = tolerated.into_iter().filter(|failed| is_meant(&failed.scope)).collect();
+    for ToleratedFailure { scope, step, error } in tolerated.iter().take(SHOWN_MAX) {
+        let step = called(workflow_of, scope, step.as_str());
         text.push_str(&format!("\nStep {step} failed, tolerated by the workflow: {}", shown(error)));
     }
     text.push_str(&more(tolerated.len(), "step"));
     let letters = dead_letters::letters(store, run, workflow_of).await?;
     for letter in letters.iter().take(SHOWN_MAX) {
         let error = letter.failure.error.first().map_or("it failed", String::as_str);
-        let above = letter.branch.parent().unwrap_or_else(BranchPath::main);
+        let above = letter.scope.parent().unwrap_or_else(ScopePath::main);
         text.push_str(&format!(
             "\nItem {} of step {} failed: {}",
             shown(&letter.key),
@@ -682,7 +682,7 @@ fn waits<S>(
         .filter(|waiting| !matches!(waiting.wait.on, WaitKind::Children | WaitKind::Resume));
     let (mut text, mut answers) = (head.to_owned(), Vec::new());
     for waiting in open {
-        let view = WaitView::of(&waiting.branch, &waiting.step, &waiting.wait, Some(workflow));
+        let view = WaitView::of(&waiting.scope, &waiting.step, &waiting.wait, Some(workflow));
         if waiting.wait.on == WaitKind::Answer {
             answers.push(format!("\nAnswer with: {}", answer_command(run, &view, words)));
             text.push_str(&format!("\n{}", question_text(&view)));

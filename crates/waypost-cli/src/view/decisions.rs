@@ -14,8 +14,7 @@ use super::{CheckpointView, ClaimView};
 #[derive(Debug, Serialize)]
 pub(crate) struct DecisionView {
     pub(crate) step: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) action: &'static str,
     pub(crate) cause: CauseView,
 }
@@ -55,8 +54,7 @@ pub(crate) struct ExecutedView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) step: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) executions: Vec<ExecutionView>,
     pub(crate) history: Vec<CheckpointView>,
 }
@@ -77,7 +75,7 @@ impl From<&Decision> for DecisionView {
     fn from(decision: &Decision) -> Self {
         Self {
             step: decision.step.to_string(),
-            branch: decision.branch.to_string(),
+            scope: decision.scope.to_string(),
             action: decision.action_name(),
             cause: CauseView::from(&decision.cause),
         }

@@ -17,8 +17,8 @@ pub(crate) struct Doubt {
 impl Doubt {
     /// Creates the question of a decision, without the names of the workflow file.
     pub(crate) fn plain(question: &Decision) -> Self {
-        let (branch, id) = (&question.branch, &question.step);
-        let step = if branch.is_main() { id.to_string() } else { format!("{}/{id}", branch.readable()) };
+        let (scope, id) = (&question.scope, &question.step);
+        let step = if scope.is_main() { id.to_string() } else { format!("{}/{id}", scope.readable()) };
         Self { step, cause: question.cause.to_string(), outputs: Vec::new() }
     }
 

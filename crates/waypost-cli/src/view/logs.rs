@@ -15,8 +15,7 @@ pub(crate) struct LogsView {
 /// The printed text of an attempt.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogView {
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) step: String,
     pub(crate) attempt: u32,
     #[serde(serialize_with = "place_in_loops")]

@@ -151,8 +151,7 @@ pub(crate) struct TaskView {
 #[derive(Debug, Serialize)]
 pub(crate) struct ItemView {
     pub(crate) key: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) status: StepStatus,
     /// The highest attempt of its steps.
     pub(crate) attempts: u32,
@@ -206,8 +205,7 @@ pub(crate) struct StepView {
     /// The step has passes.
     #[serde(skip)]
     pub(crate) repeats: bool,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) status: StepStatus,
     pub(crate) attempts: u32,
     pub(crate) exit_code: Option<i32>,
@@ -254,9 +252,9 @@ pub(crate) struct StepView {
 }
 
 impl ShowView {
-    /// Returns the number of skipped steps of the main branch, without hooks and without steps downstream of a failure.
+    /// Returns the number of skipped steps of the main scope, without hooks and without steps downstream of a failure.
     pub(crate) fn skipped(&self) -> u64 {
-        let is_on_main = |step: &StepView| step.branch == waypost::BranchPath::main().as_str();
+        let is_on_main = |step: &StepView| step.scope == waypost::ScopePath::main().as_str();
         let is_counted =
             |step: &&StepView| is_on_main(step) && step.is_skipped() && !self.names.is_for_hooks(&step.id);
         self.steps.iter().filter(is_counted).count() as u64
@@ -353,8 +351,7 @@ pub(crate) struct CheckpointsView {
 pub(crate) struct CheckpointView {
     #[serde(rename = "ref")]
     pub(crate) reference: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) seq: u64,
     pub(crate) phase: Option<&'static str>,
     pub(crate) reason: Option<waypost::record::Reason>,
@@ -546,8 +543,7 @@ pub(crate) struct RolledBackView {
 #[derive(Debug, Serialize)]
 pub(crate) struct UndoneView {
     pub(crate) step: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) undone: bool,
 }
 
@@ -572,8 +568,7 @@ pub(crate) struct DeadLettersView {
 #[derive(Debug, Serialize)]
 pub(crate) struct DeadLetterView {
     pub(crate) key: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) foreach: String,
     pub(crate) step: Option<String>,
     pub(crate) index: u64,
@@ -634,7 +629,7 @@ pub(crate) struct AcceptedView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) step: String,
-    /// The number of newly pinned packs, over branches and passes.
+    /// The number of newly pinned packs, over scopes and passes.
     pub(crate) accepted: usize,
 }
 
@@ -690,10 +685,9 @@ pub(crate) struct FailedItem {
     /// The failed step and the item, for a person.
     #[serde(skip)]
     pub(crate) place: String,
-    /// The key and branch of the item.
+    /// The key and scope of the item.
     pub(crate) key: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     /// The failed step, with the error and its causes.
     pub(crate) step: Option<String>,
     pub(crate) error: Vec<String>,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost_workflow::file::{Body, FAILED, HookOn, Step, Workflow};
 use waypost_workflow::program::FILE_KEY;
 
@@ -21,22 +21,21 @@ impl StepNames {
         Self(Some(Arc::new(workflow.clone())))
     }
 
-    /// Returns the name of a step on a branch.
-    pub(crate) fn name(&self, branch: &BranchPath, step: &str) -> Option<&str> {
-        self.step(branch, step)?.name.as_deref()
+    /// Returns the name of a step in a scope.
+    pub(crate) fn name(&self, scope: &ScopePath, step: &str) -> Option<&str> {
+        self.step(scope, step)?.name.as_deref()
     }
 
     /// Returns whether the child scopes of a step are items. Without a workflow, every child scope counts.
-    pub(crate) fn has_items(&self, branch: &BranchPath, step: &str) -> bool {
-        self.0.is_none() || self.step(branch, step).is_some_and(|step| step.work.foreach().is_some())
+    pub(crate) fn has_items(&self, scope: &ScopePath, step: &str) -> bool {
+        self.0.is_none() || self.step(scope, step).is_some_and(|step| step.work.foreach().is_some())
     }
 
-    /// Returns a step on a branch: steps of an included file are in that file.
-    fn step(&self, branch: &BranchPath, step: &str) -> Option<&Step> {
+    /// Returns a step in a scope: steps of an included file are in that file.
+    fn step(&self, scope: &ScopePath, step: &str) -> Option<&Step> {
         let mut within = self.0.as_deref()?;
-        let around: Vec<BranchPath> =
-            std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
-        for (opener, _) in around.iter().rev().filter_map(BranchPath::opened_by) {
+        let around: Vec<ScopePath> = std::iter::successors(Some(scope.clone()), ScopePath::parent).collect();
+        for (opener, _) in around.iter().rev().filter_map(ScopePath::opened_by) {
             let child = within.step(opener.as_str()).and_then(|opener| opener.work.child());
             within = child.map_or(within, |child| child.workflow());
         }
@@ -44,43 +43,43 @@ impl StepNames {
     }
 
     /// Returns the steps that run in a scope: of the workflow, an included file, a group or an item.
-    pub(crate) fn body(&self, branch: &BranchPath) -> Option<&Body> {
+    pub(crate) fn body(&self, scope: &ScopePath) -> Option<&Body> {
         let workflow = self.0.as_deref()?;
-        let Some((above, (opener, _))) = branch.parent().zip(branch.opened_by()) else {
+        let Some((above, (opener, _))) = scope.parent().zip(scope.opened_by()) else {
             return Some(workflow.body());
         };
         step_of(workflow, &above, opener.as_str())?.work.body()
     }
 
     /// Returns whether a step of a scope runs an included file.
-    pub(crate) fn runs_file(&self, branch: &BranchPath, step: &str) -> bool {
-        let step = self.0.as_deref().and_then(|workflow| step_of(workflow, branch, step));
+    pub(crate) fn runs_file(&self, scope: &ScopePath, step: &str) -> bool {
+        let step = self.0.as_deref().and_then(|workflow| step_of(workflow, scope, step));
         step.is_some_and(|step| step.work.child().is_some())
     }
 
-    /// Returns whether a step of the main branch only runs the hooks of the run.
+    /// Returns whether a step of the main scope only runs the hooks of the run.
     pub(crate) fn is_for_hooks(&self, step: &str) -> bool {
         self.0.as_deref().and_then(|workflow| workflow.step(step)).is_some_and(Step::is_for_hooks)
     }
 
     /// Returns whether a step runs the hooks after a failure of the run, or of an included file.
-    pub(crate) fn runs_after_failure(&self, branch: &BranchPath, step: &str) -> bool {
-        let found = self.0.as_deref().and_then(|workflow| step_of(workflow, branch, step));
+    pub(crate) fn runs_after_failure(&self, scope: &ScopePath, step: &str) -> bool {
+        let found = self.0.as_deref().and_then(|workflow| step_of(workflow, scope, step));
         let condition = found.filter(|step| step.is_for_hooks()).and_then(|step| step.condition.as_ref());
         condition.is_some_and(|condition| condition.as_str() == FAILED)
     }
 
-    /// Returns the path of a branch, as the user names it: see [`path`]. Empty for the main branch.
-    pub(crate) fn path(&self, branch: &BranchPath) -> String {
-        path(self.0.as_deref(), branch)
+    /// Returns the path of a scope, as the user names it: see [`path`]. Empty for the main scope.
+    pub(crate) fn path(&self, scope: &ScopePath) -> String {
+        path(self.0.as_deref(), scope)
     }
 
     /// Returns the path of a step.
-    pub(crate) fn called(&self, branch: &BranchPath, step: &str) -> String {
-        called(self.0.as_deref(), branch, step)
+    pub(crate) fn called(&self, scope: &ScopePath, step: &str) -> String {
+        called(self.0.as_deref(), scope, step)
     }
 
-    /// Returns a text of the engine with each branch and step as [`path`] names these.
+    /// Returns a text of the engine with each scope and step as [`path`] names these.
     pub(crate) fn plain(&self, text: &str) -> String {
         let is_apart = |c: char| c.is_whitespace() || "`'\"(),;".contains(c);
         let words =
@@ -88,7 +87,7 @@ impl StepNames {
         words.map(|(word, after)| self.plain_word(word).unwrap_or_else(|| word.to_owned()) + after).collect()
     }
 
-    /// Returns the readable form of `BRANCH`, `BRANCH/STEP`, `BRANCH@SEQ` or `RUN/SCOPE@SEQ`, perhaps before a colon.
+    /// Returns the readable form of `SCOPE`, `SCOPE/STEP`, `SCOPE@SEQ` or `RUN/SCOPE@SEQ`, perhaps before a colon.
     fn plain_word(&self, word: &str) -> Option<String> {
         let workflow = self.0.as_deref().filter(|_| word.contains([':', '~']))?;
         if word.contains(r"\~") {
@@ -99,13 +98,13 @@ impl StepNames {
         let (word, colon) = word.strip_suffix(':').map_or((word, ""), |word| (word, ":"));
         let (place, seq) = word.split_at(word.find('@').unwrap_or(word.len()));
         let named = |text: &str| {
-            let branch = BranchPath::new(text).ok()?;
-            let (opener, _) = branch.opened_by().filter(|_| branch.depth() > 0)?;
+            let scope = ScopePath::new(text).ok()?;
+            let (opener, _) = scope.opened_by().filter(|_| scope.depth() > 0)?;
             let known = [Some(opener.as_str()), before_hooks(opener.as_str())];
-            let around: Vec<_> = std::iter::successors(branch.parent(), BranchPath::parent).collect();
+            let around: Vec<_> = std::iter::successors(scope.parent(), ScopePath::parent).collect();
             let is_known =
                 around.len() > 1 || known.into_iter().flatten().any(|id| workflow.step(id).is_some());
-            is_known.then(|| path(Some(workflow), &branch))
+            is_known.then(|| path(Some(workflow), &scope))
         };
         let split = |(first, rest): (&str, &str)| Some(format!("{first}/{}", named(rest)?));
         let whole = named(place)
@@ -118,26 +117,25 @@ impl StepNames {
 }
 
 /// Returns the path of a step for a person: see [`path`].
-pub(crate) fn called(workflow: Option<&Workflow>, branch: &BranchPath, step: &str) -> String {
-    if branch.is_main() { step.to_owned() } else { format!("{}/{step}", path(workflow, branch)) }
+pub(crate) fn called(workflow: Option<&Workflow>, scope: &ScopePath, step: &str) -> String {
+    if scope.is_main() { step.to_owned() } else { format!("{}/{step}", path(workflow, scope)) }
 }
 
-/// Returns the path of a branch for a person: a key or a pass is named only where a step can have several child scopes,
+/// Returns the path of a scope for a person: a key or a pass is named only where a step can have several child scopes,
 /// so not for a group without `repeat`, an included file, and the hooks of a run.
-pub(crate) fn path(workflow: Option<&Workflow>, branch: &BranchPath) -> String {
-    let mut around: Vec<BranchPath> =
-        std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+pub(crate) fn path(workflow: Option<&Workflow>, scope: &ScopePath) -> String {
+    let mut around: Vec<ScopePath> = std::iter::successors(Some(scope.clone()), ScopePath::parent).collect();
     let (mut within, mut path) = (workflow, Vec::new());
-    while let Some(branch) = around.pop() {
-        let Some((opener, key)) = branch.opened_by() else { continue };
+    while let Some(scope) = around.pop() {
+        let Some((opener, key)) = scope.opened_by() else { continue };
         let step = within.and_then(|workflow| workflow.step(opener.as_str()));
         let included = step.and_then(|step| step.work.child());
         let is_only = step.is_some_and(|step| match included {
             Some(_) => key == FILE_KEY,
             None if step.is_for_hooks() => key == HookOn::Run.key(),
-            None => step.repeat.is_none() && branch.pass_number() == Some(1),
+            None => step.repeat.is_none() && scope.pass_number() == Some(1),
         });
-        let readable = branch.readable();
+        let readable = scope.readable();
         path.push(match (hook(within, opener.as_str(), &key), readable.rsplit('/').next()) {
             (Some(hook), _) => hook,
             (None, Some(last)) if !is_only => last.to_owned(),
@@ -148,7 +146,7 @@ pub(crate) fn path(workflow: Option<&Workflow>, branch: &BranchPath) -> String {
     path.join("/")
 }
 
-/// Returns `STEP:HOOK` for a hook of a step with other child branches.
+/// Returns `STEP:HOOK` for a hook of a step with other child scopes.
 fn hook(workflow: Option<&Workflow>, opener: &str, key: &str) -> Option<String> {
     let of_step = |id: &str| workflow.and_then(|workflow| workflow.step(id));
     let (id, step) = [Some(opener), before_hooks(opener)]

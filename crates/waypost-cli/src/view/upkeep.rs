@@ -48,8 +48,9 @@ pub(crate) struct CancelledView {
     pub(crate) cancelled: bool,
     /// The run was running, and this call stopped it.
     pub(crate) stopped: bool,
-    /// How many branches besides the main one ended with the run.
-    pub(crate) branches: usize,
+    /// How many scopes besides the main one ended with the run.
+    #[serde(rename = "branches")]
+    pub(crate) scopes: usize,
     /// The undone steps, newest first, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) undone: Option<Vec<UndoneView>>,

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use waypost::record::{FrontierEntry, Wait, WaitKind};
 use waypost::store::{Signal, SignalKind};
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 use waypost_workflow::file::{AnswerKind, ChildWorkflow, Step, Work, Workflow};
 
 /// An open wait.
@@ -14,8 +14,7 @@ use waypost_workflow::file::{AnswerKind, ChildWorkflow, Step, Work, Workflow};
 pub(crate) struct WaitView {
     pub(crate) id: String,
     pub(crate) key: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) step: String,
     /// The path of the step; for screens.
     #[serde(skip)]
@@ -41,8 +40,7 @@ pub(crate) struct AnsweredView {
     pub(crate) v: u32,
     pub(crate) run: String,
     pub(crate) id: String,
-    #[serde(rename = "scope")]
-    pub(crate) branch: String,
+    pub(crate) scope: String,
     pub(crate) step: String,
     pub(crate) value: Value,
 }
@@ -59,28 +57,28 @@ pub(crate) struct SignalledView {
 impl WaitView {
     /// Converts the waits of a frontier entry.
     pub(crate) fn of_entry<'a>(
-        branch: &'a BranchPath,
+        scope: &'a ScopePath,
         entry: &'a FrontierEntry,
         workflow: Option<&'a Workflow>,
     ) -> impl Iterator<Item = Self> + 'a {
-        // Child branches report their own waits.
+        // Child scopes report their own waits.
         let outside = entry.waits.iter().filter(|wait| wait.on != WaitKind::Children);
-        outside.map(move |wait| Self::of(branch, &entry.step, wait, workflow))
+        outside.map(move |wait| Self::of(scope, &entry.step, wait, workflow))
     }
 
     /// Converts a wait of a step, with the workflow's requirements for the answer.
-    pub(crate) fn of(branch: &BranchPath, step: &StepId, wait: &Wait, workflow: Option<&Workflow>) -> Self {
+    pub(crate) fn of(scope: &ScopePath, step: &StepId, wait: &Wait, workflow: Option<&Workflow>) -> Self {
         let asks = |step: &Step| match &step.work {
             Work::Approve(approval) => Some(approval.answer.clone()),
             _ => None,
         };
-        let wanted = workflow.and_then(|workflow| step_of(workflow, branch, step.as_str())).and_then(asks);
+        let wanted = workflow.and_then(|workflow| step_of(workflow, scope, step.as_str())).and_then(asks);
         Self {
             id: wait.id.clone(),
             key: wait.key.clone(),
-            branch: branch.to_string(),
+            scope: scope.to_string(),
             step: step.to_string(),
-            called: called(workflow, branch, step.as_str()),
+            called: called(workflow, scope, step.as_str()),
             question: wait.question.clone(),
             choices: match &wanted {
                 Some(AnswerKind::Choice(choices)) => Some(choices.clone()),
@@ -94,17 +92,16 @@ impl WaitView {
     }
 }
 
-/// Returns a step of a branch, possibly from an included file.
-pub(crate) fn step_of<'w>(workflow: &'w Workflow, branch: &BranchPath, id: &str) -> Option<&'w Step> {
-    file_of(workflow, branch).step(id)
+/// Returns a step of a scope, possibly from an included file.
+pub(crate) fn step_of<'w>(workflow: &'w Workflow, scope: &ScopePath, id: &str) -> Option<&'w Step> {
+    file_of(workflow, scope).step(id)
 }
 
-/// Returns the workflow with the steps of a branch: an included file, or the workflow itself.
-pub(crate) fn file_of<'w>(workflow: &'w Workflow, branch: &BranchPath) -> &'w Workflow {
-    let mut around: Vec<BranchPath> =
-        std::iter::successors(Some(branch.clone()), BranchPath::parent).collect();
+/// Returns the workflow with the steps of a scope: an included file, or the workflow itself.
+pub(crate) fn file_of<'w>(workflow: &'w Workflow, scope: &ScopePath) -> &'w Workflow {
+    let mut around: Vec<ScopePath> = std::iter::successors(Some(scope.clone()), ScopePath::parent).collect();
     around.reverse();
-    let openers = around.iter().filter_map(BranchPath::opened_by);
+    let openers = around.iter().filter_map(ScopePath::opened_by);
     openers.fold(workflow, |within, (opener, _)| {
         let opener = within.step(opener.as_str());
         opener.and_then(|opener| opener.work.child()).map_or(within, ChildWorkflow::workflow)

@@ -336,7 +336,7 @@ fn the_condition_of_a_failed_step_is_decided_again() {
 }
 
 // `always()` steps failed at run time: inner steps of a failed group and the counts of a failed `foreach` had no value.
-// Cause: the results of branches were read only by a join. Fix: a failure of the opener takes the results in.
+// Cause: the results of scopes were read only by a join. Fix: a failure of the opener takes the results in.
 #[test]
 fn a_cleanup_reads_the_results_inside_a_failed_group() {
     let rig = Rig::new();

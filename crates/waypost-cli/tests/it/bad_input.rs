@@ -283,10 +283,10 @@ fn items_are_not_made_of_what_is_no_text() {
     assert!(!rig.path("done.txt").exists());
 }
 
-// Bug: `--from each:zz/p` for an unknown item printed three possible reasons. Fix: an unknown branch is refused
+// Bug: `--from each:zz/p` for an unknown item printed three possible reasons. Fix: an unknown scope is refused
 // by its name.
 #[test]
-fn a_branch_that_is_not_there_is_not_gone_on_from() {
+fn a_scope_that_is_not_there_is_not_gone_on_from() {
     let rig = Rig::with("steps:\n  - {id: each, foreach: {items: [x], steps: [{id: p, run: 'true'}]}}\n");
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
 

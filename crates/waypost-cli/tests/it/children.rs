@@ -166,8 +166,8 @@ steps: [{run: 'echo "$NAME ${PWD##*/} $WAYPOST_SCOPE" >> ../../trace; echo "$TOK
         rig.command(&["run", "flow.yaml", "--id", "r"]).env("TOKEN", "hunter2-of-old").output().unwrap();
 
     assert_eq!(run.status.code(), Some(0), "{}", rig.told(&run));
-    let branch = |item: &str| format!("x{item} deep each:{item}/outer:workflow/in:workflow\n");
-    assert_eq!(rig.read("trace"), branch("a") + &branch("b"));
+    let scope = |item: &str| format!("x{item} deep each:{item}/outer:workflow/in:workflow\n");
+    assert_eq!(rig.read("trace"), scope("a") + &scope("b"));
     assert_eq!(rig.read("lib/n"), "x\nx\nx\n");
     let logs = rig.waypost(&["logs", "r"]);
     assert!(!logs.contains("hunter2"), "{logs}");
@@ -290,7 +290,7 @@ fn a_file_that_changed_or_is_gone_is_named() {
     assert_eq!(rig.call(&["resume", "r", "--keep-definition", "-q"]).status.code(), Some(0));
 }
 
-// Bug: `--from` refused the failed step of an item or a group, though the failed step of the main branch is accepted. Cause: only
+// Bug: `--from` refused the failed step of an item or a group, though the failed step of the main scope is accepted. Cause: only
 // finished steps had an end to rerun. Fix: the end of the failure counts.
 #[test]
 fn a_failed_inner_step_is_run_again_by_name() {

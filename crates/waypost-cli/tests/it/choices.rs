@@ -311,7 +311,7 @@ fn failed_in_group(store: &str) -> Rig {
 }
 
 // Bug: steps of a group, an item or an included file could be neither skipped nor marked as done. Cause: only the
-// position of the main branch took choices. Fix: an edit of a branch has choices, recorded in that branch.
+// position of the main scope took choices. Fix: an edit of a scope has choices, recorded in that scope.
 #[test]
 fn a_step_of_a_group_is_skipped_or_treated_as_done() {
     for store in STORES {

@@ -66,8 +66,8 @@ fn a_database_without_tables_hides_no_run() {
 }
 
 // Bug: with a damaged body in its last record, a completed run could be neither shown nor resumed, and the hint
-// named the failed command. Cause: only headers of ended branches were verified. Fix: the whole end record of the
-// main branch must be sound, or the previous record is in force.
+// named the failed command. Cause: only headers of ended scopes were verified. Fix: the whole end record of the
+// main scope must be sound, or the previous record is in force.
 #[test]
 fn a_damaged_result_of_a_completed_run_is_done_again() {
     for harm in ["body = x'7b7d'", "body = substr(body, 1, 20)", "codec = 1 - codec", "header = x'00'"] {
@@ -85,7 +85,7 @@ fn a_damaged_result_of_a_completed_run_is_done_again() {
 }
 
 // Bug: a resume turned a completed run with an unreadable row into `interrupted` for good, with the exit code of
-// Ctrl-C; a wrong end of its main branch was never repaired. Cause: the row was rewritten as if the run had not
+// Ctrl-C; a wrong end of its main scope was never repaired. Cause: the row was rewritten as if the run had not
 // ended. Fix: the newest record has the end.
 #[test]
 fn a_damaged_row_of_a_completed_run_is_mended_by_its_records() {

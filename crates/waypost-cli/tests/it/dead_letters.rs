@@ -9,7 +9,7 @@ fn code(rig: &Rig, args: &[&str]) -> Option<i32> {
 }
 
 // Bug: after `dead-letters retry --item`, later steps read the old item with the result of the new item. Cause:
-// the item was read from the stored item list. Fix: the item is read from the state of its branch, as in the
+// the item was read from the stored item list. Fix: the item is read from the state of its scope, as in the
 // steps of the item.
 #[test]
 fn later_steps_read_the_item_that_was_worked_on() {
@@ -31,7 +31,7 @@ steps:
 }
 
 // Bug: `show` of a `foreach` that failed by its limits had the number of failed items, but no error of an item.
-// Cause: the failure belongs to the step; the item failures are on other branches. Fix: the first item failure is
+// Cause: the failure belongs to the step; the item failures are in other scopes. Fix: the first item failure is
 // looked up for display.
 #[test]
 fn a_step_that_too_many_items_failed_of_shows_the_first() {
@@ -108,9 +108,9 @@ fn a_run_without_dead_letters_says_what_became_of_failed_items() {
 }
 
 // Bug: `waypost logs RUN f:src/a.rs/s` found nothing: only the encoded name matched. Cause: the argument was
-// compared with the stored branch names. Fix: without a match, the argument is compared with the decoded keys.
+// compared with the stored scope names. Fix: without a match, the argument is compared with the decoded keys.
 #[test]
-fn branches_are_found_by_their_keys_as_they_are() {
+fn scopes_are_found_by_their_keys_as_they_are() {
     let flow = r#"
 steps:
   - id: f
@@ -134,7 +134,7 @@ steps:
     }
 }
 
-// Bug: a failed item of an earlier pass was neither listed nor retried. Cause: only the branches of the last pass
+// Bug: a failed item of an earlier pass was neither listed nor retried. Cause: only the scopes of the last pass
 // were read. Fix: each pass in force has its dead letters.
 #[test]
 fn items_of_earlier_passes_are_retried() {
@@ -163,7 +163,7 @@ fn items_of_earlier_passes_are_retried() {
 }
 
 // Bug: if several `foreach` steps began in a commit, the dead letters of the first step were neither listed nor
-// retried. Cause: the branches name the record with the state of that commit as their origin, but the record of
+// retried. Cause: the scopes name the record with the state of that commit as their origin, but the record of
 // the step was searched. Fix: the record with the state is found.
 #[test]
 fn steps_that_begin_together_have_their_letters_each() {
@@ -202,7 +202,7 @@ fn only_is_refused_beside_retry_failed() {
 }
 
 // Bug: `resume --with FILE --retry-failed`, with a change that restarts the `foreach`, was refused with an
-// internal error about a branch state. Fix: the message explains the conflict and the next step.
+// internal error about a scope state. Fix: the message explains the conflict and the next step.
 #[test]
 fn retry_failed_is_refused_if_an_edit_restarts_the_items() {
     let each = "  - {id: e, foreach: {items: [a, b], as: i, max_failures: 0, max_parallel: 1, steps: [{id: p, run: 'echo p$I >> trace; test $I = a -o -e ok', env: {I: '${{ i }}'}}]}}\n";
@@ -225,7 +225,7 @@ fn retry_failed_is_refused_if_an_edit_restarts_the_items() {
 }
 
 // Bug: `why RUN p` and `show RUN --step p` did not find a step of an item; for a dead letter, `why` reported only
-// the end of its branch. Fix: the branches are named, with the error and the next step.
+// the end of its scope. Fix: the scopes are named, with the error and the next step.
 #[test]
 fn a_step_of_an_item_is_found_and_its_failure_told() {
     let flow = "steps:\n  - {id: e, foreach: {failure_rate: 1, items: [a, 'b c'], as: i, steps: [{id: p, run: 'test $I = a || exit 3', env: {I: '${{ i }}'}}]}}\n";
@@ -250,8 +250,8 @@ fn a_step_of_an_item_is_found_and_its_failure_told() {
     }
 }
 
-// Bug: for a step of a removed item, `why` reported a reuse of its result. Cause: only the branch itself was
-// read. Fix: the branch must still be in force.
+// Bug: for a step of a removed item, `why` reported a reuse of its result. Cause: only the scope itself was
+// read. Fix: the scope must still be in force.
 #[test]
 fn why_says_that_an_item_was_left_behind() {
     let flow = "steps:

@@ -250,14 +250,14 @@ fn a_dry_resume_knows_what_a_person_settles() {
     assert_eq!(code_of(&rig, &["resume", "r", "-q", "--skip", "b"]), Some(0));
 }
 
-/// Returns the decisions of a plan as `BRANCH/STEP ACTION CODE`.
+/// Returns the decisions of a plan as `SCOPE/STEP ACTION CODE`.
 fn decisions(rig: &Rig, args: &[&str]) -> Vec<String> {
     let plan = rig.json(&[args, &["--json"]].concat());
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let told = |one: &serde_json::Value| {
-        let branch = text(&one["scope"]);
-        let branch = if branch == "main" { String::new() } else { format!("{branch}/") };
-        format!("{branch}{} {} {}", text(&one["step"]), text(&one["action"]), text(&one["cause"]["code"]))
+        let scope = text(&one["scope"]);
+        let scope = if scope == "main" { String::new() } else { format!("{scope}/") };
+        format!("{scope}{} {} {}", text(&one["step"]), text(&one["action"]), text(&one["cause"]["code"]))
     };
     plan["decisions"].as_array().unwrap().iter().map(told).collect()
 }
@@ -321,7 +321,7 @@ fn a_plan_reuses_no_pass_after_an_unknown_one() {
 }
 
 // Bug: a dry run with `--skip` or `--treat-as done` of an opener listed the steps below, or a retry. Cause: only leaf
-// steps were taken as settled. Fix: branches below a skipped or settled opener are left out.
+// steps were taken as settled. Fix: scopes below a skipped or settled opener are left out.
 #[test]
 fn a_dry_resume_lists_no_step_below_a_settled_one() {
     let rig = Rig::with(

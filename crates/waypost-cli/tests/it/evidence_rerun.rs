@@ -13,8 +13,8 @@ fn remove(rig: &Rig, files: &[&str]) {
 }
 
 // Bug: after the rerun of an item for its evidence, no item evidence was checked any more, and a run with a dead
-// letter was completed without its failure. Cause: a join that need not run again did not know its branches. Fix:
-// the position keeps the joined branches and their failure count.
+// letter was completed without its failure. Cause: a join that need not run again did not know its scopes. Fix:
+// the position keeps the joined scopes and their failure count.
 #[test]
 fn items_are_looked_at_again_after_one_was_done_again() {
     let flow = "steps:
@@ -39,7 +39,7 @@ fn items_are_looked_at_again_after_one_was_done_again() {
 }
 
 // Bug: non-idempotent steps of items and groups were repeated when the evidence of their opener or of a sibling
-// failed. Cause: all branches restarted. Fix: a person is asked.
+// failed. Cause: all scopes restarted. Fix: a person is asked.
 #[test]
 fn a_careful_step_is_not_rerun_for_evidence_of_its_opener() {
     let items = "steps: [{id: s, evidence: [{file: out}], foreach: {items: [1], as: i, steps: [{id: pay, idempotent: false, run: 'echo pay >> trace; touch out'}]}}]";
@@ -178,7 +178,7 @@ fn evidence_is_accepted_as_it_is_found() {
     }
 }
 
-// An item is named by its branch, as in other commands; other items are unaffected.
+// An item is named by its scope, as in other commands; other items are unaffected.
 #[test]
 fn evidence_of_one_item_is_suggested_and_accepted() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {

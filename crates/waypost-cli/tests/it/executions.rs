@@ -112,7 +112,7 @@ fn an_execution_by_choice_has_the_cause_and_the_person() {
 }
 
 // Bug: `why` listed no execution of a group or of a step after a join. Cause: each start in the record of a join was left
-// out. Fix: only the start of the join itself is left out, and a group begins with the opening of its branch.
+// out. Fix: only the start of the join itself is left out, and a group begins with the opening of its scope.
 #[test]
 fn why_lists_executions_of_groups_and_after_joins() {
     let rig = Rig::with(
@@ -362,7 +362,7 @@ on_failure: [{run: echo no}]
 }
 
 // Bug: the failure of an item with later steps was told twice, and a repeated step of a group without its iteration. Cause:
-// the end of the branch repeats the failure, and every group counted as a pass. Fix: the end names the record of the
+// the end of the scope repeats the failure, and every group counted as a pass. Fix: the end names the record of the
 // failure, and only the passes in the path are left out.
 #[test]
 fn events_tell_a_failure_once_and_the_iteration_in_a_group() {

@@ -10,10 +10,10 @@ fn failure(rig: &Rig, file: &str) -> String {
 }
 
 // Bug: for a failed step of an item, a group or a child workflow, the report had neither the item nor the place.
-// Cause: only top-level steps were looked up, and the branch was dropped. Fix: the outcome names the branch, and
+// Cause: only top-level steps were looked up, and the scope was dropped. Fix: the outcome names the scope, and
 // the step is looked up along it.
 #[test]
-fn a_failed_step_is_reported_with_item_branch_and_line() {
+fn a_failed_step_is_reported_with_item_scope_and_line() {
     let rig = Rig::new();
     std::fs::create_dir(rig.path("jobs")).unwrap();
     let each = |name: &str, steps: &str| {

@@ -339,7 +339,7 @@ fn an_item_is_no_place_for_a_secret() {
 }
 
 #[test]
-fn steps_of_one_item_are_named_with_their_branch() {
+fn steps_of_one_item_are_named_with_their_scope() {
     let rig = picky("sqlite:kept/waypost.db", "a\nb\n", &["a"]);
     rig.write(
         "flow.yaml",
@@ -523,7 +523,7 @@ fn an_item_that_is_given_to_a_dead_letter_holds_no_secret() {
 }
 
 // Bug: items that failed inside a group or a loop were no dead letters. Cause: the item fails because its group's
-// branch fails, and that branch is not an item. Fix: the failed branch is searched below the item, and continues
+// scope fails, and that scope is not an item. Fix: the failed scope is searched below the item, and continues
 // on a retry of the item.
 #[test]
 fn an_item_that_failed_within_a_group_is_a_dead_letter_too() {
@@ -630,7 +630,7 @@ fn a_dropped_item_has_failed_also_after_others_were_tried_again() {
 }
 
 // Bug: dead letters of two steps with equal keys looked the same in the list, and a key dropped both. After the
-// drop, the list showed no failed items. Fix: ambiguous letters are listed with their branch and refused as a
+// drop, the list showed no failed items. Fix: ambiguous letters are listed with their scope and refused as a
 // key; dropped letters are counted.
 #[test]
 fn equal_keys_of_two_steps_are_told_apart() {
@@ -662,11 +662,11 @@ fn equal_keys_of_two_steps_are_told_apart() {
     }
 }
 
-// Bug: an item that failed in a parallel branch could not be retried, and blocked the retry of all others. Cause:
-// the failed branch was cancelled with its siblings, and not found. Fix: among the cancelled branches, the branch
+// Bug: an item that failed in a parallel scope could not be retried, and blocked the retry of all others. Cause:
+// the failed scope was cancelled with its siblings, and not found. Fix: among the cancelled scopes, the scope
 // with its own failure is found.
 #[test]
-fn an_item_with_cancelled_branches_is_retried() {
+fn an_item_with_cancelled_scopes_is_retried() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let rig = Rig::with(
             "steps:
@@ -702,7 +702,7 @@ fn an_item_with_cancelled_branches_is_retried() {
 }
 
 // Bug: a step was forked with open items, and items that failed in the fork were no dead letters. Cause: only a
-// record that opens branches was searched. Fix: the copied record counts too.
+// record that opens scopes was searched. Fix: the copied record counts too.
 #[test]
 fn items_that_fail_in_a_fork_are_dead_letters_of_it() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {

@@ -50,7 +50,7 @@ fn hooks_are_done_once_and_the_step_again_by_a_resume() {
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
         assert!(
             rig.waypost(&["events", "r"]).contains("bad:on_failure@"),
-            "recorded steps of their own branch"
+            "recorded steps of their own scope"
         );
     }
 }

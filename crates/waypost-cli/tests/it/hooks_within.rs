@@ -1,4 +1,4 @@
-//! Hooks of steps that open branches: items, groups, and child workflows.
+//! Hooks of steps that open scopes: items, groups, and child workflows.
 
 use crate::rig::{Rig, code_of, resume, run};
 
@@ -12,7 +12,7 @@ fn flow(steps: &str) -> String {
 }
 
 // Bug: if several items failed together, `on_failure` of the run ran for each. Cause: the hook followed the inner
-// steps. Fix: the hook follows the step that fails the run, after its branches have stopped.
+// steps. Fix: the hook follows the step that fails the run, after its scopes have stopped.
 #[test]
 fn items_that_fail_together_have_the_hook_of_the_run_done_once() {
     let steps = r#"  - id: each
@@ -35,7 +35,7 @@ fn items_that_fail_together_have_the_hook_of_the_run_done_once() {
         let show = rig.json(&["show", "r", "--json"]);
         assert_eq!((&show["failed_step"], &show["status"]), (&"work".into(), &"failed".into()), "{show}");
         assert_eq!(code_of(&rig, &["verify", "r"]), Some(0));
-        // The branches continue; if they fail again, the hooks run again.
+        // The scopes continue; if they fail again, the hooks run again.
         std::fs::remove_file(rig.path("trace")).unwrap();
         assert_eq!(resume(&rig, &[]), Some(1), "{store}");
         let again = rig.read("trace").lines().filter(|line| !line.ends_with("done")).count();

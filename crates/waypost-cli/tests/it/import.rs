@@ -70,7 +70,7 @@ fn what_is_no_sound_checkpoint_is_refused() {
     let (_from, to) = rigs();
     let text = to.read("x.json");
     to.write("damaged.json", &text.replace("test -e ok", "test -e no"));
-    to.write("newer.json", &text.replacen("\"format\":3", "\"format\":99", 1));
+    to.write("newer.json", &text.replacen("\"format\":4", "\"format\":99", 1));
     to.write("other.json", "{}");
     let of = |file: &str| {
         let output = to.call(&["import", file, "--trust"]);

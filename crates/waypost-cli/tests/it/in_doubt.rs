@@ -201,7 +201,7 @@ fn who_looks_before_is_told_what_is_asked_about() {
 }
 
 // Bug: a payment of an item in doubt was repeated after a rollback to another step, or after the file dropped
-// `idempotent: false`. Cause: only the main branch was asked about, with the current graph. Fix: every branch is
+// `idempotent: false`. Cause: only the main scope was asked about, with the current graph. Fix: every scope is
 // asked about, with the graph at the start of the step too.
 #[test]
 fn a_careful_step_cut_in_an_item_is_in_doubt_after_any_edit() {
@@ -337,8 +337,8 @@ const BELIEVED_ITEMS: &str = "steps:
   - {id: z, run: 'echo z >> trace'}
 ";
 
-// Bug: an item that was rerun for its evidence and then failed counted as done. Cause: of rewound branches, only
-// successful ones were checked. Fix: a failed branch changes the join.
+// Bug: an item that was rerun for its evidence and then failed counted as done. Cause: of rewound scopes, only
+// successful ones were checked. Fix: a failed scope changes the join.
 #[test]
 fn an_item_that_is_done_again_and_fails_has_failed() {
     for store in STORES {
@@ -524,7 +524,7 @@ fn a_failure_that_was_tolerated_stays_one() {
     }
 }
 
-// Bug: `--restart` repeated a finished step with `idempotent: false` unasked, except in items. Cause: the restarted main branch
+// Bug: `--restart` repeated a finished step with `idempotent: false` unasked, except in items. Cause: the restarted main scope
 // had no questions. Fix: a person is asked at the turn of each such step.
 #[test]
 fn a_restart_asks_before_it_repeats_an_effect() {

@@ -74,8 +74,8 @@ fn what_cannot_be_gone_on_with_is_not_done() {
     }
 }
 
-// Bug: after a rollback to before it, a parked and restarted step was restored with abandoned branches, and paid
-// again. Fix: a parked step is restored only with existing branches.
+// Bug: after a rollback to before it, a parked and restarted step was restored with abandoned scopes, and paid
+// again. Fix: a parked step is restored only with existing scopes.
 #[test]
 fn who_goes_back_does_not_take_up_what_was_begun_anew() {
     for store in STORES {
@@ -192,7 +192,7 @@ fn a_careful_cut_step_is_in_doubt_after_its_removal() {
 }
 
 // Bug: after an added item, each answer about a cut step of an earlier item was refused: the changed list abandons the
-// branches of the items. Cause: the answer was not recorded in the definition in force first. Fix: it is.
+// scopes of the items. Cause: the answer was not recorded in the definition in force first. Fix: it is.
 #[test]
 fn a_cut_step_of_an_item_is_decided_after_a_change_of_the_list() {
     const FLOW: &str = "steps:\n  - id: e\n    foreach: {items: [x], steps: [{id: p, idempotent: false, run: 'echo $I >> trace; test -e go || kill -9 $PPID', env: {I: '${{ item }}'}}]}\n";
@@ -219,7 +219,7 @@ fn a_cut_step_of_an_item_is_decided_after_a_change_of_the_list() {
 }
 
 // Bug: `plan` and `why` asked about a step of an item that a resume settled by its evidence, and `why` of the
-// whole run named the step that waits for the items. Fix: the evidence of branches is verified, and questions
+// whole run named the step that waits for the items. Fix: the evidence of scopes is verified, and questions
 // come first.
 #[test]
 fn steps_of_items_that_were_cut_are_planned_by_their_evidence() {

@@ -24,7 +24,7 @@ steps:
     on_failure: [{id: h1, run: 'true'}, {id: h2, run: 'echo > begun; [ -e go ] || sleep 1000'}, {id: h3, run: exit 4}]
 "#;
 
-/// Returns the steps that a document lists, as `BRANCH/STEP WORD`.
+/// Returns the steps that a document lists, as `SCOPE/STEP WORD`.
 fn listed(document: &Value, list: &str, word: &str) -> Vec<String> {
     let steps = document[list].as_array().unwrap().iter();
     let text = |step: &Value, name: &str| step[name].as_str().unwrap().to_owned();
@@ -44,10 +44,10 @@ fn looked_at(rig: &Rig) -> [Vec<String>; 2] {
 }
 
 // Bug: `show` left out the running or cut step of an item, a group or a hook, except the first step of its
-// branch. Cause: only steps with a record were listed, and the start of a later step is a mark in the record of
+// scope. Cause: only steps with a record were listed, and the start of a later step is a mark in the record of
 // the step before. Fix: starts and the steps of the position are listed as well.
 #[test]
-fn the_step_under_way_of_a_branch_is_shown() {
+fn the_step_under_way_of_a_scope_is_shown() {
     let rig = Rig::with(ITEMS);
 
     let [live, cut] = looked_at(&rig);
@@ -57,7 +57,7 @@ fn the_step_under_way_of_a_branch_is_shown() {
     assert!(rig.waypost(&["show", "r"]).contains("i2"));
     let one = |step: &str| listed(&rig.json(&["show", "r", "--step", step, "--json"]), "steps", "status");
     assert_eq!(one("f:1/i2"), ["f:1/i2 in_doubt"]);
-    assert_eq!(one("f:1/i3"), ["f:1/i3 pending"], "a step of that branch, as in the plan");
+    assert_eq!(one("f:1/i3"), ["f:1/i3 pending"], "a step of that scope, as in the plan");
     assert_eq!(code_of(&rig, &["show", "r", "--step", "f:1/i4"]), Some(5));
 }
 
@@ -88,10 +88,10 @@ fn hooks_are_shown_under_way_and_after_the_failure() {
     );
 }
 
-// Bug: after a kill inside hooks, `plan` listed the steps of each hook on the branch of each other hook. Cause:
-// the hooks of a step are one graph. Fix: the branch of a hook lists only the line of that hook.
+// Bug: after a kill inside hooks, `plan` listed the steps of each hook in the scope of each other hook. Cause:
+// the hooks of a step are one graph. Fix: the scope of a hook lists only the line of that hook.
 #[test]
-fn a_plan_lists_the_steps_of_a_hook_on_its_own_branch() {
+fn a_plan_lists_the_steps_of_a_hook_on_its_own_scope() {
     let rig = Rig::with(HOOKS);
     looked_at(&rig);
 
@@ -150,7 +150,7 @@ fn skipped_steps_are_counted_apart_from_done_steps() {
 }
 
 // Bug: `list` named a failed step of an item or group by its id alone, which no command takes. Cause: the summary had no
-// scope. Fix: the summary has the branch of the failed step.
+// scope. Fix: the summary has the scope of the failed step.
 #[test]
 fn the_failed_step_of_a_scope_is_listed_by_its_path() {
     let flows = [

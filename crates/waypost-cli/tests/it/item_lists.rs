@@ -383,7 +383,7 @@ fn an_added_item_of_an_inner_list_runs_alone() {
 }
 
 #[test]
-fn a_kept_inner_list_runs_added_items_of_open_branches_only() {
+fn a_kept_inner_list_runs_added_items_of_open_scopes_only() {
     for evidence in ["", EXIT] {
         let flow = |items: &str| {
             format!(
@@ -448,7 +448,7 @@ fn a_changed_value_of_an_item_with_a_key_reruns_this_item() {
 }
 
 // Bug: a replaced item became the old item again when a step upstream reran. Cause: a rerun of the opener takes the items
-// from the list. Fix: the branch keeps the value that a person gave.
+// from the list. Fix: the scope keeps the value that a person gave.
 #[test]
 fn a_replaced_item_outlasts_a_rerun_upstream() {
     for evidence in ["", EXIT] {

@@ -43,10 +43,10 @@ fn harm_record(rig: &Rig, url: &str, (item, seq): (&str, u64), harm: Harm) {
         let database = Connection::open(rig.path("kept/waypost.db")).unwrap();
         let sql = match harm {
             Harm::Damaged => {
-                "UPDATE records SET header = zeroblob(length(header)) WHERE key = ?2 + (SELECT id << 32 FROM branches WHERE path = ?1)"
+                "UPDATE records SET header = zeroblob(length(header)) WHERE key = ?2 + (SELECT id << 32 FROM scopes WHERE path = ?1)"
             }
             Harm::Missing => {
-                "DELETE FROM records WHERE key = ?2 + (SELECT id << 32 FROM branches WHERE path = ?1)"
+                "DELETE FROM records WHERE key = ?2 + (SELECT id << 32 FROM scopes WHERE path = ?1)"
             }
         };
         assert_eq!(database.execute(sql, (item, i64::try_from(seq).unwrap())).unwrap(), 1);
@@ -56,7 +56,7 @@ fn harm_record(rig: &Rig, url: &str, (item, seq): (&str, u64), harm: Harm) {
 fn harm_file(rig: &Rig, item: &str, seq: u64, harm: Harm) {
     let has_it = |path: &PathBuf| {
         let Ok(commit) = serde_json::from_slice::<Value>(&fs::read(path).unwrap()) else { return false };
-        let is_it = |record: &Value| record["header"]["branch"] == item && record["header"]["seq"] == seq;
+        let is_it = |record: &Value| record["header"]["scope"] == item && record["header"]["seq"] == seq;
         commit["records"].as_array().unwrap().iter().any(is_it)
     };
     let files = fs::read_dir(rig.path("kept/runs/r/history")).unwrap().map(|entry| entry.unwrap().path());
@@ -101,8 +101,8 @@ fn list_doctor_and_check_see_the_newest_record_of_an_item() {
     });
 }
 
-// Bug: `show`, `why` and `plan` named a damaged record of the main branch, and not a damaged record of an ended
-// item. Cause: only the history of open branches was read. Fix: the commands read the records of all items.
+// Bug: `show`, `why` and `plan` named a damaged record of the main scope, and not a damaged record of an ended
+// item. Cause: only the history of open scopes was read. Fix: the commands read the records of all items.
 #[test]
 fn show_why_and_plan_name_any_damaged_record_of_an_item() {
     every_harm(|url, harm| {
@@ -165,7 +165,7 @@ fn finished(idempotent: bool, evidence: &str) -> Rig {
 fn harm_bodies(rig: &Rig, count: u32) {
     let database = Connection::open(rig.path("kept/waypost.db")).unwrap();
     let sql = "UPDATE records SET body = zeroblob(length(body)) WHERE key IN (SELECT key FROM records
-        WHERE key >> 32 = (SELECT id FROM branches WHERE path = 'f:y') ORDER BY key DESC LIMIT ?1)";
+        WHERE key >> 32 = (SELECT id FROM scopes WHERE path = 'f:y') ORDER BY key DESC LIMIT ?1)";
     assert_eq!(database.execute(sql, [count]).unwrap(), count as usize);
 }
 

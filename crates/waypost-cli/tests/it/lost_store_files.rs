@@ -31,7 +31,7 @@ fn the_newest_file_taken_away_is_told_and_healed() {
 }
 
 // Bug: `verify` reported a run as sound with an altered or missing item list, and the resume refused the run.
-// Cause: only records were verified. Fix: `verify` reads the item lists of open branches.
+// Cause: only records were verified. Fix: `verify` reads the item lists of open scopes.
 #[test]
 fn items_that_are_gone_or_altered_are_damage_to_verify() {
     for url in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -160,7 +160,7 @@ fn the_end_of_an_item_taken_away_stops_a_resume() {
 }
 
 // Bug: each resume failed with exit 74 and appended a checkpoint. Cause: the opener was at the earlier record,
-// and reopened branches that already had records. Fix: the missing record of the opener is detected.
+// and reopened scopes that already had records. Fix: the missing record of the opener is detected.
 #[test]
 fn the_opening_of_items_taken_away_stops_a_resume() {
     let rig = items_without(2);
@@ -593,7 +593,7 @@ fn a_store_that_a_step_removes_is_told() {
 }
 
 // Bug: a truncated log had lost only records of items: `verify` reported the loss, and a resume reran the items.
-// Cause: only records of the main branch were checked. Fix: the records of every resumed branch are checked.
+// Cause: only records of the main scope were checked. Fix: the records of every resumed scope are checked.
 #[test]
 fn records_of_items_that_are_missing_stop_a_resume_too() {
     let rig = Rig::with(

@@ -12,7 +12,7 @@ steps:
   - {id: end, run: 'true'}
 ";
 
-// Bug: outputs named a group by the branch of its only pass, `big~1`. Fix: the step path without the pass.
+// Bug: outputs named a group by the scope of its only pass, `big~1`. Fix: the step path without the pass.
 #[test]
 fn a_group_is_named_by_its_id() {
     let rig =
@@ -155,7 +155,7 @@ fn a_scope_that_is_alone_has_no_key_in_texts() {
     assert!(events.contains("run_failed big/two (Second): exit code 1\n"), "{events}");
     assert!(!events.contains("until 20"), "{events}");
     assert!(shown.contains("\non_finish/on_finish-1 "), "{shown}");
-    let raw = ["big~1", ":run", "exit_code", "kind=", "key=", "BRANCH"];
+    let raw = ["big~1", ":run", "exit_code", "kind=", "key=", "SCOPE"];
     for text in [&logs, &events, &shown] {
         assert!(raw.iter().all(|raw| !text.contains(raw)), "{text}");
     }
@@ -194,7 +194,7 @@ on_finish: [{id: tell, run: echo}]
 ";
 
 // Bug: `checkpoints`, the report, `why` and errors showed `grp~1/two`, `inc:workflow` and `grp-hooks:run.on_failure`, and
-// spoke of branches without a fork. Fix: all texts take the path of a step from `step_names`.
+// spoke of scopes without a fork. Fix: all texts take the path of a step from `step_names`.
 #[test]
 fn every_text_names_a_step_by_its_path() {
     let rig = Rig::with(WITHIN);

@@ -39,7 +39,7 @@ fn keys(rig: &Rig) -> serde_json::Value {
 }
 
 // Bug: a dead letter of an inner `foreach` could not be retried after its join, and blocked the retry of all
-// others. Cause: only the main branch went back to its join. Fix: each ancestor does.
+// others. Cause: only the main scope went back to its join. Fix: each ancestor does.
 #[test]
 fn an_inner_item_is_tried_again_after_all_is_joined() {
     for store in STORES {
@@ -172,7 +172,7 @@ fn an_edit_resumes_one_inner_item_of_a_group_or_file() {
 }
 
 // Bug: an item that failed after its inner `foreach` could not be retried together with the failed inner item,
-// and the inner item could not be retried alone. Cause: a failed branch stayed at its position. Fix: the branch
+// and the inner item could not be retried alone. Cause: a failed scope stayed at its position. Fix: the scope
 // goes back to the join of the inner item.
 #[test]
 fn an_item_that_failed_after_an_inner_item_retries_with_it() {
@@ -211,7 +211,7 @@ steps:
 }
 
 // Bug: after a fork or an import, `dead-letters list` attributed an inner item that failed in the parent run to
-// an earlier pass of a loop. Cause: the states of branches are not copied, and the main branch counts only its
+// an earlier pass of a loop. Cause: the states of scopes are not copied, and the main scope counts only its
 // own items. Fix: the count in the first record is copied.
 #[test]
 fn inner_items_that_failed_before_a_fork_are_told_as_such() {

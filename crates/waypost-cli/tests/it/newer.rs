@@ -35,7 +35,7 @@ fn three(url: &str) -> Rig {
 fn make_newer(rig: &Rig, url: &str, part: Part) {
     if url != "file:kept" {
         let database = rusqlite::Connection::open(rig.path("kept/waypost.db")).unwrap();
-        let text = br#"{"v":3}"#;
+        let text = br#"{"v":4}"#;
         let digest = Digest::of(text);
         let newest = "UPDATE records SET header = ?1, digest = ?2
                       WHERE key = (SELECT max(key) FROM records WHERE key >> 32 = 2)";
@@ -65,10 +65,10 @@ fn make_newer(rig: &Rig, url: &str, part: Part) {
 }
 
 fn make_file_newer(path: &Path) {
-    const MEMBER: &[u8] = b"\"format\":2";
+    const MEMBER: &[u8] = b"\"format\":3";
     let mut text = fs::read(path).unwrap();
     let at = text.windows(MEMBER.len()).position(|window| window == MEMBER).unwrap();
-    text[at + MEMBER.len() - 1] = b'3';
+    text[at + MEMBER.len() - 1] = b'4';
     text[19..83].fill(b'0');
     let digest = Digest::of(&text).to_string();
     text[19..83].copy_from_slice(digest.as_bytes());
@@ -86,7 +86,7 @@ fn expect(rig: &Rig, args: &[&str], code: i32, said: &[&str]) -> String {
     told
 }
 
-const NEWER: &str = "has format 3, this version reads up to 2";
+const NEWER: &str = "has format 4, this version reads up to 3";
 
 // Bug: `resume --all` silently skipped a run of a newer version with exit 0, `verify --all` reported damage,
 // `list` reported the run as resumable, and `delete` removed the run. Cause: the reason of an unlistable run was

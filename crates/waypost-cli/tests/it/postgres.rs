@@ -49,7 +49,7 @@ fn a_killed_run_goes_on_where_it_stood() {
     expect(&rig, &["logs", "r"], 0, &["said by a", "said by b"]);
     expect(&rig, &["events", "r"], 0, &["run_resumed", "run_completed"]);
     expect(&rig, &["verify", "--all"], 0, &["r: sound"]);
-    expect(&rig, &["store", "check"], 0, &["version 5: the derived data of 1 run is consistent"]);
+    expect(&rig, &["store", "check"], 0, &["version 6: the derived data of 1 run is consistent"]);
     expect(&rig, &["delete", "r", "--yes"], 0, &["Deleted run r"]);
     expect(&rig, &["show", "r"], 5, &[]);
 }
@@ -217,7 +217,7 @@ fn each_lack_of_a_server_has_its_exit_code() {
         &["permission denied"],
     );
     cluster().sql("lacking", "UPDATE waypost.version SET version = 9");
-    expect_at(&store, 76, &["has format 9, this version reads up to 5"]);
+    expect_at(&store, 76, &["has format 9, this version reads up to 6"]);
 }
 
 // Bug: a foreach of more than 1,000 items failed at its end. Cause: its results need a file, and the run has no folder

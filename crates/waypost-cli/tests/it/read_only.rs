@@ -220,10 +220,10 @@ fn a_run_with_tolerated_failures_only_has_no_failed_step() {
 fn what_is_not_there_is_told_by_its_name() {
     let rig = Rig::failed();
 
-    for branch in ["zz", "f:1"] {
-        let said = rig.waypost(&["checkpoints", "r-1", "--scope", branch]);
+    for scope in ["zz", "f:1"] {
+        let said = rig.waypost(&["checkpoints", "r-1", "--scope", scope]);
         assert!(said.starts_with("exit 5"), "{said}");
-        assert!(said.contains(&format!("there is no scope `{branch}` in run r-1")), "{said}");
+        assert!(said.contains(&format!("there is no scope `{scope}` in run r-1")), "{said}");
     }
     let said = rig.waypost(&["logs", "r-1", "one"]);
     assert!(said.contains("hello"), "{said}");

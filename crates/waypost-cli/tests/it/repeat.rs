@@ -41,12 +41,12 @@ fn a_group_repeats_until_true_and_a_crash_costs_one_step() {
         );
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));
         for pass in 1..=3 {
-            let branch = format!("improve~{pass}");
-            let checkpoints = rig.json(&["checkpoints", "r", "--scope", &branch, "--json"]);
+            let scope = format!("improve~{pass}");
+            let checkpoints = rig.json(&["checkpoints", "r", "--scope", &scope, "--json"]);
             let of_tests = checkpoints["checkpoints"].as_array().unwrap().iter();
             let ended = of_tests.filter(|at| at["step"] == "test" && at["phase"] == "completed");
             let passes: Vec<String> = ended.map(|at| at["iteration"].to_string()).collect();
-            assert_eq!(passes, [pass.to_string()], "{store}: each pass has a branch of its own");
+            assert_eq!(passes, [pass.to_string()], "{store}: each pass has a scope of its own");
         }
     }
 }

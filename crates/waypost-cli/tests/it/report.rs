@@ -209,8 +209,8 @@ fn idle_time_between_sessions_is_not_work() {
     assert!(resumed.contains("\"idle_since\":\"20"), "{resumed}");
 }
 
-// Bug: the work of a retried item counted as idle time. Cause: the first record of the resume was on the branch of
-// the item, and the pause lasted until the join. Fix: a resume begins with a record of the main branch.
+// Bug: the work of a retried item counted as idle time. Cause: the first record of the resume was in the scope of
+// the item, and the pause lasted until the join. Fix: a resume begins with a record of the main scope.
 #[test]
 fn a_resume_of_an_item_ends_the_idle_time_at_once() {
     let rig = Rig::with(

@@ -8,10 +8,10 @@ fn lines(rig: &Rig) -> Vec<String> {
     rig.read("trace").lines().map(str::to_owned).collect()
 }
 
-// Bug: a rerun of an opener inside an item was recorded, but did not happen. Cause: the branch went back to its
-// join. Fix: the branch goes back to before the opening.
+// Bug: a rerun of an opener inside an item was recorded, but did not happen. Cause: the scope went back to its
+// join. Fix: the scope goes back to before the opening.
 #[test]
-fn a_step_of_a_branch_that_opens_branches_runs_again_with_them() {
+fn a_step_of_a_scope_that_opens_scopes_runs_again_with_them() {
     for store in STORES {
         let rig = Rig::with(
             "checkpoints: {retention: 100}
@@ -161,7 +161,7 @@ fn traced(rig: &Rig) -> Vec<String> {
 }
 
 // Bug: in a graph, a rerun of a dead letter or a named step also reran its finished siblings, even non-idempotent
-// ones. Cause: the whole branch went back to the earlier state. Fix: only downstream steps are invalidated, and
+// ones. Cause: the whole scope went back to the earlier state. Fix: only downstream steps are invalidated, and
 // other outputs stay in the state.
 #[test]
 fn what_does_not_need_a_step_is_not_done_again_with_it() {

@@ -574,7 +574,7 @@ fn a_retried_failure_asks_about_a_finished_effect() {
 }
 
 #[test]
-fn a_retried_failure_asks_about_effects_in_branches() {
+fn a_retried_failure_asks_about_effects_in_scopes() {
     asks_about_the_effect(&format!("steps:\n  - {FAILS_ONCE}\n  - id: g\n    steps:\n      - {EFFECT}\n"));
     asks_about_the_effect(&format!(
         "steps:\n  - {FAILS_ONCE}\n  - id: f\n    foreach:\n      items: [x]\n      steps:\n        - {EFFECT}\n"
@@ -935,8 +935,8 @@ fn an_item_is_not_replaced_before_lost_evidence_reruns() {
     assert_eq!(ran(&rig), "y");
 }
 
-// Cause: a list changed upstream, and the branches of the changed step were opened as if there were none.
-// Fix: after an adoption, branches may have records.
+// Cause: a list changed upstream, and the scopes of the changed step were opened as if there were none.
+// Fix: after an adoption, scopes may have records.
 #[test]
 fn another_list_upstream_of_a_changed_inner_step_is_adopted() {
     let rig = Rig::with(
@@ -1087,7 +1087,7 @@ fn lost_evidence_of_a_removed_step_asks_nothing() {
     assert_eq!(ran(&rig), "");
 }
 
-// Cause: a plan from the records had a rerun in the branch of an item that another list drops.
+// Cause: a plan from the records had a rerun in the scope of an item that another list drops.
 #[test]
 fn a_plan_is_silent_about_a_dropped_item() {
     let rig = Rig::with(

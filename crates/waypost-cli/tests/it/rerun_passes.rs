@@ -62,9 +62,9 @@ fn a_group_does_again_what_is_gone_of_its_last_pass() {
     }
 }
 
-// Bug: a step of a branch had a changed output, and its downstream steps followed; after another rerun with the
+// Bug: a step of a scope had a changed output, and its downstream steps followed; after another rerun with the
 // original output, the downstream steps counted as done with the original. Cause: the comparison used the
-// branch's previous position. Fix: a branch that was joined since is compared with its join; results of other
+// scope's previous position. Fix: a scope that was joined since is compared with its join; results of other
 // steps in the meantime exclude the reuse of older results.
 #[test]
 fn what_comes_after_a_pass_follows_what_it_gave_last() {
@@ -349,7 +349,7 @@ fn items_of_the_last_pass_are_verified_until_the_next_pass() {
 // Bug: a restarted pass was abandoned by a rollback; a broken item of the pass in force counted as an item of the
 // abandoned pass, and the group was joined without the item, forever.
 #[test]
-fn an_item_reruns_although_its_branch_began_another_pass() {
+fn an_item_reruns_although_its_scope_began_another_pass() {
     for store in STORES {
         let rig = Rig::with(ITEMS).at(store);
         rig.write("ok", "");

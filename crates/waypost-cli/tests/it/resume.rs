@@ -601,14 +601,14 @@ fn places_that_cannot_be_gone_on_from_are_named() {
     rig.write("in", "1\n");
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(0));
     for (name, from) in [
-        ("from_no_branch", "each:asia/ask"),
+        ("from_no_scope", "each:asia/ask"),
         ("from_no_step", "each:eu/sum"),
-        ("from_branch_alone", "each:eu"),
+        ("from_scope_alone", "each:eu"),
         ("from_inner", "ask"),
     ] {
         check(name, &rig.waypost(&["resume", "r", "--from", from]));
     }
-    check("from_branch_only", &rig.waypost(&["resume", "r", "--from", "each:eu/ask", "--only"]));
+    check("from_scope_only", &rig.waypost(&["resume", "r", "--from", "each:eu/ask", "--only"]));
 }
 
 // Bug: a run resumed with another file by `--with` was refused by the next plain resume, and by cron: the file
@@ -644,7 +644,7 @@ fn the_file_of_with_is_the_file_of_the_run_from_then_on() {
 }
 
 // Bug: the text of a doubt listed all possible causes. Cause: the position does not have the cause. Fix: the cause is read
-// from the records of the branch.
+// from the records of the scope.
 #[test]
 fn a_doubt_names_the_cause_that_holds() {
     let flow =
@@ -752,7 +752,7 @@ fn a_choice_names_the_steps_that_the_file_changes() {
 }
 
 // Bug: the table of a changed file said `not finished, 0ms` of a group with finished steps, `another definition` of a group
-// without a removed step, and named the outer file after an edit of an included file. Cause: only ended branches counted.
+// without a removed step, and named the outer file after an edit of an included file. Cause: only ended scopes counted.
 #[test]
 fn the_table_of_a_changed_file_counts_the_steps_of_groups() {
     let flow = "steps:

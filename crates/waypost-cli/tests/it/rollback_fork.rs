@@ -173,7 +173,7 @@ fn a_checkpoint_is_exported_whole_and_never_over_another_file() {
 }
 
 // Bug: open items in a fork or an import lacked the values of their parents, including `item`, and failed or used
-// defaults. Cause: a copied branch did not get the values of its parent. Fix: it does, like a resumed branch.
+// defaults. Cause: a copied scope did not get the values of its parent. Fix: it does, like a resumed scope.
 #[test]
 fn items_of_a_forked_run_know_their_enclosing_state() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
@@ -239,10 +239,10 @@ fn a_restarted_step_of_another_file_has_a_new_key() {
     }
 }
 
-// Bug: a checkpoint of an item's branch could be exported, and the imported run waited forever. Cause: the steps
-// of the branch are not those of the run. Fix: export and import refuse, like a fork.
+// Bug: a checkpoint of an item's scope could be exported, and the imported run waited forever. Cause: the steps
+// of the scope are not those of the run. Fix: export and import refuse, like a fork.
 #[test]
-fn a_checkpoint_of_a_branch_begins_no_run() {
+fn a_checkpoint_of_a_scope_begins_no_run() {
     let rig =
         Rig::with("steps: [{id: f, foreach: {items: [a], steps: [{id: w, run: ':'}, {id: v, run: ':'}]}}]");
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
@@ -329,10 +329,10 @@ fn a_rollback_to_broken_evidence_needs_a_rerun() {
 }
 
 // Bug: `fork -p` and `import -p` with open items, passes or another file reran finished steps, even
-// non-idempotent steps. Cause: branches were assumed not to see edits of the parent state. Fix: branches of a
+// non-idempotent steps. Cause: scopes were assumed not to see edits of the parent state. Fix: scopes of a
 // workflow read params from the parent, as with `resume --set`, and are copied.
 #[test]
-fn other_params_repeat_nothing_that_is_finished_amid_branches() {
+fn other_params_repeat_nothing_that_is_finished_amid_scopes() {
     let pay = "{id: pay, run: 'echo pay >> trace', idempotent: false}, {id: ask, approve: 'ok?'}, {id: told, run: 'echo ${{ params.p }} >> trace'}";
     let around = [
         ("foreach: {items: [1], steps: [PAY]}", "e:1/ask"),
@@ -450,7 +450,7 @@ const EFFECTS_WITHIN: &str = "steps:
 ";
 
 // Bug: a rollback or fork to a checkpoint before a retry ran all items again, or was refused because of `idempotent: false`
-// within. Cause: only the main branch went back; the branches below began anew. Fix: each scope goes back to its position then.
+// within. Cause: only the main scope went back; the scopes below began anew. Fix: each scope goes back to its position then.
 #[test]
 fn finished_work_within_is_kept_by_a_rollback_and_a_fork() {
     for (flow, kept) in [
@@ -620,7 +620,7 @@ fn a_rollback_of_a_failed_run_keeps_its_failed_items_to_retry() {
     assert_eq!(traced(&rig), "y c0");
 }
 
-// Bug: a fork was refused: "step `l` has an open branch `l~1`, which the graph does not have". Cause: openers that start together
+// Bug: a fork was refused: "step `l` has an open scope `l~1`, which the graph does not have". Cause: openers that start together
 // open with one record, and the children of a step were found by that record alone. Fix: by the name of the step, too.
 #[test]
 fn a_fork_carries_no_earlier_pass_that_opened_with_another_step() {
@@ -728,8 +728,8 @@ fn nested() -> Rig {
     rig
 }
 
-// Bug: `fork --from grp/s2` was refused with "no step in the workflow". Cause: a fork carried no branches that were
-// joined before its checkpoint. Fix: the branches on the path are open again, by the functions of `resume --from`.
+// Bug: `fork --from grp/s2` was refused with "no step in the workflow". Cause: a fork carried no scopes that were
+// joined before its checkpoint. Fix: the scopes on the path are open again, by the functions of `resume --from`.
 #[test]
 fn a_fork_reruns_a_step_of_a_group_item_or_included_file() {
     let rig = nested();
@@ -845,7 +845,7 @@ fn a_fork_from_an_item_asks_about_effects_downstream() {
 }
 
 // Bug: a fork of a run that failed in the second pass of a loop could not read the output of the first pass. Cause: the
-// failure stayed in the state of the branch. Fix: as in a resume, the failures of retried steps leave the state.
+// failure stayed in the state of the scope. Fix: as in a resume, the failures of retried steps leave the state.
 #[test]
 fn a_fork_of_a_failed_pass_reads_the_pass_before() {
     let rig = Rig::with(

@@ -40,7 +40,7 @@ fn a_run_ends_with_its_hooks() {
             "a failed hook fails no run"
         );
         assert_eq!(rig.read("trace"), "a\nb\nsuccess 1\nfinish\nfinished\n");
-        assert!(rig.waypost(&["events", "r"]).contains("on_finish@"), "recorded steps of their own branch");
+        assert!(rig.waypost(&["events", "r"]).contains("on_finish@"), "recorded steps of their own scope");
         assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
         assert_eq!(rig.read("trace").lines().count(), 5, "{flow}");
         assert_eq!(code(&rig, &["verify", "r"]), Some(0));

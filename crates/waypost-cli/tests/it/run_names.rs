@@ -92,8 +92,8 @@ fn a_beginning_that_only_one_run_has_is_enough_to_end_it() {
     assert_eq!(runs(&rig), ["nightly-cd34"]);
 }
 
-// Bug: `o/g` named no step, and the hint for an inner step was a list without inner steps. Cause: a branch needs its pass.
-// Fix: a step of the only branch of its opener needs no pass, and the hint names the branch.
+// Bug: `o/g` named no step, and the hint for an inner step was a list without inner steps. Cause: a scope needs its pass.
+// Fix: a step of the only scope of its opener needs no pass, and the hint names the scope.
 #[test]
 fn a_step_of_a_group_needs_no_pass() {
     let rig = Rig::with(

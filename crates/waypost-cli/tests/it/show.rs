@@ -242,8 +242,8 @@ fn checks_change_nothing() {
     assert_eq!(copy(&rig.path(".waypost")), before);
 }
 
-// Bug: `events` listed branch after branch. `--after` left out later events of earlier branches, the end of the
-// run among them. Cause: a cursor counted per branch. Fix: events are in write order, during the run and later,
+// Bug: `events` listed scope after scope. `--after` left out later events of earlier scopes, the end of the
+// run among them. Cause: a cursor counted per scope. Fix: events are in write order, during the run and later,
 // and a cursor is a place in that order.
 #[test]
 fn events_stand_in_the_order_in_which_they_were_written() {

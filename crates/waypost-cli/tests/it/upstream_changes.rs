@@ -134,9 +134,9 @@ fn what_is_in_a_folder_or_of_a_pattern_is_bound_with_it() {
 }
 
 // Bug: a plan reported evidence as unchecked, but a resume found that it holds. Cause: the plan knew only the
-// open branches, and an ended branch has a newer claim about the same file.
+// open scopes, and an ended scope has a newer claim about the same file.
 #[test]
-fn plans_know_what_is_claimed_on_branches_that_have_ended() {
+fn plans_know_what_is_claimed_on_scopes_that_have_ended() {
     let rig = ran("steps:
   - {id: a, run: 'echo 1 > f', evidence: [{sha256: f}]}
   - {id: each, foreach: {items: [x], steps: [{id: mk, run: 'echo 2 > f', evidence: [{sha256: f}]}]}}

@@ -65,7 +65,7 @@ fn what_comes_first_is_done_again_first_whichever_was_done_last() {
 }
 
 #[test]
-fn a_broken_step_above_an_opener_reruns_before_its_branches() {
+fn a_broken_step_above_an_opener_reruns_before_its_scopes() {
     for opener in [
         "foreach: {items: [x], steps: [{id: i, run: 'echo i >> trace; cp a i', evidence: [{sha256: i}]}]}",
         "repeat: {max: 1, until: 'true'}\n    steps: [{id: i, run: 'echo i >> trace; cp a i', evidence: [{sha256: i}]}]",
@@ -270,7 +270,7 @@ fn steps_after_restarted_passes_are_reused_for_equal_results() {
 
 // Bug: all steps downstream of a restarted group, items or hooks ran again, although all results were equal.
 #[test]
-fn steps_after_reopened_branches_are_reused_for_equal_ends() {
+fn steps_after_reopened_scopes_are_reused_for_equal_ends() {
     let behind = "- {id: z, run: 'echo z >> trace'}
   - {id: x, run: 'echo x >> trace; echo x > x', evidence: [{sha256: x}]}";
     let cases = [
@@ -401,7 +401,7 @@ steps:
     }
 }
 
-// Bug: after branches were reopened and abandoned by a rollback, a lost file of a branch was not noticed.
+// Bug: after scopes were reopened and abandoned by a rollback, a lost file of a scope was not noticed.
 #[test]
 fn a_rollback_behind_a_rerun_runs_all_of_it_again() {
     let openers = [
@@ -509,9 +509,9 @@ steps:
     }
 }
 
-// Hooks in restarted branches are compared like other steps there.
+// Hooks in restarted scopes are compared like other steps there.
 #[test]
-fn what_hooks_within_branches_left_is_compared() {
+fn what_hooks_within_scopes_left_is_compared() {
     let flow = "steps:
   - id: f
     foreach:

@@ -186,7 +186,7 @@ fn what_is_given_to_a_run_holds_no_secret() {
 }
 
 #[test]
-fn a_question_of_an_item_is_answered_by_its_branch() {
+fn a_question_of_an_item_is_answered_by_its_scope() {
     for store in ["sqlite:kept/waypost.db", "file:kept"] {
         let each = "{items: [a, b c], steps: [{id: ok, approve: 'Take ${{ item }}?'}]}";
         let rig = Rig::with(&format!("steps: [{{id: each, foreach: {each}}}]")).at(store);
@@ -417,7 +417,7 @@ fn a_stop_request_ahead_of_the_clock_stops_no_later_resume() {
     assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
     let created_at = waypost::Clock::now(&waypost::SystemClock) + std::time::Duration::from_secs(3600);
     let (id, kind, sender) = ("stop-1".to_owned(), SignalKind::Stop, String::new());
-    let stop = Signal { id, kind, branch: None, sender, created_at };
+    let stop = Signal { id, kind, scope: None, sender, created_at };
     let store = waypost::FileStore::open(rig.path("kept")).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(store.signal(&"r".parse().unwrap(), &stop)).unwrap();

@@ -10,8 +10,8 @@ use crate::database::error::{Failure, no_schema};
 use crate::database::statement::Statement;
 use crate::database::values::main_key;
 
-/// The version of this crate.
-pub(crate) const VERSION: u32 = 5;
+/// The version of this crate. Version 6 has the tables of version 5, and records of format 3.
+pub(crate) const VERSION: u32 = 6;
 
 /// The key of the advisory lock for changes of the schema: `WAYPOST` in ASCII.
 const LOCK: i64 = 0x0057_4159_504f_5354;
@@ -267,6 +267,10 @@ WITH moved AS (DELETE FROM waypost.blobs WHERE name LIKE 'logs/%' RETURNING *)
 INSERT INTO waypost.logs (month, run, name, at, bytes)
 SELECT left(r.created_at, 7), m.run, m.name, m.at, m.bytes FROM moved m JOIN waypost.runs r ON r.id = m.run;";
 
+/// Returns whether a run has records of format 2, packed or not. Records are sealed, so no upgrade converts these.
+const HAS_FORMAT_2: &str = r#"SELECT EXISTS (SELECT FROM waypost.frozen
+    WHERE substr(record, 1, 1) = '\x02'::bytea OR substr(record, 1, 7) = '{"v":2,'::bytea)"#;
+
 /// Returns the schema version of a database; `None` without tables.
 pub(crate) async fn version(database: &Database) -> Result<Option<u32>, Failure> {
     let exists = Statement::new("SELECT to_regclass('waypost.version') IS NOT NULL");
@@ -296,6 +300,21 @@ fn version_error(database: &Database, found: u32) -> StoreError {
     StoreError::Version { what: database.name.clone(), found, supported: VERSION }
 }
 
+/// Refuses to upgrade a database with runs of a prerelease.
+///
+/// # Errors
+/// [`StoreError::Invalid`]: the database has such a run.
+async fn check_formats(database: &Database) -> Result<(), Failure> {
+    let answer = database.run(&Statement::new(HAS_FORMAT_2)).await?;
+    match answer.row()?.get(0) {
+        false => Ok(()),
+        true => {
+            let why = "its runs have records of a prerelease; use a new database, and start the runs again";
+            Err(StoreError::Invalid(format!("cannot upgrade {}: {why}", database.name)).into())
+        }
+    }
+}
+
 /// Makes or upgrades the tables. Returns the version before; `None` if there were no tables.
 pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
     match version(database).await? {
@@ -306,6 +325,7 @@ pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
             Ok(Some(VERSION))
         }
         Some(found) => {
+            check_formats(database).await?;
             let client = database.client().await?;
             let queue = if found < 2 { QUEUE } else { "" };
             let tasks = match found {
@@ -313,10 +333,11 @@ pub(crate) async fn init(database: &Database) -> Result<Option<u32>, Failure> {
                 3 => LOSSES,
                 _ => "",
             };
+            let (logs, moved_logs) = if found < 5 { (LOGS, MOVED_LOGS) } else { ("", "") };
             let partitions = month_partitions();
             let text = format!(
-                "SELECT pg_advisory_xact_lock({LOCK}); LOCK TABLE waypost.scopes; {queue} {tasks} {LOGS} {partitions}
-                 {MOVED_LOGS}
+                "SELECT pg_advisory_xact_lock({LOCK}); LOCK TABLE waypost.scopes; {queue} {tasks} {logs} {partitions}
+                 {moved_logs}
                  UPDATE waypost.version SET version = {VERSION}; {MIGRATION}"
             );
             match client.batch_execute(&text).await {

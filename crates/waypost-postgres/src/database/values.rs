@@ -2,9 +2,9 @@
 
 use jiff::Timestamp;
 use waypost::Digest;
-use waypost::id::BranchPath;
+use waypost::id::ScopePath;
 
-/// Bytes of the key of a branch: half a SHA-256 is unique in a run, and keeps the index small. A path may be longer
+/// Bytes of the key of a scope: half a SHA-256 is unique in a run, and keeps the index small. A path may be longer
 /// than an index entry.
 const KEY_BYTES: usize = 16;
 
@@ -28,12 +28,12 @@ pub(crate) fn time_of(text: &str) -> Result<Timestamp, String> {
     text.parse().map_err(|error| format!("`{text}` is not a time: {error}"))
 }
 
-/// Returns the key of a branch in a run.
-pub(crate) fn key_of(branch: &BranchPath) -> Vec<u8> {
-    Digest::of(branch.as_str().as_bytes()).as_bytes()[..KEY_BYTES].to_vec()
+/// Returns the key of a scope in a run.
+pub(crate) fn key_of(scope: &ScopePath) -> Vec<u8> {
+    Digest::of(scope.as_str().as_bytes()).as_bytes()[..KEY_BYTES].to_vec()
 }
 
-/// Returns the key of the main branch.
+/// Returns the key of the main scope.
 pub(crate) fn main_key() -> Vec<u8> {
-    key_of(&BranchPath::main())
+    key_of(&ScopePath::main())
 }

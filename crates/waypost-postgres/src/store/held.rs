@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::record::{Durability, Record};
 use waypost::store::Guard;
 
@@ -16,8 +16,8 @@ use crate::queue::worker::Worker;
 use crate::runtime;
 use crate::tables::lease;
 
-/// Most branches with a known acknowledged seq; further branches of a large fan-out go unchecked.
-const BRANCHES_MAX: usize = 10_000;
+/// Most scopes with a known acknowledged seq; further scopes of a large fan-out go unchecked.
+const SCOPES_MAX: usize = 10_000;
 
 /// Pause before another attempt to end a lease.
 const ABANDON_PAUSE: Duration = Duration::from_secs(5);
@@ -37,8 +37,8 @@ pub(super) struct HeldRun {
     pub(super) worker: Arc<Worker>,
     /// Held during a write: two batches of a run are never in flight together.
     pub(super) writing: Arc<tokio::sync::Mutex<()>>,
-    /// The newest acknowledged seq of each open branch.
-    acknowledged: HashMap<BranchPath, u64>,
+    /// The newest acknowledged seq of each open scope.
+    acknowledged: HashMap<ScopePath, u64>,
     /// The end of each blob.
     pub(super) blobs: HashMap<String, u64>,
 }
@@ -54,17 +54,17 @@ impl HeldRun {
     pub(super) fn acknowledge(&mut self, records: &[Record]) {
         for record in records {
             let header = record.header();
-            if header.end.is_some() && !header.branch.is_main() {
-                self.acknowledged.remove(&header.branch);
-            } else if self.acknowledged.len() < BRANCHES_MAX || header.branch.is_main() {
-                self.acknowledged.insert(header.branch.clone(), header.seq);
+            if header.end.is_some() && !header.scope.is_main() {
+                self.acknowledged.remove(&header.scope);
+            } else if self.acknowledged.len() < SCOPES_MAX || header.scope.is_main() {
+                self.acknowledged.insert(header.scope.clone(), header.seq);
             }
         }
     }
 
-    /// Returns the newest acknowledged seq of a branch; of the main branch, 0 if nothing was written yet.
-    pub(super) fn acknowledged(&self, branch: &BranchPath) -> Option<u64> {
-        self.acknowledged.get(branch).copied().or(branch.is_main().then_some(0))
+    /// Returns the newest acknowledged seq of a scope; of the main scope, 0 if nothing was written yet.
+    pub(super) fn acknowledged(&self, scope: &ScopePath) -> Option<u64> {
+        self.acknowledged.get(scope).copied().or(scope.is_main().then_some(0))
     }
 }
 

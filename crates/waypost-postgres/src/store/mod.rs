@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use waypost::disk::RealDisk;
 use waypost::folder::{LOG_FOLDER, append_blob, is_log, read_blob, remove_folder};
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::lock::Holder;
 use waypost::record::{Durability, Record, SealedRun};
 use waypost::store::{
@@ -75,6 +75,7 @@ impl PostgresStore {
     ///
     /// # Errors
     /// - [`StoreError::Version`]: a newer version made the tables.
+    /// - [`StoreError::Invalid`]: the database has runs of a prerelease.
     /// - [`StoreError::Denied`]: the user may not change the schema.
     pub async fn init(&self) -> Result<Option<u32>, StoreError> {
         self.task(async |shared| schema::init(&shared.database).await).await
@@ -263,7 +264,7 @@ impl Shared {
             None => Ok(None),
             Some(Some(row)) => Ok(Some(row)),
             Some(None) => {
-                let scope = scopes::find(&self.database, lease.run(), &BranchPath::main()).await;
+                let scope = scopes::find(&self.database, lease.run(), &ScopePath::main()).await;
                 let row = scope.ok().flatten().map(|scope| scope.id);
                 self.with_held(lease, |held| held.main = row);
                 Ok(row)
@@ -341,7 +342,7 @@ impl Shared {
         let main = self.main_row(&lease).await?;
         let written = Written { run, main, token, batch: &batch, encoded: &encoded, durability };
         let acknowledged =
-            |branch: &BranchPath| self.with_held(&lease, |held| held.acknowledged(branch)).flatten();
+            |scope: &ScopePath| self.with_held(&lease, |held| held.acknowledged(scope)).flatten();
         let answer = append::append(&self.database, written, acknowledged).await?;
         if answer == Appended::Now {
             self.with_held(&lease, |held| held.acknowledge(&batch.records));
@@ -421,7 +422,7 @@ impl Store for PostgresStore {
         self.call(|shared| async move { runs::run(&shared.database, &run).await }).await
     }
 
-    async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
+    async fn acquire(&self, run: &RunId, _: &ScopePath, holder: &Holder) -> Result<Lease, StoreError> {
         let (run, holder) = (run.clone(), holder.clone());
         self.call(|shared| async move { shared.acquire(run, holder).await }).await
     }
@@ -458,9 +459,9 @@ impl Store for PostgresStore {
         self.call(|shared| async move { read::heads(&shared.database, &run, &page).await }).await
     }
 
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        let (run, branch) = (run.clone(), branch.clone());
-        self.call(|shared| async move { read::load(&shared.database, &run, &branch, seq).await }).await
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError> {
+        let (run, scope) = (run.clone(), scope.clone());
+        self.call(|shared| async move { read::load(&shared.database, &run, &scope, seq).await }).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
@@ -571,7 +572,7 @@ impl Store for PostgresStore {
         None
     }
 
-    fn branches_max(&self) -> Option<u64> {
+    fn scopes_max(&self) -> Option<u64> {
         None
     }
 

@@ -24,12 +24,12 @@ pub(crate) async fn run(database: &Database, run: &RunId) -> Result<Vec<String>,
         for (what, at) in [("records", 1), ("bodies", 3), ("bytes", 7)] {
             let (stored, counted): (i64, i64) = (row.get(at), row.get(at + 1));
             if stored != counted {
-                found.push(format!("branch {path} has {counted} {what}, its row counts {stored}"));
+                found.push(format!("scope {path} has {counted} {what}, its row counts {stored}"));
             }
         }
         let (newest, last): (i64, i64) = (row.get(5), row.get(6));
         if last > newest {
-            found.push(format!("branch {path} has record {last}, its row ends at {newest}"));
+            found.push(format!("scope {path} has record {last}, its row ends at {newest}"));
         }
     }
     Ok(found)

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::record::Record;
 use waypost::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
@@ -15,7 +15,7 @@ use crate::tables::scopes::{self, Scope};
 
 /// Bytes of bodies per page of heads: a page has a head at least, and at most a few of the largest.
 const PAGE_BODY_BYTES_MAX: usize = 128 << 20;
-/// Branches read per statement.
+/// Scopes read per statement.
 const SCOPES_AT_ONCE: usize = 256;
 /// Records read per statement.
 const RECORDS_AT_ONCE: usize = 1_024;
@@ -49,7 +49,7 @@ pub(crate) fn unknown_cursor(text: &str) -> StoreError {
     StoreError::Invalid(format!("`{text}` is not a cursor of this store"))
 }
 
-/// Returns the newest sound record of each open branch.
+/// Returns the newest sound record of each open scope.
 pub(crate) async fn heads(database: &Database, run: &RunId, page: &Page) -> Result<Heads, Failure> {
     let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
     let cursor = Cursor::parse(page.cursor.as_ref())?;
@@ -74,8 +74,8 @@ pub(crate) async fn heads(database: &Database, run: &RunId, page: &Page) -> Resu
     }
 }
 
-/// Returns the ended branches with a sound newest record. For the main branch, the body must be sound too, as the
-/// result of the run. Joins read the bodies of other branches.
+/// Returns the ended scopes with a sound newest record. For the main scope, the body must be sound too, as the
+/// result of the run. Joins read the bodies of other scopes.
 async fn ended(database: &Database, run: &RunId, scopes: &[Scope]) -> Result<HashSet<i64>, Failure> {
     const NEWEST: &str = "SELECT s.id, r.codec, r.digest, r.header, r.body IS NOT NULL FROM waypost.scopes s
         JOIN waypost.records r ON r.scope = s.id AND r.seq = s.newest WHERE s.id = ANY($1)";
@@ -99,7 +99,7 @@ async fn ended(database: &Database, run: &RunId, scopes: &[Scope]) -> Result<Has
     Ok(ended)
 }
 
-/// Returns the head of a branch; `None` if the branch has ended.
+/// Returns the head of a scope; `None` if the scope has ended.
 async fn head(database: &Database, run: &RunId, scope: &Scope) -> Result<Option<Head>, Failure> {
     let mut damaged: Vec<Damage> = Vec::new();
     for seq in (1..=scope.newest).rev() {
@@ -113,7 +113,7 @@ async fn head(database: &Database, run: &RunId, scope: &Scope) -> Result<Option<
         }
     }
     Err(match damaged.is_empty() {
-        true => StoreError::no_branch(run, &scope.path),
+        true => StoreError::no_scope(run, &scope.path),
         false => StoreError::of_damage(damaged.swap_remove(0), None),
     }
     .into())
@@ -123,11 +123,11 @@ async fn head(database: &Database, run: &RunId, scope: &Scope) -> Result<Option<
 pub(crate) async fn load(
     database: &Database,
     run: &RunId,
-    path: &BranchPath,
+    path: &ScopePath,
     seq: u64,
 ) -> Result<Record, Failure> {
     let scope = scopes::find(database, run, path).await?;
-    let scope = scope.ok_or_else(|| StoreError::no_branch(run, path))?;
+    let scope = scope.ok_or_else(|| StoreError::no_scope(run, path))?;
     let found = match seq {
         1.. if seq <= scope.newest => fetch(database, run, &scope, seq).await?,
         _ => Found::Absent,
@@ -166,7 +166,7 @@ pub(crate) async fn scan(database: &Database, scan: &Scan) -> Result<Scanned, Fa
         limit: scan.limit.clamp(1, PAGE_ITEMS_MAX),
         found: Scanned { records: Vec::new(), damaged: Vec::new(), next: None },
     };
-    if let Some(path) = &scan.branch {
+    if let Some(path) = &scan.scope {
         if let Some(scope) = scopes::find(database, &scan.run, path).await? {
             page.add(vec![scope]).await?;
         }
@@ -194,7 +194,7 @@ struct ScanPage<'a> {
     found: Scanned,
 }
 
-/// The rest of a branch to scan.
+/// The rest of a scope to scan.
 struct Range {
     scope: Scope,
     low: u64,
@@ -208,7 +208,7 @@ impl Range {
 }
 
 impl ScanPage<'_> {
-    /// Adds the matching records of branches, in order; sets `next` when the page is full.
+    /// Adds the matching records of scopes, in order; sets `next` when the page is full.
     async fn add(&mut self, scopes: Vec<Scope>) -> Result<(), Failure> {
         let scan = self.scan;
         let newest_first = scan.order == ScanOrder::NewestFirst;

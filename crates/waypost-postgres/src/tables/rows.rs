@@ -1,4 +1,4 @@
-//! Records by branch and seq. The `newest` of the scope shows a missing row.
+//! Records by scope and seq. The `newest` of the scope shows a missing row.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -28,7 +28,7 @@ pub(crate) enum Found {
     Absent,
 }
 
-/// Reads a whole record of a branch, with the frames of the body; `seq` is at most the newest.
+/// Reads a whole record of a scope, with the frames of the body; `seq` is at most the newest.
 ///
 /// # Errors
 /// [`StoreError::Version`] if a newer version wrote the record.
@@ -67,7 +67,7 @@ pub(crate) fn open_header(
     (row, at): (&Row, usize),
 ) -> Result<Found, Failure> {
     let opened = stored_row(row, at).and_then(|stored| {
-        stored.open(&database.delta_cache, RowPlace { run, branch: &scope.path, seq }, Ok(ReadBody::Nothing))
+        stored.open(&database.delta_cache, RowPlace { run, scope: &scope.path, seq }, Ok(ReadBody::Nothing))
     });
     match opened {
         Ok(record) => Ok(Found::Sound(Box::new(record))),
@@ -100,7 +100,7 @@ fn open_whole(
         }
         (_, body) => Ok(body.map_or(ReadBody::Nothing, ReadBody::Plain)),
     };
-    stored.open(&database.delta_cache, RowPlace { run, branch: &scope.path, seq }, body)
+    stored.open(&database.delta_cache, RowPlace { run, scope: &scope.path, seq }, body)
 }
 
 fn stored_row(row: &Row, at: usize) -> Result<StoredRow, Flaw> {
@@ -143,7 +143,7 @@ pub(crate) async fn quarantined(
 
 fn damage_at(database: &Database, run: &RunId, scope: &Scope, seq: u64, flaw: Flaw) -> Damage {
     let place = format!("{}, table `records`, scope {} seq {seq}", database.name, scope.id);
-    Damage { run: run.clone(), branch: scope.path.clone(), seq, place, flaw }
+    Damage { run: run.clone(), scope: scope.path.clone(), seq, place, flaw }
 }
 
 /// Returns damage as found; a newer format is an error instead.

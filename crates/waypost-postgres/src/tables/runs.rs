@@ -1,7 +1,7 @@
 //! Run records and summaries. The row of a run never changes; the row of the main scope has the summary.
 
 use tokio_postgres::Row;
-use waypost::id::{BranchPath, Digest, RunId};
+use waypost::id::{Digest, RunId, ScopePath};
 use waypost::lock::Holder;
 use waypost::record::{Flaw, RunStatus, SealedRun};
 use waypost::store::{
@@ -62,7 +62,7 @@ pub(crate) async fn frozen(database: &Database, run: &RunId) -> Result<SealedRun
     };
     opened.map_err(|flaw| {
         let place = format!("{}, table `frozen`, run {}", database.name, row.get::<_, i64>(0));
-        let damage = Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place, flaw };
+        let damage = Damage { run: run.clone(), scope: ScopePath::main(), seq: 0, place, flaw };
         StoreError::of_damage(damage, None).into()
     })
 }

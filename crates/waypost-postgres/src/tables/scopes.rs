@@ -1,7 +1,7 @@
-//! Runs by name, and the scopes of a run: a row for each branch, with the end of the branch.
+//! Runs by name, and the scopes of a run: a row for each scope, with the end of the scope.
 
 use tokio_postgres::Row;
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::store::StoreError;
 
 use crate::database::connect::Database;
@@ -9,11 +9,11 @@ use crate::database::error::Failure;
 use crate::database::statement::Statement;
 use crate::database::values::{count, int, key_of};
 
-/// The row of a branch.
+/// The row of a scope.
 #[derive(Debug, Clone)]
 pub(crate) struct Scope {
     pub(crate) id: i64,
-    pub(crate) path: BranchPath,
+    pub(crate) path: ScopePath,
     /// A hint; the newest sound header decides.
     pub(crate) open: bool,
     /// The highest seq ever.
@@ -24,7 +24,7 @@ impl Scope {
     /// Reads `id, path, open, newest` from the column `at` on.
     fn read(row: &Row, at: usize) -> Result<Self, Failure> {
         let path: String = row.get(at + 1);
-        let path = BranchPath::new(&path).map_err(|error| {
+        let path = ScopePath::new(&path).map_err(|error| {
             StoreError::Invalid(format!("table `scopes`, row {}: {error}", row.get::<_, i64>(at)))
         })?;
         let newest = count(row.get(at + 3));
@@ -43,24 +43,24 @@ pub(crate) async fn run_id(database: &Database, run: &RunId) -> Result<i64, Fail
     Ok(row.get(0))
 }
 
-/// Returns a branch of a run; `None` without records.
+/// Returns a scope of a run; `None` without records.
 ///
 /// # Errors
 /// [`StoreError::NotFound`]: the run does not exist.
 pub(crate) async fn find(
     database: &Database,
     run: &RunId,
-    branch: &BranchPath,
+    scope: &ScopePath,
 ) -> Result<Option<Scope>, Failure> {
     const FIND: &str = "SELECT s.id, s.path, s.open, s.newest FROM waypost.runs r
         LEFT JOIN waypost.scopes s ON s.run = r.id AND s.key = $2 AND s.newest > 0 WHERE r.name = $1";
-    let find = Statement::new(FIND).text(run.as_str()).bytes(key_of(branch));
+    let find = Statement::new(FIND).text(run.as_str()).bytes(key_of(scope));
     let answer = database.run(&find).await?;
     let row = answer.rows.first().ok_or_else(|| StoreError::no_run(&database.name, run))?;
     row.get::<_, Option<i64>>(0).map(|_| Scope::read(row, 0)).transpose()
 }
 
-/// Returns branches of a run from the id `from` on, in order of opening.
+/// Returns scopes of a run from the id `from` on, in order of opening.
 pub(crate) async fn list(
     database: &Database,
     run: i64,

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-use waypost::id::{BranchPath, Digest, RunId};
+use waypost::id::{Digest, RunId, ScopePath};
 use waypost::lock::Holder;
 use waypost::record::{Durability, Flaw, Reason, Record, RunStatus, SealedRun};
 use waypost::store::{Appended, Batch, Damage, FIRST_TOKEN, Job, StoreError, Summary};
@@ -208,7 +208,7 @@ fn begin(text: impl Into<Cow<'static, str>>, written: Written<'_>, mut chains: V
     };
     let keys = extra_bytes(chains.iter().map(|chain| Some(key_of(&chain.path))).collect(), Some(main_key()));
     let paths = chains.iter().map(|chain| chain.path.to_string());
-    let paths = paths.chain(lease_only.map(|()| BranchPath::main().to_string())).collect();
+    let paths = paths.chain(lease_only.map(|()| ScopePath::main().to_string())).collect();
     let mut is_new: Vec<bool> = chains.iter().map(|chain| chain.is_new).collect();
     is_new.extend(lease_only.map(|()| false));
     let mut open: Vec<bool> = chains.iter().map(|chain| chain.open).collect();
@@ -260,7 +260,7 @@ impl Columns {
     fn add(&mut self, record: &Record, encoded: &Encoded) {
         let header = record.header();
         let (codec, body) = encoded.body.columns(record.body_bytes().map(|body| body.as_slice()));
-        self.keys.push(Some(key_of(&header.branch)));
+        self.keys.push(Some(key_of(&header.scope)));
         self.seqs.push(Some(int(header.seq)));
         self.externals.push(header.external.as_ref().map(|external| external.as_bytes().to_vec()));
         self.abouts.push(header.about.map(int));
@@ -358,7 +358,7 @@ async fn is_made(database: &Database, sealed: &SealedRun, holder: Option<&Holder
     Ok(!database.run(&find).await?.rows.is_empty())
 }
 
-/// Returns the branches of the first batch of a run, always with a main branch for the lease.
+/// Returns the scopes of the first batch of a run, always with a main scope for the lease.
 fn chains_of_new(records: &[Record]) -> Result<Vec<Chain>, StoreError> {
     let mut chains = of_new_run(records)?;
     if !chains.iter().any(|chain| chain.path.is_main()) {
@@ -369,11 +369,11 @@ fn chains_of_new(records: &[Record]) -> Result<Vec<Chain>, StoreError> {
 
 /// Appends a batch under the lease with the token.
 ///
-/// `acknowledged` returns the newest acknowledged seq of a branch under the lease of this store.
+/// `acknowledged` returns the newest acknowledged seq of a scope under the lease of this store.
 pub(crate) async fn append(
     database: &Database,
     written: Written<'_>,
-    acknowledged: impl Fn(&BranchPath) -> Option<u64>,
+    acknowledged: impl Fn(&ScopePath) -> Option<u64>,
 ) -> Result<Appended, Failure> {
     let Written { run, token, batch, .. } = written;
     // A contradictory batch is refused, unless applied before.
@@ -389,7 +389,7 @@ pub(crate) async fn append(
     let append = append_one(written, &chains).unwrap_or_else(|| append_any(written, chains));
     let answer = match database.run(&append).await {
         Ok(answer) => answer,
-        // A new branch of the batch has a row.
+        // A new scope of the batch has a row.
         Err(Failure::Taken) => return judge(database, written, &acknowledged, None).await,
         Err(failure) => return Err(failure),
     };
@@ -461,11 +461,11 @@ fn append_one(written: Written<'_>, chains: &[Chain]) -> Option<Statement> {
 async fn judge(
     database: &Database,
     written: Written<'_>,
-    acknowledged: &impl Fn(&BranchPath) -> Option<u64>,
+    acknowledged: &impl Fn(&ScopePath) -> Option<u64>,
     refusal: Option<StoreError>,
 ) -> Result<Appended, Failure> {
     let Written { run, token, batch, .. } = written;
-    let main = BranchPath::main();
+    let main = ScopePath::main();
     let is_holder = acknowledged(&main).is_some();
     let lease = match LeaseRow::get(database, run).await {
         Err(Failure::Store(StoreError::NotFound { .. })) if is_holder => {
@@ -485,22 +485,22 @@ async fn judge(
     }
     // The first record at fault is named, whichever side finds the fault.
     let refused_at = match &refusal {
-        Some(StoreError::Conflict { branch, seq, .. }) => Some((branch, *seq)),
+        Some(StoreError::Conflict { scope, seq, .. }) => Some((scope, *seq)),
         Some(_) => return Err(refusal.expect("the refusal was just matched").into()),
         None => None,
     };
     let mut begun = HashSet::new();
     for record in &batch.records {
         let header = record.header();
-        if refused_at == Some((&header.branch, header.seq)) {
+        if refused_at == Some((&header.scope, header.seq)) {
             break;
         }
-        if !begun.insert(&header.branch) || header.reason == Reason::Repair {
+        if !begun.insert(&header.scope) || header.reason == Reason::Repair {
             continue;
         }
-        let (newest, tip) = end_of(database, run, &header.branch).await?;
-        if let Some(known) = acknowledged(&header.branch).filter(|known| *known > newest) {
-            return Err(lost(database, run, header.branch.clone(), known).into());
+        let (newest, tip) = end_of(database, run, &header.scope).await?;
+        if let Some(known) = acknowledged(&header.scope).filter(|known| *known > newest) {
+            return Err(lost(database, run, header.scope.clone(), known).into());
         }
         if newest + 1 != header.seq {
             return Err(conflict(record, format!("the next record is {}", newest + 1)).into());
@@ -513,25 +513,25 @@ async fn judge(
         return Err(refusal.into());
     }
     let first = batch.records.first().ok_or_else(|| StoreError::Invalid("an empty batch".to_owned()))?;
-    Err(conflict(first, "another write to the branch came between".to_owned()).into())
+    Err(conflict(first, "another write to the scope came between".to_owned()).into())
 }
 
-/// Returns the end of a branch by its row: newest seq, and the digest of the newest record unless lost.
+/// Returns the end of a scope by its row: newest seq, and the digest of the newest record unless lost.
 async fn end_of(
     database: &Database,
     run: &RunId,
-    branch: &BranchPath,
+    scope: &ScopePath,
 ) -> Result<(u64, Option<Digest>), Failure> {
     const END: &str = "SELECT s.newest, s.tip FROM waypost.runs r JOIN waypost.scopes s ON s.run = r.id
         WHERE r.name = $1 AND s.key = $2";
-    let answer = database.run(&Statement::new(END).text(run.as_str()).bytes(key_of(branch))).await?;
+    let answer = database.run(&Statement::new(END).text(run.as_str()).bytes(key_of(scope))).await?;
     Ok(answer.rows.first().map_or((0, None), |row| (count(row.get(0)), digest_of(row.get(1)))))
 }
 
 /// Returns the error for a store without an acknowledged record.
-fn lost(database: &Database, run: &RunId, branch: BranchPath, seq: u64) -> StoreError {
+fn lost(database: &Database, run: &RunId, scope: ScopePath, seq: u64) -> StoreError {
     let place = format!("{}, which acknowledged the record before", database.name);
-    let damage = Damage { run: run.clone(), branch, seq, place, flaw: Flaw::Missing };
+    let damage = Damage { run: run.clone(), scope, seq, place, flaw: Flaw::Missing };
     StoreError::of_damage(damage, None)
 }
 
@@ -543,7 +543,7 @@ async fn answered_before(database: &Database, batch: &Batch) -> Result<Appended,
     let header = last.header();
     let find = Statement::new(FIND)
         .text(header.run.as_str())
-        .bytes(key_of(&header.branch))
+        .bytes(key_of(&header.scope))
         .int(int(header.seq))
         .bytes(last.digest().as_bytes().to_vec());
     match database.run(&find).await?.rows.is_empty() {
@@ -586,7 +586,7 @@ mod tests {
         let batch = links.step();
         let (encoded, _) = encode::encode(&database.delta_cache, &batch.records);
         let chains = chains(&database, &run, &batch.records).await.unwrap();
-        let main = scopes::find(&database, &run, &BranchPath::main()).await.unwrap().map(|scope| scope.id);
+        let main = scopes::find(&database, &run, &ScopePath::main()).await.unwrap().map(|scope| scope.id);
         let second = Written { run: &run, main, token: 1, batch: &batch, encoded: &encoded, durability };
         let append = make(second, chains);
         let claim = async {

@@ -1,8 +1,8 @@
-//! The expected ends of the branches of a batch.
+//! The expected ends of the scopes of a batch.
 
 use std::collections::HashMap;
 
-use waypost::id::{BranchPath, Digest, RunId};
+use waypost::id::{Digest, RunId, ScopePath};
 use waypost::record::{Reason, Record};
 use waypost::store::StoreError;
 use waypost_codec::encode::Encoded;
@@ -14,11 +14,11 @@ use crate::database::values::count;
 use crate::tables::rows::{Found, fetch};
 use crate::tables::scopes;
 
-/// A branch with the additions of a batch.
+/// A scope with the additions of a batch.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    pub(crate) path: BranchPath,
-    /// The branch has no row yet.
+    pub(crate) path: ScopePath,
+    /// The scope has no row yet.
     pub(crate) is_new: bool,
     /// The expected end in the row: newest seq, and the digest of the newest record unless lost.
     pub(crate) head: u64,
@@ -34,15 +34,15 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    fn new(path: &BranchPath, is_new: bool, head: u64, tip: Option<Digest>) -> Self {
+    fn new(path: &ScopePath, is_new: bool, head: u64, tip: Option<Digest>) -> Self {
         let last = tip.map(|digest| (head, digest));
         let (newest, bodies, records, bytes) = (head, 0, 0, 0);
         Self { path: path.clone(), is_new, head, tip, newest, open: true, bodies, records, bytes, last }
     }
 
-    /// Returns a main branch without records.
+    /// Returns a main scope without records.
     pub(crate) fn empty_main() -> Self {
-        Self::new(&BranchPath::main(), true, 0, None)
+        Self::new(&ScopePath::main(), true, 0, None)
     }
 
     /// Returns the digest for the row after the batch: of the newest record, unless lost.
@@ -72,10 +72,10 @@ impl Chain {
     }
 }
 
-/// Returns the branches of a batch in the order of their first record.
+/// Returns the scopes of a batch in the order of their first record.
 ///
-/// A record names the continued end, so no branch is read before: the statement compares. Only a repair reads the
-/// branch.
+/// A record names the continued end, so no scope is read before: the statement compares. Only a repair reads the
+/// scope.
 ///
 /// # Errors
 /// [`StoreError::Conflict`]: the records do not fit each other.
@@ -85,10 +85,10 @@ pub(crate) async fn chains(
     records: &[Record],
 ) -> Result<Vec<Chain>, Failure> {
     let mut order: Vec<Chain> = Vec::new();
-    let mut places: HashMap<&BranchPath, usize> = HashMap::new();
+    let mut places: HashMap<&ScopePath, usize> = HashMap::new();
     for record in records {
         let header = record.header();
-        let place = match places.get(&header.branch) {
+        let place = match places.get(&header.scope) {
             Some(place) => *place,
             None => {
                 let chain = match header.reason {
@@ -96,7 +96,7 @@ pub(crate) async fn chains(
                     _ => of_first(record)?,
                 };
                 order.push(chain);
-                places.insert(&header.branch, order.len() - 1);
+                places.insert(&header.scope, order.len() - 1);
                 order.len() - 1
             }
         };
@@ -105,17 +105,17 @@ pub(crate) async fn chains(
     Ok(order)
 }
 
-/// Returns the branches of the first batch of a run.
+/// Returns the scopes of the first batch of a run.
 ///
 /// # Errors
 /// [`StoreError::Conflict`]: the records do not fit each other.
 pub(crate) fn of_new_run(records: &[Record]) -> Result<Vec<Chain>, StoreError> {
     let mut order: Vec<Chain> = Vec::new();
-    let mut places: HashMap<&BranchPath, usize> = HashMap::new();
+    let mut places: HashMap<&ScopePath, usize> = HashMap::new();
     for record in records {
         let header = record.header();
-        let place = *places.entry(&header.branch).or_insert_with(|| {
-            order.push(Chain::new(&header.branch, true, 0, None));
+        let place = *places.entry(&header.scope).or_insert_with(|| {
+            order.push(Chain::new(&header.scope, true, 0, None));
             order.len() - 1
         });
         order[place].add(record)?;
@@ -125,25 +125,25 @@ pub(crate) fn of_new_run(records: &[Record]) -> Result<Vec<Chain>, StoreError> {
 
 /// Adds the stored sizes.
 pub(crate) fn add_sizes(chains: &mut [Chain], records: &[Record], encoded: &[Encoded]) {
-    let mut sizes: HashMap<&BranchPath, u64> = HashMap::new();
+    let mut sizes: HashMap<&ScopePath, u64> = HashMap::new();
     for (record, encoded) in records.iter().zip(encoded) {
         let plain = record.body_bytes().map(|body| body.as_slice());
         let body = encoded.body.columns(plain).1.map_or(0, <[u8]>::len);
-        *sizes.entry(&record.header().branch).or_default() += (encoded.header.len() + body) as u64;
+        *sizes.entry(&record.header().scope).or_default() += (encoded.header.len() + body) as u64;
     }
     for chain in chains {
         chain.bytes = sizes.get(&chain.path).copied().unwrap_or_default();
     }
 }
 
-/// Returns the end before the first record of a branch in a batch.
+/// Returns the end before the first record of a scope in a batch.
 fn of_first(record: &Record) -> Result<Chain, StoreError> {
     let header = record.header();
     match (header.seq, header.prev) {
-        // The main branch has a row from the creation of the run on.
-        (1, None) => Ok(Chain::new(&header.branch, !header.branch.is_main(), 0, None)),
-        (0 | 1, _) => Err(conflict(record, "a branch begins with 1, without `prev`".to_owned())),
-        (seq, Some(prev)) => Ok(Chain::new(&header.branch, false, seq - 1, Some(prev))),
+        // The main scope has a row from the creation of the run on.
+        (1, None) => Ok(Chain::new(&header.scope, !header.scope.is_main(), 0, None)),
+        (0 | 1, _) => Err(conflict(record, "a scope begins with 1, without `prev`".to_owned())),
+        (seq, Some(prev)) => Ok(Chain::new(&header.scope, false, seq - 1, Some(prev))),
         (_, None) => Err(conflict(record, "the record lacks `prev`".to_owned())),
     }
 }
@@ -154,7 +154,7 @@ async fn of_repair(database: &Database, run: &RunId, record: &Record) -> Result<
         "SELECT s.tip, (SELECT coalesce(max(r.seq), 0) FROM waypost.records r WHERE r.scope = s.id)
         FROM waypost.scopes s WHERE s.id = $1";
     let header = record.header();
-    let Some(scope) = scopes::find(database, run, &header.branch).await? else {
+    let Some(scope) = scopes::find(database, run, &header.scope).await? else {
         return of_first(record).map_err(Failure::from);
     };
     let answer = database.run(&Statement::new(END).int(scope.id)).await?;
@@ -177,7 +177,7 @@ async fn of_repair(database: &Database, run: &RunId, record: &Record) -> Result<
     }
     let fits = header.prev.map_or(sound.is_empty(), |prev| sound.contains(&prev));
     match fits {
-        true => Ok(Chain::new(&header.branch, false, scope.newest, tip)),
+        true => Ok(Chain::new(&header.scope, false, scope.newest, tip)),
         false => Err(conflict(record, mismatch(header.prev, sound.first().copied())).into()),
     }
 }
@@ -190,8 +190,8 @@ pub(crate) fn digest_of(column: Option<&[u8]>) -> Option<Digest> {
 /// Returns the error for a record at the wrong place.
 pub(crate) fn conflict(record: &Record, why: String) -> StoreError {
     let header = record.header();
-    let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
-    StoreError::Conflict { run, branch, seq, why }
+    let (run, scope, seq) = (header.run.clone(), header.scope.clone(), header.seq);
+    StoreError::Conflict { run, scope, seq, why }
 }
 
 pub(crate) fn mismatch(found: Option<Digest>, expect: Option<Digest>) -> String {

@@ -46,8 +46,8 @@ pub(crate) async fn quarantine(database: &Database, token: u64, damage: &Damage)
     if !(lease.held && lease.token == token) {
         return Err(lease.fenced(run, token).into());
     }
-    let scope = scopes::find(database, run, &damage.branch).await?;
-    let scope = scope.ok_or_else(|| StoreError::no_branch(run, &damage.branch))?;
+    let scope = scopes::find(database, run, &damage.scope).await?;
+    let scope = scope.ok_or_else(|| StoreError::no_scope(run, &damage.scope))?;
     let found = match damage.seq {
         seq @ 1.. if seq <= scope.newest => fetch(database, run, &scope, seq).await?,
         _ => Found::Absent,

@@ -20,9 +20,9 @@ use crate::tables::rows::{Found, fetch};
 use crate::tables::scopes::{self, Scope};
 use crate::write::removal::Freed;
 
-/// The plan for a branch.
+/// The plan for a scope.
 #[derive(Debug)]
-struct BranchPlan {
+struct ScopePlan {
     scope: i64,
     drop: Vec<i64>,
     freed: Vec<Freed>,
@@ -30,7 +30,7 @@ struct BranchPlan {
     bytes: i64,
 }
 
-/// Drops the bodies of all sound checkpoints of each branch except [`retention::kept`]. Without a token, only counts
+/// Drops the bodies of all sound checkpoints of each scope except [`retention::kept`]. Without a token, only counts
 /// the bodies.
 pub(crate) async fn trim(
     database: &Database,
@@ -47,7 +47,7 @@ pub(crate) async fn trim(
     }
     let keep = keep.max(RETENTION_MIN);
     let mut trimmed = Trimmed::default();
-    for scope in full_branches(database, id, keep).await? {
+    for scope in full_scopes(database, id, keep).await? {
         let Some(plan) = plan(database, run, &scope, keep).await? else { continue };
         trimmed.checkpoints += plan.drop.len() as u64;
         trimmed.bytes += count(plan.bytes);
@@ -58,15 +58,15 @@ pub(crate) async fn trim(
     Ok(trimmed)
 }
 
-/// Returns the branches with more than `keep` bodies.
-async fn full_branches(database: &Database, run: i64, keep: u32) -> Result<Vec<Scope>, Failure> {
+/// Returns the scopes with more than `keep` bodies.
+async fn full_scopes(database: &Database, run: i64, keep: u32) -> Result<Vec<Scope>, Failure> {
     const FULL: &str = "SELECT id FROM waypost.scopes WHERE run = $1 AND bodies > $2 ORDER BY id";
     let full = Statement::new(FULL).int(run).int(i64::from(keep));
-    let mut branches = Vec::new();
+    let mut scopes = Vec::new();
     for row in database.run(&full).await?.rows {
-        branches.extend(scopes::list(database, run, row.get(0), 1).await?);
+        scopes.extend(scopes::list(database, run, row.get(0), 1).await?);
     }
-    Ok(branches)
+    Ok(scopes)
 }
 
 async fn plan(
@@ -74,7 +74,7 @@ async fn plan(
     run: &RunId,
     scope: &Scope,
     keep: u32,
-) -> Result<Option<BranchPlan>, Failure> {
+) -> Result<Option<ScopePlan>, Failure> {
     const BODIES: &str = "SELECT seq, length(body)::bigint, base FROM waypost.records
         WHERE scope = $1 AND body IS NOT NULL ORDER BY seq DESC";
     let rows = database.run(&Statement::new(BODIES).int(scope.id)).await?.rows;
@@ -110,10 +110,10 @@ async fn plan(
             freed.push(Freed { seq: int(seq), codec, body, bytes_before: size });
         }
     }
-    Ok(Some(BranchPlan { scope: scope.id, drop: drop.into_iter().map(int).collect(), freed, bytes }))
+    Ok(Some(ScopePlan { scope: scope.id, drop: drop.into_iter().map(int).collect(), freed, bytes }))
 }
 
-async fn apply(database: &Database, run: &RunId, token: u64, plan: BranchPlan) -> Result<(), Failure> {
+async fn apply(database: &Database, run: &RunId, token: u64, plan: ScopePlan) -> Result<(), Failure> {
     // A repetition finds no body to drop, and writes the same frames.
     const APPLY: &str = "WITH locked AS MATERIALIZED (
             SELECT m.id FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
@@ -131,7 +131,7 @@ async fn apply(database: &Database, run: &RunId, token: u64, plan: BranchPlan) -
                 bytes = s.bytes - CASE WHEN EXISTS (SELECT 1 FROM dropped) THEN $10 ELSE 0 END
             WHERE s.id = $4 AND EXISTS (SELECT 1 FROM locked) RETURNING 1)
         SELECT (SELECT count(*) FROM locked), (SELECT count(*) FROM counted), (SELECT count(*) FROM freed)";
-    let BranchPlan { scope, drop, freed, bytes } = plan;
+    let ScopePlan { scope, drop, freed, bytes } = plan;
     let apply = Statement::new(APPLY)
         .text(run.as_str())
         .bytes(main_key())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use waypost::store::Store;
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_postgres::PostgresStore;
 use waypost_testing::contract::{DamageTarget, StoreFixture};
 use waypost_testing::{store_contract, store_differential};
@@ -41,10 +41,10 @@ impl Postgres {
     }
 }
 
-fn record(run: &RunId, branch: &BranchPath, seq: u64) -> String {
+fn record(run: &RunId, scope: &ScopePath, seq: u64) -> String {
     format!(
         "seq = {seq} AND scope = (SELECT s.id FROM waypost.scopes s JOIN waypost.runs r ON r.id = s.run
-             WHERE r.name = '{run}' AND s.path = '{branch}')"
+             WHERE r.name = '{run}' AND s.path = '{scope}')"
     )
 }
 
@@ -66,11 +66,11 @@ impl StoreFixture for Postgres {
                 let row = format!("run = (SELECT id FROM waypost.runs WHERE name = '{run}')");
                 self.flip("frozen", "record", &row).await;
             }
-            DamageTarget::Header(branch, seq) => {
-                self.flip("records", "header", &record(run, branch, *seq)).await;
+            DamageTarget::Header(scope, seq) => {
+                self.flip("records", "header", &record(run, scope, *seq)).await;
             }
-            DamageTarget::Body(branch, seq) => {
-                self.flip("records", "body", &record(run, branch, *seq)).await;
+            DamageTarget::Body(scope, seq) => {
+                self.flip("records", "body", &record(run, scope, *seq)).await;
             }
         }
         // The cache would hide the damage.

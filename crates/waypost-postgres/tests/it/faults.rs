@@ -17,7 +17,7 @@ use waypost_testing::records::{Links, holder, run_id, run_record, sealed, time};
 use crate::proxy::{Proxy, When};
 use crate::support::Site;
 
-/// A value of the statement of an append: the path of the main branch. The text of the statement is sent once.
+/// A value of the statement of an append: the path of the main scope. The text of the statement is sent once.
 const APPEND: &[u8] = b"main";
 
 async fn begin(store: &PostgresStore, links: &mut Links) -> waypost::store::Lease {
@@ -158,7 +158,7 @@ fn a_statement_that_arrives_late_is_not_applied_twice() {
 
         assert_eq!(count(&site).await, 3);
         assert_eq!(Store::append(&store, &[&lease], last).await.unwrap(), Appended::Before);
-        assert_eq!(store.newest(links.run(), &waypost::BranchPath::main()).await.unwrap().header().seq, 3);
+        assert_eq!(store.newest(links.run(), &waypost::ScopePath::main()).await.unwrap().header().seq, 3);
     });
 }
 
@@ -302,7 +302,7 @@ fn a_holder_that_wakes_up_after_its_lease_is_refused() {
         let (paused, next) = (open(), open());
         let mut links = Links::of(&run_id("r-1"));
         let lease = begin(&paused, &mut links).await;
-        let main = waypost::BranchPath::main();
+        let main = waypost::ScopePath::main();
         match next.acquire(links.run(), &main, &holder("next")).await {
             Err(StoreError::Held { holder: Some(found), until: Some(_), .. }) => {
                 assert_eq!(found, holder("first"));

@@ -47,12 +47,13 @@ fn a_schema_of_another_version_is_refused() {
     });
 }
 
-/// Makes version 3 of version 4, and so on.
-const DOWNGRADES: [(u32, &str); 4] = [
+/// Makes version 5 of version 6, and so on.
+const DOWNGRADES: [(u32, &str); 5] = [
+    (5, "UPDATE waypost.version SET version = 5; DELETE FROM waypost.migrations"),
     (
         4,
         "DROP TABLE waypost.logs; ALTER TABLE waypost.tasks DROP COLUMN until;
-        UPDATE waypost.version SET version = 4; DELETE FROM waypost.migrations",
+        UPDATE waypost.version SET version = 4",
     ),
     (
         3,
@@ -86,6 +87,29 @@ fn a_store_of_an_older_version_is_upgraded() {
             assert_eq!(store.runs(&RunQuery::default()).await.unwrap().runs, []);
             assert_eq!(store.schema().await.unwrap(), Some(SCHEMA_VERSION));
         }
+    });
+}
+
+#[test]
+fn a_store_with_runs_of_a_prerelease_is_not_upgraded() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let run = waypost_testing::records::run_id("r-1");
+        let sealed = waypost_testing::records::sealed(waypost_testing::records::run_record(&run));
+        let first = waypost_testing::records::Links::of(&run).step();
+        store.create(&sealed, first, &waypost_testing::records::holder("test")).await.unwrap();
+        let tables = site.tables().await;
+        tables.batch_execute("UPDATE waypost.frozen SET record = set_byte(record, 0, 2)").await.unwrap();
+        tables.batch_execute(DOWNGRADES[0].1).await.unwrap();
+        let store = site.open();
+
+        let opened = store.runs(&RunQuery::default()).await.unwrap_err();
+        let upgraded = store.init().await.unwrap_err();
+
+        assert!(matches!(opened, StoreError::Version { found: 5, supported: 6, .. }), "{opened}");
+        assert!(upgraded.to_string().contains("its runs have records of a prerelease"), "{upgraded}");
+        assert_eq!(store.schema().await.unwrap(), Some(5));
     });
 }
 

@@ -197,7 +197,7 @@ fn a_wait_and_a_signal_make_a_run_ready() {
         assert_eq!(names(&claim(&store, 1).await), [""; 0], "not before its time");
         let kind = SignalKind::Named { name: "go".to_owned(), value: serde_json::Value::Null };
         let signal =
-            Signal { id: "s".to_owned(), kind, branch: None, sender: String::new(), created_at: time(1) };
+            Signal { id: "s".to_owned(), kind, scope: None, sender: String::new(), created_at: time(1) };
         store.signal(lease.run(), &signal).await.unwrap();
 
         assert_eq!(names(&claim(&store, 1).await), ["r-1"]);
@@ -296,7 +296,7 @@ fn a_cancelled_run_is_not_ready() {
         assert_eq!(count().await, 0);
         let kind = SignalKind::Named { name: "go".to_owned(), value: serde_json::Value::Null };
         let signal =
-            Signal { id: "s".to_owned(), kind, branch: None, sender: String::new(), created_at: time(1) };
+            Signal { id: "s".to_owned(), kind, scope: None, sender: String::new(), created_at: time(1) };
         store.signal(&run, &signal).await.unwrap();
         assert_eq!(count().await, 0, "a signal to a finished run wakes no worker");
 

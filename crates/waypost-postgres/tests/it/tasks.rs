@@ -235,7 +235,7 @@ fn a_new_lease_cancels_tasks() {
         store.release(lease, None).await.unwrap();
 
         let next = site.open();
-        let lease = next.acquire(&run, &waypost::BranchPath::main(), &holder("next")).await.unwrap();
+        let lease = next.acquire(&run, &waypost::ScopePath::main(), &holder("next")).await.unwrap();
         assert_eq!(next.clear(&lease).await.unwrap(), 1);
         let asked = [(claimed[0].id, claimed[0].losses)];
         assert_eq!(worker.cancelled_tasks(&asked).await.unwrap(), [(claimed[0].id, TaskStop::Kill)]);
@@ -263,7 +263,7 @@ fn a_new_lease_adopts_tasks() {
         store.release(lease, None).await.unwrap();
 
         let next = site.open();
-        let lease = next.acquire(&run, &waypost::BranchPath::main(), &holder("next")).await.unwrap();
+        let lease = next.acquire(&run, &waypost::ScopePath::main(), &holder("next")).await.unwrap();
         for key in ["running", "ended"] {
             let other = Task { definition: "other".to_owned(), ..task(key) };
             assert_eq!(next.submit_task(&lease, &other).await.unwrap(), Submitted::Other);
@@ -297,7 +297,7 @@ fn a_verification_needs_no_lease() {
         assert!(worker.finish_task(&claimed[0], "1").await.unwrap());
 
         assert_eq!(states(&store).await[1].1, TaskState::Ended("1".to_owned()));
-        let lease = store.acquire(&run, &waypost::BranchPath::main(), &holder("next")).await.unwrap();
+        let lease = store.acquire(&run, &waypost::ScopePath::main(), &holder("next")).await.unwrap();
         assert_eq!(store.clear(&lease).await.unwrap(), 2, "a resume cancels verifications");
         let missing = store.submit_verification(&run_id("none"), &[task("t")], TIME).await;
         assert!(matches!(missing, Err(StoreError::NotFound { .. })), "{missing:?}");

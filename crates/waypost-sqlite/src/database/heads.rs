@@ -1,6 +1,6 @@
-//! Cache of the main branches' ends, as last written by this store.
+//! Cache of the main scopes' ends, as last written by this store.
 //!
-//! An append needs the lease of a run and the end of its branch. Keeping them after an append saves a query,
+//! An append needs the lease of a run and the end of its scope. Keeping them after an append saves a query,
 //! a tenth of the processor time of the rows. The cache is valid only while nothing but appends of this store
 //! changes rows. An append takes its entry and puts it back after the write. Any other change of rows on this
 //! connection, any failed transaction, and any commit of another connection clears the cache
@@ -48,10 +48,10 @@ pub(crate) struct RunRow {
     pub(crate) batch: (u64, u64),
 }
 
-/// The end of a branch, as needed by an append.
+/// The end of a scope, as needed by an append.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadEnd {
-    pub(crate) branch: i64,
+    pub(crate) scope: i64,
     /// The highest seq ever used.
     pub(crate) newest: u64,
     /// The record with this seq; `None` if it is missing.

@@ -86,7 +86,7 @@ pub(crate) struct Place {
     pub(crate) delta_cache: DeltaCache,
     /// Guards its files against being opened elsewhere in this process.
     in_use: InUse,
-    /// Cached ends of branches.
+    /// Cached ends of scopes.
     pub(crate) head_cache: HeadCache,
 }
 

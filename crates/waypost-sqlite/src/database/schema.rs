@@ -18,7 +18,7 @@ use crate::database::open::{Place, SqliteOptions, explain, no_runs_yet};
 use crate::database::values::time_text;
 
 /// The version that this crate writes.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 
 /// Returns the schema version of a database without changing it. A store that writes upgrades the database to
 /// [`SCHEMA_VERSION`](crate::SCHEMA_VERSION).
@@ -34,7 +34,7 @@ pub fn schema_of(path: &std::path::Path) -> Result<u32, StoreError> {
 }
 
 /// The version of the first release, the oldest readable version.
-const VERSION_MIN: u32 = 5;
+const VERSION_MIN: u32 = 6;
 /// Application id of our databases: `WYPT`.
 pub(crate) const APPLICATION_ID: i32 = 0x5759_5054;
 /// A record of a few KiB fits a page, and a large state needs half the pages of the default.
@@ -68,7 +68,7 @@ CREATE TABLE runs (
     lost        INTEGER NOT NULL,
     checkpoints INTEGER NOT NULL,
     bytes       INTEGER NOT NULL,
-    branches    INTEGER NOT NULL,
+    scopes    INTEGER NOT NULL,
     token       INTEGER NOT NULL,
     leased      INTEGER NOT NULL,
     batch_token INTEGER NOT NULL,
@@ -91,7 +91,7 @@ CREATE TABLE frozen_copies (
     record BLOB NOT NULL
 ) STRICT;
 
-CREATE TABLE branches (
+CREATE TABLE scopes (
     id     INTEGER PRIMARY KEY,
     run    INTEGER NOT NULL REFERENCES runs,
     path   TEXT NOT NULL,
@@ -100,7 +100,7 @@ CREATE TABLE branches (
     bodies INTEGER,
     UNIQUE (run, path)
 ) STRICT;
-CREATE INDEX branches_run ON branches (run);
+CREATE INDEX scopes_run ON scopes (run);
 
 CREATE TABLE records (
     key      INTEGER PRIMARY KEY,

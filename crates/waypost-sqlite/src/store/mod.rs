@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use waypost::disk::{Disk, RealDisk};
 use waypost::folder::{LOG_FOLDER, RunFolder, Trouble, append_blob, read_blob, remove_folder, sync_blob};
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::lock::{Holder, RunLock};
 use waypost::record::{Durability, Record, RunRecord, SealedRun};
 use waypost::store::{
@@ -358,7 +358,7 @@ impl Store for SqliteStore {
         self.read(|view| view.run(run))
     }
 
-    async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
+    async fn acquire(&self, run: &RunId, _: &ScopePath, holder: &Holder) -> Result<Lease, StoreError> {
         self.writer()?;
         self.end_deletions().await?;
         self.read(|view| RunRow::get(view.connection, run).map(drop))?;
@@ -430,12 +430,12 @@ impl Store for SqliteStore {
         self.read(|view| view.heads(run, page, acknowledged))
     }
 
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        match self.read(|view| view.load(run, branch, seq, None)) {
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError> {
+        match self.read(|view| view.load(run, scope, seq, None)) {
             // Read again, since the log must be read before the rows.
             Err(StoreError::NotFound { .. }) => {
                 let acknowledged = tail_check::acknowledged(&self.place, run);
-                self.read(|view| view.load(run, branch, seq, Some(acknowledged)))
+                self.read(|view| view.load(run, scope, seq, Some(acknowledged)))
             }
             found => found,
         }
@@ -576,7 +576,7 @@ impl Store for SqliteStore {
         Some(self.folder_of(run))
     }
 
-    fn branches_max(&self) -> Option<u64> {
+    fn scopes_max(&self) -> Option<u64> {
         None
     }
 

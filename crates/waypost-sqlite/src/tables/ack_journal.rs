@@ -10,10 +10,10 @@
 //!
 //!     41 main 17                                  ...   93c1f0a2be6d7714
 //!     42 each:b 3                                 ...   0d5528e1c7aa9f36
-//!     ^^ which entry, ^^^ branch and seq; spaces;       the first 16 digits of the SHA-256 of run and entry
+//!     ^^ which entry, ^^^ scope and seq; spaces;       the first 16 digits of the SHA-256 of run and entry
 //! ```
 //!
-//! An entry is written after its record is durable, so every readable entry is true forever: a branch and seq
+//! An entry is written after its record is durable, so every readable entry is true forever: a scope and seq
 //! are never reused. An incomplete entry is ignored. An entry is overwritten only after its log line is
 //! written; without space or without a file, the caller waits for the log line. The file exists while a
 //! worker holds the run. After a kill, the file stays until a later worker has written to it and released the
@@ -28,7 +28,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use waypost::Digest;
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::record::Record;
 
 use crate::database::folder::open_flags;
@@ -121,19 +121,19 @@ impl AckJournal {
         Ok(JournalFile::Open { file, newest })
     }
 
-    /// Returns the entries for the newest record of each branch; `None` if an entry is too long.
+    /// Returns the entries for the newest record of each scope; `None` if an entry is too long.
     fn entries(&self, newest: u64, records: &[Record]) -> Option<Vec<u8>> {
         let mut entries = Vec::with_capacity(2 * ENTRY_BYTES);
         let mut number = newest;
         for (place, record) in records.iter().enumerate() {
             let header = record.header();
-            let is_newest = |later: &Record| later.header().branch != header.branch;
+            let is_newest = |later: &Record| later.header().scope != header.scope;
             if !records[place + 1..].iter().take(BATCH_LOOKED_AT_MAX).all(is_newest) {
                 continue;
             }
             number += 1;
             let begin = entries.len();
-            let acknowledged = write!(entries, "{number} {} {}", header.branch, header.seq);
+            let acknowledged = write!(entries, "{number} {} {}", header.scope, header.seq);
             acknowledged.expect("writing to memory does not fail");
             let text_end = begin + ENTRY_BYTES - CHECK_DIGITS - 2;
             if entries.len() > text_end {
@@ -147,7 +147,7 @@ impl AckJournal {
     }
 }
 
-/// Number of later records checked for a newer record of the same branch; a superfluous entry is harmless.
+/// Number of later records checked for a newer record of the same scope; a superfluous entry is harmless.
 const BATCH_LOOKED_AT_MAX: usize = 8;
 
 /// Writes entries after the last written entry, wrapping around at the end of the file.
@@ -170,7 +170,7 @@ fn check(run: &RunId, entry: &[u8]) -> String {
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     number: u64,
-    branch: BranchPath,
+    scope: ScopePath,
     seq: u64,
 }
 
@@ -179,15 +179,15 @@ impl Entry {
         if check(run, entry.text.as_bytes()) != entry.digits {
             return None;
         }
-        let branch = BranchPath::new(entry.branch).ok()?;
-        Some(Self { number: entry.number, branch, seq: entry.seq.parse().ok()? })
+        let scope = ScopePath::new(entry.scope).ok()?;
+        Some(Self { number: entry.number, scope, seq: entry.seq.parse().ok()? })
     }
 }
 
 /// An entry before its check is verified, which is the most expensive part.
 struct Unchecked<'b> {
     number: u64,
-    branch: &'b str,
+    scope: &'b str,
     seq: &'b str,
     text: &'b str,
     digits: &'b str,
@@ -198,12 +198,12 @@ impl<'b> Unchecked<'b> {
         let (text, digits) = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?.rsplit_once(' ')?;
         let text = text.trim_end_matches(' ');
         let (number, rest) = text.split_once(' ')?;
-        let (branch, seq) = rest.rsplit_once(' ')?;
-        Some(Self { number: number.parse().ok()?, branch, seq, text, digits })
+        let (scope, seq) = rest.rsplit_once(' ')?;
+        Some(Self { number: number.parse().ok()?, scope, seq, text, digits })
     }
 }
 
-/// Reads the newest entry of each branch, newest first.
+/// Reads the newest entry of each scope, newest first.
 fn entries_in(file: &mut File, run: &RunId) -> io::Result<Vec<Entry>> {
     let mut bytes = Vec::new();
     file.take(ENTRIES * ENTRY_BYTES as u64).read_to_end(&mut bytes)?;
@@ -212,10 +212,10 @@ fn entries_in(file: &mut File, run: &RunId) -> io::Result<Vec<Entry>> {
     let mut known = HashSet::new();
     let mut entries = Vec::new();
     for entry in &seeming {
-        if !known.contains(entry.branch)
+        if !known.contains(entry.scope)
             && let Some(found) = Entry::read(entry, run)
         {
-            known.insert(entry.branch);
+            known.insert(entry.scope);
             entries.push(found);
         }
     }
@@ -227,13 +227,13 @@ pub(crate) fn path_in(folder: &Path) -> PathBuf {
     folder.join(RECENT_FILE)
 }
 
-/// Returns the newest record of each branch in the file of a run, newest first; empty if the file is
+/// Returns the newest record of each scope in the file of a run, newest first; empty if the file is
 /// unreadable.
-pub(crate) fn acknowledged(path: &Path, run: &RunId) -> Vec<(BranchPath, u64)> {
+pub(crate) fn acknowledged(path: &Path, run: &RunId) -> Vec<(ScopePath, u64)> {
     let mut options = OpenOptions::new();
     let file = options.read(true).custom_flags(open_flags()).open(path);
     let entries = file.and_then(|mut file| entries_in(&mut file, run)).unwrap_or_default();
-    entries.into_iter().map(|entry| (entry.branch, entry.seq)).collect()
+    entries.into_iter().map(|entry| (entry.scope, entry.seq)).collect()
 }
 
 /// Removes the file of a run.
@@ -265,19 +265,19 @@ mod tests {
 
         fn acknowledged(&self) -> Vec<String> {
             let acknowledged = acknowledged(&self.path(), &run_id("r-1"));
-            acknowledged.into_iter().map(|(branch, seq)| format!("{branch} {seq}")).collect()
+            acknowledged.into_iter().map(|(scope, seq)| format!("{scope} {seq}")).collect()
         }
     }
 
-    fn record(branch: &str, seq: u64) -> Record {
+    fn record(scope: &str, seq: u64) -> Record {
         let mut links = Links::of(&run_id("r-1"));
-        let mut header = links.header(&records::branch(branch));
+        let mut header = links.header(&records::scope(scope));
         header.seq = seq;
         links.seal(header, &serde_json::Value::Null)
     }
 
     #[test]
-    fn the_newest_of_each_branch_is_told_newest_first() {
+    fn the_newest_of_each_scope_is_told_newest_first() {
         let test = TestRun::new();
         assert_eq!(test.acknowledged(), [""; 0], "there is no file");
 

@@ -7,8 +7,8 @@ use waypost_codec::frame::Kind;
 
 use crate::database::error::{Failure, SqliteError};
 use crate::database::open::Place;
-use crate::tables::branch::Branch;
 use crate::tables::rows::key;
+use crate::tables::scope::Scope;
 
 /// Decodes the body of record `seq` from its frame.
 ///
@@ -18,12 +18,12 @@ pub(crate) fn decode(
     connection: &Connection,
     place: &Place,
     run: &RunId,
-    branch: &Branch,
+    scope: &Scope,
     seq: u64,
     frame: (Kind, Vec<u8>),
 ) -> Result<Result<Decoded, String>, Failure> {
-    let frames = decode::follow(seq, frame, |base| frame_at(connection, key(branch.id, base)))?;
-    Ok(frames.and_then(|frames| decode::decode(&place.delta_cache, run, &branch.path, &frames)))
+    let frames = decode::follow(seq, frame, |base| frame_at(connection, key(scope.id, base)))?;
+    Ok(frames.and_then(|frames| decode::decode(&place.delta_cache, run, &scope.path, &frames)))
 }
 
 /// Reads the frame at a key.

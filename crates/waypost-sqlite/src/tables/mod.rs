@@ -3,7 +3,6 @@
 //! Bytes that do not match their digest do not leave this room.
 
 pub(crate) mod ack_journal;
-pub(crate) mod branch;
 pub(crate) mod commit_order;
 pub(crate) mod counters;
 pub(crate) mod frames;
@@ -13,4 +12,5 @@ pub(crate) mod read;
 pub(crate) mod rows;
 pub(crate) mod run_copies;
 pub(crate) mod runs;
+pub(crate) mod scope;
 pub(crate) mod tail_check;

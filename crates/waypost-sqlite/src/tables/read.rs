@@ -1,7 +1,7 @@
 //! Heads, single records, and pages of records.
 
 use rusqlite::Connection;
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::record::Record;
 use waypost::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, Scan, ScanOrder, Scanned, StoreError};
 
@@ -9,15 +9,15 @@ use crate::database::error::Failure;
 use crate::database::heads::RunRow;
 use crate::database::open::Place;
 use crate::database::values::int;
-use crate::tables::branch::Branch;
 use crate::tables::counters;
 use crate::tables::rows::{Found, SEQ_MAX, Want, fetch, key, seq_of};
+use crate::tables::scope::Scope;
 use crate::tables::tail_check::{Acknowledged, Lost};
 
 /// Bytes of bodies per page of heads: a page has at least one head, and at most a few of the largest.
 const PAGE_BODY_BYTES_MAX: usize = 128 << 20;
-/// Branches read from the table per query.
-const BRANCHES_AT_ONCE: usize = 256;
+/// Scopes read from the table per query.
+const SCOPES_AT_ONCE: usize = 256;
 /// Keys read from an index per query.
 const KEYS_AT_ONCE: usize = 256;
 
@@ -28,10 +28,10 @@ pub(crate) struct View<'a> {
     pub(crate) place: &'a Place,
 }
 
-/// The start of the next page: branch id and seq.
+/// The start of the next page: scope id and seq.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
-    branch: i64,
+    scope: i64,
     seq: u64,
 }
 
@@ -40,7 +40,7 @@ impl Cursor {
         let Some(text) = text else { return Ok(None) };
         let parsed = text
             .split_once('.')
-            .and_then(|(branch, seq)| Some(Self { branch: branch.parse().ok()?, seq: seq.parse().ok()? }));
+            .and_then(|(scope, seq)| Some(Self { scope: scope.parse().ok()?, seq: seq.parse().ok()? }));
         match parsed {
             Some(cursor) => Ok(Some(cursor)),
             None => Err(unknown_cursor(text)),
@@ -48,7 +48,7 @@ impl Cursor {
     }
 
     fn text(self) -> String {
-        format!("{}.{}", self.branch, self.seq)
+        format!("{}.{}", self.scope, self.seq)
     }
 }
 
@@ -59,11 +59,11 @@ pub(crate) fn unknown_cursor(text: &str) -> StoreError {
 }
 
 impl View<'_> {
-    fn fetch(&self, run: &RunId, branch: &Branch, seq: u64, want: Want) -> Result<Found, Failure> {
-        fetch(self.connection, self.place, run, branch, seq, want)
+    fn fetch(&self, run: &RunId, scope: &Scope, seq: u64, want: Want) -> Result<Found, Failure> {
+        fetch(self.connection, self.place, run, scope, seq, want)
     }
 
-    /// Returns the newest sound record of each open branch.
+    /// Returns the newest sound record of each open scope.
     pub(crate) fn heads(
         &self,
         run: &RunId,
@@ -74,26 +74,26 @@ impl View<'_> {
         let cursor = Cursor::parse(page.cursor.as_ref())?;
         let id = RunRow::get(self.connection, run)?.id;
         if cursor.is_none() {
-            counters::check_branches(self.connection, id)?;
+            counters::check_scopes(self.connection, id)?;
         }
         let lost = Lost::of(*self, run, id, acknowledged)?;
-        let mut from = cursor.map_or(0, |cursor| cursor.branch);
+        let mut from = cursor.map_or(0, |cursor| cursor.scope);
         let mut heads = Vec::new();
         let mut body_bytes = 0;
         loop {
-            let branches = Branch::list(self.connection, id, from, BRANCHES_AT_ONCE)?;
-            let Some(last) = branches.last() else { return Ok(Heads { heads, next: None }) };
+            let scopes = Scope::list(self.connection, id, from, SCOPES_AT_ONCE)?;
+            let Some(last) = scopes.last() else { return Ok(Heads { heads, next: None }) };
             from = last.id + 1;
-            for branch in branches {
-                let branch = lost.extend(branch.settled(self.connection, id)?);
-                if self.has_ended(run, &branch)? {
+            for scope in scopes {
+                let scope = lost.extend(scope.settled(self.connection, id)?);
+                if self.has_ended(run, &scope)? {
                     continue;
                 }
-                let at = Cursor { branch: branch.id, seq: 0 };
+                let at = Cursor { scope: scope.id, seq: 0 };
                 if heads.len() == limit || body_bytes > PAGE_BODY_BYTES_MAX {
                     return Ok(Heads { heads, next: Some(at.text()) });
                 }
-                if let Some(head) = self.head(run, &branch)? {
+                if let Some(head) = self.head(run, &scope)? {
                     body_bytes += head.record.body_bytes().map_or(0, |body| body.len());
                     heads.push(head);
                 }
@@ -101,25 +101,25 @@ impl View<'_> {
         }
     }
 
-    /// Returns whether a branch that is stored as ended has a sound newest record, and so is not a head. For
-    /// the main branch, the body must be sound too, because it is the result of the run. Joins read the
-    /// bodies of other branches.
-    fn has_ended(&self, run: &RunId, branch: &Branch) -> Result<bool, Failure> {
-        if branch.open {
+    /// Returns whether a scope that is stored as ended has a sound newest record, and so is not a head. For
+    /// the main scope, the body must be sound too, because it is the result of the run. Joins read the
+    /// bodies of other scopes.
+    fn has_ended(&self, run: &RunId, scope: &Scope) -> Result<bool, Failure> {
+        if scope.open {
             return Ok(false);
         }
-        let want = if branch.path.is_main() { Want::Whole } else { Want::Header };
-        let newest = self.fetch(run, branch, branch.newest, want)?;
+        let want = if scope.path.is_main() { Want::Whole } else { Want::Header };
+        let newest = self.fetch(run, scope, scope.newest, want)?;
         Ok(matches!(newest, Found::Sound(record) if record.header().end.is_some()))
     }
 
-    /// Returns the head of a branch; `None` if the branch has ended.
-    fn head(&self, run: &RunId, branch: &Branch) -> Result<Option<Head>, Failure> {
+    /// Returns the head of a scope; `None` if the scope has ended.
+    fn head(&self, run: &RunId, scope: &Scope) -> Result<Option<Head>, Failure> {
         let mut damaged: Vec<Damage> = Vec::new();
-        for seq in (1..=branch.newest).rev() {
-            match self.fetch(run, branch, seq, Want::Whole)? {
+        for seq in (1..=scope.newest).rev() {
+            match self.fetch(run, scope, seq, Want::Whole)? {
                 Found::Sound(record) if record.body_bytes().is_some() => {
-                    let head = Head { record: *record, next: branch.newest + 1, damaged };
+                    let head = Head { record: *record, next: scope.newest + 1, damaged };
                     return Ok(Some(head).filter(|head| head.record.header().end.is_none()));
                 }
                 Found::Sound(_) | Found::Absent => {}
@@ -127,7 +127,7 @@ impl View<'_> {
             }
         }
         Err(match damaged.is_empty() {
-            true => StoreError::no_branch(run, &branch.path),
+            true => StoreError::no_scope(run, &scope.path),
             false => StoreError::of_damage(damaged.swap_remove(0), None),
         }
         .into())
@@ -137,34 +137,34 @@ impl View<'_> {
     pub(crate) fn load(
         &self,
         run: &RunId,
-        path: &BranchPath,
+        path: &ScopePath,
         seq: u64,
         acknowledged: Option<Acknowledged>,
     ) -> Result<Record, Failure> {
         let id = RunRow::get(self.connection, run)?.id;
-        let mut branch = Branch::get(self.connection, id, path)?
-            .ok_or_else(|| StoreError::no_branch(run, path))?
+        let mut scope = Scope::get(self.connection, id, path)?
+            .ok_or_else(|| StoreError::no_scope(run, path))?
             .settled(self.connection, id)?;
         if let Some(acknowledged) = acknowledged {
-            branch = Lost::of(*self, run, id, acknowledged)?.extend(branch);
+            scope = Lost::of(*self, run, id, acknowledged)?.extend(scope);
         }
         let found = match seq {
-            1.. if seq <= branch.newest => self.fetch(run, &branch, seq, Want::Whole)?,
+            1.. if seq <= scope.newest => self.fetch(run, &scope, seq, Want::Whole)?,
             _ => Found::Absent,
         };
         match found {
             Found::Sound(record) => Ok(*record),
             Found::Absent => Err(StoreError::no_record(run, path, seq).into()),
             Found::Damaged(damage) => {
-                let older = self.newest_sound_below(run, &branch, seq)?;
+                let older = self.newest_sound_below(run, &scope, seq)?;
                 Err(StoreError::of_damage(*damage, older).into())
             }
         }
     }
 
-    fn newest_sound_below(&self, run: &RunId, branch: &Branch, seq: u64) -> Result<Option<u64>, Failure> {
+    fn newest_sound_below(&self, run: &RunId, scope: &Scope, seq: u64) -> Result<Option<u64>, Failure> {
         for older in (1..seq).rev() {
-            if let Found::Sound(_) = self.fetch(run, branch, older, Want::Whole)? {
+            if let Found::Sound(_) = self.fetch(run, scope, older, Want::Whole)? {
                 return Ok(Some(older));
             }
         }
@@ -176,24 +176,24 @@ impl View<'_> {
         let cursor = Cursor::parse(scan.cursor.as_ref())?;
         let id = RunRow::get(self.connection, &scan.run)?.id;
         let lost = Lost::of(*self, &scan.run, id, acknowledged)?;
-        let whole = |branch: Branch| branch.settled(self.connection, id).map(|branch| lost.extend(branch));
+        let whole = |scope: Scope| scope.settled(self.connection, id).map(|scope| lost.extend(scope));
         let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
-        if let Some(path) = &scan.branch {
-            if let Some(branch) = Branch::get(self.connection, id, path)? {
-                self.scan_branch(scan, whole(branch)?, cursor, &mut found)?;
+        if let Some(path) = &scan.scope {
+            if let Some(scope) = Scope::get(self.connection, id, path)? {
+                self.scan_scope(scan, whole(scope)?, cursor, &mut found)?;
             }
             return Ok(found);
         }
         if cursor.is_none() {
-            counters::check_branches(self.connection, id)?;
+            counters::check_scopes(self.connection, id)?;
         }
-        let mut from = cursor.map_or(0, |cursor| cursor.branch);
+        let mut from = cursor.map_or(0, |cursor| cursor.scope);
         loop {
-            let branches = Branch::list(self.connection, id, from, BRANCHES_AT_ONCE)?;
-            let Some(last) = branches.last() else { return Ok(found) };
+            let scopes = Scope::list(self.connection, id, from, SCOPES_AT_ONCE)?;
+            let Some(last) = scopes.last() else { return Ok(found) };
             from = last.id + 1;
-            for branch in branches {
-                self.scan_branch(scan, whole(branch)?, cursor, &mut found)?;
+            for scope in scopes {
+                self.scan_scope(scan, whole(scope)?, cursor, &mut found)?;
                 if found.next.is_some() {
                     return Ok(found);
                 }
@@ -201,27 +201,27 @@ impl View<'_> {
         }
     }
 
-    /// Adds the matching records of a branch; sets `next` when the page is full.
-    fn scan_branch(
+    /// Adds the matching records of a scope; sets `next` when the page is full.
+    fn scan_scope(
         &self,
         scan: &Scan,
-        branch: Branch,
+        scope: Scope,
         cursor: Option<Cursor>,
         found: &mut Scanned,
     ) -> Result<(), Failure> {
         let limit = scan.limit.clamp(1, PAGE_ITEMS_MAX);
         let mut low = scan.seq_min.unwrap_or(1).max(1);
-        let mut high = scan.seq_max.unwrap_or(SEQ_MAX).min(branch.newest);
-        if let Some(cursor) = cursor.filter(|cursor| cursor.branch == branch.id) {
+        let mut high = scan.seq_max.unwrap_or(SEQ_MAX).min(scope.newest);
+        if let Some(cursor) = cursor.filter(|cursor| cursor.scope == scope.id) {
             match scan.order {
                 ScanOrder::OldestFirst => low = low.max(cursor.seq),
                 ScanOrder::NewestFirst => high = high.min(cursor.seq),
             }
         }
         while low <= high {
-            let seqs = self.candidates(scan, &branch, low, high)?;
+            let seqs = self.candidates(scan, &scope, low, high)?;
             for seq in &seqs {
-                let item = match self.fetch(&scan.run, &branch, *seq, Want::Header)? {
+                let item = match self.fetch(&scan.run, &scope, *seq, Want::Header)? {
                     Found::Sound(record) if scan.wants(&record) => Ok(*record),
                     Found::Sound(_) | Found::Absent => continue,
                     Found::Damaged(damage) => Err(*damage),
@@ -231,7 +231,7 @@ impl View<'_> {
                     Err(_) => found.damaged.len() == PAGE_ITEMS_MAX,
                 };
                 if full {
-                    found.next = Some(Cursor { branch: branch.id, seq: *seq }.text());
+                    found.next = Some(Cursor { scope: scope.id, seq: *seq }.text());
                     return Ok(());
                 }
                 match item {
@@ -250,7 +250,7 @@ impl View<'_> {
 
     /// Returns the next candidate seqs, at most [`KEYS_AT_ONCE`]: the whole range, or the entries of an
     /// index.
-    fn candidates(&self, scan: &Scan, branch: &Branch, low: u64, high: u64) -> Result<Vec<u64>, Failure> {
+    fn candidates(&self, scan: &Scan, scope: &Scope, low: u64, high: u64) -> Result<Vec<u64>, Failure> {
         let newest_first = scan.order == ScanOrder::NewestFirst;
         let (sql, asked): (_, rusqlite::types::Value) = match (&scan.external, scan.about) {
             (Some(external), _) if newest_first => (EXTERNAL_NEWEST_FIRST, external.clone().into()),
@@ -261,7 +261,7 @@ impl View<'_> {
             (None, None) => return Ok((low..=high).take(KEYS_AT_ONCE).collect()),
         };
         let mut statement = self.connection.prepare_cached(sql)?;
-        let bounds = (asked, key(branch.id, low), key(branch.id, high), int(KEYS_AT_ONCE as u64));
+        let bounds = (asked, key(scope.id, low), key(scope.id, high), int(KEYS_AT_ONCE as u64));
         let keys = statement.query_map(bounds, |row| row.get::<_, i64>(0))?;
         Ok(keys.map(|key| key.map(seq_of)).collect::<Result<_, _>>()?)
     }

@@ -1,7 +1,7 @@
 //! Verified conversion of rows to records: bytes that do not match their digest never leave this module.
 //!
 //! Every lookup is by key, so a damaged page affects only its own rows. A missing row is detected by the
-//! branch's `newest`, which is on another page.
+//! scope's `newest`, which is on another page.
 
 use rusqlite::{Connection, OptionalExtension, Row};
 use waypost::id::RunId;
@@ -14,19 +14,19 @@ use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::Place;
 use crate::database::values::count;
-use crate::tables::branch::Branch;
 use crate::tables::frames;
+use crate::tables::scope::Scope;
 
 /// Bits of a key for the seq.
 pub(crate) const SEQ_BITS: u32 = 32;
 /// Largest seq: 136 years with a checkpoint per second.
 pub(crate) const SEQ_MAX: u64 = (1 << SEQ_BITS) - 1;
-/// Largest branch id: the remaining bits of a positive 64-bit key.
-pub(crate) const BRANCH_ID_MAX: i64 = (1 << (63 - SEQ_BITS)) - 1;
+/// Largest scope id: the remaining bits of a positive 64-bit key.
+pub(crate) const SCOPE_ID_MAX: i64 = (1 << (63 - SEQ_BITS)) - 1;
 /// Returns the key of a record.
-pub(crate) fn key(branch: i64, seq: u64) -> i64 {
-    assert!((1..=BRANCH_ID_MAX).contains(&branch) && seq <= SEQ_MAX, "ids are checked at creation");
-    branch << SEQ_BITS | seq as i64
+pub(crate) fn key(scope: i64, seq: u64) -> i64 {
+    assert!((1..=SCOPE_ID_MAX).contains(&scope) && seq <= SEQ_MAX, "ids are checked at creation");
+    scope << SEQ_BITS | seq as i64
 }
 
 /// Returns the seq of a key.
@@ -95,7 +95,7 @@ pub(crate) enum Found {
     Absent,
 }
 
-/// Reads record `seq` of a branch; `seq` is at most its newest.
+/// Reads record `seq` of a scope; `seq` is at most its newest.
 ///
 /// # Errors
 /// [`StoreError::Version`] if a newer version wrote the record: this is not damage, and an older record must
@@ -104,18 +104,18 @@ pub(crate) fn fetch(
     connection: &Connection,
     place: &Place,
     run: &RunId,
-    branch: &Branch,
+    scope: &Scope,
     seq: u64,
     want: Want,
 ) -> Result<Found, Failure> {
-    let key = key(branch.id, seq);
+    let key = key(scope.id, seq);
     let mut at = format!("{}, table `records`, row {key}", place.file.display());
     let flaw = match columns(connection, key, want) {
-        Ok(Some(columns)) => match columns.open(connection, place, run, branch, seq)? {
+        Ok(Some(columns)) => match columns.open(connection, place, run, scope, seq)? {
             Ok(record) => return Ok(Found::Sound(Box::new(record))),
             Err(flaw) => flaw,
         },
-        Ok(None) => match branch.loss(seq) {
+        Ok(None) => match scope.loss(seq) {
             Some((flaw, place)) => {
                 at = place;
                 flaw
@@ -128,7 +128,7 @@ pub(crate) fn fetch(
     if is_in_quarantine(connection, key)? {
         return Ok(Found::Absent);
     }
-    let damage = Damage { run: run.clone(), branch: branch.path.clone(), seq, place: at, flaw };
+    let damage = Damage { run: run.clone(), scope: scope.path.clone(), seq, place: at, flaw };
     match damage.flaw {
         Flaw::Format { .. } => Err(StoreError::of_damage(damage, None).into()),
         _ => Ok(Found::Damaged(Box::new(damage))),
@@ -173,17 +173,17 @@ impl Columns {
         connection: &Connection,
         place: &Place,
         run: &RunId,
-        branch: &Branch,
+        scope: &Scope,
         seq: u64,
     ) -> Result<Result<Record, Flaw>, Failure> {
         let Self { row, body } = self;
         let body = match (row.codec.and_then(decode::kind), body) {
             (Some(kind), Some(bytes)) => {
-                let decoded = frames::decode(connection, place, run, branch, seq, (kind, bytes))?;
+                let decoded = frames::decode(connection, place, run, scope, seq, (kind, bytes))?;
                 decoded.map(ReadBody::Decoded)
             }
             (_, body) => Ok(body.map_or(ReadBody::Nothing, ReadBody::Plain)),
         };
-        Ok(row.open(&place.delta_cache, RowPlace { run, branch: &branch.path, seq }, body))
+        Ok(row.open(&place.delta_cache, RowPlace { run, scope: &scope.path, seq }, body))
     }
 }

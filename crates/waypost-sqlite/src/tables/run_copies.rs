@@ -4,7 +4,7 @@
 //! lease restores a damaged copy from the other copy, and moves the damaged bytes to quarantine.
 
 use rusqlite::{Connection, OptionalExtension, params};
-use waypost::id::{BranchPath, Digest, RunId};
+use waypost::id::{Digest, RunId, ScopePath};
 use waypost::record::{Flaw, SealedRun};
 use waypost::store::{Damage, StoreError};
 
@@ -49,7 +49,7 @@ impl View<'_> {
             return Ok(sealed);
         }
         let place = place_of(self.place, TABLES[0], id);
-        let damage = Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place, flaw };
+        let damage = Damage { run: run.clone(), scope: ScopePath::main(), seq: 0, place, flaw };
         Err(StoreError::of_damage(damage, None).into())
     }
 

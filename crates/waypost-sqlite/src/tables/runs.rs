@@ -7,18 +7,18 @@ use jiff::Timestamp;
 use rusqlite::{Row, ToSql};
 use waypost::disk::RealDisk;
 use waypost::folder::has_log;
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::record::{Header, Phase, RunRecord, RunStatus};
 use waypost::store::{Progress, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 
 use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::values::{count, int, time_of, time_text};
-use crate::tables::branch::Branch;
 use crate::tables::inspect;
 use crate::tables::lease;
 use crate::tables::read::{View, unknown_cursor};
 use crate::tables::rows::{Found, Want, fetch};
+use crate::tables::scope::Scope;
 use crate::tables::tail_check::folder_of;
 
 const SUMMARY: &str =
@@ -70,7 +70,7 @@ impl View<'_> {
         }
     }
 
-    /// Rewrites an unreadable summary from the frozen record, and from the records of the main branch if they
+    /// Rewrites an unreadable summary from the frozen record, and from the records of the main scope if they
     /// have ended the run. The next append restores the other values.
     pub(crate) fn repair_summary(&self, id: i64, run: &RunId) -> Result<(), Failure> {
         if self.summary_finding(id)?.is_none() {
@@ -101,10 +101,10 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Returns the end of a run by the newest record of its main branch, if the record is sound and ends the
+    /// Returns the end of a run by the newest record of its main scope, if the record is sound and ends the
     /// run.
     fn end_of(&self, id: i64, run: &RunId) -> Result<Option<Ended>, Failure> {
-        let Some(main) = Branch::find(self.connection, id, &BranchPath::main())? else { return Ok(None) };
+        let Some(main) = Scope::find(self.connection, id, &ScopePath::main())? else { return Ok(None) };
         let main = main.settled(self.connection, id)?;
         let header = |seq| match fetch(self.connection, self.place, run, &main, seq, Want::Header)? {
             Found::Sound(record) => Ok(Some(record)),

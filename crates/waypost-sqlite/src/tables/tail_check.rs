@@ -11,7 +11,7 @@
 //! loss.
 //!
 //! The log is read backwards from its end to the first existing record, because only an end can be lost. A
-//! quarantined record does not count as existing: later lost records may not be noted yet. Branches unknown
+//! quarantined record does not count as existing: later lost records may not be noted yet. Scopes unknown
 //! to the database are left out, because their opening record is lost too.
 
 use std::collections::BTreeMap;
@@ -21,16 +21,16 @@ use std::sync::Arc;
 use rusqlite::Connection;
 use waypost::disk::RealDisk;
 use waypost::folder::{self, LoggedRecords};
-use waypost::id::{BranchPath, RunId};
+use waypost::id::{RunId, ScopePath};
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Damage, StoreError};
 
 use crate::database::error::{Failure, SqliteError};
 use crate::database::open::Place;
 use crate::tables::ack_journal;
-use crate::tables::branch::Branch;
 use crate::tables::read::View;
 use crate::tables::rows::key;
+use crate::tables::scope::Scope;
 
 /// The flaw of a lost record of an `async` run.
 const NOT_YET_SYNCED: &str =
@@ -43,7 +43,7 @@ pub(crate) fn folder_of(place: &Place, run: &RunId) -> PathBuf {
 
 /// Acknowledged records by the files of a run, newest first.
 pub(crate) struct Acknowledged {
-    journal: Vec<(BranchPath, u64)>,
+    journal: Vec<(ScopePath, u64)>,
     journal_path: PathBuf,
     log: LoggedRecords<'static>,
 }
@@ -69,10 +69,10 @@ pub(crate) fn missing_run(place: &Place, run: &RunId) -> StoreError {
     }
     let folder = folder_of(place, run);
     let Acknowledged { journal, log, .. } = acknowledged(place, run);
-    let newest = journal.into_iter().chain(log).find(|(branch, _)| branch.is_main());
+    let newest = journal.into_iter().chain(log).find(|(scope, _)| scope.is_main());
     let damage = Damage {
         run: run.clone(),
-        branch: BranchPath::main(),
+        scope: ScopePath::main(),
         seq: newest.map_or(0, |(_, seq)| seq),
         place: format!("{} has the record", shown(&folder)),
         flaw: Flaw::Missing,
@@ -95,17 +95,17 @@ fn shown(folder: &Path) -> String {
     folder.join("events.jsonl").display().to_string()
 }
 
-/// Why records of a branch are lost.
+/// Why records of a scope are lost.
 #[derive(Debug)]
 pub(crate) struct Loss {
     flaw: Flaw,
     place: String,
 }
 
-/// The newest lost record of each branch.
+/// The newest lost record of each scope.
 #[derive(Debug, Default)]
 pub(crate) struct Lost {
-    newest: BTreeMap<BranchPath, u64>,
+    newest: BTreeMap<ScopePath, u64>,
     loss: Option<Arc<Loss>>,
 }
 
@@ -147,17 +147,17 @@ impl Lost {
         &mut self,
         view: View<'_>,
         id: i64,
-        kept: &mut BTreeMap<BranchPath, Option<(i64, u64)>>,
-        (branch, seq): (BranchPath, u64),
+        kept: &mut BTreeMap<ScopePath, Option<(i64, u64)>>,
+        (scope, seq): (ScopePath, u64),
     ) -> Result<bool, Failure> {
-        let newest = match kept.get(&branch) {
+        let newest = match kept.get(&scope) {
             Some(newest) => *newest,
-            None => *kept.entry(branch.clone()).or_insert(newest_of(view.connection, id, &branch)?),
+            None => *kept.entry(scope.clone()).or_insert(newest_of(view.connection, id, &scope)?),
         };
         match newest {
             Some((id, newest)) if seq <= newest => exists(view.connection, key(id, seq)),
             Some(_) => {
-                let acknowledged = self.newest.entry(branch).or_default();
+                let acknowledged = self.newest.entry(scope).or_default();
                 *acknowledged = seq.max(*acknowledged);
                 Ok(false)
             }
@@ -170,23 +170,23 @@ impl Lost {
         self.newest.is_empty()
     }
 
-    /// Extends a branch to its acknowledged end.
-    pub(crate) fn extend(&self, mut branch: Branch) -> Branch {
-        if let Some((acknowledged, loss)) = self.newest.get(&branch.path).zip(self.loss.as_ref())
-            && *acknowledged > branch.newest
+    /// Extends a scope to its acknowledged end.
+    pub(crate) fn extend(&self, mut scope: Scope) -> Scope {
+        if let Some((acknowledged, loss)) = self.newest.get(&scope.path).zip(self.loss.as_ref())
+            && *acknowledged > scope.newest
         {
-            branch.loss = Some((branch.newest, Arc::clone(loss)));
-            branch.newest = *acknowledged;
+            scope.loss = Some((scope.newest, Arc::clone(loss)));
+            scope.newest = *acknowledged;
         }
-        branch
+        scope
     }
 }
 
-/// Returns the id of a branch and its highest seq ever.
-fn newest_of(connection: &Connection, run: i64, path: &BranchPath) -> Result<Option<(i64, u64)>, Failure> {
-    let Some(branch) = Branch::find(connection, run, path)? else { return Ok(None) };
-    let branch = branch.settled(connection, run)?;
-    Ok(Some((branch.id, branch.newest)))
+/// Returns the id of a scope and its highest seq ever.
+fn newest_of(connection: &Connection, run: i64, path: &ScopePath) -> Result<Option<(i64, u64)>, Failure> {
+    let Some(scope) = Scope::find(connection, run, path)? else { return Ok(None) };
+    let scope = scope.settled(connection, run)?;
+    Ok(Some((scope.id, scope.newest)))
 }
 
 /// Returns whether a record has a row, possibly on a damaged page.
@@ -198,7 +198,7 @@ fn exists(connection: &Connection, key: i64) -> Result<bool, Failure> {
     }
 }
 
-impl Branch {
+impl Scope {
     /// Returns the flaw and evidence of a lost record, if the log contains it.
     pub(crate) fn loss(&self, seq: u64) -> Option<(Flaw, String)> {
         let (above, loss) = self.loss.as_ref()?;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use rusqlite::{Connection, params};
-use waypost::id::{BranchPath, Digest, RunId};
+use waypost::id::{Digest, RunId, ScopePath};
 use waypost::record::{Reason, Record, RunStatus, SealedRun};
 use waypost::store::{Appended, Batch, FIRST_TOKEN, StoreError};
 
@@ -14,10 +14,10 @@ use crate::database::heads::RunRow;
 use crate::database::heads::{HeadEnd, Newest};
 use crate::database::open::Place;
 use crate::database::values::{int, time_text};
-use crate::tables::branch::{Branch, newest_row};
-use crate::tables::rows::{BRANCH_ID_MAX, Found, SEQ_MAX, Want, fetch, key};
+use crate::tables::rows::{Found, SCOPE_ID_MAX, SEQ_MAX, Want, fetch, key};
 use crate::tables::run_copies;
 use crate::tables::runs::labels_text;
+use crate::tables::scope::{Scope, newest_row};
 use waypost_codec::encode::{CODEC_DELTA, CODEC_FULL};
 use waypost_codec::encode::{Encoded, StoredBody, encode_full};
 
@@ -96,12 +96,12 @@ fn answered_before(connection: &Connection, run: i64, batch: &Batch) -> Result<A
     let Some(last) = batch.records.last() else { return Ok(Appended::Before) };
     let header = last.header();
     let mut kept = false;
-    if let Some(branch) = Branch::find(connection, run, &header.branch)?
-        && header.seq <= branch.newest
+    if let Some(scope) = Scope::find(connection, run, &header.scope)?
+        && header.seq <= scope.newest
     {
         kept = connection
             .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2")?
-            .exists(params![key(branch.id, header.seq), last.digest().as_bytes()])?;
+            .exists(params![key(scope.id, header.seq), last.digest().as_bytes()])?;
     }
     if kept {
         return Ok(Appended::Before);
@@ -111,11 +111,11 @@ fn answered_before(connection: &Connection, run: i64, batch: &Batch) -> Result<A
 
 fn conflict(record: &Record, why: String) -> Failure {
     let header = record.header();
-    let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
-    StoreError::Conflict { run, branch, seq, why }.into()
+    let (run, scope, seq) = (header.run.clone(), header.scope.clone(), header.seq);
+    StoreError::Conflict { run, scope, seq, why }.into()
 }
 
-/// The end of a branch, with the additions of this batch.
+/// The end of a scope, with the additions of this batch.
 struct Chain {
     id: Option<i64>,
     open: bool,
@@ -127,14 +127,14 @@ struct Chain {
     bodies: u64,
 }
 
-/// The branches of a batch, in the order of their first record.
+/// The scopes of a batch, in the order of their first record.
 struct Chains {
-    order: Vec<BranchPath>,
-    by_path: HashMap<BranchPath, Chain>,
+    order: Vec<ScopePath>,
+    by_path: HashMap<ScopePath, Chain>,
 }
 
 impl Chains {
-    /// Checks that `records` continue the chains of their branches.
+    /// Checks that `records` continue the chains of their scopes.
     fn of(
         connection: &Connection,
         place: &Place,
@@ -145,20 +145,20 @@ impl Chains {
         let mut chains = Self { order: Vec::new(), by_path: HashMap::new() };
         for record in records {
             let header = record.header();
-            if !chains.by_path.contains_key(&header.branch) {
+            if !chains.by_path.contains_key(&header.scope) {
                 let chain = match main.take() {
-                    Some(end) if header.branch.is_main() => Chain::behind(connection, end)?,
+                    Some(end) if header.scope.is_main() => Chain::behind(connection, end)?,
                     other => {
                         main = other;
-                        Chain::find(connection, run, &header.branch)?
+                        Chain::find(connection, run, &header.scope)?
                     }
                 };
-                chains.order.push(header.branch.clone());
-                chains.by_path.insert(header.branch.clone(), chain);
+                chains.order.push(header.scope.clone());
+                chains.by_path.insert(header.scope.clone(), chain);
             }
-            let chain = chains.by_path.get_mut(&header.branch).expect("the entry was added just before");
+            let chain = chains.by_path.get_mut(&header.scope).expect("the entry was added just before");
             if let Err(failure) = chain.check(connection, place, record) {
-                chain.settle(connection, run, &header.branch).transpose().ok_or(failure)??;
+                chain.settle(connection, run, &header.scope).transpose().ok_or(failure)??;
                 chain.check(connection, place, record)?;
             }
             chain.open = header.end.is_none();
@@ -176,20 +176,20 @@ impl Chain {
     }
 
     fn behind(connection: &Connection, end: HeadEnd) -> Result<Self, Failure> {
-        let HeadEnd { branch, newest, record } = end;
+        let HeadEnd { scope, newest, record } = end;
         let last = match &record {
             Some(record) => Some((newest, record.digest)),
-            None => newest_row(connection, branch, newest)?,
+            None => newest_row(connection, scope, newest)?,
         };
         let framed = record.filter(Newest::is_framed).map(|record| (newest, record.digest));
-        Ok(Self { id: Some(branch), newest, last, framed, ..Self::new() })
+        Ok(Self { id: Some(scope), newest, last, framed, ..Self::new() })
     }
 
-    fn find(connection: &Connection, run: Option<i64>, path: &BranchPath) -> Result<Self, Failure> {
+    fn find(connection: &Connection, run: Option<i64>, path: &ScopePath) -> Result<Self, Failure> {
         let Some(run) = run else { return Ok(Self::new()) };
         let end = if path.is_main() {
-            let main = Branch::find(connection, run, path)?;
-            main.map(|main| HeadEnd { branch: main.id, newest: main.newest, record: None })
+            let main = Scope::find(connection, run, path)?;
+            main.map(|main| HeadEnd { scope: main.id, newest: main.newest, record: None })
         } else {
             HeadEnd::of_child(connection, run, path)?
         };
@@ -201,15 +201,15 @@ impl Chain {
         &mut self,
         connection: &Connection,
         run: Option<i64>,
-        path: &BranchPath,
+        path: &ScopePath,
     ) -> Result<Option<()>, Failure> {
         let Some(run) = run.filter(|_| self.bodies == 0) else { return Ok(None) };
-        let Some(branch) = Branch::find(connection, run, path)? else { return Ok(None) };
-        let branch = branch.settled(connection, run)?;
-        if (Some(branch.id), branch.newest) == (self.id, self.newest) {
+        let Some(scope) = Scope::find(connection, run, path)? else { return Ok(None) };
+        let scope = scope.settled(connection, run)?;
+        if (Some(scope.id), scope.newest) == (self.id, self.newest) {
             return Ok(None);
         }
-        let end = HeadEnd { branch: branch.id, newest: branch.newest, record: None };
+        let end = HeadEnd { scope: scope.id, newest: scope.newest, record: None };
         *self = Self::behind(connection, end)?;
         Ok(Some(()))
     }
@@ -223,7 +223,7 @@ impl Chain {
         let header = record.header();
         let next = self.newest + 1;
         if next > SEQ_MAX {
-            return Err(conflict(record, format!("a branch has at most {SEQ_MAX} records")));
+            return Err(conflict(record, format!("a scope has at most {SEQ_MAX} records")));
         }
         let last_seq = self.last.map_or(0, |(seq, _)| seq);
         if header.reason == Reason::Repair && header.seq > last_seq && header.seq <= next {
@@ -250,12 +250,12 @@ impl Chain {
         let sound = match self.id {
             // Records of this batch are sound, so earlier records need no check.
             Some(id) if self.bodies == 0 => {
-                let path = header.branch.clone();
-                let branch = Branch { id, path, open: true, newest: self.newest, loss: None };
+                let path = header.scope.clone();
+                let scope = Scope { id, path, open: true, newest: self.newest, loss: None };
                 let mut sound = Vec::new();
                 for seq in (1..header.seq).rev() {
                     if let Found::Sound(found) =
-                        fetch(connection, place, &header.run, &branch, seq, Want::Whole)?
+                        fetch(connection, place, &header.run, &scope, seq, Want::Whole)?
                     {
                         sound.push(found.digest());
                         if found.body_bytes().is_some() {
@@ -277,7 +277,7 @@ fn mismatch(found: Option<Digest>, expect: Option<Digest>) -> String {
     format!("`prev` is {}, but the record before has digest {}", text(found), text(expect))
 }
 
-/// Returns whether every body was stored as packed, and the end of the main branch if the batch adds to it.
+/// Returns whether every body was stored as packed, and the end of the main scope if the batch adds to it.
 fn write(
     connection: &Connection,
     place: &Place,
@@ -289,25 +289,25 @@ fn write(
     let (mut opened, mut main) = (0, None);
     for path in &chains.order {
         let chain = chains.by_path.get_mut(path).expect("every path in the order has a chain");
-        // The row of the run has the end of the main branch.
-        let own = (!path.is_main()).then(|| BranchEnd {
+        // The row of the run has the end of the main scope.
+        let own = (!path.is_main()).then(|| ScopeEnd {
             open: chain.open,
             newest: int(chain.newest),
             bodies: int(chain.bodies),
         });
         if chain.id.is_none() {
-            chain.id = Some(open_branch(connection, run, path, own.as_ref())?);
+            chain.id = Some(open_scope(connection, run, path, own.as_ref())?);
             opened += 1;
-        } else if let Some(BranchEnd { open, newest, bodies }) = own {
+        } else if let Some(ScopeEnd { open, newest, bodies }) = own {
             connection
                 .prepare_cached(
-                    "UPDATE branches SET open = ?2, newest = ?3, bodies = bodies + ?4 WHERE id = ?1",
+                    "UPDATE scopes SET open = ?2, newest = ?3, bodies = bodies + ?4 WHERE id = ?1",
                 )?
                 .execute((chain.id, open, newest, bodies))?;
         }
         if path.is_main() {
             main = Some(MainEnd {
-                branch: chain.id,
+                scope: chain.id,
                 open: chain.open,
                 newest: chain.newest,
                 bodies: chain.bodies,
@@ -316,8 +316,8 @@ fn write(
     }
     let (mut bytes, mut as_packed, mut end) = (0, true, None);
     for (record, encoded) in batch.records.iter().zip(encoded) {
-        let chain = &chains.by_path[&record.header().branch];
-        let id = chain.id.expect("every branch has an id by now");
+        let chain = &chains.by_path[&record.header().scope];
+        let id = chain.id.expect("every scope has an id by now");
         let alone;
         let body = if chain.has_framed(&encoded.body) || is_base_there(connection, id, &encoded.body)? {
             &encoded.body
@@ -327,11 +327,11 @@ fn write(
             &alone
         };
         bytes += write_record(connection, id, record, encoded, body)?;
-        if record.header().branch.is_main() {
+        if record.header().scope.is_main() {
             // A repair may precede the newest seq, whose record is missing.
             let newest = Newest::new(record.digest(), body.codec());
             let record = (record.header().seq == chain.newest).then_some(newest);
-            end = Some(HeadEnd { branch: id, newest: chain.newest, record });
+            end = Some(HeadEnd { scope: id, newest: chain.newest, record });
         }
     }
     take_in(connection, run, &batch.consumed)?;
@@ -356,37 +356,37 @@ fn take_in(connection: &Connection, run: i64, consumed: &[String]) -> Result<(),
     Ok(connection.pragma_update(None, "secure_delete", "FAST")?)
 }
 
-/// The end of a branch, as its row stores it.
-struct BranchEnd {
+/// The end of a scope, as its row stores it.
+struct ScopeEnd {
     open: bool,
     newest: i64,
     bodies: i64,
 }
 
-/// Opens a branch. `end` is absent if the row of the run stores it.
-fn open_branch(
+/// Opens a scope. `end` is absent if the row of the run stores it.
+fn open_scope(
     connection: &Connection,
     run: i64,
-    path: &BranchPath,
-    end: Option<&BranchEnd>,
+    path: &ScopePath,
+    end: Option<&ScopeEnd>,
 ) -> Result<i64, Failure> {
     let (open, newest) = (end.map(|end| end.open), end.map(|end| end.newest));
     let id = connection
-        .prepare_cached("INSERT INTO branches VALUES (NULL, ?1, ?2, ?3, ?4, ?5) RETURNING id")?
+        .prepare_cached("INSERT INTO scopes VALUES (NULL, ?1, ?2, ?3, ?4, ?5) RETURNING id")?
         .query_row((run, path.as_str(), open, newest, end.map(|end| end.bodies)), |row| row.get(0))?;
-    if id > BRANCH_ID_MAX {
-        return Err(SqliteError::refused(format!("a store has at most {BRANCH_ID_MAX} branches")).into());
+    if id > SCOPE_ID_MAX {
+        return Err(SqliteError::refused(format!("a store has at most {SCOPE_ID_MAX} scopes")).into());
     }
     Ok(id)
 }
 
 /// Returns whether the base of a delta is still stored as a frame with the expected digest. It may be in
 /// quarantine by now, or the run may have been recreated.
-fn is_base_there(connection: &Connection, branch: i64, body: &StoredBody) -> Result<bool, Failure> {
+fn is_base_there(connection: &Connection, scope: i64, body: &StoredBody) -> Result<bool, Failure> {
     let StoredBody::Delta(_, base, digest) = body else { return Ok(true) };
     let found = connection
         .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2 AND codec IN (?3, ?4)")?
-        .exists(params![key(branch, *base), digest.as_bytes(), CODEC_FULL, CODEC_DELTA]);
+        .exists(params![key(scope, *base), digest.as_bytes(), CODEC_FULL, CODEC_DELTA]);
     match found.map_err(SqliteError::from) {
         Err(fault) if !fault.is_corrupt() => Err(fault.into()),
         found => Ok(found.unwrap_or(false)),
@@ -396,7 +396,7 @@ fn is_base_there(connection: &Connection, branch: i64, body: &StoredBody) -> Res
 /// Writes a record. Returns the number of stored bytes.
 fn write_record(
     connection: &Connection,
-    branch: i64,
+    scope: i64,
     record: &Record,
     encoded: &Encoded,
     body: &StoredBody,
@@ -405,7 +405,7 @@ fn write_record(
     let (codec, body) = body.columns(record.body_bytes().map(|body| body.as_slice()));
     connection.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?.execute(
         params![
-            key(branch, header.seq),
+            key(scope, header.seq),
             header.external,
             header.about.map(int),
             codec,
@@ -417,10 +417,10 @@ fn write_record(
     Ok(encoded.header.len() + body.map_or(0, <[u8]>::len))
 }
 
-/// The end of the main branch after a batch, with the number of added bodies.
+/// The end of the main scope after a batch, with the number of added bodies.
 #[derive(Debug, Clone, Copy)]
 struct MainEnd {
-    branch: Option<i64>,
+    scope: Option<i64>,
     open: bool,
     newest: u64,
     bodies: u64,
@@ -441,7 +441,7 @@ fn summarise(
             "UPDATE runs SET status = ifnull(?2, status), doubtful = ifnull(?3, doubtful),
                  step = iif(?2 IS NULL, step, ?4), done = ifnull(?5, done), total = ifnull(?6, total),
                  wake_at = iif(?2 IS NULL, wake_at, ?7), lost = ifnull(?8, lost), updated_at = ifnull(?9, updated_at), checkpoints = checkpoints + ?10,
-                 bytes = bytes + ?11, branches = branches + ?12, batch_token = ?13,
+                 bytes = bytes + ?11, scopes = scopes + ?12, batch_token = ?13,
                  batch_count = ?14, leased = ?15, main = ifnull(?16, main),
                  main_open = ifnull(?17, main_open), main_newest = ifnull(?18, main_newest),
                  main_bodies = main_bodies + ?19
@@ -463,7 +463,7 @@ fn summarise(
             int(batch.id.token),
             int(batch.id.count),
             !batch.release,
-            main.map(|main| main.branch),
+            main.map(|main| main.scope),
             main.map(|main| main.open),
             main.map(|main| int(main.newest)),
             main.map_or(0, |main| int(main.bodies)),

@@ -8,10 +8,10 @@ use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::Place;
 use crate::database::values::time_text;
-use crate::tables::branch::Branch;
 use crate::tables::counters;
 use crate::tables::read::View;
 use crate::tables::rows::{Found, SEQ_MAX, Want, fetch, key};
+use crate::tables::scope::Scope;
 use crate::tables::tail_check::{Lost, acknowledged};
 use crate::write::trim::{Freed, add_bytes, bases};
 
@@ -27,23 +27,21 @@ pub(crate) fn quarantine(
     now: jiff::Timestamp,
 ) -> Result<(), Failure> {
     let run = RunRow::leased(connection, &damage.run, token)?.id;
-    let branch = Branch::get(connection, run, &damage.branch)?
-        .ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?
+    let scope = Scope::get(connection, run, &damage.scope)?
+        .ok_or_else(|| StoreError::no_scope(&damage.run, &damage.scope))?
         .settled(connection, run)?;
     // Other workers cannot append, so every record of the log is in this snapshot.
     let lost = Lost::of(View { connection, place }, &damage.run, run, acknowledged(place, &damage.run))?;
-    let branch = lost.extend(branch);
+    let scope = lost.extend(scope);
     let found = match damage.seq {
-        seq @ 1.. if seq <= branch.newest => {
-            fetch(connection, place, &damage.run, &branch, seq, Want::Whole)?
-        }
+        seq @ 1.. if seq <= scope.newest => fetch(connection, place, &damage.run, &scope, seq, Want::Whole)?,
         _ => Found::Absent,
     };
     let Found::Damaged(found) = found else {
         let (run, seq) = (&damage.run, damage.seq);
         return Err(StoreError::Invalid(format!("run {run} has no damaged record {seq} to move")).into());
     };
-    let key = key(branch.id, damage.seq);
+    let key = key(scope.id, damage.seq);
     let (why, now) = (found.flaw.to_string(), time_text(now));
     let moved = connection
         .prepare_cached(
@@ -54,8 +52,8 @@ pub(crate) fn quarantine(
         .map_err(SqliteError::from);
     match moved {
         Ok(1) => {
-            free_dependants(connection, place, &damage.run, run, &branch, damage.seq)?;
-            remove(connection, run, &branch, key)
+            free_dependants(connection, place, &damage.run, run, &scope, damage.seq)?;
+            remove(connection, run, &scope, key)
         }
         Err(fault) if !fault.is_corrupt() => Err(fault.into()),
         _ => {
@@ -64,22 +62,16 @@ pub(crate) fn quarantine(
                     "INSERT INTO quarantine VALUES (NULL, ?2, ?1, ?3, ?4, NULL, NULL, NULL, NULL)",
                 )?
                 .execute(params![key, run, why, now])?;
-            note(connection, run, &branch, damage.seq, moved.is_ok())
+            note(connection, run, &scope, damage.seq, moved.is_ok())
         }
     }
 }
 
 /// Marks a record as lost: its seq is never reused, and the count excludes the record.
-fn note(
-    connection: &Connection,
-    run: i64,
-    branch: &Branch,
-    seq: u64,
-    had_no_row: bool,
-) -> Result<(), Failure> {
-    branch.reach(connection, run, seq)?;
+fn note(connection: &Connection, run: i64, scope: &Scope, seq: u64, had_no_row: bool) -> Result<(), Failure> {
+    scope.reach(connection, run, seq)?;
     // A record that only the log knows was never counted here.
-    if had_no_row && branch.loss(seq).is_none() {
+    if had_no_row && scope.loss(seq).is_none() {
         connection
             .prepare_cached("UPDATE runs SET checkpoints = max(checkpoints - 1, 0) WHERE id = ?1")?
             .execute([run])?;
@@ -96,30 +88,30 @@ fn free_dependants(
     place: &Place,
     run: &RunId,
     run_row: i64,
-    branch: &Branch,
+    scope: &Scope,
     seq: u64,
 ) -> Result<(), Failure> {
-    for (above, base) in bases(connection, branch, seq)? {
+    for (above, base) in bases(connection, scope, seq)? {
         if base != seq {
             continue;
         }
-        if let Found::Sound(record) = fetch(connection, place, run, branch, above, Want::Whole)? {
+        if let Found::Sound(record) = fetch(connection, place, run, scope, above, Want::Whole)? {
             let freed = Freed::of(place, &record);
-            let grown = freed.write(connection, branch)?;
+            let grown = freed.write(connection, scope)?;
             add_bytes(connection, run_row, grown)?;
         }
     }
     Ok(())
 }
 
-fn remove(connection: &Connection, run: i64, branch: &Branch, key: i64) -> Result<(), Failure> {
+fn remove(connection: &Connection, run: i64, scope: &Scope, key: i64) -> Result<(), Failure> {
     let (bytes, bodies): (i64, i64) = connection
         .prepare_cached(
             "DELETE FROM records WHERE key = ?1
              RETURNING length(header) + ifnull(length(body), 0), body IS NOT NULL",
         )?
         .query_row([key], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    branch.drop_bodies(connection, run, bodies)?;
+    scope.drop_bodies(connection, run, bodies)?;
     connection
         .prepare_cached(
             "UPDATE runs SET checkpoints = max(checkpoints - 1, 0), bytes = max(bytes - ?2, 0) WHERE id = ?1",
@@ -133,27 +125,27 @@ pub(crate) fn delete(connection: &Connection, run: &RunId) -> Result<bool, Failu
     let Some(RunRow { id, .. }) = RunRow::find(connection, run)? else { return Ok(false) };
     let mut from = 0;
     loop {
-        let branches = branch_ids(connection, id, from)?;
-        let Some(last) = branches.last() else { break };
+        let scopes = scope_ids(connection, id, from)?;
+        let Some(last) = scopes.last() else { break };
         from = last + 1;
-        for branch in branches {
+        for scope in scopes {
             connection
                 .prepare_cached("DELETE FROM records WHERE key BETWEEN ?1 AND ?2")?
-                .execute([key(branch, 0), key(branch, SEQ_MAX)])?;
+                .execute([key(scope, 0), key(scope, SEQ_MAX)])?;
         }
     }
-    for table in ["branches", "signals", "quarantine", "frozen", "frozen_copies"] {
+    for table in ["scopes", "signals", "quarantine", "frozen", "frozen_copies"] {
         connection.execute(&format!("DELETE FROM {table} WHERE run = ?1"), [id])?;
     }
     connection.execute("DELETE FROM runs WHERE id = ?1", [id])?;
     Ok(true)
 }
 
-/// Returns a page of branch ids in ascending order; other columns may be damaged.
-fn branch_ids(connection: &Connection, run: i64, from: i64) -> Result<Vec<i64>, Failure> {
+/// Returns a page of scope ids in ascending order; other columns may be damaged.
+fn scope_ids(connection: &Connection, run: i64, from: i64) -> Result<Vec<i64>, Failure> {
     const AT_ONCE: i64 = 1_000;
     let mut statement = connection
-        .prepare_cached("SELECT id FROM branches WHERE run = ?1 AND id >= ?2 ORDER BY id LIMIT ?3")?;
+        .prepare_cached("SELECT id FROM scopes WHERE run = ?1 AND id >= ?2 ORDER BY id LIMIT ?3")?;
     let ids = statement.query_map([run, from, AT_ONCE], |row| row.get(0))?;
     Ok(ids.collect::<Result<_, _>>()?)
 }

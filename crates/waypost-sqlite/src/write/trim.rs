@@ -15,9 +15,9 @@ use crate::database::error::{Failure, SqliteError};
 use crate::database::heads::RunRow;
 use crate::database::open::Place;
 use crate::database::values::{count, int};
-use crate::tables::branch::Branch;
 use crate::tables::read::View;
 use crate::tables::rows::{Found, SEQ_MAX, Want, fetch, key, seq_of};
+use crate::tables::scope::Scope;
 use waypost_codec::encode::{CODEC_DELTA, CODEC_TRIMMED};
 use waypost_codec::encode::{StoredBody, encode_full};
 use waypost_codec::frame;
@@ -25,15 +25,15 @@ use waypost_codec::frame;
 /// The plan of a trim.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    branches: Vec<BranchPlan>,
+    scopes: Vec<ScopePlan>,
     checkpoints: u64,
     /// Removed bytes, less the bytes of new full frames.
     bytes: i64,
 }
 
 #[derive(Debug)]
-struct BranchPlan {
-    branch: Branch,
+struct ScopePlan {
+    scope: Scope,
     drop: BTreeSet<u64>,
     /// Kept bodies that get a full frame.
     freed: Vec<Freed>,
@@ -59,13 +59,13 @@ impl Plan {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.branches.is_empty()
+        self.scopes.is_empty()
     }
 }
 
-/// Plans to drop the bodies of all sound checkpoints of each branch except those of [`retention::kept`].
+/// Plans to drop the bodies of all sound checkpoints of each scope except those of [`retention::kept`].
 ///
-/// Skips branches with at most `keep` bodies, and reads a branch only down to its oldest body. With a token,
+/// Skips scopes with at most `keep` bodies, and reads a scope only down to its oldest body. With a token,
 /// the caller must hold the lease.
 pub(crate) fn plan(view: View<'_>, run: &RunId, token: Option<u64>, keep: u32) -> Result<Plan, Failure> {
     let row = RunRow::get(view.connection, run)?;
@@ -75,25 +75,25 @@ pub(crate) fn plan(view: View<'_>, run: &RunId, token: Option<u64>, keep: u32) -
     let id = row.id;
     let keep = keep.max(RETENTION_MIN);
     let mut plan = Plan::default();
-    for branch in full_branches(view.connection, id, keep)? {
-        plan_branch(view, run, branch, keep, &mut plan)?;
+    for scope in full_scopes(view.connection, id, keep)? {
+        plan_scope(view, run, scope, keep, &mut plan)?;
     }
     Ok(plan)
 }
 
-fn plan_branch(
+fn plan_scope(
     view: View<'_>,
     run: &RunId,
-    (branch, held): (Branch, u64),
+    (scope, held): (Scope, u64),
     keep: u32,
     plan: &mut Plan,
 ) -> Result<(), Failure> {
-    let sound = |seq| match fetch(view.connection, view.place, run, &branch, seq, Want::Whole)? {
+    let sound = |seq| match fetch(view.connection, view.place, run, &scope, seq, Want::Whole)? {
         // Damaged records are neither counted nor changed; quarantine handles them.
         Found::Sound(record) => Ok::<_, Failure>(Some(record)),
         _ => Ok(None),
     };
-    let bodies = bodies(view.connection, &branch, held)?;
+    let bodies = bodies(view.connection, &scope, held)?;
     let (mut marks, mut digests) = (Vec::new(), Vec::new());
     for (seq, _) in &bodies {
         if let Some(record) = sound(*seq)? {
@@ -109,7 +109,7 @@ fn plan_branch(
     }
     let dropped = bodies.iter().filter(|(seq, _)| drop.contains(seq));
     plan.bytes += dropped.map(|(_, bytes)| int(*bytes)).sum::<i64>();
-    let dependants = dependants(view.connection, &branch, &drop)?;
+    let dependants = dependants(view.connection, &scope, &drop)?;
     let mut freed = Vec::new();
     for &seq in &dependants {
         if let Some(record) = sound(seq)? {
@@ -120,18 +120,18 @@ fn plan_branch(
         }
     }
     plan.checkpoints += drop.len() as u64;
-    plan.branches.push(BranchPlan { branch, drop, freed, dependants, kept });
+    plan.scopes.push(ScopePlan { scope, drop, freed, dependants, kept });
     Ok(())
 }
 
 /// Applies a plan. Returns `false` without a change if the records have changed since.
 pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Plan) -> Result<bool, Failure> {
     let id = RunRow::leased(connection, run, token)?.id;
-    for BranchPlan { branch, drop, freed, dependants: known, kept, .. } in &plan.branches {
+    for ScopePlan { scope, drop, freed, dependants: known, kept, .. } in &plan.scopes {
         let is_there = |seq, digest: &[u8; 32]| -> Result<bool, Failure> {
             Ok(connection
                 .prepare_cached("SELECT 1 FROM records WHERE key = ?1 AND digest = ?2 AND body IS NOT NULL")?
-                .exists(params![key(branch.id, seq), digest])?)
+                .exists(params![key(scope.id, seq), digest])?)
         };
         let freed = freed.iter().map(|one| (one.seq, one.digest));
         for (seq, digest) in freed.chain(kept.iter().copied()) {
@@ -140,18 +140,18 @@ pub(crate) fn apply(connection: &Connection, run: &RunId, token: u64, plan: &Pla
             }
         }
         // A record appended meanwhile may have a dropped body as delta base.
-        if dependants(connection, branch, drop)?.iter().any(|seq| !known.contains(seq)) {
+        if dependants(connection, scope, drop)?.iter().any(|seq| !known.contains(seq)) {
             return Ok(false);
         }
     }
-    for BranchPlan { branch, drop, freed, .. } in &plan.branches {
+    for ScopePlan { scope, drop, freed, .. } in &plan.scopes {
         for one in freed {
-            one.write(connection, branch)?;
+            one.write(connection, scope)?;
         }
         for seq in drop {
-            drop_body(connection, key(branch.id, *seq))?;
+            drop_body(connection, key(scope.id, *seq))?;
         }
-        branch.drop_bodies(connection, id, int(drop.len() as u64))?;
+        scope.drop_bodies(connection, id, int(drop.len() as u64))?;
     }
     add_bytes(connection, id, -plan.bytes)?;
     Ok(true)
@@ -191,8 +191,8 @@ impl Freed {
     }
 
     /// Writes the frame to its row; returns the growth in bytes.
-    pub(crate) fn write(&self, connection: &Connection, branch: &Branch) -> Result<i64, Failure> {
-        let key = key(branch.id, self.seq);
+    pub(crate) fn write(&self, connection: &Connection, scope: &Scope) -> Result<i64, Failure> {
+        let key = key(scope.id, self.seq);
         let before: Option<i64> = connection
             .prepare_cached("SELECT length(body) FROM records WHERE key = ?1")?
             .query_row([key], |row| row.get(0))
@@ -214,31 +214,31 @@ pub(crate) fn add_bytes(connection: &Connection, run: i64, bytes: i64) -> Result
     Ok(())
 }
 
-/// Returns the branches with more than `keep` bodies, each with its number of bodies.
-fn full_branches(connection: &Connection, run: i64, keep: u32) -> Result<Vec<(Branch, u64)>, Failure> {
+/// Returns the scopes with more than `keep` bodies, each with its number of bodies.
+fn full_scopes(connection: &Connection, run: i64, keep: u32) -> Result<Vec<(Scope, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT id, held FROM (SELECT id,
-             ifnull(bodies, (SELECT main_bodies FROM runs WHERE runs.id = branches.run)) AS held
-             FROM branches WHERE run = ?1) WHERE held > ?2 ORDER BY id",
+             ifnull(bodies, (SELECT main_bodies FROM runs WHERE runs.id = scopes.run)) AS held
+             FROM scopes WHERE run = ?1) WHERE held > ?2 ORDER BY id",
     )?;
     let found = statement.query_map((run, keep), |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))?;
     let found = found.collect::<Result<Vec<_>, _>>()?;
-    let mut branches = Vec::with_capacity(found.len());
+    let mut scopes = Vec::with_capacity(found.len());
     for (id, held) in found {
         let held = count(held)?;
-        branches.extend(Branch::list(connection, run, id, 1)?.into_iter().map(|branch| (branch, held)));
+        scopes.extend(Scope::list(connection, run, id, 1)?.into_iter().map(|scope| (scope, held)));
     }
-    Ok(branches)
+    Ok(scopes)
 }
 
-/// Returns seq and size of the bodies of a branch, newest first. The branch has `held` bodies; rows below the
+/// Returns seq and size of the bodies of a scope, newest first. The scope has `held` bodies; rows below the
 /// last are not read.
-fn bodies(connection: &Connection, branch: &Branch, held: u64) -> Result<Vec<(u64, u64)>, Failure> {
+fn bodies(connection: &Connection, scope: &Scope, held: u64) -> Result<Vec<(u64, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT key, length(body) FROM records
          WHERE key > ?1 AND key <= ?2 AND codec <> ?3 AND body IS NOT NULL ORDER BY key DESC LIMIT ?4",
     )?;
-    let (from, to) = (key(branch.id, 0), key(branch.id, SEQ_MAX));
+    let (from, to) = (key(scope.id, 0), key(scope.id, SEQ_MAX));
     let mut rows = statement.query((from, to, CODEC_TRIMMED, int(held)))?;
     let mut bodies = Vec::new();
     while let Some(row) = rows.next()? {
@@ -248,22 +248,22 @@ fn bodies(connection: &Connection, branch: &Branch, held: u64) -> Result<Vec<(u6
 }
 
 /// Returns the kept records whose delta base is dropped.
-fn dependants(connection: &Connection, branch: &Branch, drop: &BTreeSet<u64>) -> Result<Vec<u64>, Failure> {
+fn dependants(connection: &Connection, scope: &Scope, drop: &BTreeSet<u64>) -> Result<Vec<u64>, Failure> {
     let Some(first) = drop.first() else { return Ok(Vec::new()) };
-    let deltas = bases(connection, branch, *first)?.into_iter();
+    let deltas = bases(connection, scope, *first)?.into_iter();
     Ok(deltas.filter(|(seq, base)| drop.contains(base) && !drop.contains(seq)).map(|(seq, _)| seq).collect())
 }
 
 /// Returns the deltas above record `seq`, oldest first, each with its base record according to its row. A
 /// damaged row may have any base or none.
-pub(crate) fn bases(connection: &Connection, branch: &Branch, seq: u64) -> Result<Vec<(u64, u64)>, Failure> {
+pub(crate) fn bases(connection: &Connection, scope: &Scope, seq: u64) -> Result<Vec<(u64, u64)>, Failure> {
     let mut statement = connection.prepare_cached(
         "SELECT key, substr(body, 1, ?4) FROM records
          WHERE key > ?1 AND key <= ?2 AND codec = ?3 ORDER BY key",
     )?;
     let begin = int(frame::BASE_BYTES_MAX as u64);
     let mut rows =
-        statement.query(params![key(branch.id, seq), key(branch.id, SEQ_MAX), CODEC_DELTA, begin])?;
+        statement.query(params![key(scope.id, seq), key(scope.id, SEQ_MAX), CODEC_DELTA, begin])?;
     let mut found = Vec::new();
     loop {
         match rows.next().map_err(SqliteError::from) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use waypost::store::Store;
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_sqlite::SqliteStore;
 use waypost_testing::contract::{DamageTarget, StoreFixture};
 use waypost_testing::{store_contract, store_differential};
@@ -32,7 +32,7 @@ impl Sqlite {
             .query_row(
                 "SELECT count(*) FROM runs WHERE bytes <> (
                      SELECT sum(length(header) + ifnull(length(body), 0)) FROM records
-                     JOIN branches ON branches.id = key >> 32 WHERE run = runs.id)",
+                     JOIN scopes ON scopes.id = key >> 32 WHERE run = runs.id)",
                 [],
                 |row| row.get(0),
             )
@@ -52,10 +52,10 @@ impl Sqlite {
     }
 }
 
-fn record(run: &RunId, branch: &BranchPath, seq: u64) -> String {
+fn record(run: &RunId, scope: &ScopePath, seq: u64) -> String {
     format!(
-        "key = (SELECT branches.id << 32 | {seq} FROM branches JOIN runs ON runs.id = run
-                WHERE name = '{run}' AND branches.path = '{branch}')"
+        "key = (SELECT scopes.id << 32 | {seq} FROM scopes JOIN runs ON runs.id = run
+                WHERE name = '{run}' AND scopes.path = '{scope}')"
     )
 }
 
@@ -78,8 +78,8 @@ impl StoreFixture for Sqlite {
                     self.flip(table, "record", &row);
                 }
             }
-            DamageTarget::Header(branch, seq) => self.flip("records", "header", &record(run, branch, *seq)),
-            DamageTarget::Body(branch, seq) => self.flip("records", "body", &record(run, branch, *seq)),
+            DamageTarget::Header(scope, seq) => self.flip("records", "header", &record(run, scope, *seq)),
+            DamageTarget::Body(scope, seq) => self.flip("records", "body", &record(run, scope, *seq)),
         }
     }
 

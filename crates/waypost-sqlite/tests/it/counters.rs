@@ -1,13 +1,13 @@
 //! Columns that no digest covers are not believed against the records, and are mended.
 //!
-//! What happened: with `branches.newest` lowered, `verify` said sound and every append failed for ever; raised, a resume
+//! What happened: with `scopes.newest` lowered, `verify` said sound and every append failed for ever; raised, a resume
 //! moved a million records to quarantine that never were. A run whose status could not be read made the list of all
 //! runs fail, and one changed bit in a run record cost the run. Why: each of them was believed by itself. What stops it
 //! now: the records decide (counters.rs), summaries are derived anew (runs.rs), run records are kept twice (run_copies.rs).
 
 use std::sync::Arc;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Durability, RunStatus};
 use waypost::store::{Page, RunQuery, Scan, Store, StoreError};
 use waypost_sqlite::SqliteStore;
@@ -28,7 +28,7 @@ async fn five(site: &Site) -> Links {
 
 /// Appends a record as whoever takes the run up does.
 async fn go_on(store: &Arc<SqliteStore>, links: &mut Links) {
-    let lease = store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run_id("r-1"), &ScopePath::main(), &holder("next")).await.unwrap();
     links.under(&lease);
     store.append(&[&lease], links.step()).await.unwrap();
     store.release(lease, None).await.unwrap();
@@ -39,7 +39,7 @@ async fn found(store: &SqliteStore) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_branch_ends_where_its_records_end() {
+async fn a_scope_ends_where_its_records_end() {
     for newest in [0, 1, 4, 6, 1 << 20, (1_i64 << 32) - 1] {
         let site = Site::new();
         let mut links = five(&site).await;
@@ -58,12 +58,12 @@ async fn a_branch_ends_where_its_records_end() {
 }
 
 #[tokio::test]
-async fn records_of_the_main_branch_never_go_to_another() {
+async fn records_of_the_main_scope_never_go_to_another() {
     for main in [0, 2, 3, -1, 1_i64 << 33] {
         let site = Site::new();
         let mut links = five(&site).await;
-        site.execute("INSERT INTO branches VALUES (2, 1, 'each:a', 1, 0, 0)");
-        site.execute(&format!("UPDATE runs SET main = {main}, branches = 2"));
+        site.execute("INSERT INTO scopes VALUES (2, 1, 'each:a', 1, 0, 0)");
+        site.execute(&format!("UPDATE runs SET main = {main}, scopes = 2"));
         let store = site.open();
         assert_eq!(found(&store).await.len(), 1, "{main}: {:?}", found(&store).await);
 
@@ -88,7 +88,7 @@ async fn a_row_that_vanished_is_not_mended_away() {
     site.execute("DELETE FROM records WHERE key = (1 << 32 | 5)");
     let store = site.open();
 
-    store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")).await.unwrap();
+    store.acquire(&run_id("r-1"), &ScopePath::main(), &holder("next")).await.unwrap();
 
     let head = store.heads(&run_id("r-1"), &Page::default()).await.unwrap().heads.remove(0);
     assert_eq!((head.record.header().seq, head.next, head.damaged.len()), (4, 6, 1));
@@ -96,7 +96,7 @@ async fn a_row_that_vanished_is_not_mended_away() {
 
 #[tokio::test]
 async fn counts_are_compared_and_mended() {
-    for (column, wrong) in [("checkpoints", 3), ("checkpoints", 1_i64 << 40), ("bytes", 1), ("branches", 9)] {
+    for (column, wrong) in [("checkpoints", 3), ("checkpoints", 1_i64 << 40), ("bytes", 1), ("scopes", 9)] {
         let site = Site::new();
         let mut links = five(&site).await;
         site.execute(&format!("UPDATE runs SET {column} = {wrong}"));
@@ -178,7 +178,7 @@ async fn without_a_sound_run_record_the_run_is_damaged() {
 async fn a_damaged_page_of_an_index_is_seen() {
     // What happened: with a page of an index overwritten, `verify` said sound. Why: indexes hold no records, and only
     // those were looked at. What stops it now: SQLite compares them itself (inspect.rs).
-    for name in ["signals_pending", "records_about", "branches_run", "quarantine_key"] {
+    for name in ["signals_pending", "records_about", "scopes_run", "quarantine_key"] {
         let site = Site::new();
         five(&site).await;
         let store = site.open();

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Durability, RunStatus};
 use waypost::store::{Page, Store};
 use waypost_testing::records::{holder, run_id};
@@ -22,7 +22,7 @@ async fn a_child_appends_until_it_is_killed() {
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
     loop {
         writing.step().await.unwrap();
-        let seq = writing.links.next(&BranchPath::main()) - 1;
+        let seq = writing.links.next(&ScopePath::main()) - 1;
         let mut stdout = std::io::stdout().lock();
         writeln!(stdout, "acknowledged {seq}").unwrap();
         stdout.flush().unwrap();
@@ -65,7 +65,7 @@ async fn acknowledged_is_there_after_a_kill() {
         let head = store.heads(&run, &Page::default()).await.unwrap().heads.remove(0);
         assert!(head.record.header().seq >= acknowledged && head.damaged.is_empty());
         for seq in 1..=acknowledged {
-            assert_eq!(store.load(&run, &BranchPath::main(), seq).await.unwrap().header().seq, seq);
+            assert_eq!(store.load(&run, &ScopePath::main(), seq).await.unwrap().header().seq, seq);
         }
         let summary = store.run(&run).await.unwrap().summary;
         assert_eq!((summary.status, summary.holder), (RunStatus::Interrupted, None));
@@ -84,7 +84,7 @@ async fn a_killed_run_resumes_under_a_new_lease_with_all_events() {
     let text = std::fs::read_to_string(&events).unwrap();
     std::fs::write(&events, &text[..text.len() - 20]).unwrap();
 
-    let lease = store.acquire(&run, &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run, &ScopePath::main(), &holder("next")).await.unwrap();
 
     assert_eq!(lease.token(), 2);
     let head = store.heads(&run, &Page::default()).await.unwrap().heads.remove(0);

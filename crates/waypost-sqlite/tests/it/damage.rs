@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Durability, Record};
 use waypost::store::{Page, Renewal, RunQuery, Scan, Signalled, Store, StoreError};
 use waypost_sqlite::{SqliteOptions, SqliteStore};
-use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
+use waypost_testing::records::{Links, holder, run_id, run_record, scope, sealed};
 
 use crate::support::{Site, Writing};
 
@@ -18,13 +18,13 @@ async fn small(site: &Site) -> Vec<Record> {
     for _ in 2..=6 {
         writing.step().await.unwrap();
     }
-    let item = writing.links.record(&branch("each:a"));
+    let item = writing.links.record(&scope("each:a"));
     let batch = writing.links.batch(vec![item]);
     Store::append(&*store, &[&writing.lease], batch).await.unwrap();
     let mut written = store.scan(&Scan::of(&run_id("r-1"))).await.unwrap().records;
     for record in &mut written {
         let header = record.header();
-        *record = store.load(&header.run, &header.branch, header.seq).await.unwrap();
+        *record = store.load(&header.run, &header.scope, header.seq).await.unwrap();
     }
     drop(writing);
     store.close().await.unwrap();
@@ -60,7 +60,7 @@ impl Outcomes {
         let run = run_id("r-1");
         for record in written {
             let header = record.header();
-            if let Ok(found) = store.load(&run, &header.branch, header.seq).await {
+            if let Ok(found) = store.load(&run, &header.scope, header.seq).await {
                 assert_eq!(found, *record, "{what}: a wrong record was taken for right");
             }
         }
@@ -78,9 +78,9 @@ impl Outcomes {
             written.len()
         );
         let mut reported = false;
-        for (path, newest) in [(BranchPath::main(), 6), (branch("each:a"), 1)] {
-            let head = heads.heads.iter().find(|head| head.record.header().branch == path);
-            let head = head.unwrap_or_else(|| panic!("{what}: branch {path} vanished in silence"));
+        for (path, newest) in [(ScopePath::main(), 6), (scope("each:a"), 1)] {
+            let head = heads.heads.iter().find(|head| head.record.header().scope == path);
+            let head = head.unwrap_or_else(|| panic!("{what}: scope {path} vanished in silence"));
             let seq = head.record.header().seq;
             assert!(written.contains(&head.record), "{what}: {path}@{seq} is not what was written");
             assert!(
@@ -126,7 +126,7 @@ async fn no_changed_bit_leads_to_a_wrong_value() {
 }
 
 // What happened: one bit of the key of the newest row made it the row of a record 268 million behind it, and readers listed all
-// between as damaged, one by one, until memory was used up. Why: the last key decided where a branch ends. What stops it
+// between as damaged, one by one, until memory was used up. Why: the last key decided where a scope ends. What stops it
 // now: rows count as far as there are no more gaps than rows are missed.
 #[tokio::test]
 async fn no_bit_of_where_a_row_begins_leads_to_a_wrong_value() {
@@ -173,22 +173,22 @@ async fn a_row_that_vanished_is_missed() {
     let head = store.heads(&run, &Page::default()).await.unwrap().heads.remove(0);
     assert_eq!((head.record.header().seq, head.next, head.damaged.len()), (5, 7, 1));
     assert!(matches!(
-        store.load(&run, &BranchPath::main(), 6).await,
+        store.load(&run, &ScopePath::main(), 6).await,
         Err(StoreError::Damaged { older: Some(5), .. })
     ));
 
     // Noted in quarantine, it is missed no more, and its number is not given again.
-    let lease = store.acquire(&run, &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run, &ScopePath::main(), &holder("next")).await.unwrap();
     store.quarantine(&lease, &head.damaged[0]).await.unwrap();
     let head = store.heads(&run, &Page::default()).await.unwrap().heads.remove(0);
     assert_eq!((head.record.header().seq, head.next, head.damaged.len()), (5, 7, 0));
 }
 
 #[tokio::test]
-async fn a_branch_that_vanished_is_missed() {
+async fn a_scope_that_vanished_is_missed() {
     let site = Site::new();
     small(&site).await;
-    site.execute("DELETE FROM branches WHERE path = 'each:a'");
+    site.execute("DELETE FROM scopes WHERE path = 'each:a'");
     let store = site.open();
     let run = run_id("r-1");
 
@@ -212,17 +212,17 @@ async fn a_row_in_the_place_of_another_is_damage() {
         .unwrap();
     let store = site.open();
 
-    let answer = store.load(&run_id("r-1"), &BranchPath::main(), 6).await;
+    let answer = store.load(&run_id("r-1"), &ScopePath::main(), 6).await;
 
     assert!(matches!(answer, Err(StoreError::Damaged { older: Some(5), .. })), "{answer:?}");
 }
 
 #[tokio::test]
-async fn a_branch_whose_end_is_damaged_is_open_again() {
+async fn a_scope_whose_end_is_damaged_is_open_again() {
     let site = Site::new();
     let store = site.open();
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
-    let mut header = writing.links.header(&BranchPath::main());
+    let mut header = writing.links.header(&ScopePath::main());
     header.end = Some(waypost::record::End::Completed);
     let last = writing.links.seal(header, &serde_json::json!({}));
     let batch = writing.links.batch(vec![last]);
@@ -241,7 +241,7 @@ async fn a_newer_record_is_refused_and_nothing_older_stands_in() {
     let store = site.open();
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
     writing.step().await.unwrap();
-    let header = br#"{"v":3,"something":"new"}"#;
+    let header = br#"{"v":4,"something":"new"}"#;
     let digest = waypost::Digest::of(header);
     site.tables()
         .execute(
@@ -252,7 +252,7 @@ async fn a_newer_record_is_refused_and_nothing_older_stands_in() {
 
     let answer = store.heads(&run_id("r-1"), &Page::default()).await;
 
-    assert!(matches!(answer, Err(StoreError::Version { found: 3, supported: 2, .. })), "{answer:?}");
+    assert!(matches!(answer, Err(StoreError::Version { found: 4, supported: 3, .. })), "{answer:?}");
 }
 
 #[tokio::test]
@@ -280,7 +280,7 @@ async fn a_damaged_signal_is_not_taken_for_another() {
 // there, so such an answer is told as damage.
 #[tokio::test]
 async fn tables_that_contradict_each_other_are_told_as_damage() {
-    for table in ["runs", "branches"] {
+    for table in ["runs", "scopes"] {
         let site = Site::new();
         small(&site).await;
         empty_table(&site, table);

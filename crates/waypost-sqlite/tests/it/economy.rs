@@ -7,11 +7,11 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use waypost::record::{Durability, Reason, Record};
 use waypost::store::{Lease, Page, Scan, Store, StoreError, TrimMode, Trimmed};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_testing::contract::{DamageTarget, StoreFixture, block_on};
 use waypost_testing::memory::MemoryFixture;
 use waypost_testing::picture::scan_all;
-use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
+use waypost_testing::records::{Links, holder, run_id, run_record, scope, sealed};
 
 use crate::contract::Sqlite;
 use crate::support::{Site, Writing};
@@ -28,13 +28,13 @@ fn noise(mut seed: u64, count: usize) -> String {
 /// What a random history does next.
 #[derive(Debug, Clone)]
 enum Act {
-    /// Appends a record to one of the branches of one of the runs, after a change of its state.
+    /// Appends a record to one of the scopes of one of the runs, after a change of its state.
     Step {
         run: usize,
-        branch: usize,
+        scope: usize,
         change: Change,
     },
-    /// Appends records without and with a body in one batch, on two branches.
+    /// Appends records without and with a body in one batch, in two scopes.
     Several {
         run: usize,
         bare: usize,
@@ -42,7 +42,7 @@ enum Act {
     /// Goes back to the state of an earlier record, if that is kept.
     Rollback {
         run: usize,
-        branch: usize,
+        scope: usize,
         back: u64,
     },
     Trim {
@@ -54,7 +54,7 @@ enum Act {
     /// Crashes, finds the header of a record damaged, and moves it aside.
     Lose {
         run: usize,
-        branch: usize,
+        scope: usize,
         back: u64,
     },
     /// Deletes a run and makes one of the same name.
@@ -74,7 +74,7 @@ enum Change {
 }
 
 const RUNS: [&str; 2] = ["r-1", "r-2"];
-const BRANCHES: [&str; 3] = ["main", "each:a", "each:a/in:b"];
+const SCOPES: [&str; 3] = ["main", "each:a", "each:a/in:b"];
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
     let change = prop_oneof![
@@ -85,16 +85,16 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => Just(Change::Small),
         2 => (1_usize..400).prop_map(Change::Insert),
     ];
-    let (run, branch) = (0..RUNS.len(), 0..BRANCHES.len());
+    let (run, scope) = (0..RUNS.len(), 0..SCOPES.len());
     let act = prop_oneof![
-        14 => (run.clone(), branch.clone(), change)
-            .prop_map(|(run, branch, change)| Act::Step { run, branch, change }),
+        14 => (run.clone(), scope.clone(), change)
+            .prop_map(|(run, scope, change)| Act::Step { run, scope, change }),
         2 => (run.clone(), 1..4_usize).prop_map(|(run, bare)| Act::Several { run, bare }),
-        2 => (run.clone(), branch.clone(), 1..8_u64)
-            .prop_map(|(run, branch, back)| Act::Rollback { run, branch, back }),
+        2 => (run.clone(), scope.clone(), 1..8_u64)
+            .prop_map(|(run, scope, back)| Act::Rollback { run, scope, back }),
         3 => (run.clone(), 0..6_u32).prop_map(|(run, keep)| Act::Trim { run, keep }),
         2 => Just(Act::Reopen),
-        2 => (run.clone(), branch, 0..5_u64).prop_map(|(run, branch, back)| Act::Lose { run, branch, back }),
+        2 => (run.clone(), scope, 0..5_u64).prop_map(|(run, scope, back)| Act::Lose { run, scope, back }),
         1 => run.prop_map(|run| Act::Anew { run }),
     ];
     prop::collection::vec(act, 1..60)
@@ -139,7 +139,7 @@ impl Pair {
             model.create(&frozen, first.clone(), &holder("test")).await.unwrap(),
             sqlite.create(&frozen, first, &holder("test")).await.unwrap(),
         ];
-        let states = vec![Vec::new(); BRANCHES.len()];
+        let states = vec![Vec::new(); SCOPES.len()];
         Run { id: id.clone(), links, leases, states, made: 0, aside: BTreeSet::new() }
     }
 
@@ -163,7 +163,7 @@ impl Pair {
     async fn take_up(&mut self) {
         let [model, sqlite] = self.stores();
         for run in &mut self.runs {
-            let main = BranchPath::main();
+            let main = ScopePath::main();
             run.leases = [
                 model.acquire(&run.id, &main, &holder("next")).await.unwrap(),
                 sqlite.acquire(&run.id, &main, &holder("next")).await.unwrap(),
@@ -174,9 +174,9 @@ impl Pair {
 
     async fn act(&mut self, act: &Act) {
         match act {
-            Act::Step { run, branch: at, change } => {
+            Act::Step { run, scope: at, change } => {
                 self.change(*run, *at, change);
-                let (path, run_of) = (branch(BRANCHES[*at]), &mut self.runs[*run]);
+                let (path, run_of) = (scope(SCOPES[*at]), &mut self.runs[*run]);
                 let header = run_of.links.header(&path);
                 let record = run_of.links.seal(header, &json!({ "list": run_of.states[*at] }));
                 self.append(*run, vec![record]).await;
@@ -185,25 +185,25 @@ impl Pair {
                 let run_of = &mut self.runs[*run];
                 let mut records = Vec::new();
                 for _ in 0..*bare {
-                    let header = run_of.links.header(&BranchPath::main());
+                    let header = run_of.links.header(&ScopePath::main());
                     records.push(run_of.links.seal_bare(header));
                 }
-                for (at, path) in BRANCHES.iter().enumerate().take(2) {
+                for (at, path) in SCOPES.iter().enumerate().take(2) {
                     for more in ["x", "y"] {
                         run_of.states[at].push(json!(more));
-                        let header = run_of.links.header(&branch(path));
+                        let header = run_of.links.header(&scope(path));
                         records.push(run_of.links.seal(header, &json!({ "list": run_of.states[at] })));
                     }
                 }
                 self.append(*run, records).await;
             }
-            Act::Rollback { run, branch: at, back } => self.roll_back(*run, *at, *back).await,
+            Act::Rollback { run, scope: at, back } => self.roll_back(*run, *at, *back).await,
             Act::Trim { run, keep } => self.trim(*run, *keep).await,
             Act::Reopen => {
                 self.reopen().await;
                 self.take_up().await;
             }
-            Act::Lose { run, branch: at, back } => self.lose(*run, *at, *back).await,
+            Act::Lose { run, scope: at, back } => self.lose(*run, *at, *back).await,
             Act::Anew { run } => {
                 let [model, sqlite] = self.stores();
                 let id = self.runs[*run].id.clone();
@@ -234,7 +234,7 @@ impl Pair {
 
     async fn roll_back(&mut self, run: usize, at: usize, back: u64) {
         let [model, _] = self.stores();
-        let (path, run_of) = (branch(BRANCHES[at]), &mut self.runs[run]);
+        let (path, run_of) = (scope(SCOPES[at]), &mut self.runs[run]);
         let basis = run_of.links.next(&path).saturating_sub(1 + back);
         let Ok(found) = model.load(&run_of.id, &path, basis).await else { return };
         let Some(state) = found.state_bytes() else { return };
@@ -261,7 +261,7 @@ impl Pair {
     }
 
     async fn lose(&mut self, run: usize, at: usize, back: u64) {
-        let (path, run_of) = (branch(BRANCHES[at]), &self.runs[run]);
+        let (path, run_of) = (scope(SCOPES[at]), &self.runs[run]);
         let newest = run_of.links.next(&path) - 1;
         // The newest would have to be repaired, and the first is the only one to fall back to.
         let seq = newest.saturating_sub(1 + back);
@@ -288,7 +288,7 @@ impl Pair {
     async fn check(&self) {
         let [model, sqlite] = self.stores();
         for run in &self.runs {
-            for path in BRANCHES.map(branch) {
+            for path in SCOPES.map(scope) {
                 for seq in 1..run.links.next(&path) {
                     let expect = model.load(&run.id, &path, seq).await;
                     let found = sqlite.load(&run.id, &path, seq).await;
@@ -336,7 +336,7 @@ async fn growing(site: &Site, steps: u64) -> (Writing, Vec<Record>) {
     let (mut list, mut written) = (Vec::new(), Vec::new());
     for step in 2..=steps {
         list.push(json!({ "step": step, "text": noise(step, 1_000) }));
-        let header = writing.links.header(&BranchPath::main());
+        let header = writing.links.header(&ScopePath::main());
         let record = writing.links.seal(header, &json!({ "list": list }));
         written.push(record.clone());
         let batch = writing.links.batch(vec![record]);
@@ -380,13 +380,13 @@ async fn a_store_opened_again_goes_on_with_deltas() {
     let (mut links, last) = (writing.links.clone(), written.last().unwrap().clone());
     drop(writing);
     let store = site.open();
-    let lease = store.acquire(&run, &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run, &ScopePath::main(), &holder("next")).await.unwrap();
     links.under(&lease);
 
     // As an engine does, which reads where the run stands.
     store.heads(&run, &Page::default()).await.unwrap();
     let state: Value = serde_json::from_slice(last.state_bytes().unwrap()).unwrap();
-    let header = links.header(&BranchPath::main());
+    let header = links.header(&ScopePath::main());
     let record = links.seal(header, &state);
     Store::append(&*store, &[&lease], links.batch(vec![record])).await.unwrap();
 
@@ -411,7 +411,7 @@ async fn a_damaged_frame_damages_only_its_dependents() {
 
     for record in &written {
         let of = record.header().seq;
-        let found = store.load(&run, &BranchPath::main(), of).await;
+        let found = store.load(&run, &ScopePath::main(), of).await;
         match found {
             Ok(found) => assert!(of < seq && found == *record, "{of} needs a frame that is damaged"),
             Err(StoreError::Damaged { damage, older }) => {
@@ -429,21 +429,21 @@ async fn a_damaged_frame_damages_only_its_dependents() {
     assert_eq!((scanned.records.len(), scanned.damaged.len()), (60, 0), "headers are sound");
 
     // All of it is moved aside, newest first, and the run goes on from the one before.
-    let lease = store.acquire(&run, &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run, &ScopePath::main(), &holder("next")).await.unwrap();
     for damage in &head.damaged {
         store.quarantine(&lease, damage).await.unwrap();
     }
     let mut links = Links::of(&run);
     links.under(&lease);
-    links.continue_after(&BranchPath::main(), 60, Some(head.record.digest()));
-    let mut header = links.header(&BranchPath::main());
+    links.continue_after(&ScopePath::main(), 60, Some(head.record.digest()));
+    let mut header = links.header(&ScopePath::main());
     (header.reason, header.basis) = (Reason::Repair, Some(seq - 1));
     let state: Value = serde_json::from_slice(head.record.state_bytes().unwrap()).unwrap();
     let repaired = links.seal(header, &state);
     Store::append(&*store, &[&lease], links.batch(vec![repaired.clone()])).await.unwrap();
     drop((lease, store));
     let store = site.open();
-    assert_eq!(store.load(&run, &BranchPath::main(), 61).await.unwrap(), repaired);
+    assert_eq!(store.load(&run, &ScopePath::main(), 61).await.unwrap(), repaired);
     assert_eq!(store.heads(&run, &Page::default()).await.unwrap().heads[0].damaged, []);
 }
 
@@ -458,8 +458,8 @@ async fn what_was_moved_aside_takes_no_sound_state_with_it() {
     // Its header is damaged; the frame, which the next bodies are made from, is not.
     site.execute(&format!("UPDATE records SET header = zeroblob(20) WHERE key = (1 << 32 | {seq})"));
     let store = site.open();
-    let lease = store.acquire(&run, &BranchPath::main(), &holder("next")).await.unwrap();
-    let Err(StoreError::Damaged { damage, .. }) = store.load(&run, &BranchPath::main(), seq).await else {
+    let lease = store.acquire(&run, &ScopePath::main(), &holder("next")).await.unwrap();
+    let Err(StoreError::Damaged { damage, .. }) = store.load(&run, &ScopePath::main(), seq).await else {
         panic!("{seq} is damaged");
     };
 
@@ -469,7 +469,7 @@ async fn what_was_moved_aside_takes_no_sound_state_with_it() {
     let store = site.open();
     for record in written.iter().filter(|record| record.header().seq != seq) {
         let of = record.header().seq;
-        assert!(store.load(&run, &BranchPath::main(), of).await.unwrap() == *record, "{of} is as it was");
+        assert!(store.load(&run, &ScopePath::main(), of).await.unwrap() == *record, "{of} is as it was");
     }
     assert_eq!(codecs(&site)[hit], 1, "the next one stands alone now");
 }
@@ -483,14 +483,14 @@ async fn a_record_that_another_program_moved_is_not_built_upon() {
     site.execute("UPDATE records SET codec = -1, body = NULL WHERE key = (1 << 32 | 30)");
 
     let state: Value = serde_json::from_slice(newest.state_bytes().unwrap()).unwrap();
-    let header = writing.links.header(&BranchPath::main());
+    let header = writing.links.header(&ScopePath::main());
     let record = writing.links.seal(header, &state);
     let batch = writing.links.batch(vec![record.clone()]);
     Store::append(&*writing.store, &[&writing.lease], batch).await.unwrap();
 
     let run = writing.lease.run().clone();
     drop(writing);
-    assert_eq!(site.open().load(&run, &BranchPath::main(), 31).await.unwrap(), record);
+    assert_eq!(site.open().load(&run, &ScopePath::main(), 31).await.unwrap(), record);
     assert_eq!(codecs(&site).last(), Some(&1));
 }
 
@@ -502,7 +502,7 @@ async fn what_is_dropped_makes_the_file_smaller() {
     for (name, steps) in [("r-1", 60), ("r-2", 60), ("r-3", 3)] {
         let mut writing = Writing::begin(&store, name, Durability::Async).await;
         for step in 0..steps {
-            let header = writing.links.header(&BranchPath::main());
+            let header = writing.links.header(&ScopePath::main());
             let record = writing.links.seal(header, &json!(noise(step, 20_000)));
             let batch = writing.links.batch(vec![record]);
             Store::append(&*store, &[&writing.lease], batch).await.unwrap();
@@ -549,13 +549,13 @@ async fn small_states_that_are_dropped_make_the_file_smaller_too() {
 }
 
 #[tokio::test]
-async fn many_branches_are_kept_in_little_memory() {
+async fn many_scopes_are_kept_in_little_memory() {
     let site = Site::new();
     let store = site.open();
     let mut writing = Writing::begin(&store, "r-1", Durability::Async).await;
     let text = noise(1, 40_000);
     // More bytes than are kept, and then each of them again: some are known, all are right.
-    let paths: Vec<BranchPath> = (0..40).map(|item| branch(&format!("each:{item}"))).collect();
+    let paths: Vec<ScopePath> = (0..40).map(|item| scope(&format!("each:{item}"))).collect();
     for round in 0..2 {
         let mut records = Vec::new();
         for path in &paths {

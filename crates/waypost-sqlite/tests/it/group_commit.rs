@@ -132,8 +132,8 @@ async fn a_dropped_append_leaves_nobody_waiting() {
     assert_eq!(answer.unwrap(), Appended::Now);
     // The dropped one may or may not be done; asked again with the same id, it is answered.
     let mut links = first[0].links.clone();
-    links.continue_after(&waypost::BranchPath::main(), 2, None);
-    let known = store.load(first[0].lease.run(), &waypost::BranchPath::main(), 2).await;
+    links.continue_after(&waypost::ScopePath::main(), 2, None);
+    let known = store.load(first[0].lease.run(), &waypost::ScopePath::main(), 2).await;
     assert!(known.is_ok(), "the dropped one was queued, so it was carried out: {known:?}");
 }
 
@@ -142,7 +142,7 @@ async fn a_body_made_from_one_before_the_last_survives_a_trim() {
     let site = Site::new();
     let store = site.open();
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
-    let main = waypost::BranchPath::main();
+    let main = waypost::ScopePath::main();
     let text: String = (0..900_u64).map(|word| format!("{:x} ", word * word * 7919)).collect();
     let mut batches = Vec::new();
     for step in 0..6 {
@@ -206,7 +206,7 @@ async fn what_fails_half_way_does_not_hinder_its_neighbours() {
         .unwrap();
     let half_way = {
         let links = &mut writers[1].links;
-        let mut header = links.header(&waypost::BranchPath::main());
+        let mut header = links.header(&waypost::ScopePath::main());
         header.external = Some("boom".to_owned());
         let record = links.seal(header, &serde_json::json!({}));
         links.batch(vec![record])
@@ -294,7 +294,7 @@ async fn what_follows_a_repair_before_the_newest_is_a_repair() {
     let site = Site::new();
     let store = site.open();
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
-    let main = waypost::BranchPath::main();
+    let main = waypost::ScopePath::main();
     let mut third = None;
     for seq in 2..=5 {
         writing.step().await.unwrap();

@@ -12,7 +12,7 @@ use crate::support::{Site, Writing};
 async fn a_database_before_the_first_release_is_refused() {
     let site = Site::new();
     drop(Writing::begin(&site.open(), "r-1", Durability::Sync).await);
-    for version in 0..5 {
+    for version in 0..6 {
         site.tables().pragma_update(None, "user_version", version).unwrap();
         let before = fs::read(site.file()).unwrap();
 
@@ -21,7 +21,7 @@ async fn a_database_before_the_first_release_is_refused() {
             SqliteStore::open_read_only(&site.file(), SqliteOptions::default()).map(drop),
         ] {
             let Err(error @ StoreError::Version { .. }) = opened else { panic!("{opened:?}") };
-            let why = format!("has format {version} of a prerelease, this version reads 5");
+            let why = format!("has format {version} of a prerelease, this version reads 6");
             assert!(error.to_string().ends_with(&why), "{error}");
         }
         assert!(fs::read(site.file()).unwrap() == before);
@@ -35,5 +35,5 @@ async fn a_store_that_is_new_is_made_as_one_of_today() {
 
     let tables = site.tables();
     let number = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
-    assert_eq!((number("PRAGMA user_version"), number("PRAGMA auto_vacuum")), (5, 2));
+    assert_eq!((number("PRAGMA user_version"), number("PRAGMA auto_vacuum")), (6, 2));
 }

@@ -52,10 +52,10 @@ fn the_settings_of_a_new_database_are_those_that_were_chosen() {
     let text = |sql: &str| tables.query_row(sql, [], |row| row.get::<_, rusqlite::types::Value>(0)).unwrap();
     assert_eq!(text("PRAGMA page_size"), 8192.into());
     assert_eq!(text("PRAGMA journal_mode"), "wal".to_owned().into());
-    assert_eq!(text("PRAGMA user_version"), 5.into());
+    assert_eq!(text("PRAGMA user_version"), 6.into());
     assert_eq!(text("PRAGMA auto_vacuum"), 2.into());
     assert_eq!(text("PRAGMA application_id"), 0x5759_5054.into());
-    assert_eq!(text("SELECT version FROM migrations"), 5.into());
+    assert_eq!(text("SELECT version FROM migrations"), 6.into());
 }
 
 #[test]
@@ -165,9 +165,9 @@ async fn newer_is_refused() {
     let mut writing = Writing::begin(&store, "r-1", Durability::Sync).await;
 
     // Another program upgrades it while this one has it open.
-    site.tables().pragma_update(None, "user_version", 6).unwrap();
+    site.tables().pragma_update(None, "user_version", 7).unwrap();
 
-    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 6, supported: 5, .. });
+    let newer = |error: StoreError| matches!(error, StoreError::Version { found: 7, supported: 6, .. });
     assert!(newer(writing.step().await.unwrap_err()));
     assert!(newer(store.run(writing.lease.run()).await.unwrap_err()));
     assert!(newer(store.heads(writing.lease.run(), &Page::default()).await.unwrap_err()));
@@ -190,7 +190,7 @@ async fn a_reader_refuses_to_write() {
     let links = waypost_testing::records::Links::of(&run_id("r-2")).step();
     let frozen = sealed(run_record(&run_id("r-2")));
     assert!(refused(reader.create(&frozen, links, &holder("test")).await.unwrap_err()));
-    assert!(refused(reader.acquire(&run, &waypost::BranchPath::main(), &holder("test")).await.unwrap_err()));
+    assert!(refused(reader.acquire(&run, &waypost::ScopePath::main(), &holder("test")).await.unwrap_err()));
     let stop = signal("s-1", waypost::store::SignalKind::Stop);
     assert!(refused(reader.signal(&run, &stop).await.unwrap_err()));
     assert!(refused(reader.delete(&run).await.unwrap_err()));

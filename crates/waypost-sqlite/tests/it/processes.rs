@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Durability, RunStatus};
 use waypost::store::{Page, Renewal, RunQuery, SignalKind, Signalled, Store, StoreError};
 use waypost_testing::records::{holder, run_id, signal};
@@ -29,7 +29,7 @@ async fn others_read_and_signal_while_one_writes() {
 
     assert_eq!(store.renew(&[&writing.lease]).await.unwrap(), [Renewal::Held(vec![stop])]);
     assert!(matches!(
-        other.acquire(&run, &BranchPath::main(), &holder("other")).await.unwrap_err(),
+        other.acquire(&run, &ScopePath::main(), &holder("other")).await.unwrap_err(),
         StoreError::Held { holder: Some(holder), .. } if holder.pid == std::process::id()
     ));
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Durability, Note};
 use waypost::store::Store;
 use waypost_testing::records::{holder, run_id, step_id};
@@ -21,7 +21,7 @@ fn has_section(site: &Site, seq: u64) -> bool {
 async fn written(site: &Site) -> Writing {
     let mut writing = Writing::begin(&open(&site.file()), "r-1", Durability::Async).await;
     for seq in 2..=100 {
-        let mut header = writing.links.header(&BranchPath::main());
+        let mut header = writing.links.header(&ScopePath::main());
         header.step = Some(step_id(["one", "two"][seq % 2]));
         header.notes = if seq == 2 { vec![Note::Report("x".repeat(300_000))] } else { Vec::new() };
         let record = writing.links.seal(header, &serde_json::Value::Null);
@@ -76,7 +76,7 @@ async fn a_report_cut_by_a_kill_is_completed_by_the_next_session() {
     fs::write(&report, &whole[..sections]).unwrap();
 
     let store = site.open();
-    let lease = store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run_id("r-1"), &ScopePath::main(), &holder("next")).await.unwrap();
     store.release(lease, None).await.unwrap();
 
     assert_eq!(fs::read_to_string(&report).unwrap(), whole);

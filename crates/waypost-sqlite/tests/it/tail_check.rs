@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Durability, Flaw, Reason};
 use waypost::store::{Page, RunQuery, Scan, Store, StoreError};
 use waypost_sqlite::SqliteStore;
@@ -59,7 +59,7 @@ fn flip_last_commit(site: &Site) {
     fs::write(log_of(site), bytes).unwrap();
 }
 
-/// Returns the newest sound seq of the main branch, and the seqs that are missed.
+/// Returns the newest sound seq of the main scope, and the seqs that are missed.
 async fn head(store: &SqliteStore) -> (u64, Vec<u64>, u64) {
     let heads = store.heads(&run_id("r-1"), &Page::default()).await.unwrap();
     let head = &heads.heads[0];
@@ -75,7 +75,7 @@ async fn a_changed_bit_in_the_log_of_sqlite_is_seen() {
 
     let store = site.open_read_only();
     assert_eq!(head(&store).await, (5, vec![6], 7));
-    let answer = store.load(&run_id("r-1"), &BranchPath::main(), 6).await;
+    let answer = store.load(&run_id("r-1"), &ScopePath::main(), 6).await;
     assert!(matches!(answer, Err(StoreError::Damaged { older: Some(5), .. })), "{answer:?}");
     let scanned = store.scan(&Scan::of(&run_id("r-1"))).await.unwrap();
     assert_eq!((scanned.records.len(), scanned.damaged.len()), (5, 1));
@@ -88,7 +88,7 @@ async fn taking_the_run_up_leaves_the_witness_as_it_is() {
     flip_last_commit(&site);
     let store = site.open();
 
-    let lease = store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run_id("r-1"), &ScopePath::main(), &holder("next")).await.unwrap();
 
     assert_eq!(fs::read(site.home().join("runs/r-1/events.jsonl")).unwrap(), told);
     assert_eq!(head(&store).await, (5, vec![6], 7));
@@ -106,14 +106,14 @@ async fn after_a_loss_only_a_repair_with_a_new_number_is_taken() {
     flip_last_commit(&site);
     let store = site.open();
     let run = run_id("r-1");
-    let lease = store.acquire(&run, &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run, &ScopePath::main(), &holder("next")).await.unwrap();
     let head = store.heads(&run, &Page::default()).await.unwrap().heads.remove(0);
     store.quarantine(&lease, &head.damaged[0]).await.unwrap();
 
     let mut links = waypost_testing::records::Links::of(&run);
     links.under(&lease);
-    links.continue_after(&BranchPath::main(), 6, Some(head.record.digest()));
-    let mut header = links.header(&BranchPath::main());
+    links.continue_after(&ScopePath::main(), 6, Some(head.record.digest()));
+    let mut header = links.header(&ScopePath::main());
     (header.basis, header.reason) = (Some(5), Reason::Repair);
     let record = links.seal(header, &serde_json::json!({ "n": 7 }));
     let batch = links.batch(vec![record]);
@@ -271,7 +271,7 @@ async fn readers_keep_records_known_only_from_the_tail() {
     let store = site.open();
     assert_eq!(head(&store).await, (5, vec![6], 7));
 
-    let lease = store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")).await.unwrap();
+    let lease = store.acquire(&run_id("r-1"), &ScopePath::main(), &holder("next")).await.unwrap();
     store.release(lease, None).await.unwrap();
 
     assert_eq!(head(&store).await, (5, vec![6], 7));

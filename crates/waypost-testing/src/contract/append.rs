@@ -8,7 +8,7 @@ use waypost::store::{Appended, Batch, Lease, SignalKind, Store, StoreError};
 use super::support::{create, main, other, refused, stale, step};
 use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, picture};
-use crate::records::{Links, branch, run_id, signal, summary_mut, time};
+use crate::records::{Links, run_id, scope, signal, summary_mut, time};
 
 /// Everything that `create` or `append` acknowledged is readable from a store opened later.
 pub async fn acknowledged_is_durable(mut fixture: impl StoreFixture) {
@@ -18,11 +18,11 @@ pub async fn acknowledged_is_durable(mut fixture: impl StoreFixture) {
     let mut lease = create(&*store, &mut links).await;
     let mut store = Some(store);
 
-    // Several crashes in a row, each after a batch with several branches and a signal.
+    // Several crashes in a row, each after a batch with several scopes and a signal.
     for round in 0..3 {
         let open = store.take().unwrap_or_else(|| fixture.store());
         step(&*open, &lease, &mut links).await;
-        let item = branch(&format!("each:{round}"));
+        let item = scope(&format!("each:{round}"));
         let records = vec![links.record(&item), links.record(&main()), links.record(&item)];
         let mut batch = links.batch(records);
         batch.consumed = vec![format!("taken-{round}")];
@@ -53,7 +53,7 @@ pub async fn append_is_all_or_nothing(mut fixture: impl StoreFixture) {
     store.signal(&run, &signal("s", SignalKind::Stop)).await.unwrap();
     let before = picture(&*store, &run).await;
     let mut ahead = links.clone();
-    let sound = vec![ahead.record(&branch("each:a")), ahead.record(&main()), ahead.record(&main())];
+    let sound = vec![ahead.record(&scope("each:a")), ahead.record(&main()), ahead.record(&main())];
     let mut header = ahead.header(&main());
     header.prev = Some(Digest::of(b"something else"));
     let broken = ahead.seal(header, &json!(1));
@@ -76,7 +76,7 @@ pub async fn append_is_all_or_nothing(mut fixture: impl StoreFixture) {
     assert_eq!(fixture.store().load(&run, &main(), 3).await.unwrap().header().seq, 3);
 }
 
-/// Returns a batch with the next record of the main branch, after `change` to its header.
+/// Returns a batch with the next record of the main scope, after `change` to its header.
 fn altered(links: &Links, change: impl FnOnce(&mut waypost::record::Header)) -> Batch {
     let mut links = links.clone();
     let mut header = links.header(&main());
@@ -103,7 +103,7 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
         (
             "a begin with a prev",
             altered(&links, |header| {
-                (header.branch, header.seq) = (branch("each:a"), 1);
+                (header.scope, header.seq) = (scope("each:a"), 1);
             }),
         ),
         (
@@ -120,9 +120,9 @@ pub async fn append_continues_the_chain(mut fixture: impl StoreFixture) {
         }
         assert_eq!(picture(&*store, &run).await, before, "{what}");
     }
-    // A branch must start with seq 1.
+    // A scope must start with seq 1.
     let mut ahead = links.clone();
-    let mut header = ahead.header(&branch("each:a"));
+    let mut header = ahead.header(&scope("each:a"));
     header.seq = 2;
     let late = ahead.seal(header, &json!(0));
     refused!(store.append(&[&lease], ahead.batch(vec![late])).await, StoreError::Conflict { seq: 2, .. });
@@ -255,7 +255,7 @@ pub async fn append_needs_the_lease(mut fixture: impl StoreFixture) {
 
     // Each scope of a batch needs a lease.
     links.under(&lease);
-    let of_child = lease.clone().of_scope(branch("each:a"));
+    let of_child = lease.clone().of_scope(scope("each:a"));
     refused!(store.append(&[&of_child], links.clone().step()).await, StoreError::Invalid(_));
     refused!(store.append(&[], links.clone().step()).await, StoreError::Invalid(_));
     step(&*store, &lease, &mut links).await;

@@ -2,12 +2,12 @@
 
 use waypost::record::{End, Header};
 use waypost::store::{Page, RunQuery, StoreError};
-use waypost::{BranchPath, Digest};
+use waypost::{Digest, ScopePath};
 
 use super::StoreFixture;
 use super::support::{create, create_with, main, other, refused};
 use crate::picture::{list, picture};
-use crate::records::{Links, branch, holder, run_id, run_record, sealed};
+use crate::records::{Links, holder, run_id, run_record, scope, sealed};
 
 /// After `create`, the run, its frozen record and its first batch exist, or none of them.
 pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
@@ -15,8 +15,8 @@ pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
     let frozen = sealed(run_record(&run));
     let mut links = Links::of(&run);
     let (one, two) = (links.record(&main()), links.record(&main()));
-    // A forked run starts with the parent's branches, some of which have ended.
-    let (open, ended) = (branch("plan:a"), branch("plan:b"));
+    // A forked run starts with the parent's scopes, some of which have ended.
+    let (open, ended) = (scope("plan:a"), scope("plan:b"));
     let begun = links.record(&open);
     let header = Header { end: Some(End::Completed), ..links.header(&ended) };
     let done = links.seal(header, &1.into());
@@ -45,11 +45,11 @@ pub async fn create_is_all_or_nothing(mut fixture: impl StoreFixture) {
     assert_eq!(store.run(&run).await.unwrap().record, frozen);
     for record in [one, two, begun, done] {
         let at = record.header().reference();
-        assert_eq!(store.load(&run, &at.branch, at.seq).await.unwrap(), record);
+        assert_eq!(store.load(&run, &at.scope, at.seq).await.unwrap(), record);
     }
     let heads = store.heads(&run, &Page::default()).await.unwrap().heads;
-    let heads: Vec<_> = heads.iter().map(|head| head.record.header().branch.clone()).collect();
-    assert_eq!(heads, [main(), open], "what has ended is not among the open branches");
+    let heads: Vec<_> = heads.iter().map(|head| head.record.header().scope.clone()).collect();
+    assert_eq!(heads, [main(), open], "what has ended is not among the open scopes");
 }
 
 /// `create` refuses an existing run and does not change it.
@@ -73,7 +73,7 @@ pub async fn create_refuses_an_existing_run(fixture: impl StoreFixture) {
     let before = picture(&*store, &run).await;
     refused!(store.create(&again, Links::of(&run).step(), &other()).await, StoreError::Exists { run: found } if found == run);
     assert_eq!(picture(&*store, &run).await, before);
-    store.acquire(&run, &BranchPath::main(), &other()).await.unwrap();
+    store.acquire(&run, &ScopePath::main(), &other()).await.unwrap();
 
     // Another run is unaffected.
     let second = run_id("r-2");

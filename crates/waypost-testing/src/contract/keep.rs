@@ -6,28 +6,28 @@ use waypost::store::{
     BLOB_CHUNK_BYTES, Damage, Lease, Page, Renewal, RunQuery, Scan, ScanOrder, SignalKind, Store, StoreError,
     StoreExt as _, TrimMode, Trimmed,
 };
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 use super::support::{create, create_with, create_with_steps, files, main, other, refused, stale, step};
 use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, list, of_scan, picture, scan_all};
-use crate::records::{Links, branch, evidence, failed, run_id, run_record, sealed, signal};
+use crate::records::{Links, evidence, failed, run_id, run_record, scope, sealed, signal};
 
-async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Damage {
-    match store.load(run, branch, seq).await {
+async fn damage_at(store: &dyn Store, run: &RunId, scope: &ScopePath, seq: u64) -> Damage {
+    match store.load(run, scope, seq).await {
         Err(StoreError::Damaged { damage, .. }) => *damage,
-        other => panic!("expected damage at {branch}@{seq}, got {other:?}"),
+        other => panic!("expected damage at {scope}@{seq}, got {other:?}"),
     }
 }
 
 /// A damaged record is moved to quarantine and never deleted or overwritten there; only the holder may do so.
 pub async fn quarantine_keeps_the_bytes(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
-    let item = branch("each:a");
+    let item = scope("each:a");
     let mut links = Links::of(&run);
     let store = fixture.store();
     let lease = create(&*store, &mut links).await;
-    // The marks in the states are later searched in quarantine. Both branches lose a record with the same
+    // The marks in the states are later searched in quarantine. Both scopes lose a record with the same
     // seq.
     for (path, mark) in [
         (main(), "mark-of-main-2"),
@@ -105,7 +105,7 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
     let store = fixture.store();
     let lease = create_with_steps(&*store, &mut links, 9).await;
     for _ in 1..=4 {
-        let record = links.record(&branch("each:a"));
+        let record = links.record(&scope("each:a"));
         let batch = links.batch(vec![record]);
         store.append(&[&lease], batch).await.unwrap();
     }
@@ -142,7 +142,7 @@ pub async fn trim_drops_states_never_headers(mut fixture: impl StoreFixture) {
         "the header says what there was"
     );
 
-    // The run continues on both branches.
+    // The run continues in both scopes.
     step(&*store, &lease, &mut links).await;
     drop((lease, store));
     fixture.reopen().await;
@@ -176,7 +176,7 @@ async fn make(
     store: &dyn Store,
     lease: &Lease,
     links: &mut Links,
-    path: &BranchPath,
+    path: &ScopePath,
     made: KeptRun,
 ) -> Record {
     let mut header = links.header(path);
@@ -200,7 +200,7 @@ async fn make(
 pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
     use KeptRun::{Back, Done, Failed, Verified};
     let run = run_id("r-1");
-    let item = branch("each:a");
+    let item = scope("each:a");
     let mut links = Links::of(&run);
     let store = fixture.store();
     let lease = create(&*store, &mut links).await;
@@ -221,7 +221,7 @@ pub async fn trim_spares_what_a_resume_needs(mut fixture: impl StoreFixture) {
     // An old body stays below headers without a body, which a store may keep elsewhere.
     for limit in [1, 2, 3, 16, 100] {
         let order = ScanOrder::NewestFirst;
-        let scan = Scan { branch: Some(main()), order, limit, ..Scan::of(&run) };
+        let scan = Scan { scope: Some(main()), order, limit, ..Scan::of(&run) };
         let found = scan_all(&*store, scan).await.unwrap().records;
         let seqs: Vec<u64> = found.iter().map(|record| record.header().seq).collect();
         assert_eq!(seqs, (1..=40).rev().collect::<Vec<_>>(), "in pages of {limit}");
@@ -272,7 +272,7 @@ pub async fn delete_removes_everything(mut fixture: impl StoreFixture) {
     let beside = picture(&*store, second.run()).await;
     refused!(store.delete(&run).await, StoreError::NotFound { .. });
     let lease = create(&*store, &mut links).await;
-    let record = links.record(&branch("each:a"));
+    let record = links.record(&scope("each:a"));
     let batch = links.batch(vec![record]);
     store.append(&[&lease], batch).await.unwrap();
     store.signal(&run, &signal("s", SignalKind::Stop)).await.unwrap();
@@ -406,7 +406,7 @@ pub async fn closed_refuses(mut fixture: impl StoreFixture) {
     let frozen = sealed(run_record(&run_id("r-2")));
     let damage = Damage {
         run: run.clone(),
-        branch: main(),
+        scope: main(),
         seq: 1,
         place: String::new(),
         flaw: waypost::record::Flaw::Malformed(String::new()),

@@ -192,10 +192,10 @@ pub async fn signal_is_unique(mut fixture: impl StoreFixture) {
     assert_eq!(store.signals(&run).await.unwrap(), [named("a", 1)]);
     assert!(before.contains("signal a"));
 
-    // The id is unique per run only; a signal may name a branch.
+    // The id is unique per run only; a signal may name a scope.
     let second = run_id("r-2");
     let mut meant = named("b", 4);
-    meant.branch = Some(crate::records::branch("each:eu"));
+    meant.scope = Some(crate::records::scope("each:eu"));
     assert_eq!(store.signal(&second, &meant).await.unwrap(), Signalled::Now);
     assert_eq!(store.signals(&second).await.unwrap(), [meant]);
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use waypost::store::Store;
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 #[expect(clippy::unwrap_used, reason = "these are tests, although other crates instantiate them")]
 mod append;
@@ -72,9 +72,9 @@ pub enum DamageTarget {
     /// The frozen record of the run.
     Run,
     /// The header of a record that was alone in its batch.
-    Header(BranchPath, u64),
+    Header(ScopePath, u64),
     /// The body of a record that was alone in its batch.
-    Body(BranchPath, u64),
+    Body(ScopePath, u64),
 }
 
 /// Passes the names of all clauses to another macro, after the caller's own `{...}`.
@@ -95,7 +95,7 @@ macro_rules! for_each_clause {
             acquire_raises_the_token
             release_frees
             renew_tells_of_stop_requests
-            heads_are_the_newest_of_open_branches
+            heads_are_the_newest_of_open_scopes
             heads_pass_over_damage
             run_returns_exact_bytes
             load_returns_exact_bytes

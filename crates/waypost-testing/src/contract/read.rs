@@ -7,22 +7,22 @@ use waypost::store::{Head, RunQuery, StoreError, StoreExt};
 use super::support::{create, create_with, create_with_steps, files, main, other, refused, stale};
 use super::{DamageTarget, StoreFixture};
 use crate::picture::{heads, list, newest_first, of_scan, picture, scan_all};
-use crate::records::{Links, branch, run_id, run_record, sealed, summary_mut};
+use crate::records::{Links, run_id, run_record, scope, sealed, summary_mut};
 
 fn places(heads: &[Head]) -> Vec<(String, u64, u64)> {
     let place = |head: &Head| {
         let header = head.record.header();
-        (header.branch.to_string(), header.seq, head.next)
+        (header.scope.to_string(), header.seq, head.next)
     };
     heads.iter().map(place).collect()
 }
 
-fn at(branch: &str, seq: u64, next: u64) -> (String, u64, u64) {
-    (branch.to_owned(), seq, next)
+fn at(scope: &str, seq: u64, next: u64) -> (String, u64, u64) {
+    (scope.to_owned(), seq, next)
 }
 
-/// Heads follow the opening order of branches; a branch whose newest header has `end` is not listed.
-pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
+/// Heads follow the opening order of scopes; a scope whose newest header has `end` is not listed.
+pub async fn heads_are_the_newest_of_open_scopes(fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
@@ -31,11 +31,11 @@ pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
     // Sorted neither by name nor by length.
     let names = ["each:z", "each:a", "each:a%2Fb/in:1", "each:m", "each:b"];
     for page in [&names[..3], &names[3..]] {
-        let records = page.iter().map(|name| links.record(&branch(name))).collect();
+        let records = page.iter().map(|name| links.record(&scope(name))).collect();
         let batch = links.batch(records);
         store.append(&[&lease], batch).await.unwrap();
     }
-    let newest = links.record(&branch("each:a"));
+    let newest = links.record(&scope("each:a"));
     let batch = links.batch(vec![newest.clone()]);
     store.append(&[&lease], batch).await.unwrap();
 
@@ -54,15 +54,15 @@ pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
         assert!(found.iter().all(|head| head.damaged.is_empty()));
     }
 
-    // Two branches end, and one of them continues.
+    // Two scopes end, and one of them continues.
     for (name, end) in [("each:z", End::Completed), ("each:m", End::Failed)] {
-        let mut header = links.header(&branch(name));
+        let mut header = links.header(&scope(name));
         header.end = Some(end);
         let last = links.seal(header, &json!({}));
         let batch = links.batch(vec![last]);
         store.append(&[&lease], batch).await.unwrap();
     }
-    let again = links.record(&branch("each:m"));
+    let again = links.record(&scope("each:m"));
     let batch = links.batch(vec![again]);
     store.append(&[&lease], batch).await.unwrap();
     let open = [&open[..1], &open[2..4], &[at("each:m", 3, 4)], &open[5..]].concat();
@@ -71,13 +71,13 @@ pub async fn heads_are_the_newest_of_open_branches(fixture: impl StoreFixture) {
     }
 }
 
-/// If the newest record of a branch is damaged, the head is the newest sound record with a body.
+/// If the newest record of a scope is damaged, the head is the newest sound record with a body.
 pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
     let mut links = Links::of(&run);
     let store = fixture.store();
     let lease = create_with_steps(&*store, &mut links, 5).await;
-    let item = branch("each:a");
+    let item = scope("each:a");
     let first_of_item = links.record(&item);
     let batch = links.batch(vec![first_of_item]);
     store.append(&[&lease], batch).await.unwrap();
@@ -95,7 +95,7 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
         assert_eq!(places(&found), [at("main", seq, 6), at("each:a", 1, 2)], "after {place:?}");
         assert_eq!(damaged_of(&found[0]), damaged, "after {place:?}");
         assert!(found[0].record.body_bytes().is_some());
-        assert!(found[0].damaged.iter().all(|damage| damage.run == run && damage.branch == main()));
+        assert!(found[0].damaged.iter().all(|damage| damage.run == run && damage.scope == main()));
     }
 
     // The seqs of quarantined records stay used, even after a crash.
@@ -109,12 +109,12 @@ pub async fn heads_pass_over_damage(mut fixture: impl StoreFixture) {
     let found = heads(&*fixture.store(), &run, 10).await.unwrap();
     assert_eq!((places(&found).remove(0), damaged_of(&found[0])), (at("main", 3, 6), vec![]));
 
-    // A branch without a sound record is an error; the store does not restart it.
+    // A scope without a sound record is an error; the store does not restart it.
     fixture.damage(&run, &DamageTarget::Body(item.clone(), 1)).await;
     let store = fixture.store();
     match heads(&*store, &run, 10).await {
         Err(StoreError::Damaged { damage, older: None }) => {
-            assert_eq!((damage.branch, damage.seq), (item, 1))
+            assert_eq!((damage.scope, damage.seq), (item, 1))
         }
         other => panic!("expected damage and nothing older, got {other:?}"),
     }
@@ -191,7 +191,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
     for state in
         [&noise[..], &all, b"", b"\n", b"{\"frontier\":[]}\n", b"\xff\xfe\x00", b"\x28\xb5\x2f\xfd\x00"]
     {
-        let header = links.header(&branch("each:a"));
+        let header = links.header(&scope("each:a"));
         let record = links.seal_opaque(header, state);
         let batch = links.batch(vec![record.clone()]);
         store.append(&[&lease], batch).await.unwrap();
@@ -203,7 +203,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
         let open = store.take().unwrap_or_else(|| fixture.store());
         for record in &kept {
             let header = record.header();
-            let found = open.load(&run, &header.branch, header.seq).await.unwrap();
+            let found = open.load(&run, &header.scope, header.seq).await.unwrap();
             assert_eq!(found.digest(), record.digest(), "{} {round} a crash", header.reference());
             assert!(found.header_bytes() == record.header_bytes(), "{} {round} a crash", header.reference());
             assert!(found.body_bytes() == record.body_bytes(), "{} {round} a crash", header.reference());
@@ -215,7 +215,7 @@ pub async fn load_returns_exact_bytes(mut fixture: impl StoreFixture) {
 
     let store = fixture.store();
     refused!(store.load(&run_id("r-2"), &main(), 1).await, StoreError::NotFound { .. });
-    refused!(store.load(&run, &branch("each:b"), 1).await, StoreError::NotFound { .. });
+    refused!(store.load(&run, &scope("each:b"), 1).await, StoreError::NotFound { .. });
     for seq in [0, 10, u64::MAX] {
         refused!(store.load(&run, &main(), seq).await, StoreError::NotFound { .. });
     }
@@ -245,7 +245,7 @@ pub async fn load_names_the_older_sound_one(mut fixture: impl StoreFixture) {
         for (seq, older) in damaged {
             match store.load(&run, &main(), seq).await {
                 Err(StoreError::Damaged { damage, older: found }) => {
-                    assert_eq!((damage.run, damage.branch, damage.seq), (run.clone(), main(), seq));
+                    assert_eq!((damage.run, damage.scope, damage.seq), (run.clone(), main(), seq));
                     assert_eq!(found, older, "of {seq} after {place:?}");
                 }
                 other => panic!("{seq} after {place:?}: expected damage, got {other:?}"),

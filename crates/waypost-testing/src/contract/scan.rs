@@ -11,9 +11,9 @@ use waypost::store::{Batch, RunQuery, Scan, ScanOrder, Store, StoreError};
 use super::support::{create_with, main, other, refused};
 use super::{DamageTarget, StoreFixture};
 use crate::picture::{list, newest_first, of_scan, scan_all};
-use crate::records::{Links, branch, run_id, run_record, sealed, step_id, summary_mut, time};
+use crate::records::{Links, run_id, run_record, scope, sealed, step_id, summary_mut, time};
 
-/// Creates a run with eight records on `main` and three on each of two other branches, opened in this order.
+/// Creates a run with eight records on `main` and three on each of two other scopes, opened in this order.
 async fn filled(store: &dyn Store, links: &mut Links) -> waypost::store::Lease {
     let mut first = links.step();
     first.release = false;
@@ -37,7 +37,7 @@ async fn filled(store: &dyn Store, links: &mut Links) -> waypost::store::Lease {
     }
     for name in ["each:z", "each:a"] {
         for _ in 0..3 {
-            let record = links.record(&branch(name));
+            let record = links.record(&scope(name));
             let batch = links.batch(vec![record]);
             store.append(&[&lease], batch).await.unwrap();
         }
@@ -45,7 +45,7 @@ async fn filled(store: &dyn Store, links: &mut Links) -> waypost::store::Lease {
     lease
 }
 
-/// A scan filters by run, branch, seq range, step, phase, label, `external` and `about`, pages, and works in
+/// A scan filters by run, scope, seq range, step, phase, label, `external` and `about`, pages, and works in
 /// both directions.
 pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
     let run = run_id("r-1");
@@ -56,7 +56,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
     let mut other_run = Links::of(&run_id("r-2"));
     filled(&*store, &mut other_run).await;
     let all = || Scan::of(&run);
-    let of_main = || Scan { branch: Some(main()), ..Scan::of(&run) };
+    let of_main = || Scan { scope: Some(main()), ..Scan::of(&run) };
     let label = |key: &str, value: &str| Some((key.to_owned(), value.to_owned()));
     let cases: Vec<(&str, Scan, Vec<u64>)> = vec![
         ("main", of_main(), vec![1, 2, 3, 4, 5, 6, 7, 8]),
@@ -73,9 +73,9 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
         ("external", Scan { external: Some("client-1".to_owned()), ..of_main() }, vec![7, 8]),
         ("about", Scan { about: Some(2), ..of_main() }, vec![4, 6]),
         ("two filters", Scan { step: Some("even".to_owned()), phase: Some("skipped"), ..of_main() }, vec![8]),
-        ("no such branch", Scan { branch: Some(branch("each:b")), ..all() }, vec![]),
-        ("child", Scan { branch: Some(branch("each:z")), ..all() }, vec![1, 2, 3]),
-        // All branches, in opening order.
+        ("no such scope", Scan { scope: Some(scope("each:b")), ..all() }, vec![]),
+        ("child", Scan { scope: Some(scope("each:z")), ..all() }, vec![1, 2, 3]),
+        // All scopes, in opening order.
         ("all", all(), vec![1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 1, 2, 3]),
         ("first ones", Scan { seq_max: Some(1), ..all() }, vec![1, 1, 1]),
         ("steps of all", Scan { step: Some("work".to_owned()), ..all() }, vec![1, 1, 2, 3, 1, 2, 3]),
@@ -91,7 +91,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
             let back = Scan { order: ScanOrder::NewestFirst, limit, ..scan.clone() };
             let found = scan_all(&*store, back).await.unwrap();
             let mut seqs: Vec<_> = found.records.iter().map(|record| record.header().seq).collect();
-            if scan.branch.is_some() {
+            if scan.scope.is_some() {
                 seqs.reverse();
                 assert_eq!(seqs, *expect, "{what}, newest first in pages of {limit}");
             }
@@ -99,11 +99,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
     }
     let back: Vec<_> = scan_all(&*store, Scan { limit: 2, ..newest_first(&run) }).await.unwrap().records;
     let back: Vec<_> = back.iter().map(|record| record.header().seq).collect();
-    assert_eq!(
-        back,
-        [8, 7, 6, 5, 4, 3, 2, 1, 3, 2, 1, 3, 2, 1],
-        "branches stay in the order they were opened"
-    );
+    assert_eq!(back, [8, 7, 6, 5, 4, 3, 2, 1, 3, 2, 1, 3, 2, 1], "scopes stay in the order they were opened");
 
     // Records appended between pages are not returned twice.
     let first = store.scan(&Scan { limit: 3, ..newest_first(&run) }).await.unwrap();
@@ -119,7 +115,7 @@ pub async fn scan_filters_and_pages(mut fixture: impl StoreFixture) {
 
 /// Damaged headers in the range are listed rather than returned, whatever the filter.
 async fn damaged_headers(fixture: &mut impl StoreFixture, run: &waypost::RunId) {
-    for place in [DamageTarget::Header(main(), 4), DamageTarget::Header(branch("each:a"), 3)] {
+    for place in [DamageTarget::Header(main(), 4), DamageTarget::Header(scope("each:a"), 3)] {
         fixture.damage(run, &place).await;
     }
     let store = fixture.store();
@@ -129,7 +125,7 @@ async fn damaged_headers(fixture: &mut impl StoreFixture, run: &waypost::RunId) 
         let expect = "r-1@2\nr-1@6\nr-1@8\ndamaged r-1/main@4\ndamaged r-1/each:a@3";
         assert_eq!(of_scan(&found), expect, "in pages of {limit}");
     }
-    let range = Scan { seq_min: Some(5), branch: Some(main()), ..even };
+    let range = Scan { seq_min: Some(5), scope: Some(main()), ..even };
     assert_eq!(of_scan(&scan_all(&*store, range).await.unwrap()), "r-1@6\nr-1@8");
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use waypost::lock::Holder;
 use waypost::record::Record;
 use waypost::store::{Batch, Lease, Store};
-use waypost::{BranchPath, Digest, RunId};
+use waypost::{Digest, RunId, ScopePath};
 
 use crate::records::{Links, holder, run_record, sealed};
 
@@ -21,9 +21,9 @@ macro_rules! refused {
 }
 pub(super) use refused;
 
-/// Returns the main branch.
-pub(super) fn main() -> BranchPath {
-    BranchPath::main()
+/// Returns the main scope.
+pub(super) fn main() -> ScopePath {
+    ScopePath::main()
 }
 
 /// Returns a second holder, distinct from `first`.
@@ -31,13 +31,13 @@ pub(super) fn other() -> Holder {
     holder("other")
 }
 
-/// Creates a run with a record on its main branch.
+/// Creates a run with a record in its main scope.
 pub(super) async fn create(store: &dyn Store, links: &mut Links) -> Lease {
     let first = links.step();
     create_with(store, links.run(), first).await
 }
 
-/// Creates a run with records up to seq `newest` on its main branch.
+/// Creates a run with records up to seq `newest` in its main scope.
 pub(super) async fn create_with_steps(store: &dyn Store, links: &mut Links, newest: u64) -> Lease {
     let lease = create(store, links).await;
     for _ in 2..=newest {
@@ -51,7 +51,7 @@ pub(super) async fn create_with(store: &dyn Store, run: &RunId, first: Batch) ->
     store.create(&sealed(run_record(run)), first, &holder("first")).await.unwrap()
 }
 
-/// Appends a record to the main branch.
+/// Appends a record to the main scope.
 pub(super) async fn step(store: &dyn Store, lease: &Lease, links: &mut Links) -> Record {
     let batch = links.step();
     let record = batch.records[0].clone();

@@ -9,7 +9,7 @@ use waypost::record::{Record, SealedRun};
 use waypost::store::{
     Appended, Batch, Damage, Lease, Renewal, RunQuery, Scan, Signal, Store, StoreError, TrimMode,
 };
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 use crate::contract::{DamageTarget, StoreFixture};
 use crate::picture::{heads, kind, list, of_scan, of_summary, picture, scan_all};
@@ -33,18 +33,18 @@ pub(super) enum Operation {
     Release(RunId, Who, Option<Timestamp>),
     Renew(Vec<(RunId, Who)>),
     Heads(RunId, usize),
-    Load(RunId, BranchPath, u64),
+    Load(RunId, ScopePath, u64),
     Scan(Scan),
     /// The set contains the damaged runs, for which only the id is compared.
     Runs(RunQuery, BTreeSet<RunId>),
     Signal(RunId, Signal),
-    Quarantine(RunId, Who, BranchPath, u64),
+    Quarantine(RunId, Who, ScopePath, u64),
     Trim(RunId, Who, u32, TrimMode),
     Delete(RunId),
     BlobAppend(RunId, Who, String, Vec<u8>),
     BlobRead(RunId, String, u64),
     /// A crash that loses all leases, then damage to this header.
-    Damage(RunId, BranchPath, u64),
+    Damage(RunId, ScopePath, u64),
     /// A crash that loses all leases.
     Crash,
     /// The store is closed and opened again.
@@ -97,9 +97,9 @@ impl Side {
                 self.crash().await;
                 return told(closed, |()| "closed".to_owned());
             }
-            Operation::Damage(run, branch, seq) => {
+            Operation::Damage(run, scope, seq) => {
                 self.crash().await;
-                self.fixture.damage(run, &DamageTarget::Header(branch.clone(), *seq)).await;
+                self.fixture.damage(run, &DamageTarget::Header(scope.clone(), *seq)).await;
             }
             call => {
                 let store = self.fixture.store();
@@ -116,7 +116,7 @@ impl Side {
                 self.took(answer, batch.release)
             }
             Operation::Acquire(run) => {
-                let answer = store.acquire(run, &BranchPath::main(), &holder("another")).await;
+                let answer = store.acquire(run, &ScopePath::main(), &holder("another")).await;
                 self.took(answer, false)
             }
             Operation::Append(run, who, batch) => {
@@ -144,9 +144,9 @@ impl Side {
             Operation::Signal(run, signal) => {
                 told(store.signal(run, signal).await, |answer| format!("{answer:?}"))
             }
-            Operation::Quarantine(run, who, branch, seq) => {
+            Operation::Quarantine(run, who, scope, seq) => {
                 let lease = self.lease(run, *who);
-                let damage = damage_at(&*store, run, branch, *seq).await;
+                let damage = damage_at(&*store, run, scope, *seq).await;
                 told(store.quarantine(&lease, &damage).await, |()| "moved aside".to_owned())
             }
             Operation::Trim(run, who, keep, mode) => {
@@ -181,8 +181,8 @@ async fn read(store: &dyn Store, call: &Operation) -> Answer {
             };
             format!("{:?}", heads.iter().map(head).collect::<Vec<_>>())
         }),
-        Operation::Load(run, branch, seq) => {
-            told(store.load(run, branch, *seq).await, |record| of_bytes(&record))
+        Operation::Load(run, scope, seq) => {
+            told(store.load(run, scope, *seq).await, |record| of_bytes(&record))
         }
         Operation::Scan(scan) => told(scan_all(store, scan.clone()).await, |mut found| {
             // An index may bypass damage.
@@ -230,12 +230,12 @@ fn of_bytes(record: &Record) -> String {
 }
 
 /// Returns the damage as reported by the store, or an invented damage for a sound or missing record.
-async fn damage_at(store: &dyn Store, run: &RunId, branch: &BranchPath, seq: u64) -> Damage {
-    if let Err(StoreError::Damaged { damage, .. }) = store.load(run, branch, seq).await {
+async fn damage_at(store: &dyn Store, run: &RunId, scope: &ScopePath, seq: u64) -> Damage {
+    if let Err(StoreError::Damaged { damage, .. }) = store.load(run, scope, seq).await {
         return *damage;
     }
     let flaw = waypost::record::Flaw::Malformed("as the caller says".to_owned());
-    Damage { run: run.clone(), branch: branch.clone(), seq, place: "nowhere".to_owned(), flaw }
+    Damage { run: run.clone(), scope: scope.clone(), seq, place: "nowhere".to_owned(), flaw }
 }
 
 impl Operation {
@@ -285,7 +285,7 @@ fn of_batch(batch: &Batch) -> String {
             let header = record.header();
             let body = if record.body_bytes().is_some() { "" } else { " bare" };
             let end = header.end.map_or_else(String::new, |end| format!(" end {end:?}"));
-            format!("{}@{} {:?}{body}{end}", header.branch, header.seq, header.reason)
+            format!("{}@{} {:?}{body}{end}", header.scope, header.seq, header.reason)
         })
         .collect();
     let (id, consumed, release) = (batch.id, &batch.consumed, batch.release);

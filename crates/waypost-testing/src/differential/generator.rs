@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 use waypost::record::{Reason, RunStatus};
 use waypost::store::{Batch, RunQuery, Scan, ScanOrder, SignalKind, TrimMode};
-use waypost::{BranchPath, Digest, RunId};
+use waypost::{Digest, RunId, ScopePath};
 
 use super::call::{Answer, Operation, Who};
-use crate::random::{BRANCHES, Random, STEPS};
-use crate::records::{Links, branch, run_id, run_record, sealed, signal, time};
+use crate::random::{Random, SCOPES, STEPS};
+use crate::records::{Links, run_id, run_record, scope, sealed, signal, time};
 
 /// Few runs, so that calls collide.
 const RUNS: [&str; 3] = ["r-1", "r-2", "a"];
@@ -28,14 +28,14 @@ struct Known {
     lost: Vec<u64>,
     /// Batches applied since the last damage.
     applied: Vec<Batch>,
-    /// Branch and seq of records with a body that were alone in their batch.
-    alone: BTreeSet<(BranchPath, u64)>,
+    /// Scope and seq of records with a body that were alone in their batch.
+    alone: BTreeSet<(ScopePath, u64)>,
     /// Damaged records outside quarantine.
-    damaged: BTreeSet<(BranchPath, u64)>,
+    damaged: BTreeSet<(ScopePath, u64)>,
     /// Whether a record of the run was ever damaged.
     was_damaged: bool,
-    /// Digests of the sound records, by branch and seq.
-    sound: BTreeMap<BranchPath, BTreeMap<u64, Digest>>,
+    /// Digests of the sound records, by scope and seq.
+    sound: BTreeMap<ScopePath, BTreeMap<u64, Digest>>,
 }
 
 pub(super) struct Generator {
@@ -61,7 +61,7 @@ impl Known {
     fn applied(&mut self, batch: &Batch) {
         for record in &batch.records {
             let header = record.header();
-            let place = (header.branch.clone(), header.seq);
+            let place = (header.scope.clone(), header.seq);
             self.sound.entry(place.0.clone()).or_default().insert(place.1, record.digest());
             if batch.records.len() == 1 {
                 self.alone.insert(place);
@@ -78,10 +78,10 @@ impl Known {
         self.lost.extend(self.held.take());
     }
 
-    /// Returns the record that a repair of the branch continues, if the newest record is damaged.
-    fn to_repair(&self, branch: &BranchPath) -> Option<(u64, Digest)> {
-        let next = self.links.next(branch);
-        let (seq, digest) = self.sound.get(branch)?.last_key_value()?;
+    /// Returns the record that a repair of the scope continues, if the newest record is damaged.
+    fn to_repair(&self, scope: &ScopePath) -> Option<(u64, Digest)> {
+        let next = self.links.next(scope);
+        let (seq, digest) = self.sound.get(scope)?.last_key_value()?;
         (seq + 1 != next).then_some((*seq, *digest))
     }
 }
@@ -157,7 +157,7 @@ impl Generator {
     }
 
     fn load(&mut self, run: RunId) -> Operation {
-        let path = branch(self.random.one_of(&BRANCHES));
+        let path = scope(self.random.one_of(&SCOPES));
         let known = self.runs.get(&run).and_then(|known| known.sound.get(&path));
         let newest = known.and_then(|sound| sound.last_key_value()).map_or(1, |(seq, _)| *seq);
         Operation::Load(run, path, self.random.below(newest + 2))
@@ -177,7 +177,7 @@ impl Generator {
         record.workflow = self.random.one_of(&["nightly", "hourly"]).to_owned();
         record.created_at = time(self.random.below(50) as i64);
         let mut links = Links::of(&run);
-        let mut batch = self.random.batch(&mut links, &[branch("main")]);
+        let mut batch = self.random.batch(&mut links, &[scope("main")]);
         if self.random.chance(15) {
             self.random.spoil(&mut batch);
         }
@@ -193,13 +193,13 @@ impl Generator {
         let mut links = known.links.clone();
         if let Who::Stale(token) = who {
             links.set_token(token);
-            let mut late = self.random.batch(&mut links, &[branch("main")]);
+            let mut late = self.random.batch(&mut links, &[scope("main")]);
             // An unused batch id.
             late.id.count = u64::from(u32::MAX);
             return Some(Operation::Append(run, who, late));
         }
-        let broken: Vec<_> = BRANCHES
-            .map(branch)
+        let broken: Vec<_> = SCOPES
+            .map(scope)
             .into_iter()
             .filter_map(|path| Some((path.clone(), known.to_repair(&path)?)))
             .collect();
@@ -212,17 +212,17 @@ impl Generator {
             let repair = self.repair(&mut links, &path, basis, digest);
             return Some(Operation::Append(run, who, repair));
         }
-        let mut branches: Vec<_> = BRANCHES.map(branch).into_iter().collect();
-        let first = self.random.below(branches.len() as u64) as usize;
-        branches.swap(0, first);
-        let mut batch = self.random.batch(&mut links, &branches);
+        let mut scopes: Vec<_> = SCOPES.map(scope).into_iter().collect();
+        let first = self.random.below(scopes.len() as u64) as usize;
+        scopes.swap(0, first);
+        let mut batch = self.random.batch(&mut links, &scopes);
         if self.random.chance(20) {
             batch.consumed = vec![self.random.one_of(&SIGNALS).to_owned()];
         }
         Some(Operation::Append(run, who, batch))
     }
 
-    fn repair(&mut self, links: &mut Links, path: &BranchPath, basis: u64, digest: Digest) -> Batch {
+    fn repair(&mut self, links: &mut Links, path: &ScopePath, basis: u64, digest: Digest) -> Batch {
         let mut header = self.random.header(links, path);
         (header.reason, header.basis, header.prev) = (Reason::Repair, Some(basis), Some(digest));
         if self.random.chance(10) {
@@ -259,7 +259,7 @@ impl Generator {
     fn scan(&mut self, run: RunId) -> Operation {
         let mut scan = Scan { limit: 1 + self.random.below(5) as usize, ..Scan::of(&run) };
         if self.random.chance(50) {
-            scan.branch = Some(branch(self.random.one_of(&BRANCHES)));
+            scan.scope = Some(scope(self.random.one_of(&SCOPES)));
         }
         if self.random.chance(40) {
             scan.order = ScanOrder::NewestFirst;
@@ -331,12 +331,12 @@ impl Generator {
         Some(Operation::Trim(run, who, self.random.below(5) as u32, mode))
     }
 
-    /// Damages one of the newest records of a branch, because older records may be pruned.
+    /// Damages one of the newest records of a scope, because older records may be pruned.
     fn damage(&mut self, run: RunId) -> Option<Operation> {
-        let path = branch(self.random.one_of(&BRANCHES));
+        let path = scope(self.random.one_of(&SCOPES));
         let known = self.runs.get(&run)?;
         let newest: Vec<_> = known.sound.get(&path)?.keys().rev().take(2).copied().collect();
-        // Every branch keeps a sound record.
+        // Every scope keeps a sound record.
         if newest.len() < 2 || !known.damaged.is_empty() {
             return None;
         }

@@ -19,7 +19,7 @@ use waypost::store::{
     Appended, Batch, Blobs, Damage, Heads, Lease, Page, Queue, Renewal, RunEntry, RunQuery, Runs, Scan,
     Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 /// A fault of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,8 +219,8 @@ impl Store for FaultyStore {
         self.through(Call::Other("run"), self.inner.run(run)).await
     }
 
-    async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
-        self.through(Call::Other("acquire"), self.inner.acquire(run, branch, holder)).await
+    async fn acquire(&self, run: &RunId, scope: &ScopePath, holder: &Holder) -> Result<Lease, StoreError> {
+        self.through(Call::Other("acquire"), self.inner.acquire(run, scope, holder)).await
     }
 
     async fn renew(&self, leases: &[&Lease]) -> Result<Vec<Renewal>, StoreError> {
@@ -240,8 +240,8 @@ impl Store for FaultyStore {
         self.through(Call::Other("heads"), self.inner.heads(run, page)).await
     }
 
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        self.through(Call::Other("load"), self.inner.load(run, branch, seq)).await
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError> {
+        self.through(Call::Other("load"), self.inner.load(run, scope, seq)).await
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
@@ -296,8 +296,8 @@ impl Store for FaultyStore {
         self.inner.folder(run)
     }
 
-    fn branches_max(&self) -> Option<u64> {
-        self.inner.branches_max()
+    fn scopes_max(&self) -> Option<u64> {
+        self.inner.scopes_max()
     }
 
     fn home(&self) -> Option<&Path> {

@@ -23,7 +23,7 @@ pub(super) struct Notes {
     pub(super) done: Vec<String>,
 }
 
-/// External effects, by branch, step and iteration.
+/// External effects, by scope, step and iteration.
 #[derive(Debug, Default)]
 pub(super) struct ExternalEffects {
     /// Number of executions.
@@ -60,7 +60,7 @@ impl ExternalEffects {
 }
 
 fn name_of(context: &Context) -> String {
-    format!("{}/{}{:?}", context.branch(), context.step(), context.iteration())
+    format!("{}/{}{:?}", context.scope(), context.step(), context.iteration())
 }
 
 /// A graph, the log of its effects, and its holds.
@@ -93,7 +93,7 @@ impl Made {
 enum FailingStep {
     /// Failures that end the run until mended.
     Mended,
-    /// Permanent failures, directly in a branch of a collecting fork.
+    /// Permanent failures, directly in a scope of a collecting fork.
     Collected,
     Never,
 }

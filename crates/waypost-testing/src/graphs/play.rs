@@ -10,7 +10,7 @@ use waypost::memory::MemoryStore;
 use waypost::plan::Cause;
 use waypost::record::{Phase, RunStatus};
 use waypost::store::{Page, Scan, Store as _};
-use waypost::{BranchPath, Engine, RunId};
+use waypost::{Engine, RunId, ScopePath};
 
 use super::StoreKind;
 use super::make::{Made, Notes};
@@ -29,7 +29,7 @@ pub(super) struct Disturbance {
     pub(super) fault: Fault,
     /// Number of sessions that die.
     pub(super) deaths: u32,
-    /// After a death, damages the newest record of a branch.
+    /// After a death, damages the newest record of a scope.
     pub(super) damage: Option<Seeded>,
 }
 
@@ -112,10 +112,10 @@ pub(super) async fn play(kind: StoreKind, made: &Made, mut disturbance: Disturba
                 for question in &questions {
                     let name = match &question.cause {
                         Cause::InDoubt(at) => {
-                            format!("{}/{}{:?}", question.branch, question.step, at.iteration)
+                            format!("{}/{}{:?}", question.scope, question.step, at.iteration)
                         }
                         // The iteration is unknown.
-                        Cause::InLost(_) => format!("{}/{}", question.branch, question.step),
+                        Cause::InLost(_) => format!("{}/{}", question.scope, question.step),
                         cause => panic!("{cause:?}"),
                     };
                     *decided.entry(name).or_default() += 1;
@@ -186,7 +186,7 @@ async fn finished(site: &PlaySite, made: &Made) -> BTreeMap<String, u32> {
         for record in &page.records {
             let header = record.header();
             if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
-                let name = format!("{}/{step}{:?}", header.branch, header.at.iteration);
+                let name = format!("{}/{step}{:?}", header.scope, header.at.iteration);
                 let times = made.external.ran.lock().unwrap().get(&name).copied().unwrap_or(0);
                 finished.insert(name, times);
             }
@@ -198,26 +198,26 @@ async fn finished(site: &PlaySite, made: &Made) -> BTreeMap<String, u32> {
     }
 }
 
-/// Damages the newest record of an open branch that has an older record with a body.
+/// Damages the newest record of an open scope that has an older record with a body.
 async fn damage(site: &mut PlaySite, random: &mut Seeded) {
     let Ok(heads) = site.store.heads(&run_id(), &Page::default()).await else { return };
-    let mut found: Vec<(BranchPath, u64)> = Vec::new();
+    let mut found: Vec<(ScopePath, u64)> = Vec::new();
     for head in heads.heads.iter().filter(|head| head.damaged.is_empty()) {
-        let (branch, newest) = (&head.record.header().branch, head.record.header().seq);
+        let (scope, newest) = (&head.record.header().scope, head.record.header().seq);
         for seq in 1..newest {
-            let older = site.store.load(&run_id(), branch, seq).await;
+            let older = site.store.load(&run_id(), scope, seq).await;
             if older.is_ok_and(|record| record.body_bytes().is_some()) {
-                found.push((branch.clone(), newest));
+                found.push((scope.clone(), newest));
                 break;
             }
         }
     }
     if !found.is_empty() {
-        let (branch, seq) = found.swap_remove(random.below(found.len() as u64) as usize);
+        let (scope, seq) = found.swap_remove(random.below(found.len() as u64) as usize);
         let place = if random.below(2) == 0 {
-            DamageTarget::Header(branch, seq)
+            DamageTarget::Header(scope, seq)
         } else {
-            DamageTarget::Body(branch, seq)
+            DamageTarget::Body(scope, seq)
         };
         site.fixture.damage(&run_id(), &place).await;
     }

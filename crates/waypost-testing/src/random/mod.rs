@@ -5,13 +5,13 @@ pub mod seed;
 use serde_json::json;
 use waypost::record::{End, FailureKind, Header, Phase, RunStatus, SkipCause, Verdict};
 use waypost::store::Batch;
-use waypost::{BranchPath, Digest, RunId};
+use waypost::{Digest, RunId, ScopePath};
 
 use crate::random::seed::Seeded;
-use crate::records::{Links, branch, evidence, failed, step_id, summary_mut, time};
+use crate::records::{Links, evidence, failed, scope, step_id, summary_mut, time};
 
-/// Branches of random records: few, so that branches grow long, and not sorted by name.
-pub const BRANCHES: [&str; 4] = ["main", "each:z", "each:a", "each:a/in:%2F"];
+/// Scopes of random records: few, so that scopes grow long, and not sorted by name.
+pub const SCOPES: [&str; 4] = ["main", "each:z", "each:a", "each:a/in:%2F"];
 /// Steps of random records.
 pub const STEPS: [&str; 3] = ["work", "rest", "work-2"];
 
@@ -29,12 +29,12 @@ pub struct Random {
 pub fn history(seed: u64, run: &RunId, batches: usize) -> Vec<Batch> {
     let mut random = Random::new(seed);
     let mut links = Links::of(run);
-    let all = BRANCHES.map(branch);
+    let all = SCOPES.map(scope);
     let batch = |place: usize| {
-        let mut branches = if place == 0 { vec![branch("main")] } else { all.to_vec() };
-        let first = random.below(branches.len() as u64) as usize;
-        branches.swap(0, first);
-        let mut batch = random.batch(&mut links, &branches);
+        let mut scopes = if place == 0 { vec![scope("main")] } else { all.to_vec() };
+        let first = random.below(scopes.len() as u64) as usize;
+        scopes.swap(0, first);
+        let mut batch = random.batch(&mut links, &scopes);
         batch.release = false;
         batch
     };
@@ -68,27 +68,27 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// Returns a valid batch of one to four records on these branches. The first record is on the first
-    /// branch.
+    /// Returns a valid batch of one to four records in these scopes. The first record is on the first
+    /// scope.
     ///
     /// # Panics
-    /// If the list of branches is empty.
-    pub fn batch(&mut self, links: &mut Links, branches: &[BranchPath]) -> Batch {
+    /// If the list of scopes is empty.
+    pub fn batch(&mut self, links: &mut Links, scopes: &[ScopePath]) -> Batch {
         // Most batches have a single record: only a record alone in its batch can be damaged alone.
         self.made += 1;
         let count = if self.chance(70) { 1 } else { 2 + self.below(3) };
         let mut records = Vec::new();
         for place in 0..count {
-            let path = if place == 0 { branches[0].clone() } else { self.one_of(branches) };
+            let path = if place == 0 { scopes[0].clone() } else { self.one_of(scopes) };
             let header = self.header(links, &path);
             records.push(header);
         }
-        let last_of = |path: &BranchPath| records.iter().rposition(|header| header.branch == *path);
+        let last_of = |path: &ScopePath| records.iter().rposition(|header| header.scope == *path);
         let bare: Vec<_> =
-            records.iter().enumerate().map(|(at, header)| last_of(&header.branch) != Some(at)).collect();
+            records.iter().enumerate().map(|(at, header)| last_of(&header.scope) != Some(at)).collect();
         let mut sealed = Vec::new();
         for (mut header, bare) in records.into_iter().zip(bare) {
-            (header.seq, header.prev) = (links.next(&header.branch), links.tip(&header.branch));
+            (header.seq, header.prev) = (links.next(&header.scope), links.tip(&header.scope));
             let bare = bare && self.chance(70);
             let state =
                 json!({ "made": self.made, "seq": header.seq, "fill": "x".repeat(self.below(400) as usize) });
@@ -105,8 +105,8 @@ impl Random {
         batch
     }
 
-    /// Returns a header that continues its branch, with random values in the indexed fields.
-    pub fn header(&mut self, links: &Links, path: &BranchPath) -> Header {
+    /// Returns a header that continues its scope, with random values in the indexed fields.
+    pub fn header(&mut self, links: &Links, path: &ScopePath) -> Header {
         let mut header = links.header(path);
         header.step = self.chance(90).then(|| step_id(self.one_of(&STEPS)));
         header.created_at = time(self.below(1_000) as i64);

@@ -228,7 +228,7 @@ impl Lockstep {
     fn inputs(&self) -> StepInputs {
         let world = &self.model.world;
         let hidden = world.hidden.iter().map(|(step, value)| (restrict::id(step), *value)).collect();
-        // The branch of a hook has no pass and no item.
+        // The scope of a hook has no pass and no item.
         let part = |step: &str, part: &str| if step.contains(restrict::HOOK) { "" } else { part }.to_owned();
         let failing = world.failing.iter();
         let failing =
@@ -283,7 +283,7 @@ fn passes(steps: &Steps) -> BTreeMap<Name, u32> {
     all(steps).iter().map(|step| (step.id.clone(), step.passes)).collect()
 }
 
-/// Returns the path of a step as the command names it: hooks have a branch of their own.
+/// Returns the path of a step as the command names it: hooks have a scope of their own.
 fn on_screen(path: &StepPath) -> StepPath {
     let part = |part: &str| match part.split_once(restrict::HOOK) {
         Some((step, when)) => format!("{step}:on_{}", when.trim_end_matches("~1")),

@@ -14,7 +14,7 @@ use waypost::store::{
     Appended, Batch, Blobs, Damage, FIRST_TOKEN, Heads, Lease, Page, Queue, Renewal, RunEntry, RunQuery,
     Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, TrimMode, Trimmed,
 };
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_testing::contract::{self, DamageTarget, StoreFixture, block_on};
 use waypost_testing::differential::find_difference;
 use waypost_testing::memory::MemoryFixture;
@@ -81,7 +81,7 @@ const PLANTED: &[(&str, Bug, bool)] = &[
     ("renew_tells_of_stop_requests", ForgetsStops, true),
     ("renew_tells_of_stop_requests", HidesTheLoss, true),
     ("signal_is_unique", TakesSignalsTwice, true),
-    ("heads_are_the_newest_of_open_branches", SortsHeadsByName, true),
+    ("heads_are_the_newest_of_open_scopes", SortsHeadsByName, true),
     ("heads_pass_over_damage", HidesDamage, true),
     ("heads_pass_over_damage", GivesSeqsAgain, true),
     // Frozen records are not damaged by random calls, since a store may then not list the run.
@@ -245,11 +245,11 @@ impl Store for Planted {
         Ok(entry)
     }
 
-    async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
-        match self.inner.acquire(run, branch, holder).await {
+    async fn acquire(&self, run: &RunId, scope: &ScopePath, holder: &Holder) -> Result<Lease, StoreError> {
+        match self.inner.acquire(run, scope, holder).await {
             Err(StoreError::Held { .. }) if self.has(SharesTheLease) => {
                 self.inner.drop_holder(run);
-                self.inner.acquire(run, branch, holder).await
+                self.inner.acquire(run, scope, holder).await
             }
             Err(StoreError::Held { run, .. }) if self.has(HidesTheHolder) => {
                 Err(StoreError::Held { run, holder: None, until: None })
@@ -299,11 +299,11 @@ impl Store for Planted {
         if self.has(TakesTheLeaseToRead) {
             let reader = waypost_testing::records::holder("reader");
             // And keeps it: one that is dropped is given back.
-            std::mem::forget(self.inner.acquire(run, &BranchPath::main(), &reader).await);
+            std::mem::forget(self.inner.acquire(run, &ScopePath::main(), &reader).await);
         }
         let mut found = self.inner.heads(run, page).await?;
         if self.has(SortsHeadsByName) {
-            found.heads.sort_by_key(|head| head.record.header().branch.clone());
+            found.heads.sort_by_key(|head| head.record.header().scope.clone());
         }
         for head in &mut found.heads {
             if self.has(HidesDamage) {
@@ -316,10 +316,10 @@ impl Store for Planted {
         Ok(found)
     }
 
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        match self.inner.load(run, branch, seq).await {
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError> {
+        match self.inner.load(run, scope, seq).await {
             Err(StoreError::Damaged { older: Some(older), .. }) if self.has(FallsBackSilently) => {
-                self.inner.load(run, branch, older).await
+                self.inner.load(run, scope, older).await
             }
             Err(StoreError::Damaged { damage, .. }) if self.has(NamesTheWrongOlder) => {
                 let older = Some(damage.seq - 1).filter(|seq| *seq > 0);
@@ -407,8 +407,8 @@ impl Store for Planted {
         self.inner.folder(run)
     }
 
-    fn branches_max(&self) -> Option<u64> {
-        self.inner.branches_max()
+    fn scopes_max(&self) -> Option<u64> {
+        self.inner.scopes_max()
     }
 
     fn home(&self) -> Option<&Path> {

@@ -27,7 +27,7 @@ const MARK: &str = "--- # file: ";
 const COPY_BYTES: usize = MARK.len() + 4;
 /// Most bytes of JSON for one byte of text.
 const ESCAPED_BYTES_MAX: usize = 6;
-/// Deepest nesting of files: each level opens a branch.
+/// Deepest nesting of files: each level opens a scope.
 const DEPTH_MAX: usize = 8;
 /// Most steps that run another file, in all files together. Each step is a copy of the included file, so ten
 /// files that include each other ten times would be 10^10 copies.

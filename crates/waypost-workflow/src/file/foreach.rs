@@ -24,7 +24,7 @@ use crate::output::JsonPath;
 const ITEM: &str = "item";
 /// Name of the index among the selected items, from 0.
 pub(crate) const ITEM_INDEX: &str = "item_index";
-/// Most items of one `foreach`: their keys are in memory at once while branches are opened.
+/// Most items of one `foreach`: their keys are in memory at once while scopes are opened.
 pub const ITEMS_MAX: u64 = 10_000_000;
 
 /// Most literal items with keys compared when the file is read: each key may be an expression. For larger

@@ -43,7 +43,7 @@ pub struct Hook {
 }
 
 impl HookOn {
-    /// Returns the key of the hook's branch.
+    /// Returns the key of the hook's scope.
     #[must_use]
     pub fn key(self) -> String {
         match self {

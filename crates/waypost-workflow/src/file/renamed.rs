@@ -1,4 +1,4 @@
-//! First ids of renamed steps: records, branches and logs name a step by the id that the step had first.
+//! First ids of renamed steps: records, scopes and logs name a step by the id that the step had first.
 //!
 //! Input: a changed file, and the workflow of the run. Output: the changed file with the first ids in `id`, `needs` and
 //! expressions. For a renamed step, `name` has the id in the file, and `renamed_from` the first id. Results and readers of

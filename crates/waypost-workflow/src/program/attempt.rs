@@ -169,8 +169,8 @@ impl WorkflowProgram {
 
     /// Copies the log of an adopted attempt to the log of the attempt that adopts it.
     async fn copy_log(&self, at: &Try, attempt: &Attempt) -> Result<(), StoreError> {
-        let Attempt { run, branch, step, lease, .. } = attempt;
-        let (source, target) = (log_name(branch, step, at), log_name(branch, step, &attempt.at));
+        let Attempt { run, scope, step, lease, .. } = attempt;
+        let (source, target) = (log_name(scope, step, at), log_name(scope, step, &attempt.at));
         let (blobs, mut offset) = (self.surroundings.store.blobs(), 0);
         loop {
             let bytes = blobs.read(run, &source, offset).await?;
@@ -270,13 +270,9 @@ impl WorkflowProgram {
         if !matches!(lost, SupervisorError::Ended) || !outlives_process(self.surroundings.store.as_ref()) {
             return;
         }
-        let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
-        let own = [
-            (MARK, &*mark.run),
-            (SESSION, &*mark.session),
-            ("WAYPOST_STEP", step),
-            ("WAYPOST_SCOPE", branch),
-        ];
+        let (step, scope) = (attempt.step.as_str(), attempt.scope.as_str());
+        let own =
+            [(MARK, &*mark.run), (SESSION, &*mark.session), ("WAYPOST_STEP", step), ("WAYPOST_SCOPE", scope)];
         // The next holder of the run kills the survivors before the first step.
         let _ = kill_leftovers(&own);
     }
@@ -287,8 +283,8 @@ impl WorkflowProgram {
         attempt: &Attempt,
         mark: &ProcessMark,
     ) -> Result<(), LeftoversError> {
-        let (step, branch) = (attempt.step.as_str(), attempt.branch.as_str());
-        kill_leftovers(&[(MARK, &mark.run), ("WAYPOST_STEP", step), ("WAYPOST_SCOPE", branch)]).map(drop)
+        let (step, scope) = (attempt.step.as_str(), attempt.scope.as_str());
+        kill_leftovers(&[(MARK, &mark.run), ("WAYPOST_STEP", step), ("WAYPOST_SCOPE", scope)]).map(drop)
     }
 
     fn environment(
@@ -303,7 +299,7 @@ impl WorkflowProgram {
         let mut set = |name: &str, value: OsString| drop(env.insert(name.into(), value));
         set("WAYPOST_RUN_ID", attempt.run.as_str().into());
         set("WAYPOST_STEP", attempt.step.as_str().into());
-        set("WAYPOST_SCOPE", attempt.branch.as_str().into());
+        set("WAYPOST_SCOPE", attempt.scope.as_str().into());
         set("WAYPOST_ATTEMPT", attempt.at.attempt.to_string().into());
         let key = if job.undoes { attempt.undo_key() } else { attempt.idempotency_key() };
         set("WAYPOST_IDEMPOTENCY_KEY", key.into());
@@ -328,8 +324,8 @@ impl WorkflowProgram {
             store: Arc::clone(&self.surroundings.store),
             attempt: attempt.clone(),
             name: match job.undoes {
-                true => undo_log_name(&attempt.branch, &attempt.step, &attempt.at),
-                false => log_name(&attempt.branch, &attempt.step, &attempt.at),
+                true => undo_log_name(&attempt.scope, &attempt.step, &attempt.at),
+                false => log_name(&attempt.scope, &attempt.step, &attempt.at),
             },
             echo: self.surroundings.echo.clone(),
             bytes: Arc::clone(&logged),

@@ -1,4 +1,4 @@
-//! `workflow`: runs another file on a branch with separate params.
+//! `workflow`: runs another file in a scope with separate params.
 
 use serde_json::{Map, Value};
 use waypost::engine::{Joined, Performed, StepRef, StepReport};
@@ -10,7 +10,7 @@ use super::state::{StepOutput, WorkflowState};
 use super::{WorkflowProgram, expression, repeat};
 
 impl WorkflowProgram {
-    /// Returns the initial state of the branch of another file: its params only, without the caller's scope.
+    /// Returns the initial state of the scope of another file: its params only, without the names of the caller.
     pub(super) fn state_of_file(
         &self,
         step_ref: StepRef<'_>,

@@ -182,7 +182,7 @@ impl WorkflowProgram {
             let follow = self.apply(state, step_ref, Settlement::Completed(output, &ending));
             return Ok((follow.map_err(|failure| failure.error.join(": "))?, Phase::Completed(ending)));
         }
-        let readers = self.readers(step_ref.branch, step_ref.step.id.as_str());
+        let readers = self.readers(step_ref.scope, step_ref.step.id.as_str());
         let readers: Vec<String> = readers.iter().map(|reader| format!("`{}`", reader.id)).collect();
         if !readers.is_empty() {
             return Err(format!("outputs that {} reads are missing", readers.join(", ")));

@@ -1,4 +1,4 @@
-//! Hooks: steps that run on child branches after a step has ended, before the step's result counts.
+//! Hooks: steps that run in child scopes after a step has ended, before the step's result counts.
 //!
 //! ```text
 //!   step ends for good --> opens its hooks with its result --> hooks end --> step starts as the join,
@@ -21,7 +21,7 @@ use super::state::{StepOutput, StepState, WorkflowState};
 /// Hook of a step.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// Key of the hook's branch.
+    /// Key of the hook's scope.
     key: String,
     on: HookOn,
     start: StepId,
@@ -92,7 +92,7 @@ fn items<'p>(plans: impl Iterator<Item = &'p Plan>, came_to: &CameTo) -> Vec<Ite
     plans.enumerate().map(item).collect()
 }
 
-/// Returns the initial state of a hook's branch, with the result of `step`.
+/// Returns the initial state of a hook's scope, with the result of `step`.
 pub(super) fn state_of(step: &Step, item: &Item, folder: Option<&Path>) -> WorkflowState {
     let mut state = WorkflowState::of_group();
     match came_to(&item.value) {

@@ -1,7 +1,7 @@
 //! `foreach`: selection of the items of a step, and the outcomes of the items.
 //!
 //! ```text
-//!   source: list, command, file --> filter --> sort_by --> distinct --> offset, max_items --> keys --> branches
+//!   source: list, command, file --> filter --> sort_by --> distinct --> offset, max_items --> keys --> scopes
 //! ```
 
 use std::cmp::Ordering;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use waypost::engine::{Attempt, ChildEnd, Item, Joined, Performed, StepReport};
 use waypost::record::{End, Ending, Failure, FailureKind};
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 
 use crate::expr::{ExprError, Scope};
 use crate::file::{Distinct, Foreach, ITEM_INDEX, ITEMS_MAX, ItemSource, MatrixError, OnItemFailure, Step};
@@ -274,7 +274,7 @@ impl Select {
         };
         let counted = place + 1;
         let name = StepId::new(&self.step).map_err(|error| failure(FailureKind::Error, error))?;
-        if let Err(error) = BranchPath::main().child(&name, &key) {
+        if let Err(error) = ScopePath::main().child(&name, &key) {
             let help = "write a shorter `key`";
             let text =
                 format!("the key {} of item {counted} is invalid: {error}; {help}", crate::expr::shown(&key));
@@ -475,7 +475,7 @@ fn outcome(foreach: &Foreach, end: &ChildEnd) -> Result<Value, Failure> {
         }
         None => Value::Object(serde_json::Map::new()),
     };
-    // A person may have replaced the item after its branch was opened.
+    // A person may have replaced the item after its scope was opened.
     let item = state.as_ref().and_then(WorkflowState::item).unwrap_or(&end.item.value);
     let outcome = json!({
         "key": end.item.key,

@@ -37,7 +37,7 @@ pub(super) enum Doing {
     Listing(Box<Listing>),
     Joining(Joining),
     Gathering(Joined),
-    /// A branch of another file has ended.
+    /// A scope of another file has ended.
     Returning(Joined),
     /// The hooks of the step have ended.
     Hooked(Joined),

@@ -18,7 +18,7 @@ use waypost::engine::{
 use waypost::record::{Claim, Failure, FailureKind, Flaw, Phase, SkipCause, Try};
 use waypost::shape::Shape;
 use waypost::store::{FIRST_TOKEN, Lease, Store, StoreError};
-use waypost::{BranchPath, Digest, RunId, StepId};
+use waypost::{Digest, RunId, ScopePath, StepId};
 
 use crate::expr::{Condition, FAILED_STEP, Scope, WAITING_STEP};
 use crate::file::{Foreach, Parallel, RetryCause, Step, Work, Workflow, read_secret};
@@ -243,10 +243,10 @@ impl WorkflowProgram {
         Ok(WorkflowState::new(params))
     }
 
-    /// Returns the file that has the steps of a branch.
-    fn file_of(&self, branch: &BranchPath) -> &Workflow {
-        let Some((step, _)) = branch.opened_by() else { return &self.workflow };
-        let around = branch.parent().map_or(&self.workflow, |parent| self.file_of(&parent));
+    /// Returns the file that has the steps of a scope.
+    fn file_of(&self, scope: &ScopePath) -> &Workflow {
+        let Some((step, _)) = scope.opened_by() else { return &self.workflow };
+        let around = scope.parent().map_or(&self.workflow, |parent| self.file_of(&parent));
         let child = around.step(step.as_str()).and_then(|step| step.work.child());
         child.map_or(around, |child| child.workflow())
     }
@@ -323,7 +323,7 @@ impl WorkflowProgram {
 
     /// Returns the path of the file for many outcomes of a step.
     fn outcomes_file(&self, step_ref: StepRef<'_>) -> Option<PathBuf> {
-        let name = format!("{}.{}.jsonl", step_ref.branch.file_name(), step_ref.step.id);
+        let name = format!("{}.{}.jsonl", step_ref.scope.file_name(), step_ref.step.id);
         Some(self.folder()?.join(state::OUTCOMES_FOLDER).join(name))
     }
 }

@@ -3,17 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 
 use super::WorkflowProgram;
 use crate::expr::ELEMENT;
 use crate::file::{Body, ITEM_INDEX, Step};
 
 impl WorkflowProgram {
-    /// Returns the steps of an item's branch with a use of the item, directly or in a nested step.
+    /// Returns the steps of an item's scope with a use of the item, directly or in a nested step.
     #[must_use]
-    pub fn item_readers(&self, branch: &BranchPath) -> Vec<StepId> {
-        let opener = branch.opened_by().zip(branch.parent());
+    pub fn item_readers(&self, scope: &ScopePath) -> Vec<StepId> {
+        let opener = scope.opened_by().zip(scope.parent());
         let opener = opener.and_then(|((opener, _), above)| self.file_of(&above).step(opener.as_str()));
         let Some(foreach) = opener.and_then(|opener| opener.work.foreach()) else { return Vec::new() };
         let readers = foreach.body.steps().iter().filter(|step| reads(step, &foreach.name));
@@ -22,12 +22,12 @@ impl WorkflowProgram {
 
     /// Returns the readers of the outputs or the standard output of a step. Readers of the whole `items` list
     /// of a `foreach` are left out: no particular output is read.
-    pub(super) fn readers<'p>(&'p self, branch: &BranchPath, id: &str) -> Vec<&'p Step> {
-        let mut readers: Vec<&Step> = self.file_of(branch).readers_of(id).collect();
+    pub(super) fn readers<'p>(&'p self, scope: &ScopePath, id: &str) -> Vec<&'p Step> {
+        let mut readers: Vec<&Step> = self.file_of(scope).readers_of(id).collect();
         // Paths as read in the step's own file, without the leading `steps`.
         let mut paths: Vec<Vec<String>> = ["outputs", "stdout"].map(|what| named([id, what])).into();
-        let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-        for (opener, above) in around.filter_map(|branch| Some((branch.opened_by()?.0, branch.parent()?))) {
+        let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+        for (opener, above) in around.filter_map(|scope| Some((scope.opened_by()?.0, scope.parent()?))) {
             let file = self.file_of(&above);
             let Some(opener) = file.step(opener.as_str()) else { continue };
             let id = opener.id.as_str();

@@ -187,7 +187,7 @@ pub(super) fn skip(step: &Step, state: &mut WorkflowState) {
 pub(super) fn output_of(step: &Step, state: &WorkflowState) -> Option<Value> {
     let own = serde_json::to_value(state.step(&step.id)?).ok()?;
     let Work::Group(body) = &step.work else { return Some(own) };
-    // By name, since the order of steps changes no result. The digests of the joined branches cover the steps of inner groups.
+    // By name, since the order of steps changes no result. The digests of the joined scopes cover the steps of inner groups.
     let result = |inner: &Step| Some((inner.id.clone(), serde_json::to_value(state.step(&inner.id)?).ok()?));
     let inner: Map<String, Value> = body.steps().iter().filter_map(result).collect();
     Some(json!([own, inner]))
@@ -203,14 +203,14 @@ pub(super) async fn gather(joined: Joined) -> Performed<StepOutput> {
     }
 }
 
-/// Returns the results of all steps of the joined branches.
+/// Returns the results of all steps of the joined scopes.
 pub(super) async fn gathered(joined: Joined) -> Result<StepOutput, Failure> {
     let unread = |error: waypost::store::StoreError| failure(FailureKind::Error, error);
     let mut output = StepOutput::default();
     let mut outcomes = joined.outcomes().await.map_err(unread)?;
     while let Some(end) = outcomes.next().await.map_err(unread)? {
         if !matches!(end.end, End::Completed | End::Skipped) {
-            let text = format!("branch {} ended as {:?}", end.record.header().reference(), end.end);
+            let text = format!("scope {} ended as {:?}", end.record.header().reference(), end.end);
             return Err(Failure::new(FailureKind::Error, vec![text.to_lowercase()]));
         }
         let gone = || {

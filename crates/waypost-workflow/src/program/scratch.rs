@@ -115,7 +115,7 @@ pub(super) struct Scratch {
 impl Scratch {
     /// Makes the files, empty and with owner-only access, so that the step may read or append at once.
     pub(super) fn make(folder: &Path, attempt: &Attempt) -> io::Result<Self> {
-        let name = log_name(&attempt.branch, &attempt.step, &attempt.at).replace('/', ".");
+        let name = log_name(&attempt.scope, &attempt.step, &attempt.at).replace('/', ".");
         let scratch = Self {
             output: folder.join(format!("{name}.output")),
             summary: folder.join(format!("{name}.summary")),

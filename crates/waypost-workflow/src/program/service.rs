@@ -16,7 +16,7 @@ use waypost::engine::{Attempt, Performed, StepReport};
 use waypost::events::SERVICE_STARTED;
 use waypost::record::{Ending, Failure, FailureKind, Note, Try};
 use waypost::shape::Unfinished;
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 
 use crate::file::{Step, Work};
 use crate::log::{Log, Streams, record};
@@ -111,7 +111,7 @@ impl WorkflowProgram {
             }
             let had_ended = running.remove(&service.step).is_some();
             let mut own = attempt.clone();
-            (own.branch, own.step, own.at) = (BranchPath::main(), service.step.clone(), Self::restarted_at());
+            (own.scope, own.step, own.at) = (ScopePath::main(), service.step.clone(), Self::restarted_at());
             let started = self.start_service(service, &own).await;
             let started = started.map_err(|performed| Box::new(not_restarted(service, *performed)))?;
             if let Some(failure) = self.unserving(service, attempt).await {
@@ -205,7 +205,7 @@ impl WorkflowProgram {
         let mut child = spawned.map_err(|error| Box::new(not_started(error, self.mask())))?;
         let sink = BlobSink {
             store: Arc::clone(&self.surroundings.store),
-            name: log_name(&attempt.branch, &attempt.step, &attempt.at),
+            name: log_name(&attempt.scope, &attempt.step, &attempt.at),
             attempt: attempt.clone(),
             echo: self.surroundings.echo.clone(),
             bytes: Arc::default(),

@@ -18,7 +18,7 @@ use super::service::Service;
 /// Folder of a run for files of many outcomes.
 pub(super) const OUTCOMES_FOLDER: &str = "outcomes";
 
-/// Params, and the results of finished steps by step id. The branch of an item has the item in place of
+/// Params, and the results of finished steps by step id. The scope of an item has the item in place of
 /// params.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkflowState {
@@ -32,10 +32,10 @@ pub struct WorkflowState {
     /// Failed steps and the steps of failed groups, until a retry; `steps` keeps their results of earlier passes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     failed: BTreeMap<String, StepState>,
-    /// Failures of the branch, until a retry, in the order of their ends.
+    /// Failures of the scope, until a retry, in the order of their ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     failures: Vec<FailureOf>,
-    /// Scope of the parent branch; not serialised, because the parent has it.
+    /// Names of the parent scope; not serialised, because the parent has them.
     #[serde(skip)]
     outer: Option<Outer>,
     /// Scope of expressions; made on first use, then updated.
@@ -46,7 +46,7 @@ pub struct WorkflowState {
     bytes: OnceLock<usize>,
 }
 
-/// Item of a branch.
+/// Item of a scope.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfItem {
@@ -54,11 +54,11 @@ struct OfItem {
     value: Value,
 }
 
-/// Origin of a hook's branch.
+/// Origin of a hook's scope.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OfHook {
-    /// Failed step: the step with the hook, or a step on a child branch.
+    /// Failed step: the step with the hook, or a step in a child scope.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failed_step: Option<String>,
 }
@@ -67,19 +67,19 @@ struct OfHook {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FailureOf {
-    /// Step of the branch.
+    /// Step of the scope.
     step: String,
-    /// The same step, or the failed step on a child branch.
+    /// The same step, or the failed step in a child scope.
     origin: String,
 }
 
-/// Scope of the parent branches.
+/// Names of the parent scopes.
 #[derive(Debug, Clone)]
 pub(super) struct Outer {
     pub(super) scope: Scope,
-    /// Name of the item, on the branch of an item.
+    /// Name of the item, in the scope of an item.
     pub(super) name: Option<String>,
-    /// Services that were started in the parent branches.
+    /// Services that were started in the parent scopes.
     pub(super) services: Arc<[Service]>,
 }
 
@@ -218,7 +218,7 @@ impl WorkflowState {
         Self::of(Some(params), None, BTreeMap::new())
     }
 
-    /// Makes the state of an item's branch.
+    /// Makes the state of an item's scope.
     pub(super) fn of_item(value: Value, index: u64) -> Self {
         Self::of(None, Some(OfItem { index, value }), BTreeMap::new())
     }
@@ -242,23 +242,23 @@ impl WorkflowState {
         }
     }
 
-    /// Makes the state of a group's branch.
+    /// Makes the state of a group's scope.
     pub(super) fn of_group() -> Self {
         Self::of(None, None, BTreeMap::new())
     }
 
-    /// Sets the scope of the parent branch, which expressions read.
+    /// Sets the names of the parent scope, which expressions read.
     pub(super) fn attach(&mut self, outer: Outer) {
         self.outer = Some(outer);
         self.scope = OnceLock::new();
     }
 
-    /// Marks the state as that of a hook's branch: after the failure of `failed_step`, or after a success.
+    /// Marks the state as that of a hook's scope: after the failure of `failed_step`, or after a success.
     pub(super) fn set_hook(&mut self, failed_step: Option<String>) {
         self.hook = Some(OfHook { failed_step });
     }
 
-    /// Returns the failed step of a hook's branch, or `Some(None)` for a hook after a success.
+    /// Returns the failed step of a hook's scope, or `Some(None)` for a hook after a success.
     pub(super) fn hook(&self) -> Option<Option<&str>> {
         self.hook.as_ref().map(|hook| hook.failed_step.as_deref())
     }
@@ -282,13 +282,13 @@ impl WorkflowState {
         self.steps.get(id).map(|step| step.ending(is_process)).unwrap_or_default()
     }
 
-    /// Returns the params; empty on the branch of an item.
+    /// Returns the params; empty in the scope of an item.
     pub fn params(&self) -> &Map<String, Value> {
         static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
         self.params.as_ref().unwrap_or(&NONE)
     }
 
-    /// Returns the item, on the branch of an item.
+    /// Returns the item, in the scope of an item.
     pub fn item(&self) -> Option<&Value> {
         self.item.as_ref().map(|item| &item.value)
     }
@@ -326,7 +326,7 @@ impl WorkflowState {
         self.steps.values().filter_map(StepState::items).map(|items| items.failed).sum()
     }
 
-    /// Returns the services that were started in the parent branches; `None` on the main branch.
+    /// Returns the services that were started in the parent scopes; `None` in the main scope.
     pub(super) fn services(&self) -> Option<Arc<[Service]>> {
         self.outer.as_ref().map(|outer| Arc::clone(&outer.services))
     }
@@ -362,14 +362,14 @@ impl WorkflowState {
         self.failed.insert(id.to_owned(), failed);
     }
 
-    /// Adds the failure of a step; `origin` is the failed step on a child branch, or the same step.
+    /// Adds the failure of a step; `origin` is the failed step in a child scope, or the same step.
     pub(super) fn add_failure(&mut self, id: &str, origin: &str) {
         self.failures.retain(|failure| failure.step != id);
         self.failures.push(FailureOf { step: id.to_owned(), origin: origin.to_owned() });
         self.bytes = OnceLock::new();
     }
 
-    /// Returns the first failed step of the branch, or of its child branches.
+    /// Returns the first failed step of the scope, or of its child scopes.
     pub(super) fn first_failed(&self) -> Option<&str> {
         self.failures.first().map(|failure| failure.origin.as_str())
     }

@@ -13,9 +13,9 @@ use crate::file::{Backoff, Body, Foreach, Hook, HookOn, Mode, OnItemFailure, Par
 use super::ProgramError;
 use super::hooks::Plan;
 
-/// Suffix of the name of hook branches, for a step with other child branches.
+/// Suffix of the name of hook scopes, for a step with other child scopes.
 const HOOKS: &str = "-hooks";
-/// Key of the branch of another file.
+/// Key of the scope of another file.
 pub const FILE_KEY: &str = "workflow";
 
 /// Steps of one graph.
@@ -159,7 +159,7 @@ fn subgraph(
                 None => node.id.clone(),
                 Some(_) => hooks_name(&node.id, body)?,
             };
-            node.hooks = Some(hook_branches(name, shape));
+            node.hooks = Some(hook_scopes(name, shape));
             let planned = own.into_iter().zip(starts);
             plans.extend(planned.map(|(hook, start)| super::hooks::plan(hook.key, hook.on, start)));
         }
@@ -212,7 +212,7 @@ fn after(
     Ok((Shape::new(nodes, 1)?.at_level(number), starts))
 }
 
-/// Returns the name of the hook branches of a step with other child branches. The other branches have the
+/// Returns the name of the hook scopes of a step with other child scopes. The other scopes have the
 /// name of the step.
 fn hooks_name(id: &StepId, among: &Body) -> Result<StepId, InvalidName> {
     let is_taken = |name: &str| among.steps().iter().any(|step| step.id == name);
@@ -225,8 +225,8 @@ fn hooks_name(id: &StepId, among: &Body) -> Result<StepId, InvalidName> {
     StepId::new(&free.unwrap_or_default())
 }
 
-/// Returns the hook branches of a step.
-fn hook_branches(name: StepId, shape: Shape) -> Children {
+/// Returns the hook scopes of a step.
+fn hook_scopes(name: StepId, shape: Shape) -> Children {
     Children {
         name,
         shape: Box::new(shape),
@@ -240,7 +240,7 @@ fn hook_branches(name: StepId, shape: Shape) -> Children {
     }
 }
 
-/// Returns the one child branch of a step: another file if `key` is set, else the passes of a group.
+/// Returns the one child scope of a step: another file if `key` is set, else the passes of a group.
 fn one_child(name: StepId, key: Option<&str>, shape: Shape) -> Children {
     Children {
         name,

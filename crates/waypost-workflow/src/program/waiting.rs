@@ -42,7 +42,7 @@ enum Came {
 }
 
 impl Waiting {
-    /// Makes the wait of a step; `None` if the step runs a command or opens branches.
+    /// Makes the wait of a step; `None` if the step runs a command or opens scopes.
     pub(super) fn render(step: &Step, scope: &Scope, mask: &Mask) -> Result<Option<Self>, ExprError> {
         let env = step.resolve_env(scope)?;
         let scope = scope.for_step(&step.id, &env);

@@ -11,7 +11,7 @@ use waypost::engine::{Engine, Outcome, Program as _, ResumeOptions, SessionOptio
 use waypost::memory::MemoryStore;
 use waypost::record::{Phase, Record, RunRecord, RunStatus};
 use waypost::store::{Scan, Store, StoreExt};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_workflow::file::{GivenParams, Parallel, Workflow};
 use waypost_workflow::program::{ProgramError, Surroundings, WorkflowProgram, WorkflowState, log_name};
 use waypost_workflow::supervisor::SupervisorProgram;
@@ -83,7 +83,7 @@ impl Bench {
     }
 
     async fn newest(&self) -> Record {
-        self.store.newest(&run_id(), &BranchPath::main()).await.unwrap()
+        self.store.newest(&run_id(), &ScopePath::main()).await.unwrap()
     }
 
     async fn state(&self) -> Value {
@@ -92,7 +92,7 @@ impl Bench {
 
     async fn log(&self, step: &str) -> String {
         let at = waypost::record::Try { attempt: 1, ..Default::default() };
-        let name = log_name(&BranchPath::main(), &step.parse().unwrap(), &at);
+        let name = log_name(&ScopePath::main(), &step.parse().unwrap(), &at);
         let bytes = self.store.blobs().read(&run_id(), &name, 0).await.unwrap();
         String::from_utf8_lossy(&bytes).into_owned()
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::id::{Digest, RunId, ScopePath, StepId};
 use crate::record::{
     Body, Definition, End, EndDigests, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record,
     Repeated, RunStatus, SealedRun, Start, Taken, Trace, Try,
@@ -33,7 +33,7 @@ pub(crate) struct Draft {
     pub(crate) children: Option<Digest>,
     pub(crate) trace: Option<Trace>,
     pub(crate) digests: Option<EndDigests>,
-    pub(crate) branch_digests: Option<EndDigests>,
+    pub(crate) scope_digests: Option<EndDigests>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) external: Option<String>,
     pub(crate) about: Option<u64>,
@@ -64,7 +64,7 @@ impl Draft {
             children: None,
             trace: None,
             digests: None,
-            branch_digests: None,
+            scope_digests: None,
             labels,
             external: None,
             about: None,
@@ -74,7 +74,7 @@ impl Draft {
         }
     }
 
-    /// Keeps the status of the run and the branch from the previous record.
+    /// Keeps the status of the run and the scope from the previous record.
     pub(crate) fn keep_status(&mut self, newest: &Record) {
         let header = newest.header();
         (self.end, self.status) = (header.end, header.status);
@@ -101,11 +101,11 @@ pub(crate) fn unchanged_body(newest: &Record, position: &Position) -> Result<Bod
     })
 }
 
-/// The end of a branch's chain, for the next record.
+/// The end of a scope's chain, for the next record.
 #[derive(Debug, Clone)]
 pub(crate) struct Chain {
     pub(crate) run: RunId,
-    pub(crate) branch: BranchPath,
+    pub(crate) scope: ScopePath,
     pub(crate) token: u64,
     /// The seq of the next record.
     pub(crate) next: u64,
@@ -126,11 +126,11 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Returns the start of the main branch of a new run.
+    /// Returns the start of the main scope of a new run.
     pub(crate) fn first(run: &SealedRun) -> Self {
         Self {
             run: run.record().run.clone(),
-            branch: BranchPath::main(),
+            scope: ScopePath::main(),
             token: FIRST_TOKEN,
             next: 1,
             prev: None,
@@ -148,7 +148,7 @@ impl Chain {
         let header = newest.header();
         Self {
             run: header.run.clone(),
-            branch: header.branch.clone(),
+            scope: header.scope.clone(),
             token: header.token,
             next: header.seq + 1,
             prev: Some(newest.digest()),
@@ -161,11 +161,11 @@ impl Chain {
         }
     }
 
-    /// Returns the start of a child branch, under the same lease.
-    pub(crate) fn child(parent: &Self, branch: BranchPath) -> Self {
+    /// Returns the start of a child scope, under the same lease.
+    pub(crate) fn child(parent: &Self, scope: ScopePath) -> Self {
         Self {
             run: parent.run.clone(),
-            branch,
+            scope,
             token: parent.token,
             next: 1,
             prev: None,
@@ -208,7 +208,7 @@ impl Chain {
         Header {
             v: FORMAT,
             run: self.run.clone(),
-            branch: self.branch.clone(),
+            scope: self.scope.clone(),
             seq: self.next + index as u64,
             prev: None,
             basis: if first { self.basis } else { draft.basis },
@@ -237,7 +237,7 @@ impl Chain {
             repeated: None,
             trace: draft.trace.clone(),
             digests: draft.digests,
-            branch_digests: draft.branch_digests,
+            scope_digests: draft.scope_digests,
             root: self.root.filter(|_| first),
             children: draft.children,
             token: self.token,

@@ -1,11 +1,11 @@
-//! Reads a run without a lease: the run record, the branch heads, the definition in force, and the current
+//! Reads a run without a lease: the run record, the scope heads, the definition in force, and the current
 //! verdicts of its evidence.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::id::{CheckpointRef, RunId, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, due, plan, steps_in_lost};
 use crate::projection::events::RerunCause;
@@ -17,7 +17,7 @@ use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreEr
 
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::in_doubt::{DoubtScope, questions_at, recoverable_in};
-use crate::engine::resume::resume_point::branches_in_force;
+use crate::engine::resume::resume_point::scopes_in_force;
 use crate::engine::resume::trust::{forget_other_names, in_flux, state_of, verify};
 use crate::engine::scope::child_ends::{ends_in_force, has_state};
 use crate::engine::time_travel::rollback::load_with_state;
@@ -29,9 +29,9 @@ use crate::engine::{Engine, OnUnknown, Program, RunError};
 pub struct Snapshot {
     /// The run record and the summary.
     pub entry: RunEntry,
-    /// The newest sound record of each open branch.
+    /// The newest sound record of each open scope.
     pub heads: Vec<Head>,
-    /// The newest record of the main branch, if the branch has ended.
+    /// The newest record of the main scope, if the scope has ended.
     pub ended: Option<Record>,
     /// The definition in force.
     pub definition: Definition,
@@ -42,7 +42,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// - [`StoreError::NotFound`]: the run does not exist.
-    /// - [`StoreError::Damaged`]: the run record, or every record of a branch, is damaged; no plan is possible.
+    /// - [`StoreError::Damaged`]: the run record, or every record of a scope, is damaged; no plan is possible.
     pub async fn read(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
         let entry = store.run(run).await?;
         let mut heads = Vec::new();
@@ -58,15 +58,15 @@ impl Snapshot {
         Self::of_heads(store, entry, crate::engine::scope::open_scopes::live(heads)?, None).await
     }
 
-    /// Reads the main branch only: the cost does not depend on the other branches.
+    /// Reads the main scope only: the cost does not depend on the other scopes.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     pub(super) async fn main(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
         let entry = store.run(run).await?;
-        // The heads omit an ended branch, and reading a head reads the ends of all branches.
+        // The heads omit an ended scope, and reading a head reads the ends of all scopes.
         let ended = match has_ended(store, run).await? {
-            true => match store.newest(run, &BranchPath::main()).await {
+            true => match store.newest(run, &ScopePath::main()).await {
                 Ok(newest) => Some(newest),
                 // The header marks an end, but the record is damaged: the end is out of force.
                 Err(StoreError::Damaged { .. }) => None,
@@ -78,7 +78,7 @@ impl Snapshot {
             Some(_) => Vec::new(),
             None => store.heads(run, &Page { limit: 1, ..Page::default() }).await?.heads,
         };
-        let heads = heads.into_iter().filter(|head| head.record.header().branch.is_main()).collect();
+        let heads = heads.into_iter().filter(|head| head.record.header().scope.is_main()).collect();
         Self::of_heads(store, entry, heads, ended).await
     }
 
@@ -89,8 +89,8 @@ impl Snapshot {
         ended: Option<Record>,
     ) -> Result<Self, StoreError> {
         let run = entry.record.record().run.clone();
-        let main = BranchPath::main();
-        let open = heads.iter().find(|head| head.record.header().branch == main).map(|head| &head.record);
+        let main = ScopePath::main();
+        let open = heads.iter().find(|head| head.record.header().scope == main).map(|head| &head.record);
         let ended = match (open, ended) {
             (None, None) => Some(store.newest(&run, &main).await?),
             (_, ended) => ended,
@@ -112,7 +112,7 @@ impl Snapshot {
         is_done && self.ended.is_none() && self.entry.summary.holder.is_none()
     }
 
-    /// Returns the definition in force at a record of the main branch.
+    /// Returns the definition in force at a record of the main scope.
     ///
     /// # Errors
     /// [`StoreError::Damaged`]: the record of the definition, or the position, is damaged.
@@ -129,10 +129,10 @@ impl Snapshot {
         Ok(changed.unwrap_or_else(|| frozen.definition.clone()))
     }
 
-    /// Returns the newest sound record of the main branch.
+    /// Returns the newest sound record of the main scope.
     pub fn newest(&self) -> &Record {
-        let main = self.heads.iter().map(|head| &head.record).find(|record| record.header().branch.is_main());
-        main.or(self.ended.as_ref()).expect("a run has a main branch, open or ended")
+        let main = self.heads.iter().map(|head| &head.record).find(|record| record.header().scope.is_main());
+        main.or(self.ended.as_ref()).expect("a run has a main scope, open or ended")
     }
 
     /// Returns the newest known time of the run.
@@ -160,9 +160,9 @@ impl Snapshot {
         self.heads.iter().flat_map(|head| &head.damaged)
     }
 
-    /// Returns the non-idempotent steps of the main branch that damaged or missing records may have started.
+    /// Returns the non-idempotent steps of the main scope that damaged or missing records may have started.
     pub fn steps_in_lost(&self, shape: &Shape) -> Vec<StepId> {
-        let main = self.heads.iter().find(|head| head.record.header().branch.is_main());
+        let main = self.heads.iter().find(|head| head.record.header().scope.is_main());
         let Some((head, position)) = main.and_then(|head| Some((head, head.record.position().ok()?))) else {
             return Vec::new();
         };
@@ -205,22 +205,22 @@ impl Snapshot {
     }
 }
 
-/// Returns whether the newest record of the main branch is sound and an end, without damaged or missing records
+/// Returns whether the newest record of the main scope is sound and an end, without damaged or missing records
 /// after it.
 async fn has_ended(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
-    let (branch, order) = (Some(BranchPath::main()), ScanOrder::NewestFirst);
-    let found = store.scan(&Scan { branch, order, limit: 1, ..Scan::of(run) }).await?;
+    let (scope, order) = (Some(ScopePath::main()), ScanOrder::NewestFirst);
+    let found = store.scan(&Scan { scope, order, limit: 1, ..Scan::of(run) }).await?;
     let is_last = |record: &Record| record.header().end.is_some();
     Ok(found.damaged.is_empty() && found.records.first().is_some_and(is_last))
 }
 
-/// Reads the lasting changes of a record of the main branch. For a damaged record, reads the copy in the next
+/// Reads the lasting changes of a record of the main scope. For a damaged record, reads the copy in the next
 /// record.
 ///
 /// # Errors
 /// [`StoreError::Damaged`]: both records are damaged, or there is no next record.
 pub(super) async fn changed_at(store: &dyn Store, run: &RunId, seq: u64) -> Result<Repeated, StoreError> {
-    let main = BranchPath::main();
+    let main = ScopePath::main();
     let damaged = match store.load(run, &main, seq).await {
         Ok(record) => {
             let Header { definition, config, .. } = record.header();
@@ -230,7 +230,7 @@ pub(super) async fn changed_at(store: &dyn Store, run: &RunId, seq: u64) -> Resu
         Err(error) => return Err(error),
     };
     // The next sound record: damaged records in between have other seqs.
-    let scan = Scan { branch: Some(main), seq_min: Some(seq + 1), limit: 1, ..Scan::of(run) };
+    let scan = Scan { scope: Some(main), seq_min: Some(seq + 1), limit: 1, ..Scan::of(run) };
     let next = store.scan(&scan).await?.records.into_iter().next();
     let repeated = next.and_then(|record| record.header().repeated.clone()).filter(|again| again.of == seq);
     repeated.map(|again| *again).ok_or(damaged)
@@ -247,7 +247,7 @@ pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreErr
         let header = record.header();
         let damage = Damage {
             run: header.run.clone(),
-            branch: header.branch.clone(),
+            scope: header.scope.clone(),
             seq: header.seq,
             place: "its position".into(),
             flaw,
@@ -258,14 +258,14 @@ pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreErr
 
 /// Returns the position of a record with its failures retried; the default position if the state was pruned.
 fn position_in(record: &Record, root: &Shape) -> Result<Position, StoreError> {
-    match root.of_branch(&record.header().branch) {
+    match root.of_scope(&record.header().scope) {
         _ if !has_state(record) => Ok(Position::default()),
         Some(own) => Ok(position_for_retry(own, record, false)?.0),
         None => position_of(record),
     }
 }
 
-/// Returns the input of the plan for a branch: a record, and the evidence of the steps finished at the position
+/// Returns the input of the plan for a scope: a record, and the evidence of the steps finished at the position
 /// `now`.
 pub(super) async fn effective_of(
     store: &dyn Store,
@@ -275,14 +275,14 @@ pub(super) async fn effective_of(
     let header = record.header();
     let position = now.clone();
     let mut evidence = BTreeMap::new();
-    let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
+    let steps = shape.of_scope(&header.scope).map(Shape::steps).unwrap_or_default();
     let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
     let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
     let settled = steps.iter().filter_map(|step| position.ledger.get(&step.id));
     let is_looked_at =
         |settled: &&Settled| settled.how != SettledAs::Tolerated && !accepted.contains_key(&settled.seq);
     let seqs = settled.filter(is_looked_at).map(|settled| settled.seq).collect();
-    let made = store.records(&header.run, &header.branch, &seqs).await?;
+    let made = store.records(&header.run, &header.scope, &seqs).await?;
     for step in steps {
         let settled = position.ledger.get(&step.id);
         let pack = match settled.map(|settled| settled.seq) {
@@ -298,19 +298,19 @@ pub(super) async fn effective_of(
         Phase::Interrupted { in_progress: true, by } => Some(by.clone()),
         _ => None,
     };
-    let (branch, seq) = (header.branch.clone(), header.seq);
+    let (scope, seq) = (header.scope.clone(), header.seq);
     let passes = passes_of(store, shape, (header, &position), &accepted).await?;
     let reusable = reusable_packs(store, (header, &position), &accepted).await?;
     let rolled_back = (header.reason == Reason::Rollback).then(|| {
         let cause = |step: &Step| RerunCause::noted(&header.notes, &step.id);
         let is_begun =
             |step: &&Step| matches!(cause(step), Some(RerunCause::Requested { by_rollback: true, .. }));
-        let steps = shape.of_branch(&header.branch).map(Shape::steps).unwrap_or_default();
+        let steps = shape.of_scope(&header.scope).map(Shape::steps).unwrap_or_default();
         steps.iter().filter(is_begun).map(|step| step.id.clone()).collect()
     });
     let in_flux = BTreeSet::new();
     Ok(Effective {
-        branch,
+        scope,
         seq,
         lost: 0,
         position,
@@ -323,7 +323,7 @@ pub(super) async fn effective_of(
     })
 }
 
-/// Reads the evidence of a branch's results out of force.
+/// Reads the evidence of a scope's results out of force.
 async fn reusable_packs(
     store: &dyn Store,
     (header, position): (&Header, &Position),
@@ -337,7 +337,7 @@ async fn reusable_packs(
     }
     let made = match ends.is_empty() {
         true => return Ok(BTreeMap::new()),
-        false => store.records(&header.run, &header.branch, &ends.keys().copied().collect()).await?,
+        false => store.records(&header.run, &header.scope, &ends.keys().copied().collect()).await?,
     };
     let pack = |(seq, step): (u64, StepId)| {
         let made = || made.get(&seq).and_then(|record| record.header().evidence.clone());
@@ -346,7 +346,7 @@ async fn reusable_packs(
     Ok(ends.into_iter().filter_map(pack).collect())
 }
 
-/// Reads the accepted evidence of a branch, by the seq of the original record. An acceptance concerns external
+/// Reads the accepted evidence of a scope, by the seq of the original record. An acceptance concerns external
 /// files, which a rollback does not restore: it stays in force together with the original record.
 pub(super) async fn accepted_on(
     store: &dyn Store,
@@ -354,7 +354,7 @@ pub(super) async fn accepted_on(
 ) -> Result<HashMap<u64, Pack>, StoreError> {
     let (key, value) = ACCEPTED_LABEL;
     let label = Some((key.to_owned(), value.to_owned()));
-    let scan = Scan { branch: Some(header.branch.clone()), label, ..Scan::of(&header.run) };
+    let scan = Scan { scope: Some(header.scope.clone()), label, ..Scan::of(&header.run) };
     // Oldest first: the newest acceptance counts.
     let accepted = store.scan_where(scan, &|_| true).await?.into_iter();
     Ok(accepted
@@ -372,14 +372,14 @@ async fn cut_pack_of(
 ) -> Result<Option<Pack>, StoreError> {
     let cut = |entry: &&FrontierEntry| entry.step == step.id && entry.status == Status::Started;
     let Some(entry) = position.frontier.iter().find(cut) else { return Ok(None) };
-    let record = store.load(&header.run, &header.branch, entry.since).await?;
+    let record = store.load(&header.run, &header.scope, entry.since).await?;
     let start = record.header();
     let is_its_own = start.step.as_ref() == Some(&step.id) && start.phase == Phase::Started;
     Ok(start.evidence.clone().filter(|_| is_its_own))
 }
 
-/// Reads the evidence of earlier passes of the loops on and around the branch. If there can be any, the cost is a
-/// scan of the branch's headers.
+/// Reads the evidence of earlier passes of the loops on and around the scope. If there can be any, the cost is a
+/// scan of the scope's headers.
 async fn passes_of(
     store: &dyn Store,
     root: &Shape,
@@ -387,7 +387,7 @@ async fn passes_of(
     accepted: &HashMap<u64, Pack>,
 ) -> Result<BTreeMap<StepId, Vec<(u64, Pack)>>, StoreError> {
     let mut passes: BTreeMap<StepId, Vec<(u64, Pack)>> = BTreeMap::new();
-    let Some(shape) = root.of_branch(&header.branch) else { return Ok(passes) };
+    let Some(shape) = root.of_scope(&header.scope) else { return Ok(passes) };
     let comes_again = |step: &Step| {
         let place = shape.place(step.id.as_str());
         place.is_some_and(|place| shape.share_loop(place, place))
@@ -395,7 +395,7 @@ async fn passes_of(
     if !shape.steps().iter().any(|step| step.has_evidence() && comes_again(step)) {
         return Ok(passes);
     }
-    let history = store.history(&header.run, &header.branch, header.seq).await?;
+    let history = store.history(&header.run, &header.scope, header.seq).await?;
     for end in ends_in_force(shape, position, &history) {
         let Some(step) = end.step.as_ref().and_then(|step| shape.step(step.as_str())) else { continue };
         let is_newest = position.ledger.get(&step.id).map(|settled| settled.seq) == Some(end.seq);
@@ -413,21 +413,21 @@ pub struct Look {
     /// The verdicts for a resume.
     pub verdicts: Verdicts,
     /// The checked claims, by record.
-    pub claims: BTreeMap<(BranchPath, u64), Vec<Claim>>,
+    pub claims: BTreeMap<(ScopePath, u64), Vec<Claim>>,
     /// Interrupted non-idempotent steps that their evidence proves to be done.
-    pub settled: Vec<(BranchPath, StepId)>,
-    /// The decisions of a resume about steps on ended branches.
+    pub settled: Vec<(ScopePath, StepId)>,
+    /// The decisions of a resume about steps in ended scopes.
     pub ended: Vec<Decision>,
-    /// Finished steps on any branch with evidence that does not hold or could not be checked.
+    /// Finished steps in any scope with evidence that does not hold or could not be checked.
     pub doubted: Vec<Decision>,
 }
 
 impl Look {
     /// Adds the findings to a plan: interrupted steps settled by evidence, and decisions about steps on ended
-    /// branches with their effect on joins and downstream steps.
+    /// scopes with their effect on joins and downstream steps.
     pub fn tell_in(self, plan: &mut Plan, shape: &Shape) {
-        for (branch, step) in self.settled {
-            if let Some(decision) = decision_about(plan, &branch, &step) {
+        for (scope, step) in self.settled {
+            if let Some(decision) = decision_about(plan, &scope, &step) {
                 (decision.action, decision.cause) = (Action::Reuse, Cause::EvidenceSettles);
             }
         }
@@ -439,15 +439,15 @@ impl Look {
     }
 }
 
-fn decision_about<'p>(plan: &'p mut Plan, branch: &BranchPath, step: &StepId) -> Option<&'p mut Decision> {
-    plan.decisions.iter_mut().find(|decision| decision.branch == *branch && decision.step == *step)
+fn decision_about<'p>(plan: &'p mut Plan, scope: &ScopePath, step: &StepId) -> Option<&'p mut Decision> {
+    plan.decisions.iter_mut().find(|decision| decision.scope == *scope && decision.step == *step)
 }
 
-/// Marks the joins, and the steps downstream of the joins, as rechecks for a rerun on an ended branch.
+/// Marks the joins, and the steps downstream of the joins, as rechecks for a rerun in an ended scope.
 fn recheck_above(plan: &mut Plan, shape: &Shape, ended: &Decision) {
-    let mut below = (ended.branch.clone(), ended.step.clone());
+    let mut below = (ended.scope.clone(), ended.step.clone());
     while let (Some(parent), Some((name, _))) = (below.0.parent(), below.0.opened_by()) {
-        let Some(above) = shape.of_branch(&parent) else { return };
+        let Some(above) = shape.of_scope(&parent) else { return };
         let Some(opener) = above.opener(&name) else { return };
         let after = Unfinished::from_places(above, std::iter::once(opener));
         for (place, step) in above.steps().iter().enumerate().filter(|(place, _)| after.has(*place)) {
@@ -481,7 +481,7 @@ impl Engine {
         self.look_at(program, snapshot, (snapshot.newest(), occasion)).await
     }
 
-    /// As `look`, for a checkpoint of the main branch with its state as the start point. Later work and later
+    /// As `look`, for a checkpoint of the main scope with its state as the start point. Later work and later
     /// claims do not count.
     ///
     /// # Errors
@@ -497,21 +497,21 @@ impl Engine {
         if snapshot.newest().header().seq != newest.header().seq {
             stand_before(&mut position, shape, &position_of(snapshot.newest())?);
         }
-        let branches = branches_in_force(self, program, (newest, &position)).await?;
+        let scopes = scopes_in_force(self, program, (newest, &position)).await?;
         let mut effective: Vec<Effective> = Vec::new();
-        for known in branches.values() {
+        for known in scopes.values() {
             let mut found =
                 effective_of(self.store.as_ref(), shape, (&known.record, &known.position)).await?;
             found.position = known.position.clone();
-            found.in_flux.extend(in_flux(program, &branches, known));
+            found.in_flux.extend(in_flux(program, &scopes, known));
             effective.push(found);
         }
         forget_other_names(self, run, &mut effective).await;
         let checks = due(shape, &effective, occasion).checks;
         let (mut verdicts, found) = verify(self, program, run, &checks, OnUnknown::Stop).await?;
-        let is_ended = |branch: &BranchPath| {
-            let known = branches.get(&(branch.depth(), branch.clone()));
-            !branch.is_main() && known.is_some_and(|known| known.record.header().end.is_some())
+        let is_ended = |scope: &ScopePath| {
+            let known = scopes.get(&(scope.depth(), scope.clone()));
+            !scope.is_main() && known.is_some_and(|known| known.record.header().end.is_some())
         };
         let ended = decided(shape, &effective, &verdicts, is_ended);
         let is_doubted = |decision: &Decision| {
@@ -522,22 +522,22 @@ impl Engine {
         doubted.extend(ended.iter().filter(|decision| is_doubted(decision)).cloned());
         let site = self.site(run);
         let mut settled = Vec::new();
-        for known in branches.values() {
+        for known in scopes.values() {
             let header = known.record.header();
-            let (branch, is_main) = (&header.branch, header.branch.is_main());
+            let (scope, is_main) = (&header.scope, header.scope.is_main());
             let (record, position) =
                 if is_main { (newest, &position) } else { (&known.record, &known.position) };
-            let Some(shape) = shape.of_branch(branch).filter(|_| is_main || header.end.is_none()) else {
+            let Some(shape) = shape.of_scope(scope).filter(|_| is_main || header.end.is_none()) else {
                 continue;
             };
-            let asked: Vec<Decision> = questions_at(position, shape, branch).collect();
+            let asked: Vec<Decision> = questions_at(position, shape, scope).collect();
             if asked.iter().any(|question| question.cause.is_of_one_try()) {
-                let state = state_of(program, program.shape(), &branches, record)?;
-                let doubt = DoubtScope { run: &header.run, branch, shape, site: &site, state: &state };
+                let state = state_of(program, program.shape(), &scopes, record)?;
+                let doubt = DoubtScope { run: &header.run, scope, shape, site: &site, state: &state };
                 settled.extend(recoverable_in(self, program, doubt, asked, false).await);
             }
         }
-        let settled = settled.into_iter().map(|found| (found.branch, found.step)).collect();
+        let settled = settled.into_iter().map(|found| (found.scope, found.step)).collect();
         if occasion == Occasion::Resume {
             stand_as_committed(&effective, &mut verdicts);
         }
@@ -549,26 +549,26 @@ impl Engine {
     /// # Errors
     /// [`RunError::NoState`]: retention dropped the state. Others of the store.
     pub async fn load_with_state(&self, at: &CheckpointRef) -> Result<Record, RunError> {
-        load_with_state(self, &at.run, &at.branch, at.seq).await
+        load_with_state(self, &at.run, &at.scope, at.seq).await
     }
 
-    /// Reads a checkpoint of any branch with its state. Runs nothing and changes nothing.
+    /// Reads a checkpoint of any scope with its state. Runs nothing and changes nothing.
     ///
     /// # Errors
-    /// [`RunError::NoState`]: retention dropped the state, or the program has no such branch. Others of the store, and of the program while
+    /// [`RunError::NoState`]: retention dropped the state, or the program has no such scope. Others of the store, and of the program while
     /// decoding.
     pub async fn inspect_program<P: Program>(
         &self,
         program: &P,
         at: &CheckpointRef,
     ) -> Result<(Record, Position, P::State), RunError> {
-        let Some(shape) = program.shape().of_branch(&at.branch) else {
-            let why = format!("the definition has no branch `{}`", at.branch);
+        let Some(shape) = program.shape().of_scope(&at.scope) else {
+            let why = format!("the definition has no scope `{}`", at.scope);
             return Err(RunError::NoState { at: at.to_string(), why });
         };
         let record = self.load_with_state(at).await?;
         let state = decode_state(program, shape.level(), &record)?;
-        Ok((self.store.load(&at.run, &at.branch, at.seq).await?, position_of(&record)?, state))
+        Ok((self.store.load(&at.run, &at.scope, at.seq).await?, position_of(&record)?, state))
     }
 }
 
@@ -584,34 +584,34 @@ fn stand_before(position: &mut Position, shape: &Shape, now: &Position) {
 }
 
 /// Adds the committed verdicts of unchecked claims: superseded claims, and claims about files that a running step
-/// may rewrite. So a caller that does not know the other branches sees these claims too.
+/// may rewrite. So a caller that does not know the other scopes sees these claims too.
 fn stand_as_committed(effective: &[Effective], verdicts: &mut Verdicts) {
-    for branch in effective {
-        let steps: BTreeSet<&StepId> = branch.evidence.keys().chain(branch.passes.keys()).collect();
+    for scope in effective {
+        let steps: BTreeSet<&StepId> = scope.evidence.keys().chain(scope.passes.keys()).collect();
         for step in steps {
             let newest =
-                branch.evidence.get(step).map(|pack| (pack, branch.position.ledger.contains_key(step)));
-            let passes = branch.passes.get(step).into_iter().flatten().map(|(_, pack)| (pack, true));
+                scope.evidence.get(step).map(|pack| (pack, scope.position.ledger.contains_key(step)));
+            let passes = scope.passes.get(step).into_iter().flatten().map(|(_, pack)| (pack, true));
             let claims = newest.into_iter().chain(passes);
             let claims =
                 claims.flat_map(|(pack, is_made)| pack.claims.iter().map(move |claim| (claim, is_made)));
             for (index, (claim, _)) in claims.enumerate().filter(|(_, (_, is_made))| *is_made) {
-                let key = (branch.branch.clone(), step.clone(), index);
+                let key = (scope.scope.clone(), step.clone(), index);
                 verdicts.entry(key).or_insert(claim.verdict);
             }
         }
     }
 }
 
-/// Returns the decisions about steps on ended branches, which a plan omits.
+/// Returns the decisions about steps in ended scopes, which a plan omits.
 fn decided(
     shape: &Shape,
     effective: &[Effective],
     verdicts: &Verdicts,
-    is_ended: impl Fn(&BranchPath) -> bool,
+    is_ended: impl Fn(&ScopePath) -> bool,
 ) -> Vec<Decision> {
     let planned = plan(shape, effective, verdicts, Timestamp::UNIX_EPOCH).decisions.into_iter();
     let of_evidence =
         |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
-    planned.filter(|decision| is_ended(&decision.branch) && of_evidence(decision)).collect()
+    planned.filter(|decision| is_ended(&decision.scope) && of_evidence(decision)).collect()
 }

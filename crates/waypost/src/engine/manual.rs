@@ -1,8 +1,8 @@
-//! Changes by a person: labelled checkpoints, and edited states of branches.
+//! Changes by a person: labelled checkpoints, and edited states of scopes.
 //!
-//! A labelled checkpoint changes neither position nor state. A branch can be edited while it is open, and after
-//! its end until the join has run. The edit is a record of the branch, and the join reads the edit. Joined or
-//! abandoned branches cannot be edited, because no step would read the change. An edited branch that ended with a
+//! A labelled checkpoint changes neither position nor state. A scope can be edited while it is open, and after
+//! its end until the join has run. The edit is a record of the scope, and the join reads the edit. Joined or
+//! abandoned scopes cannot be edited, because no step would read the change. An edited scope that ended with a
 //! failed child resumes with this child and its cancelled siblings.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::id::{CheckpointRef, Digest, RunId, ScopePath, StepId};
 use crate::projection::events::PRUNED;
 use crate::record::{Claim, FrontierEntry, Pack, Phase, Position, Reason, Record, RunStatus, Try};
 use crate::store::{
@@ -25,7 +25,7 @@ use crate::engine::resume::begin::manual_draft;
 use crate::engine::scope::Scope;
 use crate::engine::time_travel::rollback::joins;
 use crate::engine::walk::choice::{ChoiceScope, choose};
-use crate::engine::{EditBranch, Engine, RunError};
+use crate::engine::{EditScope, Engine, RunError};
 
 pub use crate::record::MARK;
 
@@ -60,7 +60,7 @@ enum ManualEffect {
 }
 
 impl Engine {
-    /// Writes a checkpoint of the main branch's current position, with `label` for lookups. Returns once the
+    /// Writes a checkpoint of the main scope's current position, with `label` for lookups. Returns once the
     /// checkpoint is durable.
     ///
     /// A running session writes the checkpoint within [`RENEW_INTERVAL`](crate::engine::RENEW_INTERVAL); without a
@@ -81,7 +81,7 @@ impl Engine {
         let id = Digest::of_parts([label.unwrap_or_default().as_bytes(), &nanosecond, &process]).to_string();
         let id = format!("mark-{}", &id[..24]);
         let kind = SignalKind::Checkpoint { label: label.map(ToOwned::to_owned) };
-        let asked = Signal { id, kind, branch: None, sender: String::new(), created_at: now };
+        let asked = Signal { id, kind, scope: None, sender: String::new(), created_at: now };
         let begun = Instant::now();
         let mut is_asked = false;
         loop {
@@ -103,7 +103,7 @@ impl Engine {
                 continue;
             }
             self.store.wait_for_release(run).await?;
-            let lease = match self.store.acquire(run, &BranchPath::main(), &self.holder()?).await {
+            let lease = match self.store.acquire(run, &ScopePath::main(), &self.holder()?).await {
                 // A session has begun in the meantime.
                 Err(StoreError::Held { holder: Some(holder), .. }) if !holder.is_gone() => continue,
                 lease => lease?,
@@ -156,7 +156,7 @@ impl Engine {
         let mut draft = Draft::new(phase, Reason::Manual, None, Try::default());
         draft.report.evidence = Some(pack).filter(|pack| pack.check_size().is_ok());
         self.store.wait_for_release(run).await?;
-        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let lease = self.store.acquire(run, &ScopePath::main(), &self.holder()?).await?;
         let written = self.write_under(&lease, draft, ManualEffect::None).await;
         if written.is_err() {
             // The error to report is the earlier error.
@@ -176,7 +176,7 @@ impl Engine {
     /// [`EventKind::Pruned`]: crate::projection::events::EventKind::Pruned
     pub async fn prune(&self, run: &RunId, keep: u32) -> Result<Pruned, RunError> {
         self.store.wait_for_release(run).await?;
-        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let lease = self.store.acquire(run, &ScopePath::main(), &self.holder()?).await?;
         let trimmed = self.store.trim(&lease, keep, TrimMode::Apply).await;
         let mut unsaid = None;
         if let Ok(trimmed) = trimmed
@@ -204,7 +204,7 @@ impl Engine {
     /// As [`checkpoint`](Self::checkpoint); [`RunError::Store`] with [`StoreError::Held`] if a session holds the run:
     /// request the stop by a [`SignalKind::Stop`].
     pub async fn interrupt(&self, run: &RunId, by: &str) -> Result<Option<CheckpointRef>, RunError> {
-        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let lease = self.store.acquire(run, &ScopePath::main(), &self.holder()?).await?;
         let phase = Phase::Interrupted { in_progress: false, by: by.to_owned() };
         let draft = Draft::new(phase, Reason::Stopped, None, Try::default());
         let written = match Snapshot::main(self.store.as_ref(), run).await {
@@ -223,7 +223,7 @@ impl Engine {
         written
     }
 
-    /// Writes a record of the main branch with the same position and state, under a lease; the batch releases the lease.
+    /// Writes a record of the main scope with the same position and state, under a lease; the batch releases the lease.
     async fn write_under(
         &self,
         lease: &Lease,
@@ -282,7 +282,7 @@ pub async fn labelled(
     label: &str,
 ) -> Result<Option<CheckpointRef>, StoreError> {
     let (label, order) = (Some((MARK.to_owned(), label.to_owned())), ScanOrder::NewestFirst);
-    let mut scan = Scan { branch: Some(BranchPath::main()), label, order, limit: 1, ..Scan::of(run) };
+    let mut scan = Scan { scope: Some(ScopePath::main()), label, order, limit: 1, ..Scan::of(run) };
     loop {
         let found = store.scan(&scan).await?;
         match (found.records.first(), found.next) {
@@ -321,40 +321,40 @@ fn check_label(run: &RunId, label: Option<&str>) -> Result<(), RunError> {
     Err(RunError::NotMarked { run: run.clone(), label: label.to_owned(), why })
 }
 
-/// State edits by branch.
+/// State edits by scope.
 #[derive(Debug)]
-pub(super) struct Edits<S>(BTreeMap<BranchPath, Vec<EditBranch<S>>>);
+pub(super) struct Edits<S>(BTreeMap<ScopePath, Vec<EditScope<S>>>);
 
 impl<S> Edits<S> {
-    pub(super) fn of(edits: Vec<(BranchPath, EditBranch<S>)>) -> Self {
-        let mut by_branch: BTreeMap<BranchPath, Vec<EditBranch<S>>> = BTreeMap::new();
-        for (branch, edit) in edits {
-            by_branch.entry(branch).or_default().push(edit);
+    pub(super) fn of(edits: Vec<(ScopePath, EditScope<S>)>) -> Self {
+        let mut by_scope: BTreeMap<ScopePath, Vec<EditScope<S>>> = BTreeMap::new();
+        for (scope, edit) in edits {
+            by_scope.entry(scope).or_default().push(edit);
         }
-        Self(by_branch)
+        Self(by_scope)
     }
 
     pub(super) fn none() -> Self {
         Self(BTreeMap::new())
     }
 
-    /// Takes the edits of a branch.
-    pub(super) fn take(&mut self, branch: &BranchPath) -> Self {
-        Self(self.0.remove_entry(branch).into_iter().collect())
+    /// Takes the edits of a scope.
+    pub(super) fn take(&mut self, scope: &ScopePath) -> Self {
+        Self(self.0.remove_entry(scope).into_iter().collect())
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the branches with remaining edits.
-    pub(super) fn branches(&self) -> impl Iterator<Item = &BranchPath> {
+    /// Returns the scopes with remaining edits.
+    pub(super) fn scopes(&self) -> impl Iterator<Item = &ScopePath> {
         self.0.keys()
     }
 
-    /// Returns the branches of a retry; empty if a person names no branch to retry. A choice is about a step, and leaves
-    /// no other branch failed.
-    pub(super) fn retried(&self) -> BTreeSet<BranchPath> {
+    /// Returns the scopes of a retry; empty if a person names no scope to retry. A choice is about a step, and leaves
+    /// no other scope failed.
+    pub(super) fn retried(&self) -> BTreeSet<ScopePath> {
         let mut edits = self.0.values().flatten();
         let names = edits.any(|edit| edit.choices.is_empty());
         self.0.keys().filter(|_| names).cloned().collect()
@@ -365,7 +365,7 @@ impl<S> Edits<S> {
         self.0.values().flatten().flat_map(|edit| edit.again.iter().cloned()).collect()
     }
 
-    /// Adds the choices to the position of a branch.
+    /// Adds the choices to the position of a scope.
     ///
     /// # Errors
     /// Those of [`choose`].
@@ -374,28 +374,28 @@ impl<S> Edits<S> {
         edits.try_for_each(|edit| choose(scope, &edit.choices, position))
     }
 
-    /// Applies the edits to the state of a branch, as a whole or not at all, and drafts the record.
+    /// Applies the edits to the state of a scope, as a whole or not at all, and drafts the record.
     ///
     /// # Errors
-    /// [`RunError::NotEdited`]: an edit was refused, or the branch ended with open children.
+    /// [`RunError::NotEdited`]: an edit was refused, or the scope ended with open children.
     pub(super) fn apply(self, scope: &mut Scope<'_, S>, newest: &Record) -> Result<(), RunError> {
         if self.is_empty() {
             return Ok(());
         }
-        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
+        let (run, path) = (scope.chain.run.clone(), scope.path().clone());
         // If only the join failed, the join runs again with the edit.
         let is_fanned_out = |entry: &FrontierEntry| entry.has_children() && !joins(entry);
         if newest.header().end.is_some() && scope.position.frontier.iter().any(is_fanned_out) {
-            let why = "the branch ended with its children; edit a child instead";
-            return Err(RunError::NotEdited { run, branch, why: why.to_owned() });
+            let why = "the scope ended with its children; edit a child instead";
+            return Err(RunError::NotEdited { run, scope: path, why: why.to_owned() });
         }
         for edit in self.0.into_values().flatten() {
             if edit.item.is_some() {
                 scope.position.item.clone_from(&edit.item);
             }
             edit.apply(&mut scope.state).map_err(|why| {
-                let (run, branch) = (run.clone(), branch.clone());
-                RunError::NotEdited { run, branch, why }
+                let (run, path) = (run.clone(), path.clone());
+                RunError::NotEdited { run, scope: path, why }
             })?;
         }
         scope.drafts.push(manual_draft());
@@ -403,40 +403,40 @@ impl<S> Edits<S> {
     }
 }
 
-/// Returns why the branch of an unapplied edit cannot be edited, if there is such a branch.
+/// Returns why the scope of an unapplied edit cannot be edited, if there is such a scope.
 ///
 /// # Errors
-/// [`RunError::NotEdited`]: there is a branch.
+/// [`RunError::NotEdited`]: there is a scope.
 pub(super) async fn refuse_left(
     engine: &Engine,
     run: &RunId,
-    left: Option<BranchPath>,
+    left: Option<ScopePath>,
 ) -> Result<(), RunError> {
-    let Some(branch) = left else { return Ok(()) };
+    let Some(scope) = left else { return Ok(()) };
     let run = run.clone();
-    let why = if branch.is_main() {
-        "the main branch has an edit of its own"
-    } else if engine.store.branches(&run).await?.contains(&branch) {
-        "no step waits for the branch: it is joined or abandoned"
+    let why = if scope.is_main() {
+        "the main scope has an edit of its own"
+    } else if engine.store.scopes(&run).await?.contains(&scope) {
+        "no step waits for the scope: it is joined or abandoned"
     } else {
-        "the run has no such branch"
+        "the run has no such scope"
     };
-    Err(RunError::NotEdited { run, branch, why: why.to_owned() })
+    Err(RunError::NotEdited { run, scope, why: why.to_owned() })
 }
 
-/// Removes the retries of branches entered later in this resume: the failed steps run on entry. Returns the edits of such
-/// branches with another item or with choices. These edits must be recorded first, and the retries stay.
+/// Removes the retries of scopes entered later in this resume: the failed steps run on entry. Returns the edits of such
+/// scopes with another item or with choices. These edits must be recorded first, and the retries stay.
 pub(crate) fn defer_retries<S>(
-    edits: &mut Vec<(BranchPath, EditBranch<S>)>,
-    unreached: &BTreeSet<BranchPath>,
-) -> Vec<(BranchPath, EditBranch<S>)> {
-    let of_branch = |(branch, edit): &mut (BranchPath, EditBranch<S>)| {
-        let is_first = edit.decides() && unreached.contains(branch);
-        is_first.then(|| (branch.clone(), std::mem::replace(edit, EditBranch::retry())))
+    edits: &mut Vec<(ScopePath, EditScope<S>)>,
+    unreached: &BTreeSet<ScopePath>,
+) -> Vec<(ScopePath, EditScope<S>)> {
+    let of_scope = |(scope, edit): &mut (ScopePath, EditScope<S>)| {
+        let is_first = edit.decides() && unreached.contains(scope);
+        is_first.then(|| (scope.clone(), std::mem::replace(edit, EditScope::retry())))
     };
-    let first: Vec<_> = edits.iter_mut().filter_map(of_branch).collect();
+    let first: Vec<_> = edits.iter_mut().filter_map(of_scope).collect();
     if first.is_empty() {
-        edits.retain(|(branch, _)| !unreached.contains(branch));
+        edits.retain(|(scope, _)| !unreached.contains(scope));
     }
     first
 }
@@ -447,14 +447,14 @@ pub(crate) fn defer_retries<S>(
 /// [`RunError::NotEdited`]: there is an edit.
 pub(super) fn refuse_all<S>(
     run: &RunId,
-    edits: &[(BranchPath, EditBranch<S>)],
+    edits: &[(ScopePath, EditScope<S>)],
     why: &str,
 ) -> Result<(), RunError> {
     match edits.first() {
         None => Ok(()),
-        Some((branch, _)) => {
-            let (run, branch) = (run.clone(), branch.clone());
-            Err(RunError::NotEdited { run, branch, why: why.to_owned() })
+        Some((scope, _)) => {
+            let (run, scope) = (run.clone(), scope.clone());
+            Err(RunError::NotEdited { run, scope, why: why.to_owned() })
         }
     }
 }

@@ -43,7 +43,7 @@ use inspect::changed_at;
 pub use inspect::{Look, Snapshot};
 pub use manual::{MARK, Pruned, VERIFIED_KEY, labelled};
 pub use options::{
-    Adoption, Answers, Doubtful, Edit, EditBranch, EditBranchFn, Interrupts, OnChange, OnDamage, OnDoubt,
+    Adoption, Answers, Doubtful, Edit, EditScope, EditScopeFn, Interrupts, OnChange, OnDamage, OnDoubt,
     OnLostCheckpoint, OnUnknown, OriginEvidence, ResumeFrom, ResumeOptions, SessionOptions, Settle, SettleFn,
     StartOptions, Then, TreatAs, Validate, ValidateFn,
 };

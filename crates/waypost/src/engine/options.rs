@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::engine::{RunError, StopHandle, unpanicked};
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::Decision;
 use crate::plan::shape::Shape;
 use crate::record::{Choice, Definition, RerunRequest};
@@ -37,10 +37,10 @@ pub struct SessionOptions {
     pub retention: Option<u32>,
     /// The steps before or after which the run is held.
     pub interrupts: Interrupts,
-    /// The limit of started steps on a branch, crashes and resumes included; a step above the limit fails. Guards
+    /// The limit of started steps in a scope, crashes and resumes included; a step above the limit fails. Guards
     /// against endless loops.
     pub step_limit: Option<u64>,
-    /// The limit of running steps on all branches together, in addition to the limits per branch and fan-out.
+    /// The limit of running steps in all scopes together, in addition to the limits per scope and fan-out.
     pub parallel_max: Option<NonZeroUsize>,
     /// A failure stops new starts on all graphs: see [`Shape::failing_fast`](crate::plan::shape::Shape::failing_fast).
     pub fail_fast: bool,
@@ -61,7 +61,7 @@ impl SessionOptions {
 /// Steps before or after which a run is held: a checkpoint is written, the session ends, and a resume continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interrupts {
-    /// Before the first attempt of these steps, on any branch.
+    /// Before the first attempt of these steps, in any scope.
     pub before: Vec<StepId>,
     /// After the completion of these steps.
     pub after: Vec<StepId>,
@@ -81,10 +81,10 @@ pub struct ResumeOptions<S> {
     pub restart: Option<S>,
     /// The start point, instead of the current position. Later records stay visible, abandoned.
     pub from: Option<ResumeFrom>,
-    /// Edits the state of the main branch before anything runs.
+    /// Edits the state of the main scope before anything runs.
     pub edit: Option<Edit<S>>,
-    /// Edits the states of unjoined branches, open or ended, before anything runs, in this order.
-    pub edit_branches: Vec<(BranchPath, EditBranch<S>)>,
+    /// Edits the states of unjoined scopes, open or ended, before anything runs, in this order.
+    pub edit_scopes: Vec<(ScopePath, EditScope<S>)>,
     /// Validates the state, edited or not; an error leaves the run unchanged.
     pub validate: Option<Validate<S>>,
     /// Merged into the configuration of the run, map by map. A change is recorded even if no step is left to run.
@@ -93,7 +93,7 @@ pub struct ResumeOptions<S> {
     pub on_damage: OnDamage<S>,
     /// The decision of a person about interrupted non-idempotent steps.
     pub on_doubt: OnDoubt<S>,
-    /// Choices of a person about unfinished steps of the main branch: each step is settled at its turn, without
+    /// Choices of a person about unfinished steps of the main scope: each step is settled at its turn, without
     /// an execution.
     pub choices: BTreeMap<StepId, Choice>,
     /// The name of the person who asks, for the causes on record.
@@ -102,7 +102,7 @@ pub struct ResumeOptions<S> {
     pub on_change: OnChange,
     /// The reaction to evidence of a finished step that cannot be checked.
     pub on_unknown: OnUnknown,
-    /// Retries the tolerated failures of steps in force, on every branch. Downstream results are reused if the
+    /// Retries the tolerated failures of steps in force, in every scope. Downstream results are reused if the
     /// input of their step is equal.
     pub retry_tolerated: bool,
     /// Whether steps run.
@@ -118,7 +118,7 @@ impl<S> Default for ResumeOptions<S> {
             restart: None,
             from: None,
             edit: None,
-            edit_branches: Vec::new(),
+            edit_scopes: Vec::new(),
             validate: None,
             config: Map::new(),
             on_damage: OnDamage::FallBack,
@@ -135,11 +135,11 @@ impl<S> Default for ResumeOptions<S> {
 
 impl<S> ResumeOptions<S> {
     /// Returns the steps with a choice of a person.
-    pub(super) fn chosen_steps(&self) -> BTreeSet<(BranchPath, StepId)> {
-        let on_main = self.choices.keys().map(|step| (BranchPath::main(), step.clone()));
-        let below = self.edit_branches.iter();
+    pub(super) fn chosen_steps(&self) -> BTreeSet<(ScopePath, StepId)> {
+        let on_main = self.choices.keys().map(|step| (ScopePath::main(), step.clone()));
+        let below = self.edit_scopes.iter();
         let below =
-            below.flat_map(|(branch, edit)| edit.choices.keys().map(|step| (branch.clone(), step.clone())));
+            below.flat_map(|(scope, edit)| edit.choices.keys().map(|step| (scope.clone(), step.clone())));
         on_main.chain(below).collect()
     }
 }
@@ -147,18 +147,18 @@ impl<S> ResumeOptions<S> {
 /// The start point of a resume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResumeFrom {
-    /// This checkpoint of the main branch. Unjoined branches restart, unless these are open at the newest
+    /// This checkpoint of the main scope. Unjoined scopes restart, unless these are open at the newest
     /// checkpoint too, the state is not edited, and the run continues at once.
     Checkpoint(u64),
-    /// The last start of this step: the step reruns with its original input state. A step that names its branches
+    /// The last start of this step: the step reruns with its original input state. A step that names its scopes
     /// opens these again.
     Step(StepId),
-    /// The last start of this step on another branch, joined or not. The step, its downstream steps on the
-    /// branch, the join, and the steps downstream of the join rerun. Other branches keep their ends.
-    StepOn(BranchPath, StepId),
-    /// The branches in [`ResumeOptions::edit_branches`], even if already joined: the join and its downstream
-    /// steps run again. An edit is dropped if a rollback for another edit abandons its branch.
-    Branches,
+    /// The last start of this step in another scope, joined or not. The step, its downstream steps on the
+    /// scope, the join, and the steps downstream of the join rerun. Other scopes keep their ends.
+    StepOn(ScopePath, StepId),
+    /// The scopes in [`ResumeOptions::edit_scopes`], even if already joined: the join and its downstream
+    /// steps run again. An edit is dropped if a rollback for another edit abandons its scope.
+    Scopes,
     /// The end: no step runs, and the run counts as completed.
     End,
     /// An invalid step id: refused.
@@ -177,13 +177,13 @@ pub enum OnDamage<S> {
     Restart(S),
 }
 
-/// The reaction to an interrupted non-idempotent step, on any branch.
+/// The reaction to an interrupted non-idempotent step, in any scope.
 #[derive(Debug, Default)]
 pub enum OnDoubt<S> {
     /// Stop, and ask a person.
     #[default]
     Ask,
-    /// Call a function for each step, with the state of the branch.
+    /// Call a function for each step, with the state of the scope.
     Settle(Settle<S>),
     /// The steps took effect: the program settles each
     /// ([`Program::settle_as_done`](crate::engine::Program::settle_as_done)).
@@ -199,7 +199,7 @@ impl<S> OnDoubt<S> {
     /// Returns the questions without a decision.
     pub(super) fn unanswered(&self, questions: &[Decision]) -> Vec<Decision> {
         let answers = self.answers();
-        let is_open = |asked: &&Decision| answers.about(&asked.branch, &asked.step).is_none();
+        let is_open = |asked: &&Decision| answers.about(&asked.scope, &asked.step).is_none();
         match self {
             Self::Settle(_) => Vec::new(),
             _ => questions.iter().filter(is_open).cloned().collect(),
@@ -222,7 +222,7 @@ impl<S> OnDoubt<S> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answers {
     /// The decisions about named steps.
-    pub named: BTreeMap<(BranchPath, StepId), TreatAs>,
+    pub named: BTreeMap<(ScopePath, StepId), TreatAs>,
     /// The decision about all other steps; `None` asks.
     pub rest: Option<TreatAs>,
     /// Each question is kept until the turn of its step, and answered there.
@@ -234,19 +234,19 @@ pub struct Answers {
 impl Answers {
     /// Returns the decision about a step.
     #[must_use]
-    pub fn about(&self, branch: &BranchPath, step: &StepId) -> Option<TreatAs> {
-        self.named.get(&(branch.clone(), step.clone())).copied().or(self.rest)
+    pub fn about(&self, scope: &ScopePath, step: &StepId) -> Option<TreatAs> {
+        self.named.get(&(scope.clone(), step.clone())).copied().or(self.rest)
     }
 
     /// Returns whether the step reruns without a question.
-    pub(super) fn retries(&self, branch: &BranchPath, step: &StepId) -> bool {
-        self.about(branch, step) == Some(TreatAs::Retry)
+    pub(super) fn retries(&self, scope: &ScopePath, step: &StepId) -> bool {
+        self.about(scope, step) == Some(TreatAs::Retry)
     }
 
     /// Returns whether the step reruns without a question, now and not at its turn.
-    pub(super) fn retries_at_once(&self, branch: &BranchPath, step: &StepId) -> bool {
-        let is_given = !self.in_turn || self.named.contains_key(&(branch.clone(), step.clone()));
-        is_given && self.retries(branch, step)
+    pub(super) fn retries_at_once(&self, scope: &ScopePath, step: &StepId) -> bool {
+        let is_given = !self.in_turn || self.named.contains_key(&(scope.clone(), step.clone()));
+        is_given && self.retries(scope, step)
     }
 
     /// Returns whether all steps rerun without a question.
@@ -259,8 +259,8 @@ impl Answers {
 /// A step in doubt.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubtful {
-    /// The branch of the step.
-    pub branch: BranchPath,
+    /// The scope of the step.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// True if the step was done, and is in doubt because an upstream step reran: the state has its outputs.
@@ -276,7 +276,7 @@ pub enum TreatAs {
     Retry,
 }
 
-/// Decides about a step in doubt: puts the output of the step into the state of its branch, or requests a rerun,
+/// Decides about a step in doubt: puts the output of the step into the state of its scope, or requests a rerun,
 /// or refuses with a reason.
 pub struct Settle<S>(pub SettleFn<S>);
 
@@ -284,7 +284,7 @@ pub struct Settle<S>(pub SettleFn<S>);
 pub type SettleFn<S> = Box<dyn Fn(&mut S, &Doubtful) -> Result<TreatAs, String> + Send + Sync>;
 
 impl<S> Settle<S> {
-    /// Settles a step in doubt in the state of its branch.
+    /// Settles a step in doubt in the state of its scope.
     ///
     /// # Errors
     /// The refusal, or the message of a panic. The caller then drops the state.
@@ -350,25 +350,25 @@ impl<S> Debug for Edit<S> {
     }
 }
 
-/// An edit of a branch's state; may refuse with a reason.
-pub struct EditBranch<S> {
+/// An edit of a scope's state; may refuse with a reason.
+pub struct EditScope<S> {
     /// The edit.
-    pub edit: EditBranchFn<S>,
-    /// The value that the edit puts in the place of the branch's item, also after a later rerun of the opener.
+    pub edit: EditScopeFn<S>,
+    /// The value that the edit puts in the place of the scope's item, also after a later rerun of the opener.
     pub item: Option<Value>,
     /// Steps that read the edited values: finished steps among these rerun, with all downstream steps. Only for a
     /// state with separate outputs ([`Program::keeps_apart`](crate::engine::Program::keeps_apart)).
     pub again: Vec<StepId>,
-    /// Choices of a person about unfinished steps of the branch: each step is settled at its turn, without an
+    /// Choices of a person about unfinished steps of the scope: each step is settled at its turn, without an
     /// execution.
     pub choices: BTreeMap<StepId, Choice>,
 }
 
-/// The function of an [`EditBranch`].
-pub type EditBranchFn<S> = Box<dyn FnOnce(&mut S) -> Result<(), String> + Send>;
+/// The function of an [`EditScope`].
+pub type EditScopeFn<S> = Box<dyn FnOnce(&mut S) -> Result<(), String> + Send>;
 
-impl<S> EditBranch<S> {
-    /// Continues a branch without an edit.
+impl<S> EditScope<S> {
+    /// Continues a scope without an edit.
     pub(super) fn retry() -> Self {
         Self { edit: Box::new(|_| Ok(())), item: None, again: Vec::new(), choices: BTreeMap::new() }
     }
@@ -378,7 +378,7 @@ impl<S> EditBranch<S> {
         self.item.is_some() || !self.choices.is_empty()
     }
 
-    /// Edits the state of a branch.
+    /// Edits the state of a scope.
     ///
     /// # Errors
     /// The refusal, or the message of a panic. The caller then drops the state.
@@ -387,9 +387,9 @@ impl<S> EditBranch<S> {
     }
 }
 
-impl<S> Debug for EditBranch<S> {
+impl<S> Debug for EditScope<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("EditBranch")
+        f.write_str("EditScope")
     }
 }
 
@@ -431,12 +431,12 @@ pub struct Adoption {
     pub redo: bool,
     /// Finished steps with results to keep: changed steps, and steps downstream of added steps.
     pub kept: BTreeSet<StepId>,
-    /// Changed finished steps, new steps and openers with another list of items, of child branches.
+    /// Changed finished steps, new steps and openers with another list of items, of child scopes.
     pub rerun: Vec<RerunRequest>,
-    /// Openers with branches to keep, although steps of the branches changed:
+    /// Openers with scopes to keep, although steps of the scopes changed:
     /// [`changed_within`](crate::engine::changed_within()).
     pub within: BTreeSet<StepId>,
-    /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
+    /// Openers whose scopes are entered again: the list of items changed, or finished scopes have new steps.
     pub entered: BTreeSet<StepId>,
 }
 
@@ -454,8 +454,8 @@ pub struct StartOptions<S> {
     pub adoption: Option<Adoption>,
     /// Whether the evidence of finished steps is checked.
     pub evidence: OriginEvidence,
-    /// The step to rerun and its branch, with all downstream steps. A step of the main branch for an import.
-    pub from: Option<(BranchPath, StepId)>,
+    /// The step to rerun and its scope, with all downstream steps. A step of the main scope for an import.
+    pub from: Option<(ScopePath, StepId)>,
 }
 
 /// Whether a fork or an import checks the evidence of finished steps.

@@ -1,6 +1,6 @@
 //! The end of a session, and the errors of a session.
 
-use crate::id::{BranchPath, CheckpointRef, InvalidName, RunId, StepId};
+use crate::id::{CheckpointRef, InvalidName, RunId, ScopePath, StepId};
 use crate::plan::Decision;
 use crate::record::{Failure, Flaw, Position, RunStatus, Status, Wait, WaitKind};
 use crate::store::{Damage, Progress, StoreError};
@@ -16,16 +16,16 @@ pub struct Outcome<S> {
     pub run: RunId,
     /// The current status.
     pub status: RunStatus,
-    /// The state of the main branch.
+    /// The state of the main scope.
     pub state: S,
-    /// The newest checkpoint of the main branch.
+    /// The newest checkpoint of the main scope.
     pub at: u64,
-    /// The external waits, branch by branch.
+    /// The external waits, scope by scope.
     pub waiting: Vec<Waiting>,
     /// The failed step, with its failure.
     pub failed: Option<(StepId, Failure)>,
-    /// The branch of the failed step.
-    pub failed_on: Option<BranchPath>,
+    /// The scope of the failed step.
+    pub failed_on: Option<ScopePath>,
     /// All failures of the run, in order of occurrence. The first belongs to `failed`.
     pub failures: Vec<StepFailure>,
     /// The cause of a stop, if the session was stopped.
@@ -41,9 +41,9 @@ pub struct Outcome<S> {
 }
 
 impl<S> Outcome<S> {
-    /// Returns the newest checkpoint of the main branch.
+    /// Returns the newest checkpoint of the main scope.
     pub fn checkpoint(&self) -> CheckpointRef {
-        CheckpointRef { run: self.run.clone(), branch: BranchPath::main(), seq: self.at }
+        CheckpointRef { run: self.run.clone(), scope: ScopePath::main(), seq: self.at }
     }
 
     /// Returns the final state of a completed run: a run that failed or waits is an error.
@@ -83,12 +83,12 @@ impl<P: Program> Session<'_, P> {
     pub(super) fn outcome(mut self, status: RunStatus) -> Outcome<P::State> {
         let waiting = self.scopes.iter().flat_map(|(_, scope)| Waiting::of_scope(scope)).collect();
         let progress = self.progress();
-        let main = self.scopes.remove(MAIN).expect("every outcome has a main branch");
+        let main = self.scopes.remove(MAIN).expect("every outcome has a main scope");
         let stopped_by = self.stopped_by();
         let failures: Vec<StepFailure> = self.failed.into_iter().chain(main.failures).collect();
         let first = failures.first().cloned();
         let (failed_on, failed) =
-            first.map(|StepFailure { branch, step, failure }| (branch, (step, failure))).unzip();
+            first.map(|StepFailure { scope: path, step, failure }| (path, (step, failure))).unzip();
         Outcome {
             run: main.chain.run,
             status,
@@ -110,8 +110,8 @@ impl<P: Program> Session<'_, P> {
 /// A step with a final failure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepFailure {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The failure.
@@ -135,8 +135,8 @@ pub struct NotCompleted {
 /// Names the first failed step, or else the waiting steps, at the end of a sentence.
 fn reason_of(failures: &[StepFailure], waiting: &[Waiting]) -> String {
     match failures.first() {
-        Some(StepFailure { branch, step, failure }) => {
-            format!(": {} failed: {}", place_of(branch, step), failure.error.join(": "))
+        Some(StepFailure { scope, step, failure }) => {
+            format!(": {} failed: {}", place_of(scope, step), failure.error.join(": "))
         }
         None if waiting.is_empty() => String::new(),
         None => waits_of(waiting),
@@ -146,8 +146,8 @@ fn reason_of(failures: &[StepFailure], waiting: &[Waiting]) -> String {
 /// A step that waits for an external event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The wait.
@@ -156,16 +156,16 @@ pub struct Waiting {
 
 impl Waiting {
     pub(super) fn of_scope<S>(scope: &Scope<'_, S>) -> Vec<Self> {
-        Self::of_position(scope.branch(), &scope.position)
+        Self::of_position(scope.path(), &scope.position)
     }
 
-    /// Lists the waits of a branch, except for waits for its children.
-    pub fn of_position(branch: &BranchPath, position: &Position) -> Vec<Self> {
+    /// Lists the waits of a scope, except for waits for its children.
+    pub fn of_position(scope: &ScopePath, position: &Position) -> Vec<Self> {
         let waits = |status: Status| matches!(status, Status::Waiting | Status::Started);
         let waiting = position.frontier.iter().filter(|entry| waits(entry.status));
         let each = waiting.flat_map(|entry| entry.waits.iter().map(|wait| (entry.step.clone(), wait)));
         each.filter(|(_, wait)| wait.on != WaitKind::Children)
-            .map(|(step, wait)| Self { branch: branch.clone(), step, wait: wait.clone() })
+            .map(|(step, wait)| Self { scope: scope.clone(), step, wait: wait.clone() })
             .collect()
     }
 }
@@ -240,36 +240,36 @@ pub enum RunError {
     },
     /// The record with the end and the evidence of a finished step cannot be read. Nothing changed. Resume from
     /// the step to rerun it.
-    #[error("cannot check the evidence of {} of run {run}", place_of(branch, step))]
+    #[error("cannot check the evidence of {} of run {run}", place_of(scope, step))]
     EvidenceLost {
         /// The run.
         run: RunId,
-        /// The branch.
-        branch: BranchPath,
+        /// The scope.
+        scope: ScopePath,
         /// The step.
         step: StepId,
         /// The error of the record.
         source: StoreError,
     },
     /// A step in doubt cannot be settled as done. Nothing changed.
-    #[error("cannot settle {} of run {run}: {why}", place_of(branch, step))]
+    #[error("cannot settle {} of run {run}: {why}", place_of(scope, step))]
     NotSettled {
         /// The run.
         run: RunId,
-        /// The branch.
-        branch: BranchPath,
+        /// The scope.
+        scope: ScopePath,
         /// The step.
         step: StepId,
         /// The reason.
         why: String,
     },
-    /// The state of a branch cannot be edited: no step waits for the branch. Nothing changed.
-    #[error("cannot edit the state of branch `{branch}` of run {run}: {why}")]
+    /// The state of a scope cannot be edited: no step waits for the scope. Nothing changed.
+    #[error("cannot edit the state of scope `{scope}` of run {run}: {why}")]
     NotEdited {
         /// The run.
         run: RunId,
-        /// The branch.
-        branch: BranchPath,
+        /// The scope.
+        scope: ScopePath,
         /// The reason.
         why: String,
     },
@@ -278,19 +278,19 @@ pub enum RunError {
     Undoing {
         /// The run.
         run: RunId,
-        /// The target record on the main branch; 0 for a cancel.
+        /// The target record in the main scope; 0 for a cancel.
         to: u64,
     },
     /// A step could not be undone. Later steps are undone; the same call continues.
-    #[error("cannot undo {} of run {run}: {}", place_of(branch, step), failure.error.join(": "))]
+    #[error("cannot undo {} of run {run}: {}", place_of(scope, step), failure.error.join(": "))]
     NotUndone {
         /// The run.
         run: RunId,
-        /// The branch.
-        branch: BranchPath,
+        /// The scope.
+        scope: ScopePath,
         /// The step.
         step: StepId,
-        /// The target record on the main branch; 0 for a cancel.
+        /// The target record in the main scope; 0 for a cancel.
         to: u64,
         /// The failure of the undo.
         failure: Box<Failure>,
@@ -327,17 +327,17 @@ pub enum RunError {
     },
     /// A rerun of a step was requested, but the step has not finished there, or was skipped as an upstream step failed.
     /// Nothing changed: resume without the request.
-    #[error("cannot rerun {} of run {run}: the step has not finished", place_of(branch, step))]
+    #[error("cannot rerun {} of run {run}: the step has not finished", place_of(scope, step))]
     NotFinished {
         /// The run.
         run: RunId,
-        /// The branch.
-        branch: BranchPath,
+        /// The scope.
+        scope: ScopePath,
         /// The step.
         step: StepId,
     },
     /// A person must decide before the run continues.
-    #[error("run {run} needs a decision: {}", questions.iter().map(|d| format!("{}: {}", place_of(&d.branch, &d.step), d.cause)).collect::<Vec<_>>().join("; "))]
+    #[error("run {run} needs a decision: {}", questions.iter().map(|d| format!("{}: {}", place_of(&d.scope, &d.step), d.cause)).collect::<Vec<_>>().join("; "))]
     InDoubt {
         /// The run.
         run: RunId,
@@ -416,17 +416,17 @@ pub enum RunError {
 }
 
 /// Names a step by its path.
-pub(super) fn place_of(branch: &BranchPath, step: &StepId) -> String {
-    match branch.is_main() {
+pub(super) fn place_of(scope: &ScopePath, step: &StepId) -> String {
+    match scope.is_main() {
         true => format!("step `{step}`"),
-        false => format!("step `{}/{step}`", branch.readable()),
+        false => format!("step `{}/{step}`", scope.readable()),
     }
 }
 
 /// Lists waits at the end of a sentence.
 fn waits_of(waiting: &[Waiting]) -> String {
     let report =
-        |Waiting { branch, step, wait }: &Waiting| format!("`{}` of {}", wait.key, place_of(branch, step));
+        |Waiting { scope, step, wait }: &Waiting| format!("`{}` of {}", wait.key, place_of(scope, step));
     match waiting {
         [] => "; it waits for nothing".to_owned(),
         waiting => format!("; it waits for {}", waiting.iter().map(report).collect::<Vec<_>>().join(", ")),

@@ -6,17 +6,17 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use crate::engine::{Attempt, Item, Joined};
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::record::{Claim, Ending, Failure, Flaw, Note, Pack, Phase, SkipCause, Try, Usage};
 use crate::schema::SchemaError;
 use crate::store::Lease;
 
-/// A step with its branch and shape: the subject of a call to a program.
+/// A step with its scope and shape: the subject of a call to a program.
 #[derive(Debug, Clone, Copy)]
 pub struct StepRef<'a> {
-    /// The branch it runs on.
-    pub branch: &'a BranchPath,
+    /// The scope it runs on.
+    pub scope: &'a ScopePath,
     /// The level of its shape: [`Shape::level`].
     pub level: usize,
     /// The index in the shape.
@@ -31,18 +31,18 @@ pub struct StepRef<'a> {
 /// decision.
 ///
 /// All methods except `perform` are fast and touch nothing outside the state; `perform` does the work. Other
-/// running steps may change the state between `prepare` and `apply`. Each branch has a separate state. Branches
+/// running steps may change the state between `prepare` and `apply`. Each scope has a separate state. Scopes
 /// of different shapes may have different kinds of states.
 #[async_trait]
 pub trait Program: Send + Sync {
-    /// The state of a branch.
+    /// The state of a scope.
     type State: Send + Sync;
     /// The input of a step.
     type Job: Send;
     /// The output of a step.
     type Output: Send;
 
-    /// Returns the shape of the main branch.
+    /// Returns the shape of the main scope.
     fn shape(&self) -> &Shape;
 
     /// Returns the schema version of the states of a shape.
@@ -104,10 +104,10 @@ pub trait Program: Send + Sync {
     /// Removes the failure of a step from the state before a retry.
     fn forget_failure(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
-    /// As [`forget`](Self::forget), for a step that joins the branches of its last pass again.
+    /// As [`forget`](Self::forget), for a step that joins the scopes of its last pass again.
     fn forget_join(&self, step_ref: StepRef<'_>, state: &mut Self::State);
 
-    /// Replaces the results of a step in the state with its results in `then`, an earlier state of the same branch: a
+    /// Replaces the results of a step in the state with its results in `then`, an earlier state of the same scope: a
     /// reused end, or the pass before a rerun pass.
     fn restore(&self, step_ref: StepRef<'_>, state: &mut Self::State, then: &Self::State);
 
@@ -118,7 +118,7 @@ pub trait Program: Send + Sync {
     fn redact_answer(&self, value: &mut Value);
 
     /// Returns whether the state keeps the outputs of each step apart, so that [`forget`](Self::forget) removes everything
-    /// that a step left in the state. If `false`, a requested rerun rewinds the branch to the input state of the
+    /// that a step left in the state. If `false`, a requested rerun rewinds the scope to the input state of the
     /// step, instead of invalidating only downstream steps.
     fn keeps_apart(&self) -> bool;
 
@@ -130,7 +130,7 @@ pub trait Program: Send + Sync {
     /// steps. Called only for graphs with `needs`.
     fn reads(&self, step_ref: StepRef<'_>) -> Vec<StepId>;
 
-    /// Returns whether a step, or a nested step, reads the index of the item of its branch: the index is then part of the
+    /// Returns whether a step, or a nested step, reads the index of the item of its scope: the index is then part of the
     /// step's input.
     fn reads_index(&self, step_ref: StepRef<'_>) -> bool;
 
@@ -156,7 +156,7 @@ pub trait Program: Send + Sync {
     async fn perform(&self, job: Self::Job, attempt: Attempt) -> Performed<Self::Output>;
 
     /// Returns the job that undoes a finished step, for [`perform`](Self::perform), from the newest state of its
-    /// branch; `None` if the step has no undo. `at` is the attempt that finished the step.
+    /// scope; `None` if the step has no undo. `at` is the attempt that finished the step.
     ///
     /// # Errors
     /// A failure, such as an expression that cannot be evaluated.
@@ -256,7 +256,7 @@ pub enum Follow {
     Needs,
     /// The step at this place, a declared route.
     To(usize),
-    /// None: the branch ends.
+    /// None: the scope ends.
     End,
 }
 
@@ -326,7 +326,7 @@ pub enum Admission {
     Skip(SkipCause),
 }
 
-/// The state of the upstream steps: all ancestors by needs, on the same branch.
+/// The state of the upstream steps: all ancestors by needs, in the same scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Upstream<'a> {
     /// No step failed, or only with a tolerated failure.
@@ -396,8 +396,8 @@ pub enum Performed<O> {
         /// True if work had begun: the attempt counts as interrupted. False undoes the start.
         in_progress: bool,
     },
-    /// The work of the step has listed the branches to open:
-    /// [`Children::by_work`](crate::plan::shape::Children::by_work). The step ends after these branches.
+    /// The work of the step has listed the scopes to open:
+    /// [`Children::by_work`](crate::plan::shape::Children::by_work). The step ends after these scopes.
     Opened {
         /// The items, with unique keys.
         items: Vec<Item>,

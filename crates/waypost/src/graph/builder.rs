@@ -30,16 +30,16 @@ use crate::schema::Migrations;
 /// machine.
 pub const PARALLEL_DEFAULT: usize = 8;
 
-/// The step inside each branch of [`Builder::each`].
+/// The step inside each scope of [`Builder::each`].
 pub const ITEM_STEP: &str = "item";
-/// The key of the branch of [`Builder::subgraph`]. The key is fixed, so that the sub-graph can be renamed.
+/// The key of the scope of [`Builder::subgraph`]. The key is fixed, so that the sub-graph can be renamed.
 pub const SUBGRAPH_KEY: &str = "graph";
 
-/// How a step opens branches.
+/// How a step opens scopes.
 pub(super) enum FanOutKind<S> {
     /// Branches of this graph; each start step opens a branch.
     Fork { after: StepId, starts: Vec<StepId> },
-    /// Branches with another type of state and a finished shape: items or a sub-graph.
+    /// Scopes with another type of state and a finished shape: items or a sub-graph.
     Other(Box<Other<S>>),
 }
 
@@ -108,7 +108,7 @@ pub struct Builder<S, Resources = ()> {
     written: Vec<StepId>,
     start: Option<StepId>,
     keeping: Keeping<S>,
-    /// Decodes the states of branches for joins; set by `build`.
+    /// Decodes the states of scopes for joins; set by `build`.
     pub(super) decode: Arc<OnceLock<DecodeFn<S>>>,
     problem: Option<GraphError>,
 }
@@ -145,7 +145,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
     /// Adds a step: a function that takes the state and returns the next state.
     ///
     /// The graph begins with the first step added, unless [`start`](Self::start) names another step. A step
-    /// without an outgoing edge ends its branch. A crash may interrupt the function and a resume then runs the
+    /// without an outgoing edge ends its scope. A crash may interrupt the function and a resume then runs the
     /// step again, so the function should be idempotent. Effects that must not be repeated go into
     /// [`Context::once`].
     #[must_use]
@@ -425,9 +425,9 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
         Fork { builder: self, after, starts, on_failure: OnChildFailure::Stop, parallel_max: usize::MAX }
     }
 
-    /// Opens a branch for each item, named by the key of the item, and runs `work` on the item.
+    /// Opens a scope for each item, named by the key of the item, and runs `work` on the item.
     ///
-    /// `items` and `key` are called once. The results are recorded before the first branch begins. The branches
+    /// `items` and `key` are called once. The results are recorded before the first scope begins. The scopes
     /// are named `ID:KEY`; each has the single step [`ITEM_STEP`].
     pub fn each<T, R, W, Fut, E>(
         self,
@@ -487,8 +487,8 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
         self.each(id, items, key, work)
     }
 
-    /// Runs another graph as a step, on a branch with its own state. `enter` makes the state of the branch;
-    /// `leave` merges the final state of the branch into the state of the parent.
+    /// Runs another graph as a step, in a scope with its own state. `enter` makes the state of the scope;
+    /// `leave` merges the final state of the scope into the state of the parent.
     #[must_use]
     pub fn subgraph<T: State>(
         self,
@@ -534,7 +534,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
         let first = self.steps.first().ok_or(GraphError::Empty)?.id.clone();
         let start = self.start.clone().unwrap_or(first);
         self.check_names(&start)?;
-        let scopes = super::step_branches::find(&self.outline(), &start)?;
+        let scopes = super::step_scopes::find(&self.outline(), &start)?;
         let name = self.name.clone();
         let namesakes = namesakes(&self.steps);
         let _ = self.decode.set(Arc::clone(&self.keeping.decode));
@@ -574,7 +574,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
     }
 
     /// Returns the steps and edges without functions, for validation.
-    fn outline(&self) -> super::step_branches::Outline {
+    fn outline(&self) -> super::step_scopes::Outline {
         let place = |id: &StepId| self.places.get(id).copied();
         let outgoing = self.steps.iter().map(|step| match self.outgoing.get(&step.id) {
             Some(edges) => edges.targets().into_iter().map(place).collect(),
@@ -586,7 +586,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
             }
             _ => None,
         });
-        super::step_branches::Outline {
+        super::step_scopes::Outline {
             ids: self.steps.iter().map(|step| step.id.clone()).collect(),
             outgoing: outgoing.collect(),
             forks: forks.collect(),
@@ -594,7 +594,7 @@ impl<S: State, Resources: Send + Sync + 'static> Builder<S, Resources> {
     }
 }
 
-/// Returns the steps that give their name to child branches: steps over items, sub-graphs, and the joins of forks
+/// Returns the steps that give their name to child scopes: steps over items, sub-graphs, and the joins of forks
 /// after these.
 fn namesakes<S>(steps: &[StepDraft<S>]) -> HashSet<StepId> {
     let over_items = |step: &&StepDraft<S>| matches!(step.fan, Some(FanOutKind::Other(_)));
@@ -623,16 +623,16 @@ fn name_of_fork(namesakes: &HashSet<StepId>, join: &StepId, after: &StepId) -> S
 /// Builds shapes and levels from drafts.
 struct Assembly<S> {
     levels: Vec<Option<Arc<dyn Level>>>,
-    /// By step, in the order of addition: the join of the enclosing fork; none on the main branch.
+    /// By step, in the order of addition: the join of the enclosing fork; none in the main scope.
     scopes: Vec<Option<usize>>,
-    /// The steps that give their name to child branches.
+    /// The steps that give their name to child scopes.
     namesakes: HashSet<StepId>,
     keeping: Arc<Keeping<S>>,
     outgoing: HashMap<StepId, Outgoing<S>>,
 }
 
 impl<S: State> Assembly<S> {
-    /// Builds the level of a scope: the main branch, or the branches of a fork.
+    /// Builds the level of a scope: the main scope, or the branches of a fork.
     fn level(
         &mut self,
         drafts: &mut [Option<StepDraft<S>>],
@@ -705,7 +705,7 @@ impl<S: State> Assembly<S> {
         Ok(Shape::new(steps, usize::MAX)?.starting_with(start)?.at_level(level))
     }
 
-    /// Resolves the outgoing edges of a step. A target outside this scope is the join, and ends the branch.
+    /// Resolves the outgoing edges of a step. A target outside this scope is the join, and ends the scope.
     fn next(
         &self,
         edges: Option<Outgoing<S>>,

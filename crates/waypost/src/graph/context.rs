@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::error::StepError;
 use super::pending::Waits;
 use crate::engine::{Attempt, MEMO_BYTES_MAX, MemoError, StepReport};
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::json::path::FieldPath;
 use crate::record::{Flaw, HEADER_BYTES_MAX, Note, Usage, encode};
 
@@ -69,9 +69,9 @@ impl Context {
         &self.inner.attempt.run
     }
 
-    /// Returns the branch of the step.
-    pub fn branch(&self) -> &BranchPath {
-        &self.inner.attempt.branch
+    /// Returns the scope of the step.
+    pub fn scope(&self) -> &ScopePath {
+        &self.inner.attempt.scope
     }
 
     /// Returns the id of the step.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::plan::shape::{Children, Shape, Step};
 
-/// Draws a Mermaid flowchart; child branches are nested boxes.
+/// Draws a Mermaid flowchart; child scopes are nested boxes.
 pub(super) fn mermaid(shape: &Shape) -> String {
     let mut text = String::from("flowchart TD\n");
     draw(shape, "", 1, &mut Mermaid(&mut text));
@@ -29,7 +29,7 @@ trait Language {
     fn close_box(&mut self, depth: usize);
 }
 
-/// Draws a shape. `prefix` makes its node names unique among branches.
+/// Draws a shape. `prefix` makes its node names unique among scopes.
 fn draw(shape: &Shape, prefix: &str, depth: usize, language: &mut dyn Language) {
     let joins_fork = |step: &Step| step.children.as_ref().is_some_and(Children::is_fork);
     let name = |step: &Step| format!("{prefix}{}", step.id);
@@ -89,7 +89,7 @@ impl Language for Mermaid<'_> {
         let _ = writeln!(self.0, "{:1$}{from} -->{label} {to}", "", depth * 4);
     }
     fn open_box(&mut self, depth: usize, name: &str, label: &str) {
-        let _ = writeln!(self.0, "{:1$}subgraph {name}[\"branches of {label}\"]", "", depth * 4);
+        let _ = writeln!(self.0, "{:1$}subgraph {name}[\"scopes of {label}\"]", "", depth * 4);
     }
     fn close_box(&mut self, depth: usize) {
         let _ = writeln!(self.0, "{:1$}end", "", depth * 4);
@@ -110,7 +110,7 @@ impl Language for Dot<'_> {
         let _ = writeln!(self.0, "{:4$}{} -> {}{};", "", quoted(from), quoted(to), label, depth * 2);
     }
     fn open_box(&mut self, depth: usize, name: &str, label: &str) {
-        let (name, label) = (quoted(&format!("cluster_{name}")), quoted(&format!("branches of {label}")));
+        let (name, label) = (quoted(&format!("cluster_{name}")), quoted(&format!("scopes of {label}")));
         let indent = " ".repeat(depth * 2);
         let _ = writeln!(self.0, "{indent}subgraph {name} {{\n{indent}  label={label};");
     }

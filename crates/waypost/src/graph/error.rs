@@ -178,14 +178,14 @@ pub enum GraphError {
     /// No path leads from the step to the end.
     #[error("no path leads from step `{0}` to the end")]
     NoEnd(StepId),
-    /// A step is reachable from two branches.
-    #[error("step `{step}` is reached from {one} and from {other}: a step belongs to one branch")]
+    /// A step is reachable from two scopes.
+    #[error("step `{step}` is reached from {one} and from {other}: a step belongs to one scope")]
     Shared {
         /// The step.
         step: StepId,
-        /// The first branch.
+        /// The first scope.
         one: String,
-        /// The second branch.
+        /// The second scope.
         other: String,
     },
     /// A fork or a route has no targets.

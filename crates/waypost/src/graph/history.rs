@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::Graph;
 use super::level::State;
 use crate::engine::{Engine, RunError};
-use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::id::{CheckpointRef, RunId, ScopePath, StepId};
 use crate::record::{Failure, Pack, Phase, Record};
 use crate::store::StoreExt as _;
 
@@ -65,7 +65,7 @@ impl HistoryEntry {
         &self.record
     }
 
-    /// Reads the state at this checkpoint. Supports the main branch only.
+    /// Reads the state at this checkpoint. Supports the main scope only.
     ///
     /// # Errors
     /// As [`Engine::inspect`].
@@ -89,22 +89,22 @@ impl std::fmt::Display for HistoryEntry {
 }
 
 impl Engine {
-    /// Lists the effective history of the main branch, oldest first. Takes no lease and changes nothing;
+    /// Lists the effective history of the main scope, oldest first. Takes no lease and changes nothing;
     /// [`HistoryEntry::state`] reads a state on demand.
     ///
     /// # Errors
     /// Those of the store; [`RunError::InvalidName`] for an invalid run id.
     pub async fn history(&self, run: impl AsRef<str>) -> Result<Vec<HistoryEntry>, RunError> {
-        self.history_of(&RunId::new(run.as_ref())?, &BranchPath::main()).await
+        self.history_of(&RunId::new(run.as_ref())?, &ScopePath::main()).await
     }
 
-    /// As [`history`](Self::history), for any branch.
+    /// As [`history`](Self::history), for any scope.
     ///
     /// # Errors
     /// Those of the store.
-    pub async fn history_of(&self, run: &RunId, branch: &BranchPath) -> Result<Vec<HistoryEntry>, RunError> {
-        let newest = self.store().newest(run, branch).await?;
-        let walk = self.store().history(run, branch, newest.header().seq).await?;
+    pub async fn history_of(&self, run: &RunId, scope: &ScopePath) -> Result<Vec<HistoryEntry>, RunError> {
+        let newest = self.store().newest(run, scope).await?;
+        let walk = self.store().history(run, scope, newest.header().seq).await?;
         Ok(walk.into_iter().rev().map(|record| HistoryEntry { record }).collect())
     }
 }

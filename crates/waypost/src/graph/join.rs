@@ -56,7 +56,7 @@ impl<S> IntoIterator for Branches<S> {
     }
 }
 
-/// The state of a branch over an item.
+/// The state of a scope over an item.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Child<T, R> {
     /// The index of the item, from 0.
@@ -121,7 +121,7 @@ impl<T: State, R: State> ItemEnds<T, R> {
     /// Returns the next end, or `None` after the last item.
     ///
     /// # Errors
-    /// The record of its branch is damaged or cannot be read.
+    /// The record of its scope is damaged or cannot be read.
     pub async fn next(&mut self) -> Result<Option<ItemEnd<T, R>>, StepError> {
         let Some(end) = self.outcomes.next().await? else { return Ok(None) };
         let child: Child<T, R> =
@@ -130,7 +130,7 @@ impl<T: State, R: State> ItemEnds<T, R> {
             (Some(failure), _) => Err(failure),
             (None, Some(result)) => Ok(result),
             (None, None) => {
-                let text = format!("branch {} ended without a result", end.record.header().reference());
+                let text = format!("scope {} ended without a result", end.record.header().reference());
                 return Err(StepError::fatal(text));
             }
         };
@@ -138,13 +138,13 @@ impl<T: State, R: State> ItemEnds<T, R> {
     }
 }
 
-/// Returns the failure of a branch that did not succeed.
+/// Returns the failure of a scope that did not succeed.
 fn failure_of(end: &ChildEnd) -> Option<Failure> {
     match (end.failure(), end.end) {
         (Some(failure), End::Failed) => Some(failure.clone()),
         (_, End::Completed | End::Skipped) => None,
         (_, End::Failed | End::Cancelled) => {
-            let text = format!("the branch ended as {:?}", end.end).to_lowercase();
+            let text = format!("the scope ended as {:?}", end.end).to_lowercase();
             Some(Failure::new(crate::record::FailureKind::Error, vec![text]))
         }
     }
@@ -163,7 +163,7 @@ fn schema_of(record: &Record) -> u32 {
     record.header().body.as_ref().map_or(0, |body| body.schema)
 }
 
-/// Decodes the state of a branch with its level.
+/// Decodes the state of a scope with its level.
 pub(super) fn state_of(level: &dyn Level, record: &Record) -> Result<Held, StepError> {
     level.decode(bytes_of(record)?, schema_of(record)).map_err(|error| unread(record, &error))
 }

@@ -1,6 +1,6 @@
 //! The functions of a shape of a graph, through an interface without the type of the state.
 //!
-//! A graph has a level for the main branch and a level for each kind of child branch, each with a separate state
+//! A graph has a level for the main scope and a level for each kind of child scope, each with a separate state
 //! type. The engine holds states as [`Held`] and passes each state only to its own level.
 
 use std::any::Any;
@@ -17,7 +17,7 @@ use crate::engine::{Follow, Item, Joined, StateError};
 use crate::id::StepId;
 use crate::record::{Failure, FailureKind, Flaw, Pack};
 
-/// The bounds of a state: stored as JSON, cloned for each branch, sent between threads.
+/// The bounds of a state: stored as JSON, cloned for each scope, sent between threads.
 pub trait State: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {}
 
 impl<S: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> State for S {}
@@ -27,7 +27,7 @@ pub(super) type Held = Box<dyn Any + Send + Sync>;
 
 /// The function of a step.
 pub(super) type StepFn<S> = Arc<dyn Fn(S, Context) -> BoxFuture<'static, Result<S, StepError>> + Send + Sync>;
-/// The function of a step that joins branches.
+/// The function of a step that joins scopes.
 pub(super) type JoinFn<S> =
     Arc<dyn Fn(S, Joined, Context) -> BoxFuture<'static, Result<S, StepError>> + Send + Sync>;
 /// Chooses the next step from the state.

@@ -27,8 +27,8 @@
 //! # }
 //! ```
 //!
-//! A branch has one state and runs its steps in sequence. Forks and [`each`](Builder::each) run in parallel; each
-//! branch has its own state. This module does not know the store: the result is a [`Program`] for the engine.
+//! A scope has one state and runs its steps in sequence. Forks and [`each`](Builder::each) run in parallel; each
+//! scope has its own state. This module does not know the store: the result is a [`Program`] for the engine.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -65,7 +65,7 @@ mod origin;
 mod pending;
 mod perform;
 mod run;
-mod step_branches;
+mod step_scopes;
 mod waits;
 
 pub use builder::{Builder, ITEM_STEP, PARALLEL_DEFAULT, SUBGRAPH_KEY, UsingResources};
@@ -250,7 +250,7 @@ impl Program for Erased {
     }
 
     fn child(&self, step_ref: StepRef<'_>, state: &Held, item: &Item) -> Result<Held, Failure> {
-        let called = format_args!("the state of branch `{}` of step `{}`", item.key, step_ref.step.id);
+        let called = format_args!("the state of scope `{}` of step `{}`", item.key, step_ref.step.id);
         perform::unpanicked(called, || self.levels[step_ref.level].child(step_ref.place, state, item))
     }
 

@@ -34,8 +34,8 @@ impl Engine {
     /// The new run does not depend on its parent, and the parent may be deleted. Session settings are not
     /// inherited.
     ///
-    /// At a checkpoint inside a fork or a fan-out, the branches are copied with their positions, and only
-    /// unfinished work runs. [`fork_program`](Self::fork_program) describes the branches that restart instead.
+    /// At a checkpoint inside a fork or a fan-out, the scopes are copied with their positions, and only
+    /// unfinished work runs. [`fork_program`](Self::fork_program) describes the scopes that restart instead.
     ///
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::NoState`] for a checkpoint without a state.
@@ -48,7 +48,7 @@ impl Engine {
         Forked::of(self, graph, Origin::Run(from.clone()), id.as_ref())
     }
 
-    /// Makes a new run `id` from a checkpoint in a file, with the open branches of the checkpoint.
+    /// Makes a new run `id` from a checkpoint in a file, with the open scopes of the checkpoint.
     ///
     /// # Errors
     /// Of the awaited run: as for [`run`](Self::run), and [`RunError::Changed`] for a checkpoint of another graph.
@@ -74,11 +74,11 @@ impl Engine {
     ) -> Result<usize, RunError> {
         let (run, step) = (RunId::new(run.as_ref())?, step.as_ref());
         let step = StepId::new(step).map_err(|_| RunError::UnknownStep(step.to_owned()))?;
-        let acceptance = Acceptance { branch: None, step: &step, accept_as: AcceptAs::Pinned, by: None };
+        let acceptance = Acceptance { scope: None, step: &step, accept_as: AcceptAs::Pinned, by: None };
         self.accept_program(&graph.erased(), &run, acceptance).await
     }
 
-    /// Reads a checkpoint of the main branch, or of a branch of a fork, with its state. Runs nothing and changes nothing.
+    /// Reads a checkpoint of the main scope, or of a scope of a fork, with its state. Runs nothing and changes nothing.
     ///
     /// # Errors
     /// As for [`inspect_as`](Self::inspect_as).
@@ -90,11 +90,11 @@ impl Engine {
         self.inspect_as(graph, at).await
     }
 
-    /// As [`inspect`](Self::inspect), for a branch with a state of type `T`: the state of a sub-graph, or
+    /// As [`inspect`](Self::inspect), for a scope with a state of type `T`: the state of a sub-graph, or
     /// [`Child`](super::Child) for an item.
     ///
     /// # Errors
-    /// [`RunError::NoState`]: retention dropped it, or the branch has a state of another type. [`RunError::Deserialize`], [`RunError::Version`]: the graph cannot
+    /// [`RunError::NoState`]: retention dropped it, or the scope has a state of another type. [`RunError::Deserialize`], [`RunError::Version`]: the graph cannot
     /// read it.
     pub async fn inspect_as<T: State>(
         &self,
@@ -156,7 +156,7 @@ enum Origin {
 impl<'a, S: State> Forked<'a, S> {
     session_settings!();
 
-    /// Edits the state before anything runs. Branches not yet joined restart with the edited state.
+    /// Edits the state before anything runs. Scopes not yet joined restart with the edited state.
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.edit = Some(Edit(Box::new(edit)));
         self

@@ -15,12 +15,12 @@ use tokio::sync::mpsc;
 use super::Graph;
 use super::graphs::GRAPH_NEED;
 use super::level::{Held, State};
-use super::manual::{BranchEdits, Settles, held_edits, held_settle};
+use super::manual::{ScopeEdits, Settles, held_edits, held_settle};
 use crate::engine::{
     Edit, Engine, Interrupts, Observer, OnChange, OnDamage, OnDoubt, OnLostCheckpoint, OnUnknown, Outcome,
     ResumeFrom, ResumeOptions, RunError, SessionOptions, StopHandle, Then, Validate,
 };
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::projection::events::{self, Event};
 use crate::record::{Durability, Position, Record, RunRecord};
 use crate::store::{Job, Lease, Progress, StoreError};
@@ -142,7 +142,7 @@ macro_rules! session_settings {
             self
         }
 
-        /// Pauses the run before the first attempt of each of these steps, on any branch. A resume continues.
+        /// Pauses the run before the first attempt of each of these steps, in any scope. A resume continues.
         pub fn interrupt_before<T: AsRef<str>>(mut self, steps: impl IntoIterator<Item = T>) -> Self {
             self.session.interrupt_before =
                 Some(steps.into_iter().map(|step| step.as_ref().to_owned()).collect());
@@ -156,13 +156,13 @@ macro_rules! session_settings {
             self
         }
 
-        /// Limits the steps started on a branch, crashes and resumes included. A step above the limit fails.
+        /// Limits the steps started in a scope, crashes and resumes included. A step above the limit fails.
         pub fn step_limit(mut self, limit: u64) -> Self {
             self.session.step_limit = Some(limit);
             self
         }
 
-        /// Writes a checkpoint whenever a step, on any branch, has run for `interval`. This makes
+        /// Writes a checkpoint whenever a step, in any scope, has run for `interval`. This makes
         /// [usage](super::Context::usage) and events durable and shows that the step is alive, as
         /// [`Context::checkpoint`](super::Context::checkpoint) does. At least
         /// [`INTERVAL_MIN`](crate::engine::INTERVAL_MIN).
@@ -369,7 +369,7 @@ pub struct Resume<'a, S> {
     session: SessionSettings,
     pub(super) options: ResumeOptions<S>,
     pub(super) settles: Settles,
-    pub(super) edits: BranchEdits,
+    pub(super) edits: ScopeEdits,
 }
 
 impl<S> std::fmt::Debug for Resume<'_, S> {
@@ -381,8 +381,8 @@ impl<S> std::fmt::Debug for Resume<'_, S> {
 impl<'a, S: State> Resume<'a, S> {
     session_settings!();
 
-    /// Resumes from an older checkpoint of the main branch. Later checkpoints stay visible as abandoned. Unjoined
-    /// branches are abandoned and restart, unless no later checkpoint exists and the state is not edited.
+    /// Resumes from an older checkpoint of the main scope. Later checkpoints stay visible as abandoned. Unjoined
+    /// scopes are abandoned and restart, unless no later checkpoint exists and the state is not edited.
     pub fn from_checkpoint(mut self, seq: u64) -> Self {
         self.options.from = Some(ResumeFrom::Checkpoint(seq));
         self
@@ -390,7 +390,7 @@ impl<'a, S: State> Resume<'a, S> {
 
     /// Reruns an already started step with its original input state, and continues from there.
     /// [`END`](super::END) ends the run with the current state. A step over items runs its items again; the join
-    /// of a fork gets the same branches again.
+    /// of a fork gets the same scopes again.
     pub fn from_step(mut self, step: impl AsRef<str>) -> Self {
         let step = step.as_ref();
         // The start of the resume rejects an invalid step id as an unknown step.
@@ -402,30 +402,30 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Reruns a step on a branch of a fork or an item, with its original input state. The later steps of the
-    /// branch, the join, and the steps downstream of the join run again. The other branches keep their ends.
-    pub fn from_step_on(mut self, branch: &BranchPath, step: impl AsRef<str>) -> Self {
+    /// Reruns a step in a scope of a fork or an item, with its original input state. The later steps of the
+    /// scope, the join, and the steps downstream of the join run again. The other scopes keep their ends.
+    pub fn from_step_on(mut self, scope: &ScopePath, step: impl AsRef<str>) -> Self {
         let step = step.as_ref();
         self.options.from = Some(StepId::new(step).map_or_else(
             |_| ResumeFrom::Unknown(step.to_owned()),
-            |step| match branch.is_main() {
+            |step| match scope.is_main() {
                 true => ResumeFrom::Step(step),
-                false => ResumeFrom::StepOn(branch.clone(), step),
+                false => ResumeFrom::StepOn(scope.clone(), step),
             },
         ));
         self
     }
 
-    /// Resumes the branches edited by [`edit_branch`](Self::edit_branch), even if these are already joined. The
-    /// join and its downstream steps run again. If edited branches belong to several joins in sequence, only
+    /// Resumes the scopes edited by [`edit_scope`](Self::edit_scope), even if these are already joined. The
+    /// join and its downstream steps run again. If edited scopes belong to several joins in sequence, only
     /// those of the first join resume; all downstream work reruns.
-    pub fn from_branches(mut self) -> Self {
-        self.options.from = Some(ResumeFrom::Branches);
+    pub fn from_scopes(mut self) -> Self {
+        self.options.from = Some(ResumeFrom::Scopes);
         self
     }
 
-    /// Edits the state of the main branch before anything runs. Open branches keep their own states: see
-    /// [`edit_branch`](Self::edit_branch).
+    /// Edits the state of the main scope before anything runs. Open scopes keep their own states: see
+    /// [`edit_scope`](Self::edit_scope).
     pub fn edit_state(mut self, edit: impl FnOnce(&mut S) + Send + 'static) -> Self {
         self.options.edit = Some(Edit(Box::new(edit)));
         self
@@ -461,7 +461,7 @@ impl<'a, S: State> Resume<'a, S> {
         self
     }
 
-    /// Reruns all steps in doubt, on any branch: interrupted steps, and steps that lost records may have started.
+    /// Reruns all steps in doubt, in any scope: interrupted steps, and steps that lost records may have started.
     /// For a caller who knows that these steps had no effect, or that a second effect is harmless. The rerun has
     /// a new [idempotency key](super::Context::idempotency_key).
     pub fn retry_doubtful(mut self) -> Self {
@@ -478,7 +478,7 @@ impl<'a, S: State> Resume<'a, S> {
 
     /// Restarts the run with `state`, after [`edit_state`](Self::edit_state) and
     /// [`validate_state`](Self::validate_state). Old records stay visible. The current configuration stays in
-    /// force, merged with [`config`](Self::config). A start point or a branch edit is refused together with this.
+    /// force, merged with [`config`](Self::config). A start point or a scope edit is refused together with this.
     pub fn restart(mut self, state: S) -> Self {
         self.options.restart = Some(state);
         self
@@ -507,7 +507,7 @@ impl<'a, S: State> Resume<'a, S> {
     async fn go(self) -> Result<Outcome<S>, RunError> {
         let Self { engine, graph, id, mut session, options, settles, edits } = self;
         let id = RunId::new(&id)?;
-        let edit_branches = held_edits(edits)?;
+        let edit_scopes = held_edits(edits)?;
         if let Some(ResumeFrom::Unknown(name)) = &options.from {
             return Err(RunError::UnknownStep(name.clone()));
         }
@@ -529,7 +529,7 @@ impl<'a, S: State> Resume<'a, S> {
             restart: options.restart.map(|state| Box::new(state) as Held),
             from: options.from,
             edit: options.edit.map(held_edit),
-            edit_branches,
+            edit_scopes,
             validate: options.validate.map(|validate| {
                 Validate(Box::new(move |held: &Held| {
                     (validate.0)(held.downcast_ref().expect("a graph has one type of state"))

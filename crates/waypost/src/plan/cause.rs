@@ -43,8 +43,8 @@ pub enum Cause {
     Stopped(String),
     /// This attempt failed.
     Failed(Try),
-    /// Too many branches of the step failed.
-    BranchesFailed,
+    /// Too many scopes of the step failed.
+    ScopesFailed,
     /// The next attempt is due at this time.
     Delayed(Timestamp),
     /// The step has these open waits.
@@ -85,9 +85,9 @@ pub enum Cause {
     EvidenceSettles,
     /// The service ended with the last session, and a step downstream runs.
     ServiceEnded,
-    /// The branch has ended; it continues only on request.
-    BranchEnded,
-    /// The branch is abandoned: its opener reran or was rolled back, and has not opened the branch since.
+    /// The scope has ended; it continues only on request.
+    ScopeEnded,
+    /// The scope is abandoned: its opener reran or was rolled back, and has not opened the scope since.
     LeftBehind,
 }
 
@@ -95,7 +95,7 @@ impl Cause {
     /// Returns the word for the cause in JSON.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Finished(_) | Self::BranchEnded => "finished",
+            Self::Finished(_) | Self::ScopeEnded => "finished",
             Self::Skipped(_) | Self::NeedSkipped(_) | Self::ConditionFalse(_) => "condition_false",
             Self::UpstreamFailed(_) => "upstream_failed",
             Self::Tolerated(_) => "tolerated",
@@ -104,7 +104,7 @@ impl Cause {
                 "cut"
             }
             Self::Failed(_) | Self::Delayed(_) => "retry",
-            Self::BranchesFailed => "dead_letter",
+            Self::ScopesFailed => "dead_letter",
             Self::Waits(_) => "waiting",
             Self::Come(_) | Self::Requested | Self::RolledBack => "requested",
             Self::EvidenceFailed(_) | Self::EvidenceUndone { .. } => "evidence_failed",
@@ -141,7 +141,7 @@ impl Cause {
         matches!(self, Self::EvidenceFailed(_) | Self::UpstreamChanged(_) | Self::Redefined | Self::Requested)
     }
 
-    /// Returns the cause for a step in doubt on a branch.
+    /// Returns the cause for a step in doubt in a scope.
     pub(crate) fn of_doubt(position: &Position, entry: &FrontierEntry) -> Self {
         match position.asks_about(&entry.step) {
             true if position.started_before(&entry.step).is_some() => Self::Begun,
@@ -161,7 +161,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ServiceEnded => f.write_str("the service ended with the last session"),
-            Self::BranchEnded => write!(f, "its scope has ended"),
+            Self::ScopeEnded => write!(f, "its scope has ended"),
             Self::LeftBehind => {
                 f.write_str("its scope was abandoned by a rerun or a rollback of its opener")
             }
@@ -183,7 +183,7 @@ impl fmt::Display for Cause {
             Self::Stopped(by) => write!(f, "stopped before its end ({by})"),
             Self::Failed(Try { attempt: 0, .. }) => f.write_str("the failure of another step cancelled the step"),
             Self::Failed(at) => write!(f, "attempt {} failed", at.attempt),
-            Self::BranchesFailed => f.write_str("steps within it failed"),
+            Self::ScopesFailed => f.write_str("steps within it failed"),
             Self::Delayed(until) => write!(f, "the next attempt is due at {until}"),
             Self::Waits(waits) => {
                 write!(f, "waiting for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))

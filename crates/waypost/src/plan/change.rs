@@ -21,10 +21,10 @@ pub struct StepChange {
     pub step: StepId,
     /// The kind of the change.
     pub kind: ChangeKind,
-    /// The step is finished in this run, or has open branches of a shared definition, so that results would
+    /// The step is finished in this run, or has open scopes of a shared definition, so that results would
     /// be discarded.
     pub touches_finished: bool,
-    /// The reason is the step's open branches.
+    /// The reason is the step's open scopes.
     pub half_done: bool,
 }
 
@@ -37,7 +37,7 @@ pub enum ChangeKind {
     Removed,
     /// The definition of the step changed.
     Altered,
-    /// Only nested steps changed, none of them finished: the branches continue from their positions.
+    /// Only nested steps changed, none of them finished: the scopes continue from their positions.
     Within,
     /// The list of items changed, and perhaps nested steps: items on both lists keep the results of the other steps.
     Relisted,
@@ -180,7 +180,7 @@ pub(crate) fn has_same_steps(old: &Step, new: &Step) -> bool {
     prints(old) == prints(new)
 }
 
-/// Returns whether a step has open branches of a shared definition.
+/// Returns whether a step has open scopes of a shared definition.
 fn is_under_way(before: &Shape, position: &Position, id: &StepId) -> bool {
     let is_whole = |step: &Step| step.children.as_ref().is_some_and(|children| children.whole);
     let mut entries = position.frontier.iter().filter(|entry| entry.step == *id);
@@ -195,7 +195,7 @@ pub struct TransferredPosition {
     /// Finished or half-done steps that rerun, in the order of the new graph, each with the reason: the
     /// changed step, or the newly unfinished upstream step.
     pub redone: Vec<(StepId, StepId)>,
-    /// Openers whose branches are entered again.
+    /// Openers whose scopes are entered again.
     pub entered: Vec<StepId>,
     /// Why a choice to keep results cannot be followed.
     pub misfit: Option<String>,
@@ -212,9 +212,9 @@ pub struct PositionTransfer<'a> {
     pub definition: &'a Definition,
     /// The new graph.
     pub after: &'a Shape,
-    /// Openers whose branches stay, although nested steps changed.
+    /// Openers whose scopes stay, although nested steps changed.
     pub within: &'a BTreeSet<StepId>,
-    /// Openers whose branches are entered again: the list of items changed, or finished branches have new steps.
+    /// Openers whose scopes are entered again: the list of items changed, or finished scopes have new steps.
     pub entered: &'a BTreeSet<StepId>,
     /// Finished steps with results to keep: changed steps, and steps downstream of unfinished steps.
     pub kept: &'a BTreeSet<StepId>,
@@ -386,7 +386,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         position.ledger.remove(&step);
         position.reusable.entry(step).or_default().insert(1, result);
     }
-    // Branches of another definition cannot continue.
+    // Scopes of another definition cannot continue.
     let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
     position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
     position.keep_steps(|step| after.place(step.as_str()).is_some());
@@ -414,7 +414,7 @@ pub(crate) fn wait_anew(entry: &mut FrontierEntry) {
 
 /// Sets action and cause of rerun steps in a plan for a transferred position.
 pub fn explain(plan: &mut Plan, redone: &[(StepId, StepId)]) {
-    for decision in plan.decisions.iter_mut().filter(|decision| decision.branch.is_main()) {
+    for decision in plan.decisions.iter_mut().filter(|decision| decision.scope.is_main()) {
         let Some((step, reason)) = redone.iter().find(|(step, _)| *step == decision.step) else { continue };
         decision.action = Action::Run;
         decision.cause = match step == reason {

@@ -9,7 +9,7 @@ use crate::record::{Position, Status};
 ///
 /// Each end of a step takes a record, and so does each start of a non-idempotent step. This bounds the
 /// distance of reachable steps. Steps recorded as started are left out: their interruption is known. Awaited
-/// branches are left out too, as each has its own records.
+/// scopes are left out too, as each has its own records.
 pub(crate) fn steps_in_lost(shape: &Shape, position: &Position, lost: u64) -> BTreeSet<usize> {
     // By place: the fewest records before the step could start.
     let mut before: Vec<Option<u64>> = vec![None; shape.steps().len()];
@@ -41,7 +41,7 @@ pub(crate) fn steps_in_lost(shape: &Shape, position: &Position, lost: u64) -> BT
     places.filter(is_careful).collect()
 }
 
-/// Returns whether a step, or a step on its child branches, is not idempotent.
+/// Returns whether a step, or a step in its child scopes, is not idempotent.
 fn must_not_repeat(step: &Step) -> bool {
     let below = step.all_children().flat_map(|children| children.shape.steps());
     !step.idempotent || below.into_iter().any(must_not_repeat)

@@ -1,7 +1,7 @@
 //! The plan from records: the next action for each step, with a cause. Pure: no clock, no disk, no randomness.
 //!
 //! [`checks`] lists the claims to check before a resume trusts finished steps. [`plan`] turns the graph, the
-//! newest sound record of each open branch and the verdicts into one decision per step.
+//! newest sound record of each open scope and the verdicts into one decision per step.
 //!
 //! ```text
 //!   newest records --> checks --> claims --(probes, elsewhere)--> verdicts
@@ -13,7 +13,7 @@
 //! `waypost plan` and `waypost why` show a dry run of the engine, with the causes of this plan:
 //! docs/decisions/0010-plan-by-dry-run.md.
 //!
-//! All steps neither in nor downstream of the frontier are finished. A record per branch is therefore enough
+//! All steps neither in nor downstream of the frontier are finished. A record per scope is therefore enough
 //! input, for any length of history.
 
 #[doc(hidden)]
@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::record::{Claim, FrontierEntry, Occasion, Pack, Position, Settled, SettledAs, Status, Verdict};
 
@@ -41,12 +41,12 @@ pub(crate) use lost::steps_in_lost;
 use rank::{Rank, Ranks};
 use step_verdict::StepVerdict;
 
-/// The plan's input for one branch: the newest sound record, and the evidence of finished steps.
+/// The plan's input for one scope: the newest sound record, and the evidence of finished steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Effective {
-    /// The branch.
-    pub branch: BranchPath,
-    /// The seq of the branch's newest sound record.
+    /// The scope.
+    pub scope: ScopePath,
+    /// The seq of the scope's newest sound record.
     pub seq: u64,
     /// The number of later records that are lost: damaged, removed, or quarantined.
     pub lost: u64,
@@ -61,17 +61,17 @@ pub struct Effective {
     pub passes: BTreeMap<StepId, Vec<(u64, Pack)>>,
     /// Subjects that running steps may be writing, beyond the subjects named by the graph.
     pub in_flux: BTreeSet<String>,
-    /// The requester of the stop, if the newest record says that the branch was interrupted.
+    /// The requester of the stop, if the newest record says that the scope was interrupted.
     pub stopped_by: Option<String>,
     /// If the newest record is a rollback: the unfinished steps that had begun before.
     pub rolled_back: Option<BTreeSet<StepId>>,
 }
 
-/// A claim to check, with its branch, step and record.
+/// A claim to check, with its scope, step and record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step that made the claim.
     pub step: StepId,
     /// The record that finished the step; `None` if the step was interrupted.
@@ -82,8 +82,8 @@ pub struct Check {
     pub claim: Claim,
 }
 
-/// Verdicts of checks, by branch, step and index among the claims of the step.
-pub type Verdicts = HashMap<(BranchPath, StepId, usize), Verdict>;
+/// Verdicts of checks, by scope, step and index among the claims of the step.
+pub type Verdicts = HashMap<(ScopePath, StepId, usize), Verdict>;
 
 /// The action that a plan chooses for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -126,8 +126,8 @@ impl Action {
 /// The action for a step, with its cause.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The action.
@@ -149,7 +149,7 @@ impl Decision {
     }
 }
 
-/// One decision for each step of each open branch, in the order of the graph.
+/// One decision for each step of each open scope, in the order of the graph.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
     /// The decisions.
@@ -176,7 +176,7 @@ struct PassEvidence<'a> {
 }
 
 impl Effective {
-    /// Lists the packs of a step of this branch, newest first.
+    /// Lists the packs of a step of this scope, newest first.
     fn made_by<'a>(&'a self, step: &'a StepId) -> impl Iterator<Item = PassEvidence<'a>> {
         let newest = self.position.ledger.get(step).map(|settled| settled.seq);
         let newest = self.evidence.get(step).map(|pack| (newest, pack));
@@ -188,7 +188,7 @@ impl Effective {
         })
     }
 
-    /// Lists the packs of all steps of this branch, newest first within each step.
+    /// Lists the packs of all steps of this scope, newest first within each step.
     fn made(&self) -> Vec<PassEvidence<'_>> {
         let steps =
             self.evidence.keys().chain(self.passes.keys().filter(|step| !self.evidence.contains_key(*step)));
@@ -218,30 +218,30 @@ pub(crate) struct Due {
 
 /// The steps under way that may rewrite claimed files, each with the claims deferred to its end. If the step ends
 /// without the same claim, these claims are checked like all others.
-pub(crate) type DeferredClaims = BTreeMap<(BranchPath, StepId), BTreeSet<ClaimKey>>;
+pub(crate) type DeferredClaims = BTreeMap<(ScopePath, StepId), BTreeSet<ClaimKey>>;
 
 /// Divides the claims into claims to check on this occasion and claims to defer.
 pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) -> Due {
     let ranks = Ranks::of(shape, effective);
     let mut newest: Newest<Rank<'_>> = Newest::new();
-    for branch in effective {
+    for scope in effective {
         for PassEvidence { step, seq, pack, .. } in
-            branch.made().into_iter().filter(|_| is_known(shape, branch))
+            scope.made().into_iter().filter(|_| is_known(shape, scope))
         {
             let Some(seq) = seq else { continue };
-            let rank = ranks.of_end(branch, step, seq);
+            let rank = ranks.of_end(scope, step, seq);
             pack.claims.iter().for_each(|claim| newest.note(ClaimKey::of(claim), rank.clone()));
         }
-        for (step, (seq, pack)) in branch.reusable.iter().filter(|_| is_known(shape, branch)) {
-            let rank = ranks.of_end(branch, step, *seq);
+        for (step, (seq, pack)) in scope.reusable.iter().filter(|_| is_known(shape, scope)) {
+            let rank = ranks.of_end(scope, step, *seq);
             pack.claims.iter().for_each(|claim| newest.note(ClaimKey::of(claim), rank.clone()));
         }
     }
     let in_flux = in_flux(shape, effective);
     let (mut checks, mut deferred) = (Vec::new(), DeferredClaims::new());
-    for branch in effective {
-        for PassEvidence { step, seq, pack, first } in branch.made() {
-            let rank = seq.map(|seq| ranks.of_end(branch, step, seq));
+    for scope in effective {
+        for PassEvidence { step, seq, pack, first } in scope.made() {
+            let rank = seq.map(|seq| ranks.of_end(scope, step, seq));
             for (index, claim) in pack.claims.iter().enumerate() {
                 let bound = ClaimKey::of(claim);
                 let is_newest = |rank: &Rank<'_>| newest.of(&bound) == Some(rank);
@@ -255,8 +255,8 @@ pub(crate) fn due(shape: &Shape, effective: &[Effective], occasion: Occasion) ->
                 if !writers.is_empty() {
                     continue;
                 }
-                let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
-                checks.push(Check { branch, step, seq, index: first + index, claim });
+                let (scope, step, claim) = (scope.scope.clone(), step.clone(), claim.clone());
+                checks.push(Check { scope, step, seq, index: first + index, claim });
             }
         }
     }
@@ -272,16 +272,16 @@ pub(crate) struct ClaimOfEnd {
 /// Lists the claims of the newest ends.
 pub(crate) fn claims_of_ends(shape: &Shape, effective: &[Effective]) -> Vec<ClaimOfEnd> {
     let mut claims = Vec::new();
-    for branch in effective.iter().filter(|branch| is_known(shape, branch)) {
-        let current = branch
+    for scope in effective.iter().filter(|scope| is_known(shape, scope)) {
+        let current = scope
             .evidence
             .iter()
-            .filter_map(|(step, pack)| Some((step, branch.position.ledger.get(step)?.seq, pack, true)));
-        let reusable = branch.reusable.iter().map(|(step, (seq, pack))| (step, *seq, pack, false));
+            .filter_map(|(step, pack)| Some((step, scope.position.ledger.get(step)?.seq, pack, true)));
+        let reusable = scope.reusable.iter().map(|(step, (seq, pack))| (step, *seq, pack, false));
         for (step, seq, pack, in_force) in current.chain(reusable) {
             let claim = |(index, claim): (usize, &Claim)| {
-                let (branch, step, claim) = (branch.branch.clone(), step.clone(), claim.clone());
-                ClaimOfEnd { check: Check { branch, step, seq: Some(seq), index, claim }, in_force }
+                let (scope, step, claim) = (scope.scope.clone(), step.clone(), claim.clone());
+                ClaimOfEnd { check: Check { scope, step, seq: Some(seq), index, claim }, in_force }
             };
             claims.extend(pack.claims.iter().enumerate().map(claim));
         }
@@ -290,7 +290,7 @@ pub(crate) fn claims_of_ends(shape: &Shape, effective: &[Effective]) -> Vec<Clai
 }
 
 /// Lists the steps under way that may be rewriting the subject of a claim.
-fn writers<'a>(in_flux: &'a InFlux, bound: &ClaimKey, claim: &Claim) -> Vec<&'a (BranchPath, StepId)> {
+fn writers<'a>(in_flux: &'a InFlux, bound: &ClaimKey, claim: &Claim) -> Vec<&'a (ScopePath, StepId)> {
     let named = in_flux.get(bound.name()).or_else(|| in_flux.get(&resolved(&claim.subject)));
     let beneath = bound.beneath().map(|(from, is_in)| {
         let names = in_flux.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
@@ -301,24 +301,24 @@ fn writers<'a>(in_flux: &'a InFlux, bound: &ClaimKey, claim: &Claim) -> Vec<&'a 
 }
 
 /// Subjects that steps under way may be writing, with these steps.
-type InFlux = BTreeMap<String, BTreeSet<(BranchPath, StepId)>>;
+type InFlux = BTreeMap<String, BTreeSet<(ScopePath, StepId)>>;
 
-fn is_known(shape: &Shape, branch: &Effective) -> bool {
-    shape.of_branch(&branch.branch).is_some()
+fn is_known(shape: &Shape, scope: &Effective) -> bool {
+    shape.of_scope(&scope.scope).is_some()
 }
 
 /// Lists the subjects that steps under way may be writing, with these steps.
 fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
     let mut in_flux = InFlux::new();
-    for branch in effective {
-        let Some(shape) = shape.of_branch(&branch.branch) else { continue };
-        for entry in branch.position.frontier.iter().filter(|entry| is_under_way(entry)) {
+    for scope in effective {
+        let Some(shape) = shape.of_scope(&scope.scope) else { continue };
+        for entry in scope.position.frontier.iter().filter(|entry| is_under_way(entry)) {
             let step = shape.step(entry.step.as_str());
             let named = step.into_iter().flat_map(|step| &step.subjects);
             // The record does not name the reporting step.
-            for subject in named.chain(&branch.in_flux) {
+            for subject in named.chain(&scope.in_flux) {
                 let writers = in_flux.entry(resolved(subject)).or_default();
-                writers.insert((branch.branch.clone(), entry.step.clone()));
+                writers.insert((scope.scope.clone(), entry.step.clone()));
             }
         }
     }
@@ -335,7 +335,7 @@ fn is_new(entry: &FrontierEntry) -> bool {
     entry.status == Status::Ready && entry.at.attempt == 0 && !entry.has_children()
 }
 
-/// Lists the finished steps with failed evidence, branch by branch, oldest record first: candidates for a
+/// Lists the finished steps with failed evidence, scope by scope, oldest record first: candidates for a
 /// rerun.
 ///
 /// `verdicts` as for [`plan`].
@@ -346,8 +346,8 @@ pub fn broken(shape: &Shape, effective: &[Effective], verdicts: &Verdicts) -> Ve
 /// A finished step with failed evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Broken {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The record that finished the step.
@@ -371,8 +371,8 @@ pub(crate) struct Weighed<'a> {
     wanted: Wanted<'a>,
 }
 
-/// The indexes of the claims to check, by branch and step.
-type Wanted<'a> = HashMap<(&'a BranchPath, &'a StepId), BTreeSet<usize>>;
+/// The indexes of the claims to check, by scope and step.
+type Wanted<'a> = HashMap<(&'a ScopePath, &'a StepId), BTreeSet<usize>>;
 
 impl<'a> Weighed<'a> {
     /// `checks`: the claims that `verdicts` answers.
@@ -384,7 +384,7 @@ impl<'a> Weighed<'a> {
     ) -> Self {
         let mut wanted = Wanted::new();
         for check in checks {
-            wanted.entry((&check.branch, &check.step)).or_default().insert(check.index);
+            wanted.entry((&check.scope, &check.step)).or_default().insert(check.index);
         }
         Self { shape, effective, verdicts, wanted }
     }
@@ -392,8 +392,8 @@ impl<'a> Weighed<'a> {
     /// See [`plan`].
     pub(crate) fn plan(&self, now: Timestamp) -> Plan {
         let mut decisions = Vec::new();
-        for branch in self.effective {
-            if let Some(view) = self.view(branch, now) {
+        for scope in self.effective {
+            if let Some(view) = self.view(scope, now) {
                 view.decide(&mut decisions);
             }
         }
@@ -403,13 +403,13 @@ impl<'a> Weighed<'a> {
     /// See [`broken`].
     pub(crate) fn broken(&self) -> Vec<Broken> {
         let mut broken = Vec::new();
-        for branch in self.effective {
-            let Some(view) = self.view(branch, Timestamp::UNIX_EPOCH) else { continue };
+        for scope in self.effective {
+            let Some(view) = self.view(scope, Timestamp::UNIX_EPOCH) else { continue };
             let before = broken.len();
-            for made in branch.made() {
+            for made in scope.made() {
                 if let (Some(seq), Some(StepVerdict::Failed { claims, .. })) = (made.seq, view.weigh(&made)) {
-                    let (branch, step) = (branch.branch.clone(), made.step.clone());
-                    broken.push(Broken { branch, step, seq, claims });
+                    let (scope, step) = (scope.scope.clone(), made.step.clone());
+                    broken.push(Broken { scope, step, seq, claims });
                 }
             }
             broken[before..].sort_by_key(|broken| broken.seq);
@@ -417,42 +417,41 @@ impl<'a> Weighed<'a> {
         broken
     }
 
-    fn view(&self, branch: &'a Effective, now: Timestamp) -> Option<BranchView<'_>> {
-        let shape = self.shape.of_branch(&branch.branch)?;
-        let has_careful_passes = self.shape.has_careful_passes(&branch.branch);
+    fn view(&self, scope: &'a Effective, now: Timestamp) -> Option<ScopeView<'_>> {
+        let shape = self.shape.of_scope(&scope.scope)?;
+        let has_careful_passes = self.shape.has_careful_passes(&scope.scope);
         let (verdicts, wanted) = (self.verdicts, &self.wanted);
-        Some(BranchView { shape, branch, verdicts, wanted, now, has_careful_passes })
+        Some(ScopeView { shape, scope, verdicts, wanted, now, has_careful_passes })
     }
 }
 
-/// The input of [`plan`] for one branch.
-struct BranchView<'a> {
+/// The input of [`plan`] for one scope.
+struct ScopeView<'a> {
     shape: &'a Shape,
-    branch: &'a Effective,
+    scope: &'a Effective,
     verdicts: &'a Verdicts,
     wanted: &'a Wanted<'a>,
     now: Timestamp,
-    /// A new pass around this branch would repeat steps that are not idempotent.
+    /// A new pass around this scope would repeat steps that are not idempotent.
     has_careful_passes: bool,
 }
 
-impl BranchView<'_> {
+impl ScopeView<'_> {
     fn decide(&self, decisions: &mut Vec<Decision>) {
-        let position = &self.branch.position;
+        let position = &self.scope.position;
         let unfinished = Unfinished::of(self.shape, position);
         let entries: HashMap<&str, &FrontierEntry> =
             position.frontier.iter().map(|e| (e.step.as_str(), e)).collect();
         let mut rerun: HashMap<usize, StepId> = self.routed_again(&unfinished);
         let mut skipped: HashSet<&StepId> = HashSet::new();
-        let in_lost = steps_in_lost(self.shape, position, self.branch.lost);
+        let in_lost = steps_in_lost(self.shape, position, self.scope.lost);
         for place in self.shape.order() {
             let step = &self.shape.steps()[place];
             let before = self.shape.needs(place).iter().find_map(|need| rerun.get(need).cloned());
             let upstream = before.or_else(|| rerun.get(&place).cloned());
             let entry = entries.get(step.id.as_str()).copied();
             // A step on a loop can be unfinished in this pass and finished in earlier passes.
-            let comes_again =
-                self.shape.share_loop(place, place) || self.branch.passes.contains_key(&step.id);
+            let comes_again = self.shape.share_loop(place, place) || self.scope.passes.contains_key(&step.id);
             let is_asked = entry.is_some_and(|entry| self.is_in_doubt(step, entry));
             let earlier = match self.shape.is_routed() || (unfinished.has(place) && comes_again && !is_asked)
             {
@@ -463,7 +462,7 @@ impl BranchView<'_> {
             let is_open = unfinished.has(place) && entry.is_none_or(is_new);
             let need = step.skipped_with.iter().find(|need| is_open && skipped.contains(need));
             let (action, cause) = match entry {
-                _ if in_lost.contains(&place) => (Action::Ask, Cause::InLost(self.branch.lost)),
+                _ if in_lost.contains(&place) => (Action::Ask, Cause::InLost(self.scope.lost)),
                 _ if earlier.is_some() => earlier.expect("it was just seen"),
                 _ if need.is_some() => {
                     (Action::Skip, Cause::NeedSkipped(need.expect("it was just seen").clone()))
@@ -473,7 +472,7 @@ impl BranchView<'_> {
                     let before = self.before(place, &unfinished).into_iter().next();
                     (Action::Recheck, Cause::UpstreamChanged(before.unwrap_or_else(|| step.id.clone())))
                 }
-                None if unfinished.has(place) && step.is_asked(&self.branch.position, None) => {
+                None if unfinished.has(place) && step.is_asked(&self.scope.position, None) => {
                     (Action::Ask, Cause::AskedInTurn)
                 }
                 None if unfinished.has(place) => (Action::Run, Cause::After(self.before(place, &unfinished))),
@@ -486,7 +485,7 @@ impl BranchView<'_> {
                 _ => {}
             }
             decisions.push(Decision {
-                branch: self.branch.branch.clone(),
+                scope: self.scope.scope.clone(),
                 step: step.id.clone(),
                 action,
                 cause,
@@ -518,7 +517,7 @@ impl BranchView<'_> {
 
     /// Decides about a finished step by its evidence alone; returns `None` if the evidence holds.
     fn doubted(&self, step: &Step) -> Option<(Action, Cause)> {
-        if !self.branch.position.ledger.contains_key(&step.id) && !self.branch.passes.contains_key(&step.id) {
+        if !self.scope.position.ledger.contains_key(&step.id) && !self.scope.passes.contains_key(&step.id) {
             return None;
         }
         match self.verdict_of_finished(&step.id)? {
@@ -538,9 +537,9 @@ impl BranchView<'_> {
 
     /// Returns whether evidence from a pass before the newest failed.
     fn is_broken_before(&self, step: &StepId) -> bool {
-        let newest = self.branch.position.ledger.get(step).map(|settled| settled.seq);
+        let newest = self.scope.position.ledger.get(step).map(|settled| settled.seq);
         let is_before = |made: &PassEvidence<'_>| made.seq.is_some() && made.seq != newest;
-        let mut before = self.branch.made_by(step).filter(is_before);
+        let mut before = self.scope.made_by(step).filter(is_before);
         before.any(|made| matches!(self.weigh(&made), Some(StepVerdict::Failed { .. })))
     }
 
@@ -559,23 +558,23 @@ impl BranchView<'_> {
     fn unfinished(&self, place: usize, entry: &FrontierEntry) -> (Action, Cause) {
         let step = &self.shape.steps()[place];
         match entry.status {
-            Status::Ready if step.is_asked(&self.branch.position, Some(entry)) => {
+            Status::Ready if step.is_asked(&self.scope.position, Some(entry)) => {
                 (Action::Ask, Cause::AskedInTurn)
             }
             Status::Ready => match entry.wake_at {
                 Some(due) if due > self.now => (Action::Wait, Cause::Delayed(due)),
                 _ if entry.failures > 0 => (Action::Retry, Cause::Failed(entry.at.clone())),
-                _ if self.branch.rolled_back.as_ref().is_some_and(|begun| begun.contains(&step.id)) => {
+                _ if self.scope.rolled_back.as_ref().is_some_and(|begun| begun.contains(&step.id)) => {
                     (Action::Run, Cause::RolledBack)
                 }
                 _ => (Action::Run, Cause::Ready),
             },
-            Status::Started if self.branch.position.asks_about(&step.id) => {
-                (Action::Ask, Cause::of_doubt(&self.branch.position, entry))
+            Status::Started if self.scope.position.asks_about(&step.id) => {
+                (Action::Ask, Cause::of_doubt(&self.scope.position, entry))
             }
-            Status::Started if step.idempotent => match &self.branch.stopped_by {
+            Status::Started if step.idempotent => match &self.scope.stopped_by {
                 Some(by) => (Action::Run, Cause::Stopped(by.clone())),
-                None if self.branch.rolled_back.is_some() => (Action::Run, Cause::RolledBack),
+                None if self.scope.rolled_back.is_some() => (Action::Run, Cause::RolledBack),
                 None => (Action::Run, Cause::Cut(entry.at.clone())),
             },
             Status::Started => self.unsettled(step, entry),
@@ -584,9 +583,9 @@ impl BranchView<'_> {
                 (Action::Run, Cause::Come(entry.waits.clone()))
             }
             Status::Waiting => (Action::Wait, Cause::Waits(entry.waits.clone())),
-            // The step's branches failed before the attempt of the join.
+            // The step's scopes failed before the attempt of the join.
             Status::Failed if step.children.is_some() && entry.fan.is_some() && entry.at.attempt == 0 => {
-                (Action::Retry, Cause::BranchesFailed)
+                (Action::Retry, Cause::ScopesFailed)
             }
             Status::Failed => (Action::Retry, Cause::Failed(entry.at.clone())),
         }
@@ -594,7 +593,7 @@ impl BranchView<'_> {
 
     /// Returns whether a step has a result to reuse if the upstream outputs stay the same.
     fn may_be_reused(&self, step: &StepId) -> bool {
-        let position = &self.branch.position;
+        let position = &self.scope.position;
         let has_chain = position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
         position.has_result(step) || (has_chain && position.ledger.contains_key(step))
     }
@@ -602,20 +601,20 @@ impl BranchView<'_> {
     /// Returns whether a non-idempotent step may have taken effect in its current attempt.
     fn is_in_doubt(&self, step: &Step, entry: &FrontierEntry) -> bool {
         let is_unsettled = entry.status == Status::Started || entry.is_unsettled();
-        self.branch.position.asks_about(&step.id) || (is_unsettled && !step.idempotent)
+        self.scope.position.asks_about(&step.id) || (is_unsettled && !step.idempotent)
     }
 
     /// Decides about a non-idempotent step that may have taken effect.
     fn unsettled(&self, step: &Step, entry: &FrontierEntry) -> (Action, Cause) {
         match self.step_verdict(&step.id).filter(|_| !self.is_finished(&step.id)) {
             Some(StepVerdict::Holds) => (Action::Reuse, Cause::EvidenceSettles),
-            _ => (Action::Ask, Cause::of_doubt(&self.branch.position, entry)),
+            _ => (Action::Ask, Cause::of_doubt(&self.scope.position, entry)),
         }
     }
 
     fn finished(&self, place: usize, upstream: Option<&StepId>) -> (Action, Cause) {
         let step = &self.shape.steps()[place];
-        let settled = self.branch.position.ledger.get(step.id.as_str());
+        let settled = self.scope.position.ledger.get(step.id.as_str());
         if let Some(Settled { how: SettledAs::Skipped, seq, .. }) = settled {
             return (Action::Skip, Cause::Skipped(*seq));
         }
@@ -633,6 +632,6 @@ impl BranchView<'_> {
 
     /// Returns whether a step was finished, in this pass or an earlier one.
     fn is_finished(&self, step: &StepId) -> bool {
-        self.branch.position.ledger.contains_key(step)
+        self.scope.position.ledger.contains_key(step)
     }
 }

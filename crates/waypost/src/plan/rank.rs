@@ -10,28 +10,28 @@
 
 use std::collections::HashMap;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::Shape;
 
 use super::Effective;
 
-/// The rank of an end among all branches. A child's ends rank after the parent record that opened the child,
+/// The rank of an end among all scopes. A child's ends rank after the parent record that opened the child,
 /// and before the end of the opening step.
-pub(super) type Rank<'a> = (Vec<Place>, &'a BranchPath);
+pub(super) type Rank<'a> = (Vec<Place>, &'a ScopePath);
 
-/// The place of a record among the records of its branch.
+/// The place of a record among the records of its scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     /// The seq of the record, or the newest seq among the step's needs if that is larger.
     time: u64,
     /// The index of the step in topological order.
     order: usize,
-    /// The record is the end of the step, not the opening of branches.
+    /// The record is the end of the step, not the opening of scopes.
     is_end: bool,
     seq: u64,
 }
 
-/// The steps of a branch.
+/// The steps of a scope.
 #[derive(Debug)]
 struct Steps<'a> {
     shape: &'a Shape,
@@ -42,13 +42,13 @@ struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    fn of(shape: &'a Shape, branch: &Effective) -> Self {
+    fn of(shape: &'a Shape, scope: &Effective) -> Self {
         let count = shape.steps().len();
         let (mut order, mut before) = (vec![0; count], vec![0; count]);
         for (at, place) in shape.order().into_iter().enumerate() {
             order[place] = at;
             let ended = |need: usize| {
-                let settled = branch.position.ledger.get(&shape.steps()[need].id);
+                let settled = scope.position.ledger.get(&shape.steps()[need].id);
                 before[need].max(settled.map_or(0, |settled| settled.seq))
             };
             before[place] = shape.needs(place).iter().map(|need| ended(*need)).max().unwrap_or_default();
@@ -56,7 +56,7 @@ impl<'a> Steps<'a> {
         Self { shape, order, before }
     }
 
-    /// Places an end of a step, or the opening of its branches. Records of earlier passes keep their own seq
+    /// Places an end of a step, or the opening of its scopes. Records of earlier passes keep their own seq
     /// as time.
     fn place(&self, step: &StepId, seq: u64, (is_end, is_newest): (bool, bool)) -> Place {
         let place = self.shape.place(step.as_str());
@@ -66,34 +66,34 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// Ranks the ends of steps on all branches.
+/// Ranks the ends of steps in all scopes.
 #[derive(Debug)]
 pub(super) struct Ranks<'a> {
-    steps: HashMap<&'a BranchPath, Steps<'a>>,
-    /// By branch: the opening records of the branch and its ancestors, outermost first.
-    origins: HashMap<&'a BranchPath, Vec<Place>>,
+    steps: HashMap<&'a ScopePath, Steps<'a>>,
+    /// By scope: the opening records of the scope and its ancestors, outermost first.
+    origins: HashMap<&'a ScopePath, Vec<Place>>,
 }
 
 impl<'a> Ranks<'a> {
     pub(super) fn of(root: &'a Shape, effective: &'a [Effective]) -> Self {
         let mut steps = HashMap::new();
-        for branch in effective {
-            if let Some(shape) = root.of_branch(&branch.branch) {
-                steps.insert(&branch.branch, Steps::of(shape, branch));
+        for scope in effective {
+            if let Some(shape) = root.of_scope(&scope.scope) {
+                steps.insert(&scope.scope, Steps::of(shape, scope));
             }
         }
-        let own: HashMap<&BranchPath, Option<u64>> =
-            effective.iter().map(|branch| (&branch.branch, branch.position.origin)).collect();
-        // By opening step: the newest record that opened branches.
-        let mut newest: HashMap<(BranchPath, StepId), u64> = HashMap::new();
-        for (branch, seq) in own.iter().filter_map(|(branch, seq)| Some((*branch, (*seq)?))) {
-            let Some((parent, (name, _))) = branch.parent().zip(branch.opened_by()) else { continue };
+        let own: HashMap<&ScopePath, Option<u64>> =
+            effective.iter().map(|scope| (&scope.scope, scope.position.origin)).collect();
+        // By opening step: the newest record that opened scopes.
+        let mut newest: HashMap<(ScopePath, StepId), u64> = HashMap::new();
+        for (scope, seq) in own.iter().filter_map(|(scope, seq)| Some((*scope, (*seq)?))) {
+            let Some((parent, (name, _))) = scope.parent().zip(scope.opened_by()) else { continue };
             let known = newest.entry((parent, name)).or_default();
             *known = seq.max(*known);
         }
-        let opened = |branch: &BranchPath| {
-            let seq = (*own.get(branch)?)?;
-            let (parent, (name, _)) = (branch.parent()?, branch.opened_by()?);
+        let opened = |scope: &ScopePath| {
+            let seq = (*own.get(scope)?)?;
+            let (parent, (name, _)) = (scope.parent()?, scope.opened_by()?);
             let Some(steps) = steps.get(&parent) else {
                 return Some(Place { time: seq, order: 0, is_end: false, seq });
             };
@@ -101,26 +101,26 @@ impl<'a> Ranks<'a> {
             let is_newest = newest.get(&(parent, name)) == Some(&seq);
             Some(steps.place(opener, seq, (false, is_newest)))
         };
-        let origins = effective.iter().map(|branch| {
-            let up = std::iter::successors(Some(branch.branch.clone()), BranchPath::parent);
-            let mut walk: Vec<Place> = up.filter_map(|branch| opened(&branch)).collect();
+        let origins = effective.iter().map(|scope| {
+            let up = std::iter::successors(Some(scope.scope.clone()), ScopePath::parent);
+            let mut walk: Vec<Place> = up.filter_map(|scope| opened(&scope)).collect();
             walk.reverse();
-            (&branch.branch, walk)
+            (&scope.scope, walk)
         });
         let origins = origins.collect();
         Self { steps, origins }
     }
 
     /// Returns the rank of a step's end.
-    pub(super) fn of_end(&self, branch: &'a Effective, step: &StepId, seq: u64) -> Rank<'a> {
-        let above = self.origins.get(&branch.branch).map(Vec::as_slice).unwrap_or_default();
-        let own = match self.steps.get(&branch.branch) {
+    pub(super) fn of_end(&self, scope: &'a Effective, step: &StepId, seq: u64) -> Rank<'a> {
+        let above = self.origins.get(&scope.scope).map(Vec::as_slice).unwrap_or_default();
+        let own = match self.steps.get(&scope.scope) {
             Some(steps) => {
-                let settled = branch.position.ledger.get(step).map(|settled| settled.seq);
+                let settled = scope.position.ledger.get(step).map(|settled| settled.seq);
                 steps.place(step, seq, (true, settled == Some(seq)))
             }
             None => Place { time: seq, order: 0, is_end: true, seq },
         };
-        (above.iter().copied().chain([own]).collect(), &branch.branch)
+        (above.iter().copied().chain([own]).collect(), &scope.scope)
     }
 }

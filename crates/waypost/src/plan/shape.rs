@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
-use crate::id::{BRANCH_DEPTH_MAX, BranchPath, Digest, InvalidName, StepId};
+use crate::id::{Digest, InvalidName, SCOPE_DEPTH_MAX, ScopePath, StepId};
 use crate::record::{Definition, FrontierEntry, Position, Settled, StepPrint};
 
 mod children;
@@ -23,7 +23,7 @@ pub use unfinished::Unfinished;
 
 use loops::Loops;
 
-/// The name of the end of a branch, as a route target.
+/// The name of the end of a scope, as a route target.
 pub const END: &str = "end";
 
 /// Most steps in one graph: bounds a faulty generator. A fan-out has its own, larger limit.
@@ -42,7 +42,7 @@ pub struct Step {
     pub skipped_with: Vec<StepId>,
     /// Steps reachable from this step by choice, back edges of loops included.
     pub routes: Vec<StepId>,
-    /// The step may also end its branch by choice.
+    /// The step may also end its scope by choice.
     pub may_end: bool,
     /// The step may be repeated after an interruption.
     pub idempotent: bool,
@@ -107,7 +107,7 @@ impl Step {
         }
     }
 
-    /// Returns the route targets, sorted, with [`END`] for the end of the branch; empty if the step can only
+    /// Returns the route targets, sorted, with [`END`] for the end of the scope; empty if the step can only
     /// end.
     pub fn leads_to(&self) -> Vec<StepId> {
         let end = (self.may_end && !self.routes.is_empty())
@@ -127,7 +127,7 @@ impl Step {
         self.children.iter().chain(&self.hooks)
     }
 
-    /// Returns whether branches with this opener name are hooks of the step.
+    /// Returns whether scopes with this opener name are hooks of the step.
     pub fn are_hooks(&self, name: &StepId) -> bool {
         self.hooks.as_ref().is_some_and(|hooks| hooks.name == *name)
     }
@@ -142,7 +142,7 @@ impl Step {
         if entry.hooks.is_some() { self.hooks.as_ref() } else { self.children.as_ref() }
     }
 
-    /// Returns whether the step has begun in this entry, with possible effects of the step or its branches.
+    /// Returns whether the step has begun in this entry, with possible effects of the step or its scopes.
     pub(crate) fn has_begun(&self, entry: &FrontierEntry) -> bool {
         entry.has_children() || entry.is_unsettled() || self.is_later_pass(entry)
     }
@@ -200,12 +200,12 @@ impl Step {
         part(self).is_some() && part(self) == part(other) && self.hooks.is_some() == other.hooks.is_some()
     }
 
-    /// Returns whether the branches of the step's work have non-idempotent steps.
+    /// Returns whether the scopes of the step's work have non-idempotent steps.
     pub fn opens_careful(&self) -> bool {
         self.children.as_ref().is_some_and(|children| children.shape.is_careful())
     }
 
-    /// Returns whether the branches of the step's work have steps with evidence.
+    /// Returns whether the scopes of the step's work have steps with evidence.
     pub fn opens_evidence(&self) -> bool {
         self.children.as_ref().is_some_and(|children| children.shape.has_evidence())
     }
@@ -220,12 +220,12 @@ pub enum ShapeError {
     /// The graph has more steps than [`STEPS_MAX`].
     #[error("the graph has {0} steps, the maximum is {STEPS_MAX}")]
     TooMany(usize),
-    /// Branches nest deeper than a branch path allows.
-    #[error("the branches of step `{0}` nest deeper than the {BRANCH_DEPTH_MAX} levels allowed")]
+    /// Scopes nest deeper than a scope path allows.
+    #[error("the scopes of step `{0}` nest deeper than the {SCOPE_DEPTH_MAX} levels allowed")]
     TooDeep(StepId),
-    /// A branch key does not form a valid branch path.
-    #[error("invalid branch of step `{step}`: {why}")]
-    BranchName {
+    /// A scope key does not form a valid scope path.
+    #[error("invalid scope of step `{step}`: {why}")]
+    ScopeName {
         /// The opening step.
         step: StepId,
         /// The error in the key.
@@ -234,9 +234,9 @@ pub enum ShapeError {
     /// Two steps share an id.
     #[error("duplicate step `{0}`")]
     Twice(StepId),
-    /// Two steps name their branches after the same step.
-    #[error("two steps open branches named after step `{0}`")]
-    SameBranches(StepId),
+    /// Two steps name their scopes after the same step.
+    #[error("two steps open scopes named after step `{0}`")]
+    SameScopes(StepId),
     /// A need or route names an unknown step.
     #[error("step `{step}` {names} `{target}`, which the graph does not have")]
     Unknown {
@@ -269,7 +269,7 @@ pub struct Shape {
     parallel_max: usize,
     /// One failure keeps all other steps from starting.
     fails_fast: bool,
-    /// The depth of nested branches.
+    /// The depth of nested scopes.
     depth: usize,
     /// The places of the steps for hooks of the run.
     hooks: Vec<usize>,
@@ -437,7 +437,7 @@ impl Shape {
         self.start.is_some()
     }
 
-    /// Returns whether this shape, or the branches of its steps, have non-idempotent steps.
+    /// Returns whether this shape, or the scopes of its steps, have non-idempotent steps.
     pub fn is_careful(&self) -> bool {
         self.steps.iter().any(|step| !step.idempotent || step.opens_careful())
     }
@@ -469,10 +469,10 @@ impl Shape {
         self.parallel_max
     }
 
-    /// Returns the graph of a branch: this shape for `main`, else the children's shape of the opening step.
-    pub fn of_branch(&self, branch: &BranchPath) -> Option<&Self> {
-        let Some((step, _)) = branch.opened_by() else { return Some(self) };
-        let parent = self.of_branch(&branch.parent()?)?;
+    /// Returns the graph of a scope: this shape for `main`, else the children's shape of the opening step.
+    pub fn of_scope(&self, scope: &ScopePath) -> Option<&Self> {
+        let Some((step, _)) = scope.opened_by() else { return Some(self) };
+        let parent = self.of_scope(&scope.parent()?)?;
         parent.children_named(&step).map(|(_, children)| &*children.shape)
     }
 
@@ -573,23 +573,23 @@ impl Shape {
     /// Returns the iteration of a step reached from another step.
     ///
     /// `iteration`: the predecessor's iteration; the first `around` counts belong to loops around the whole
-    /// branch.
+    /// scope.
     pub fn iteration(&self, from: usize, to: usize, iteration: &[u32], around: usize) -> Vec<u32> {
         self.loops.passes(from, to, iteration, around)
     }
 
-    /// Returns the first iteration of a step; `around` is the iteration of the branch.
+    /// Returns the first iteration of a step; `around` is the iteration of the scope.
     pub fn first_iteration(&self, place: usize, around: &[u32]) -> Vec<u32> {
         self.loops.first_passes(place, around)
     }
 
-    /// Returns whether a branch lies inside a loop whose branches have non-idempotent steps.
-    pub(crate) fn has_careful_passes(&self, branch: &BranchPath) -> bool {
-        let mut up = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-        up.any(|branch| {
-            let parent = branch.parent().zip(branch.opened_by());
+    /// Returns whether a scope lies inside a loop whose scopes have non-idempotent steps.
+    pub(crate) fn has_careful_passes(&self, scope: &ScopePath) -> bool {
+        let mut up = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+        up.any(|scope| {
+            let parent = scope.parent().zip(scope.opened_by());
             let opener = parent.and_then(|(parent, (name, _))| {
-                let shape = self.of_branch(&parent)?;
+                let shape = self.of_scope(&parent)?;
                 Some((shape, shape.opener(&name)?))
             });
             opener.is_some_and(|(shape, place)| {
@@ -598,7 +598,7 @@ impl Shape {
         })
     }
 
-    /// Returns the passes of the loops around a branch of this graph, taken from a frontier entry.
+    /// Returns the passes of the loops around a scope of this graph, taken from a frontier entry.
     pub fn passes_around<'p>(&self, position: &'p Position) -> &'p [u32] {
         let passes = position.frontier.iter().find_map(|entry| {
             let own = self.first_iteration(self.place(entry.step.as_str())?, &[]).len();
@@ -607,12 +607,12 @@ impl Shape {
         passes.unwrap_or_default()
     }
 
-    /// Returns the number of loops around a branch. Their passes are the first counts of each iteration.
-    pub fn loops_around(&self, branch: &BranchPath) -> usize {
-        let up = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-        let opened = up.filter_map(|branch| {
-            let parent = self.of_branch(&branch.parent()?)?;
-            let place = parent.opener(&branch.opened_by()?.0)?;
+    /// Returns the number of loops around a scope. Their passes are the first counts of each iteration.
+    pub fn loops_around(&self, scope: &ScopePath) -> usize {
+        let up = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+        let opened = up.filter_map(|scope| {
+            let parent = self.of_scope(&scope.parent()?)?;
+            let place = parent.opener(&scope.opened_by()?.0)?;
             Some(parent.first_iteration(place, &[]).len())
         });
         opened.sum()

@@ -3,7 +3,7 @@
 use crate::id::StepId;
 use crate::record::{Claim, Verdict};
 
-use super::{BranchView, PassEvidence};
+use super::{PassEvidence, ScopeView};
 
 /// The combined verdict on the evidence of a step.
 pub(super) enum StepVerdict {
@@ -12,15 +12,15 @@ pub(super) enum StepVerdict {
     Unknown(Vec<String>),
 }
 
-impl BranchView<'_> {
+impl ScopeView<'_> {
     /// Combines the verdicts of a step over all passes; `None` if the step has no claim to check.
     pub(super) fn step_verdict(&self, step: &StepId) -> Option<StepVerdict> {
-        self.weigh_all(self.branch.made_by(step))
+        self.weigh_all(self.scope.made_by(step))
     }
 
     /// Combines the verdicts of a step over its finished passes.
     pub(super) fn verdict_of_finished(&self, step: &StepId) -> Option<StepVerdict> {
-        self.weigh_all(self.branch.made_by(step).filter(|made| made.seq.is_some()))
+        self.weigh_all(self.scope.made_by(step).filter(|made| made.seq.is_some()))
     }
 
     fn weigh_all<'m>(&self, made: impl Iterator<Item = PassEvidence<'m>>) -> Option<StepVerdict> {
@@ -55,12 +55,12 @@ impl BranchView<'_> {
     /// step, only claims checked now count.
     pub(super) fn weigh(&self, made: &PassEvidence<'_>) -> Option<StepVerdict> {
         let PassEvidence { step, seq, pack, first } = made;
-        let wanted = self.wanted.get(&(&self.branch.branch, *step))?;
+        let wanted = self.wanted.get(&(&self.scope.scope, *step))?;
         let places = *first..*first + pack.claims.len();
         wanted.range(places).next()?;
         let verdict = |(index, claim): (usize, &Claim)| {
             if wanted.contains(&(first + index)) {
-                let key = (self.branch.branch.clone(), (*step).clone(), first + index);
+                let key = (self.scope.scope.clone(), (*step).clone(), first + index);
                 self.verdicts.get(&key).copied().unwrap_or(Verdict::Unknown)
             } else if seq.is_some() {
                 claim.verdict

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::id::{Digest, RunId, ScopePath, StepId};
 use crate::record::{
     End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Reason, Record, RunStatus, SkipCause,
     Start, Usage, Verdict, Wait, WaitKind,
@@ -43,13 +43,12 @@ pub struct Event {
     pub ts: Timestamp,
     /// The run.
     pub run: RunId,
-    /// The branch.
-    #[serde(rename = "scope")]
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The record of the event.
     pub seq: u64,
-    /// The paths of the upstream steps, `STEP` or `BRANCH/STEP`: on the start of a step, the steps whose ends made the
-    /// step ready; on the begin of a child branch and on the start of its first steps, the opener.
+    /// The paths of the upstream steps, `STEP` or `SCOPE/STEP`: on the start of a step, the steps whose ends made the
+    /// step ready; on the begin of a child scope and on the start of its first steps, the opener.
     pub parents: Vec<String>,
     /// The step of the event.
     pub step: Option<StepId>,
@@ -99,9 +98,9 @@ pub enum EventKind {
     },
     /// A step failed, and the run stopped. `step` is the first failed step.
     RunFailed {
-        /// The branch of the failed step, if it differs from the event's branch.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        step_branch: Option<BranchPath>,
+        /// The scope of the failed step, if it differs from the event's scope.
+        #[serde(rename = "step_branch", default, skip_serializing_if = "Option::is_none")]
+        step_scope: Option<ScopePath>,
         /// The error and its causes, outermost first.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         error: Vec<String>,
@@ -126,23 +125,23 @@ pub enum EventKind {
         /// The cause.
         cause: SkipCause,
     },
-    /// A child branch began; `step` is its opener.
+    /// A child scope began; `step` is its opener.
     ItemStarted {
         /// The key of the child.
         key: String,
     },
-    /// A child branch completed, or was skipped.
+    /// A child scope completed, or was skipped.
     ItemCompleted {
         /// The key of the child.
         key: String,
-        /// How the branch ended.
+        /// How the scope ended.
         end: End,
     },
-    /// A child branch failed for good, or was cancelled.
+    /// A child scope failed for good, or was cancelled.
     ItemDead {
         /// The key of the child.
         key: String,
-        /// How the branch ended.
+        /// How the scope ended.
         end: End,
     },
     /// A service was started for `step`. Logs of older versions have a `custom` event of this name instead.
@@ -344,8 +343,8 @@ fn is_pruned(note: &Note) -> bool {
     matches!(note, Note::Event { name, .. } if name == PRUNED)
 }
 
-/// Returns the events of a record, in order: begin or resume of the branch, outcome of the step, starts of
-/// steps, end of branch and run.
+/// Returns the events of a record, in order: begin or resume of the scope, outcome of the step, starts of
+/// steps, end of scope and run.
 ///
 /// Ignores the body: a record without its body, as after retention, has the same events.
 pub fn of(record: &Record) -> Vec<Event> {
@@ -365,14 +364,14 @@ pub fn of(record: &Record) -> Vec<Event> {
 }
 
 /// Returns the path of a step.
-fn step_path(branch: &BranchPath, step: &StepId) -> String {
-    if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") }
+fn step_path(scope: &ScopePath, step: &StepId) -> String {
+    if scope.is_main() { step.to_string() } else { format!("{scope}/{step}") }
 }
 
-/// Returns the path of the step that opened the branch of a record.
+/// Returns the path of the step that opened the scope of a record.
 fn opener(header: &Header) -> Option<String> {
-    let (step, _) = header.branch.opened_by()?;
-    Some(step_path(&header.branch.parent()?, &step))
+    let (step, _) = header.scope.opened_by()?;
+    Some(step_path(&header.scope.parent()?, &step))
 }
 
 struct RecordEvents<'a> {
@@ -386,14 +385,10 @@ impl RecordEvents<'_> {
         let attempt = Some(header.at.attempt).filter(|attempt| *attempt > 0 && header.step.is_some());
         let event = Event {
             v: EVENT_VERSION,
-            cursor: Cursor {
-                branch: header.branch.clone(),
-                seq: header.seq,
-                index: self.events.len() as u32,
-            },
+            cursor: Cursor { scope: header.scope.clone(), seq: header.seq, index: self.events.len() as u32 },
             ts: header.created_at,
             run: header.run.clone(),
-            branch: header.branch.clone(),
+            scope: header.scope.clone(),
             seq: header.seq,
             parents: Vec::new(),
             step: header.step.clone(),
@@ -405,7 +400,7 @@ impl RecordEvents<'_> {
         self.events.push(event);
     }
 
-    /// Adds an event about the run, or about the opener of the branch, not about the record's step.
+    /// Adds an event about the run, or about the opener of the scope, not about the record's step.
     fn push_of(&mut self, step: Option<StepId>, what: EventKind) {
         self.push(what);
         let event = self.events.last_mut().expect("an event was just pushed");
@@ -420,7 +415,7 @@ impl RecordEvents<'_> {
         event.attempt = Some(start.at.attempt);
         event.iteration.clone_from(&start.at.iteration);
         event.epoch = start.at.epoch;
-        event.parents = start.needs.iter().map(|need| step_path(&header.branch, need)).collect();
+        event.parents = start.needs.iter().map(|need| step_path(&header.scope, need)).collect();
         if event.parents.is_empty() {
             event.parents = opener(header).into_iter().collect();
         }
@@ -429,7 +424,7 @@ impl RecordEvents<'_> {
     fn begin(&mut self) {
         let header = self.header;
         if header.seq == 1 {
-            match header.branch.opened_by() {
+            match header.scope.opened_by() {
                 Some((step, key)) => {
                     self.push_of(Some(step), EventKind::ItemStarted { key });
                     let event = self.events.last_mut().expect("an event was just pushed");
@@ -444,7 +439,7 @@ impl RecordEvents<'_> {
             Phase::Progress { .. } => true,
             _ => false,
         };
-        if header.seq > 1 && header.reason == Reason::Fork && header.branch.is_main() && !opens {
+        if header.seq > 1 && header.reason == Reason::Fork && header.scope.is_main() && !opens {
             // Records before this one were copied from the parent run.
             self.push_of(None, EventKind::RunForked);
         }
@@ -474,7 +469,7 @@ impl RecordEvents<'_> {
             Phase::Failed(failure) if failure.retried => {
                 self.push(EventKind::StepRetried(Box::new(failure.into())));
             }
-            // The end of a branch repeats the failure of an earlier record.
+            // The end of a scope repeats the failure of an earlier record.
             Phase::Failed(_) if header.end.is_some() && header.about.is_some() => {}
             Phase::Failed(failure) => self.push(EventKind::StepFailed(Box::new(failure.into()))),
             // A submitted run has not begun.
@@ -485,7 +480,7 @@ impl RecordEvents<'_> {
                 waits: Vec::new(),
             }),
             Phase::Waiting(waits) if waits.iter().all(|wait| wait.on == WaitKind::Children) => {
-                // Each branch has its own events; the number of items appears only here.
+                // Each scope has its own events; the number of items appears only here.
                 for value in waits.iter().filter_map(|wait| wait.question.as_ref()?.get("items").cloned()) {
                     self.push(EventKind::Progress { key: "items".to_owned(), value });
                 }
@@ -550,7 +545,7 @@ impl RecordEvents<'_> {
 
     fn end(&mut self) {
         let header = self.header;
-        if let Some((step, key)) = header.branch.opened_by() {
+        if let Some((step, key)) = header.scope.opened_by() {
             match header.end {
                 Some(end @ (End::Completed | End::Skipped)) => {
                     self.push_of(Some(step), EventKind::ItemCompleted { key, end });
@@ -561,16 +556,16 @@ impl RecordEvents<'_> {
                 None => {}
             }
         }
-        // Any branch can carry the status of the run: a branch with a record in the last batch.
+        // Any scope can carry the status of the run: a scope with a record in the last batch.
         let Some(status) = header.status.filter(|_| !header.keeps_status()) else { return };
         let what = match status {
             RunStatus::Queued | RunStatus::Running => return,
             RunStatus::Waiting => EventKind::RunWaiting,
             RunStatus::Interrupted | RunStatus::InDoubt => EventKind::RunInterrupted { status },
             RunStatus::Failed => {
-                let failed = header.failure().map(|failed| (Some(failed.step), failed.branch, failed.error));
-                let (step, step_branch, error) = failed.unwrap_or_default();
-                return self.push_of(step, EventKind::RunFailed { step_branch, error });
+                let failed = header.failure().map(|failed| (Some(failed.step), failed.scope, failed.error));
+                let (step, step_scope, error) = failed.unwrap_or_default();
+                return self.push_of(step, EventKind::RunFailed { step_scope, error });
             }
             RunStatus::Completed | RunStatus::CompletedWithFailures => EventKind::RunCompleted { status },
             RunStatus::Cancelled => EventKind::RunCancelled,

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::record::{
     Ending, Failure, Header, Note, Pack, Phase, Reason, Record, RunRecord, RunStatus, SkipCause, Verdict,
     WaitKind,
@@ -17,11 +17,11 @@ use crate::record::{
 
 use super::events::STEP_SETTLED;
 
-/// The key of a section: branch, step and iteration. Attempts and reruns share a section.
+/// The key of a section: scope, step and iteration. Attempts and reruns share a section.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SectionKey {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// Passes of the loops around the step.
@@ -49,7 +49,7 @@ impl SectionKey {
     pub fn marker(&self) -> String {
         let iteration: String = self.iteration.iter().map(|count| format!(" {count}")).collect();
         let accepted = if self.accepted { " accepted" } else { "" };
-        format!("{MARKER}{} {}{iteration}{accepted} -->", self.branch, self.step)
+        format!("{MARKER}{} {}{iteration}{accepted} -->", self.scope, self.step)
     }
 }
 
@@ -65,7 +65,7 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
     if let Some(parent) = &run.parent {
         let reference = crate::id::CheckpointRef {
             run: parent.run.clone(),
-            branch: parent.branch.clone(),
+            scope: parent.scope.clone(),
             seq: parent.seq,
         };
         facts.push(("forked from", code(&reference.to_string())));
@@ -81,8 +81,8 @@ pub fn head(run: &RunRecord, status: RunStatus) -> String {
 pub fn section_key(record: &Record) -> Option<SectionKey> {
     let header = record.header();
     let accepted = status_of(header)? == ACCEPTED;
-    let (branch, step) = (header.branch.clone(), header.step.clone()?);
-    Some(SectionKey { branch, step, iteration: header.at.iteration.clone(), accepted })
+    let (scope, step) = (header.scope.clone(), header.step.clone()?);
+    Some(SectionKey { scope, step, iteration: header.at.iteration.clone(), accepted })
 }
 
 /// Returns the section added by a record, with the `name` of the step beside its id, by default the recorded name;
@@ -164,17 +164,17 @@ fn starts(report: &str) -> impl Iterator<Item = usize> {
 fn title(key: &SectionKey) -> String {
     let place: Vec<_> = key.iteration.iter().map(u32::to_string).collect();
     let place = if place.is_empty() { String::new() } else { format!(" [{}]", place.join(".")) };
-    if key.branch.is_main() {
+    if key.scope.is_main() {
         return format!("{}{place}", code(key.step.as_str()));
     }
-    // Outside of loops, the pass of a branch is always the first.
+    // Outside of loops, the pass of a scope is always the first.
     let has_passes = !key.iteration.is_empty();
     let plain = |part: &str| match part.strip_suffix("~1").filter(|_| !has_passes && !part.contains(':')) {
         Some(opener) => opener.to_owned(),
         None => part.to_owned(),
     };
-    let branch: Vec<String> = key.branch.readable().split('/').map(plain).collect();
-    format!("{}{place}", code(&format!("{}/{}", branch.join("/"), key.step)))
+    let scope: Vec<String> = key.scope.readable().split('/').map(plain).collect();
+    format!("{}{place}", code(&format!("{}/{}", scope.join("/"), key.step)))
 }
 
 /// The status in the section of an acceptance.

@@ -4,14 +4,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 
 /// A requested rerun of a step in a scope that is not entered yet.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RerunRequest {
-    /// The branch of the step.
-    pub branch: BranchPath,
+    /// The scope of the step.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The effect on the scope.
@@ -41,8 +41,8 @@ pub enum RerunKind {
 
 impl RerunRequest {
     /// Creates the request of a rerun because of a changed definition.
-    pub fn new(branch: BranchPath, step: StepId) -> Self {
-        Self { branch, step, kind: RerunKind::Rerun, cause: RequestCause::default() }
+    pub fn new(scope: ScopePath, step: StepId) -> Self {
+        Self { scope, step, kind: RerunKind::Rerun, cause: RequestCause::default() }
     }
 }
 

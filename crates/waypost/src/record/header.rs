@@ -12,7 +12,7 @@ use super::run::{Definition, RunStatus};
 use super::trace::{EndDigests, Trace};
 use super::usage::Usage;
 use super::wait::{Taken, Wait, WaitKind};
-use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::id::{CheckpointRef, Digest, RunId, ScopePath, StepId};
 
 /// The name of the label that a person gives a checkpoint; also the key of the progress record.
 pub const MARK: &str = "mark";
@@ -25,11 +25,11 @@ pub struct Header {
     pub v: u32,
     /// The run.
     pub run: RunId,
-    /// The branch.
-    pub branch: BranchPath,
-    /// 1-based position on the branch.
+    /// The scope.
+    pub scope: ScopePath,
+    /// 1-based position in the scope.
     pub seq: u64,
-    /// Digest of the previous record on this branch; `None` on the first. After damaged records were
+    /// Digest of the previous record in this scope; `None` on the first. After damaged records were
     /// quarantined: the newest sound record before them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prev: Option<Digest>,
@@ -56,7 +56,7 @@ pub struct Header {
     /// The body; absent if a later record of the same batch carries it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<BodyRef>,
-    /// The end of the branch, if this record ends it.
+    /// The end of the scope, if this record ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
     /// On the first record of a resume: the time of the last record of the run before the resume. The run was idle
@@ -71,7 +71,7 @@ pub struct Header {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<RunStatus>,
     /// The failure that stopped the run. Set on a record with status `failed` if its own phase is another:
-    /// other steps ended later, or on other branches.
+    /// other steps ended later, or in other scopes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<FailedStep>,
     /// Claims and their verdicts, as committed.
@@ -89,7 +89,7 @@ pub struct Header {
     /// An id from a foreign client; indexed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<String>,
-    /// The earlier record of this branch that this record is about.
+    /// The earlier record of this scope that this record is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub about: Option<u64>,
     /// On the record of an answer or a signal: the wait that took it.
@@ -105,8 +105,8 @@ pub struct Header {
     /// single record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeated: Option<Box<Repeated>>,
-    /// On the record that ends a child branch as completed: the number of tolerated failures, of joined
-    /// branches and of steps.
+    /// On the record that ends a child scope as completed: the number of tolerated failures, of joined
+    /// scopes and of steps.
     #[serde(default, skip_serializing_if = "is_default")]
     pub failures: u64,
     /// On an end in a graph with evidence: the digests of the inputs.
@@ -115,10 +115,10 @@ pub struct Header {
     /// On an end in a graph with evidence: the digests of the results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digests: Option<EndDigests>,
-    /// On the last record of a child branch in a graph with evidence: the digests of the outputs of its nested
+    /// On the last record of a child scope in a graph with evidence: the digests of the outputs of its nested
     /// children, and of all pins of its steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub branch_digests: Option<EndDigests>,
+    pub scope_digests: Option<EndDigests>,
     /// On a first record: digest of the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Digest>,
@@ -158,7 +158,7 @@ impl Repeated {
 }
 
 impl Header {
-    /// Returns how many failures a branch with this last record adds to its parent's count.
+    /// Returns how many failures a scope with this last record adds to its parent's count.
     pub(crate) fn failures_with_it(&self) -> u64 {
         u64::from(self.end == Some(End::Failed)) + self.failures
     }
@@ -179,7 +179,7 @@ impl Header {
         match (&self.failed, &self.phase, &self.step) {
             (Some(failed), _, _) => Some(failed.clone()),
             (None, Phase::Failed(failure), Some(step)) if !failure.retried && !failure.tolerated => {
-                Some(FailedStep { branch: None, step: step.clone(), error: failure.error.clone() })
+                Some(FailedStep { scope: None, step: step.clone(), error: failure.error.clone() })
             }
             _ => None,
         }
@@ -202,7 +202,7 @@ impl Header {
 
     /// Returns the reference to the record, as people write it.
     pub fn reference(&self) -> CheckpointRef {
-        CheckpointRef { run: self.run.clone(), branch: self.branch.clone(), seq: self.seq }
+        CheckpointRef { run: self.run.clone(), scope: self.scope.clone(), seq: self.seq }
     }
 }
 
@@ -210,7 +210,7 @@ impl Header {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// The branch begins.
+    /// The scope begins.
     Start,
     /// A step ended or began.
     Step,
@@ -238,7 +238,7 @@ pub enum Reason {
     Repair,
     /// A finished step reruns on request.
     Redo,
-    /// The run or branch was cancelled.
+    /// The run or scope was cancelled.
     Cancel,
 }
 
@@ -272,10 +272,10 @@ pub struct Start {
     /// The attempt.
     #[serde(default, skip_serializing_if = "Try::is_none")]
     pub at: Try,
-    /// The step continues as a join: its branches have ended.
+    /// The step continues as a join: its scopes have ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joins: bool,
-    /// The steps of the same branch whose ends made this step ready.
+    /// The steps of the same scope whose ends made this step ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<StepId>,
 }
@@ -312,7 +312,7 @@ pub enum Phase {
     Restored,
 }
 
-/// The key of a step's wait for the branches opened after its work.
+/// The key of a step's wait for the scopes opened after its work.
 pub const WAIT_HOOKS: &str = "hooks";
 
 impl Phase {
@@ -332,7 +332,7 @@ impl Phase {
         }
     }
 
-    /// Returns whether the record opens branches of a step's work.
+    /// Returns whether the record opens scopes of a step's work.
     pub fn opens_work(&self) -> bool {
         self.opens(false)
     }
@@ -405,7 +405,7 @@ pub struct Failure {
     /// Exit code, outputs and log, as far as present.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ending: Ending,
-    /// For a step that failed because of a branch: the failed step on this branch.
+    /// For a step that failed because of a scope: the failed step in this scope.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below: Option<StepBelow>,
 }
@@ -416,15 +416,15 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// The failure of an item or a branch becomes the error of a join with `?`.
+/// The failure of an item or a scope becomes the error of a join with `?`.
 impl std::error::Error for Failure {}
 
-/// A step on a child branch.
+/// A step in a child scope.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepBelow {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
 }
@@ -460,9 +460,9 @@ impl Failure {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailedStep {
-    /// The branch of the step, if it differs from the record's branch.
+    /// The scope of the step, if it differs from the record's scope.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub branch: Option<BranchPath>,
+    pub scope: Option<ScopePath>,
     /// The step.
     pub step: StepId,
     /// The error and its causes, outermost first.
@@ -525,17 +525,17 @@ pub enum SkipCause {
     ByHand(String),
 }
 
-/// How a branch ended.
+/// How a scope ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
     /// All steps are done.
     Completed,
-    /// The branch failed finally: a dead letter.
+    /// The scope failed finally: a dead letter.
     Failed,
-    /// The branch was skipped.
+    /// The scope was skipped.
     Skipped,
-    /// The branch was cancelled.
+    /// The scope was cancelled.
     Cancelled,
 }
 

@@ -1,4 +1,4 @@
-//! The ledger of a position: the ends in force of a branch.
+//! The ledger of a position: the ends in force of a scope.
 //!
 //! Every commit writes the ledger as a JSON object: step to seq for a completed step. The text is kept between commits,
 //! and a new end is appended: the cost of a commit does not grow with the encoding of all earlier ends.
@@ -140,7 +140,7 @@ pub struct Settled {
     pub seq: u64,
     /// Children that ended as failed, in this pass and earlier passes, and tolerated failures in earlier passes.
     pub failures: u64,
-    /// The fan-out joined by the end, in a graph with `needs`: its branches can be entered again without the state of
+    /// The fan-out joined by the end, in a graph with `needs`: its scopes can be entered again without the state of
     /// the time.
     pub fan: Option<Box<Fan>>,
 }

@@ -5,9 +5,9 @@
 //! [`Record::open`] checks the bytes:
 //!
 //! ```text
-//!   header  {"v":2,"run":"r-1","branch":"main","seq":3,"prev":"9f..","body":{"digest":"c4..",..},..}
-//!              digest of a record = SHA-256 of these bytes          |
-//!   body    {"frontier":[..],"ledger":{..}}\n{..the state..}  <-----+ digest of the body = SHA-256 of these
+//!   header  {"v":3,"run":"r-1","scope":"main","seq":3,"prev":"9f..","body":{"digest":"c4..",..},..}
+//!              digest of a record = SHA-256 of these bytes         |
+//!   body    {"frontier":[..],"ledger":{..}}\n{..the state..}  <----+ digest of the body = SHA-256 of these
 //! ```
 //!
 //! A header authenticates its body, and `prev` authenticates the whole history. One record decides the next
@@ -49,7 +49,7 @@ pub use usage::Usage;
 pub use wait::{Taken, TakenSignal, Wait, WaitKind};
 
 /// The newest record format: the library writes it, and reads nothing newer.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// Largest state. A step boundary is the wrong place for more data: keep a file, and its hash in the state.
 pub const STATE_BYTES_MAX: usize = 64 << 20;
 /// State size at which the engine warns, as each step writes and hashes the whole state.
@@ -362,8 +362,8 @@ pub(crate) fn other_format(found: u32, supported: u32) -> String {
 }
 
 /// The first bytes of every record of this version: with them, the format needs no separate parse.
-const BEGIN: &[u8] = b"{\"v\":2,";
-const _: () = assert!(FORMAT == 2, "a record begins with its format");
+const BEGIN: &[u8] = b"{\"v\":3,";
+const _: () = assert!(FORMAT == 3, "a record begins with its format");
 
 /// Parses JSON of this format. A newer format is detected before its fields can cause other errors.
 fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, Flaw> {

@@ -1,4 +1,4 @@
-//! The position of a branch: its frontier and its ledger.
+//! The position of a scope: its frontier and its ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::trace::EndDigests;
 use super::wait::Wait;
 use crate::id::{Digest, StepId};
 
-/// The unfinished steps of a branch, and the records of the finished steps' results.
+/// The unfinished steps of a scope, and the records of the finished steps' results.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
@@ -35,19 +35,19 @@ pub struct Position {
     /// The record with the configuration in force, if not the run record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<u64>,
-    /// On a child branch: the record of the parent branch that opened its fan-out. If the parent waits for
+    /// In a child scope: the record of the parent scope that opened its fan-out. If the parent waits for
     /// another fan-out, or none, the child is abandoned and ignored: after a rollback, or in a later pass of
     /// a loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<u64>,
-    /// The epoch of the newest rerun on this branch: the least epoch of new frontier entries.
+    /// The epoch of the newest rerun in this scope: the least epoch of new frontier entries.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u32,
-    /// The highest epoch ever used on this branch, despite rollbacks. The next one is higher. At least 1 if the
-    /// branch continued from an older record than its newest, or existed before: children may have records.
+    /// The highest epoch ever used in this scope, despite rollbacks. The next one is higher. At least 1 if the
+    /// scope continued from an older record than its newest, or existed before: children may have records.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch_max: u32,
-    /// On the main branch: undo commands are running for the steps that finished after this record. Only a
+    /// In the main scope: undo commands are running for the steps that finished after this record. Only a
     /// rollback to this record can continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoing: Option<u64>,
@@ -64,22 +64,22 @@ pub struct Position {
     /// Openers that a person reruns as a whole: their children are entered without reuse.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub rerun_whole: BTreeSet<StepId>,
-    /// The branch was entered again: the state lacks the outputs of reusable ends.
+    /// The scope was entered again: the state lacks the outputs of reusable ends.
     #[serde(default, skip_serializing_if = "is_default")]
     pub entered_again: bool,
-    /// On a child branch whose ends have traces: the digest of the input from the opener.
+    /// In a child scope whose ends have traces: the digest of the input from the opener.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Digest>,
-    /// On the branch of an item: the value that a person gave instead of the item.
+    /// In the scope of an item: the value that a person gave instead of the item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub item: Option<Value>,
-    /// On the main branch: requested reruns in scopes that are not entered yet.
+    /// In the main scope: requested reruns in scopes that are not entered yet.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub requests: BTreeSet<RerunRequest>,
     /// Choices of a person about unfinished steps. Each choice is applied and removed at the step's turn.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub choices: BTreeMap<StepId, Choice>,
-    /// The number of steps started so far on this branch, for the step limit; crashes do not reset the count.
+    /// The number of steps started so far in this scope, for the step limit; crashes do not reset the count.
     #[serde(default, skip_serializing_if = "is_default")]
     pub steps_started: u64,
 }
@@ -265,12 +265,12 @@ impl Position {
         }
     }
 
-    /// Returns whether children of this branch may already have records.
+    /// Returns whether children of this scope may already have records.
     pub(crate) fn may_have_children(&self) -> bool {
         self.epoch_max > 0
     }
 
-    /// Notes that steps of this branch run again: children may already have records.
+    /// Notes that steps of this scope run again: children may already have records.
     pub(crate) fn note_rerun(&mut self) {
         self.epoch_max = self.epoch_max.max(1);
     }
@@ -284,7 +284,7 @@ impl Position {
     }
 }
 
-/// The results out of force of a branch after a rewind, in a graph with routes. The state is opaque, so all downstream
+/// The results out of force of a scope after a rewind, in a graph with routes. The state is opaque, so all downstream
 /// results depend on the step. The results are reused together, after an end with the same state and the same pins in
 /// force.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -501,8 +501,8 @@ impl FrontierEntry {
         (self.fan, self.hooks) = (None, None);
     }
 
-    /// Moves a step with open hooks back to the join of its work's branches. The hooks then run again. The hooks
-    /// of a step without branches stay open: its work has ended.
+    /// Moves a step with open hooks back to the join of its work's scopes. The hooks then run again. The hooks
+    /// of a step without scopes stay open: its work has ended.
     pub fn back_to_work(&mut self) {
         if self.fan.is_none() || self.hooks.take().is_none() {
             return;
@@ -547,7 +547,7 @@ pub struct Fan {
     /// The number of failed children, set after all have ended.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u64,
-    /// The number of the pass, for a step with a branch per pass; else 0.
+    /// The number of the pass, for a step with a scope per pass; else 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pass: u32,
     /// The earlier passes, in order.
@@ -587,7 +587,7 @@ impl Fan {
 pub struct PassEnd {
     /// The record of the end.
     pub settled: Settled,
-    /// The record that opened the pass's branch.
+    /// The record that opened the pass's scope.
     pub since: u64,
 }
 

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::id::{Digest, RunId, ScopePath, StepId};
 
 /// The definition and settings of a run, fixed when the run begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -141,8 +141,8 @@ pub struct StepPrint {
 pub struct Parent {
     /// The run.
     pub run: RunId,
-    /// The parent's branch.
-    pub branch: BranchPath,
+    /// The parent's scope.
+    pub scope: ScopePath,
     /// The checkpoint.
     pub seq: u64,
     /// The checkpoint's digest.

@@ -8,7 +8,7 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wait {
-    /// Identifies the wait: hash of branch, step, iteration, epoch, key and question.
+    /// Identifies the wait: hash of scope, step, iteration, epoch, key and question.
     pub id: String,
     /// The key given in the step.
     pub key: String,
@@ -42,7 +42,7 @@ pub enum WaitKind {
     Signal(String),
     /// A time.
     Until(Timestamp),
-    /// All child branches.
+    /// All child scopes.
     Children,
     /// A resume: it was held before or after a step, as asked when the run was started.
     Resume,

@@ -9,7 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::evidence::VerdictSummary;
-use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::id::{CheckpointRef, RunId, ScopePath, StepId};
 use crate::record::{Ending, FailureKind, Header, Occasion, Pack, Phase, Record, Try, Verdict};
 use crate::schema::decode;
 use crate::store::{Damage, Page, Scan, ScanOrder, Store, StoreError};
@@ -242,7 +242,7 @@ impl Checkpoints {
     /// [`Error::Store`]: the run does not exist, or the cursor is invalid.
     pub async fn list(&self, label: Option<Label>, page: &Page) -> Result<Listed, Error> {
         let scan = Scan {
-            branch: Some(BranchPath::main()),
+            scope: Some(ScopePath::main()),
             label: label.map(Label::wanted),
             cursor: page.cursor.clone(),
             limit: page.limit,
@@ -260,7 +260,7 @@ impl Checkpoints {
     /// [`Error::Store`]: the run does not exist.
     pub async fn stats(&self) -> Result<Stats, Error> {
         let mut stats = Stats::default();
-        let mut scan = Scan { branch: Some(BranchPath::main()), ..Scan::of(&self.run) };
+        let mut scan = Scan { scope: Some(ScopePath::main()), ..Scan::of(&self.run) };
         loop {
             let page = self.store.scan(&scan).await?;
             page.records.iter().for_each(|record| stats.take(record));
@@ -272,18 +272,18 @@ impl Checkpoints {
         }
     }
 
-    /// Loads a record of this run's main branch.
+    /// Loads a record of this run's main scope.
     pub(super) async fn load(&self, at: &CheckpointRef) -> Result<Record, Error> {
-        if at.run != self.run || !at.branch.is_main() {
+        if at.run != self.run || !at.scope.is_main() {
             return Err(Error::Invalid(format!("checkpoint {at} belongs to another run than {}", self.run)));
         }
-        Ok(self.store.load(&at.run, &at.branch, at.seq).await?)
+        Ok(self.store.load(&at.run, &at.scope, at.seq).await?)
     }
 
     /// Returns the newest appended verdicts about a checkpoint.
     async fn verification(&self, seq: u64) -> Result<Option<Record>, Error> {
         let scan = Scan {
-            branch: Some(BranchPath::main()),
+            scope: Some(ScopePath::main()),
             about: Some(seq),
             phase: Some("progress"),
             order: ScanOrder::NewestFirst,
@@ -296,7 +296,7 @@ impl Checkpoints {
     /// Walks the effective history backwards from `seq`.
     pub(super) fn walk(&self, seq: u64) -> BasisWalk<'_> {
         let scan = Scan {
-            branch: Some(BranchPath::main()),
+            scope: Some(ScopePath::main()),
             seq_max: Some(seq),
             order: ScanOrder::NewestFirst,
             limit: WALK_PAGE,

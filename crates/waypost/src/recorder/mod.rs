@@ -81,7 +81,7 @@
 //!
 //! # Limits
 //! States and outputs are written unmasked: keep secrets out of them. Parallel steps are possible if each has
-//! its own name. Only the engine has branches.
+//! its own name. Only the engine has scopes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -93,7 +93,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use crate::engine::chain::{Chain, Draft};
 use crate::evidence::Site;
-use crate::id::{BranchPath, CheckpointRef, RunId};
+use crate::id::{CheckpointRef, RunId, ScopePath};
 use crate::record::{
     End, Flaw, Header, Phase, Position, Reason, Record, RunRecord, RunStatus, SealedRun, Settled, SettledAs,
     Status, Try,
@@ -208,7 +208,7 @@ impl Recorder {
         let entry = store.run(run).await?;
         let frozen = entry.record.record();
         check_driver(frozen)?;
-        let lease = store.acquire(run, &BranchPath::main(), &holder(options.clock.now())?).await?;
+        let lease = store.acquire(run, &ScopePath::main(), &holder(options.clock.now())?).await?;
         match Self::read_tip(&store, &lease, &options).await {
             Ok((tip, repaired)) => {
                 Ok(Self::over(store, frozen, Writing::new(lease, tip, 0), options, repaired))
@@ -263,7 +263,7 @@ impl Recorder {
     ) -> Result<(Tip, Vec<Damage>), Error> {
         let run = lease.run();
         let heads = store.heads(run, &Page { limit: 1, ..Page::default() }).await?.heads;
-        let main = heads.into_iter().find(|head| head.record.header().branch.is_main());
+        let main = heads.into_iter().find(|head| head.record.header().scope.is_main());
         let Head { record, next, damaged } = main.ok_or_else(|| Error::Ended(run.clone()))?;
         check_schema(&record, options.schema)?;
         let checkpoints = Checkpoints::of(Arc::clone(store), run.clone());
@@ -278,7 +278,7 @@ impl Recorder {
         let torn = next != header.seq + 1;
         let chain = Chain {
             run: run.clone(),
-            branch: BranchPath::main(),
+            scope: ScopePath::main(),
             token: lease.token(),
             next,
             prev: Some(record.digest()),

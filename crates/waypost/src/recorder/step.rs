@@ -131,7 +131,7 @@ impl Begun {
 
     /// Returns a key that stays the same over retries and crashes of this visit, and is new after a rollback.
     pub fn idempotency_key(&self) -> String {
-        key_of(&self.since.run, &self.since.branch, &self.step, &self.at)
+        key_of(&self.since.run, &self.since.scope, &self.step, &self.at)
     }
 
     /// Reads an interrupted step from the record of its start; without the record (damage), the labels are
@@ -142,11 +142,11 @@ impl Begun {
     }
 }
 
-/// The engine's rule for idempotency keys: hash of run, branch, step, iteration and epoch.
-fn key_of(run: &RunId, branch: &crate::id::BranchPath, step: &StepId, at: &Try) -> String {
+/// The engine's rule for idempotency keys: hash of run, scope, step, iteration and epoch.
+fn key_of(run: &RunId, scope: &crate::id::ScopePath, step: &StepId, at: &Try) -> String {
     let iteration: Vec<u8> = at.iteration.iter().flat_map(|count| count.to_le_bytes()).collect();
     let epoch = at.epoch.to_le_bytes();
-    let names = [run.as_str(), branch.as_str(), step.as_str()].map(str::as_bytes);
+    let names = [run.as_str(), scope.as_str(), step.as_str()].map(str::as_bytes);
     let digest = Digest::of_parts(names.into_iter().chain([iteration.as_slice(), &epoch]));
     digest.to_string()[..32].to_owned()
 }

@@ -2,7 +2,7 @@
 
 use crate::engine::StepReport;
 use crate::engine::chain::Draft;
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{Digest, ScopePath, StepId};
 use crate::record::{
     Claim, Failure, FailureKind, FrontierEntry, Note, Occasion, Pack, Phase, Reason, Settled, Start, Status,
     Try, Verdict,
@@ -200,7 +200,7 @@ impl Recorder {
             return Ok(0);
         }
         let scan = Scan {
-            branch: Some(BranchPath::main()),
+            scope: Some(ScopePath::main()),
             step: Some(step.to_string()),
             seq_max: known,
             order: ScanOrder::NewestFirst,
@@ -223,7 +223,7 @@ impl Recorder {
     ) -> Result<Option<Checkpoint>, Error> {
         let (Some(external), Some(content)) = (&commit.external, content) else { return Ok(None) };
         let scan = Scan {
-            branch: Some(BranchPath::main()),
+            scope: Some(ScopePath::main()),
             external: Some(external.clone()),
             order: ScanOrder::NewestFirst,
             limit: SAME_ID_MAX,

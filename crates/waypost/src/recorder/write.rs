@@ -41,7 +41,7 @@ pub(super) struct Tip {
 impl Tip {
     /// Returns the reference to a record of the run.
     pub(super) fn reference(&self, seq: u64) -> CheckpointRef {
-        CheckpointRef { run: self.chain.run.clone(), branch: self.chain.branch.clone(), seq }
+        CheckpointRef { run: self.chain.run.clone(), scope: self.chain.scope.clone(), seq }
     }
 
     /// Checks that a step was begun and has not ended.

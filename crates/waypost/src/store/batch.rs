@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Record, RunStatus};
 
 use super::Lease;
@@ -29,7 +29,7 @@ pub struct BatchId {
 pub struct Batch {
     /// The id of the batch.
     pub id: BatchId,
-    /// Records in order. The last record of each branch carries a body.
+    /// Records in order. The last record of each scope carries a body.
     pub records: Vec<Record>,
     /// Ids of signals consumed by these records.
     pub consumed: Vec<String>,
@@ -54,17 +54,17 @@ impl Batch {
     /// [`StoreError::Invalid`] names a scope without a lease.
     pub fn whole_run_lease<'a>(&self, leases: &[&'a Lease]) -> Result<&'a Lease, StoreError> {
         let lease = leases.first().ok_or_else(|| StoreError::Invalid("a batch needs a lease".to_owned()))?;
-        match self.records.iter().find(|record| !lease.covers(&record.header().branch)) {
+        match self.records.iter().find(|record| !lease.covers(&record.header().scope)) {
             None => Ok(lease),
             Some(record) => {
-                let (run, branch) = (lease.run(), &record.header().branch);
-                Err(StoreError::Invalid(format!("a batch for run {run} needs the lease of scope `{branch}`")))
+                let (run, scope) = (lease.run(), &record.header().scope);
+                Err(StoreError::Invalid(format!("a batch for run {run} needs the lease of scope `{scope}`")))
             }
         }
     }
 
     /// Checks the consistency of a batch alone: it has records, all of `run` and under `token`, and the last
-    /// record of each branch carries a body. For stores, before they compare the batch with their data.
+    /// record of each scope carries a body. For stores, before they compare the batch with their data.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] names the record.
@@ -97,9 +97,9 @@ impl Batch {
             return Ok(());
         }
         let mut later = HashSet::with_capacity(self.records.len());
-        let mut lasts = self.records.iter().rev().filter(|record| later.insert(&record.header().branch));
+        let mut lasts = self.records.iter().rev().filter(|record| later.insert(&record.header().scope));
         match lasts.find(|record| record.body_bytes().is_none()) {
-            Some(record) => invalid(record, "is the last of its branch in a batch, and has no body"),
+            Some(record) => invalid(record, "is the last of its scope in a batch, and has no body"),
             None => Ok(()),
         }
     }
@@ -113,7 +113,7 @@ pub struct Summary {
     /// A non-idempotent step is running: if the process dies, the run is `in_doubt`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub doubtful: bool,
-    /// The running step, or the failed one; a step of a child branch as `BRANCH/STEP`.
+    /// The running step, or the failed one; a step of a child scope as `SCOPE/STEP`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
     /// How many steps are done, of how many.
@@ -146,9 +146,9 @@ pub struct Signal {
     pub id: String,
     /// The kind of the signal.
     pub kind: SignalKind,
-    /// The target branch; `None` for the run.
+    /// The target scope; `None` for the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub branch: Option<BranchPath>,
+    pub scope: Option<ScopePath>,
     /// The sender, for display.
     #[serde(default)]
     pub sender: String,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Flaw, other_format};
 use crate::system::lock::Holder;
 
@@ -14,8 +14,8 @@ use crate::system::lock::Holder;
 pub struct Damage {
     /// The run.
     pub run: RunId,
-    /// The branch, if known.
-    pub branch: BranchPath,
+    /// The scope, if known.
+    pub scope: ScopePath,
     /// The seq, if known: for an unreadable file of a file store, its number. 0 for the run record.
     pub seq: u64,
     /// The place: a file's name, or a table and row.
@@ -66,12 +66,12 @@ pub enum StoreError {
         newest: u64,
     },
     /// The batch does not continue the chain. Nothing was written.
-    #[error("cannot append to run {run} branch {branch} at {seq}: {why}")]
+    #[error("cannot append to run {run} scope {scope} at {seq}: {why}")]
     Conflict {
         /// The run.
         run: RunId,
-        /// The branch.
-        branch: BranchPath,
+        /// The scope.
+        scope: ScopePath,
         /// The seq of the refused record.
         seq: u64,
         /// Both sides of the mismatch.
@@ -82,7 +82,7 @@ pub enum StoreError {
     Damaged {
         /// The record, its place and its flaw.
         damage: Box<Damage>,
-        /// The next older sound record of the branch; `None` if all are damaged.
+        /// The next older sound record of the scope; `None` if all are damaged.
         older: Option<u64>,
     },
     /// Another version wrote the store or a record: a newer version, or a version from before the first
@@ -177,11 +177,11 @@ pub enum StoreError {
 }
 
 fn what_of(damage: &Damage) -> String {
-    let Damage { run, branch, seq, .. } = damage;
+    let Damage { run, scope, seq, .. } = damage;
     match seq {
         0 => format!("the run record of {run}"),
-        _ if branch.is_main() => format!("checkpoint {run}@{seq}"),
-        _ => format!("checkpoint {run}/{branch}@{seq}"),
+        _ if scope.is_main() => format!("checkpoint {run}@{seq}"),
+        _ => format!("checkpoint {run}/{scope}@{seq}"),
     }
 }
 
@@ -191,14 +191,14 @@ impl StoreError {
         Self::NotFound { store: store.to_string(), what: format!("run {run}") }
     }
 
-    /// Creates the error for a branch without records.
-    pub fn no_branch(run: &RunId, branch: &BranchPath) -> Self {
-        Self::NotFound { store: format!("run {run}"), what: format!("scope {}", branch.readable()) }
+    /// Creates the error for a scope without records.
+    pub fn no_scope(run: &RunId, scope: &ScopePath) -> Self {
+        Self::NotFound { store: format!("run {run}"), what: format!("scope {}", scope.readable()) }
     }
 
-    /// Creates the error for a missing seq of a branch.
-    pub fn no_record(run: &RunId, branch: &BranchPath, seq: u64) -> Self {
-        let scope = if branch.is_main() { "".into() } else { branch.readable() };
+    /// Creates the error for a missing seq of a scope.
+    pub fn no_record(run: &RunId, path: &ScopePath, seq: u64) -> Self {
+        let scope = if path.is_main() { "".into() } else { path.readable() };
         Self::NotFound { store: format!("run {run}"), what: format!("checkpoint {scope}@{seq}") }
     }
 

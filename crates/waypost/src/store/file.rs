@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Record, SealedRun};
 use crate::store::folder::{LOG_FOLDER, Trouble, append_blob, deletions, read_blob, sync_blob};
 use crate::store::{
@@ -224,7 +224,7 @@ impl Store for FileStore {
         self.entry(run)
     }
 
-    async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
+    async fn acquire(&self, run: &RunId, _: &ScopePath, holder: &Holder) -> Result<Lease, StoreError> {
         self.check_writable()?;
         self.acquire_run(run, holder)
     }
@@ -294,8 +294,8 @@ impl Store for FileStore {
         self.readable(run)?.heads(page)
     }
 
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
-        self.readable(run)?.load(branch, seq, &self.index())
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError> {
+        self.readable(run)?.load(scope, seq, &self.index())
     }
 
     async fn scan(&self, scan: &Scan) -> Result<Scanned, StoreError> {
@@ -383,8 +383,8 @@ impl Store for FileStore {
         Some(self.run_paths(run).root)
     }
 
-    fn branches_max(&self) -> Option<u64> {
-        Some(write::BRANCHES_MAX as u64)
+    fn scopes_max(&self) -> Option<u64> {
+        Some(write::SCOPES_MAX as u64)
     }
 
     fn home(&self) -> Option<&Path> {

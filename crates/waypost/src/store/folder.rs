@@ -124,7 +124,7 @@ impl RunFolder {
     /// Repairs the folder after a crash, when a new writer opens the run, before its first append.
     ///
     /// Removes unfinished files, the scratch folder, and the torn last line of `events.jsonl`; adds missing
-    /// lines and sections. `newest_first` yields the records of all branches in reverse order of commit. The
+    /// lines and sections. `newest_first` yields the records of all scopes in reverse order of commit. The
     /// iterator is read until both files have a record, or up to [`HEAL_RECORDS_MAX`] records: older records
     /// are not written again.
     ///

@@ -1,5 +1,5 @@
 //! The store in memory: the reference implementation, short enough to read in full. This file is the store;
-//! `memory/run.rs` has the data of a run, `memory/rows.rs` the records of a branch.
+//! `memory/run.rs` has the data of a run, `memory/rows.rs` the records of a scope.
 //!
 //! The store keeps exact bytes and parses them at every read, as a store on disk does, so that damage is
 //! detected here, too. The data lives as long as the last [`MemoryStore`] value; clones share it. Each owner
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Record, SealedRun};
 use crate::store::retention::{self, Mark};
 use crate::store::{
@@ -140,7 +140,7 @@ fn count_of(cursor: Option<&String>) -> Result<Option<u64>, StoreError> {
     cursor.map(|text| text.parse().map_err(|_| no_cursor(text))).transpose()
 }
 
-/// Parses a cursor of branch index and seq.
+/// Parses a cursor of scope index and seq.
 fn place_of(text: &str) -> Result<(usize, u64), StoreError> {
     let parse =
         || text.split_once('.').and_then(|(place, seq)| Some((place.parse().ok()?, seq.parse().ok()?)));
@@ -172,14 +172,14 @@ impl Store for MemoryStore {
         self.with(run, |kept| {
             let record = SealedRun::open(kept.sealed.digest(), kept.bytes.to_vec()).map_err(|flaw| {
                 let place = "memory, run record".to_owned();
-                let damage = Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place, flaw };
+                let damage = Damage { run: run.clone(), scope: ScopePath::main(), seq: 0, place, flaw };
                 StoreError::of_damage(damage, None)
             })?;
             Ok(RunEntry { record, summary: kept.summary() })
         })
     }
 
-    async fn acquire(&self, run: &RunId, _: &BranchPath, holder: &Holder) -> Result<Lease, StoreError> {
+    async fn acquire(&self, run: &RunId, _: &ScopePath, holder: &Holder) -> Result<Lease, StoreError> {
         self.with(run, |kept| {
             if let Some(holder) = &kept.holder {
                 return Err(StoreError::Held { run: run.clone(), holder: Some(holder.clone()), until: None });
@@ -228,14 +228,14 @@ impl Store for MemoryStore {
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         self.with(run, |kept| {
             let mut heads = Vec::new();
-            for (place, branch) in kept.branches.iter().enumerate().skip(begin) {
-                let (record, mut damaged) = branch.newest(run);
+            for (place, scope) in kept.scopes.iter().enumerate().skip(begin) {
+                let (record, mut damaged) = scope.newest(run);
                 let Some(record) = record else {
                     if heads.len() == limit {
                         return Ok(Heads { heads, next: Some(place.to_string()) });
                     }
                     return Err(match damaged.is_empty() {
-                        true => StoreError::no_branch(run, &branch.path),
+                        true => StoreError::no_scope(run, &scope.path),
                         false => StoreError::of_damage(damaged.swap_remove(0), None),
                     });
                 };
@@ -245,16 +245,16 @@ impl Store for MemoryStore {
                 if heads.len() == limit {
                     return Ok(Heads { heads, next: Some(place.to_string()) });
                 }
-                heads.push(Head { record, next: branch.next, damaged });
+                heads.push(Head { record, next: scope.next, damaged });
             }
             Ok(Heads { heads, next: None })
         })
     }
 
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError> {
         self.with(run, |kept| {
-            let found = kept.branch(branch).ok_or_else(|| StoreError::no_branch(run, branch))?;
-            let missing = || StoreError::no_record(run, branch, seq);
+            let found = kept.scope(scope).ok_or_else(|| StoreError::no_scope(run, scope))?;
+            let missing = || StoreError::no_record(run, scope, seq);
             let stored = found.records.get(seq).ok_or_else(missing)?;
             found.open(stored).map_err(|flaw| {
                 StoreError::of_damage(found.damage(run, seq, flaw), found.newest_sound_below(seq))
@@ -266,9 +266,9 @@ impl Store for MemoryStore {
         let begin = scan.cursor.as_ref().map(|cursor| place_of(cursor)).transpose()?;
         self.with(&scan.run, |run| {
             let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
-            for (place, branch, seq, stored) in run.in_range(scan, begin) {
+            for (place, scope, seq, stored) in run.in_range(scan, begin) {
                 match stored.open_header() {
-                    Err(flaw) => found.damaged.push(branch.damage(&scan.run, seq, flaw)),
+                    Err(flaw) => found.damaged.push(scope.damage(&scan.run, seq, flaw)),
                     Ok(record) if !scan.wants(&record) => {}
                     Ok(_) if found.records.len() == scan.limit.clamp(1, PAGE_ITEMS_MAX) => {
                         found.next = Some(format!("{place}.{seq}"));
@@ -322,13 +322,13 @@ impl Store for MemoryStore {
 
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError> {
         self.held(lease, |run| {
-            let branch = run.branch_mut(&damage.branch);
-            let branch = branch.ok_or_else(|| StoreError::no_branch(&damage.run, &damage.branch))?;
-            match branch.records.get(damage.seq).map(Stored::open) {
+            let scope = run.scope_mut(&damage.scope);
+            let scope = scope.ok_or_else(|| StoreError::no_scope(&damage.run, &damage.scope))?;
+            match scope.records.get(damage.seq).map(Stored::open) {
                 Some(Err(_)) => {}
                 _ => return Err(StoreError::Invalid(format!("record {} is not damaged", damage.seq))),
             }
-            let removed = branch.records.remove(damage.seq);
+            let removed = scope.records.remove(damage.seq);
             run.quarantine.extend(removed);
             Ok(())
         })
@@ -340,9 +340,9 @@ impl Store for MemoryStore {
                 run.check(lease)?;
             }
             let mut trimmed = Trimmed::default();
-            for branch in &mut run.branches {
+            for scope in &mut run.scopes {
                 // Damaged records are neither counted nor changed: they belong to quarantine.
-                let stored = branch.records.iter().rev().filter(|(_, stored)| stored.body.is_some());
+                let stored = scope.records.iter().rev().filter(|(_, stored)| stored.body.is_some());
                 let sound: Vec<Record> = stored.filter_map(|(_, stored)| stored.open().ok()).collect();
                 let newest = sound.first().map(Mark::of_newest);
                 let older = sound.iter().skip(1).map(|record| Mark::of(record.header()));
@@ -351,7 +351,7 @@ impl Store for MemoryStore {
                     trimmed.checkpoints += 1;
                     trimmed.bytes += record.body_bytes().map_or(0, |body| body.len()) as u64;
                     if mode == TrimMode::Apply
-                        && let Some(stored) = branch.records.get_mut(record.header().seq)
+                        && let Some(stored) = scope.records.get_mut(record.header().seq)
                     {
                         stored.body = None;
                     }
@@ -402,7 +402,7 @@ impl Store for MemoryStore {
         None
     }
 
-    fn branches_max(&self) -> Option<u64> {
+    fn scopes_max(&self) -> Option<u64> {
         None
     }
 

@@ -18,17 +18,17 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Header, Record, SealedRun};
 use crate::system::deadline::Deadline;
 use crate::system::lock::{Holder, RunLock};
 
 mod batch;
-mod branches;
 mod error;
 mod query;
 mod queue;
 pub mod retention;
+mod scopes;
 mod tasks;
 
 pub use batch::{Batch, BatchId, Signal, SignalKind, Summary};
@@ -49,14 +49,14 @@ pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, T
 /// Each clause has a test of the same name in `waypost-testing`, run against every store.
 ///
 /// - `create_is_all_or_nothing`: after [`create`](Self::create), the store has the run record and the first batch,
-///   or nothing. The batch may have records of several branches, including ended branches.
+///   or nothing. The batch may have records of several scopes, including ended scopes.
 /// - `create_refuses_an_existing_run`: the existing run does not change.
 /// - `acknowledged_is_durable`: a store opened later reads everything that `create` or
 ///   [`append`](Self::append) has acknowledged.
 /// - `append_is_all_or_nothing`: a refused batch leaves no records.
 /// - `append_continues_the_chain`: [`StoreError::Conflict`] refuses a record with another `seq` than the next
-///   of the branch, or another `prev` than the digest of the previous record. Only a record with reason
-///   `repair` may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the branch.
+///   of the scope, or another `prev` than the digest of the previous record. Only a record with reason
+///   `repair` may leave a gap, up to [`Head::next`]; its `prev` is the digest of a sound record of the scope.
 /// - `append_is_answered_once`: a repeated batch with the same id returns [`Appended::Before`] and is not
 ///   applied again, even if the batch released the lease.
 /// - `append_needs_the_lease`: [`StoreError::Fenced`] refuses any token but the newest of the scope, permanently;
@@ -67,15 +67,15 @@ pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, T
 ///   the old lease is refused.
 /// - `renew_tells_of_stop_requests`: [`renew`](Self::renew) returns each pending stop, cancel or checkpoint request
 ///   until it is consumed; a lost lease is reported as lost.
-/// - `heads_are_the_newest_of_open_branches`: in order of opening; without branches whose newest header has `end`.
-/// - `heads_pass_over_damage`: if the newest record of a branch is damaged, the head is the newest sound
+/// - `heads_are_the_newest_of_open_scopes`: in order of opening; without scopes whose newest header has `end`.
+/// - `heads_pass_over_damage`: if the newest record of a scope is damaged, the head is the newest sound
 ///   record with a body, and lists the damaged records above. No seq is reused, not even the seq of a record
 ///   in quarantine.
 /// - `run_returns_exact_bytes`: the run record has the exact bytes given to `create`; a damaged one is
 ///   [`StoreError::Damaged`] with seq 0, and affects neither its own checkpoints nor other runs.
 /// - `load_returns_exact_bytes`: header and body have the exact bytes appended.
 /// - `load_names_the_older_sound_one`: a damaged record is [`StoreError::Damaged`], never returned.
-/// - `scan_filters_and_pages`: by run, branch, seq range, step, phase, label, `external` and `about`, in
+/// - `scan_filters_and_pages`: by run, scope, seq range, step, phase, label, `external` and `about`, in
 ///   either direction. A page has a cursor for the next page. Damaged headers are listed, not returned.
 /// - `runs_come_newest_first`: in order of creation, by count and not by clock.
 /// - `runs_tell_the_truth`: a run with a dead holder is `interrupted` or `in_doubt`, whatever its last written status.
@@ -117,7 +117,7 @@ pub trait Store: Debug + Display + Send + Sync {
     /// # Errors
     /// - [`StoreError::Held`]: by this holder, since this time. Nothing changed; wait, or stop the other process.
     /// - [`StoreError::NotFound`]: the run does not exist.
-    async fn acquire(&self, run: &RunId, branch: &BranchPath, holder: &Holder) -> Result<Lease, StoreError>;
+    async fn acquire(&self, run: &RunId, scope: &ScopePath, holder: &Holder) -> Result<Lease, StoreError>;
 
     /// Renews leases that expire, and returns for each lease the pending requests to its run.
     ///
@@ -145,19 +145,19 @@ pub trait Store: Debug + Display + Send + Sync {
     /// - [`StoreError::Unknown`]: the answer was lost; send the same batch again with the same id.
     async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError>;
 
-    /// Returns the newest sound record of each open branch, with its body, by pages.
+    /// Returns the newest sound record of each open scope, with its body, by pages.
     ///
     /// # Errors
     /// - [`StoreError::NotFound`]: the run does not exist.
-    /// - [`StoreError::Damaged`]: a branch has records, none of them sound; `older` is `None`.
+    /// - [`StoreError::Damaged`]: a scope has records, none of them sound; `older` is `None`.
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError>;
 
     /// Returns a verified record, with its body if retention kept it.
     ///
     /// # Errors
-    /// - [`StoreError::NotFound`]: run, branch or seq does not exist.
+    /// - [`StoreError::NotFound`]: run, scope or seq does not exist.
     /// - [`StoreError::Damaged`]: the record is damaged; names the next older sound record.
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError>;
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError>;
 
     /// Returns the verified records that match a scan, without bodies.
     ///
@@ -190,7 +190,7 @@ pub trait Store: Debug + Display + Send + Sync {
     /// - [`StoreError::Invalid`]: the record is sound; nothing changed.
     async fn quarantine(&self, lease: &Lease, damage: &Damage) -> Result<(), StoreError>;
 
-    /// Drops the bodies of all checkpoints except those named by [`retention::kept`]: on each branch the
+    /// Drops the bodies of all checkpoints except those named by [`retention::kept`]: in each scope the
     /// newest `keep` sound step boundaries (at least 2), and the states required by a resume or rollback.
     ///
     /// The answer includes bodies that the store dropped automatically under this lease, because of the run's
@@ -244,8 +244,8 @@ pub trait Store: Debug + Display + Send + Sync {
     /// Returns the folder with `events.jsonl`, `report.md` and `logs/` of a run, if there is one.
     fn folder(&self, run: &RunId) -> Option<std::path::PathBuf>;
 
-    /// Returns how many branches a run may have besides the main branch; `None` if only the disk limits them.
-    fn branches_max(&self) -> Option<u64>;
+    /// Returns how many scopes a run may have besides the main scope; `None` if only the disk limits them.
+    fn scopes_max(&self) -> Option<u64>;
 
     /// Returns the folder that holds the store; paths in run records are relative to this folder.
     fn home(&self) -> Option<&Path>;
@@ -314,7 +314,7 @@ pub fn check_blob_name(name: &str) -> Result<(), StoreError> {
     Err(StoreError::Invalid(format!("`{name}` is not a blob name, such as `logs/fetch.1.log`")))
 }
 
-/// Longest name of a blob: a branch, a step and an attempt fit; deep trees do not.
+/// Longest name of a blob: a scope, a step and an attempt fit; deep trees do not.
 pub const BLOB_NAME_BYTES_MAX: usize = 512;
 
 /// Size of a chunk: a log line arrives soon, and a database row stays small.
@@ -325,7 +325,7 @@ pub const BLOB_CHUNK_BYTES: usize = 64 << 10;
 pub struct Lease {
     run: RunId,
     /// The scope; `None` for the whole run.
-    scope: Option<BranchPath>,
+    scope: Option<ScopePath>,
     token: u64,
     lock: Option<Arc<RunLock>>,
     deadline: Option<Arc<Deadline>>,
@@ -344,12 +344,12 @@ impl Lease {
 
     /// Narrows the lease to one scope, without its child scopes; for stores with several writers per run.
     #[must_use]
-    pub fn of_scope(self, scope: BranchPath) -> Self {
+    pub fn of_scope(self, scope: ScopePath) -> Self {
         Self { scope: Some(scope), ..self }
     }
 
     /// Returns whether the lease permits appends to a scope.
-    pub fn covers(&self, scope: &BranchPath) -> bool {
+    pub fn covers(&self, scope: &ScopePath) -> bool {
         self.scope.as_ref().is_none_or(|own| own == scope)
     }
 
@@ -454,16 +454,16 @@ pub enum TrimMode {
 /// Conveniences over any store.
 #[async_trait]
 pub trait StoreExt: Store {
-    /// Returns the newest sound record of an open or ended branch, with its body if present.
+    /// Returns the newest sound record of an open or ended scope, with its body if present.
     ///
     /// # Errors
-    /// As [`Store::scan`] and [`Store::load`]; [`StoreError::NotFound`] if the branch has no record.
-    async fn newest(&self, run: &RunId, branch: &BranchPath) -> Result<Record, StoreError> {
+    /// As [`Store::scan`] and [`Store::load`]; [`StoreError::NotFound`] if the scope has no record.
+    async fn newest(&self, run: &RunId, scope: &ScopePath) -> Result<Record, StoreError> {
         let scan =
-            Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+            Scan { scope: Some(scope.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
         let found = self.scan(&scan).await?;
-        let record = found.records.first().ok_or_else(|| StoreError::no_branch(run, branch))?;
-        self.load(run, branch, record.header().seq).await
+        let record = found.records.first().ok_or_else(|| StoreError::no_scope(run, scope))?;
+        self.load(run, scope, record.header().seq).await
     }
 
     /// Returns the sound records of a scan that satisfy `is_wanted`, of all pages, without bodies.
@@ -486,26 +486,26 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Returns the sound records of the [`effective_history`](Self::effective_history) of a branch from `seq`
+    /// Returns the sound records of the [`effective_history`](Self::effective_history) of a scope from `seq`
     /// back.
     ///
     /// # Errors
     /// As [`Store::scan`].
-    async fn history(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Vec<Record>, StoreError> {
-        Ok(self.effective_history(run, branch, seq).await?.records)
+    async fn history(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Vec<Record>, StoreError> {
+        Ok(self.effective_history(run, scope, seq).await?.records)
     }
 
-    /// Returns the effective history of a branch from `seq` back: the records along `basis`, and the damage
+    /// Returns the effective history of a scope from `seq` back: the records along `basis`, and the damage
     /// on the way.
     ///
-    /// Excludes records undone by a rollback. Reads the branch's headers once, by pages.
+    /// Excludes records undone by a rollback. Reads the scope's headers once, by pages.
     ///
     /// # Errors
     /// As [`Store::scan`].
     async fn effective_history(
         &self,
         run: &RunId,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seq: u64,
     ) -> Result<History, StoreError> {
         let mut history = History { records: Vec::new(), damaged: Vec::new() };
@@ -513,7 +513,7 @@ pub trait StoreExt: Store {
         let mut gaps = Vec::new();
         let mut next = Some(seq);
         let mut scan = Scan {
-            branch: Some(branch.clone()),
+            scope: Some(scope.clone()),
             order: ScanOrder::NewestFirst,
             seq_max: Some(seq),
             ..Scan::of(run)
@@ -541,14 +541,14 @@ pub trait StoreExt: Store {
         Ok(history)
     }
 
-    /// Returns the records of a branch with these seqs, without bodies; nearby records are read together.
+    /// Returns the records of a scope with these seqs, without bodies; nearby records are read together.
     ///
     /// # Errors
     /// As [`Store::load`], for a missing or damaged record.
     async fn records(
         &self,
         run: &RunId,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seqs: &BTreeSet<u64>,
     ) -> Result<BTreeMap<u64, Record>, StoreError> {
         let mut found = BTreeMap::new();
@@ -559,14 +559,14 @@ pub trait StoreExt: Store {
                 last = next;
             }
             let (seq_min, seq_max) = (Some(first), Some(last));
-            let scan = Scan { branch: Some(branch.clone()), seq_min, seq_max, ..Scan::of(run) };
+            let scan = Scan { scope: Some(scope.clone()), seq_min, seq_max, ..Scan::of(run) };
             let is_wanted = |record: &Record| seqs.contains(&record.header().seq);
             let records = self.scan_where(scan, &is_wanted).await?.into_iter();
             found.extend(records.map(|record| (record.header().seq, record)));
         }
         for seq in seqs.iter().filter(|seq| !found.contains_key(seq)).copied().collect::<Vec<_>>() {
             // The load returns the precise error.
-            found.insert(seq, self.load(run, branch, seq).await?);
+            found.insert(seq, self.load(run, scope, seq).await?);
         }
         Ok(found)
     }
@@ -577,8 +577,8 @@ pub trait StoreExt: Store {
     /// # Errors
     /// As [`Store::scan`].
     async fn carrier(&self, header: &Header) -> Result<u64, StoreError> {
-        let (branch, from) = (Some(header.branch.clone()), Some(header.seq));
-        let mut scan = Scan { branch, seq_min: from, limit: FIND_FIRST_ITEMS, ..Scan::of(&header.run) };
+        let (scope, from) = (Some(header.scope.clone()), Some(header.seq));
+        let mut scan = Scan { scope, seq_min: from, limit: FIND_FIRST_ITEMS, ..Scan::of(&header.run) };
         loop {
             let page = self.scan(&scan).await?;
             let mut headers = page.records.iter().map(Record::header);
@@ -590,7 +590,7 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Finds the newest `wanted` record of a branch's effective history from `seq` back.
+    /// Finds the newest `wanted` record of a scope's effective history from `seq` back.
     ///
     /// Reads growing pages from the end: the cost depends on the distance, not on the length of the history.
     ///
@@ -599,13 +599,13 @@ pub trait StoreExt: Store {
     async fn find_back(
         &self,
         run: &RunId,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seq: u64,
         wanted: &(dyn for<'r> Fn(&'r Record) -> bool + Send + Sync),
     ) -> Result<Option<Record>, StoreError> {
         let mut next = Some(seq);
         let mut scan = Scan {
-            branch: Some(branch.clone()),
+            scope: Some(scope.clone()),
             order: ScanOrder::NewestFirst,
             seq_max: Some(seq),
             limit: FIND_FIRST_ITEMS,
@@ -661,12 +661,12 @@ pub trait StoreExt: Store {
         }
     }
 
-    /// Returns the names of all branches of a run with records, open or ended.
+    /// Returns the names of all scopes of a run with records, open or ended.
     ///
     /// # Errors
     /// As [`Store::scan`].
-    async fn branches(&self, run: &RunId) -> Result<BTreeSet<BranchPath>, StoreError> {
-        branches::names(self, run).await
+    async fn scopes(&self, run: &RunId) -> Result<BTreeSet<ScopePath>, StoreError> {
+        scopes::names(self, run).await
     }
 }
 

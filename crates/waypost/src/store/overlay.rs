@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Record, SealedRun};
 use crate::system::lock::Holder;
 
@@ -41,7 +41,7 @@ pub struct Overlay {
 struct OverlayWrites {
     /// The token of the newest lease.
     token: u64,
-    records: BTreeMap<BranchPath, Vec<Record>>,
+    records: BTreeMap<ScopePath, Vec<Record>>,
     summary: Option<Summary>,
     consumed: HashSet<String>,
     blobs: BTreeMap<String, Vec<u8>>,
@@ -53,14 +53,14 @@ impl Overlay {
         Self { base, written: Mutex::default() }
     }
 
-    /// Returns the records of the dry run by branch, oldest first.
+    /// Returns the records of the dry run by scope, oldest first.
     pub(crate) fn records(&self) -> Vec<Record> {
         self.lock().records.values().flatten().cloned().collect()
     }
 
     /// Returns the token of the newest sound record of a run.
     async fn newest_token(&self, run: &RunId) -> Result<u64, StoreError> {
-        let main = BranchPath::main();
+        let main = ScopePath::main();
         match self.newest(run, &main).await {
             Ok(newest) => Ok(newest.header().token),
             Err(StoreError::Damaged { older: Some(seq), .. }) => {
@@ -83,10 +83,10 @@ impl Overlay {
     /// Returns the wanted records of the dry run, without bodies, in the order of the scan.
     fn scan_written(&self, scan: &Scan) -> Result<Vec<Record>, StoreError> {
         let written = self.lock();
-        let branches = written.records.iter();
-        let branches = branches.filter(|(path, _)| scan.branch.as_ref().is_none_or(|wanted| *path == wanted));
+        let scopes = written.records.iter();
+        let scopes = scopes.filter(|(path, _)| scan.scope.as_ref().is_none_or(|wanted| *path == wanted));
         let mut found: Vec<Record> = Vec::new();
-        for (_, records) in branches {
+        for (_, records) in scopes {
             let mut wanted: Vec<&Record> = records.iter().filter(|record| scan.wants(record)).collect();
             if scan.order == ScanOrder::NewestFirst {
                 wanted.reverse();
@@ -121,7 +121,7 @@ impl Store for Overlay {
         Ok(entry)
     }
 
-    async fn acquire(&self, run: &RunId, _: &BranchPath, _: &Holder) -> Result<Lease, StoreError> {
+    async fn acquire(&self, run: &RunId, _: &ScopePath, _: &Holder) -> Result<Lease, StoreError> {
         let newest = self.newest_token(run).await?;
         let mut written = self.lock();
         written.token = written.token.max(newest) + 1;
@@ -139,7 +139,7 @@ impl Store for Overlay {
     async fn append(&self, _: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
         let mut written = self.lock();
         for record in batch.records {
-            written.records.entry(record.header().branch.clone()).or_default().push(record);
+            written.records.entry(record.header().scope.clone()).or_default().push(record);
         }
         written.consumed.extend(batch.consumed);
         written.summary = batch.summary.or(written.summary.take());
@@ -149,7 +149,7 @@ impl Store for Overlay {
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {
         let mut heads = self.base.heads(run, page).await?;
         let written = self.lock();
-        heads.heads.retain(|head| !written.records.contains_key(&head.record.header().branch));
+        heads.heads.retain(|head| !written.records.contains_key(&head.record.header().scope));
         let newest = written.records.values().filter_map(|records| records.last());
         let open = newest.filter(|record| record.header().end.is_none());
         let open = open.map(|record| Head {
@@ -157,9 +157,9 @@ impl Store for Overlay {
             next: record.header().seq + 1,
             damaged: Vec::new(),
         });
-        // The main branch is the first of the first page.
+        // The main scope is the first of the first page.
         let (main, below): (Vec<Head>, Vec<Head>) =
-            open.partition(|head| head.record.header().branch.is_main());
+            open.partition(|head| head.record.header().scope.is_main());
         if page.cursor.is_none() {
             heads.heads.splice(0..0, main);
         }
@@ -169,14 +169,14 @@ impl Store for Overlay {
         Ok(heads)
     }
 
-    async fn load(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Result<Record, StoreError> {
+    async fn load(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Result<Record, StoreError> {
         let written = || {
             let written = self.lock();
-            written.records.get(branch)?.iter().find(|record| record.header().seq == seq).cloned()
+            written.records.get(scope)?.iter().find(|record| record.header().seq == seq).cloned()
         };
         match written() {
             Some(record) => Ok(record),
-            None => self.base.load(run, branch, seq).await,
+            None => self.base.load(run, scope, seq).await,
         }
     }
 
@@ -189,7 +189,7 @@ impl Store for Overlay {
         let below = scan.cursor.as_deref().map(|cursor| cursor.strip_prefix(BELOW).unwrap_or(cursor));
         let mut page = match self.base.scan(&Scan { cursor: below.map(str::to_owned), ..scan.clone() }).await
         {
-            // The dry run opened the branch.
+            // The dry run opened the scope.
             Err(StoreError::NotFound { .. }) if is_first => {
                 return Ok(Scanned { records: self.scan_written(scan)?, damaged: Vec::new(), next: None });
             }
@@ -256,8 +256,8 @@ impl Store for Overlay {
         self.base.folder(run)
     }
 
-    fn branches_max(&self) -> Option<u64> {
-        self.base.branches_max()
+    fn scopes_max(&self) -> Option<u64> {
+        self.base.scopes_max()
     }
 
     fn home(&self) -> Option<&Path> {

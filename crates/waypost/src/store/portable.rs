@@ -4,7 +4,7 @@
 //! - the checkpoint with its position and state,
 //! - the run record (workflow, definition, config, settings),
 //! - the headers referenced by the position (results, evidence, memos),
-//! - during a fan-out: the newest checkpoint of each child branch, with its headers, and the frozen items,
+//! - during a fan-out: the newest checkpoint of each child scope, with its headers, and the frozen items,
 //! - the files of the submission, if any,
 //! - the names of the steps that have begun since the checkpoint.
 //!
@@ -35,7 +35,7 @@
 //! # let mut links = Links::of(&run);
 //! # let batch = links.step();
 //! # store.create(&sealed(run_record(&run)), batch, &holder("doc")).await?;
-//! # let reference = links.header(&waypost::BranchPath::main()).reference();
+//! # let reference = links.header(&waypost::ScopePath::main()).reference();
 //! # let reference = waypost::CheckpointRef { seq: reference.seq - 1, ..reference };
 //! # let dir = tempfile::tempdir()?;
 //! # let path = dir.path().join("review.json");
@@ -67,7 +67,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, CheckpointRef, Digest, StepId};
+use crate::id::{CheckpointRef, Digest, ScopePath, StepId};
 use crate::record::{Definition, Flaw, FrontierEntry, Header, Parent, Position, Reason, Record, SealedRun};
 use crate::schema::{Migrations, SchemaError};
 use crate::store::{StoreError, check_blob_name};
@@ -82,7 +82,7 @@ pub use disk::{LoadError, SaveError, SaveMode};
 pub(crate) use export::{OnDamagedChild, begun_since, history_of};
 
 /// The newest format of portable checkpoints, for reading and writing.
-pub const PORTABLE_FORMAT: u32 = 3;
+pub const PORTABLE_FORMAT: u32 = 4;
 /// Largest file. A state of the largest size fits several times over, and a machine of 2 GB can still load
 /// the file. A fan-out of more than some hundred thousand children is moved with its store instead.
 pub const PORTABLE_BYTES_MAX: u64 = 512 << 20;
@@ -127,7 +127,7 @@ pub enum ExportError {
         /// The checkpoint.
         reference: CheckpointRef,
     },
-    /// The frozen items of a fan-out are lost or damaged, so that the remaining branches could not be opened.
+    /// The frozen items of a fan-out are lost or damaged, so that the remaining scopes could not be opened.
     #[error("checkpoint {reference} lacks the recorded items `{name}` of its fan-out")]
     Items {
         /// The checkpoint.
@@ -136,9 +136,7 @@ pub enum ExportError {
         name: String,
     },
     /// The file would exceed [`PORTABLE_BYTES_MAX`]. Copy the store instead.
-    #[error(
-        "checkpoint {reference} and its branches exceed {PORTABLE_BYTES_MAX} bytes, the maximum of a file"
-    )]
+    #[error("checkpoint {reference} and its scopes exceed {PORTABLE_BYTES_MAX} bytes, the maximum of a file")]
     TooLarge {
         /// The checkpoint.
         reference: CheckpointRef,
@@ -153,8 +151,8 @@ impl Portable {
 
     /// Returns the parent entry for a run that begins here.
     pub fn parent(&self) -> Parent {
-        let CheckpointRef { run, branch, seq } = self.reference();
-        Parent { run, branch, seq, digest: self.checkpoint.digest() }
+        let CheckpointRef { run, scope, seq } = self.reference();
+        Parent { run, scope, seq, digest: self.checkpoint.digest() }
     }
 
     /// Returns the run record.
@@ -185,14 +183,14 @@ impl Portable {
         &self.position
     }
 
-    /// Returns the headers referenced by the positions of the checkpoint and its children, by branch and seq.
+    /// Returns the headers referenced by the positions of the checkpoint and its children, by scope and seq.
     /// These are the effective records of finished steps with acceptances of their evidence, of definition and
     /// config, and the records of unfinished steps since their status began, with memos.
     pub fn history(&self) -> &[Record] {
         &self.history
     }
 
-    /// Returns the newest checkpoint of each child branch of the checkpoint's fan-outs, with its body, in
+    /// Returns the newest checkpoint of each child scope of the checkpoint's fan-outs, with its body, in
     /// order of name. Includes ended children, and the children of open children.
     pub fn children(&self) -> &[Record] {
         &self.children
@@ -203,7 +201,7 @@ impl Portable {
         &self.blobs
     }
 
-    /// Returns the steps of the branch that have begun between the checkpoint and the export. A run that begins here must not
+    /// Returns the steps of the scope that have begun between the checkpoint and the export. A run that begins here must not
     /// repeat their effects without a question.
     pub fn begun_since(&self) -> &BTreeSet<StepId> {
         &self.begun_since
@@ -303,24 +301,21 @@ impl Portable {
         if let Some(foreign) = records.find(|record| record.header().run != self.run.record().run) {
             return malformed(format!("checkpoint {} belongs to another run", foreign.header().reference()));
         }
-        let mut heads = BTreeMap::from([(&reference.branch, &self.checkpoint)]);
-        let mut branches = BTreeSet::new();
+        let mut heads = BTreeMap::from([(&reference.scope, &self.checkpoint)]);
+        let mut scopes = BTreeSet::new();
         for child in &self.children {
-            let branch = &child.header().branch;
-            if !is_within(branch, &reference.branch)
-                || !branches.insert(branch)
-                || child.body_bytes().is_none()
-            {
+            let scope = &child.header().scope;
+            if !is_within(scope, &reference.scope) || !scopes.insert(scope) || child.body_bytes().is_none() {
                 return malformed(format!(
                     "checkpoint {} is not a child of the exported checkpoint",
                     child.header().reference()
                 ));
             }
-            heads.insert(branch, child);
+            heads.insert(scope, child);
         }
         let before = |record: &Record| {
             let header = record.header();
-            let newest = heads.get(&header.branch);
+            let newest = heads.get(&header.scope);
             newest.is_some_and(|newest| header.seq < newest.header().seq || header.reason == Reason::Accept)
         };
         let rising = self.history.windows(2).all(|pair| place_of(&pair[0]) < place_of(&pair[1]));
@@ -340,14 +335,14 @@ impl Portable {
     /// Checks that all records and items required by a record's position are present.
     fn check_references(&self, newest: &Record) -> Result<(), Flaw> {
         let position = newest.position()?.with_failures_open();
-        let CheckpointRef { run, branch, .. } = newest.header().reference();
+        let CheckpointRef { run, scope, .. } = newest.header().reference();
         let is_repeated = |seq: u64| {
             let changes = position.definition == Some(seq) || position.config == Some(seq);
             changes && self.changed_at(newest, seq).is_some()
         };
         let is_lacking = |seq: &u64| self.referred(newest, *seq).is_none() && !is_repeated(*seq);
         if let Some(seq) = referred_to(&position).into_iter().find(is_lacking) {
-            let lacking = CheckpointRef { run, branch, seq };
+            let lacking = CheckpointRef { run, scope, seq };
             return malformed(format!("missing header {lacking}, referenced by a position"));
         }
         let fans = position.open_entries().flat_map(FrontierEntry::fans);
@@ -360,27 +355,27 @@ impl Portable {
         Ok(())
     }
 
-    /// Returns the definition and config changed by the record `seq` on the branch of `newest`: from the
+    /// Returns the definition and config changed by the record `seq` in the scope of `newest`: from the
     /// record, or from the copy in the next record.
     fn changed_at<'a>(&'a self, newest: &'a Record, seq: u64) -> Option<Changed<'a>> {
         if let Some(record) = self.referred(newest, seq) {
             let Header { definition, config, .. } = record.header();
             return Some(Changed { definition: definition.as_ref(), config: config.as_ref() });
         }
-        let branch = &newest.header().branch;
-        let mut own = self.history.iter().chain([newest]).filter(|record| record.header().branch == *branch);
+        let scope = &newest.header().scope;
+        let mut own = self.history.iter().chain([newest]).filter(|record| record.header().scope == *scope);
         let again =
             own.find_map(|record| record.header().repeated.as_ref().filter(|again| again.of == seq))?;
         Some(Changed { definition: again.definition.as_ref(), config: again.config.as_ref() })
     }
 
-    /// Returns the header with this seq on the branch of `newest`.
+    /// Returns the header with this seq in the scope of `newest`.
     fn referred<'a>(&'a self, newest: &'a Record, seq: u64) -> Option<&'a Record> {
-        let branch = &newest.header().branch;
+        let scope = &newest.header().scope;
         if seq == newest.header().seq {
             return Some(newest);
         }
-        let at = self.history.binary_search_by_key(&(branch, seq), place_of).ok()?;
+        let at = self.history.binary_search_by_key(&(scope, seq), place_of).ok()?;
         self.history.get(at)
     }
 }
@@ -396,19 +391,19 @@ fn malformed(what: String) -> Result<(), Flaw> {
 }
 
 /// Returns the sort key of a record in the history.
-fn place_of(record: &Record) -> (&BranchPath, u64) {
-    (&record.header().branch, record.header().seq)
+fn place_of(record: &Record) -> (&ScopePath, u64) {
+    (&record.header().scope, record.header().seq)
 }
 
-/// Returns the seqs required by a position, on the same branch.
+/// Returns the seqs required by a position, in the same scope.
 fn referred_to(position: &Position) -> BTreeSet<u64> {
     let settled = position.ledger.values().map(|settled| settled.seq);
     settled.chain(position.definition).chain(position.config).collect()
 }
 
-/// Returns whether `child` is a descendant of `branch`.
-fn is_within(child: &BranchPath, branch: &BranchPath) -> bool {
-    std::iter::successors(child.parent(), BranchPath::parent).any(|parent| parent == *branch)
+/// Returns whether `child` is a descendant of `scope`.
+fn is_within(child: &ScopePath, scope: &ScopePath) -> bool {
+    std::iter::successors(child.parent(), ScopePath::parent).any(|parent| parent == *scope)
 }
 
 fn size_of(record: &Record) -> usize {

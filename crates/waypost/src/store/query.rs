@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::projection::events::PRUNED;
 use crate::record::{Note, RETENTION_MIN, Record, RunStatus, SealedRun};
 use crate::system::lock::Holder;
@@ -32,7 +32,7 @@ impl Default for Page {
     }
 }
 
-/// The newest sound record of an open branch.
+/// The newest sound record of an open scope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
     /// The record, with its body.
@@ -43,7 +43,7 @@ pub struct Head {
     pub damaged: Vec<Damage>,
 }
 
-/// Heads of open branches.
+/// Heads of open scopes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Heads {
     /// In order of opening.
@@ -57,8 +57,8 @@ pub struct Heads {
 pub struct Scan {
     /// Only this run.
     pub run: RunId,
-    /// Only this branch; `None` for all, in order of opening.
-    pub branch: Option<BranchPath>,
+    /// Only this scope; `None` for all, in order of opening.
+    pub scope: Option<ScopePath>,
     /// From this seq on.
     pub seq_min: Option<u64>,
     /// Up to this seq.
@@ -73,7 +73,7 @@ pub struct Scan {
     pub external: Option<String>,
     /// Only records about this record.
     pub about: Option<u64>,
-    /// The direction within a branch.
+    /// The direction within a scope.
     pub order: ScanOrder,
     /// The cursor from the previous page.
     pub cursor: Option<String>,
@@ -86,7 +86,7 @@ impl Scan {
     pub fn of(run: &RunId) -> Self {
         Self {
             run: run.clone(),
-            branch: None,
+            scope: None,
             seq_min: None,
             seq_max: None,
             step: None,
@@ -105,7 +105,7 @@ impl Scan {
         self.seq_min.is_none_or(|least| seq >= least) && self.seq_max.is_none_or(|most| seq <= most)
     }
 
-    /// Returns whether a record matches, by its header; ignores branch, cursor and limit.
+    /// Returns whether a record matches, by its header; ignores scope, cursor and limit.
     pub fn wants(&self, record: &Record) -> bool {
         let header = record.header();
         self.spans(header.seq)
@@ -117,7 +117,7 @@ impl Scan {
     }
 }
 
-/// Direction of a scan within a branch.
+/// Direction of a scan within a scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanOrder {
     /// By ascending seq.
@@ -138,7 +138,7 @@ pub struct Scanned {
     pub next: Option<String>,
 }
 
-/// The effective history of a branch, newest first.
+/// The effective history of a scope, newest first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
     /// The sound records, without bodies.

@@ -43,7 +43,7 @@ impl Mark {
             Phase::Completed(_) => (true, true),
             Phase::Skipped(_) => (true, false),
             Phase::Failed(failure) => (failure.tolerated, failure.kind == FailureKind::Evidence),
-            // The first state of a branch, also after a restart: the input of its first step.
+            // The first state of a scope, also after a restart: the input of its first step.
             _ => (header.seq == 1 || header.basis == Some(0), false),
         };
         Self {
@@ -57,7 +57,7 @@ impl Mark {
         }
     }
 
-    /// Extracts the facts from the newest checkpoint of a branch, with the records that its position
+    /// Extracts the facts from the newest checkpoint of a scope, with the records that its position
     /// requires.
     pub fn of_newest(record: &Record) -> Self {
         let mut mark = Self::of(record.header());
@@ -74,7 +74,7 @@ impl Mark {
     }
 }
 
-/// Returns the seqs of a branch's checkpoints that keep their states. `marks` are all sound checkpoints with
+/// Returns the seqs of a scope's checkpoints that keep their states. `marks` are all sound checkpoints with
 /// a state, newest first, the first created by [`Mark::of_newest`].
 ///
 /// Kept are:

@@ -114,7 +114,7 @@ pub(crate) fn json_to_the_byte(bytes: &[u8]) -> Option<&RawValue> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordText<'a> {
-    /// The index of the branch in order of opening, if present in the file.
+    /// The index of the scope in order of opening, if present in the file.
     #[serde(default)]
     pub(crate) opened: Option<u64>,
     digest: Digest,

@@ -11,7 +11,7 @@ use waypost::engine::{Engine, OnChange, Outcome, RunError};
 use waypost::graph::{Branches, Builder, Resume};
 use waypost::memory::MemoryStore;
 use waypost::record::{End, RunStatus};
-use waypost::{BranchPath, CheckpointRef, Context, END, Graph, StepError};
+use waypost::{CheckpointRef, Context, END, Graph, ScopePath, StepError};
 
 use crate::faulty::World;
 use crate::test_graphs::{Notes, Stage};
@@ -82,7 +82,7 @@ async fn the_name_of_a_graph_counts_only_where_nobody_named_the_run() {
 }
 
 #[tokio::test]
-async fn order_of_steps_and_form_of_branch_ends_are_no_change() {
+async fn order_of_steps_and_form_of_scope_ends_are_no_change() {
     let engine = engine();
     let join = |state: State, _: Branches<State>, _: Context| async move { Ok::<_, StepError>(state) };
     let first = steps("g", &["a", "b", "c", "d"]).fork("a", ["b", "c"]).join("j", join).edge("j", "d");
@@ -103,9 +103,9 @@ async fn order_of_steps_and_form_of_branch_ends_are_no_change() {
     assert_eq!(outcome.status, RunStatus::Completed);
 }
 
-/// Branches are identified by place: other branches of a fork are a changed fork, even with the same steps.
+/// Scopes are identified by place: other scopes of a fork are a changed fork, even with the same steps.
 #[tokio::test]
-async fn other_branches_of_the_same_steps_are_a_change() {
+async fn other_scopes_of_the_same_steps_are_a_change() {
     let engine = engine();
     let join = |state: State, _: Branches<State>, _: Context| async move { Ok::<_, StepError>(state) };
     let graph = |starts: &[&str]| {
@@ -290,7 +290,7 @@ async fn going_back_does_not_bring_the_old_graph_back() {
         refused(world.engine.resume(&short, "r").await);
         // The checkpoint itself has the old graph; the rollback record has the new graph.
         refused(world.engine.fork(&long, &"r@2".parse().unwrap(), "r2").await);
-        let at = CheckpointRef { run: back.run, branch: BranchPath::main(), seq: back.at };
+        let at = CheckpointRef { run: back.run, scope: ScopePath::main(), seq: back.at };
         assert_eq!(world.engine.fork(&long, &at, "r3").await.unwrap().state.done, ["a", "b", "c", "d"]);
         assert_eq!(world.engine.resume(&long, "r").await.unwrap().state.done, ["a", "b", "c", "d"]);
         assert!(world.engine.resume(&long, "r").await.unwrap().idle);
@@ -414,7 +414,7 @@ async fn a_graph_that_is_adopted_after_the_end_is_remembered() {
     }
 }
 
-/// `plan`, then the branches `a` and `b`, possibly with `b2` after `b`, then `merge`.
+/// `plan`, then the scopes `a` and `b`, possibly with `b2` after `b`, then `merge`.
 fn forked(stage: &Stage, more: bool) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("forked"), &["plan", "a", "b", "after"]);
     let builder = if more { stage.steps(builder, &["b2"]).edge("b", "b2") } else { builder };
@@ -422,11 +422,11 @@ fn forked(stage: &Stage, more: bool) -> Graph<Notes> {
     builder.edge("merge", "after").build().unwrap()
 }
 
-// Bug: a run that adopted another graph with open branches and crashed there fitted no program: the branch was at
+// Bug: a run that adopted another graph with open scopes and crashed there fitted no program: the scope was at
 // a step of the new graph, the run had the old graph. Cause: the adoption was recorded with the next record of
-// the main branch, after the branches. Fix: the adoption is recorded before any step runs.
+// the main scope, after the scopes. Fix: the adoption is recorded before any step runs.
 #[tokio::test]
-async fn a_graph_that_is_adopted_amid_branches_is_remembered() {
+async fn a_graph_that_is_adopted_amid_scopes_is_remembered() {
     for edits in [false, true] {
         for mut world in World::each() {
             let stage = Stage::default();
@@ -438,7 +438,7 @@ async fn a_graph_that_is_adopted_amid_branches_is_remembered() {
             let adopt = async |resume: Resume<'_, Notes>| {
                 let resume = resume.on_change(OnChange::Adopt);
                 let edited = |state: &mut Notes| state.done.push("edited".to_owned());
-                if edits { resume.edit_branch("plan:b", edited).await } else { resume.await }
+                if edits { resume.edit_scope("plan:b", edited).await } else { resume.await }
             };
             crash_in((&stage, &mut world), "b2", adopt, &after).await;
             refused(world.engine.resume(&before, "r").await);
@@ -452,18 +452,18 @@ async fn a_graph_that_is_adopted_amid_branches_is_remembered() {
     }
 }
 
-/// `plan`, then branches with these start steps, then `merge`.
+/// `plan`, then scopes with these start steps, then `merge`.
 fn fork_of(stage: &Stage, names: &[&'static str]) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("forked"), &["plan"]);
     let builder = stage.steps(builder, names);
     builder.fork("plan", names.iter().copied()).join("merge", stage.merge()).build().unwrap()
 }
 
-// Bug: a fork with open branches and a graph with a renamed branch opened the new branch and dropped the finished
-// work of the old branch; a resume with this graph was refused. Cause: only the number of branches was compared.
-// Fix: a branch unknown to the graph is a mismatch.
+// Bug: a fork with open scopes and a graph with a renamed scope opened the new scope and dropped the finished
+// work of the old scope; a resume with this graph was refused. Cause: only the number of scopes was compared.
+// Fix: a scope unknown to the graph is a mismatch.
 #[tokio::test]
-async fn open_branches_missing_in_a_graph_are_not_dropped() {
+async fn open_scopes_missing_in_a_graph_are_not_dropped() {
     let (before, others) = (["a", "b"], [["a", "c"].as_slice(), &["a", "b", "c"], &["a"], &["c", "d"]]);
     for other in others.into_iter().chain([["b", "a"].as_slice()]) {
         for mut world in World::each() {

@@ -5,7 +5,7 @@ use waypost::engine::RunError;
 use waypost::memory::Part;
 use waypost::record::RunStatus;
 use waypost::store::Store as _;
-use waypost::{BranchPath, Context, Engine, Graph, StepError};
+use waypost::{Context, Engine, Graph, ScopePath, StepError};
 
 use crate::faulty::World;
 use crate::test_graphs::Notes;
@@ -89,7 +89,7 @@ async fn a_changed_configuration_survives_the_damage_of_its_record() {
     let held = world.engine.resume(&graph, "r").interrupt_after(["b"]).await.unwrap();
     assert_eq!(held.status, RunStatus::Interrupted);
 
-    world.below().damage(&"r".parse().unwrap(), &BranchPath::main(), adopted, Part::Header);
+    world.below().damage(&"r".parse().unwrap(), &ScopePath::main(), adopted, Part::Header);
     world.reopen();
     let outcome = world.engine.resume(&graph, "r").await.unwrap();
 
@@ -142,7 +142,7 @@ async fn a_restart_without_the_run_record_keeps_the_config() {
     world.engine.run(&graph, "r", Notes::default()).interrupt_before(["b"]).await.unwrap();
     world.engine.resume(&graph, "r").config(map(json!({ "k": 3 }))).await.unwrap();
 
-    world.below().damage(&"r".parse().unwrap(), &BranchPath::main(), 0, Part::Run);
+    world.below().damage(&"r".parse().unwrap(), &ScopePath::main(), 0, Part::Run);
     world.reopen();
     let restart = || world.engine.resume(&graph, "r").restart(Notes::default());
     assert_eq!(restart().await.unwrap().state.done, [r#"a {"k":3}"#, r#"b {"k":3}"#]);

@@ -1,16 +1,16 @@
-//! The effective history of a branch, and the damage on it.
+//! The effective history of a scope, and the damage on it.
 
 use serde_json::json;
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::memory::{MemoryStore, Part};
 use waypost::store::{Batch, Store as _, StoreExt as _};
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
-/// Walks back from the ninth record of a branch whose seventh record continues from the third, with some records
+/// Walks back from the ninth record of a scope whose seventh record continues from the third, with some records
 /// damaged. Returns the valid seqs and the reported damaged ones.
 async fn walked(damaged: &[u64]) -> (Vec<u64>, Vec<u64>) {
     let run = run_id("r");
-    let main = BranchPath::main();
+    let main = ScopePath::main();
     let store = MemoryStore::new();
     let mut links = Links::of(&run);
     let first = Batch { release: false, ..links.step() };

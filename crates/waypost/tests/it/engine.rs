@@ -11,7 +11,7 @@ use waypost::engine::{
 use waypost::memory::{MemoryStore, Part};
 use waypost::record::RunStatus;
 use waypost::store::{Scan, Signal, SignalKind, Store, StoreError, StoreExt};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 use crate::history::told;
 use crate::scripted_program::{Does, Toy};
@@ -53,7 +53,7 @@ impl Rig {
         self.store.drop_holder(&run_id());
     }
 
-    /// Returns one line per record, without the name of the main branch: `@seq phase step(attempt) > started |
+    /// Returns one line per record, without the name of the main scope: `@seq phase step(attempt) > started |
     /// frontier`.
     async fn history(&self) -> String {
         let lines = told(self.store.as_ref(), &run_id()).await;
@@ -243,7 +243,7 @@ async fn a_stop_from_afar_is_heeded_and_consumed() {
     let signal = Signal {
         id: "s".to_owned(),
         kind: SignalKind::Stop,
-        branch: None,
+        scope: None,
         sender: "someone".to_owned(),
         created_at: "2026-11-21T12:00:00Z".parse().unwrap(),
     };
@@ -268,7 +268,7 @@ async fn a_stop_that_nobody_took_in_does_not_stop_the_next_resume() {
     let signal = Signal {
         id: "late".to_owned(),
         kind: SignalKind::Stop,
-        branch: None,
+        scope: None,
         sender: "someone".to_owned(),
         created_at: "2026-11-21T12:00:00Z".parse().unwrap(),
     };
@@ -447,7 +447,7 @@ async fn retention_holds_when_the_session_ends() {
 
     let mut kept = 0;
     for seq in 1..=outcome.at {
-        let record = rig.store.load(&run_id(), &BranchPath::main(), seq).await.unwrap();
+        let record = rig.store.load(&run_id(), &ScopePath::main(), seq).await.unwrap();
         kept += usize::from(record.state_bytes().is_some());
     }
     assert_eq!((outcome.status, kept), (RunStatus::Completed, 2));
@@ -462,6 +462,6 @@ async fn the_state_is_there_after_a_resume() {
 
     rig.resume(&toy.again()).await.unwrap();
 
-    let newest = rig.store.newest(&run_id(), &BranchPath::main()).await.unwrap();
+    let newest = rig.store.newest(&run_id(), &ScopePath::main()).await.unwrap();
     assert_eq!(newest.state_bytes(), Some(br#"{"a":{"x":1},"b":{"n":2}}"#.as_slice()));
 }

@@ -8,13 +8,13 @@ use waypost::record::{
     Claim, Definition, End, Ending, Failure, FailureKind, Header, Note, Pack, Phase, Printed, Reason, Record,
     RunStatus, SkipCause, Start, Try, Usage, Verdict, Wait, WaitKind,
 };
-use waypost::{BranchPath, Digest};
-use waypost_testing::records::{Links, branch, run_id, step_id};
+use waypost::{Digest, ScopePath};
+use waypost_testing::records::{Links, run_id, scope, step_id};
 
-/// Returns the events of a record of `branch`, one JSON line each, without `checkpoint_written` and without the
+/// Returns the events of a record of `scope`, one JSON line each, without `checkpoint_written` and without the
 /// members common to all events.
 fn events_of(path: &str, change: impl FnOnce(&mut Header)) -> String {
-    let path = branch(path);
+    let path = scope(path);
     let mut links = Links::of(&run_id("r-1"));
     links.continue_after(&path, 4, Some(Digest::of(b"4")));
     let mut header = links.header(&path);
@@ -71,8 +71,8 @@ fn failure(retried: bool) -> Failure {
 #[test]
 fn an_event_line_has_its_members_in_the_promised_order() {
     let mut links = Links::of(&run_id("r-1"));
-    links.record(&BranchPath::main());
-    let mut header = links.header(&BranchPath::main());
+    links.record(&ScopePath::main());
+    let mut header = links.header(&ScopePath::main());
     header.started = vec![start("load", 1)];
     let event = of(&links.seal(header, &json!({}))).remove(0);
 
@@ -85,7 +85,7 @@ fn an_event_line_has_its_members_in_the_promised_order() {
 #[test]
 fn a_run_begins() {
     let mut links = Links::of(&run_id("r-1"));
-    let mut header = links.header(&BranchPath::main());
+    let mut header = links.header(&ScopePath::main());
     header.phase = Phase::Started;
     (header.step, header.at) = (None, Try::default());
     header.started = vec![start("fetch", 1), start("scan", 1)];
@@ -244,7 +244,7 @@ fn a_run_ends() {
 #[test]
 fn an_item_begins_and_ends() {
     let mut links = Links::of(&run_id("r-1"));
-    let path = branch("each:a%2Fb/in:eu");
+    let path = scope("each:a%2Fb/in:eu");
     let record = links.record(&path);
     let begun = lines(&record);
     let ended = [End::Completed, End::Skipped, End::Failed, End::Cancelled].map(|end| {

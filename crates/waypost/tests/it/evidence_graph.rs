@@ -16,13 +16,13 @@ use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 use crate::faulty::{Fault, FaultyStore};
 
 mod accept;
-mod branches;
 mod fork_claims;
 mod hosts;
 mod probes;
 mod resume_checks;
 mod rollback;
 mod running_steps;
+mod scopes;
 
 /// The state: finished steps and their counts.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
@@ -136,10 +136,10 @@ impl Desk {
         self.store.scan(&Scan::of(&RunId::new("r").unwrap())).await.unwrap().records
     }
 
-    /// Returns the records of the main branch, one line each.
+    /// Returns the records of the main scope, one line each.
     async fn told(&self) -> Vec<String> {
         let records = self.records().await;
-        let main = records.iter().map(Record::header).filter(|header| header.branch.is_main());
+        let main = records.iter().map(Record::header).filter(|header| header.scope.is_main());
         let told = main.map(|h| {
             let step = h.step.as_ref().map_or(String::new(), |step| format!(" {step}"));
             let basis = h.basis.map_or(String::new(), |basis| format!(" basis {basis}"));

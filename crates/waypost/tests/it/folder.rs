@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::disk::RealDisk;
 use waypost::events::{self, Event};
 use waypost::folder::{RunFolder, append_blob, read_blob};
@@ -62,7 +62,7 @@ impl Chain {
     }
 
     fn record(&mut self, step: &str, attempt: u32, phase: Phase) -> Record {
-        let mut header = self.links.header(&BranchPath::main());
+        let mut header = self.links.header(&ScopePath::main());
         header.step = Some(step_id(step));
         header.at = Try { attempt, ..Try::default() };
         if phase == Phase::Started {
@@ -97,7 +97,7 @@ impl Chain {
     }
 
     fn ended(&mut self, step: &str, status: RunStatus) -> Record {
-        let mut header = self.links.header(&BranchPath::main());
+        let mut header = self.links.header(&ScopePath::main());
         header.step = Some(step_id(step));
         header.status = Some(status);
         self.links.seal(header, &serde_json::json!({}))

@@ -194,7 +194,7 @@ async fn a_fork_amid_the_step_that_took_a_signal_has_it() {
 }
 
 #[tokio::test]
-async fn branches_reopened_by_a_rollback_consume_signals_again() {
+async fn scopes_reopened_by_a_rollback_consume_signals_again() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = stage.steps(Graph::builder("fork"), &["plan", "b"]).step("a", takes(&stage));
@@ -213,7 +213,7 @@ async fn branches_reopened_by_a_rollback_consume_signals_again() {
 }
 
 #[tokio::test]
-async fn passes_of_a_loop_over_branches_keep_the_signals_they_took() {
+async fn passes_of_a_loop_over_scopes_keep_the_signals_they_took() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = stage.steps(Graph::builder("loop"), &["plan", "b"]).step("a", takes(&stage));

@@ -118,7 +118,7 @@ impl Rig {
         self.store.drop_holder(&run_id());
     }
 
-    /// Returns the records of the run, one per line: `branch@seq phase step`.
+    /// Returns the records of the run, one per line: `scope@seq phase step`.
     async fn records(&self) -> String {
         let found = self.store.scan(&Scan::of(&run_id())).await.unwrap();
         let line = |record: &waypost::record::Record| {
@@ -128,7 +128,7 @@ impl Rig {
             let started =
                 if started.is_empty() { String::new() } else { format!(" -> {}", started.join(" ")) };
             let iteration = header.at.iteration.iter().map(|i| format!(" i{i}")).collect::<String>();
-            format!("{}@{} {}{step}{iteration}{started}", header.branch, header.seq, header.phase.name())
+            format!("{}@{} {}{step}{iteration}{started}", header.scope, header.seq, header.phase.name())
         };
         found.records.iter().map(line).collect::<Vec<_>>().join("\n")
     }

@@ -2,7 +2,7 @@
 //!
 //! Bug: forks nested too deep were built, and failed after the first step had run. An edge from another step to a
 //! join ran the fork without the step before it. Messages named edges that nobody wrote, or different edges each
-//! time. Cause: branch names were checked at run time, a fork was stored as an edge, and edges were checked in
+//! time. Cause: scope names were checked at run time, a fork was stored as an edge, and edges were checked in
 //! hash order. Fix: `build` checks all of this in the order of the calls, and uses the caller's names.
 
 use waypost::graph::{Branches, Builder, Fork};
@@ -38,13 +38,13 @@ fn nested(deep: usize) -> Builder<State> {
 }
 
 #[tokio::test]
-async fn forks_nest_as_deep_as_branches_can_be_named_and_no_deeper() {
+async fn forks_nest_as_deep_as_scopes_can_be_named_and_no_deeper() {
     let engine = Engine::new(std::sync::Arc::new(MemoryStore::new()));
 
     let outcome = engine.run(&nested(16).build().unwrap(), "r", State::new()).await.unwrap();
     assert_eq!((outcome.status, outcome.state.len()), (RunStatus::Completed, 1));
 
-    let too_deep = "the branches of step `j16` nest deeper than the 16 levels allowed";
+    let too_deep = "the scopes of step `j16` nest deeper than the 16 levels allowed";
     assert_eq!(refused(nested(17)), too_deep);
     assert_eq!(refused(nested(5_000)), too_deep, "and the stack is not what limits it");
 }
@@ -57,11 +57,11 @@ fn graphs_in_graphs_count_as_levels() {
     };
 
     let outer = around(&inner).build().unwrap();
-    assert_eq!(refused(around(&outer)), "the branches of step `sub` nest deeper than the 16 levels allowed");
+    assert_eq!(refused(around(&outer)), "the scopes of step `sub` nest deeper than the 16 levels allowed");
 
     let name = "n".repeat(1_025);
     let long = Graph::<State>::builder(&name).step("a", note).build().unwrap();
-    assert!(around(&long).build().is_ok(), "the name of an inner graph names no branch");
+    assert!(around(&long).build().is_ok(), "the name of an inner graph names no scope");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Sessions of a graph: interrupts, isolated branches, failed saves, and configuration at a resume. Portable files of a
+//! Sessions of a graph: interrupts, isolated scopes, failed saves, and configuration at a resume. Portable files of a
 //! graph are in [`portable_files`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -184,7 +184,7 @@ struct Deep {
 }
 
 impl Deep {
-    /// Counts at a place shared by all branches.
+    /// Counts at a place shared by all scopes.
     fn count(mut self) -> Self {
         let place = self.tree.entry("leaf".to_owned()).or_insert_with(|| vec![BTreeMap::new()]);
         *place[0].entry("count".to_owned()).or_default() += 1;
@@ -196,9 +196,9 @@ impl Deep {
     }
 }
 
-// Trap: shallow copies, so that branches change the state of their siblings and of the previous step.
+// Trap: shallow copies, so that scopes change the state of their siblings and of the previous step.
 #[tokio::test]
-async fn branches_share_no_nested_data_with_each_other_or_the_join() {
+async fn scopes_share_no_nested_data_with_each_other_or_the_join() {
     for crashes in [false, true] {
         for mut world in World::each() {
             let stage = Stage::default();
@@ -220,7 +220,7 @@ async fn branches_share_no_nested_data_with_each_other_or_the_join() {
             let join = |state: Deep, branches: Branches<Deep>, _: Context| async move {
                 assert_eq!(state.counted(), 2, "the state before the fork");
                 for branch in branches {
-                    assert_eq!(branch.result.unwrap().counted(), 4, "branch {}", branch.key);
+                    assert_eq!(branch.result.unwrap().counted(), 4, "scope {}", branch.key);
                 }
                 Ok::<_, StepError>(state.count())
             };
@@ -307,7 +307,7 @@ async fn what_started_with_a_lost_checkpoint_is_recorded_once() {
     let stage = Stage::default();
     let builder = stage.steps(Graph::builder("fork"), &["plan", "a", "b"]).not_idempotent();
     let graph = builder.fork("plan", ["b", "a"]).join("merge", stage.merge()).build().unwrap();
-    // The checkpoint that opens the branches and starts `a`.
+    // The checkpoint that opens the scopes and starts `a`.
     world.store.plan(2, 1, Fault::Refuse);
 
     let outcome = world.engine.run(&graph, "r", Notes::default()).tolerate_lost_checkpoints().await.unwrap();
@@ -320,7 +320,7 @@ async fn what_started_with_a_lost_checkpoint_is_recorded_once() {
     assert_eq!(starts, ["a", "b", "merge", "plan"]);
 }
 
-// Trap: the work of branches was in no checkpoint, so all parallel work was repeated; at a fan-in the checkpoint
+// Trap: the work of scopes was in no checkpoint, so all parallel work was repeated; at a fan-in the checkpoint
 // exists.
 #[tokio::test]
 async fn finished_parallel_work_is_on_disk_and_is_not_repeated() {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   main@2 completed a(1) > b(1) | b started      what happened > what was started with it | what is unfinished then
-//!   main@3 waiting merge(0) | merge waiting 0/2   amid a fan-out: how many of how many branches are open
+//!   main@3 waiting merge(0) | merge waiting 0/2   amid a fan-out: how many of how many scopes are open
 //!   main@4 completed b(2) i3 e1 ^2 = completed    third pass, first redo, goes on from 2; the run stands so after it
 //! ```
 
@@ -10,7 +10,7 @@ use waypost::RunId;
 use waypost::record::{FrontierEntry, Header, Phase, Status, Try, WaitKind};
 use waypost::store::{Scan, Store};
 
-/// Returns all records of a run, branch by branch in opening order.
+/// Returns all records of a run, scope by scope in opening order.
 pub(crate) async fn told(store: &dyn Store, run: &RunId) -> Vec<String> {
     let mut scan = Scan::of(run);
     let mut lines = Vec::new();
@@ -19,14 +19,14 @@ pub(crate) async fn told(store: &dyn Store, run: &RunId) -> Vec<String> {
         for record in &page.records {
             let header = record.header();
             let mut line = told_of(header);
-            let full = store.load(run, &header.branch, header.seq).await.unwrap();
+            let full = store.load(run, &header.scope, header.seq).await.unwrap();
             if full.body_bytes().is_some() {
                 let frontier = full.position().unwrap().with_failures_open().frontier;
                 let entries: Vec<_> = frontier.iter().map(entry_of).collect();
                 line += " | ";
                 line += &if entries.is_empty() { "-".to_owned() } else { entries.join(", ") };
             }
-            if let Some(end) = header.end.filter(|_| !header.branch.is_main()) {
+            if let Some(end) = header.end.filter(|_| !header.scope.is_main()) {
                 line += &format!(" = {end:?}").to_lowercase();
             }
             if let Some(status) = header.status {
@@ -42,7 +42,7 @@ pub(crate) async fn told(store: &dyn Store, run: &RunId) -> Vec<String> {
 }
 
 fn told_of(header: &Header) -> String {
-    let mut line = format!("{}@{} {}", header.branch, header.seq, header.phase.name());
+    let mut line = format!("{}@{} {}", header.scope, header.seq, header.phase.name());
     if let Phase::Progress { key, .. } = &header.phase {
         line += &format!(" {key} of");
     }

@@ -1,4 +1,4 @@
-//! Hooks of a step with branches: in one session, and with a crash at every commit.
+//! Hooks of a step with scopes: in one session, and with a crash at every commit.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -13,7 +13,7 @@ use waypost::engine::{
 use waypost::record::{Claim, End, Ending, Failure, FailureKind, Flaw, Phase, RunStatus, Try};
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
 use waypost::store::{Lease, Store as _, StoreExt as _};
-use waypost::{BranchPath, Digest, StepId};
+use waypost::{Digest, ScopePath, StepId};
 
 use crate::faulty::{Fault, World, run_id};
 use crate::scripted_program::{Toy, failure};
@@ -113,7 +113,7 @@ impl Program for Hooked {
     }
 
     fn open(&self, _: StepRef<'_>, _: &Self::State) -> Result<Vec<Item>, Failure> {
-        unreachable!("its branches are found by work")
+        unreachable!("its scopes are found by work")
     }
 
     fn child(&self, _: StepRef<'_>, _: &Self::State, item: &Item) -> Result<Self::State, Failure> {
@@ -325,8 +325,8 @@ async fn survives(fails: &[&'static str], nth: u64, fault: Fault) -> bool {
     assert_eq!(outcome.status, RunStatus::Completed, "{nth} {fault:?}");
     assert_eq!(outcome.state.keys().map(String::as_str).collect::<Vec<_>>(), ["each", "end"]);
     for item in ITEMS {
-        let branch: BranchPath = format!("each:{item}").parse().unwrap();
-        let newest = world.store.newest(&run_id(), &branch).await.unwrap();
+        let scope: ScopePath = format!("each:{item}").parse().unwrap();
+        let newest = world.store.newest(&run_id(), &scope).await.unwrap();
         assert_eq!(newest.header().end, Some(End::Completed), "{nth} {fault:?}: {item}");
     }
     died

@@ -1,4 +1,4 @@
-//! Non-idempotent steps: interrupted on any branch, such a step is in doubt, nothing runs, and a person decides.
+//! Non-idempotent steps: interrupted in any scope, such a step is in doubt, nothing runs, and a person decides.
 
 use std::future::IntoFuture as _;
 
@@ -26,10 +26,10 @@ fn nested(stage: &Stage) -> Graph<Notes> {
     builder.fork("plan", ["p", "q"]).join("outer", stage.merge()).build().unwrap()
 }
 
-// A child branch two forks deep: the question names the branch, nothing runs, and a resume from the newest
+// A child scope two forks deep: the question names the scope, nothing runs, and a resume from the newest
 // checkpoint decides on a rerun.
 #[tokio::test]
-async fn a_careful_cut_in_a_nested_branch_asks_before_any_step() {
+async fn a_careful_cut_in_a_nested_scope_asks_before_any_step() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = nested(&stage);
@@ -40,7 +40,7 @@ async fn a_careful_cut_in_a_nested_branch_asks_before_any_step() {
         for _ in 0..2 {
             let refused = world.engine.resume(&graph, "r").await.unwrap_err();
             let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
-            let asked: Vec<_> = questions.iter().map(|q| format!("{} {}", q.branch, q.step)).collect();
+            let asked: Vec<_> = questions.iter().map(|q| format!("{} {}", q.scope, q.step)).collect();
             assert_eq!(asked, ["plan:p/p:x x"]);
             world.reopen();
         }
@@ -56,7 +56,7 @@ async fn a_careful_cut_in_a_nested_branch_asks_before_any_step() {
 }
 
 #[tokio::test]
-async fn a_person_says_that_a_cut_step_of_a_branch_runs_again() {
+async fn a_person_says_that_a_cut_step_of_a_scope_runs_again() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = nested(&stage);
@@ -129,11 +129,11 @@ fn shop(stage: &Stage) -> Graph<Notes> {
     builder.edge("merge", "after").build().unwrap()
 }
 
-// Bug: of items interrupted during a payment, all or none could be declared paid, and on a branch not even that.
-// Cause: only the main branch could be settled, with a single decision for all steps in doubt. Fix: a function
-// decides per branch and step, with the state of the branch.
+// Bug: of items interrupted during a payment, all or none could be declared paid, and in a scope not even that.
+// Cause: only the main scope could be settled, with a single decision for all steps in doubt. Fix: a function
+// decides per scope and step, with the state of the scope.
 #[tokio::test]
-async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
+async fn each_step_in_doubt_of_any_scope_is_settled_by_itself() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = shop(&stage);
@@ -151,13 +151,13 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
         let refused = world.engine.resume(&graph, "r").settle_doubtful(of_another).await.unwrap_err();
         let text = refused.to_string();
         assert!(
-            text.contains("cannot settle step `plan:p/pay:n0/item` of run r: no function settles a branch"),
+            text.contains("cannot settle step `plan:p/pay:n0/item` of run r: no function settles a scope"),
             "{text}"
         );
         world.reopen();
         assert_eq!(world.records().await, before, "a refusal changes nothing");
         let receipts = |child: &mut Child<u32, String>, doubtful: &Doubtful| {
-            assert_eq!(doubtful.branch.to_string(), format!("plan:p/pay:n{}", child.item));
+            assert_eq!(doubtful.scope.to_string(), format!("plan:p/pay:n{}", child.item));
             match child.item {
                 1 => Ok(TreatAs::Retry),
                 n => {
@@ -172,7 +172,7 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
         stage.crash(&mut world, "inner", session).await;
         assert_eq!(stage.said(), ["n1", "inner"], "only what was said not to have been paid");
         let by_hand = |notes: &mut Notes, doubtful: &Doubtful| {
-            assert_eq!(doubtful.branch.to_string(), "plan:p/sub:graph");
+            assert_eq!(doubtful.scope.to_string(), "plan:p/sub:graph");
             notes.done.push("inner by hand".to_owned());
             Ok(TreatAs::Done)
         };
@@ -186,7 +186,7 @@ async fn each_step_in_doubt_of_any_branch_is_settled_by_itself() {
 }
 
 #[tokio::test]
-async fn a_crash_at_any_write_of_settling_branches_is_survived() {
+async fn a_crash_at_any_write_of_settling_scopes_is_survived() {
     for fault in [Fault::DieBefore, Fault::DieAfter] {
         for nth in 1.. {
             let mut world = World::memory();
@@ -216,10 +216,10 @@ async fn a_crash_at_any_write_of_settling_branches_is_survived() {
 }
 
 // Bug: after the decision to rerun a step of a loop, the passes were counted from one; after the decision to
-// rerun a join, all its branches restarted. Cause: the new entry of the step lost its iteration and its branches.
+// rerun a join, all its scopes restarted. Cause: the new entry of the step lost its iteration and its scopes.
 // Fix: both are kept.
 #[tokio::test]
-async fn a_rerun_by_a_person_keeps_its_pass_and_branches() {
+async fn a_rerun_by_a_person_keeps_its_pass_and_scopes() {
     for mut world in World::each() {
         let stage = Stage::default();
         let builder = stage.steps(Graph::builder("loop"), &["pay"]).not_idempotent();

@@ -1,4 +1,4 @@
-//! Tolerated failures to write a checkpoint, also on branches of branches. Lost records are written with the next
+//! Tolerated failures to write a checkpoint, also in scopes of scopes. Lost records are written with the next
 //! ones, and a crash before that repeats only the steps since.
 
 use waypost::Graph;
@@ -10,7 +10,7 @@ use waypost::record::RunStatus;
 use crate::faulty::{Fault, World};
 use crate::test_graphs::{Notes, Stage};
 
-/// Builds a fork in a fork, and items in one of its branches.
+/// Builds a fork in a fork, and items in one of its scopes.
 fn nested(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("nested"), &["plan", "p", "x", "x2", "y", "q", "after"]);
     let builder = builder.edge("x", "x2").fork("p", ["x", "y"]).join("inner", stage.merge());
@@ -40,7 +40,7 @@ async fn undisturbed() -> Notes {
 }
 
 #[tokio::test]
-async fn any_lost_checkpoint_of_branches_of_branches_is_made_up_for() {
+async fn any_lost_checkpoint_of_scopes_of_scopes_is_made_up_for() {
     let expect = undisturbed().await;
     for count in [1, 2] {
         for nth in 2.. {

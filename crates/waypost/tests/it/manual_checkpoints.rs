@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use waypost::engine::{RunError, labelled};
 use waypost::record::RunStatus;
 use waypost::store::{Store as _, StoreError};
-use waypost::{BranchPath, Context, END, Graph, StepError};
+use waypost::{Context, END, Graph, ScopePath, StepError};
 use waypost_testing::records::holder;
 
 use crate::faulty::{World, run_id};
@@ -16,7 +16,7 @@ use crate::test_graphs::{Notes, Stage};
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 
 #[tokio::test]
-async fn a_run_cut_amid_its_branches_goes_on_behind_a_mark_as_before() {
+async fn a_run_cut_amid_its_scopes_goes_on_behind_a_mark_as_before() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -97,7 +97,7 @@ async fn a_signal_that_nobody_consumes_is_kept() {
     let world = World::memory();
     let stage = Stage::default();
     world.engine.run(&stage.fork(), "r", Notes::default()).await.unwrap();
-    let lease = world.store.acquire(&run_id(), &BranchPath::main(), &holder("test")).await.unwrap();
+    let lease = world.store.acquire(&run_id(), &ScopePath::main(), &holder("test")).await.unwrap();
 
     let refused = world.engine.checkpoint(&run_id(), Some("late")).await;
 

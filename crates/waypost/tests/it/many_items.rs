@@ -11,7 +11,7 @@ use waypost::lock::Holder;
 use waypost::record::{FailureKind, RunStatus};
 use waypost::recorder::{self, Recorder};
 use waypost::store::{Scan, Store, StoreExt as _};
-use waypost::{BranchPath, END, FileStore, Graph, MemoryStore, RunId, StepError};
+use waypost::{END, FileStore, Graph, MemoryStore, RunId, ScopePath, StepError};
 use waypost_testing::faulty::{Call, Fault, FaultyStore};
 
 /// A range from the first number up to and excluding the second; after the sum, the sum and 0.
@@ -44,7 +44,7 @@ fn file_engine(dir: &tempfile::TempDir) -> Engine {
 }
 
 // Bug: a fan-out too large for a file store failed after thousands of items, and could never end. Cause: the
-// store counted branches page by page. Fix: the engine checks the quota for all branches before the first.
+// store counted scopes page by page. Fix: the engine checks the quota for all scopes before the first.
 #[tokio::test]
 async fn too_many_items_for_a_store_are_refused_before_any_starts() {
     let (dir, worked) = (tempfile::tempdir().unwrap(), Arc::default());
@@ -58,7 +58,7 @@ async fn too_many_items_for_a_store_are_refused_before_any_starts() {
     assert_eq!(
         failure.error,
         [
-            "cannot open 10001 branches: the run would have 10001, the maximum of the store is 10000: use a store `sqlite:PATH`"
+            "cannot open 10001 scopes: the run would have 10001, the maximum of the store is 10000: use a store `sqlite:PATH`"
         ]
     );
 
@@ -66,8 +66,8 @@ async fn too_many_items_for_a_store_are_refused_before_any_starts() {
     assert_eq!((mended.status, mended.state.0), (RunStatus::Completed, 3));
 }
 
-// Bug: exactly as many items as the limit of a file store were refused. Cause: the main branch was counted too.
-// Fix: the main branch is excluded.
+// Bug: exactly as many items as the limit of a file store were refused. Cause: the main scope was counted too.
+// Fix: the main scope is excluded.
 #[tokio::test]
 async fn as_many_items_as_a_store_keeps_are_worked_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -85,9 +85,9 @@ async fn as_many_items_as_a_store_keeps_are_worked_on() {
     assert_eq!(outcome.failed.unwrap().1.error, ["spoilt"]);
 }
 
-// Items of an earlier pass, or from before a crash, are existing branches.
+// Items of an earlier pass, or from before a crash, are existing scopes.
 #[tokio::test]
-async fn branches_that_are_there_need_no_more_room() {
+async fn scopes_that_are_there_need_no_more_room() {
     let (dir, worked) = (tempfile::tempdir().unwrap(), Arc::default());
     let graph = sum_up(&worked);
     file_engine(&dir).run(&graph, "r", (0, 20)).await.unwrap();
@@ -103,16 +103,16 @@ async fn branches_that_are_there_need_no_more_room() {
 }
 
 // Bug: the time of a resume of a completed run grew with the number of items, without any work. Cause: the resume
-// searched the head of the main branch among all branches, twice, and an ended branch has no head. Fix: the
-// newest record of the main branch is read first.
+// searched the head of the main scope among all scopes, twice, and an ended scope has no head. Fix: the
+// newest record of the main scope is read first.
 #[tokio::test]
-async fn a_resume_of_a_completed_run_looks_at_no_branch_of_it() {
+async fn a_resume_of_a_completed_run_looks_at_no_scope_of_it() {
     let (faulty, worked) = (FaultyStore::around(Arc::new(MemoryStore::new())), Arc::default());
     let engine = Engine::new(faulty.clone());
     engine.run(&sum_up(&worked), "r", (0, 50)).await.unwrap();
 
     let of_all = |call: Call<'_>| match call {
-        Call::Scan(scan) => scan.branch.is_none(),
+        Call::Scan(scan) => scan.scope.is_none(),
         Call::Other(name) => name == "heads",
         Call::Create(_) | Call::Append(_) => false,
     };
@@ -187,7 +187,7 @@ async fn a_lookup_from_the_end_equals_the_walk_of_the_history() {
     engine.run(&graph, "r", 0).await.unwrap();
     engine.resume(&graph, "r").from_checkpoint(7).await.unwrap();
     engine.resume(&graph, "r").from_checkpoint(90).await.unwrap();
-    let (run, main) = (RunId::new("r").unwrap(), BranchPath::main());
+    let (run, main) = (RunId::new("r").unwrap(), ScopePath::main());
     let newest = store.newest(&run, &main).await.unwrap().header().seq;
 
     let walk = store.history(&run, &main, newest).await.unwrap();
@@ -231,7 +231,7 @@ async fn a_run_that_a_recorder_finished_is_free_at_once() {
         made.finish().await.unwrap();
 
         let holder = Holder::here(Timestamp::UNIX_EPOCH).unwrap();
-        let lease = store.acquire(&run, &BranchPath::main(), &holder).await.unwrap();
+        let lease = store.acquire(&run, &ScopePath::main(), &holder).await.unwrap();
         store.release(lease, None).await.unwrap();
         made.close().await.unwrap();
     }

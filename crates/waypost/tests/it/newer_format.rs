@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use waypost::file::FileStore;
 use waypost::store::{Store, StoreError};
-use waypost::{BranchPath, Digest, RunId};
+use waypost::{Digest, RunId, ScopePath};
 use waypost_testing::disk::SimDisk;
 use waypost_testing::records::{Links, holder, run_id, run_record, sealed};
 
@@ -15,9 +15,9 @@ fn store(disk: &SimDisk) -> FileStore {
 
 /// Turns a valid file into a valid file of the next format.
 fn make_newer(text: &mut [u8]) {
-    const MEMBER: &[u8] = b"\"format\":2";
+    const MEMBER: &[u8] = b"\"format\":3";
     let at = text.windows(MEMBER.len()).position(|window| window == MEMBER).unwrap();
-    text[at + MEMBER.len() - 1] = b'3';
+    text[at + MEMBER.len() - 1] = b'4';
     text[19..83].fill(b'0');
     let digest = Digest::of(text).to_string();
     text[19..83].copy_from_slice(digest.as_bytes());
@@ -47,13 +47,13 @@ async fn a_newer_run_record_is_refused_and_not_written_over() {
 
         let store = store(&disk);
         let read = store.run(&run).await;
-        let taken = store.acquire(&run, &BranchPath::main(), &holder("test")).await;
+        let taken = store.acquire(&run, &ScopePath::main(), &holder("test")).await;
         let deleted = store.delete(&run).await;
 
-        assert!(matches!(deleted, Err(StoreError::Version { found: 3, .. })), "{name}: {deleted:?}");
-        assert!(matches!(taken, Err(StoreError::Version { found: 3, .. })), "{name}: {taken:?}");
+        assert!(matches!(deleted, Err(StoreError::Version { found: 4, .. })), "{name}: {deleted:?}");
+        assert!(matches!(taken, Err(StoreError::Version { found: 4, .. })), "{name}: {taken:?}");
         assert!(
-            name != "run.json" || matches!(read, Err(StoreError::Version { found: 3, .. })),
+            name != "run.json" || matches!(read, Err(StoreError::Version { found: 4, .. })),
             "{name}: {read:?}"
         );
         let run_files = |files: Vec<(PathBuf, Vec<u8>)>| -> Vec<_> {
@@ -79,7 +79,7 @@ async fn a_run_with_newer_records_is_kept_and_a_damaged_one_goes() {
         let deleted = store.delete(&run).await;
 
         if is_newer {
-            assert!(matches!(deleted, Err(StoreError::Version { found: 3, .. })), "{deleted:?}");
+            assert!(matches!(deleted, Err(StoreError::Version { found: 4, .. })), "{deleted:?}");
             assert!(disk.files().iter().any(|(name, _)| *name == path), "it is as it was");
         } else {
             deleted.unwrap();

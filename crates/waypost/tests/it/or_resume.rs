@@ -170,7 +170,7 @@ async fn one_of_three_processes_does_the_work() {
     assert!(said.iter().any(|said| said.contains("refused")), "{said:?}");
 }
 
-// Bug: the branch of an inner graph was named after its graph, so a rename repeated all its work.
+// Bug: the scope of an inner graph was named after its graph, so a rename repeated all its work.
 #[tokio::test]
 async fn an_inner_graph_may_be_renamed_amid_its_work() {
     for mut world in World::each() {

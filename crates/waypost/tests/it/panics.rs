@@ -102,7 +102,7 @@ async fn a_panic_of_any_function_fails_its_step() {
         (At::Item, "item", "step `item` panicked: no way"),
         (At::Join, "each", "step `each` panicked: no way"),
         (At::ForkJoin, "merge", "step `merge` panicked: no way"),
-        (At::Enter, "sub", "the state of branch `graph` of step `sub` panicked: no way"),
+        (At::Enter, "sub", "the state of scope `graph` of step `sub` panicked: no way"),
         (At::Leave, "sub", "step `sub` panicked: no way"),
     ];
     for (at, step, text) in expect {
@@ -185,14 +185,14 @@ async fn a_panic_of_an_edit_or_a_check_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_panic_of_an_edit_of_a_branch_changes_nothing() {
+async fn a_panic_of_an_edit_of_a_scope_changes_nothing() {
     let (mut world, stage) = (World::memory(), Stage::default());
     let graph = stage.fork();
     stage.fail("a2", 1);
     world.engine.run(&graph, "r", Notes::default()).await.unwrap();
     let before = world.records().await;
 
-    let refused = world.engine.resume(&graph, "r").edit_branch("plan:a", |_| panic!("no way")).await;
+    let refused = world.engine.resume(&graph, "r").edit_scope("plan:a", |_| panic!("no way")).await;
 
     let refused = refused.unwrap_err();
     assert!(matches!(refused, RunError::NotEdited { .. }), "{refused}");

@@ -2,8 +2,8 @@
 //!
 //! A case is text in, text out; only [`plan_of`] calls the API. A graph has a line per step, `id: need need`,
 //! with marks: `!` not idempotent, `>target` a route, `~path` a subject of its evidence, `[a b]` the steps of its
-//! children. A position has a line per branch, `BRANCH@SEQ | frontier | ledger`. Evidence has a line per claim,
-//! `BRANCH step path verdict-at-commit verdict-now [pinned] [live]`.
+//! children. A position has a line per scope, `SCOPE@SEQ | frontier | ledger`. Evidence has a line per claim,
+//! `SCOPE step path verdict-at-commit verdict-now [pinned] [live]`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use waypost::record::{
     Claim, FrontierEntry, Pack, Position, Settled, SettledAs, Status, Try, Verdict, Wait, WaitKind,
 };
 use waypost::shape::{Children, FailureLimits, OnChildFailure, Shape, Step};
-use waypost::{BranchPath, Digest, StepId};
+use waypost::{Digest, ScopePath, StepId};
 
 const NOW: &str = "2026-11-21T12:00:00Z";
 
@@ -22,14 +22,14 @@ fn plan_of(shape: &str, positions: &str, evidence: &str) -> String {
     let shape = shape_of(shape);
     let (packs, verdicts) = evidence_of(evidence);
     let mut effective: Vec<Effective> = positions.trim().lines().map(position_of).collect();
-    for branch in &mut effective {
-        branch.evidence = packs.get(&branch.branch).cloned().unwrap_or_default();
+    for scope in &mut effective {
+        scope.evidence = packs.get(&scope.scope).cloned().unwrap_or_default();
     }
     let plan = plan(&shape, &effective, &verdicts, NOW.parse().unwrap());
     let mut text = String::new();
     for decision in &plan.decisions {
-        let branch = if decision.branch.is_main() { String::new() } else { format!("{}/", decision.branch) };
-        writeln!(text, "{} {branch}{}: {}", decision.action.name(), decision.step, decision.cause).unwrap();
+        let scope = if decision.scope.is_main() { String::new() } else { format!("{}/", decision.scope) };
+        writeln!(text, "{} {scope}{}: {}", decision.action.name(), decision.step, decision.cause).unwrap();
     }
     text
 }
@@ -37,8 +37,8 @@ fn plan_of(shape: &str, positions: &str, evidence: &str) -> String {
 fn checks_of(shape: &str, positions: &str, evidence: &str) -> String {
     let (packs, _) = evidence_of(evidence);
     let mut effective: Vec<Effective> = positions.trim().lines().map(position_of).collect();
-    for branch in &mut effective {
-        branch.evidence = packs.get(&branch.branch).cloned().unwrap_or_default();
+    for scope in &mut effective {
+        scope.evidence = packs.get(&scope.scope).cloned().unwrap_or_default();
     }
     let found = checks(&shape_of(shape), &effective);
     found.iter().map(|check| format!("{} {}", check.step, check.claim.subject)).collect::<Vec<_>>().join("\n")
@@ -81,7 +81,7 @@ fn shape_of(text: &str) -> Shape {
 /// `main@5 | b started 2, c ready | a=3 x=skipped:4`; `main@5+2` has lost two records after that
 fn position_of(line: &str) -> Effective {
     let parts: Vec<&str> = line.trim().split('|').map(str::trim).collect();
-    let (branch, seq) = parts[0].split_once('@').unwrap();
+    let (scope, seq) = parts[0].split_once('@').unwrap();
     let (seq, lost) = seq.split_once('+').unwrap_or((seq, "0"));
     let entries = parts[1].split(',').filter(|entry| !entry.trim().is_empty());
     let settled = parts.get(2).into_iter().flat_map(|ledger| ledger.split_whitespace()).map(|entry| {
@@ -97,7 +97,7 @@ fn position_of(line: &str) -> Effective {
         reusable: BTreeMap::new(),
         passes: BTreeMap::new(),
         in_flux: BTreeSet::new(),
-        branch: BranchPath::new(branch).unwrap(),
+        scope: ScopePath::new(scope).unwrap(),
         seq: seq.parse().unwrap(),
         lost: lost.parse().unwrap(),
         position: Position {
@@ -146,8 +146,8 @@ fn entry_of(text: &str) -> FrontierEntry {
     }
 }
 
-fn evidence_of(text: &str) -> (BTreeMap<BranchPath, BTreeMap<StepId, Pack>>, Verdicts) {
-    let mut packs: BTreeMap<BranchPath, BTreeMap<StepId, Pack>> = BTreeMap::new();
+fn evidence_of(text: &str) -> (BTreeMap<ScopePath, BTreeMap<StepId, Pack>>, Verdicts) {
+    let mut packs: BTreeMap<ScopePath, BTreeMap<StepId, Pack>> = BTreeMap::new();
     let mut verdicts = Verdicts::new();
     for line in text.trim().lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -157,10 +157,10 @@ fn evidence_of(text: &str) -> (BTreeMap<BranchPath, BTreeMap<StepId, Pack>>, Ver
             "unknown" => Verdict::Unknown,
             other => panic!("no verdict {other}"),
         };
-        let (branch, step) = (BranchPath::new(words[0]).unwrap(), StepId::new(words[1]).unwrap());
+        let (scope, step) = (ScopePath::new(words[0]).unwrap(), StepId::new(words[1]).unwrap());
         let empty = || Pack { at_least: None, claims: Vec::new() };
-        let pack = packs.entry(branch.clone()).or_default().entry(step.clone()).or_insert_with(empty);
-        verdicts.insert((branch, step, pack.claims.len()), verdict(words[4]));
+        let pack = packs.entry(scope.clone()).or_default().entry(step.clone()).or_insert_with(empty);
+        verdicts.insert((scope, step, pack.claims.len()), verdict(words[4]));
         pack.claims.push(Claim {
             pinned: words.contains(&"pinned"),
             live: words.contains(&"live"),
@@ -306,12 +306,12 @@ fn a_step_that_lost_records_may_have_started_is_in_doubt() {
 }
 
 #[test]
-fn lost_records_may_have_opened_branches_or_taken_a_loop() {
+fn lost_records_may_have_opened_scopes_or_taken_a_loop() {
     let asks = |shape: &str, position: &str| {
         plan_of(shape, position, "").lines().filter(|line| line.starts_with("ask ")).count()
     };
 
-    assert_eq!(asks("a\ne: a [w!]\nz: e", "main@2+1 | e ready 0 | a=2"), 1, "its branches may have begun");
+    assert_eq!(asks("a\ne: a [w!]\nz: e", "main@2+1 | e ready 0 | a=2"), 1, "its scopes may have begun");
     assert_eq!(asks("a\ne: a [w]\nz: e", "main@2+1 | e ready 0 | a=2"), 0);
     assert_eq!(asks("a!: >b\nb: >a >z\nz:", "main@4+2 | b started | a=2"), 1, "the route may have led back");
     assert_eq!(asks("a!: >b\nb: >a >z\nz:", "main@4+1 | b started | a=2"), 0);
@@ -334,16 +334,16 @@ fn only_unpinned_evidence_that_holds_settles_a_cut_step() {
 }
 
 #[test]
-fn a_foreach_is_planned_branch_by_branch() {
+fn a_foreach_is_planned_scope_by_scope() {
     let shape = "list\nsummarise: list [ask, check: ask]\npublish: summarise";
-    let positions = "main@9 | summarise waiting asks branches | list=2
+    let positions = "main@9 | summarise waiting asks scopes | list=2
         summarise:17@2 | ask started 2 |
         summarise:eu%2Fwest@3 | check failed 1 f | ask=2";
 
     expect!(
         plan_of(shape, positions, ""),
         "reuse list: completed at @2
-         wait summarise: waiting for an answer to `branches`
+         wait summarise: waiting for an answer to `scopes`
          run publish: after `summarise`
          run summarise:17/ask: attempt 2 was cut: it started and its end is not recorded
          run summarise:17/check: after `ask`
@@ -376,7 +376,7 @@ fn a_rollback_is_planned_from_the_restored_position_alone() {
 }
 
 #[test]
-fn two_branches_ask_at_once_each_with_its_own_question() {
+fn two_scopes_ask_at_once_each_with_its_own_question() {
     let shape = "split: [ask]\njoin: split";
     let positions = "main@3 | split waiting asks children |
         split:a@2 | ask waiting 1 asks first |
@@ -444,7 +444,7 @@ fn verdicts_are_earned() {
 fn a_check_without_a_verdict_counts_as_unknown() {
     let shape = shape_of("a: ~f");
     let mut done = position_of("main@2 | | a=2");
-    done.evidence = evidence_of("main a f ok ok").0.remove(&BranchPath::main()).unwrap();
+    done.evidence = evidence_of("main a f ok ok").0.remove(&ScopePath::main()).unwrap();
 
     let plan = plan(&shape, &[done], &Verdicts::new(), NOW.parse().unwrap());
 

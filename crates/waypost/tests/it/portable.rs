@@ -22,9 +22,9 @@ use waypost::record::{
 };
 use waypost::schema::{Migrations, SchemaError};
 use waypost::store::{Lease, Store, StoreError, StoreExt as _};
-use waypost::{BranchPath, CheckpointRef, Digest};
+use waypost::{CheckpointRef, Digest, ScopePath};
 use waypost_testing::disk::{DiskFault, Refusal, Sampling, SimDisk, first_loss};
-use waypost_testing::records::{Links, branch, holder, run_id, run_record, sealed, step_id};
+use waypost_testing::records::{Links, holder, run_id, run_record, scope, sealed, step_id};
 
 mod atomic_save;
 mod concurrent_export;
@@ -57,26 +57,21 @@ impl<S: Store> Story<S> {
         Self { store, links: Links::of(&run_id("r-1")), lease: None }
     }
 
-    fn at(&self, branch: &BranchPath, seq: u64) -> CheckpointRef {
-        CheckpointRef { run: run_id("r-1"), branch: branch.clone(), seq }
+    fn at(&self, scope: &ScopePath, seq: u64) -> CheckpointRef {
+        CheckpointRef { run: run_id("r-1"), scope: scope.clone(), seq }
     }
 
     /// Appends one record whose state is its position.
-    async fn add(
-        &mut self,
-        branch: &BranchPath,
-        position: Position,
-        edit: impl FnOnce(&mut Header),
-    ) -> Record {
-        let mut header = self.links.header(branch);
+    async fn add(&mut self, scope: &ScopePath, position: Position, edit: impl FnOnce(&mut Header)) -> Record {
+        let mut header = self.links.header(scope);
         edit(&mut header);
-        let state = json!({"branch": branch.as_str(), "seq": header.seq, "float": 0.1});
+        let state = json!({"scope": scope.as_str(), "seq": header.seq, "float": 0.1});
         self.append(Record::seal(header, Some(Body::json(&position, &state, 0).unwrap())).unwrap()).await
     }
 
     async fn append(&mut self, record: Record) -> Record {
         let header = record.header();
-        self.links.continue_after(&header.branch, header.seq, Some(record.digest()));
+        self.links.continue_after(&header.scope, header.seq, Some(record.digest()));
         let batch = self.links.batch(vec![record.clone()]);
         match &self.lease {
             Some(lease) => drop(self.store.append(&[lease], batch).await.unwrap()),
@@ -88,8 +83,8 @@ impl<S: Store> Story<S> {
         record
     }
 
-    async fn export(&self, branch: &BranchPath, seq: u64) -> Result<Portable, ExportError> {
-        Portable::of(&self.store, &self.at(branch, seq)).await
+    async fn export(&self, scope: &ScopePath, seq: u64) -> Result<Portable, ExportError> {
+        Portable::of(&self.store, &self.at(scope, seq)).await
     }
 
     async fn blob(&self, name: &str, bytes: &[u8]) {
@@ -97,8 +92,8 @@ impl<S: Store> Story<S> {
     }
 }
 
-fn main_branch() -> BranchPath {
-    BranchPath::main()
+fn main_scope() -> ScopePath {
+    ScopePath::main()
 }
 
 fn entry(step: &str, status: Status, since: u64) -> FrontierEntry {
@@ -129,8 +124,8 @@ fn opened_by(origin: u64) -> Position {
 /// Returns a valid checkpoint other than `small`.
 async fn other() -> Portable {
     let mut story = Story::new(MemoryStore::new());
-    story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.export(&main_branch(), 1).await.unwrap()
+    story.add(&main_scope(), Position::default(), |_| ()).await;
+    story.export(&main_scope(), 1).await.unwrap()
 }
 
 fn seqs(records: &[Record]) -> Vec<u64> {
@@ -140,11 +135,11 @@ fn seqs(records: &[Record]) -> Vec<u64> {
 /// Returns a small valid checkpoint.
 async fn small() -> Portable {
     let mut story = Story::new(MemoryStore::new());
-    story.add(&main_branch(), frontier(vec![entry("plan", Status::Started, 1)]), |_| ()).await;
+    story.add(&main_scope(), frontier(vec![entry("plan", Status::Started, 1)]), |_| ()).await;
     let ledger = BTreeMap::from([(step_id("plan"), Settled::completed(1))]);
     let position = Position { ledger: ledger.into(), ..frontier(vec![entry("search", Status::Started, 2)]) };
-    story.add(&main_branch(), position, |_| ()).await;
-    story.export(&main_branch(), 2).await.unwrap()
+    story.add(&main_scope(), position, |_| ()).await;
+    story.export(&main_scope(), 2).await.unwrap()
 }
 
 fn text_of(portable: &Portable) -> String {
@@ -156,27 +151,27 @@ async fn it_holds_what_a_new_run_needs() {
     // Given a run whose definition changed at @2, with a memo of the running step.
     let mut story = Story::new(MemoryStore::new());
     let step = |name: &'static str| move |header: &mut Header| header.step = Some(step_id(name));
-    story.add(&main_branch(), Position::default(), step("other")).await;
+    story.add(&main_scope(), Position::default(), step("other")).await;
     let changed = |header: &mut Header| header.definition = Some(definition("second"));
-    story.add(&main_branch(), Position::default(), changed).await;
-    story.add(&main_branch(), Position::default(), step("plan")).await;
-    story.add(&main_branch(), Position::default(), step("other")).await;
+    story.add(&main_scope(), Position::default(), changed).await;
+    story.add(&main_scope(), Position::default(), step("plan")).await;
+    story.add(&main_scope(), Position::default(), step("other")).await;
     let memo = |header: &mut Header| {
         header.step = Some(step_id("search"));
         header.phase = Phase::Progress { key: "page-1".to_owned(), value: json!("found") };
     };
-    story.add(&main_branch(), Position::default(), memo).await;
+    story.add(&main_scope(), Position::default(), memo).await;
     let position = Position {
         ledger: [(step_id("plan"), Settled::completed(3))].into_iter().collect(),
         definition: Some(2),
         ..frontier(vec![entry("search", Status::Started, 4)])
     };
-    let newest = story.add(&main_branch(), position.clone(), step("other")).await;
+    let newest = story.add(&main_scope(), position.clone(), step("other")).await;
 
     // When the run is exported, saved, and loaded elsewhere.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("review.json");
-    let exported = story.export(&main_branch(), 6).await.unwrap();
+    let exported = story.export(&main_scope(), 6).await.unwrap();
     exported.save(&path, SaveMode::New).unwrap();
     let loaded = Portable::load(&path).unwrap();
 
@@ -191,10 +186,10 @@ async fn it_holds_what_a_new_run_needs() {
     assert!(loaded.history().iter().all(|record| record.body_bytes().is_none()));
     assert_eq!((loaded.children().len(), loaded.blobs().len()), (0, 0));
     let parent = loaded.parent();
-    assert_eq!((parent.run, parent.branch, parent.seq), (run_id("r-1"), main_branch(), 6));
+    assert_eq!((parent.run, parent.scope, parent.seq), (run_id("r-1"), main_scope(), 6));
     assert_eq!(parent.digest, newest.digest());
     let state: Value = loaded.state(&Migrations::default()).unwrap();
-    assert_eq!(state, json!({"branch": "main", "seq": 6, "float": 0.1}));
+    assert_eq!(state, json!({"scope": "main", "seq": 6, "float": 0.1}));
 }
 
 #[tokio::test]
@@ -239,7 +234,7 @@ async fn every_store_gives_the_same_file() {
         let batch = links.step();
         let lease = store.create(&sealed(frozen()), batch, &holder("test")).await.unwrap();
         store.append(&[&lease], links.step()).await.unwrap();
-        let at = CheckpointRef { run: run_id("r-1"), branch: main_branch(), seq: 2 };
+        let at = CheckpointRef { run: run_id("r-1"), scope: main_scope(), seq: 2 };
         texts.push(Portable::of(store.as_ref(), &at).await.unwrap().to_text());
     }
 
@@ -251,32 +246,30 @@ async fn what_is_damaged_or_not_there_is_not_exported() {
     let run = run_id("r-1");
     let store = MemoryStore::new();
     let mut story = Story::new(store.clone());
-    story.add(&main_branch(), Position::default(), |_| ()).await;
+    story.add(&main_scope(), Position::default(), |_| ()).await;
     let ledger = BTreeMap::from([(step_id("plan"), Settled::completed(1))]);
-    story.add(&main_branch(), Position { ledger: ledger.into(), ..Position::default() }, |_| ()).await;
-    story.add(&branch("each:a"), opened_by(3), |_| ()).await;
-    story.add(&branch("each:a"), opened_by(3), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", 3, None), |_| ()).await;
+    story.add(&main_scope(), Position { ledger: ledger.into(), ..Position::default() }, |_| ()).await;
+    story.add(&scope("each:a"), opened_by(3), |_| ()).await;
+    story.add(&scope("each:a"), opened_by(3), |_| ()).await;
+    story.add(&main_scope(), fans_out("each", 3, None), |_| ()).await;
     let damaged = |error: Result<Portable, ExportError>| match error {
-        Err(ExportError::Store(StoreError::Damaged { damage, .. })) => {
-            (damage.branch.to_string(), damage.seq)
-        }
+        Err(ExportError::Store(StoreError::Damaged { damage, .. })) => (damage.scope.to_string(), damage.seq),
         other => panic!("{other:?}"),
     };
 
     assert!(matches!(
-        story.export(&main_branch(), 4).await,
+        story.export(&main_scope(), 4).await,
         Err(ExportError::Store(StoreError::NotFound { .. }))
     ));
-    assert!(story.export(&main_branch(), 2).await.is_ok());
+    assert!(story.export(&main_scope(), 2).await.is_ok());
     // The ledger names this header, and the walk of the history would skip it.
-    store.damage(&run, &main_branch(), 1, Part::Header);
-    assert_eq!(damaged(story.export(&main_branch(), 2).await), ("main".to_owned(), 1));
+    store.damage(&run, &main_scope(), 1, Part::Header);
+    assert_eq!(damaged(story.export(&main_scope(), 2).await), ("main".to_owned(), 1));
     // This is the newest header of a child; the export must not use the older one instead.
-    store.damage(&run, &branch("each:a"), 2, Part::Header);
-    assert_eq!(damaged(story.export(&main_branch(), 3).await), ("each:a".to_owned(), 2));
-    store.damage(&run, &main_branch(), 3, Part::Body);
-    assert_eq!(damaged(story.export(&main_branch(), 3).await), ("main".to_owned(), 3));
+    store.damage(&run, &scope("each:a"), 2, Part::Header);
+    assert_eq!(damaged(story.export(&main_scope(), 3).await), ("each:a".to_owned(), 2));
+    store.damage(&run, &main_scope(), 3, Part::Body);
+    assert_eq!(damaged(story.export(&main_scope(), 3).await), ("main".to_owned(), 3));
 }
 
 // Bug: a run resumed with another definition could not be exported once the record of that change was damaged,
@@ -289,34 +282,34 @@ async fn a_definition_with_a_damaged_record_exports_the_last_one() {
     let changed = || Position { definition: Some(2), config: Some(2), ..Position::default() };
     let config = || Some(json!({ "retries": 3 }).as_object().unwrap().clone());
     let other = || Some(definition("other"));
-    story.add(&main_branch(), Position::default(), |_| ()).await;
+    story.add(&main_scope(), Position::default(), |_| ()).await;
     let changes = |header: &mut Header| (header.definition, header.config) = (other(), config());
-    story.add(&main_branch(), changed(), changes).await;
+    story.add(&main_scope(), changed(), changes).await;
     let again = Repeated { of: 2, definition: other(), config: config() };
-    story.add(&main_branch(), changed(), |header| header.repeated = Some(Box::new(again))).await;
-    story.add(&main_branch(), changed(), |_| ()).await;
-    store.damage(&run_id("r-1"), &main_branch(), 2, Part::Header);
+    story.add(&main_scope(), changed(), |header| header.repeated = Some(Box::new(again))).await;
+    story.add(&main_scope(), changed(), |_| ()).await;
+    store.damage(&run_id("r-1"), &main_scope(), 2, Part::Header);
 
     for seq in [3, 4] {
-        let exported = story.export(&main_branch(), seq).await.unwrap();
+        let exported = story.export(&main_scope(), seq).await.unwrap();
         let portable = Portable::from_text(&exported.to_text()).unwrap();
         assert_eq!((portable.definition(), portable.config()), (&other().unwrap(), &config().unwrap()));
         assert_eq!(portable.history().len(), usize::from(seq == 4));
     }
-    store.damage(&run_id("r-1"), &main_branch(), 3, Part::Header);
-    assert!(matches!(story.export(&main_branch(), 4).await, Err(ExportError::Store(_))), "nobody knows it");
+    store.damage(&run_id("r-1"), &main_scope(), 3, Part::Header);
+    assert!(matches!(story.export(&main_scope(), 4).await, Err(ExportError::Store(_))), "nobody knows it");
 }
 
 #[tokio::test]
 async fn a_checkpoint_without_a_state_of_its_own_is_refused() {
     let store = MemoryStore::new();
     let mut links = Links::of(&run_id("r-1"));
-    let bare = links.seal_bare(links.header(&main_branch()));
-    let full = links.record(&main_branch());
+    let bare = links.seal_bare(links.header(&main_scope()));
+    let full = links.record(&main_scope());
     let batch = links.batch(vec![bare, full]);
     store.create(&sealed(frozen()), batch, &holder("test")).await.unwrap();
 
-    let at = |seq| CheckpointRef { run: run_id("r-1"), branch: main_branch(), seq };
+    let at = |seq| CheckpointRef { run: run_id("r-1"), scope: main_scope(), seq };
     assert!(matches!(Portable::of(&store, &at(1)).await, Err(ExportError::Absent { .. })));
     assert!(Portable::of(&store, &at(2)).await.is_ok());
 }
@@ -331,11 +324,11 @@ async fn a_state_comes_back_to_the_byte_whatever_its_codec() {
         (b"", "empty"),
     ] {
         let mut story = Story::new(MemoryStore::new());
-        let header = story.links.header(&main_branch());
+        let header = story.links.header(&main_scope());
         let body = Body::opaque(&Position::default(), bytes, codec, 0).unwrap();
         story.append(Record::seal(header, Some(body)).unwrap()).await;
 
-        let exported = story.export(&main_branch(), 1).await.unwrap();
+        let exported = story.export(&main_scope(), 1).await.unwrap();
         let loaded = Portable::from_text(&exported.to_text()).unwrap();
 
         assert_eq!(loaded.checkpoint().state_bytes(), Some(bytes), "{codec}");
@@ -368,14 +361,14 @@ async fn its_state_is_brought_to_the_current_version() {
 async fn the_config_is_the_one_in_force() {
     let later = json!({"topic": "coffee"}).as_object().unwrap().clone();
     let mut story = Story::new(MemoryStore::new());
-    story.add(&main_branch(), Position::default(), |_| ()).await;
+    story.add(&main_scope(), Position::default(), |_| ()).await;
     let changed = later.clone();
     let position = Position { config: Some(2), ..Position::default() };
-    story.add(&main_branch(), position.clone(), |header| header.config = Some(changed)).await;
-    story.add(&main_branch(), position, |_| ()).await;
+    story.add(&main_scope(), position.clone(), |header| header.config = Some(changed)).await;
+    story.add(&main_scope(), position, |_| ()).await;
 
     for (seq, expect) in [(1, &frozen().config), (2, &later), (3, &later)] {
-        let exported = story.export(&main_branch(), seq).await.unwrap();
+        let exported = story.export(&main_scope(), seq).await.unwrap();
         assert_eq!(exported.config(), expect);
         assert_eq!(Portable::from_text(&exported.to_text()).unwrap(), exported);
     }

@@ -42,9 +42,9 @@ fn slow(paid: Arc<AtomicU32>) -> Graph<u64> {
         .unwrap()
 }
 
-/// Returns the progress reported on a branch while its step ran, and the used tokens.
-async fn told(store: &MemoryStore, branch: &str) -> Vec<(Value, u64)> {
-    let scan = Scan { branch: Some(branch.parse().unwrap()), ..Scan::of(&RunId::new("r").unwrap()) };
+/// Returns the progress reported in a scope while its step ran, and the used tokens.
+async fn told(store: &MemoryStore, scope: &str) -> Vec<(Value, u64)> {
+    let scan = Scan { scope: Some(scope.parse().unwrap()), ..Scan::of(&RunId::new("r").unwrap()) };
     let records = store.scan(&scan).await.unwrap().records;
     let told = |record: &Record| match &record.header().phase {
         Phase::Progress { key, value } if record.header().reason == Reason::Interval => {
@@ -58,7 +58,7 @@ async fn told(store: &MemoryStore, branch: &str) -> Vec<(Value, u64)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_step_of_any_branch_writes_interval_checkpoints() {
+async fn a_long_step_of_any_scope_writes_interval_checkpoints() {
     let store = Arc::new(MemoryStore::new());
     let graph = slow(Arc::default());
 

@@ -111,7 +111,7 @@ fn run() -> RunId {
 }
 
 fn at(seq: u64) -> CheckpointRef {
-    CheckpointRef { run: run(), branch: waypost::BranchPath::main(), seq }
+    CheckpointRef { run: run(), scope: waypost::ScopePath::main(), seq }
 }
 
 fn begin(step: &str) -> Begin {

@@ -7,12 +7,12 @@ use waypost::record::{
     Usage, Verdict, Wait, WaitKind,
 };
 use waypost::report::{Section, contains, head, put, put_head, section};
-use waypost::{BranchPath, Digest};
-use waypost_testing::records::{Links, branch, run_id, run_record, step_id};
+use waypost::{Digest, ScopePath};
+use waypost_testing::records::{Links, run_id, run_record, scope, step_id};
 
 fn section_of(change: impl FnOnce(&mut Header)) -> Option<Section> {
     let mut links = Links::of(&run_id("r-1"));
-    let mut header = links.header(&BranchPath::main());
+    let mut header = links.header(&ScopePath::main());
     header.phase = Phase::Completed(Ending::default());
     change(&mut header);
     section(&links.seal_bare(header), None)
@@ -277,10 +277,10 @@ fn a_section_is_replaced_and_never_stands_twice() {
 }
 
 #[test]
-fn a_child_branch_has_sections_of_its_own() {
+fn a_child_scope_has_sections_of_its_own() {
     let mut links = Links::of(&run_id("r-1"));
-    let of_main = section(&links.record(&BranchPath::main()), None).unwrap();
-    let of_item = section(&links.record(&branch("each:a--b%3E")), None).unwrap();
+    let of_main = section(&links.record(&ScopePath::main()), None).unwrap();
+    let of_item = section(&links.record(&scope("each:a--b%3E")), None).unwrap();
     assert_ne!(of_main.key, of_item.key);
     let report = put(&put("", &of_main), &of_item);
     assert_eq!(put(&report, &of_item), report);

@@ -8,7 +8,7 @@ use waypost::engine::RunError;
 use waypost::memory::MemoryStore;
 use waypost::record::{End, RunStatus, STATE_BYTES_MAX};
 use waypost::store::{StoreError, StoreExt as _};
-use waypost::{BranchPath, Context, END, Engine, Graph, StepError};
+use waypost::{Context, END, Engine, Graph, ScopePath, StepError};
 
 use crate::faulty::{Fault, World, run_id};
 use crate::test_graphs::{Notes, Stage};
@@ -16,7 +16,7 @@ use crate::test_graphs::{Notes, Stage};
 mod checkpoint_order;
 
 async fn newest_seq(world: &World) -> u64 {
-    world.store.newest(&run_id(), &BranchPath::main()).await.unwrap().header().seq
+    world.store.newest(&run_id(), &ScopePath::main()).await.unwrap().header().seq
 }
 
 // Trap: key (run, step) keeps only the last pass of a loop.

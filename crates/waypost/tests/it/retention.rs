@@ -11,11 +11,11 @@ use waypost::record::{
 };
 use waypost::recorder::{Begin, Commit, Label, Options, Recorder, run_record};
 use waypost::store::retention::{Mark, kept};
-use waypost::{BranchPath, Context, Engine, Graph, StepError};
+use waypost::{Context, Engine, Graph, ScopePath, StepError};
 use waypost_testing::random::Random;
 use waypost_testing::records::{Links, evidence, failed, run_id, step_id};
 
-/// A simulated branch that grows and is trimmed.
+/// A simulated scope that grows and is trimmed.
 struct History {
     random: Random,
     links: Links,
@@ -71,7 +71,7 @@ impl History {
     }
 
     fn grow(&mut self) {
-        let mut header = self.links.header(&BranchPath::main());
+        let mut header = self.links.header(&ScopePath::main());
         let is_first = self.headers.is_empty();
         match self.random.below(20) {
             _ if is_first => header.phase = Phase::Started,
@@ -183,7 +183,7 @@ fn the_verified_state_stays_through_any_number_of_failures() {
         let mut links = Links::of(&run_id("r"));
         let mut headers: BTreeMap<u64, Header> = BTreeMap::new();
         for seq in 1..=500 {
-            let mut header = links.header(&BranchPath::main());
+            let mut header = links.header(&ScopePath::main());
             match seq {
                 2 => header.evidence = Some(evidence(Verdict::Ok)),
                 3.. => header.phase = failed(FailureKind::Error),

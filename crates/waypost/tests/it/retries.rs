@@ -1,4 +1,4 @@
-//! Retries: retryable errors, on every kind of branch, and the number of attempts.
+//! Retries: retryable errors, on every kind of scope, and the number of attempts.
 
 use std::io;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ async fn only_errors_that_are_worth_it_are_tried_again() {
 }
 
 #[tokio::test]
-async fn branches_and_items_try_again_by_their_own_rule() {
+async fn scopes_and_items_try_again_by_their_own_rule() {
     let world = World::memory();
     let stage = Stage::default();
     let builder = stage.steps(Graph::builder("retry"), &["plan"]);

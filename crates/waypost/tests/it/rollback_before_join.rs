@@ -1,4 +1,4 @@
-//! Rollbacks to before a join: the later work of the branches is abandoned, like all later records.
+//! Rollbacks to before a join: the later work of the scopes is abandoned, like all later records.
 
 use serde::{Deserialize, Serialize};
 use waypost::engine::Outcome;
@@ -9,7 +9,7 @@ use waypost::{Context, Graph, StepError};
 use crate::faulty::World;
 use crate::test_graphs::{Notes, Stage};
 
-/// A state with a number for steps and branches.
+/// A state with a number for steps and scopes.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 struct Work {
     items: Vec<u32>,
@@ -45,7 +45,7 @@ fn of(items: &[u32]) -> Work {
     Work { items: items.to_vec(), done: Vec::new() }
 }
 
-/// Returns the seq of the first record of the main branch with this text.
+/// Returns the seq of the first record of the main scope with this text.
 async fn seq_of(world: &World, what: &str) -> u64 {
     let records = world.records().await;
     let line = records.iter().find(|line| line.starts_with("main@") && line.ends_with(what)).unwrap();
@@ -56,11 +56,11 @@ fn told<S>(outcome: &Outcome<S>, of: impl Fn(&S) -> &Vec<String>) -> (RunStatus,
     (outcome.status, of(&outcome.state).join(" "))
 }
 
-// Bug: after a rollback to before a fork with a changed state, the branches still had their old ends, and the
-// join got results of the old state. Cause: the branches matched the fan-out named by the record. Fix: branches
+// Bug: after a rollback to before a fork with a changed state, the scopes still had their old ends, and the
+// join got results of the old state. Cause: the scopes matched the fan-out named by the record. Fix: scopes
 // not joined at that record restart.
 #[tokio::test]
-async fn branches_reopen_after_a_rollback_before_their_join() {
+async fn scopes_reopen_after_a_rollback_before_their_join() {
     for edits in [true, false] {
         for what in ["completed plan", "waiting merge"] {
             for stays in [false, true] {
@@ -93,9 +93,9 @@ async fn branches_reopen_after_a_rollback_before_their_join() {
     }
 }
 
-// The same with a failed branch: it was retried with its failed state.
+// The same with a failed scope: it was retried with its failed state.
 #[tokio::test]
-async fn branches_are_given_the_state_that_was_mended_before_the_fork() {
+async fn scopes_are_given_the_state_that_was_mended_before_the_fork() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -119,7 +119,7 @@ async fn branches_are_given_the_state_that_was_mended_before_the_fork() {
 
 // A resume from the newest checkpoint continues: there are no later records to abandon.
 #[tokio::test]
-async fn branches_under_way_go_on_from_the_newest_checkpoint() {
+async fn scopes_under_way_go_on_from_the_newest_checkpoint() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -133,9 +133,9 @@ async fn branches_under_way_go_on_from_the_newest_checkpoint() {
     }
 }
 
-// Once all branches have ended, only the join is next.
+// Once all scopes have ended, only the join is next.
 #[tokio::test]
-async fn going_back_to_a_join_joins_the_same_branches() {
+async fn going_back_to_a_join_joins_the_same_scopes() {
     for world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -151,9 +151,9 @@ async fn going_back_to_a_join_joins_the_same_branches() {
     }
 }
 
-// The branches of a fork reopened later have changed: the join does not get these.
+// The scopes of a fork reopened later have changed: the join does not get these.
 #[tokio::test]
-async fn a_rollback_to_a_join_reopens_branches_that_diverged() {
+async fn a_rollback_to_a_join_reopens_scopes_that_diverged() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -192,7 +192,7 @@ async fn items_are_listed_again_after_a_rollback_before_the_join() {
 }
 
 // Bug: a rerun of a `foreach` step only joined its items again: a failed item stayed failed, and a changed list
-// had no effect. Cause: the join has the same name. Fix: the branches are the work of the step, so the step opens
+// had no effect. Cause: the join has the same name. Fix: the scopes are the work of the step, so the step opens
 // these again.
 #[tokio::test]
 async fn a_step_over_items_that_is_done_again_works_on_them_again() {
@@ -222,7 +222,7 @@ async fn a_step_over_items_that_is_done_again_works_on_them_again() {
     }
 }
 
-// Bug: with open branches before the join, the step was reported as not started.
+// Bug: with open scopes before the join, the step was reported as not started.
 #[tokio::test]
 async fn a_step_over_items_can_be_done_again_while_they_are_under_way() {
     for mut world in World::each() {

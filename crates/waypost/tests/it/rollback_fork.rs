@@ -13,10 +13,10 @@ use crate::test_graphs::{Notes, Stage};
 
 const WHOLE: [&str; 4] = ["plan", "a=a+a2", "b=b", "after"];
 
-// A rollback to before a fan-out with open branches invalidates the branches: they do not count, are not planned,
+// A rollback to before a fan-out with open scopes invalidates the scopes: they do not count, are not planned,
 // and do not run.
 #[tokio::test]
-async fn branches_left_behind_by_a_rollback_do_not_count() {
+async fn scopes_left_behind_by_a_rollback_do_not_count() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();
@@ -149,8 +149,8 @@ async fn items_after_a_rollback_into_their_fan_out_are_all_there() {
     assert!(stage.said().len() <= 1_508);
 }
 
-// After a redo of a fan-out, all records of a branch in that redo are damaged. The remaining records of that
-// branch are from the first fan-out, with its state. They do not count, and the branch opens again.
+// After a redo of a fan-out, all records of a scope in that redo are damaged. The remaining records of that
+// scope are from the first fan-out, with its state. They do not count, and the scope opens again.
 #[tokio::test]
 async fn leftovers_of_an_earlier_fan_out_are_not_taken_as_current() {
     for part in [Part::Header, Part::Body] {
@@ -175,9 +175,9 @@ async fn leftovers_of_an_earlier_fan_out_are_not_taken_as_current() {
     }
 }
 
-// A fork from the middle of a fan-out: the source run keeps its branches, and the fork has copies.
+// A fork from the middle of a fan-out: the source run keeps its scopes, and the fork has copies.
 #[tokio::test]
-async fn a_fork_during_a_fan_out_has_its_own_branches() {
+async fn a_fork_during_a_fan_out_has_its_own_scopes() {
     for mut world in World::each() {
         let stage = Stage::default();
         let graph = stage.fork();

@@ -24,12 +24,12 @@ async fn events(store: &dyn Store) -> Vec<Event> {
     records(store).await.iter().flat_map(events::of).collect()
 }
 
-/// Returns the failed step of a run, its branch if different from the branch of the event, and the error.
+/// Returns the failed step of a run, its scope if different from the scope of the event, and the error.
 fn failure_of(events: &[Event]) -> (Option<&str>, Option<&str>, &[String]) {
     let failed = events.iter().filter_map(|event| match &event.what {
-        EventKind::RunFailed { step_branch, error } => {
-            let branch = step_branch.as_ref().map(|branch| branch.as_str());
-            Some((event.step.as_ref().map(|step| step.as_str()), branch, &error[..]))
+        EventKind::RunFailed { step_scope, error } => {
+            let scope = step_scope.as_ref().map(|scope| scope.as_str());
+            Some((event.step.as_ref().map(|step| step.as_str()), scope, &error[..]))
         }
         _ => None,
     });
@@ -73,7 +73,7 @@ async fn of_several_steps_that_fail_the_first_is_named() {
 }
 
 #[tokio::test]
-async fn run_failed_names_a_step_of_another_branch_and_that_branch() {
+async fn run_failed_names_a_step_of_another_scope_and_that_scope() {
     let world = World::memory();
     let stage = Stage::default();
     let graph = stage.steps(Graph::builder("fork"), &["plan", "a", "b"]);
@@ -85,9 +85,9 @@ async fn run_failed_names_a_step_of_another_branch_and_that_branch() {
     assert_eq!(outcome.status, RunStatus::Failed);
     let events = events(world.store.as_ref()).await;
     let told = events.iter().find(|event| matches!(event.what, EventKind::RunFailed { .. })).unwrap();
-    let (step, branch, error) = failure_of(&events);
+    let (step, scope, error) = failure_of(&events);
     assert_eq!(step, Some("a"));
-    assert_eq!(branch.unwrap_or(told.branch.as_str()), "plan:a");
+    assert_eq!(scope.unwrap_or(told.scope.as_str()), "plan:a");
     assert_eq!(error, ["a is broken"]);
 }
 
@@ -107,7 +107,7 @@ async fn every_record_is_told_once_with_its_own_digest_and_size() {
     for store in [world.store.as_ref() as &dyn Store, toy.as_ref()] {
         for record in records(store).await {
             let header = record.header();
-            let loaded = store.load(&header.run, &header.branch, header.seq).await.unwrap();
+            let loaded = store.load(&header.run, &header.scope, header.seq).await.unwrap();
             let told = |record: &Record| {
                 let written = events::of(record).into_iter().filter_map(|event| match event.what {
                     EventKind::CheckpointWritten { reason, digest, bytes } => Some((reason, digest, bytes)),
@@ -165,7 +165,7 @@ async fn record_times_rise_with_each_commit_on_any_clock() {
     engine(&world).resume(&graph, "r").await.unwrap();
 
     let all = records(world.store.as_ref()).await;
-    let place = |record: &Record| (record.header().branch.clone(), record.header().seq);
+    let place = |record: &Record| (record.header().scope.clone(), record.header().seq);
     let (old, new): (Vec<_>, Vec<_>) =
         all.iter().partition(|record| before.iter().any(|known| place(known) == place(record)));
     let time = |record: &&Record| record.header().created_at;

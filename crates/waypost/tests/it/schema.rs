@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Body, Position, Record};
 use waypost::schema::{ChainError, Migrations, SchemaError, decode};
 use waypost_testing::records::{Links, run_id};
@@ -60,7 +60,7 @@ fn a_state_of_any_older_version_is_read_as_the_current_one() {
 fn a_state_that_was_written_without_a_version_is_version_0() {
     // Given a record as written by a program without a schema.
     let mut links = Links::of(&run_id("r"));
-    let record = links.seal(links.header(&BranchPath::main()), &json!({"topic": "tea"}));
+    let record = links.seal(links.header(&ScopePath::main()), &json!({"topic": "tea"}));
     assert!(!String::from_utf8_lossy(record.header_bytes()).contains("schema"));
 
     let read: State = migrations().state(&record).unwrap();
@@ -72,7 +72,7 @@ fn a_state_that_was_written_without_a_version_is_version_0() {
 fn a_newer_state_is_refused_with_versions_and_not_relabelled() {
     let links = Links::of(&run_id("r"));
     let newer = Body::json(&Position::default(), &state("tea", &[], 1), 99).unwrap();
-    let record = Record::seal(links.header(&BranchPath::main()), Some(newer)).unwrap();
+    let record = Record::seal(links.header(&ScopePath::main()), Some(newer)).unwrap();
 
     let refused = migrations().state::<State>(&record).unwrap_err();
 
@@ -193,7 +193,7 @@ fn a_migration_that_fails_says_from_where_and_why() {
 #[test]
 fn a_migration_that_panics_leaves_everything_as_it_was() {
     let mut links = Links::of(&run_id("r"));
-    let record = links.seal(links.header(&BranchPath::main()), &json!([1]));
+    let record = links.seal(links.header(&ScopePath::main()), &json!([1]));
     let before = record.clone();
     // A member of an array cannot be set: serde_json panics.
     let migrations = one(|state| state["member"] = json!(1));
@@ -265,8 +265,8 @@ fn a_state_that_does_not_fit_its_type_is_refused_by_field() {
 #[test]
 fn a_foreign_state_and_a_dropped_one_have_two_errors() {
     let mut links = Links::of(&run_id("r"));
-    let foreign = links.seal_opaque(links.header(&BranchPath::main()), b"\x80\x04pickle");
-    let dropped = links.record(&BranchPath::main()).without_body();
+    let foreign = links.seal_opaque(links.header(&ScopePath::main()), b"\x80\x04pickle");
+    let dropped = links.record(&ScopePath::main()).without_body();
 
     let refused = |record| migrations().state::<Value>(record).unwrap_err();
 

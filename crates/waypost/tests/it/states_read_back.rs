@@ -52,7 +52,7 @@ async fn a_field_that_is_not_written_is_missing_for_the_next_step() {
 }
 
 #[tokio::test]
-async fn branches_items_and_inner_graphs_see_no_unwritten_field() {
+async fn scopes_items_and_inner_graphs_see_no_unwritten_field() {
     let inner = Graph::<Session>::builder("inner").step("in", step).build().unwrap();
     let graph = Graph::<Session>::builder("skip")
         .step("plan", step)
@@ -178,7 +178,7 @@ async fn nan_names_the_step_that_made_it() {
 }
 
 #[tokio::test]
-async fn nan_in_a_branch_or_an_inner_graph_names_the_step() {
+async fn nan_in_a_scope_or_an_inner_graph_names_the_step() {
     let fork = Graph::<Price>::builder("fork")
         .step("plan", keeps)
         .step("good", keeps)

@@ -9,7 +9,7 @@ use serde::ser::SerializeSeq as _;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::record::{Body, Flaw, Header, Position, Record, STATE_BYTES_MAX, STATE_DEPTH_MAX, encode};
 use waypost::schema::check_state;
 
@@ -275,7 +275,7 @@ fn a_header_that_could_not_be_read_again_is_refused() {
     let links = Links::of(&run_id("r"));
     let sealed = |levels: u32| {
         let output = (0..levels).fold(json!(1), |inner, _| json!([inner]));
-        Record::seal(Header { phase: completed(output), ..links.header(&BranchPath::main()) }, None)
+        Record::seal(Header { phase: completed(output), ..links.header(&ScopePath::main()) }, None)
     };
 
     let deepest = sealed(STATE_DEPTH_MAX - 4).unwrap();

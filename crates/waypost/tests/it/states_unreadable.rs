@@ -144,7 +144,7 @@ async fn a_state_that_turns_bad_is_refused_and_work_is_kept() {
 }
 
 #[tokio::test]
-async fn the_states_of_branches_and_items_are_read_again_too() {
+async fn the_states_of_scopes_and_items_are_read_again_too() {
     let engine = engine();
     let keep = |state: Vec<Tagged>, _: Context| async move { Ok::<_, StepError>(state) };
     let forked = Graph::<Vec<Tagged>>::builder("g")

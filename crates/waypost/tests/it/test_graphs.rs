@@ -122,7 +122,7 @@ impl Stage {
         }
     }
 
-    /// A join that logs its name and notes the end of each branch.
+    /// A join that logs its name and notes the end of each scope.
     pub(crate) fn merge(
         &self,
     ) -> impl Fn(Notes, Branches<Notes>, Context) -> BoxFuture<'static, Result<Notes, StepError>>
@@ -161,7 +161,7 @@ impl Stage {
         builder.edge("a", "b").edge("b", "c").build().unwrap()
     }
 
-    /// `plan`, then the branches `a` (`a`, `a2`) and `b`, then `merge` and `after`.
+    /// `plan`, then the scopes `a` (`a`, `a2`) and `b`, then `merge` and `after`.
     pub(crate) fn fork(&self) -> Graph<Notes> {
         let builder = self.steps(Graph::builder("fork"), &["plan", "a", "a2", "b"]).edge("a", "a2");
         let builder = builder.fork("plan", ["a", "b"]).join("merge", self.merge());

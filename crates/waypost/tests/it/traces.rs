@@ -1,5 +1,5 @@
 //! The model played through, record by record, in the cases that break naive designs.
 
-mod branches;
 mod chain;
+mod scopes;
 mod starts;

@@ -1,7 +1,7 @@
 //! Errors about reading and writing values name the right value.
 //!
 //! Bug: every resume reported an error of 5 MB, or an event of 70 MB, as a state that cannot be written. An
-//! unreadable state was reported three times over, and in a join without its branch. Cause: the state and other
+//! unreadable state was reported three times over, and in a join without its scope. Cause: the state and other
 //! values shared one error, and errors included the text of their cause. Fix: error chains are cut to the size of
 //! a header, the two errors are separate, and each text has only its own facts.
 
@@ -108,7 +108,7 @@ async fn a_join_says_whose_state_it_cannot_read() {
     engine.run(&graph(), "r", Old { list: vec![1] }).interrupt_after(["b"]).await.unwrap();
     let edit: fn(&mut serde_json::Value) = |state| state["more"] = 1.into();
 
-    // The main branch has the new type; the branch has the old one.
+    // The main scope has the new type; the scope has the old one.
     let edited = engine.resume(&graph::<serde_json::Value>(), "r").edit_state(edit).without_running().await;
     assert_eq!(edited.unwrap().status, RunStatus::Interrupted);
     let outcome = engine.resume(&graph::<New>(), "r").await;

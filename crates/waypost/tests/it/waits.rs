@@ -62,7 +62,7 @@ async fn holds_in_a_line_hold_once_each_and_skip_nothing() {
     }
 }
 
-// Bug: a hold before a join came before its branches had run, and a hold after the last step of a branch was
+// Bug: a hold before a join came before its scopes had run, and a hold after the last step of a scope was
 // skipped.
 #[tokio::test]
 async fn holds_in_a_fork_and_at_its_join_hold_where_they_say() {
@@ -85,7 +85,7 @@ async fn holds_in_a_fork_and_at_its_join_hold_where_they_say() {
 }
 
 #[tokio::test]
-async fn a_hold_at_a_join_has_the_results_of_the_branches_on_disk() {
+async fn a_hold_at_a_join_has_the_results_of_the_scopes_on_disk() {
     let world = World::memory();
     let stage = Stage::default();
 
@@ -164,7 +164,7 @@ async fn an_answer_while_the_session_is_at_work_is_taken_in_by_it() {
     });
     let after = opened.clone();
     let builder = builder.step("a2", move |state: Notes, _| {
-        // The other branch continues only after the answer.
+        // The other scope continues only after the answer.
         after.notify_one();
         async move { Ok::<_, StepError>(state.and("a2")) }
     });
@@ -314,11 +314,11 @@ async fn a_question_after_a_rollback_is_a_new_one() {
 // Bug: the record of an answer was damaged. The step waited again, and a second answer was refused.
 #[tokio::test]
 async fn a_question_with_a_lost_answer_is_answered_again() {
-    for in_branch in [false, true] {
+    for in_scope in [false, true] {
         let mut world = World::memory();
         let stage = Stage::default();
-        let (graph, branch) = if in_branch {
-            (asks_in_a_branch(&stage), "plan:b")
+        let (graph, scope) = if in_scope {
+            (asks_in_a_scope(&stage), "plan:b")
         } else {
             (Graph::builder("ask").step("b", stage.ask()).build().unwrap(), "main")
         };
@@ -328,7 +328,7 @@ async fn a_question_with_a_lost_answer_is_answered_again() {
         world.store.plan(1, 1, Fault::DieAfter);
         assert!(world.until_death(world.engine.resume(&graph, "r").into_future()).await.is_none());
         world.reopen();
-        world.below().damage(&run_id(), &branch.parse().unwrap(), 3, Part::Header);
+        world.below().damage(&run_id(), &scope.parse().unwrap(), 3, Part::Header);
 
         let again = world.engine.resume(&graph, "r").await.unwrap();
         assert_eq!((again.status, again.repaired.len()), (RunStatus::Waiting, 1));
@@ -338,12 +338,12 @@ async fn a_question_with_a_lost_answer_is_answered_again() {
         assert!(matches!(second, RunError::Answered { .. }), "{second}");
         let end = world.engine.resume(&graph, "r").await.unwrap();
 
-        let expect = if in_branch { vec!["plan", "b=b:no"] } else { vec!["b:no"] };
+        let expect = if in_scope { vec!["plan", "b=b:no"] } else { vec!["b:no"] };
         assert_eq!(end.state.done, expect);
     }
 }
 
-fn asks_in_a_branch(stage: &Stage) -> Graph<Notes> {
+fn asks_in_a_scope(stage: &Stage) -> Graph<Notes> {
     let builder = stage.steps(Graph::builder("ask"), &["plan"]).step("b", stage.ask());
     builder.fork("plan", ["b"]).join("merge", stage.merge()).build().unwrap()
 }

@@ -57,7 +57,7 @@ impl NamedFiles {
                 digest: printed.digest,
                 log_bytes_max: Some(self.log_bytes_max),
             };
-            self.told.insert(log_name(&header.branch, step, &header.at), told);
+            self.told.insert(log_name(&header.scope, step, &header.at), told);
         }
         // If retention dropped the position, its items are not needed any more.
         let position = record.position().unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 use waypost_workflow::file::{Step, Work};
 
 use crate::view::step_names::StepNames;
@@ -22,7 +22,7 @@ pub(super) enum StateValue {
 
 /// The checkpoint of a state, and the names of the steps of its run.
 pub(super) struct StateAt<'a> {
-    pub(super) branch: &'a BranchPath,
+    pub(super) scope: &'a ScopePath,
     pub(super) names: &'a StepNames,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn values(state: &Value, at: &StateAt<'_>) -> Option<StateValues> {
             let status = if part == "failed" { "failed" } else { "completed" };
             let path = at.called(id);
             put_status(&mut values, &path, step, status);
-            match at.names.runs_file(at.branch, id) {
+            match at.names.runs_file(at.scope, id) {
                 // The outputs of an included file are the outputs of all inner steps.
                 true => step["outputs"].as_object().into_iter().flatten().for_each(|(inner, outputs)| {
                     put_outputs(&mut values, &format!("{path}/{inner}"), outputs);
@@ -54,8 +54,8 @@ pub(super) fn values(state: &Value, at: &StateAt<'_>) -> Option<StateValues> {
 impl StateAt<'_> {
     /// Returns the path of a step. The state of a scope has the steps of its groups, too.
     fn called(&self, id: &str) -> String {
-        let within = self.names.body(self.branch).and_then(|body| path_within(body.steps(), id));
-        self.names.called(self.branch, within.as_deref().unwrap_or(id))
+        let within = self.names.body(self.scope).and_then(|body| path_within(body.steps(), id));
+        self.names.called(self.scope, within.as_deref().unwrap_or(id))
     }
 }
 
@@ -94,11 +94,11 @@ fn put_outputs(values: &mut StateValues, path: &str, outputs: &Value) {
 fn put_items(values: &mut StateValues, at: &StateAt<'_>, id: &str, step: &Value) {
     let Ok(opener) = StepId::new(id) else { return };
     for item in step["items"]["items"].as_array().into_iter().flatten() {
-        let scope = item["key"].as_str().and_then(|key| at.branch.child(&opener, key).ok());
+        let scope = item["key"].as_str().and_then(|key| at.scope.child(&opener, key).ok());
         let Some(scope) = scope else { continue };
         // The step may be within a group.
         let shown = at.names.path(&scope);
-        let key = shown.strip_prefix(&at.names.called(at.branch, id)).unwrap_or_default();
+        let key = shown.strip_prefix(&at.names.called(at.scope, id)).unwrap_or_default();
         let path = format!("{}{key}", at.called(id));
         put_status(values, &path, item, "completed");
         for (inner, step) in item["steps"].as_object().into_iter().flatten() {

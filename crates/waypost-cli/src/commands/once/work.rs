@@ -18,7 +18,7 @@ use waypost::engine::{StopHandle, StopLevel};
 use waypost::record::Printed;
 use waypost::recorder::Begun;
 use waypost::store::{SignalKind, Store, StoreError};
-use waypost::{BranchPath, Digest, RunId};
+use waypost::{Digest, RunId, ScopePath};
 use waypost_workflow::log::{Log, LogLimits, LogSink};
 use waypost_workflow::program::{log_name, run_mark};
 use waypost_workflow::supervisor::{
@@ -88,7 +88,7 @@ impl LogSink for BlobSink {
 
 /// Runs one attempt to its end.
 pub(super) async fn work(work: Work<'_>) -> Result<WorkResult, StoreError> {
-    let log_name = log_name(&BranchPath::main(), work.begun.step(), work.begun.at());
+    let log_name = log_name(&ScopePath::main(), work.begun.step(), work.begun.at());
     let name = log_name.strip_prefix("logs/").unwrap_or(&log_name);
     let name = name.strip_suffix(".log").unwrap_or(name);
     let folder = work.store.folder(work.run).expect("a key is locked in a folder");
@@ -142,7 +142,7 @@ fn process(work: &Work<'_>) -> StepProcess {
     let (mark, value) = run_mark(work.store.as_ref(), work.run);
     let own: [(&str, OsString); 6] = [
         ("WAYPOST_RUN_ID", work.run.as_str().into()),
-        ("WAYPOST_SCOPE", BranchPath::main().as_str().into()),
+        ("WAYPOST_SCOPE", ScopePath::main().as_str().into()),
         (super::STEP_VARIABLE, work.begun.step().as_str().into()),
         ("WAYPOST_ATTEMPT", work.begun.at().attempt.to_string().into()),
         ("WAYPOST_IDEMPOTENCY_KEY", work.begun.idempotency_key().into()),

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use waypost::record::{Ending, Note, Phase, Record, RunStatus, Try, Usage, WaitKind};
 use waypost::report::{SectionKey, section};
 use waypost::store::{Scan, Store, StoreError};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 
 use crate::run::idle_times::IdleTimes;
 use crate::view::doubt::Doubt;
@@ -35,7 +35,7 @@ pub(super) struct Bar {
     pub(super) is_waiting: bool,
 }
 
-/// The last outcome of a step, on a branch and in a pass.
+/// The last outcome of a step, in a scope and in a pass.
 pub(super) struct StepEnd {
     pub(super) key: SectionKey,
     /// The path of the scope.
@@ -57,10 +57,10 @@ pub(in crate::commands) struct RunHistory {
     pub(super) damaged: Vec<String>,
     pub(super) idle: IdleTimes,
     places: HashMap<SectionKey, usize>,
-    open: HashMap<(BranchPath, StepId, Try), usize>,
+    open: HashMap<(ScopePath, StepId, Try), usize>,
 }
 
-/// Reads all records of a run, oldest first, branch by branch.
+/// Reads all records of a run, oldest first, scope by scope.
 pub(in crate::commands) async fn read(
     store: &dyn Store,
     run: &RunId,
@@ -112,7 +112,7 @@ impl RunHistory {
     /// Marks the interrupted steps in doubt.
     pub(super) fn mark(&mut self, doubts: &[Doubt], names: &StepNames) {
         for ended in self.ends.iter_mut().filter(|ended| ended.outcome == "interrupted") {
-            let called = names.called(&ended.key.branch, ended.key.step.as_str());
+            let called = names.called(&ended.key.scope, ended.key.step.as_str());
             if doubts.iter().any(|doubt| doubt.step == called) {
                 ended.outcome = RunStatus::InDoubt.name();
                 ended.text = ended.text.replacen(": interrupted\n", ": in doubt\n", 1);
@@ -120,10 +120,10 @@ impl RunHistory {
         }
     }
 
-    /// Returns the last outcome of each step on each branch, oldest first.
-    pub(in crate::commands) fn ends(&self) -> impl Iterator<Item = (&BranchPath, &StepId, &'static str)> {
+    /// Returns the last outcome of each step in each scope, oldest first.
+    pub(in crate::commands) fn ends(&self) -> impl Iterator<Item = (&ScopePath, &StepId, &'static str)> {
         let ended = self.ends.iter().filter(|ended| !ended.key.accepted);
-        ended.map(|ended| (&ended.key.branch, &ended.key.step, ended.outcome))
+        ended.map(|ended| (&ended.key.scope, &ended.key.step, ended.outcome))
     }
 
     fn take(&mut self, record: &Record, names: &StepNames) {
@@ -139,11 +139,11 @@ impl RunHistory {
             }
             _ => None,
         };
-        if header.branch.is_main() {
+        if header.scope.is_main() {
             self.idle.take(header);
         }
         if let (Some(step), Some(outcome)) = (&header.step, outcome) {
-            let key = (header.branch.clone(), step.clone(), header.at.clone());
+            let key = (header.scope.clone(), step.clone(), header.at.clone());
             if let Some(bar) = self.open.remove(&key) {
                 (self.bars[bar].end, self.bars[bar].outcome) = (Some(header.created_at), outcome);
             }
@@ -154,19 +154,19 @@ impl RunHistory {
             _ => false,
         };
         if let Some(step) = header.step.as_ref().filter(|_| waits) {
-            let key = (header.branch.clone(), step.clone(), header.at.clone());
+            let key = (header.scope.clone(), step.clone(), header.at.clone());
             self.open.get(&key).into_iter().for_each(|bar| self.bars[*bar].is_waiting = true);
         }
         for start in &header.started {
-            let key = (header.branch.clone(), start.step.clone(), start.at.clone());
+            let key = (header.scope.clone(), start.step.clone(), start.at.clone());
             // An attempt continues after a wait for items.
             if self.open.contains_key(&key) {
                 continue;
             }
             self.open.insert(key, self.bars.len());
             self.bars.push(Bar {
-                called: names.called(&header.branch, start.step.as_str()),
-                name: names.name(&header.branch, start.step.as_str()).map(ToOwned::to_owned),
+                called: names.called(&header.scope, start.step.as_str()),
+                name: names.name(&header.scope, start.step.as_str()).map(ToOwned::to_owned),
                 at: start.at.clone(),
                 begin: header.created_at,
                 end: None,
@@ -177,7 +177,7 @@ impl RunHistory {
         if let Some(usage) = &header.usage {
             *self.usage.get_or_insert_default() += usage;
         }
-        let name = header.step.as_ref().and_then(|step| names.name(&header.branch, step.as_str()));
+        let name = header.step.as_ref().and_then(|step| names.name(&header.scope, step.as_str()));
         let Some(section) = section(record, name) else { return };
         let ending: Option<&Ending> = match &header.phase {
             Phase::Completed(ending) => Some(ending),
@@ -186,7 +186,7 @@ impl RunHistory {
         };
         let ended = StepEnd {
             key: section.key.clone(),
-            scope: names.path(&header.branch),
+            scope: names.path(&header.scope),
             text: plain(names, &section.text),
             outcome: outcome.unwrap_or(if section.key.accepted { "accepted" } else { "open" }),
             at: header.created_at,

@@ -22,8 +22,8 @@ use crate::view::{ClaimView, ShowView, StepStatus, StepView};
 
 /// Most dead letters in a report; `waypost dead-letters list` has all.
 pub(super) const LETTERS_MAX: usize = 50;
-/// Most rows of ended branches; `waypost show` and `events` have the rest.
-const BRANCH_ROWS_MAX: usize = 2_000;
+/// Most rows of ended scopes; `waypost show` and `events` have the rest.
+const SCOPE_ROWS_MAX: usize = 2_000;
 /// Longest text of an output or note, so that browsers can open the page.
 const TEXT_CHARACTERS_MAX: usize = 20_000;
 
@@ -61,7 +61,7 @@ impl Page<'_> {
         text.push_str("<h2>Steps</h2>\n");
         self.show.steps.iter().for_each(|step| self.step(&mut text, step));
         self.dead_letters(&mut text);
-        self.branches(&mut text);
+        self.scopes(&mut text);
         text.push_str("</body>\n</html>\n");
         text
     }
@@ -194,7 +194,7 @@ impl Page<'_> {
         }
         evidence(text, &step.evidence);
         let is_it =
-            |ended: &&StepEnd| ended.key.step.as_str() == step.id && ended.key.branch.as_str() == step.branch;
+            |ended: &&StepEnd| ended.key.step.as_str() == step.id && ended.key.scope.as_str() == step.scope;
         for note in self.history.ends.iter().filter(is_it).flat_map(|ended| &ended.notes) {
             match note {
                 Note::Report(markdown) => block(text, "Summary", markdown),
@@ -246,17 +246,17 @@ impl Page<'_> {
         }
     }
 
-    /// Lists the ends on branches, such as items.
-    fn branches(&self, text: &mut String) {
+    /// Lists the ends in scopes, such as items.
+    fn scopes(&self, text: &mut String) {
         let ended: Vec<&StepEnd> =
-            self.history.ends.iter().filter(|ended| !ended.key.branch.is_main()).collect();
+            self.history.ends.iter().filter(|ended| !ended.key.scope.is_main()).collect();
         if ended.is_empty() {
             return;
         }
         text.push_str("<h2>Items and other scopes</h2>\n");
         folded(text, ended.len(), "steps");
         text.push_str("<div class=\"wide\"><table class=\"rows ends\"><tr><th>scope</th><th>step</th><th>outcome</th><th>exit</th><th>at</th><th></th></tr>\n");
-        for end in ended.iter().take(BRANCH_ROWS_MAX) {
+        for end in ended.iter().take(SCOPE_ROWS_MAX) {
             let pass: String = end.key.iteration.iter().map(|count| format!(" [{count}]")).collect();
             let _ = writeln!(
                 text,
@@ -271,8 +271,8 @@ impl Page<'_> {
             );
         }
         text.push_str("</table></div>\n</details>\n");
-        if ended.len() > BRANCH_ROWS_MAX {
-            let _ = writeln!(text, "<p>{} more steps are not listed.</p>", ended.len() - BRANCH_ROWS_MAX);
+        if ended.len() > SCOPE_ROWS_MAX {
+            let _ = writeln!(text, "<p>{} more steps are not listed.</p>", ended.len() - SCOPE_ROWS_MAX);
         }
     }
 }

@@ -10,7 +10,7 @@ use waypost::plan::{Action, Cause, Decision};
 use waypost::record::{Choice, FrontierEntry, Occasion, SettleBy};
 use waypost::store::overlay::Overlay;
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
 
 use crate::cli::ResumeArgs;
@@ -23,15 +23,15 @@ use crate::run::dead_letters::counts;
 use crate::run::definition::Chosen;
 use crate::run::doubt::has_result;
 use crate::run::environment::person;
-use crate::run::reference::{StepRef, encoded, is_branch, is_step};
+use crate::run::reference::{StepRef, encoded, is_scope, is_step};
 use crate::view::step_names::{StepNames, called};
 use crate::view::{file_of, step_of};
 
 use super::dry::planned;
 use super::{Prepared, from_step};
 
-/// A step by its branch.
-type StepAt = (BranchPath, StepId);
+/// A step by its scope.
+type StepAt = (ScopePath, StepId);
 
 /// Reads the choices from the options of `resume`. `--treat-as done` settles failed steps if no step is in doubt, and cut
 /// steps at their turn if evidence upstream has failed.
@@ -55,14 +55,14 @@ pub(super) async fn of(
     };
     let answers = &args.answers;
     let done = || SettleBy::Done(Map::new());
-    let settles = |(branch, step): &StepAt| answers.about(branch, step) == Some(TreatAs::Done);
+    let settles = |(scope, step): &StepAt| answers.about(scope, step) == Some(TreatAs::Done);
     let settles_failed = |at: &StepAt| {
         settles(at)
             && (matches!(asked, Asked::Nothing | Asked::OnTheWay | Asked::InTurn)
                 || answers.named.contains_key(at))
     };
     if !args.treat_as.is_empty() {
-        let failed = failed_steps(store, run, &BranchPath::main()).await?;
+        let failed = failed_steps(store, run, &ScopePath::main()).await?;
         if asked == Asked::InTurn && answers.rest == Some(TreatAs::Done) && !failed.is_empty() {
             let message =
                 "`--treat-as done` names no step, but a step failed and another is in doubt at its turn";
@@ -83,9 +83,9 @@ pub(super) async fn of(
     };
     if asked == Asked::BeforeEvidence {
         let cut = position.open_entries().filter(|entry| entry.is_unsettled() && !entry.has_children());
-        let cut = cut.filter(|entry| settles(&(BranchPath::main(), entry.step.clone())));
+        let cut = cut.filter(|entry| settles(&(ScopePath::main(), entry.step.clone())));
         let cut = cut.filter(|entry| workflow.step(entry.step.as_str()).is_some_and(|step| !step.idempotent));
-        settled.extend(cut.map(|entry| ((BranchPath::main(), entry.step.clone()), done())));
+        settled.extend(cut.map(|entry| ((ScopePath::main(), entry.step.clone()), done())));
     }
     for (path, value) in &args.output {
         let mut named = None;
@@ -94,8 +94,8 @@ pub(super) async fn of(
         {
             let text = encoded(store, run, &path[..path.len() - name.len() - 1]).await?;
             let step = StepId::new(step).ok();
-            let branch = StepRef::parse(&text).branch.unwrap_or_else(BranchPath::main);
-            named = step.map(|step| ((branch, step), name));
+            let scope = StepRef::parse(&text).scope.unwrap_or_else(ScopePath::main);
+            named = step.map(|step| ((scope, step), name));
         }
         let named = named.filter(|(step, _)| settled.contains_key(step) || is_in_doubt(step));
         let Some((step, name)) = named else {
@@ -118,15 +118,15 @@ pub(super) async fn of(
     }
     let asked = position.reusable.keys().filter(|step| in_turn(step));
     let asked = asked.filter(|step| !has_result(snapshot.newest(), step));
-    for at in asked.map(|step| (BranchPath::main(), step.clone())).filter(settles) {
+    for at in asked.map(|step| (ScopePath::main(), step.clone())).filter(settles) {
         if !settled.contains_key(&at) {
             refuse_missing(workflow, run, &at, &Map::new())?;
         }
     }
-    let branches = store.branches(run).await?;
+    let scopes = store.scopes(run).await?;
     for skip in &args.skip {
-        let on = StepRef::parse(skip).branch;
-        if on.is_some_and(|branch| !branch.is_main() && !branches.contains(&branch)) {
+        let on = StepRef::parse(skip).scope;
+        if on.is_some_and(|scope| !scope.is_main() && !scopes.contains(&scope)) {
             return Err(not_started(workflow, skip));
         }
         settled.insert(skipped(args, (snapshot, workflow), skip)?, SettleBy::Skip);
@@ -142,13 +142,13 @@ fn skipped(
     (snapshot, workflow): (&Snapshot, &Workflow),
     skip: &str,
 ) -> Result<StepAt, Error> {
-    let StepRef { branch, step } = StepRef::parse(skip);
-    let branch = branch.unwrap_or_else(BranchPath::main);
+    let StepRef { scope, step } = StepRef::parse(skip);
+    let scope = scope.unwrap_or_else(ScopePath::main);
     let named = step.as_deref().and_then(|step| StepId::new(step).ok());
     let Some(step) = named else {
         return Err(not_started(workflow, skip));
     };
-    if step_of(workflow, &branch, step.as_str()).is_none()
+    if step_of(workflow, &scope, step.as_str()).is_none()
         && let Some(near) = workflow.step_near(skip).filter(|near| workflow.step(near).is_some())
     {
         let meant = |own: &String| if own == skip { near.to_owned() } else { own.clone() };
@@ -157,7 +157,7 @@ fn skipped(
         let what = format!("step `{skip}` in the workflow");
         return Err(Error::not_found(what, format!("did you mean `{command}`?")));
     }
-    Ok((branch, step))
+    Ok((scope, step))
 }
 
 /// Returns why a step of a scope without records cannot be skipped.
@@ -176,19 +176,19 @@ fn not_started(workflow: &Workflow, skip: &str) -> Error {
 
 /// Returns the failed steps to settle in a scope. Of a failed group or included file, these are the failed steps inside; of
 /// failed items, the step that opened them.
-async fn failed_steps(store: &dyn Store, run: &RunId, scope: &BranchPath) -> Result<Vec<StepAt>, Error> {
-    let branches = store.branches(run).await?;
+async fn failed_steps(store: &dyn Store, run: &RunId, scope: &ScopePath) -> Result<Vec<StepAt>, Error> {
+    let scopes = store.scopes(run).await?;
     let position = store.newest(run, scope).await?.position().unwrap_or_default();
     let (mut failed, mut within) = (Vec::new(), vec![(scope.clone(), position)]);
-    while let Some((branch, position)) = within.pop() {
+    while let Some((path, position)) = within.pop() {
         for entry in position.failed.iter().filter(|entry| entry.exited.is_none()) {
             let opens = entry.fan.as_ref().is_some_and(|fan| fan.items.is_none());
             let known = within.len();
-            let is_child = |child: &&BranchPath| {
-                let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&branch));
+            let is_child = |child: &&ScopePath| {
+                let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&path));
                 opener.is_some_and(|(opener, _)| opener == entry.step)
             };
-            for child in branches.iter().filter(|_| opens).filter(is_child) {
+            for child in scopes.iter().filter(|_| opens).filter(is_child) {
                 let newest = store.newest(run, child).await?;
                 let position = newest.position().unwrap_or_default();
                 if !position.failed.is_empty() && counts(store, run, &newest).await? {
@@ -196,7 +196,7 @@ async fn failed_steps(store: &dyn Store, run: &RunId, scope: &BranchPath) -> Res
                 }
             }
             if within.len() == known {
-                failed.push((branch.clone(), entry.step.clone()));
+                failed.push((path.clone(), entry.step.clone()));
             }
         }
     }
@@ -210,13 +210,13 @@ async fn failed_within(
     names: &StepNames,
     text: &str,
 ) -> Result<Vec<StepAt>, Error> {
-    let Some(scope) = StepRef::parse(text).branch else { return Ok(Vec::new()) };
-    let is_there = store.branches(run).await?.contains(&scope);
+    let Some(scope) = StepRef::parse(text).scope else { return Ok(Vec::new()) };
+    let is_there = store.scopes(run).await?.contains(&scope);
     if !is_there || !counts(store, run, &store.newest(run, &scope).await?).await? {
         return Ok(Vec::new());
     }
     let mut failed = failed_steps(store, run, &scope).await?;
-    failed.retain(|(branch, step)| covers(names, branch, step, text));
+    failed.retain(|(path, step)| covers(names, path, step, text));
     Ok(failed)
 }
 
@@ -224,16 +224,16 @@ async fn failed_within(
 fn refuse_missing(
     workflow: &Workflow,
     run: &RunId,
-    (branch, step): &StepAt,
+    (scope, step): &StepAt,
     outputs: &Map<String, Value>,
 ) -> Result<(), Error> {
     let is_given = |name: &str| outputs.contains_key(name);
-    let file = file_of(workflow, branch);
+    let file = file_of(workflow, scope);
     let missing: Vec<_> = file.readers_of_missing(step.as_str(), is_given).collect();
     let Some((_, first)) = missing.first() else { return Ok(()) };
     let readers: Vec<String> = missing.iter().map(|(reader, _)| format!("`{}`", reader.id)).collect();
     let readers = readers.join(", ");
-    let step = called(Some(workflow), branch, step.as_str());
+    let step = called(Some(workflow), scope, step.as_str());
     let message =
         format!("cannot settle step `{step}` of run {run} as done: outputs that {readers} reads are missing");
     let hint = match first {
@@ -278,10 +278,10 @@ pub(super) async fn answers(
     let asked = plan.decisions.iter().filter(|decision| decision.action == Action::Ask);
     let asked: Vec<&Decision> = asked.collect();
     let in_turn = asked.iter().filter(|asked| asked.cause == Cause::AskedInTurn);
-    let in_turn: Vec<StepAt> = in_turn.map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
+    let in_turn: Vec<StepAt> = in_turn.map(|asked| (asked.scope.clone(), asked.step.clone())).collect();
     let asked: Vec<StepAt> =
-        asked.into_iter().map(|asked| (asked.branch.clone(), asked.step.clone())).collect();
-    let failed = failed_steps(store.as_ref(), run, &BranchPath::main()).await?;
+        asked.into_iter().map(|asked| (asked.scope.clone(), asked.step.clone())).collect();
+    let failed = failed_steps(store.as_ref(), run, &ScopePath::main()).await?;
     let names = StepNames::of(&prepared.chosen.workflow);
     let from = args.from.as_deref().map(|from| from_step(&prepared.chosen.workflow, from)).transpose()?;
     for given in &args.treat_as {
@@ -289,11 +289,11 @@ pub(super) async fn answers(
         let candidates: Vec<_> = asked.iter().chain(failed.iter().filter(|_| is_done)).cloned().collect();
         for text in &given.steps {
             let encoded = encoded(store.as_ref(), run, text).await?;
-            let is_meant = |(branch, step): &&StepAt| {
-                [text, &encoded].into_iter().any(|text| covers(&names, branch, step, text))
+            let is_meant = |(scope, step): &&StepAt| {
+                [text, &encoded].into_iter().any(|text| covers(&names, scope, step, text))
             };
             let mut meant: Vec<StepAt> = candidates.iter().filter(is_meant).cloned().collect();
-            let is_rerun = from.as_ref().is_some_and(|(branch, step)| names_step(&names, branch, step, text));
+            let is_rerun = from.as_ref().is_some_and(|(scope, step)| names_step(&names, scope, step, text));
             if is_rerun && is_done {
                 return Err(both_ways(run, args, text));
             }
@@ -309,10 +309,10 @@ pub(super) async fn answers(
                 }
                 meant = within;
             }
-            for (branch, step) in &meant {
-                let before = answers.named.insert((branch.clone(), step.clone()), given.treat_as);
+            for (scope, step) in &meant {
+                let before = answers.named.insert((scope.clone(), step.clone()), given.treat_as);
                 if before.is_some_and(|before| before != given.treat_as) {
-                    let step = names.called(branch, step.as_str());
+                    let step = names.called(scope, step.as_str());
                     let message = format!("`--treat-as` has two decisions about step `{step}`");
                     return Err(Error::usage(message, "name the step once"));
                 }
@@ -331,20 +331,20 @@ pub(super) async fn answers(
 }
 
 /// Returns whether a text names a step.
-fn names_step(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> bool {
-    names.called(branch, step.as_str()) == text || is_step(branch, step.as_str(), text)
+fn names_step(names: &StepNames, scope: &ScopePath, step: &StepId, text: &str) -> bool {
+    names.called(scope, step.as_str()) == text || is_step(scope, step.as_str(), text)
 }
 
 /// Returns whether a text names a step or an enclosing scope.
-fn covers(names: &StepNames, branch: &BranchPath, step: &StepId, text: &str) -> bool {
-    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    names_step(names, branch, step, text)
-        || around.filter(|branch| !branch.is_main()).any(|branch| {
-            let opener = branch.parent().zip(branch.opened_by());
-            let is_opener = |(above, (opener, _)): (BranchPath, (StepId, String))| {
+fn covers(names: &StepNames, scope: &ScopePath, step: &StepId, text: &str) -> bool {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    names_step(names, scope, step, text)
+        || around.filter(|scope| !scope.is_main()).any(|scope| {
+            let opener = scope.parent().zip(scope.opened_by());
+            let is_opener = |(above, (opener, _)): (ScopePath, (StepId, String))| {
                 names.called(&above, opener.as_str()) == text
             };
-            names.path(&branch) == text || is_branch(&branch, text) || opener.is_some_and(is_opener)
+            names.path(&scope) == text || is_scope(&scope, text) || opener.is_some_and(is_opener)
         })
 }
 
@@ -361,14 +361,14 @@ fn both_ways(run: &RunId, args: &ResumeArgs, text: &str) -> Error {
 
 /// Returns the error of a decision without a question. `failed`: the failed steps.
 fn not_asked(run: &RunId, text: &str, names: &StepNames, asked: &[StepAt], failed: &[StepAt]) -> Error {
-    let is_failed = failed.iter().any(|(branch, step)| covers(names, branch, step, text));
+    let is_failed = failed.iter().any(|(scope, step)| covers(names, scope, step, text));
     let why = match is_failed {
         true => "the step failed, and is not in doubt".to_owned(),
         false => format!("the step is not in doubt in run {run}"),
     };
     let message = format!("cannot decide about step `{}`: {why}", shown(text));
     let asked: Vec<String> =
-        asked.iter().map(|(branch, step)| format!("`{}`", names.called(branch, step.as_str()))).collect();
+        asked.iter().map(|(scope, step)| format!("`{}`", names.called(scope, step.as_str()))).collect();
     match asked.is_empty() || is_failed {
         true => Error::usage(message, undecided_hint(run, names, failed)),
         false => Error::usage(message, format!("in doubt: {}", asked.join(", "))),
@@ -379,8 +379,8 @@ fn not_asked(run: &RunId, text: &str, names: &StepNames, asked: &[StepAt], faile
 fn undecided_hint(run: &RunId, names: &StepNames, failed: &[StepAt]) -> String {
     match failed {
         [] => format!("`waypost resume {run}` resumes without a decision"),
-        [(branch, step), ..] => {
-            let step = quoted(&names.called(branch, step.as_str()));
+        [(scope, step), ..] => {
+            let step = quoted(&names.called(scope, step.as_str()));
             format!(
                 "`waypost resume {run}` retries failed steps; `waypost resume {run} --treat-as done={step}` settles the step as done"
             )
@@ -436,7 +436,7 @@ pub(super) async fn nothing_to_decide(
     run: &RunId,
     workflow: &Workflow,
 ) -> Result<Error, Error> {
-    let failed = failed_steps(store, run, &BranchPath::main()).await?;
+    let failed = failed_steps(store, run, &ScopePath::main()).await?;
     let or_failed = if failed.is_empty() { " or failed" } else { "" };
     let message = format!("cannot decide: no step of run {run} is in doubt{or_failed}");
     Ok(Error::usage(message, undecided_hint(run, &StepNames::of(workflow), &failed)))

@@ -125,8 +125,8 @@ pub(super) async fn planned(
     Ok(Planned { plan, dry_run })
 }
 
-fn answer_text(Answered { branch, step, treat_as }: Answered<'_>) -> String {
-    let step = step_on(branch, step.as_str());
+fn answer_text(Answered { scope, step, treat_as }: Answered<'_>) -> String {
+    let step = step_on(scope, step.as_str());
     match treat_as {
         TreatAs::Done => format!("Step {step} would count as done."),
         TreatAs::Retry => format!("Step {step} would rerun."),
@@ -164,9 +164,9 @@ pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &st
         }
     }
     let is_later = |decision: &Decision| {
-        let on_main = match decision.branch.is_main() {
+        let on_main = match decision.scope.is_main() {
             true => Some(decision.step.clone()),
-            false => crate::run::definition::opener_on_main(&decision.branch),
+            false => crate::run::definition::opener_on_main(&decision.scope),
         };
         !matches!(decision.action, Action::Reuse | Action::Skip)
             && on_main.is_some_and(|step| !needed.contains(&step))
@@ -181,5 +181,5 @@ pub(in crate::commands) fn stop_after(plan: &mut Plan, shape: &Shape, until: &st
 }
 
 fn named(decision: &Decision) -> String {
-    step_on(&decision.branch, decision.step.as_str())
+    step_on(&decision.scope, decision.step.as_str())
 }

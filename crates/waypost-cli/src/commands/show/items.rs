@@ -8,7 +8,7 @@ use waypost::id::readable;
 use waypost::record::{End, FrontierEntry, Header, Phase, Record, Status, WaitKind};
 use waypost::shape::Shape;
 use waypost::store::{Scan, Store, StoreExt as _};
-use waypost::{BranchPath, RunId, StepId};
+use waypost::{RunId, ScopePath, StepId};
 
 use super::Context;
 use crate::cli::{ItemStatusName, ItemsArgs};
@@ -56,7 +56,7 @@ impl ItemPage {
             ));
         }
         if let Some(after) = &args.after {
-            let place = opened.iter().position(|(branch, _)| branch.as_str() == after).ok_or_else(|| {
+            let place = opened.iter().position(|(scope, _)| scope.as_str() == after).ok_or_else(|| {
                 Error::not_found(format!("item `{after}` of step `{}`", step.id), "use the `next` of a page")
             })?;
             opened.drain(..=place);
@@ -64,8 +64,8 @@ impl ItemPage {
         let (wanted, limit) = (args.status.map(StepStatus::from), args.limit.unwrap_or(LIMIT) as usize);
         let mut page = Self { items: Vec::new(), next: None };
         let mut fans = Fans::default();
-        for (branch, started_at) in opened {
-            let newest = store.newest(run, &branch).await?;
+        for (scope, started_at) in opened {
+            let newest = store.newest(run, &scope).await?;
             if !fans.has(store, run, &newest).await? {
                 continue;
             }
@@ -74,7 +74,7 @@ impl ItemPage {
                 continue;
             }
             if page.items.len() == limit {
-                page.next = page.items.last().map(|item| item.branch.clone());
+                page.next = page.items.last().map(|item| item.scope.clone());
                 break;
             }
             page.items.push(item((store, run), opener, &newest, (status, started_at)).await?);
@@ -83,23 +83,23 @@ impl ItemPage {
     }
 }
 
-/// Returns the branches of the items that started, in order, with their starts.
+/// Returns the scopes of the items that started, in order, with their starts.
 async fn opened(
     store: &dyn Store,
     run: &RunId,
     step: &StepView,
-) -> Result<Vec<(BranchPath, Timestamp)>, Error> {
+) -> Result<Vec<(ScopePath, Timestamp)>, Error> {
     let mut opened = Vec::new();
-    let is_item = |branch: &BranchPath| {
-        let is_below = branch.parent().is_some_and(|above| above.as_str() == step.branch);
-        let by_step = branch.opened_by().is_some_and(|(opener, _)| opener.as_str() == step.id);
-        is_below && by_step && (branch.pass_number().is_none() || step.repeats)
+    let is_item = |scope: &ScopePath| {
+        let is_below = scope.parent().is_some_and(|above| above.as_str() == step.scope);
+        let by_step = scope.opened_by().is_some_and(|(opener, _)| opener.as_str() == step.id);
+        is_below && by_step && (scope.pass_number().is_none() || step.repeats)
     };
     let mut scan = Scan { seq_max: Some(1), ..Scan::of(run) };
     loop {
         let page = store.scan(&scan).await?;
-        let headers = page.records.iter().map(Record::header).filter(|header| is_item(&header.branch));
-        opened.extend(headers.map(|header| (header.branch.clone(), header.created_at)));
+        let headers = page.records.iter().map(Record::header).filter(|header| is_item(&header.scope));
+        opened.extend(headers.map(|header| (header.scope.clone(), header.created_at)));
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),
             None => return Ok(opened),
@@ -117,7 +117,7 @@ fn status(newest: &Record, opener: &Opener<'_>) -> StepStatus {
         Some(End::Cancelled) => StepStatus::Cut,
         None => {
             let position = newest.position().unwrap_or_default();
-            let own = opener.shape.as_ref().and_then(|shape| shape.of_branch(&newest.header().branch));
+            let own = opener.shape.as_ref().and_then(|shape| shape.of_scope(&newest.header().scope));
             let is_asked = |entry: &FrontierEntry| {
                 entry.is_unsettled() && own.is_some_and(|own| own.must_ask(&position, &entry.step))
             };
@@ -144,10 +144,10 @@ async fn item(
     newest: &Record,
     (status, opened_at): (StepStatus, Timestamp),
 ) -> Result<ItemView, Error> {
-    let branch = &newest.header().branch;
+    let scope = &newest.header().scope;
     let (mut attempts, mut started_at) = (0, None);
     let mut work = WorkTime::default();
-    let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
+    let mut scan = Scan { scope: Some(scope.clone()), ..Scan::of(run) };
     loop {
         let page = store.scan(&scan).await?;
         for header in page.records.iter().map(Record::header) {
@@ -171,8 +171,8 @@ async fn item(
         _ => Vec::new(),
     };
     Ok(ItemView {
-        key: branch.opened_by().map(|(_, key)| key).unwrap_or_default(),
-        branch: branch.to_string(),
+        key: scope.opened_by().map(|(_, key)| key).unwrap_or_default(),
+        scope: scope.to_string(),
         status,
         attempts,
         started_at: started_at.unwrap_or(opened_at),
@@ -239,16 +239,16 @@ pub(super) fn table(context: &Context, view: &ShowView, args: &ItemsArgs) -> Str
         ]
     };
     let rows: Vec<Vec<String>> = view.items.iter().map(row).collect();
-    let is_pass = |item: &ItemView| BranchPath::new(&item.branch).is_ok_and(|at| at.pass_number().is_some());
+    let is_pass = |item: &ItemView| ScopePath::new(&item.scope).is_ok_and(|at| at.pass_number().is_some());
     let item = if view.items.iter().all(is_pass) { "ITERATION" } else { "ITEM" };
     let mut text = context.output.table(&[item, "STATUS", "ATTEMPTS", "TOOK", "ERROR"], &rows);
     if let Some((next, step)) = view.next.as_ref().zip(view.steps.first()) {
         let status = args.status.map(|status| format!(" --status {}", StepStatus::from(status).name()));
         let limit = args.limit.map(|limit| format!(" --limit {limit}"));
-        let step = if step.branch == "main" {
+        let step = if step.scope == "main" {
             step.id.clone()
         } else {
-            format!("{}/{}", readable(&step.branch), step.id)
+            format!("{}/{}", readable(&step.scope), step.id)
         };
         text.push_str(&format!(
             "\nMore items: waypost show {} --step {}{}{} --after {}{}",

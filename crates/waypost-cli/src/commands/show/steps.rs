@@ -1,4 +1,4 @@
-//! The steps of a branch: by the position of the shown record, and by the headers of its effective history.
+//! The steps of a scope: by the position of the shown record, and by the headers of its effective history.
 //!
 //! Each source may be incomplete. If retention dropped the state, only the headers name running steps. If a
 //! header is damaged, the state has the outcome, exit code and outputs of the step that ended there.
@@ -13,33 +13,33 @@ use waypost::record::{
 };
 use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 
 use super::super::executions::{events, settled};
 use crate::error::Error;
 use crate::run::hooks;
 use crate::view::{ClaimView, FailureView, ItemsView, StepStatus, StepView};
 
-/// A shown branch.
-pub(super) struct Branch {
-    pub(super) name: BranchPath,
+/// A shown scope.
+pub(super) struct Scope {
+    pub(super) name: ScopePath,
     /// The shown record, with its body unless retention dropped it.
     pub(super) record: Record,
     pub(super) history: History,
     /// All steps are shown, including those not begun.
     pub(super) whole: bool,
-    /// A hook's branch: its outcome does not stop the run.
+    /// A hook's scope: its outcome does not stop the run.
     pub(super) is_hook: bool,
 }
 
-impl Branch {
-    /// Reads the history of a shown branch's record; `whole`: the requested branch.
+impl Scope {
+    /// Reads the history of a shown scope's record; `whole`: the requested scope.
     pub(super) async fn read(
         store: &dyn Store,
         record: Record,
-        whole: Option<&BranchPath>,
+        whole: Option<&ScopePath>,
     ) -> Result<Self, Error> {
-        let name = record.header().branch.clone();
+        let name = record.header().scope.clone();
         let history = store.effective_history(&record.header().run, &name, record.header().seq).await?;
         Ok(Self { whole: whole == Some(&name), name, record, history, is_hook: false })
     }
@@ -85,7 +85,7 @@ impl Branch {
         self.record.header().body.is_some() && self.record.body_bytes().is_none()
     }
 
-    /// Returns the steps of the branch: those of the definition in order, then others.
+    /// Returns the steps of the scope: those of the definition in order, then others.
     pub(super) fn steps<'a>(
         &'a self,
         known: impl Iterator<Item = &'a StepId>,
@@ -93,7 +93,7 @@ impl Branch {
         shape: Option<&Shape>,
     ) -> Vec<StepView> {
         let position = self.position();
-        let own = shape.and_then(|shape| shape.of_branch(&self.name));
+        let own = shape.and_then(|shape| shape.of_scope(&self.name));
         let unfinished = own.zip(position.as_ref()).map(|(shape, position)| Unfinished::of(shape, position));
         let is_open = |step: &str| {
             let place = own.and_then(|shape| shape.place(step));
@@ -192,7 +192,7 @@ struct StepRecords<'a> {
     finished: HashMap<&'a str, &'a Header>,
     /// The last start.
     starts: HashMap<&'a str, (&'a Start, Timestamp)>,
-    /// The last opening of branches without a later join, with its epoch.
+    /// The last opening of scopes without a later join, with its epoch.
     opened: HashMap<&'a str, (u32, Timestamp)>,
     /// Steps whose last start was a join.
     joins: HashSet<&'a str>,
@@ -307,7 +307,7 @@ struct StepFacts<'a> {
     /// How a person settled the step, and the person.
     settled: Option<String>,
     start: Option<(&'a Start, Timestamp)>,
-    /// When the last execution opened its branches, unless these were joined.
+    /// When the last execution opened its scopes, unless these were joined.
     opened: Option<Timestamp>,
     /// When the first of several passes began.
     first_pass: Option<Timestamp>,
@@ -346,7 +346,7 @@ impl StepFacts<'_> {
         self.entry.is_some_and(|entry| entry.has_children() && only_children(entry))
     }
 
-    fn view(&self, step: &StepId, branch: &BranchPath) -> StepView {
+    fn view(&self, step: &StepId, scope: &ScopePath) -> StepView {
         let status = self.status();
         let failure = match self.end.map(|header| &header.phase) {
             Some(Phase::Failed(failure)) => Some(failure),
@@ -360,14 +360,14 @@ impl StepFacts<'_> {
         let finished = matches!(status, StepStatus::Completed | StepStatus::Failed | StepStatus::Skipped);
         let tried = self.start.map_or(0, |(start, _)| start.at.attempt);
         let ended = self.end.map_or(0, |header| header.at.attempt);
-        // Steps with branches begin with the opening.
+        // Steps with scopes begin with the opening.
         let opened = u32::from(self.opened.is_some());
         StepView {
             id: step.to_string(),
             name: None,
             called: step.to_string(),
             repeats: false,
-            branch: branch.to_string(),
+            scope: scope.to_string(),
             status,
             attempts: self.entry.map_or(0, |entry| entry.at.attempt).max(tried).max(ended).max(opened),
             exit_code: match kept {

@@ -4,25 +4,25 @@ use std::collections::BTreeMap;
 
 use waypost::record::{Record, Usage};
 use waypost::store::{Scan, Store, StoreExt as _};
-use waypost::{BranchPath, RunId};
+use waypost::{RunId, ScopePath};
 
 use super::super::executions::{events, settled};
-use super::steps::Branch;
+use super::steps::Scope;
 use crate::error::Error;
 use crate::run::dead_letters::Fans;
 
 /// The usage of a run, and decisions of a person.
 #[derive(Default)]
 pub(super) struct Totals {
-    /// Includes ended branches and undone steps.
+    /// Includes ended scopes and undone steps.
     pub(super) usage: Usage,
-    /// Per step of a branch without a row: the last decision since the last start.
-    pub(super) settled: BTreeMap<(BranchPath, String), String>,
+    /// Per step of a scope without a row: the last decision since the last start.
+    pub(super) settled: BTreeMap<(ScopePath, String), String>,
 }
 
 impl Totals {
-    /// Reads all records of a run. `shown`: the branches with steps on the screen.
-    pub(super) async fn read(store: &dyn Store, run: &RunId, shown: &[Branch]) -> Result<Self, Error> {
+    /// Reads all records of a run. `shown`: the scopes with steps on the screen.
+    pub(super) async fn read(store: &dyn Store, run: &RunId, shown: &[Scope]) -> Result<Self, Error> {
         let (mut totals, mut scan) = (Self::default(), Scan::of(run));
         loop {
             let page = store.scan(&scan).await?;
@@ -30,7 +30,7 @@ impl Totals {
                 if let Some(usage) = &header.usage {
                     totals.usage += usage;
                 }
-                let at = |step: &str| (header.branch.clone(), step.to_owned());
+                let at = |step: &str| (header.scope.clone(), step.to_owned());
                 for (_, data) in events(header).filter(|(name, _)| *name == "step_settled") {
                     let step = data["step"].as_str().unwrap_or_default();
                     totals.settled.insert(at(step), settled(data));
@@ -47,7 +47,7 @@ impl Totals {
         }
         let mut fans = Fans::default();
         for at in totals.settled.keys().cloned().collect::<Vec<_>>() {
-            let is_shown = shown.iter().any(|branch| branch.name == at.0);
+            let is_shown = shown.iter().any(|scope| scope.name == at.0);
             if is_shown || !fans.has(store, run, &store.newest(run, &at.0).await?).await? {
                 totals.settled.remove(&at);
             }

@@ -204,7 +204,7 @@ pub(super) fn decide(answers: &[Votes], quorum: Quorum) -> BTreeMap<String, (Vec
 
 /// Returns the checked claims, by checkpoint.
 pub(crate) fn by_reference(run: &RunId, look: Look) -> BTreeMap<String, Vec<Claim>> {
-    let reference = |(branch, seq)| CheckpointRef { run: run.clone(), branch, seq }.to_string();
+    let reference = |(scope, seq)| CheckpointRef { run: run.clone(), scope, seq }.to_string();
     look.claims.into_iter().map(|(at, claims)| (reference(at), claims)).collect()
 }
 

@@ -11,7 +11,7 @@ use waypost::engine::{Adoption, InnerChange, InnerChangeKind, Snapshot, step_pat
 use waypost::record::{Definition, Phase, Position, Record, RequestCause, RerunKind, RerunRequest};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 use waypost_workflow::file::{Body, Step, Workflow, separated};
 use waypost_workflow::program::shape_of;
 
@@ -35,7 +35,7 @@ enum Decided {
     Rerun,
 }
 
-/// The decisions about a changed step and the changes of its branches.
+/// The decisions about a changed step and the changes of its scopes.
 #[derive(Debug, Clone, Default)]
 struct Decisions {
     step: Option<Decided>,
@@ -129,15 +129,15 @@ impl FinishedChoice {
 /// A changed step, and the results at stake.
 pub(super) struct Row {
     change: StepChange,
-    /// The changes of the branches of an opener.
+    /// The changes of the scopes of an opener.
     within: Vec<InnerChange>,
     at_stake: Option<String>,
 }
 
 impl Row {
-    /// Returns whether a name is that of the step, or the path of a changed step of its branches.
+    /// Returns whether a name is that of the step, or the path of a changed step of its scopes.
     fn has(&self, name: &str) -> bool {
-        let is_inner = |inner: &InnerChange| is_step(&inner.branch, inner.step.as_str(), name);
+        let is_inner = |inner: &InnerChange| is_step(&inner.scope, inner.step.as_str(), name);
         self.change.step.as_str() == name || self.within.iter().any(is_inner)
     }
 
@@ -149,7 +149,7 @@ impl Row {
     /// Returns the step that both sets name.
     fn in_both<'n>(&self, these: &'n BTreeSet<String>, those: &BTreeSet<String>) -> Option<&'n str> {
         let is_inner = |name: &&String, inner: &InnerChange| {
-            let is = |name: &str| is_step(&inner.branch, inner.step.as_str(), name);
+            let is = |name: &str| is_step(&inner.scope, inner.step.as_str(), name);
             is(name) && those.iter().any(|other| is(other))
         };
         let is_own = |name: &&String| self.change.step.as_str() == name.as_str() && those.contains(*name);
@@ -158,11 +158,11 @@ impl Row {
         both.next().map(String::as_str)
     }
 
-    /// Names the changed and added steps of the branches by their paths, each in its first branch.
+    /// Names the changed and added steps of the scopes by their paths, each in its first scope.
     fn inner_steps(&self, names: &StepNames) -> String {
         let mut paths: BTreeMap<&StepId, Vec<String>> = BTreeMap::new();
-        for InnerChange { branch, step, .. } in &self.within {
-            paths.entry(step).or_default().push(names.called(branch, step.as_str()));
+        for InnerChange { scope, step, .. } in &self.within {
+            paths.entry(step).or_default().push(names.called(scope, step.as_str()));
         }
         let told = paths.into_values().map(|paths| match paths.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => format!("{first} and {} more", rest.len()),
@@ -171,8 +171,8 @@ impl Row {
         told.collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns whether the branches are entered again, after a decision: the file lists other items, or finished branches
-    /// have new steps. A kept result of joined branches excludes another list.
+    /// Returns whether the scopes are entered again, after a decision: the file lists other items, or finished scopes
+    /// have new steps. A kept result of joined scopes excludes another list.
     fn enters(&self, decided: Option<Decided>) -> bool {
         let keeps = decided == Some(Decided::Keep);
         if self.change.kind == ChangeKind::Relisted {
@@ -185,10 +185,10 @@ impl Row {
         })
     }
 
-    /// Returns the requests for the branches, after the decisions.
+    /// Returns the requests for the scopes, after the decisions.
     fn requests(&self, decisions: &Decisions) -> impl Iterator<Item = RerunRequest> {
         let decided = self.within.iter().zip(&decisions.within);
-        decided.filter_map(move |(InnerChange { branch, step, kind }, decided)| {
+        decided.filter_map(move |(InnerChange { scope, step, kind }, decided)| {
             let keeps = *decided == Some(Decided::Keep);
             let kind = match kind {
                 InnerChangeKind::Altered | InnerChangeKind::Relisted | InnerChangeKind::Removed if keeps => {
@@ -202,7 +202,7 @@ impl Row {
                 }
             };
             Some(RerunRequest {
-                branch: branch.clone(),
+                scope: scope.clone(),
                 step: step.clone(),
                 kind,
                 cause: RequestCause::DefinitionChanged,
@@ -426,8 +426,8 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let earlier = EarlierResults::of(store, snapshot, &shape).await?;
     for changes in within.values_mut() {
         for at in (0..changes.len()).rev() {
-            let InnerChange { branch, step, kind } = &changes[at];
-            if *kind == InnerChangeKind::Altered && earlier.has(branch, step).await? {
+            let InnerChange { scope, step, kind } = &changes[at];
+            if *kind == InnerChangeKind::Altered && earlier.has(scope, step).await? {
                 changes.remove(at);
             }
         }
@@ -436,7 +436,7 @@ pub(super) async fn adopt(about: Changed<'_>, own: Chosen, changed: Workflow) ->
     let mut rows = Vec::new();
     for change in changes(&own.shape, position, &snapshot.definition, (&shape, &names)) {
         let is_altered = change.touches_finished && change.kind == ChangeKind::Altered;
-        if is_altered && earlier.has(&BranchPath::main(), &change.step).await? {
+        if is_altered && earlier.has(&ScopePath::main(), &change.step).await? {
             names.insert(change.step);
             continue;
         }
@@ -513,22 +513,22 @@ impl<'a> EarlierResults<'a> {
         let newest = snapshot.newest().header();
         let seq = snapshot.newest().position().ok().and_then(|position| position.definition);
         let adopted = match seq {
-            Some(seq) => store.load(&newest.run, &BranchPath::main(), seq).await?.header().resume,
+            Some(seq) => store.load(&newest.run, &ScopePath::main(), seq).await?.header().resume,
             None => 0,
         };
         Ok(Self { store, snapshot, shape, adopted })
     }
 
     /// Returns whether the file has an accepted definition of a step, and the result is older than the definition in force.
-    async fn has(&self, branch: &BranchPath, step: &StepId) -> Result<bool, Error> {
-        let accepted = self.snapshot.definition.accepted.get(&step_path(branch, step));
-        let now = self.shape.of_branch(branch).and_then(|shape| shape.step(step.as_str()));
+    async fn has(&self, scope: &ScopePath, step: &StepId) -> Result<bool, Error> {
+        let accepted = self.snapshot.definition.accepted.get(&step_path(scope, step));
+        let now = self.shape.of_scope(scope).and_then(|shape| shape.step(step.as_str()));
         if !accepted.zip(now).is_some_and(|(accepted, now)| accepted.contains(&now.fingerprint)) {
             return Ok(false);
         }
         let run = &self.snapshot.entry.summary.run;
-        let newest = self.store.newest(run, branch).await?;
-        let history = self.store.history(run, branch, newest.header().seq).await?;
+        let newest = self.store.newest(run, scope).await?;
+        let history = self.store.history(run, scope, newest.header().seq).await?;
         let is_end = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Failed(_));
         let mut headers = history.iter().map(Record::header);
         let end = headers.find(|header| header.step.as_ref() == Some(step) && is_end(&header.phase));
@@ -551,7 +551,7 @@ fn decide(choice: &Choice, row: &Row) -> Decisions {
         return Decisions { step: own, within: vec![own; row.within.len()] };
     }
     let of_inner = |inner: &InnerChange| {
-        choice.finished.by_name(|name| is_step(&inner.branch, inner.step.as_str(), name)).or(own)
+        choice.finished.by_name(|name| is_step(&inner.scope, inner.step.as_str(), name)).or(own)
     };
     let within: Vec<_> = row.within.iter().map(of_inner).collect();
     let finished = row.within.iter().zip(&within);
@@ -576,20 +576,20 @@ fn accepted<'r>(
     let mut accepted = accepted.clone();
     let (mut kept, mut rerun) = (Vec::new(), Vec::new());
     for (row, decided) in rows {
-        let main = (BranchPath::main(), row.change.step.clone());
+        let main = (ScopePath::main(), row.change.step.clone());
         let inner = row.within.iter().zip(&decided.within);
         // The definition of an opener contains its inner steps. An opener of an added step is entered again.
-        let inner = inner.flat_map(|(InnerChange { branch, step, kind }, decided)| {
+        let inner = inner.flat_map(|(InnerChange { scope, step, kind }, decided)| {
             let adds = matches!(kind, InnerChangeKind::Added | InnerChangeKind::RelistedOpen);
             let of_openers = if adds { Some(Decided::Rerun) } else { *decided };
-            let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+            let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
             let openers = around.filter_map(move |below| {
                 let (above, (name, _)) = (below.parent()?, below.opened_by()?);
-                let shape = before.of_branch(&above)?;
+                let shape = before.of_scope(&above)?;
                 let opener = shape.steps()[shape.opener(&name)?].id.clone();
                 (!above.is_main()).then_some(((above, opener), of_openers))
             });
-            [((branch.clone(), step.clone()), *decided)].into_iter().chain(openers)
+            [((scope.clone(), step.clone()), *decided)].into_iter().chain(openers)
         });
         for (at, decided) in inner.chain([(main, decided.step)]) {
             match decided {
@@ -599,13 +599,13 @@ fn accepted<'r>(
             }
         }
     }
-    for (branch, step) in kept {
-        if let Some(old) = before.of_branch(&branch).and_then(|shape| shape.step(step.as_str())) {
-            accepted.entry(step_path(&branch, &step)).or_default().insert(old.fingerprint);
+    for (scope, step) in kept {
+        if let Some(old) = before.of_scope(&scope).and_then(|shape| shape.step(step.as_str())) {
+            accepted.entry(step_path(&scope, &step)).or_default().insert(old.fingerprint);
         }
     }
-    for (branch, step) in rerun {
-        accepted.remove(&step_path(&branch, &step));
+    for (scope, step) in rerun {
+        accepted.remove(&step_path(&scope, &step));
     }
     accepted.retain(|path, _| has_step(after, path));
     accepted

@@ -6,7 +6,7 @@ use waypost::engine::{InnerChange, Snapshot};
 use waypost::record::{End, Header, Phase, Record};
 use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
-use waypost::{BranchPath, StepId};
+use waypost::{ScopePath, StepId};
 
 use super::Chosen;
 use crate::error::Error;
@@ -19,7 +19,7 @@ pub(super) struct FinishedResults<'a> {
     store: &'a dyn Store,
     snapshot: &'a Snapshot,
     own: &'a Chosen,
-    branches: Vec<BranchPath>,
+    scopes: Vec<ScopePath>,
     idle: IdleTimes,
 }
 
@@ -30,39 +30,39 @@ impl<'a> FinishedResults<'a> {
         own: &'a Chosen,
     ) -> Result<Self, Error> {
         let newest = snapshot.newest().header();
-        let history = store.history(&newest.run, &newest.branch, newest.seq).await?;
+        let history = store.history(&newest.run, &newest.scope, newest.seq).await?;
         let idle = IdleTimes::of(history.iter().map(Record::header));
-        let branches = store.branches(&newest.run).await?.into_iter().collect();
-        Ok(Self { store, snapshot, own, branches, idle })
+        let scopes = store.scopes(&newest.run).await?.into_iter().collect();
+        Ok(Self { store, snapshot, own, scopes, idle })
     }
 
-    /// Returns the results of a step of the main branch in words: the finished items, passes or steps of its branches, and
+    /// Returns the results of a step of the main scope in words: the finished items, passes or steps of its scopes, and
     /// the time of their steps. `within`: the changed inner steps; only they and the steps downstream count. Without them,
     /// the whole step counts.
     pub(super) async fn of_step(&self, step: &StepId, within: &[InnerChange]) -> Result<String, Error> {
         let run = &self.snapshot.entry.summary.run;
         let shape = &self.own.shape;
-        let opens = |branch: &&BranchPath| {
-            let opener = branch.opened_by().filter(|_| branch.depth() == 1).map(|(name, _)| name);
+        let opens = |scope: &&ScopePath| {
+            let opener = scope.opened_by().filter(|_| scope.depth() == 1).map(|(name, _)| name);
             opener.and_then(|name| shape.opener(&name)).is_some_and(|place| shape.steps()[place].id == *step)
         };
         let (mut finished, mut total, mut work) = (0, 0, FinishedWork::default());
-        for branch in self.branches.iter().filter(opens) {
-            let newest = self.store.newest(run, branch).await?;
+        for scope in self.scopes.iter().filter(opens) {
+            let newest = self.store.newest(run, scope).await?;
             if !dead_letters::counts(self.store, run, &newest).await? {
                 continue;
             }
             total += 1;
-            let own = self.of_branch(branch, within).await?;
+            let own = self.of_scope(scope, within).await?;
             let is_touched =
-                within.is_empty() || within.iter().any(|inner| is_at_or_below(&inner.branch, branch));
+                within.is_empty() || within.iter().any(|inner| is_at_or_below(&inner.scope, scope));
             finished += usize::from(is_touched && newest.header().end == Some(End::Completed));
             work = work.and(own);
         }
         let is_foreach =
             self.own.workflow.step(step.as_str()).is_some_and(|step| step.work.foreach().is_some());
         if total == 0 {
-            work = self.of_records(&BranchPath::main(), &|header| header.step.as_ref() == Some(step)).await?;
+            work = self.of_records(&ScopePath::main(), &|header| header.step.as_ref() == Some(step)).await?;
         }
         let took = time::lasted(work.took);
         Ok(match (is_foreach, total) {
@@ -77,31 +77,31 @@ impl<'a> FinishedResults<'a> {
     }
 
     /// Returns whether a change inside an opener affects a step: the step or a step around it changed, or is downstream.
-    fn affects(&self, within: &[InnerChange], branch: &BranchPath, step: &StepId) -> bool {
+    fn affects(&self, within: &[InnerChange], scope: &ScopePath, step: &StepId) -> bool {
         let is_after = |change: &InnerChange, shape: &Shape| {
             let changed = shape.place(change.step.as_str()).map(|place| shape.downstream(&[place]));
             changed.zip(shape.place(step.as_str())).is_some_and(|(after, place)| after.contains(&place))
         };
         let is_affected = |change: &InnerChange| {
-            let is_here = change.branch == *branch;
+            let is_here = change.scope == *scope;
             is_here
                 && (change.step == *step
-                    || self.own.shape.of_branch(branch).is_some_and(|shape| is_after(change, shape)))
+                    || self.own.shape.of_scope(scope).is_some_and(|shape| is_after(change, shape)))
         };
-        let above = branch.parent().zip(branch.opened_by());
+        let above = scope.parent().zip(scope.opened_by());
         within.is_empty()
             || within.iter().any(is_affected)
             || above.is_some_and(|(above, (name, _))| {
-                let shape = self.own.shape.of_branch(&above);
+                let shape = self.own.shape.of_scope(&above);
                 let opener = shape.and_then(|shape| Some(&shape.steps()[shape.opener(&name)?].id));
                 !above.is_main() && opener.is_some_and(|opener| self.affects(within, &above, opener))
             })
     }
 
-    /// Returns the affected finished work on a branch and all branches below.
-    async fn of_branch(&self, branch: &BranchPath, within: &[InnerChange]) -> Result<FinishedWork, Error> {
+    /// Returns the affected finished work in a scope and all scopes below.
+    async fn of_scope(&self, scope: &ScopePath, within: &[InnerChange]) -> Result<FinishedWork, Error> {
         let mut work = FinishedWork::default();
-        for inner in self.branches.iter().filter(|inner| is_at_or_below(inner, branch)) {
+        for inner in self.scopes.iter().filter(|inner| is_at_or_below(inner, scope)) {
             let counts =
                 |header: &Header| header.step.as_ref().is_some_and(|step| self.affects(within, inner, step));
             work = work.and(self.of_records(inner, &counts).await?);
@@ -109,15 +109,15 @@ impl<'a> FinishedResults<'a> {
         Ok(work)
     }
 
-    /// Returns the finished work of the steps of a branch without branches of their own. The newest end of a step counts.
+    /// Returns the finished work of the steps of a scope without scopes of their own. The newest end of a step counts.
     async fn of_records(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         counts: &(dyn Fn(&Header) -> bool + Sync),
     ) -> Result<FinishedWork, Error> {
         let run = &self.snapshot.entry.summary.run;
-        let newest = self.store.newest(run, branch).await?;
-        let history = self.store.effective_history(run, branch, newest.header().seq).await?;
+        let newest = self.store.newest(run, scope).await?;
+        let history = self.store.effective_history(run, scope, newest.header().seq).await?;
         let headers = || history.records.iter().map(Record::header);
         let (mut work, mut seen) = (FinishedWork::default(), Vec::new());
         for end in headers().filter(|header| matches!(header.phase, Phase::Completed(_)) && counts(header)) {
@@ -136,8 +136,8 @@ impl<'a> FinishedResults<'a> {
     }
 }
 
-fn is_at_or_below(inner: &BranchPath, branch: &BranchPath) -> bool {
-    std::iter::successors(Some(inner.clone()), BranchPath::parent).any(|above| above == *branch)
+fn is_at_or_below(inner: &ScopePath, scope: &ScopePath) -> bool {
+    std::iter::successors(Some(inner.clone()), ScopePath::parent).any(|above| above == *scope)
 }
 
 /// A number of finished steps, and the time of their work.

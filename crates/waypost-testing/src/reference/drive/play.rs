@@ -13,7 +13,7 @@ use waypost::memory::MemoryStore;
 use waypost::plan::Decision;
 use waypost::record::{Phase, RunStatus};
 use waypost::store::{Scan, Store as _, StoreError};
-use waypost::{BranchPath, Digest, Engine, RunId, StepId};
+use waypost::{Digest, Engine, RunId, ScopePath, StepId};
 
 use super::super::definition::{MAIN, StepPath, Steps};
 use super::super::position::Content;
@@ -240,10 +240,10 @@ impl<'a> Replay<'a> {
         match &round.request {
             Request::From(path) => {
                 let step = StepId::new(&path.step).expect("generated names are ids");
-                let branch = path.scope.strip_prefix(MAIN).unwrap_or_default().strip_prefix('/');
-                let branch = branch.map(|name| BranchPath::new(name).expect("generated scopes are branches"));
-                self.request.from = Some(match branch {
-                    Some(branch) => ResumeFrom::StepOn(branch, step),
+                let scope = path.scope.strip_prefix(MAIN).unwrap_or_default().strip_prefix('/');
+                let scope = scope.map(|name| ScopePath::new(name).expect("generated scopes are valid"));
+                self.request.from = Some(match scope {
+                    Some(scope) => ResumeFrom::StepOn(scope, step),
                     None => ResumeFrom::Step(step),
                 });
                 // A person named the step: it is not in doubt.
@@ -300,8 +300,8 @@ impl<'a> Replay<'a> {
         let executed: BTreeSet<StepPath> = self.world.lock().executed[before..].iter().cloned().collect();
         let mut allowed = BTreeSet::new();
         let mut found = Vec::new();
-        for (branch, step, is_known) in plan.starts() {
-            let path = StepPath::new(&scope_of(branch), step.as_str());
+        for (scope, step, is_known) in plan.starts() {
+            let path = StepPath::new(&scope_of(scope), step.as_str());
             if is_known && !executed.contains(&path) {
                 found.push(format!("the dry run starts {path:?}, which does not run"));
             }
@@ -367,7 +367,7 @@ impl<'a> Replay<'a> {
         let mut world = self.world.lock();
         world.retries_all = true;
         for question in questions {
-            let scope = scope_of(&question.branch);
+            let scope = scope_of(&question.scope);
             world.allow(StepPath::new(&scope, question.step.as_str()));
         }
     }
@@ -434,7 +434,7 @@ impl<'a> Replay<'a> {
             for record in &page.records {
                 let header = record.header();
                 if let (Phase::Completed(_), Some(step)) = (&header.phase, &header.step) {
-                    let scope = scope_of(&header.branch);
+                    let scope = scope_of(&header.scope);
                     *recorded.entry(StepPath::new(&scope, step.as_str())).or_default() += 1;
                 }
             }

@@ -13,7 +13,7 @@ use waypost::engine::{
 use waypost::record::{Claim, Ending, Failure, FailureKind, Flaw, Pack, Phase, RunRecord, Try};
 use waypost::shape::{self, Children, FailureLimits, OnChildFailure, Shape};
 use waypost::store::Lease;
-use waypost::{BranchPath, Digest, RunId, StepId};
+use waypost::{Digest, RunId, ScopePath, StepId};
 
 use super::super::definition::{Definition, Kind, MAIN, Name, Step, StepPath, Steps, children};
 use super::shared_world::{Given, KIND, SharedWorld};
@@ -125,10 +125,10 @@ fn node(step: &Step, level: &mut usize) -> shape::Step {
     node
 }
 
-/// Returns the scope of a branch: `a:x` for an item, `a~1` for a pass of a group.
-pub(super) fn scope_of(branch: &BranchPath) -> String {
-    let branch = branch.to_string();
-    let parts = branch.split('/').filter(|part| *part != MAIN);
+/// Returns the name of a scope in the model: `a:x` for an item, `a~1` for a pass of a group.
+pub(super) fn scope_of(scope: &ScopePath) -> String {
+    let scope = scope.to_string();
+    let parts = scope.split('/').filter(|part| *part != MAIN);
     std::iter::once(MAIN).chain(parts).collect::<Vec<_>>().join("/")
 }
 

@@ -174,7 +174,7 @@ impl StepEnd {
             Performed::Failed { failure, report } => Self::Failed { failure: Box::new(failure), report },
             Performed::Stopped { in_progress } => Self::Stopped { in_progress, lack },
             Performed::Cut { why, was_killed, report } => Self::Cut { why, was_killed, report },
-            Performed::Opened { .. } => unreachable!("a command opens no branches"),
+            Performed::Opened { .. } => unreachable!("a command opens no scopes"),
         }
     }
 

@@ -192,8 +192,8 @@ impl StepExecutor for TaskExecutor {
             _ => 0,
         };
         let definition = request.definition().map_err(|error| ExecutorError(error.into()))?;
-        let AttemptIdentity { branch, step, .. } = &request.attempt;
-        let step = if branch.is_main() { step.to_string() } else { format!("{}/{step}", branch.readable()) };
+        let AttemptIdentity { scope, step, .. } = &request.attempt;
+        let step = if scope.is_main() { step.to_string() } else { format!("{}/{step}", scope.readable()) };
         let task = Task { key: key.to_owned(), step, definition, needs, losses_max, request: text };
         let submitted = async {
             while self.shared.queue().tasks().submit_task(&self.lease, &task).await? == Submitted::Other {

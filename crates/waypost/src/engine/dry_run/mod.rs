@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use jiff::{Span, Timestamp};
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::plan::shape::Unfinished;
 use crate::plan::{Action, Cause, Decision, Plan};
@@ -42,29 +42,29 @@ pub struct DryRun {
     started: Keyed<Input>,
     rejoined: Keyed<StepId>,
     /// The steps with a new list of items.
-    listed: BTreeSet<(BranchPath, StepId)>,
+    listed: BTreeSet<(ScopePath, StepId)>,
     /// The steps that open their children, again or for the first time.
-    opened: BTreeSet<(BranchPath, StepId)>,
+    opened: BTreeSet<(ScopePath, StepId)>,
     /// The first start of each step.
     tries: Keyed<Try>,
     reran: Keyed<RerunCause>,
     /// The steps with a reusable result on record, compared in turn.
-    reusable: BTreeSet<(BranchPath, StepId)>,
+    reusable: BTreeSet<(ScopePath, StepId)>,
     skipped: Keyed<SkipCause>,
     /// The steps that a person settles, with the name of the person.
     settled: Keyed<String>,
     questions: Vec<Decision>,
     /// The steps in doubt that rerun by an answer.
-    confirmed: BTreeSet<(BranchPath, StepId)>,
-    /// The last position of each branch of the dry run.
-    positions: BTreeMap<BranchPath, Position>,
+    confirmed: BTreeSet<(ScopePath, StepId)>,
+    /// The last position of each scope of the dry run.
+    positions: BTreeMap<ScopePath, Position>,
 }
 
 /// A step that a person settles or reruns.
 #[derive(Debug, Clone, Copy)]
 pub struct Answered<'a> {
-    /// The branch.
-    pub branch: &'a BranchPath,
+    /// The scope.
+    pub scope: &'a ScopePath,
     /// The step.
     pub step: &'a StepId,
     /// The decision.
@@ -117,25 +117,25 @@ impl Engine {
         let mut answered = options();
         let given = answered.on_doubt.answers();
         let mut answers = Answers { rest: Some(TreatAs::Retry), in_turn: true, ..given.clone() };
-        for Answered { branch, step, treat_as } in first.answered() {
-            answers.named.entry((branch.clone(), step.clone())).or_insert(treat_as);
+        for Answered { scope, step, treat_as } in first.answered() {
+            answers.named.entry((scope.clone(), step.clone())).or_insert(treat_as);
         }
         answered.on_doubt = OnDoubt::Each(answers);
         let rest = match dry_run(answered).await {
-            // The adopted definition abandons the branch of a question: the answer comes first.
+            // The adopted definition abandons the scope of a question: the answer comes first.
             Err(RunError::NotSettled { .. }) => return Ok(first),
             rest => rest?,
         };
-        let is_first = |branch: &BranchPath, step: &StepId| {
-            first.questions.iter().any(|asked| asked.branch == *branch && asked.step == *step)
+        let is_first = |scope: &ScopePath, step: &StepId| {
+            first.questions.iter().any(|asked| asked.scope == *scope && asked.step == *step)
         };
         let later = rest
             .confirmed
             .iter()
-            .filter(|(branch, step)| !is_first(branch, step) && given.about(branch, step).is_none());
-        let later: Vec<Decision> = later.map(|(branch, step)| asked_in_turn(branch, step)).collect();
+            .filter(|(scope, step)| !is_first(scope, step) && given.about(scope, step).is_none());
+        let later: Vec<Decision> = later.map(|(scope, step)| asked_in_turn(scope, step)).collect();
         let is_certain = |asked: &Decision| {
-            let key = (asked.branch.clone(), asked.step.clone());
+            let key = (asked.scope.clone(), asked.step.clone());
             let is_compared =
                 matches!(rest.started.get(&key), Some(Input::Unknown(_))) && rest.reusable.contains(&key);
             asked.cause != Cause::AskedInTurn || !is_compared
@@ -179,8 +179,8 @@ impl Engine {
 impl DryRun {
     /// Returns the started steps, each with a flag: the input is fully known, so a real resume starts the step
     /// too.
-    pub fn starts(&self) -> impl Iterator<Item = (&BranchPath, &StepId, bool)> {
-        self.started.iter().map(|((branch, step), input)| (branch, step, *input == Input::InForce))
+    pub fn starts(&self) -> impl Iterator<Item = (&ScopePath, &StepId, bool)> {
+        self.started.iter().map(|((scope, step), input)| (scope, step, *input == Input::InForce))
     }
 
     /// Returns the steps that a person settles or reruns, without the steps skipped by hand.
@@ -188,14 +188,14 @@ impl DryRun {
         let done = self.settled.keys().filter(|key| !self.skipped.contains_key(*key));
         let done = done.map(|key| (key, TreatAs::Done));
         let all = done.chain(self.confirmed.iter().map(|key| (key, TreatAs::Retry)));
-        all.map(|((branch, step), treat_as)| Answered { branch, step, treat_as })
+        all.map(|((scope, step), treat_as)| Answered { scope, step, treat_as })
     }
 
     fn take_in(&mut self, root: &Shape, record: &Record) -> Result<(), RunError> {
         let header = record.header();
-        let branch = &header.branch;
+        let scope = &header.scope;
         if let Some(step) = &header.step {
-            let key = (branch.clone(), step.clone());
+            let key = (scope.clone(), step.clone());
             match &header.phase {
                 Phase::Skipped(cause) => drop(self.skipped.insert(key, cause.clone())),
                 phase if phase.opens_work() => drop(self.opened.insert(key)),
@@ -203,14 +203,14 @@ impl DryRun {
             }
         }
         for start in &header.started {
-            self.tries.entry((branch.clone(), start.step.clone())).or_insert_with(|| start.at.clone());
+            self.tries.entry((scope.clone(), start.step.clone())).or_insert_with(|| start.at.clone());
         }
         self.take_in_notes(root, record);
         if record.state_bytes().is_some() {
             let position = position_of(record)?;
             let results = position.reusable.keys().filter(|step| position.has_result(step));
-            self.reusable.extend(results.map(|step| (branch.clone(), step.clone())));
-            self.positions.insert(branch.clone(), position);
+            self.reusable.extend(results.map(|step| (scope.clone(), step.clone())));
+            self.positions.insert(scope.clone(), position);
         }
         Ok(())
     }
@@ -218,10 +218,10 @@ impl DryRun {
     /// Takes in the settled and the invalid steps of a record.
     fn take_in_notes(&mut self, root: &Shape, record: &Record) {
         let header = record.header();
-        let branch = &header.branch;
+        let scope = &header.scope;
         let compares = header.definition.is_none() && header.reason != Reason::Redo;
         let is_own =
-            |step: &StepId| root.of_branch(branch).is_some_and(|own| own.place(step.as_str()).is_some());
+            |step: &StepId| root.of_scope(scope).is_some_and(|own| own.place(step.as_str()).is_some());
         for note in &header.notes {
             let Note::Event { name, data } = note else { continue };
             let step = data["step"].as_str().and_then(|step| StepId::new(step).ok());
@@ -230,11 +230,11 @@ impl DryRun {
                 && data["how"] != KEPT
             {
                 let by = data["cause"]["by"].as_str().unwrap_or("a person").to_owned();
-                self.settled.insert((branch.clone(), step.clone()), by);
+                self.settled.insert((scope.clone(), step.clone()), by);
             }
             let cause = serde_json::from_value(data["cause"].clone()).ok();
             self.confirmed.extend(
-                step.iter().filter(|_| data[CONFIRMED] == true).map(|step| (branch.clone(), step.clone())),
+                step.iter().filter(|_| data[CONFIRMED] == true).map(|step| (scope.clone(), step.clone())),
             );
             if let (STEP_INVALIDATED, Some(step), Some(cause)) = (name.as_str(), step, cause) {
                 // Below an opener that reruns as a whole, nothing is compared.
@@ -242,35 +242,35 @@ impl DryRun {
                     && compares
                     && (data[COMPARED] == true || upstream.as_ref().is_none_or(is_own))
                 {
-                    self.reusable.insert((branch.clone(), step.clone()));
+                    self.reusable.insert((scope.clone(), step.clone()));
                 }
-                self.reran.insert((branch.clone(), step), cause);
+                self.reran.insert((scope.clone(), step), cause);
             }
         }
         if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
-            self.reran.insert((branch.clone(), step.clone()), RerunCause::EvidenceFailed { claims });
+            self.reran.insert((scope.clone(), step.clone()), RerunCause::EvidenceFailed { claims });
         }
     }
 
     /// Notes the questions about steps at their turn.
     fn ask_in_turn(&mut self) {
-        for (branch, position) in &self.positions {
+        for (scope, position) in &self.positions {
             let asked = position.frontier.iter().filter(|entry| position.asks_about(&entry.step));
-            self.questions.extend(asked.map(|entry| asked_in_turn(branch, &entry.step)));
+            self.questions.extend(asked.map(|entry| asked_in_turn(scope, &entry.step)));
         }
     }
 
     /// Corrects a plan from the records alone. The dry run has the starts, the plan has the causes.
     pub fn correct<P: Program>(&self, program: &P, plan: &mut Plan) {
-        let asked = self.questions.iter().map(|asked| ((asked.branch.clone(), asked.step.clone()), asked));
+        let asked = self.questions.iter().map(|asked| ((asked.scope.clone(), asked.step.clone()), asked));
         let asked: Keyed<&Decision> = asked.collect();
         let starts = |action| matches!(action, Action::Run | Action::Retry | Action::Restart);
         plan.decisions.retain(|decision| {
-            let is_dropped = starts(decision.action) && self.is_dropped(&decision.branch);
-            !is_dropped && !self.is_left_out(&decision.branch)
+            let is_dropped = starts(decision.action) && self.is_dropped(&decision.scope);
+            !is_dropped && !self.is_left_out(&decision.scope)
         });
         for decision in &mut plan.decisions {
-            let key = (decision.branch.clone(), decision.step.clone());
+            let key = (decision.scope.clone(), decision.step.clone());
             let is_settled = self.skipped.contains_key(&key) || self.settled.contains_key(&key);
             let waits = decision.action == Action::Wait && !is_settled && !self.reopens(&key, decision);
             if let Some(asked) = asked.get(&key) {
@@ -279,8 +279,8 @@ impl DryRun {
                 (decision.action, decision.cause) = (action, cause);
             }
         }
-        let planned = plan.decisions.iter().map(|planned| (planned.branch.clone(), planned.step.clone()));
-        let planned: BTreeSet<(BranchPath, StepId)> = planned.collect();
+        let planned = plan.decisions.iter().map(|planned| (planned.scope.clone(), planned.step.clone()));
+        let planned: BTreeSet<(ScopePath, StepId)> = planned.collect();
         let [started, skipped, settled] = [
             self.started.keys().collect::<Vec<_>>(),
             self.skipped.keys().collect(),
@@ -294,7 +294,7 @@ impl DryRun {
     }
 
     /// Returns the decision about a step without a decision in the plan.
-    fn added(&self, key: &(BranchPath, StepId)) -> Decision {
+    fn added(&self, key: &(ScopePath, StepId)) -> Decision {
         let (action, cause) = match (self.started.get(key), self.skipped.get(key)) {
             (Some(Input::InForce), _) => self.begun(key, Cause::Ready),
             (Some(Input::Unknown(step)), _) => self.compared(key, step, false),
@@ -303,24 +303,24 @@ impl DryRun {
                 (Action::Reuse, Cause::Settled(self.settled.get(key).cloned().unwrap_or_default()))
             }
         };
-        Decision { branch: key.0.clone(), step: key.1.clone(), action, cause }
+        Decision { scope: key.0.clone(), step: key.1.clone(), action, cause }
     }
 
-    /// Returns whether a step around a branch is skipped or settled, so that the branch does not continue.
-    fn is_left_out(&self, branch: &BranchPath) -> bool {
+    /// Returns whether a step around a scope is skipped or settled, so that the scope does not continue.
+    fn is_left_out(&self, scope: &ScopePath) -> bool {
         let is_ended = |opener| self.skipped.contains_key(&opener) || self.settled.contains_key(&opener);
-        !self.positions.contains_key(branch) && openers(branch).any(is_ended)
+        !self.positions.contains_key(scope) && openers(scope).any(is_ended)
     }
 
-    /// Returns whether the step around a branch opens other branches only: another list drops the item.
-    fn is_dropped(&self, branch: &BranchPath) -> bool {
-        let mut around = openers(branch);
-        !self.positions.contains_key(branch)
+    /// Returns whether the step around a scope opens other scopes only: another list drops the item.
+    fn is_dropped(&self, scope: &ScopePath) -> bool {
+        let mut around = openers(scope);
+        !self.positions.contains_key(scope)
             && around.next().is_some_and(|opener| self.listed.contains(&opener))
     }
 
     /// Returns whether a waiting step begins again, and its children with it.
-    fn reopens(&self, key: &(BranchPath, StepId), planned: &Decision) -> bool {
+    fn reopens(&self, key: &(ScopePath, StepId), planned: &Decision) -> bool {
         let Cause::Waits(waits) = &planned.cause else { return false };
         let awaits_children = waits.iter().any(|wait| wait.on == WaitKind::Children);
         let begins = self.started.contains_key(key) || self.opened.contains(key);
@@ -331,7 +331,7 @@ impl DryRun {
     fn decided<P: Program>(
         &self,
         program: &P,
-        key: &(BranchPath, StepId),
+        key: &(ScopePath, StepId),
         planned: &Decision,
     ) -> Option<(Action, Cause)> {
         let is_run = matches!(planned.action, Action::Run | Action::Retry | Action::Restart);
@@ -360,7 +360,7 @@ impl DryRun {
             return (planned.action != Action::Skip).then(|| (Action::Skip, skipped_by(cause)));
         }
         // A step without a start: its end is in force, or its turn did not come.
-        let shape = program.shape().of_branch(&key.0)?;
+        let shape = program.shape().of_scope(&key.0)?;
         let Some(position) = self.positions.get(&key.0) else {
             return match planned.action {
                 Action::Reuse => self.around(&key.0),
@@ -380,10 +380,10 @@ impl DryRun {
         .then_some((Action::Reuse, by.map_or(Cause::Finished(seq), Cause::Settled)))
     }
 
-    /// Returns the decision about a finished step of a branch that the dry run does not enter, if the step around it begins
+    /// Returns the decision about a finished step of a scope that the dry run does not enter, if the step around it begins
     /// again or is joined again.
-    fn around(&self, branch: &BranchPath) -> Option<(Action, Cause)> {
-        openers(branch).find_map(|opener| match (self.started.get(&opener), self.rejoined.get(&opener)) {
+    fn around(&self, scope: &ScopePath) -> Option<(Action, Cause)> {
+        openers(scope).find_map(|opener| match (self.started.get(&opener), self.rejoined.get(&opener)) {
             (Some(Input::Unknown(step)), _) => Some(self.compared(&opener, step, true)),
             (_, Some(step)) => Some((Action::Recheck, Cause::UpstreamChanged(step.clone()))),
             // A new list of items, known only at the run of the opener.
@@ -395,7 +395,7 @@ impl DryRun {
     }
 
     /// Returns the decision about a step with an unknown input. Without a result to compare, the step runs in any case.
-    fn compared(&self, key: &(BranchPath, StepId), upstream: &StepId, was_done: bool) -> (Action, Cause) {
+    fn compared(&self, key: &(ScopePath, StepId), upstream: &StepId, was_done: bool) -> (Action, Cause) {
         let upstream = upstream.clone();
         let was_done = was_done || self.reran.contains_key(key);
         // The result of an opener comes back with the results below.
@@ -410,7 +410,7 @@ impl DryRun {
     }
 
     /// Returns the decision about a started step. `first_cause`: the cause of a first attempt without a recorded cause.
-    fn begun(&self, key: &(BranchPath, StepId), first_cause: Cause) -> (Action, Cause) {
+    fn begun(&self, key: &(ScopePath, StepId), first_cause: Cause) -> (Action, Cause) {
         if let Some(cause) = self.recorded(key) {
             return (Action::Run, cause);
         }
@@ -421,7 +421,7 @@ impl DryRun {
     }
 
     /// Returns the recorded cause of the rerun of a step. An unnamed upstream step is the opener.
-    fn recorded(&self, key: &(BranchPath, StepId)) -> Option<Cause> {
+    fn recorded(&self, key: &(ScopePath, StepId)) -> Option<Cause> {
         Some(match self.reran.get(key)? {
             RerunCause::EvidenceFailed { claims } => Cause::EvidenceFailed(claims.clone()),
             RerunCause::UpstreamChanged { step } => {
@@ -445,13 +445,13 @@ fn skipped_by(cause: &SkipCause) -> Cause {
 }
 
 /// Returns the question about a step at its turn.
-fn asked_in_turn(branch: &BranchPath, step: &StepId) -> Decision {
-    let (branch, step) = (branch.clone(), step.clone());
-    Decision { branch, step, action: Action::Ask, cause: Cause::AskedInTurn }
+fn asked_in_turn(scope: &ScopePath, step: &StepId) -> Decision {
+    let (scope, step) = (scope.clone(), step.clone());
+    Decision { scope, step, action: Action::Ask, cause: Cause::AskedInTurn }
 }
 
-/// Lists the openers of a branch and of the branches around it.
-fn openers(branch: &BranchPath) -> impl Iterator<Item = (BranchPath, StepId)> {
-    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    around.filter_map(|branch| Some((branch.parent()?, branch.opened_by()?.0)))
+/// Lists the openers of a scope and of the scopes around it.
+fn openers(scope: &ScopePath) -> impl Iterator<Item = (ScopePath, StepId)> {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    around.filter_map(|scope| Some((scope.parent()?, scope.opened_by()?.0)))
 }

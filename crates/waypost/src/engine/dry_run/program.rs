@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use crate::evidence::FILE_SHA256;
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{Claim, Ending, Failure, Flaw, Occasion, Pack, Phase, SkipCause, Terms, Try, Verdict};
 use crate::store::Lease;
@@ -36,8 +36,8 @@ pub(super) struct DryProgram<'a, P> {
 /// The limit of a list of items in a dry run: beyond, a plan has only the step with the list.
 const ITEMS_MAX: usize = 1_000;
 
-/// By branch and step.
-pub(super) type Keyed<T> = BTreeMap<(BranchPath, StepId), T>;
+/// By scope and step.
+pub(super) type Keyed<T> = BTreeMap<(ScopePath, StepId), T>;
 
 #[derive(Debug, Default)]
 pub(super) struct Seen {
@@ -46,9 +46,9 @@ pub(super) struct Seen {
     /// The joins of children with an unknown result, each with a step of that child.
     pub(super) rejoined: Keyed<StepId>,
     /// The steps whose items are known.
-    pub(super) listed: BTreeSet<(BranchPath, StepId)>,
+    pub(super) listed: BTreeSet<(ScopePath, StepId)>,
     /// The steps with an unknown result.
-    unknown: BTreeSet<(BranchPath, StepId)>,
+    unknown: BTreeSet<(ScopePath, StepId)>,
 }
 
 /// The work of a step in a dry run.
@@ -80,24 +80,24 @@ impl<'a, P: Program> DryProgram<'a, P> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_unknown(&self, branch: &BranchPath, step: &StepId) -> bool {
-        self.seen().unknown.contains(&(branch.clone(), step.clone()))
+    fn is_unknown(&self, scope: &ScopePath, step: &StepId) -> bool {
+        self.seen().unknown.contains(&(scope.clone(), step.clone()))
     }
 
-    /// Returns the steps of a branch with an unknown result.
-    fn unknown_on(&self, branch: &BranchPath) -> BTreeSet<StepId> {
+    /// Returns the steps of a scope with an unknown result.
+    fn unknown_on(&self, scope: &ScopePath) -> BTreeSet<StepId> {
         let seen = self.seen();
-        let here = seen.unknown.iter().filter(|(on, _)| on == branch);
+        let here = seen.unknown.iter().filter(|(on, _)| on == scope);
         here.map(|(_, step)| step.clone()).collect()
     }
 
     /// Returns the known part of the input of a step: results upstream, and inputs of the openers around.
     fn input_of(&self, step_ref: StepRef<'_>) -> Input {
-        let shape = self.inner.shape().of_branch(step_ref.branch);
+        let shape = self.inner.shape().of_scope(step_ref.scope);
         let upstream = shape.into_iter().flat_map(|shape| self.upstream(shape, step_ref));
         let own =
-            upstream.chain([step_ref.step.id.clone()]).find(|step| self.is_unknown(step_ref.branch, step));
-        own.or_else(|| self.unknown_around(step_ref.branch)).map_or(Input::InForce, Input::Unknown)
+            upstream.chain([step_ref.step.id.clone()]).find(|step| self.is_unknown(step_ref.scope, step));
+        own.or_else(|| self.unknown_around(step_ref.scope)).map_or(Input::InForce, Input::Unknown)
     }
 
     /// Returns the needed and read steps; in a graph with routes, all steps.
@@ -117,11 +117,11 @@ impl<'a, P: Program> DryProgram<'a, P> {
 
     /// Settles a step with an unknown result if the next pass does not depend on the result.
     fn next_pass(&self, step_ref: StepRef<'_>, state: &mut P::State) -> Option<Follow> {
-        let shape = self.inner.shape().of_branch(step_ref.branch)?;
+        let shape = self.inner.shape().of_scope(step_ref.scope)?;
         let is_known = |step: &StepId| {
             *step != step_ref.step.id
                 && shape.place(step.as_str()).is_some()
-                && !self.is_unknown(step_ref.branch, step)
+                && !self.is_unknown(step_ref.scope, step)
         };
         let repeats = !shape.is_routed() && step_ref.step.routes.contains(&step_ref.step.id);
         if !repeats || !self.inner.reads(step_ref).iter().all(is_known) {
@@ -131,12 +131,12 @@ impl<'a, P: Program> DryProgram<'a, P> {
         self.inner.settle_as_done(step_ref, state, outputs).ok().map(|(follow, _)| follow)
     }
 
-    /// Returns an unknown step upstream of an opener of a branch.
-    fn unknown_around(&self, branch: &BranchPath) -> Option<StepId> {
-        let (above, (name, _)) = (branch.parent()?, branch.opened_by()?);
-        let shape = self.inner.shape().of_branch(&above)?;
+    /// Returns an unknown step upstream of an opener of a scope.
+    fn unknown_around(&self, scope: &ScopePath) -> Option<StepId> {
+        let (above, (name, _)) = (scope.parent()?, scope.opened_by()?);
+        let shape = self.inner.shape().of_scope(&above)?;
         let place = shape.opener(&name)?;
-        let step_ref = StepRef { branch: &above, level: shape.level(), place, step: &shape.steps()[place] };
+        let step_ref = StepRef { scope: &above, level: shape.level(), place, step: &shape.steps()[place] };
         match self.input_of(step_ref) {
             Input::Unknown(step) => Some(step),
             Input::InForce => None,
@@ -146,13 +146,13 @@ impl<'a, P: Program> DryProgram<'a, P> {
     /// Returns a step beneath the joined children with an unknown result.
     fn unknown_below(&self, joined: &Joined) -> Option<StepId> {
         let seen = self.seen();
-        let below = |(branch, _): &&(BranchPath, StepId)| {
-            let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-            let is_child = |branch: &BranchPath| {
-                branch.parent().as_ref() == Some(&joined.branch)
-                    && branch.opened_by().is_some_and(|(name, _)| name == joined.name)
+        let below = |(scope, _): &&(ScopePath, StepId)| {
+            let mut around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+            let is_child = |scope: &ScopePath| {
+                scope.parent().as_ref() == Some(&joined.scope)
+                    && scope.opened_by().is_some_and(|(name, _)| name == joined.name)
             };
-            around.any(|branch| is_child(&branch))
+            around.any(|scope| is_child(&scope))
         };
         seen.unknown.iter().find(below).map(|(_, step)| step.clone())
     }
@@ -190,16 +190,16 @@ impl<P: Program> Program for DryProgram<'_, P> {
         let admitted = self.inner.admit(step_ref, state, upstream);
         let is_known = match &admitted {
             Ok(Admission::Run | Admission::Skip(SkipCause::UpstreamFailed(_) | SkipCause::ByHand(_))) => true,
-            Ok(Admission::Skip(SkipCause::Need(need))) => !self.is_unknown(step_ref.branch, need),
+            Ok(Admission::Skip(SkipCause::Need(need))) => !self.is_unknown(step_ref.scope, need),
             Ok(Admission::Skip(SkipCause::Condition(_))) | Err(_) => {
                 self.input_of(step_ref) == Input::InForce
             }
         };
         match is_known {
             true => admitted,
-            false if self.unknown_around(step_ref.branch).is_some() => Ok(Admission::Run),
+            false if self.unknown_around(step_ref.scope).is_some() => Ok(Admission::Run),
             false => {
-                let unknown = self.unknown_on(step_ref.branch);
+                let unknown = self.unknown_on(step_ref.scope);
                 self.inner.admit(step_ref, state, Upstream::Unknown(&unknown)).or(Ok(Admission::Run))
             }
         }
@@ -209,7 +209,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
     fn open(&self, step_ref: StepRef<'_>, state: &P::State) -> Result<Vec<Item>, Failure> {
         match self.inner.open(step_ref, state) {
             Err(_) if self.input_of(step_ref) != Input::InForce => {
-                self.seen().unknown.insert((step_ref.branch.clone(), step_ref.step.id.clone()));
+                self.seen().unknown.insert((step_ref.scope.clone(), step_ref.step.id.clone()));
                 Ok(Vec::new())
             }
             items => items,
@@ -270,8 +270,8 @@ impl<P: Program> Program for DryProgram<'_, P> {
 
     /// Returns for an unknown result a value unequal to all real results.
     fn output_of(&self, step_ref: StepRef<'_>, state: &P::State) -> Option<Value> {
-        match self.is_unknown(step_ref.branch, &step_ref.step.id) {
-            true => Some(json!({ "unknown result of": [step_ref.branch.as_str(), step_ref.step.id] })),
+        match self.is_unknown(step_ref.scope, &step_ref.step.id) {
+            true => Some(json!({ "unknown result of": [step_ref.scope.as_str(), step_ref.step.id] })),
             false => self.inner.output_of(step_ref, state),
         }
     }
@@ -291,7 +291,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         if joined.is_some() && input == Input::InForce && below.is_none() {
             return self.inner.prepare(step_ref, state, joined).map(DryJob::Join);
         }
-        let key = (step_ref.branch.clone(), step_ref.step.id.clone());
+        let key = (step_ref.scope.clone(), step_ref.step.id.clone());
         let listed = match input {
             Input::InForce if joined.is_none() => self.items_of(step_ref, state),
             _ => None,

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::Broken;
 use crate::record::{ACCEPTED_LABEL, Claim, Ending, Occasion, Pack, Phase, Reason, Record, Verdict};
 use crate::store::{Batch, BatchId, Lease, StoreError, StoreExt as _};
 
 use super::begin::find_base;
-use super::resume_point::branches_in_force;
+use super::resume_point::scopes_in_force;
 use super::trust::{Trust, judge};
 use crate::engine::chain::{Chain, Draft, unchanged_body};
 use crate::engine::inspect::{Snapshot, accepted_on, position_of};
@@ -33,8 +33,8 @@ pub enum AcceptAs {
 /// A finished step to accept, by decision of a person.
 #[derive(Debug, Clone, Copy)]
 pub struct Acceptance<'a> {
-    /// A single branch; `None` for all branches in force.
-    pub branch: Option<&'a BranchPath>,
+    /// A single scope; `None` for all scopes in force.
+    pub scope: Option<&'a ScopePath>,
     /// The step.
     pub step: &'a StepId,
     /// The decision.
@@ -45,7 +45,7 @@ pub struct Acceptance<'a> {
 
 impl Engine {
     /// Accepts the current evidence of a finished step by decision of a person: takes the pins again, so that the
-    /// step does not rerun. Applies to all branches in force and all passes of loops; packs that hold are
+    /// step does not rerun. Applies to all scopes in force and all passes of loops; packs that hold are
     /// unchanged. Returns the number of accepted packs.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Engine {
             return Err(RunError::InvalidStep(acceptance.step.clone()));
         }
         self.store.wait_for_release(run).await?;
-        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let lease = self.store.acquire(run, &ScopePath::main(), &self.holder()?).await?;
         let accepted = self.accept_under(program, &lease, acceptance).await;
         match accepted {
             // The batch has released the lease.
@@ -82,7 +82,7 @@ impl Engine {
         lease: &Lease,
         acceptance: Acceptance<'_>,
     ) -> Result<usize, RunError> {
-        let Acceptance { branch, step, accept_as, .. } = acceptance;
+        let Acceptance { scope, step, accept_as, .. } = acceptance;
         let snapshot = Snapshot::main(self.store.as_ref(), lease.run()).await?;
         if let Some(damage) = snapshot.damaged().next() {
             let older = Some(snapshot.newest().header().seq);
@@ -90,26 +90,26 @@ impl Engine {
         }
         let base = find_base(snapshot)?;
         let run = base.snapshot.entry.record.record();
-        let branches = branches_in_force(self, program, (&base.record, &base.position)).await?;
+        let scopes = scopes_in_force(self, program, (&base.record, &base.position)).await?;
         // An unchecked claim may become checkable when pinned again; if not, pinning returns the reason.
         let trust = Trust::Checked(OnUnknown::RunAgain);
-        let judgement = judge(self, program, program.shape(), (run, &branches), (trust, &[])).await?;
+        let judgement = judge(self, program, program.shape(), (run, &scopes), (trust, &[])).await?;
         let is_meant =
-            |broken: &Broken| broken.step == *step && branch.is_none_or(|branch| broken.branch == *branch);
+            |broken: &Broken| broken.step == *step && scope.is_none_or(|scope| broken.scope == *scope);
         let meant: Vec<Broken> =
             judgement.broken.into_iter().chain(judgement.broken_careful).filter(is_meant).collect();
         let site = self.site(run);
-        let mut packs: BTreeMap<BranchPath, Vec<(u64, Pack)>> = BTreeMap::new();
+        let mut packs: BTreeMap<ScopePath, Vec<(u64, Pack)>> = BTreeMap::new();
         for broken in &meant {
             let pack = self.repinned(lease.run(), (broken, accept_as), &site).await?;
-            packs.entry(broken.branch.clone()).or_default().push((broken.seq, pack));
+            packs.entry(broken.scope.clone()).or_default().push((broken.seq, pack));
         }
         if meant.is_empty() {
             return Ok(0);
         }
         let mut records = Vec::new();
-        for (branch, packs) in &packs {
-            self.accepted_on(lease, (branch, acceptance), packs, &mut records).await?;
+        for (scope, packs) in &packs {
+            self.accepted_on(lease, (scope, acceptance), packs, &mut records).await?;
         }
         let id = BatchId { token: lease.token(), count: 1 };
         // The time of the last session stays.
@@ -128,7 +128,7 @@ impl Engine {
         (broken, accept_as): (&Broken, AcceptAs),
         site: &Site,
     ) -> Result<Pack, RunError> {
-        let made = self.store.load(run, &broken.branch, broken.seq).await?;
+        let made = self.store.load(run, &broken.scope, broken.seq).await?;
         let accepted = accepted_on(self.store.as_ref(), made.header()).await?.remove(&broken.seq);
         let code = match &made.header().phase {
             Phase::Completed(Ending { exit_code, .. }) => *exit_code,
@@ -156,22 +156,22 @@ impl Engine {
         Err(RunError::NotAccepted { run, step, why })
     }
 
-    /// Makes the records of a branch with the accepted evidence.
+    /// Makes the records of a scope with the accepted evidence.
     async fn accepted_on(
         &self,
         lease: &Lease,
-        (branch, Acceptance { step, accept_as, by, .. }): (&BranchPath, Acceptance<'_>),
+        (scope, Acceptance { step, accept_as, by, .. }): (&ScopePath, Acceptance<'_>),
         packs: &[(u64, Pack)],
         records: &mut Vec<Record>,
     ) -> Result<(), RunError> {
         let store = self.store.as_ref();
-        let newest = store.newest(lease.run(), branch).await?;
+        let newest = store.newest(lease.run(), scope).await?;
         let header = newest.header();
         let position = position_of(&newest)?;
         let chain = Chain { token: lease.token(), ..Chain::after(&newest) };
         let mut drafts = Vec::new();
         for (seq, pack) in packs {
-            let made = store.load(&header.run, branch, *seq).await?;
+            let made = store.load(&header.run, scope, *seq).await?;
             let value = json!(pack.summary());
             let phase = Phase::Progress { key: ACCEPTED_KEY.to_owned(), value };
             let at = made.header().at.clone();

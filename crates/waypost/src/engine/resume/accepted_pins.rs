@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::id::{BranchPath, Digest, RunId};
+use crate::id::{Digest, RunId, ScopePath};
 use crate::plan::shape::Step;
 use crate::record::{ACCEPTED_LABEL, EndDigests, Header, Pack, Phase};
 use crate::store::{Scan, Store, StoreError};
@@ -16,16 +16,16 @@ use crate::store::{Scan, Store, StoreError};
 use crate::engine::scope::Scope;
 use crate::engine::walk::trace::{EndResult, claims_of, pins_of, skipped_digests};
 
-/// An accepted pack, and the fencing token of its record: the token orders the records of all branches.
+/// An accepted pack, and the fencing token of its record: the token orders the records of all scopes.
 #[derive(Debug)]
 struct AcceptedPack {
     pack: Pack,
     token: u64,
 }
 
-/// The accepted packs of a run, by branch and by the record of the end.
+/// The accepted packs of a run, by scope and by the record of the end.
 #[derive(Debug, Default)]
-pub(crate) struct AcceptedPacks(BTreeMap<BranchPath, BTreeMap<u64, AcceptedPack>>);
+pub(crate) struct AcceptedPacks(BTreeMap<ScopePath, BTreeMap<u64, AcceptedPack>>);
 
 impl AcceptedPacks {
     /// Reads the accepted packs of a run. The newest pack of each end counts.
@@ -39,7 +39,7 @@ impl AcceptedPacks {
             for header in page.records.iter().map(crate::record::Record::header) {
                 let (Some(about), Some(pack)) = (header.about, header.evidence.clone()) else { continue };
                 let accepted = AcceptedPack { pack, token: header.token };
-                found.0.entry(header.branch.clone()).or_default().insert(about, accepted);
+                found.0.entry(header.scope.clone()).or_default().insert(about, accepted);
             }
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),
@@ -54,7 +54,7 @@ impl AcceptedPacks {
 
     /// Returns the digests of an end by the evidence in force. The digests of all needs must be known.
     ///
-    /// The digests of an opener with another pin, in its branches or upstream, equal those of no other end.
+    /// The digests of an opener with another pin, in its scopes or upstream, equal those of no other end.
     pub(crate) fn digests_of<S>(
         &self,
         scope: &Scope<'_, S>,
@@ -73,7 +73,7 @@ impl AcceptedPacks {
             }
             _ => return Some(recorded),
         }
-        let accepted = self.0.get(&end.branch).and_then(|packs| packs.get(&end.seq));
+        let accepted = self.0.get(&end.scope).and_then(|packs| packs.get(&end.seq));
         let evidence = accepted.map(|accepted| &accepted.pack);
         let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
         let then = claims_of(&EndResult { evidence: end.evidence.as_ref(), ..EndResult::default() });
@@ -82,10 +82,10 @@ impl AcceptedPacks {
         if evidence.is_none() && below.is_empty() && !has_other_needs {
             return Some(recorded);
         }
-        let has_branches = step.children.is_some() || step.hooks.is_some();
+        let has_scopes = step.children.is_some() || step.hooks.is_some();
         // A person may accept an end as done without another pin.
         let has_same_pins = evidence.is_some() && claims == then;
-        let pins = match has_branches || has_same_pins {
+        let pins = match has_scopes || has_same_pins {
             false => {
                 let evidence = evidence.or(end.evidence.as_ref());
                 pins_of(scope, place, &EndResult { evidence, ..EndResult::default() })
@@ -100,16 +100,15 @@ impl AcceptedPacks {
         Some(EndDigests { pins, ..recorded })
     }
 
-    /// Returns the claims that a person accepted in the branches of an opener after its end.
+    /// Returns the claims that a person accepted in the scopes of an opener after its end.
     fn claims_below(&self, step: &Step, end: &Header) -> Vec<String> {
-        let is_below = |branch: &BranchPath| {
-            let child = std::iter::successors(Some(branch.clone()), BranchPath::parent)
-                .find(|branch| branch.parent().as_ref() == Some(&end.branch));
+        let is_below = |scope: &ScopePath| {
+            let child = std::iter::successors(Some(scope.clone()), ScopePath::parent)
+                .find(|scope| scope.parent().as_ref() == Some(&end.scope));
             let opener = child.and_then(|child| child.opened_by());
             opener.is_some_and(|(name, _)| step.all_children().any(|children| children.name == name))
         };
-        let packs =
-            self.0.iter().filter(|(branch, _)| is_below(branch)).flat_map(|(_, packs)| packs.values());
+        let packs = self.0.iter().filter(|(scope, _)| is_below(scope)).flat_map(|(_, packs)| packs.values());
         let later = packs.filter(|accepted| accepted.token > end.token);
         later
             .flat_map(|accepted| {

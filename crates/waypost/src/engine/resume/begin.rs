@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::Decision;
 use crate::plan::change;
 use crate::plan::shape::Shape;
@@ -45,7 +45,7 @@ use crate::engine::walk::early_cutoff::read_digests;
 use crate::engine::walk::failure::{decide_openers, position_for_retry, tolerated};
 use crate::engine::walk::invalidate::ReusePolicy;
 use crate::engine::{
-    Answers, EditBranch, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions,
+    Answers, EditScope, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions,
     RunError, SessionOptions, StateError, Then, TreatAs, Waiting,
 };
 
@@ -95,8 +95,8 @@ pub(crate) fn first_position(shape: &Shape, epoch: u32) -> Position {
     Position { frontier: shape.roots().into_iter().map(entry).collect(), ..Position::default() }
 }
 
-/// Edits of branches.
-pub(crate) type Edits<S> = Vec<(BranchPath, EditBranch<S>)>;
+/// Edits of scopes.
+pub(crate) type Edits<S> = Vec<(ScopePath, EditScope<S>)>;
 
 /// The work of a resume.
 pub(crate) enum Prepared<'a, P: Program> {
@@ -224,7 +224,7 @@ async fn make_session<'a, P: Program>(
     }
     if begin.resume_point.is_verified {
         let mut deferred = std::mem::take(&mut begin.resume_point.deferred);
-        // At the end of the run, no branch can end any more.
+        // At the end of the run, no scope can end any more.
         deferred.retain(|_, _| !session.main().position.frontier.is_empty());
         session.pending_claims =
             PendingClaims { deferred, is_due: begin.resume_point.rewinds, ..PendingClaims::default() };
@@ -243,7 +243,7 @@ async fn make_session<'a, P: Program>(
     if is_written {
         session.mark_dirty(MAIN);
     }
-    let edits = manual::Edits::of(options.edit_branches);
+    let edits = manual::Edits::of(options.edit_scopes);
     let decision = (&options.on_doubt, options.by.as_deref());
     let questions =
         open_scopes::load_open_scopes(&mut session, lease, begin.resume_point, decision, edits).await?;
@@ -278,11 +278,11 @@ enum BeginPoint<S> {
 
 /// The start of the session of a resume.
 struct SessionStart {
-    /// The positions of the other branches, and the steps in doubt.
+    /// The positions of the other scopes, and the steps in doubt.
     resume_point: ResumePoint,
     /// The first drafts to write.
     drafts: Vec<Draft>,
-    /// True if this session is the first of the resume to take up the open steps of the main branch.
+    /// True if this session is the first of the resume to take up the open steps of the main scope.
     reopens: bool,
     /// The accepted packs of the run, if ends have traces.
     accepted_packs: AcceptedPacks,
@@ -320,7 +320,7 @@ fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(),
 async fn restore_definition(engine: &Engine, base: &mut Base, seq: u64) -> Result<(), RunError> {
     let store = engine.store.as_ref();
     let run = &base.snapshot.entry.record.record().run;
-    let record = load_with_state(engine, run, &BranchPath::main(), seq).await?;
+    let record = load_with_state(engine, run, &ScopePath::main(), seq).await?;
     base.position.definition = position_of(&record)?.definition;
     base.snapshot.definition = Snapshot::definition(store, &base.snapshot.entry, &record).await?;
     Ok(())
@@ -351,7 +351,7 @@ async fn find_begin<P: Program>(
     fits(program.shape(), base, options).map_err(misfit)?;
     options.session.check_steps(program.shape())?;
     let is_again = carried.is_some();
-    let edited = options.edit_branches.iter().map(|(branch, _)| branch);
+    let edited = options.edit_scopes.iter().map(|(path, _)| path);
     let from = options.from.clone();
     let mut requested = Requested::take(&mut options.from, edited, program.shape());
     let changed = options.adopt.iter().flat_map(|adoption| &adoption.rerun);
@@ -380,17 +380,16 @@ async fn find_begin<P: Program>(
         None => resume_point::find(engine, program, began_with, base, before).await?,
         Some(_) => ResumePoint::default(),
     };
-    let first = manual::defer_retries(&mut options.edit_branches, &resume_point.unreached);
+    let first = manual::defer_retries(&mut options.edit_scopes, &resume_point.unreached);
     if !first.is_empty() {
         options.from = from;
         return Ok(BeginPoint::AnswersFirst(first));
     }
     if options.from.is_none() && !is_again {
-        let lost = questions_of_lost(began_with, &BranchPath::main(), &base.position, base.lost());
+        let lost = questions_of_lost(began_with, &ScopePath::main(), &base.position, base.lost());
         resume_point.questions.extend(lost);
     }
-    let is_edited =
-        options.edit.is_some() || !options.edit_branches.is_empty() || !options.choices.is_empty();
+    let is_edited = options.edit.is_some() || !options.edit_scopes.is_empty() || !options.choices.is_empty();
     let is_done = base.snapshot.ended.is_some() && options.from.is_none() && !is_edited && !adopts;
     if is_done && resume_point.is_unmoved() && config_over(engine, base, &options.config).await?.is_none() {
         return Ok(BeginPoint::Idle);
@@ -401,8 +400,7 @@ async fn find_begin<P: Program>(
         return Err(in_doubt(open));
     }
     // The reruns of a request start from the answered positions. A function answers only once.
-    let is_done =
-        |question: &Decision| answers.about(&question.branch, &question.step) == Some(TreatAs::Done);
+    let is_done = |question: &Decision| answers.about(&question.scope, &question.step) == Some(TreatAs::Done);
     let records = !answers.recorded && !requested.is_empty() && options.adopt.is_none();
     if records && resume_point.questions.iter().any(is_done) {
         options.from = from;
@@ -411,7 +409,7 @@ async fn find_begin<P: Program>(
     let (mut drafts, before) = (Vec::new(), base.position.clone());
     let policy = ReusePolicy::excluded(!answers.retries_all());
     if let Some(from) = &options.from {
-        // Open branches have a separate state, without the edit.
+        // Open scopes have a separate state, without the edit.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
         let sees_edits = goes_on || base.position.frontier.iter().all(|at| !at.has_children());
         drafts.push(match from {
@@ -467,7 +465,7 @@ async fn find_begin<P: Program>(
         check_frontier(program.shape(), &base.position).map_err(misfit)?;
         if !query.lists_only {
             resume_point = resume_point::find(engine, program, program.shape(), base, query).await?;
-            let first = manual::defer_retries(&mut options.edit_branches, &resume_point.unreached);
+            let first = manual::defer_retries(&mut options.edit_scopes, &resume_point.unreached);
             manual::refuse_all(lease.run(), &first, "an earlier step or pass must rerun first")?;
         }
         // A decision about a step in doubt is applied together with a changed definition.
@@ -479,7 +477,7 @@ async fn find_begin<P: Program>(
             return Err(in_doubt(open));
         }
     }
-    let moved = resume_point.moves.remove(&BranchPath::main());
+    let moved = resume_point.moves.remove(&ScopePath::main());
     // A session of this resume that wrote no record has not taken up these steps.
     let is_new = !is_again || base.snapshot.newest().header().token != lease.token();
     let reopens = is_new || moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
@@ -487,7 +485,7 @@ async fn find_begin<P: Program>(
         move_on(base, moved, &mut drafts)?;
     }
     if !options.choices.is_empty() {
-        let scope = ChoiceScope { run: lease.run(), branch: &BranchPath::main(), shape: program.shape() };
+        let scope = ChoiceScope { run: lease.run(), scope: &ScopePath::main(), shape: program.shape() };
         choice::choose(scope, &options.choices, &mut base.position)?;
         last_or_manual(&mut drafts);
     }
@@ -501,9 +499,9 @@ async fn find_begin<P: Program>(
     Ok(BeginPoint::Session(Box::new(begin)))
 }
 
-/// Moves the main branch to the target of a transition.
+/// Moves the main scope to the target of a transition.
 ///
-/// After a rollback by name, failed evidence may move the branch back further. The record of the rollback then
+/// After a rollback by name, failed evidence may move the scope back further. The record of the rollback then
 /// keeps its own position, with the pending steps in a new epoch. A fast-forward leads to that position, not to
 /// the original record.
 fn move_on(base: &mut Base, moved: Transition, drafts: &mut Vec<Draft>) -> Result<(), RunError> {
@@ -523,7 +521,7 @@ fn move_on(base: &mut Base, moved: Transition, drafts: &mut Vec<Draft>) -> Resul
     Ok(())
 }
 
-/// Makes the main branch at the start point, and the configuration in force.
+/// Makes the main scope at the start point, and the configuration in force.
 async fn main_scope<'a, P: Program>(
     engine: &Engine,
     program: &'a P,
@@ -534,7 +532,7 @@ async fn main_scope<'a, P: Program>(
 ) -> Result<(Scope<'a, P::State>, Map<String, Value>), RunError> {
     let SessionStart { resume_point, drafts, reopens, accepted_packs } = begin;
     let mut state = decode_state(program, program.shape().level(), &base.record)?;
-    forget(program, &BranchPath::main(), &base.redone, &mut state)?;
+    forget(program, &ScopePath::main(), &base.redone, &mut state)?;
     if let Some(edit) = options.edit.take() {
         edit.apply(&mut state, || base.record.header().reference().to_string())?;
         last_or_manual(drafts);
@@ -548,9 +546,9 @@ async fn main_scope<'a, P: Program>(
     if !program.shape().is_routed() && program.shape().has_evidence() {
         read_digests(engine.store.as_ref(), program, &mut main, accepted_packs).await?;
     }
-    let (branch, settled) = (main.branch().clone(), &mut resume_point.settled);
+    let (scope, settled) = (main.path().clone(), &mut resume_point.settled);
     let shape = program.shape();
-    let doubt = DoubtScope { run: &main.chain.run, branch: &branch, shape, site: &site, state: &main.state };
+    let doubt = DoubtScope { run: &main.chain.run, scope: &scope, shape, site: &site, state: &main.state };
     let done = recovered(engine, program, doubt, settled, true).await;
     settle_recovered(program, &mut main, done)?;
     // Evidence that no longer holds becomes a question.
@@ -606,7 +604,7 @@ fn validated<S>(base: &Base, state: &S, options: &mut ResumeOptions<S>) -> Resul
 /// Returns the query for the resume point.
 fn resume_query<'a, S>(
     options: &ResumeOptions<S>,
-    (requested, chosen): (&'a Requested, &'a BTreeSet<(BranchPath, StepId)>),
+    (requested, chosen): (&'a Requested, &'a BTreeSet<(ScopePath, StepId)>),
     answers: &'a Answers,
     resume: u64,
     keeps_apart: bool,
@@ -614,7 +612,7 @@ fn resume_query<'a, S>(
     let lists_only = options.then == Then::Stop || options.from == Some(ResumeFrom::End);
     let trust = Trust::Checked(options.on_unknown);
     // An edit of a state with separate outputs applies for every rerun step.
-    let edits_state = !keeps_apart && (options.edit.is_some() || !options.edit_branches.is_empty());
+    let edits_state = !keeps_apart && (options.edit.is_some() || !options.edit_scopes.is_empty());
     let recovers = !matches!(options.on_doubt, OnDoubt::Settle(_));
     ResumeQuery {
         trust,
@@ -646,12 +644,12 @@ pub(crate) fn manual_draft() -> Draft {
     Draft::new(Phase::Restored, Reason::Manual, None, Try::default())
 }
 
-/// Returns the end of the main branch's chain for the records of a base.
+/// Returns the end of the main scope's chain for the records of a base.
 fn chain_after(base: &Base, lease: &Lease, newest_seq: u64, is_claimed: bool) -> Chain {
     let continued = base.basis.unwrap_or(base.record.header().seq);
     Chain {
         run: lease.run().clone(),
-        branch: BranchPath::main(),
+        scope: ScopePath::main(),
         token: lease.token(),
         next: base.next,
         prev: Some(base.snapshot.newest().digest()),
@@ -669,7 +667,7 @@ fn chain_after(base: &Base, lease: &Lease, newest_seq: u64, is_claimed: bool) ->
 pub(crate) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
     let newest = snapshot.newest().clone();
     let position = position_of(&newest)?;
-    let head = snapshot.heads.iter().find(|head| head.record.header().branch.is_main());
+    let head = snapshot.heads.iter().find(|head| head.record.header().scope.is_main());
     let (next, damaged) = match head {
         Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
         None => (newest.header().seq + 1, Vec::new()),
@@ -693,7 +691,7 @@ fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State
         return Err(RunError::Cancelled(newest.header().run.clone()));
     }
     let total = program.shape().counted();
-    let waiting = Waiting::of_position(&BranchPath::main(), &position_of(newest)?);
+    let waiting = Waiting::of_position(&ScopePath::main(), &position_of(newest)?);
     Ok(Outcome {
         run: newest.header().run.clone(),
         // The summary may have been damaged; the record is sound.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::change::{self, PositionTransfer, StepChange, TransferredPosition};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::RerunCause;
@@ -25,7 +25,7 @@ use crate::engine::{Adoption, Engine, OnChange, Program, RunError, StepRef};
 #[derive(Debug)]
 pub(crate) struct Adopting<'a> {
     pub(crate) adoption: &'a Adoption,
-    /// The newest ends of the steps of the main branch.
+    /// The newest ends of the steps of the main scope.
     pub(crate) ends: &'a BTreeMap<StepId, Settled>,
     /// True if a person is asked about reruns of steps with `idempotent: false`.
     pub(crate) asks: bool,
@@ -83,13 +83,13 @@ pub(crate) fn causes_of(adoption: &Adoption, carried: &TransferredPosition, by: 
     rerun.chain(entered).chain(kept).collect()
 }
 
-/// Returns the newest ends of the steps of a branch, up to a record.
+/// Returns the newest ends of the steps of a scope, up to a record.
 pub(crate) async fn ends_of(
     store: &dyn Store,
     header: &Header,
 ) -> Result<BTreeMap<StepId, Settled>, StoreError> {
     let mut ends = BTreeMap::new();
-    for record in store.history(&header.run, &header.branch, header.seq).await? {
+    for record in store.history(&header.run, &header.scope, header.seq).await? {
         let header = record.header();
         let how = match &header.phase {
             Phase::Completed(_) => SettledAs::Completed,
@@ -112,26 +112,26 @@ pub(crate) enum Forget {
     Step(StepId),
     /// The failure of a step.
     Failure(StepId),
-    /// The last join of a step; its branches are joined again.
+    /// The last join of a step; its scopes are joined again.
     Join(StepId),
-    /// Changes of steps since the state of an earlier record of the branch.
+    /// Changes of steps since the state of an earlier record of the scope.
     Since(Vec<StepId>, Box<Record>),
 }
 
-/// Removes the parts of steps that rerun from a state of a branch.
+/// Removes the parts of steps that rerun from a state of a scope.
 ///
 /// # Errors
 /// An earlier state cannot be decoded.
 pub(crate) fn forget<P: Program>(
     program: &P,
-    branch: &BranchPath,
+    scope: &ScopePath,
     redone: &[Forget],
     state: &mut P::State,
 ) -> Result<(), RunError> {
-    let Some(shape) = program.shape().of_branch(branch) else { return Ok(()) };
+    let Some(shape) = program.shape().of_scope(scope) else { return Ok(()) };
     let step_ref = |step: &StepId| {
         let place = shape.place(step.as_str())?;
-        Some(StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] })
+        Some(StepRef { scope, level: shape.level(), place, step: &shape.steps()[place] })
     };
     for forget in redone {
         match forget {
@@ -156,7 +156,7 @@ pub(crate) fn forget<P: Program>(
     Ok(())
 }
 
-/// Returns the newest ends of the steps of the main branch: of all steps if the adoption keeps results, else of the added steps
+/// Returns the newest ends of the steps of the main scope: of all steps if the adoption keeps results, else of the added steps
 /// with `idempotent: false`. Such a step may have been removed before, and had its effect.
 pub(crate) async fn ends_to_adopt(
     engine: &Engine,
@@ -192,7 +192,7 @@ pub(crate) async fn add_steps(
 /// `ends`: the newest ends of the steps.
 ///
 /// # Errors
-/// A step downstream of an added step has open branches.
+/// A step downstream of an added step has open scopes.
 fn with_added(
     shape: &Shape,
     mut position: Position,
@@ -214,7 +214,7 @@ fn with_added(
         if let Some(entry) = at.map(|at| position.frontier.remove(at))
             && entry.has_children()
         {
-            return Err(format!("step `{step}` has open branches, and follows a new step"));
+            return Err(format!("step `{step}` has open scopes, and follows a new step"));
         }
         let end = ends.get(step).filter(|end| !unfinished.has(*place) && end.has_result());
         let known = position.ledger.remove(step);
@@ -326,17 +326,17 @@ pub(crate) async fn definition_of_restart(
 pub struct Compared<'a> {
     /// The graph of the definition so far.
     pub before: &'a Shape,
-    /// The position of the main branch in the graph before.
+    /// The position of the main scope in the graph before.
     pub position: &'a Position,
     /// The other graph.
     pub after: &'a Shape,
 }
 
-/// A change below an opener of the main branch.
+/// A change below an opener of the main scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InnerChange {
-    /// The branch of the step.
-    pub branch: BranchPath,
+    /// The scope of the step.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The kind of the change.
@@ -348,20 +348,20 @@ pub struct InnerChange {
 pub enum InnerChangeKind {
     /// The definition of a finished step changed.
     Altered,
-    /// The step is new, on a finished branch or upstream of finished steps.
+    /// The step is new, on a finished scope or upstream of finished steps.
     Added,
     /// A finished step was removed.
     Removed,
     /// A finished opener has another list of items.
     Relisted,
-    /// An opener with open branches has another list of items: no finished result is affected.
+    /// An opener with open scopes has another list of items: no finished result is affected.
     RelistedOpen,
 }
 
-/// Returns the openers of the main branch with changed or added inner steps, each with the changes of its branches. The list
+/// Returns the openers of the main scope with changed or added inner steps, each with the changes of its scopes. The list
 /// of items may have changed, too.
 ///
-/// Reads the newest record of each branch of these openers.
+/// Reads the newest record of each scope of these openers.
 ///
 /// # Errors
 /// Those of reading the run.
@@ -426,7 +426,7 @@ fn needs_in(shape: &Shape, other: &Shape, step: &Step) -> BTreeSet<StepId> {
 ///
 /// # Errors
 /// Why the position does not fit: a removed step is in doubt, or a step downstream of an added step is finished or has open
-/// branches.
+/// scopes.
 pub(crate) fn transfer_scope(
     old: &Shape,
     new: &Shape,
@@ -475,7 +475,7 @@ fn drop_removed_steps(old: &Shape, new: &Shape, position: &mut Position, around:
 /// was ready.
 ///
 /// # Errors
-/// The added step, if a downstream step is finished or has open branches.
+/// The added step, if a downstream step is finished or has open scopes.
 fn add_new_steps(
     (old, new): (&Shape, &Shape),
     position: &mut Position,
@@ -535,7 +535,7 @@ fn added_within(old: &Step, new: &Step) -> Option<StepId> {
     })
 }
 
-/// Returns the changes of the branches of an opener; `None` if a branch is not readable, or if the branches of passes open
+/// Returns the changes of the scopes of an opener; `None` if a scope is not readable, or if the scopes of passes open
 /// again.
 async fn changed_below(
     store: &dyn Store,
@@ -545,19 +545,19 @@ async fn changed_below(
 ) -> Result<Option<Vec<InnerChange>>, RunError> {
     let Compared { before, after, .. } = *compared;
     let (mut found, mut current) = (Vec::new(), BTreeSet::new());
-    let mut branches: Vec<BranchPath> = store.branches(run).await?.into_iter().collect();
-    branches.sort_by_key(BranchPath::depth);
-    for branch in branches {
-        let outermost = std::iter::successors(Some(branch.clone()), BranchPath::parent)
-            .find(|around| around.depth() == 1);
+    let mut scopes: Vec<ScopePath> = store.scopes(run).await?.into_iter().collect();
+    scopes.sort_by_key(ScopePath::depth);
+    for scope in scopes {
+        let outermost =
+            std::iter::successors(Some(scope.clone()), ScopePath::parent).find(|around| around.depth() == 1);
         let Some((name, key)) = outermost.and_then(|outermost| outermost.opened_by()) else { continue };
         if before.opener(&name).is_none_or(|place| before.steps()[place].id != *step) {
             continue;
         }
-        let Some(old) = before.of_branch(&branch) else { return Ok(None) };
+        let Some(old) = before.of_scope(&scope) else { return Ok(None) };
         // Below a removed step.
-        let Some(new) = after.of_branch(&branch) else { continue };
-        let newest = match store.newest(run, &branch).await {
+        let Some(new) = after.of_scope(&scope) else { continue };
+        let newest = match store.newest(run, &scope).await {
             Err(StoreError::Damaged { .. }) => return Ok(None),
             newest => newest?,
         };
@@ -565,40 +565,40 @@ async fn changed_below(
         let pass = key.parse().ok().filter(|_| fan.pass > 0);
         let fan = pass.map_or_else(|| Some(fan.clone()), |pass| fan.of_pass(pass));
         let is_current = fan.is_some_and(|fan| position.origin == Some(fan.since));
-        let is_in_force = match branch.parent().filter(|parent| !parent.is_main()) {
+        let is_in_force = match scope.parent().filter(|parent| !parent.is_main()) {
             Some(parent) => current.contains(&parent),
             None => is_current,
         };
         if !is_in_force {
             continue;
         }
-        current.insert(branch.clone());
+        current.insert(scope.clone());
         let Some(changed) = changed_on(old, new, &position) else { return Ok(None) };
         // Without traces, a step with several passes is entered again as a whole.
         let opens_again = changed.iter().any(|(_, kind)| *kind != InnerChangeKind::Altered);
-        if opens_again && !before.has_evidence() && is_in_loop(before, &branch) {
+        if opens_again && !before.has_evidence() && is_in_loop(before, &scope) {
             return Ok(None);
         }
-        let change = |(step, kind)| InnerChange { branch: branch.clone(), step, kind };
+        let change = |(step, kind)| InnerChange { scope: scope.clone(), step, kind };
         found.extend(changed.into_iter().map(change));
     }
     Ok(Some(found))
 }
 
-/// Returns whether a branch is in a pass of a step with several passes.
-fn is_in_loop(shape: &Shape, branch: &BranchPath) -> bool {
-    let mut around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+/// Returns whether a scope is in a pass of a step with several passes.
+fn is_in_loop(shape: &Shape, scope: &ScopePath) -> bool {
+    let mut around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
     around.any(|below| {
         let above = below.parent().zip(below.opened_by());
         let opener = above.and_then(|(above, (name, _))| {
-            let shape = shape.of_branch(&above)?;
+            let shape = shape.of_scope(&above)?;
             Some((shape, shape.opener(&name)?))
         });
         opener.is_some_and(|(shape, place)| shape.share_loop(place, place))
     })
 }
 
-/// Returns the changes of a branch: its added steps only if the branch has ended or downstream steps are finished; `None`
+/// Returns the changes of a scope: its added steps only if the scope has ended or downstream steps are finished; `None`
 /// if an opener changed.
 fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(StepId, InnerChangeKind)>> {
     let unfinished = Unfinished::of(old, position);
@@ -627,7 +627,7 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(Step
         if step.fingerprint == other.fingerprint {
             continue;
         }
-        // The branches of a copied end are in another run.
+        // The scopes of a copied end are in another run.
         let is_copied =
             position.ledger.get(&step.id).is_some_and(|end| end.fan.is_none() && end.did()) && !has_open_work;
         if is_same_but_list(step, other, has_open_work) && !is_copied {

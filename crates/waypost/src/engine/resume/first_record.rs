@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{FrontierEntry, RunStatus, Status, WaitKind};
 use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 use crate::system::clock::Clock as _;
@@ -35,7 +35,7 @@ pub(crate) async fn resumed<P: Program>(
         None => {
             engine.store.wait_for_release(run).await?;
             let withdrawn_stops = stop_requests(engine, run).await?;
-            (withdrawn_stops, engine.store.acquire(run, &BranchPath::main(), holder).await?)
+            (withdrawn_stops, engine.store.acquire(run, &ScopePath::main(), holder).await?)
         }
     };
     let (then, kept, on_unknown) = (options.then, options.session.clone(), options.on_unknown);
@@ -50,7 +50,7 @@ pub(crate) async fn resumed<P: Program>(
             Ok(Prepared::Session(session)) => session,
             Ok(Prepared::AnswersFirst { edits, options: asked }) => {
                 options = Box::pin(record_answers(engine, program, lease, edits, *asked)).await?;
-                lease = engine.store.acquire(run, &BranchPath::main(), holder).await?;
+                lease = engine.store.acquire(run, &ScopePath::main(), holder).await?;
                 continue;
             }
             ended => {
@@ -82,25 +82,19 @@ pub(crate) async fn resumed<P: Program>(
     }
 }
 
-/// Records the answers to the open questions and edits of branches, and releases the lease. Returns the options of the
+/// Records the answers to the open questions and edits of scopes, and releases the lease. Returns the options of the
 /// resume.
 async fn record_answers<P: Program>(
     engine: &Engine,
     program: &P,
     lease: Lease,
-    edit_branches: Edits<P::State>,
+    edit_scopes: Edits<P::State>,
     mut options: ResumeOptions<P::State>,
 ) -> Result<ResumeOptions<P::State>, RunError> {
     let answers = options.on_doubt.answers();
     let (on_doubt, by, on_change) = (OnDoubt::Each(answers.clone()), options.by.clone(), options.on_change);
-    let first = ResumeOptions {
-        on_doubt,
-        by,
-        on_change,
-        edit_branches,
-        then: Then::Stop,
-        ..ResumeOptions::default()
-    };
+    let first =
+        ResumeOptions { on_doubt, by, on_change, edit_scopes, then: Then::Stop, ..ResumeOptions::default() };
     match prepare_resume(engine, program, &lease, first, None).await {
         Ok(Prepared::Session(session)) => drop(session.write_and_stop(lease).await?),
         ended => {

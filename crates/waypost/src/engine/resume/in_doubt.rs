@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::plan::{Action, Cause, Decision, steps_in_lost};
 use crate::projection::events::RerunCause;
@@ -24,20 +24,20 @@ use crate::engine::{
     ResumeFrom, RunError, Settlement, StepRef, TreatAs,
 };
 
-/// Limit of steps in doubt per branch that evidence may settle, since each step is checked separately.
+/// Limit of steps in doubt per scope that evidence may settle, since each step is checked separately.
 const QUESTIONS_MAX: usize = 100;
 /// Mark in the note about an invalid step: a person confirmed the rerun.
 pub(crate) const CONFIRMED: &str = "confirmed";
 
-/// Returns the questions about steps of a branch that lost records may have started.
+/// Returns the questions about steps of a scope that lost records may have started.
 pub(crate) fn questions_of_lost(
     shape: &Shape,
-    branch: &BranchPath,
+    scope: &ScopePath,
     position: &Position,
     lost: u64,
 ) -> Vec<Decision> {
     let ask = |place: usize| Decision {
-        branch: branch.clone(),
+        scope: scope.clone(),
         step: shape.steps()[place].id.clone(),
         action: Action::Ask,
         cause: Cause::InLost(lost),
@@ -58,12 +58,12 @@ pub(crate) struct AbandonRequest<'a> {
 
 /// Asks about interrupted steps that the resume would silently abandon:
 ///
-/// - after a rerun of another step: steps of the main branch that left the frontier, but come again later,
-/// - after the adoption of a definition: steps of branches that are abandoned.
+/// - after a rerun of another step: steps of the main scope that left the frontier, but come again later,
+/// - after the adoption of a definition: steps of scopes that are abandoned.
 ///
 /// A rollback to a checkpoint asks nothing: the caller knows the later steps.
 ///
-/// `before`: the position of the main branch in the graph `began_with`. `after`: the position in the current
+/// `before`: the position of the main scope in the graph `began_with`. `after`: the position in the current
 /// graph.
 ///
 /// # Errors
@@ -79,37 +79,37 @@ pub(crate) async fn check_abandoned(
     let mut questions = Vec::new();
     if let Some(ResumeFrom::Step(named)) = request.from {
         let is_open = |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step);
-        let main = BranchPath::main();
+        let main = ScopePath::main();
         let cut = questions_at(before, began_with, &main);
         questions.extend(cut.filter(|question| question.step != *named && !is_open(&question.step)));
     }
     if request.adopts && !matches!(request.from, Some(ResumeFrom::Checkpoint(_) | ResumeFrom::End)) {
-        let main = BranchPath::main();
+        let main = ScopePath::main();
         let goes_on =
             |step: &StepId| after.frontier.iter().any(|entry| entry.step == *step) || after.asks_about(step);
         let mut gone = questions_at(before, began_with, &main).filter(|asked| !goes_on(&asked.step));
         if let Some(Decision { step, .. }) =
-            gone.find(|asked| request.answers.retries_at_once(&asked.branch, &asked.step))
+            gone.find(|asked| request.answers.retries_at_once(&asked.scope, &asked.step))
         {
             let why = format!("step `{step}` is in doubt, and the changed definition lacks the step");
             return Err(RunError::Changed { run: run.clone(), why });
         }
         let left = questions_of_abandoned(engine, run, began_with, (before, after)).await?;
-        if let Some(Decision { branch, step, .. }) = left.first()
-            && (!request.asks || request.answers.about(branch, step).is_some())
+        if let Some(Decision { scope, step, .. }) = left.first()
+            && (!request.asks || request.answers.about(scope, step).is_some())
         {
-            let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
-            let why = "the current definition does not continue its branch; resume with the run's own copy \
+            let (run, scope, step) = (run.clone(), scope.clone(), step.clone());
+            let why = "the current definition does not continue its scope; resume with the run's own copy \
                        first";
-            return Err(RunError::NotSettled { run, branch, step, why: why.to_owned() });
+            return Err(RunError::NotSettled { run, scope, step, why: why.to_owned() });
         }
         questions.extend(left);
     }
-    questions.retain(|asked| !request.answers.retries(&asked.branch, &asked.step));
+    questions.retain(|asked| !request.answers.retries(&asked.scope, &asked.step));
     if questions.is_empty() { Ok(()) } else { Err(RunError::InDoubt { run: run.clone(), questions }) }
 }
 
-/// Returns the questions about steps on abandoned branches: their opener changed or is gone.
+/// Returns the questions about steps in abandoned scopes: their opener changed or is gone.
 async fn questions_of_abandoned(
     engine: &Engine,
     run: &RunId,
@@ -127,28 +127,28 @@ async fn questions_of_abandoned(
         return Ok(questions);
     }
     for head in &Snapshot::read(engine.store.as_ref(), run).await?.heads {
-        let branch = &head.record.header().branch;
-        let mut top = branch.clone();
+        let scope = &head.record.header().scope;
+        let mut top = scope.clone();
         while let Some(above) = top.parent().filter(|above| !above.is_main()) {
             top = above;
         }
         let opener = opener_of(began_with, &top).filter(|opener| left.contains(&opener));
-        if let Some(shape) = opener.and_then(|_| began_with.of_branch(branch)) {
-            questions.extend(questions_at(&position_of(&head.record)?, shape, branch));
+        if let Some(shape) = opener.and_then(|_| began_with.of_scope(scope)) {
+            questions.extend(questions_at(&position_of(&head.record)?, shape, scope));
         }
     }
     Ok(questions)
 }
 
-/// Returns the questions about the interrupted steps of a branch's position.
+/// Returns the questions about the interrupted steps of a scope's position.
 pub(crate) fn questions_at<'a>(
     position: &'a Position,
     shape: &'a Shape,
-    branch: &'a BranchPath,
+    scope: &'a ScopePath,
 ) -> impl Iterator<Item = Decision> + 'a {
     let is_cut = |entry: &&FrontierEntry| entry.is_unsettled() && shape.must_ask(position, &entry.step);
     position.frontier.iter().filter(is_cut).map(|entry| Decision {
-        branch: branch.clone(),
+        scope: scope.clone(),
         step: entry.step.clone(),
         action: Action::Ask,
         cause: Cause::of_doubt(position, entry),
@@ -161,18 +161,18 @@ pub(crate) fn cut_in(position: &Position, shape: &Shape) -> Vec<StepId> {
     cut.map(|entry| &entry.step).filter(|step| shape.must_ask(position, step)).cloned().collect()
 }
 
-/// Returns the questions about the interrupted non-idempotent steps of a reopened branch.
+/// Returns the questions about the interrupted non-idempotent steps of a reopened scope.
 ///
 /// `before`: the graph at the start of the steps, if different.
 pub(crate) fn questions_of_cut<S>(scope: &Scope<'_, S>, before: Option<&Shape>) -> Vec<Decision> {
-    let before = before.and_then(|shape| shape.of_branch(scope.branch()));
+    let before = before.and_then(|shape| shape.of_scope(scope.path()));
     let is_in_doubt = |entry: &&FrontierEntry| {
         let mut graphs = before.into_iter().chain([scope.shape]);
         scope.interrupted.contains(&entry.step)
             && graphs.any(|shape| shape.must_ask(&scope.position, &entry.step))
     };
     let ask = |entry: &FrontierEntry| Decision {
-        branch: scope.branch().clone(),
+        scope: scope.path().clone(),
         step: entry.step.clone(),
         action: Action::Ask,
         cause: Cause::of_doubt(&scope.position, entry),
@@ -194,16 +194,16 @@ impl<O> RecoveredStep<O> {
     }
 }
 
-/// A branch with steps in doubt: its graph, the place of its evidence, and its state.
+/// A scope with steps in doubt: its graph, the place of its evidence, and its state.
 pub(crate) struct DoubtScope<'a, S> {
     pub(crate) run: &'a RunId,
-    pub(crate) branch: &'a BranchPath,
+    pub(crate) scope: &'a ScopePath,
     pub(crate) shape: &'a Shape,
     pub(crate) site: &'a Site,
     pub(crate) state: &'a S,
 }
 
-/// Returns the steps in doubt of a branch that their evidence proves to be done, and removes their questions.
+/// Returns the steps in doubt of a scope that their evidence proves to be done, and removes their questions.
 ///
 /// Only claims that are `ok` now count, and pins taken at the end of a step do not: the end was not observed. A
 /// dry check (`waits` false) ignores the time limits of claims that may hold later.
@@ -214,17 +214,17 @@ pub(crate) async fn recovered<P: Program>(
     questions: &mut Vec<Decision>,
     waits: bool,
 ) -> Vec<RecoveredStep<P::Output>> {
-    let DoubtScope { run, branch, shape, site, state } = doubt;
+    let DoubtScope { run, scope, shape, site, state } = doubt;
     let mut found = Vec::new();
     for (at, question) in std::mem::take(questions).into_iter().enumerate() {
-        let is_cut = question.branch == *branch && question.cause.is_of_one_try();
+        let is_cut = question.scope == *scope && question.cause.is_of_one_try();
         let place = shape.place(question.step.as_str()).filter(|_| is_cut && at < QUESTIONS_MAX);
         let Some(place) = place else {
             questions.push(question);
             continue;
         };
-        let step_ref = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
-        let exited = exited_at(engine, (run, branch), &question).await;
+        let step_ref = StepRef { scope, level: shape.level(), place, step: &shape.steps()[place] };
+        let exited = exited_at(engine, (run, scope), &question).await;
         let checked = match program.recover(step_ref, state, exited.as_ref()).await {
             Some(mut result) => {
                 if !waits {
@@ -247,13 +247,13 @@ pub(crate) async fn recovered<P: Program>(
 /// Reads the recorded end of the attempt in question; `None` if there is no readable record.
 async fn exited_at(
     engine: &Engine,
-    (run, branch): (&RunId, &BranchPath),
+    (run, scope): (&RunId, &ScopePath),
     question: &Decision,
 ) -> Option<Exited> {
     let Cause::Unbelieved(at) = &question.cause else { return None };
     let order = ScanOrder::NewestFirst;
-    let (branch, step) = (Some(branch.clone()), Some(question.step.to_string()));
-    let mut scan = Scan { branch, step, phase: Some("progress"), order, ..Scan::of(run) };
+    let (scope, step) = (Some(scope.clone()), Some(question.step.to_string()));
+    let mut scan = Scan { scope, step, phase: Some("progress"), order, ..Scan::of(run) };
     loop {
         let page = engine.store.scan(&scan).await.ok()?;
         let is_it = |record: &&Record| record.header().at == *at;
@@ -269,7 +269,7 @@ async fn exited_at(
     }
 }
 
-/// Returns the questions about a branch that evidence answers, for the state of a record.
+/// Returns the questions about a scope that evidence answers, for the state of a record.
 pub(crate) async fn recoverable<P: Program>(
     engine: &Engine,
     program: &P,
@@ -282,11 +282,11 @@ pub(crate) async fn recoverable<P: Program>(
     }
     let (shape, header) = (program.shape(), record.header());
     let state = decode_state(program, shape.level(), record)?;
-    let doubt = DoubtScope { run: &header.run, branch: &header.branch, shape, site, state: &state };
+    let doubt = DoubtScope { run: &header.run, scope: &header.scope, shape, site, state: &state };
     Ok(recoverable_in(engine, program, doubt, asked, true).await)
 }
 
-/// As [`recoverable`], for a branch with its state.
+/// As [`recoverable`], for a scope with its state.
 pub(crate) async fn recoverable_in<P: Program>(
     engine: &Engine,
     program: &P,
@@ -311,11 +311,11 @@ pub(crate) fn settle_recovered<P: Program>(
     for RecoveredStep { step, recovered: Recovered { pack, output, ending } } in found {
         let is_open = scope.position.frontier.iter().any(|entry| entry.step == step);
         let Some(place) = scope.shape.place(step.as_str()).filter(|_| is_open) else { continue };
-        let branch = scope.branch().clone();
+        let path = scope.path().clone();
         let step_ref =
-            StepRef { branch: &branch, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
+            StepRef { scope: &path, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
         let follow = program.apply(&mut scope.state, step_ref, Settlement::Completed(output, &ending));
-        let doubtful = Doubtful { branch: branch.clone(), step, was_done: false };
+        let doubtful = Doubtful { scope: path.clone(), step, was_done: false };
         let follow = follow.map_err(|failure| not_settled(scope, &doubtful, &failure.error.join(": ")))?;
         let traced = traced(program, scope, place, Some(&pack));
         scope.settle_by_evidence(place, follow, (ending, pack));
@@ -346,7 +346,7 @@ pub(crate) fn note_trace<S>(scope: &mut Scope<'_, S>, place: usize, traced: Opti
     }
 }
 
-/// Applies the decision of a person, `by`, about the steps in doubt of a branch. Writes drafts, unless all these steps
+/// Applies the decision of a person, `by`, about the steps in doubt of a scope. Writes drafts, unless all these steps
 /// come later anyway.
 ///
 /// # Errors
@@ -362,7 +362,7 @@ pub(crate) fn apply_decisions<P: Program>(
     let is_ours = |decision: &Decision| {
         let settles = decision.cause.is_of_one_try()
             || matches!(decision.cause, Cause::Undone | Cause::Begun | Cause::InLost(_));
-        decision.branch == *scope.branch() && settles
+        decision.scope == *scope.path() && settles
     };
     if !questions.iter().all(is_ours) {
         return Err(RunError::InDoubt { run, questions });
@@ -372,10 +372,10 @@ pub(crate) fn apply_decisions<P: Program>(
         return Err(RunError::InDoubt { run, questions: open });
     }
     let answers = on_doubt.answers();
-    for Decision { branch, step, cause, .. } in questions {
-        let doubtful = Doubtful { branch, step, was_done: cause == Cause::Undone };
+    for Decision { scope: path, step, cause, .. } in questions {
+        let doubtful = Doubtful { scope: path, step, was_done: cause == Cause::Undone };
         let step = &doubtful.step;
-        let answer = answers.about(&doubtful.branch, step);
+        let answer = answers.about(&doubtful.scope, step);
         let is_open = scope.position.frontier.iter().any(|entry| entry.step == *step);
         if matches!(cause, Cause::InLost(_)) && !is_open {
             // The step runs at its turn.
@@ -398,7 +398,7 @@ pub(crate) fn apply_decisions<P: Program>(
         if let Some(begun) = begun.filter(|_| answer == Some(TreatAs::Done)) {
             let is_cut = !begun.has_children() && begun.is_unsettled();
             if is_cut && scope.shape.steps()[place].opens() {
-                let why = "the step is partly run, and its open branches do not match this graph or run; \
+                let why = "the step is partly run, and its open scopes do not match this graph or run; \
                            it can only restart";
                 return Err(not_settled(scope, &doubtful, why));
             }
@@ -414,8 +414,8 @@ pub(crate) fn apply_decisions<P: Program>(
                 scope.settle_as_decided(place, settled);
                 note_trace(scope, place, traced);
                 scope.note(settled_by_person(&doubtful.step, "done", by));
-                if scope.position.frontier.is_empty() && scope.branch().is_main() {
-                    // The branch has ended without a rejoin.
+                if scope.position.frontier.is_empty() && scope.path().is_main() {
+                    // The scope has ended without a rejoin.
                     drop_chain(&mut scope.position, scope.shape);
                 }
             }
@@ -436,8 +436,8 @@ impl<P: Program> Session<'_, P> {
     pub(crate) fn answer_in_turn(&mut self, id: ScopeId, place: usize) -> Option<TreatAs> {
         let program = self.program;
         let scope = self.scopes.get_mut(id);
-        let (branch, step) = (scope.branch().clone(), scope.step_id(place).clone());
-        if self.answers.retries(&branch, &step) {
+        let (path, step) = (scope.path().clone(), scope.step_id(place).clone());
+        if self.answers.retries(&path, &step) {
             // From pass 1, without the earlier result.
             forget(program, scope, place);
             rerun_confirmed(scope, place, self.by.as_deref());
@@ -445,14 +445,14 @@ impl<P: Program> Session<'_, P> {
             return Some(TreatAs::Retry);
         }
         // A bare answer is about the questions before the resume.
-        let named = self.answers.named.get(&(branch.clone(), step.clone()));
+        let named = self.answers.named.get(&(path.clone(), step.clone()));
         named.filter(|answer| **answer == TreatAs::Done)?;
         let known = match scope.position.started_before(&step) {
             Some(_) => KnownOutputs::Unknown,
             None => KnownOutputs::InState,
         };
         let step_ref =
-            StepRef { branch: &branch, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
+            StepRef { scope: &path, level: scope.shape.level(), place, step: &scope.shape.steps()[place] };
         let settled = program.settle_as_done(step_ref, &mut scope.state, known).ok()?;
         let traced = traced(program, scope, place, None);
         scope.position.ask_no_more(&step);
@@ -465,8 +465,8 @@ impl<P: Program> Session<'_, P> {
 }
 
 fn forget<P: Program>(program: &P, scope: &mut Scope<'_, P::State>, place: usize) {
-    let (branch, shape) = (scope.branch().clone(), scope.shape);
-    let step_ref = StepRef { branch: &branch, level: shape.level(), place, step: &shape.steps()[place] };
+    let (path, shape) = (scope.path().clone(), scope.shape);
+    let step_ref = StepRef { scope: &path, level: shape.level(), place, step: &shape.steps()[place] };
     program.forget(step_ref, &mut scope.state);
 }
 
@@ -481,7 +481,7 @@ fn rerun_confirmed<S>(scope: &mut Scope<'_, S>, place: usize, by: Option<&str>) 
     scope.note(note);
 }
 
-/// Marks a step as done in the state of its branch, if a person decides so. Returns the next step and the phase
+/// Marks a step as done in the state of its scope, if a person decides so. Returns the next step and the phase
 /// for the record.
 fn settled<P: Program>(
     program: &P,
@@ -489,8 +489,8 @@ fn settled<P: Program>(
     (place, doubtful): (usize, &Doubtful),
     on_doubt: &OnDoubt<P::State>,
 ) -> Result<Option<(Follow, Phase)>, RunError> {
-    let (branch, step) = (&doubtful.branch, &scope.shape.steps()[place]);
-    let step_ref = StepRef { branch, level: scope.shape.level(), place, step };
+    let (path, step) = (&doubtful.scope, &scope.shape.steps()[place]);
+    let step_ref = StepRef { scope: path, level: scope.shape.level(), place, step };
     let settled = match on_doubt {
         OnDoubt::Settle(settle) => match settle.settle(&mut scope.state, doubtful) {
             Ok(TreatAs::Retry) => return Ok(None),
@@ -501,7 +501,7 @@ fn settled<P: Program>(
             }
             Err(why) => Err(why),
         },
-        _ if on_doubt.answers().about(branch, &step.id) == Some(TreatAs::Done) => {
+        _ if on_doubt.answers().about(path, &step.id) == Some(TreatAs::Done) => {
             let known = if doubtful.was_done { KnownOutputs::InState } else { KnownOutputs::Unknown };
             program.settle_as_done(step_ref, &mut scope.state, known)
         }
@@ -511,8 +511,8 @@ fn settled<P: Program>(
 }
 
 fn not_settled<S>(scope: &Scope<'_, S>, doubtful: &Doubtful, why: &str) -> RunError {
-    let Doubtful { branch, step, .. } = doubtful.clone();
-    RunError::NotSettled { run: scope.chain.run.clone(), branch, step, why: why.to_owned() }
+    let Doubtful { scope: path, step, .. } = doubtful.clone();
+    RunError::NotSettled { run: scope.chain.run.clone(), scope: path, step, why: why.to_owned() }
 }
 
 /// Returns the next step, if there is no choice.

@@ -4,7 +4,7 @@
 //! Input: steps with failed evidence or with reopened children, and steps named by a person. Output: for each scope,
 //! the position after the invalidation, and the drafts.
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::RerunCause;
 use crate::record::{Fan, FrontierEntry, Header, Phase, Position, Reason, Record, Try};
@@ -13,7 +13,7 @@ use crate::store::{StoreError, StoreExt as _};
 use super::begin::Base;
 use super::definition::Forget;
 use super::reruns::{Target, Transition, redo_draft, to_rerun};
-use super::trust::{BranchInForce, Judgement};
+use super::trust::{Judgement, ScopeInForce};
 use crate::engine::chain::Draft;
 use crate::engine::inspect::position_of;
 use crate::engine::time_travel::rollback::{aim, load_with_state, next_epoch, with_state};
@@ -44,12 +44,12 @@ pub(crate) struct Invalidation<'a> {
 /// [`RunError::InDoubt`]: the step opens non-idempotent steps. Errors of reading the scope.
 pub(crate) async fn invalidate_targets(
     opening: Invalidation<'_>,
-    known: &BranchInForce,
+    known: &ScopeInForce,
     targets: &[Target],
 ) -> Result<Option<Transition>, RunError> {
     let header = known.record.header();
-    let branch = &header.branch;
-    let Some(shape) = opening.root.of_branch(branch) else { return Ok(None) };
+    let scope = &header.scope;
+    let Some(shape) = opening.root.of_scope(scope) else { return Ok(None) };
     let (mut drafts, mut forgotten) = (Vec::new(), Vec::new());
     let mut position = known.position.clone();
     let epoch = next_epoch(opening.engine, header, &known.position).await?;
@@ -61,13 +61,13 @@ pub(crate) async fn invalidate_targets(
             let Some((step, forget)) = invalid_step(opening, (known, shape), target, epoch).await? else {
                 continue;
             };
-            let end = opening.engine.store.load(&header.run, branch, target.seq).await?;
-            drafts.push(redo_draft(end.header(), branch, (target, opening.judgement), epoch));
+            let end = opening.engine.store.load(&header.run, scope, target.seq).await?;
+            drafts.push(redo_draft(end.header(), scope, (target, opening.judgement), epoch));
             restored.extend(forget);
             invalid.push(step);
         }
         if !invalid.is_empty() {
-            let after = invalidate_in(opening, (branch, shape), &position, invalid);
+            let after = invalidate_in(opening, (scope, shape), &position, invalid);
             forgotten.extend(after.forgotten.into_iter().chain(restored));
             position = after.position;
         }
@@ -94,11 +94,11 @@ pub(crate) async fn invalidate_targets(
 /// before; this output leaves the state.
 fn invalidate_in(
     opening: Invalidation<'_>,
-    (branch, shape): (&BranchPath, &Shape),
+    (scope, shape): (&ScopePath, &Shape),
     before: &Position,
     invalid: Vec<InvalidStep>,
 ) -> Invalidated {
-    let in_pass = in_pass(opening.root, branch);
+    let in_pass = in_pass(opening.root, scope);
     let loops = |place: usize| shape.share_loop(place, place);
     let below = downstream(shape, &invalid);
     let named = invalid.iter().map(|step| step.place).filter(|place| in_pass && !loops(*place));
@@ -118,15 +118,15 @@ fn invalidate_in(
 /// unfinished already.
 async fn invalid_step(
     opening: Invalidation<'_>,
-    (known, shape): (&BranchInForce, &Shape),
+    (known, shape): (&ScopeInForce, &Shape),
     target: &Target,
     epoch: u32,
 ) -> Result<Option<(InvalidStep, Option<Forget>)>, RunError> {
     let engine = opening.engine;
     let header = known.record.header();
-    let (run, branch) = (&header.run, &header.branch);
+    let (run, scope) = (&header.run, &header.scope);
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
-    let end = engine.store.load(run, branch, target.seq).await?;
+    let end = engine.store.load(run, scope, target.seq).await?;
     let end = end.header();
     let open = known.position.frontier.iter().find(|entry| entry.step == target.step);
     let is_passed = open.is_some_and(|entry| entry.at.iteration > end.at.iteration);
@@ -143,10 +143,10 @@ async fn invalid_step(
         true => pass_again(engine, (shape, place), end).await?,
         false => (end.at.iteration.clone(), None),
     };
-    // A step with rerun children joins these again; any other step opens new branches.
+    // A step with rerun children joins these again; any other step opens new scopes.
     let joining = match target.claims {
         _ if iteration == end.at.iteration && target.claims.is_none() => {
-            // The fan-out of the pass of the end, for a step with a branch per pass.
+            // The fan-out of the pass of the end, for a step with a scope per pass.
             let fan = known.position.fan_of(&target.step).filter(|fan| fan.pass > 0);
             match fan.and_then(|fan| fan.of_pass(pass_in(shape, place, &end.at.iteration))) {
                 Some(fan) => Some(fan),
@@ -160,10 +160,10 @@ async fn invalid_step(
     Ok(Some((InvalidStep { place, entry, is_named }, forgotten)))
 }
 
-/// Returns whether a branch belongs to a pass, so that its steps may read their own outputs from the pass before.
-fn in_pass(shape: &Shape, branch: &BranchPath) -> bool {
-    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
-        let shape = shape.of_branch(&parent)?;
+/// Returns whether a scope belongs to a pass, so that its steps may read their own outputs from the pass before.
+fn in_pass(shape: &Shape, scope: &ScopePath) -> bool {
+    let opener = scope.parent().zip(scope.opened_by()).and_then(|(parent, (name, _))| {
+        let shape = shape.of_scope(&parent)?;
         Some((shape, shape.opener(&name)?))
     });
     opener.is_some_and(|(shape, place)| shape.share_loop(place, place))
@@ -199,10 +199,10 @@ async fn pass_again(
         };
         ended && found.step.as_ref() == Some(step) && found.at.iteration == before
     };
-    let Some(ended) = engine.store.find_back(&end.run, &end.branch, end.seq, &ends).await? else {
+    let Some(ended) = engine.store.find_back(&end.run, &end.scope, end.seq, &ends).await? else {
         return Ok(from_first_pass);
     };
-    let ended = match engine.store.load(&end.run, &end.branch, ended.header().seq).await {
+    let ended = match engine.store.load(&end.run, &end.scope, ended.header().seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(from_first_pass),
         ended => ended?,
     };
@@ -212,10 +212,10 @@ async fn pass_again(
     })
 }
 
-/// Returns the fan-out to join again; `None` if retention dropped its record, so that new branches open.
+/// Returns the fan-out to join again; `None` if retention dropped its record, so that new scopes open.
 ///
 /// # Errors
-/// [`RunError::NoState`]: the record was dropped, and the branches have steps with `idempotent: false` without a
+/// [`RunError::NoState`]: the record was dropped, and the scopes have steps with `idempotent: false` without a
 /// question to a person, as in a step that `loops`.
 async fn joining(
     engine: &Engine,
@@ -242,17 +242,17 @@ pub(crate) async fn joined_by(
     if let Some(fan) = position.joined(step) {
         return Ok(fan.clone());
     }
-    let (run, branch) = (&end.run, &end.branch);
+    let (run, scope) = (&end.run, &end.scope);
     let starts = |record: &Record| starts(record.header(), end);
-    if let Some(start) = engine.store.find_back(run, branch, end.seq, &starts).await? {
-        let start = load_with_state(engine, run, branch, start.header().seq).await?;
+    if let Some(start) = engine.store.find_back(run, scope, end.seq, &starts).await? {
+        let start = load_with_state(engine, run, scope, start.header().seq).await?;
         let position = position_of(&start)?;
         let entry = position.frontier.into_iter().find(|entry| entry.step == *step);
         if let Some(fan) = entry.as_ref().and_then(|entry| entry.fan.as_ref()) {
             return Ok(fan.clone());
         }
     }
-    let why = format!("the joined branches of step `{step}` are no longer recorded");
+    let why = format!("the joined scopes of step `{step}` are no longer recorded");
     Err(RunError::NoState { at: end.reference().to_string(), why })
 }
 
@@ -279,8 +279,8 @@ pub(crate) fn invalidate_named(
     let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
     let unfinished = Unfinished::of(shape, position);
     if shape.needs(place).iter().any(|need| unfinished.has(*need)) {
-        let (run, branch, step) = (run.clone(), BranchPath::main(), step.clone());
-        return Err(RunError::NotFinished { run, branch, step });
+        let (run, scope, step) = (run.clone(), ScopePath::main(), step.clone());
+        return Err(RunError::NotFinished { run, scope, step });
     }
     let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
     let entry = FrontierEntry { at, ..FrontierEntry::ready(step.clone()) };

@@ -1,89 +1,89 @@
-//! Reruns that a person requests below the main branch: a step of a branch, or failed branches.
+//! Reruns that a person requests below the main scope: a step of a scope, or failed scopes.
 //!
-//! Input: the request. Output: the named branches, and on each branch above them the openers on the path.
+//! Input: the request. Output: the named scopes, and in each scope above them the openers on the path.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::projection::events::RerunCause;
 use crate::record::{FrontierEntry, Position, RequestCause, RerunKind, RerunRequest, Reusable, Settled, Try};
 
 use super::definition::Forget;
 use super::reruns::{Target, Targets, Transition, opener_of};
-use super::trust::{Branches, is_step_on};
+use super::trust::{ScopesInForce, is_step_on};
 use crate::engine::ResumeFrom;
 use crate::engine::walk::invalidate::{InvalidStep, Invalidated, ReusePolicy, invalidate};
 
-/// The requested reruns, and the paths to the named branches.
+/// The requested reruns, and the paths to the named scopes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requested {
     /// A step to rerun, with all downstream steps.
-    pub(crate) step: Option<(BranchPath, StepId)>,
+    pub(crate) step: Option<(ScopePath, StepId)>,
     /// The person with the request.
     pub(crate) by: Option<String>,
-    /// Finished steps of child branches with a changed definition, to rerun.
-    pub(crate) changed: Vec<(BranchPath, StepId)>,
+    /// Finished steps of child scopes with a changed definition, to rerun.
+    pub(crate) changed: Vec<(ScopePath, StepId)>,
     /// Steps with a tolerated failure, to retry.
-    pub(crate) retried: Vec<(BranchPath, StepId)>,
-    /// Branches to continue from their newest record, and to join again.
-    pub(crate) branches: BTreeSet<BranchPath>,
-    /// The named branches and the branches above them, each with the openers on the path.
-    ways: BTreeMap<BranchPath, BTreeSet<StepId>>,
+    pub(crate) retried: Vec<(ScopePath, StepId)>,
+    /// Scopes to continue from their newest record, and to join again.
+    pub(crate) scopes: BTreeSet<ScopePath>,
+    /// The named scopes and the scopes above them, each with the openers on the path.
+    ways: BTreeMap<ScopePath, BTreeSet<StepId>>,
 }
 
 impl Requested {
-    /// Takes the requests below the main branch from `from`. `edited`: the edited branches.
+    /// Takes the requests below the main scope from `from`. `edited`: the edited scopes.
     pub(crate) fn take<'a>(
         from: &mut Option<ResumeFrom>,
-        edited: impl Iterator<Item = &'a BranchPath>,
+        edited: impl Iterator<Item = &'a ScopePath>,
         shape: &Shape,
     ) -> Self {
-        match from.take_if(|from| matches!(from, ResumeFrom::StepOn(..) | ResumeFrom::Branches)) {
-            Some(ResumeFrom::StepOn(branch, step)) => Self::step_below(branch, step, shape),
-            Some(ResumeFrom::Branches) => {
-                let named = edited.filter(|branch| !branch.is_main()).cloned().collect();
+        match from.take_if(|from| matches!(from, ResumeFrom::StepOn(..) | ResumeFrom::Scopes)) {
+            Some(ResumeFrom::StepOn(scope, step)) => Self::step_below(scope, step, shape),
+            Some(ResumeFrom::Scopes) => {
+                let named = edited.filter(|scope| !scope.is_main()).cloned().collect();
                 Self::scopes(&named, shape)
             }
             _ => Self::default(),
         }
     }
 
-    /// Requests the rerun of a step below the main branch.
-    pub(crate) fn step_below(branch: BranchPath, step: StepId, shape: &Shape) -> Self {
+    /// Requests the rerun of a step below the main scope.
+    pub(crate) fn step_below(scope: ScopePath, step: StepId, shape: &Shape) -> Self {
         let mut requested = Self::default();
-        requested.find_way(&branch, shape);
-        requested.step = Some((branch, step));
+        requested.find_way(&scope, shape);
+        requested.step = Some((scope, step));
         requested
     }
 
     /// Requests the continuation of scopes, and new joins in the openers above.
-    pub(crate) fn scopes(branches: &BTreeSet<BranchPath>, shape: &Shape) -> Self {
-        let mut requested = Self { branches: branches.clone(), ..Self::default() };
-        branches.iter().for_each(|branch| requested.find_way(branch, shape));
+    pub(crate) fn scopes(scopes: &BTreeSet<ScopePath>, shape: &Shape) -> Self {
+        let mut requested = Self { scopes: scopes.clone(), ..Self::default() };
+        scopes.iter().for_each(|scope| requested.find_way(scope, shape));
         requested
     }
 
-    /// Adds finished steps of child branches with a changed definition.
+    /// Adds finished steps of child scopes with a changed definition.
     pub(crate) fn rerun_changed<'a>(&mut self, all: impl Iterator<Item = &'a RerunRequest>, shape: &Shape) {
-        for RerunRequest { branch, step, .. } in all.filter(|request| request.kind.reruns()) {
-            self.find_way(branch, shape);
-            self.changed.push((branch.clone(), step.clone()));
+        for RerunRequest { scope, step, .. } in all.filter(|request| request.kind.reruns()) {
+            self.find_way(scope, shape);
+            self.changed.push((scope.clone(), step.clone()));
         }
     }
 
     /// Adds steps with a tolerated failure.
-    pub(crate) fn retry(&mut self, tolerated: Vec<(BranchPath, StepId)>, shape: &Shape) {
-        tolerated.iter().for_each(|(branch, _)| self.find_way(branch, shape));
+    pub(crate) fn retry(&mut self, tolerated: Vec<(ScopePath, StepId)>, shape: &Shape) {
+        tolerated.iter().for_each(|(scope, _)| self.find_way(scope, shape));
         self.retried.extend(tolerated);
     }
 
     /// Returns whether the rerun of a step is the retry of its tolerated failure: downstream results stay reusable.
-    pub(crate) fn retries(&self, branch: &BranchPath, step: &StepId) -> bool {
-        self.retried.iter().any(|(on, retried)| (on, retried) == (branch, step))
+    pub(crate) fn retries(&self, scope: &ScopePath, step: &StepId) -> bool {
+        self.retried.iter().any(|(on, retried)| (on, retried) == (scope, step))
     }
 
-    fn find_way(&mut self, named: &BranchPath, shape: &Shape) {
+    fn find_way(&mut self, named: &ScopePath, shape: &Shape) {
         let mut below = named.clone();
         self.ways.entry(below.clone()).or_default();
         while let Some(above) = below.parent() {
@@ -110,10 +110,10 @@ impl Requested {
         main: &mut Position,
         policy: ReusePolicy,
     ) -> Option<Vec<Forget>> {
-        let (branch, step) = self.step.clone().filter(|(branch, step)| is_step_on(shape, branch, step))?;
+        let (scope, step) = self.step.clone().filter(|(scope, step)| is_step_on(shape, scope, step))?;
         let cause = RequestCause::Requested { by: self.by.clone() };
-        let request = RerunRequest { branch, step, kind: RerunKind::Rerun, cause };
-        let below = below_on(shape, &BranchPath::main(), &request)?;
+        let request = RerunRequest { scope, step, kind: RerunKind::Rerun, cause };
+        let below = below_on(shape, &ScopePath::main(), &request)?;
         if !is_out_of_force(shape, main, &below.step) {
             return None;
         }
@@ -128,37 +128,37 @@ impl Requested {
         &self,
         shape: &Shape,
         Targets { targets, unreached }: &Targets,
-        moves: &mut BTreeMap<BranchPath, Transition>,
+        moves: &mut BTreeMap<ScopePath, Transition>,
         policy: ReusePolicy,
     ) {
-        let is_target = |branch: &BranchPath, step: &StepId| {
+        let is_target = |scope: &ScopePath, step: &StepId| {
             let is_step =
-                |target: &Target| target.step == *step && (target.is_requested || self.retries(branch, step));
-            targets.get(branch).is_some_and(|targets| targets.iter().any(is_step))
+                |target: &Target| target.step == *step && (target.is_requested || self.retries(scope, step));
+            targets.get(scope).is_some_and(|targets| targets.iter().any(is_step))
         };
-        let steps = self.with_causes().filter(|((branch, step), _)| !is_target(branch, step));
-        let steps = steps.map(|((branch, step), cause)| {
-            let kind = if self.retries(branch, step) { RerunKind::Retry } else { RerunKind::Rerun };
-            RerunRequest { branch: branch.clone(), step: step.clone(), kind, cause }
+        let steps = self.with_causes().filter(|((scope, step), _)| !is_target(scope, step));
+        let steps = steps.map(|((scope, step), cause)| {
+            let kind = if self.retries(scope, step) { RerunKind::Retry } else { RerunKind::Rerun };
+            RerunRequest { scope: scope.clone(), step: step.clone(), kind, cause }
         });
-        // The opener of a failed branch enters its branches again.
-        let openers = unreached.iter().filter_map(|branch| {
-            let (branch, step) = (branch.parent()?, opener_of(shape, branch)?);
+        // The opener of a failed scope enters its scopes again.
+        let openers = unreached.iter().filter_map(|scope| {
+            let (scope, step) = (scope.parent()?, opener_of(shape, scope)?);
             let cause = RequestCause::Requested { by: self.by.clone() };
-            Some(RerunRequest { branch, step, kind: RerunKind::Retry, cause })
+            Some(RerunRequest { scope, step, kind: RerunKind::Retry, cause })
         });
         for request in steps.chain(openers) {
-            let mut path: Vec<BranchPath> =
-                std::iter::successors(Some(request.branch.clone()), BranchPath::parent).collect();
+            let mut path: Vec<ScopePath> =
+                std::iter::successors(Some(request.scope.clone()), ScopePath::parent).collect();
             path.reverse();
             for on in path {
                 let below = below_on(shape, &on, &request);
-                let Some((own, below)) = shape.of_branch(&on).zip(below) else { break };
+                let Some((own, below)) = shape.of_scope(&on).zip(below) else { break };
                 let moved =
                     moves.get_mut(&on).filter(|moved| is_out_of_force(own, &moved.position, &below.step));
                 let Some(moved) = moved else { continue };
                 moved.forgotten.extend(exclude(own, &mut moved.position, &below, policy));
-                if let Some(main) = moves.get_mut(&BranchPath::main()) {
+                if let Some(main) = moves.get_mut(&ScopePath::main()) {
                     main.position.requests.insert(request);
                 }
                 break;
@@ -171,15 +171,15 @@ impl Requested {
     pub(crate) fn exclude_after_open(
         &self,
         shape: &Shape,
-        branches: &Branches,
-        moves: &mut BTreeMap<BranchPath, Transition>,
+        scopes: &ScopesInForce,
+        moves: &mut BTreeMap<ScopePath, Transition>,
         policy: ReusePolicy,
     ) {
-        let reruns = self.with_causes().filter(|((branch, step), _)| !self.retries(branch, step));
-        for ((branch, step), _) in reruns {
-            let request = RerunRequest::new(branch.clone(), step.clone());
-            for on in std::iter::successors(branch.parent(), BranchPath::parent) {
-                let (known, own) = (branches.get(&(on.depth(), on.clone())), shape.of_branch(&on));
+        let reruns = self.with_causes().filter(|((scope, step), _)| !self.retries(scope, step));
+        for ((scope, step), _) in reruns {
+            let request = RerunRequest::new(scope.clone(), step.clone());
+            for on in std::iter::successors(scope.parent(), ScopePath::parent) {
+                let (known, own) = (scopes.get(&(on.depth(), on.clone())), shape.of_scope(&on));
                 let Some((known, own)) = known.zip(own) else { continue };
                 let Some(below) = below_on(shape, &on, &request) else { continue };
                 let is_open = |entry: &FrontierEntry| entry.step == below.step && entry.has_children();
@@ -196,14 +196,14 @@ impl Requested {
         }
     }
 
-    /// Returns the causes of the reruns on a branch.
-    pub(crate) fn causes_on(&self, branch: &BranchPath) -> impl Iterator<Item = (&StepId, RerunCause)> {
-        let own = self.with_causes().filter(move |((on, _), _)| on == branch);
+    /// Returns the causes of the reruns in a scope.
+    pub(crate) fn causes_on(&self, scope: &ScopePath) -> impl Iterator<Item = (&StepId, RerunCause)> {
+        let own = self.with_causes().filter(move |((on, _), _)| on == scope);
         own.map(|((_, step), cause)| (step, cause.into()))
     }
 
     /// Returns the named and the changed steps, each with its cause.
-    fn with_causes(&self) -> impl Iterator<Item = (&(BranchPath, StepId), RequestCause)> {
+    fn with_causes(&self) -> impl Iterator<Item = (&(ScopePath, StepId), RequestCause)> {
         let named = self.step.iter().chain(&self.retried);
         let named = named.map(|named| (named, RequestCause::Requested { by: self.by.clone() }));
         named.chain(self.changed.iter().map(|changed| (changed, RequestCause::DefinitionChanged)))
@@ -213,14 +213,14 @@ impl Requested {
         self.ways.is_empty()
     }
 
-    /// Returns whether a branch is named, or an ancestor of a named branch.
-    pub(crate) fn is_on_the_way(&self, branch: &BranchPath) -> bool {
-        self.ways.contains_key(branch)
+    /// Returns whether a scope is named, or an ancestor of a named scope.
+    pub(crate) fn is_on_the_way(&self, scope: &ScopePath) -> bool {
+        self.ways.contains_key(scope)
     }
 
-    /// Returns the openers of a branch on the paths to the named branches.
-    pub(crate) fn ways_on(&self, branch: &BranchPath) -> impl Iterator<Item = &StepId> {
-        self.ways.get(branch).into_iter().flatten()
+    /// Returns the openers of a scope on the paths to the named scopes.
+    pub(crate) fn ways_on(&self, scope: &ScopePath) -> impl Iterator<Item = &StepId> {
+        self.ways.get(scope).into_iter().flatten()
     }
 }
 
@@ -284,24 +284,24 @@ fn exclude(
 
 /// Returns the step of a scope on the path to a requested step: the opener of the next scope, or the requested
 /// step. `None` if the scope is not on the path.
-fn below_on(shape: &Shape, on: &BranchPath, request: &RerunRequest) -> Option<StepOnPath> {
-    if *on == request.branch {
+fn below_on(shape: &Shape, on: &ScopePath, request: &RerunRequest) -> Option<StepOnPath> {
+    if *on == request.scope {
         let step = request.step.clone();
         let is_changed = request.cause == RequestCause::DefinitionChanged;
         return Some(StepOnPath { step, kind: request.kind, is_named: true, is_changed, pass: 1 });
     }
-    let mut around = std::iter::successors(Some(request.branch.clone()), BranchPath::parent);
+    let mut around = std::iter::successors(Some(request.scope.clone()), ScopePath::parent);
     let next = around.find(|below| below.parent().as_ref() == Some(on))?;
     let (step, opener) = (opener_of(shape, &next)?, next.opened_by()?);
-    let is_pass = shape.of_branch(on)?.children_named(&opener.0)?.1.passes;
+    let is_pass = shape.of_scope(on)?.children_named(&opener.0)?.1.passes;
     let pass = opener.1.parse().ok().filter(|_| is_pass).unwrap_or(1);
     Some(StepOnPath { step, kind: request.kind, is_named: false, is_changed: false, pass })
 }
 
-/// Defers the reruns below openers whose branches are entered again: the scopes apply the requests when these are entered.
+/// Defers the reruns below openers whose scopes are entered again: the scopes apply the requests when these are entered.
 pub(crate) fn defer_below(openers: &[StepId], requests: &[RerunRequest], shape: &Shape, main: &mut Position) {
     for request in requests {
-        let Some(below) = below_on(shape, &BranchPath::main(), request) else { continue };
+        let Some(below) = below_on(shape, &ScopePath::main(), request) else { continue };
         if !openers.contains(&below.step) {
             continue;
         }
@@ -317,7 +317,7 @@ pub(crate) fn defer_below(openers: &[StepId], requests: &[RerunRequest], shape: 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ContinuedChild<'a> {
     pub(crate) root: &'a Shape,
-    pub(crate) branch: &'a BranchPath,
+    pub(crate) scope: &'a ScopePath,
     pub(crate) requests: &'a BTreeSet<RerunRequest>,
     /// The newest ends of the steps, if a request keeps results.
     pub(crate) ends: &'a BTreeMap<StepId, Settled>,
@@ -330,14 +330,14 @@ impl ContinuedChild<'_> {
     /// Applies the deferred requests: invalidates the requested steps and all downstream steps. The open children of the
     /// scope, and the children with requests, continue in another fan-out, too.
     pub(crate) fn invalidate_requested(&self, mut position: Position) -> Invalidated {
-        let Self { root, branch, requests, ends, policy, .. } = *self;
-        let Some(shape) = root.of_branch(branch) else {
+        let Self { root, scope, requests, ends, policy, .. } = *self;
+        let Some(shape) = root.of_scope(scope) else {
             return Invalidated { position, forgotten: Vec::new() };
         };
         position.ledger.retain(|step, _| shape.place(step.as_str()).is_some());
         let unfinished = Unfinished::of(shape, &position);
         let mut kinds: BTreeMap<usize, (RerunKind, bool)> = BTreeMap::new();
-        for below in requests.iter().filter_map(|request| below_on(root, branch, request)) {
+        for below in requests.iter().filter_map(|request| below_on(root, scope, request)) {
             if let Some(place) = shape.place(below.step.as_str()) {
                 let is_rerun = below.is_named && below.kind.reruns();
                 let (kind, reruns) = kinds.entry(place).or_insert((below.kind, is_rerun));
@@ -380,7 +380,7 @@ impl ContinuedChild<'_> {
                 named.iter().for_each(|step| keep_downstream(shape, &mut position, step));
             }
         }
-        trust_new_steps(requests, branch, &mut position);
+        trust_new_steps(requests, scope, &mut position);
         Invalidated { position, forgotten }
     }
 
@@ -404,13 +404,13 @@ impl ContinuedChild<'_> {
 pub(crate) fn apply(
     root: &Shape,
     requests: &BTreeSet<RerunRequest>,
-    branch: &BranchPath,
+    scope: &ScopePath,
     position: &mut Position,
     policy: ReusePolicy,
 ) {
-    let Some(shape) = root.of_branch(branch) else { return };
+    let Some(shape) = root.of_scope(scope) else { return };
     for request in requests {
-        let Some(below) = below_on(root, branch, request) else { continue };
+        let Some(below) = below_on(root, scope, request) else { continue };
         match below.kind {
             RerunKind::Rerun | RerunKind::Add | RerunKind::Retry => {
                 drop(exclude(shape, position, &below, policy))
@@ -420,13 +420,13 @@ pub(crate) fn apply(
             RerunKind::Relist => {}
         }
     }
-    trust_new_steps(requests, branch, position);
+    trust_new_steps(requests, scope, position);
 }
 
-/// Removes the questions about new steps of a branch: these have no earlier effect.
-fn trust_new_steps(requests: &BTreeSet<RerunRequest>, branch: &BranchPath, position: &mut Position) {
+/// Removes the questions about new steps of a scope: these have no earlier effect.
+fn trust_new_steps(requests: &BTreeSet<RerunRequest>, scope: &ScopePath, position: &mut Position) {
     let is_new = |kind| matches!(kind, RerunKind::Add | RerunKind::Insert);
-    let new = requests.iter().filter(|request| request.branch == *branch && is_new(request.kind));
+    let new = requests.iter().filter(|request| request.scope == *scope && is_new(request.kind));
     new.for_each(|request| drop(position.ask_no_more(&request.step)));
 }
 

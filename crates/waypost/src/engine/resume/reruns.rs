@@ -1,13 +1,13 @@
-//! The steps to rerun first on each branch: the most upstream invalid steps, and the joins above these branches.
+//! The steps to rerun first in each scope: the most upstream invalid steps, and the joins above these scopes.
 //!
-//! Input: the branches in force, and the finished steps with failed evidence or named by a person. Output: the
+//! Input: the scopes in force, and the finished steps with failed evidence or named by a person. Output: the
 //! [`Targets`]. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::Broken;
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::EVIDENCE_FAILED;
@@ -16,26 +16,26 @@ use crate::record::{FrontierEntry, Header, Note, Phase, Position, Reason, Record
 use super::begin::manual_draft;
 use super::definition::Forget;
 use super::requested::Requested;
-use super::trust::{BranchInForce, Branches, Judgement};
+use super::trust::{Judgement, ScopeInForce, ScopesInForce};
 use crate::engine::chain::Draft;
 use crate::engine::walk::invalidate::Invalidated;
 
-/// The transition of a branch to another position.
+/// The transition of a scope to another position.
 #[derive(Debug)]
 pub(crate) struct Transition {
     pub(crate) record: Record,
     pub(crate) position: Position,
     /// The drafts of the transition; empty if only the position changes.
     pub(crate) drafts: Vec<Draft>,
-    /// The basis in the branch, if `record` belongs to another run; 0 for none.
+    /// The basis in the scope, if `record` belongs to another run; 0 for none.
     pub(crate) basis: Option<u64>,
     /// The parts to remove from the state.
     pub(crate) forgotten: Vec<Forget>,
 }
 
 impl Transition {
-    /// Continues a branch from its newest record; only the position may change.
-    pub(crate) fn in_place(known: &BranchInForce) -> Self {
+    /// Continues a scope from its newest record; only the position may change.
+    pub(crate) fn in_place(known: &ScopeInForce) -> Self {
         let (record, position) = (known.record.clone(), known.position.clone());
         Self { record, position, drafts: Vec::new(), basis: None, forgotten: Vec::new() }
     }
@@ -65,23 +65,23 @@ pub(crate) struct Target {
     /// The record of the end of the step.
     pub(crate) seq: u64,
     pub(crate) step: StepId,
-    /// The failed claims of the step itself; `None` for the join of rerun branches.
+    /// The failed claims of the step itself; `None` for the join of rerun scopes.
     pub(crate) claims: Option<Vec<String>>,
     /// True if a person requested the rerun, of the step or below the step: no downstream result is reused.
     pub(crate) is_requested: bool,
 }
 
 impl Target {
-    /// Returns whether the step opens new branches: the step is named, or its own work precedes the branches.
-    /// Other steps with failed evidence join the existing branches again.
-    pub(crate) fn opens_new_branches(&self, shape: &Shape, branch: &BranchPath) -> bool {
+    /// Returns whether the step opens new scopes: the step is named, or its own work precedes the scopes.
+    /// Other steps with failed evidence join the existing scopes again.
+    pub(crate) fn opens_new_scopes(&self, shape: &Shape, scope: &ScopePath) -> bool {
         let is_named = self.claims.as_ref().is_some_and(Vec::is_empty);
-        let children = shape.of_branch(branch).and_then(|shape| shape.step(self.step.as_str()));
+        let children = shape.of_scope(scope).and_then(|shape| shape.step(self.step.as_str()));
         let children = children.and_then(|step| step.children.as_ref());
         is_named && children.is_some_and(|children| !children.is_fork())
     }
 
-    /// Moves the entry of the step to its start. A step that joins the branches of its work also reruns its
+    /// Moves the entry of the step to its start. A step that joins the scopes of its work also reruns its
     /// hooks.
     pub(crate) fn begin(&self, entry: &mut FrontierEntry) {
         if entry.step == self.step {
@@ -90,46 +90,46 @@ impl Target {
     }
 }
 
-/// The steps to rerun first, on all branches.
+/// The steps to rerun first, in all scopes.
 #[derive(Debug, Default)]
 pub(crate) struct Targets {
-    pub(crate) targets: BTreeMap<BranchPath, Vec<Target>>,
-    /// Requested branches that are abandoned, because an ancestor rewinds further.
-    pub(crate) unreached: BTreeSet<BranchPath>,
+    pub(crate) targets: BTreeMap<ScopePath, Vec<Target>>,
+    /// Requested scopes that are abandoned, because an ancestor rewinds further.
+    pub(crate) unreached: BTreeSet<ScopePath>,
 }
 
-/// Returns the steps to rerun first, by branch: broken steps, and the joins of branches with reruns. Downstream
+/// Returns the steps to rerun first, by scope: broken steps, and the joins of scopes with reruns. Downstream
 /// steps are judgement after these have ended.
 ///
 /// In a graph with routes this is the earliest step; in a graph with `needs`, all steps without another such step
-/// upstream. `requested`: branches to continue and to join again. `apart`: a person requests the rerun, and the state
+/// upstream. `requested`: scopes to continue and to join again. `apart`: a person requests the rerun, and the state
 /// has separate outputs.
 pub(crate) fn targets(
     shape: &Shape,
-    branches: &Branches,
+    scopes: &ScopesInForce,
     broken: &[Broken],
     (requested, apart): (&Requested, bool),
 ) -> Targets {
-    let wanted = &requested.branches;
-    let mut chooser = Selection { shape, branches, broken, requested, below: BTreeMap::new() };
-    for branch in broken.iter().map(|broken| &broken.branch).chain(wanted) {
-        let way = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+    let wanted = &requested.scopes;
+    let mut chooser = Selection { shape, scopes, broken, requested, below: BTreeMap::new() };
+    for scope in broken.iter().map(|broken| &broken.scope).chain(wanted) {
+        let way = std::iter::successors(Some(scope.clone()), ScopePath::parent);
         for (below, above) in way.filter_map(|below| below.parent().map(|above| (below, above))) {
             chooser.below.entry(above).or_default().insert(below);
         }
     }
     let mut targets = BTreeMap::new();
-    if let Some((_, main)) = branches.keys().next() {
+    if let Some((_, main)) = scopes.keys().next() {
         chooser.choose(main, &mut targets);
     }
-    let is_left = |below: BranchPath| {
+    let is_left = |below: ScopePath| {
         let Some((above, targets)) = below.parent().and_then(|above| targets.get_key_value(&above)) else {
             return false;
         };
         let opener = opener_of(shape, &below);
         // A later pass follows the pass that is joined again.
         let is_later = |target: &Target| {
-            let position = &branches[&(above.depth(), above.clone())].position;
+            let position = &scopes[&(above.depth(), above.clone())].position;
             pass_of(position, &target.step, &below) > pass_of_end(position, target)
         };
         let joins = |target: &Target| {
@@ -137,7 +137,7 @@ pub(crate) fn targets(
         };
         let downstream = || chooser.downstream_of(above, targets.iter().map(|target| &target.step));
         let is_redone = || {
-            let place = shape.of_branch(above).zip(opener.as_ref());
+            let place = shape.of_scope(above).zip(opener.as_ref());
             let place = place.and_then(|(shape, step)| shape.place(step.as_str()));
             let is_named = targets.iter().any(|target| opener.as_ref() == Some(&target.step));
             is_named || place.is_none_or(|place| downstream().contains(&place))
@@ -145,44 +145,44 @@ pub(crate) fn targets(
         !targets.iter().any(joins) && (!apart || is_redone())
     };
     let is_unreached =
-        |branch: &BranchPath| std::iter::successors(Some(branch.clone()), BranchPath::parent).any(is_left);
-    let unreached = wanted.iter().filter(|branch| is_unreached(branch)).cloned().collect();
+        |scope: &ScopePath| std::iter::successors(Some(scope.clone()), ScopePath::parent).any(is_left);
+    let unreached = wanted.iter().filter(|scope| is_unreached(scope)).cloned().collect();
     Targets { targets, unreached }
 }
 
 struct Selection<'a> {
     shape: &'a Shape,
-    branches: &'a Branches,
+    scopes: &'a ScopesInForce,
     broken: &'a [Broken],
     requested: &'a Requested,
-    /// By branch: its children with reruns, on the child or below the child.
-    below: BTreeMap<BranchPath, BTreeSet<BranchPath>>,
+    /// By scope: its children with reruns, on the child or below the child.
+    below: BTreeMap<ScopePath, BTreeSet<ScopePath>>,
 }
 
 impl Selection<'_> {
     /// Returns the places of the steps downstream of these steps.
     fn downstream_of<'s>(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         steps: impl Iterator<Item = &'s StepId>,
     ) -> BTreeSet<usize> {
-        let Some(shape) = self.shape.of_branch(branch) else { return BTreeSet::new() };
+        let Some(shape) = self.shape.of_scope(scope) else { return BTreeSet::new() };
         let places: Vec<usize> = steps.filter_map(|step| shape.place(step.as_str())).collect();
         shape.downstream(&places)
     }
 
-    fn choose(&self, branch: &BranchPath, targets: &mut BTreeMap<BranchPath, Vec<Target>>) {
-        // An unknown branch ended together with a descendant, and resumes with the descendant.
-        let Some(known) = self.branches.get(&(branch.depth(), branch.clone())) else { return };
-        let own = self.broken.iter().filter(|broken| broken.branch == *branch).map(|broken| {
+    fn choose(&self, scope: &ScopePath, targets: &mut BTreeMap<ScopePath, Vec<Target>>) {
+        // An unknown scope ended together with a descendant, and resumes with the descendant.
+        let Some(known) = self.scopes.get(&(scope.depth(), scope.clone())) else { return };
+        let own = self.broken.iter().filter(|broken| broken.scope == *scope).map(|broken| {
             let claims = Some(broken.claims.clone());
             let step = broken.step.clone();
-            let is_requested = broken.claims.is_empty() && !self.requested.retries(branch, &step);
+            let is_requested = broken.claims.is_empty() && !self.requested.retries(scope, &step);
             Target { seq: broken.seq, step, is_requested, claims }
         });
-        let is_routed = self.shape.of_branch(branch).is_none_or(Shape::is_routed);
+        let is_routed = self.shape.of_scope(scope).is_none_or(Shape::is_routed);
         let (mut waiting, mut joined) = (Vec::new(), Vec::new());
-        for child in self.below.get(branch).into_iter().flatten() {
+        for child in self.below.get(scope).into_iter().flatten() {
             let Some(step) = opener_of(self.shape, child) else { continue };
             let waits =
                 known.position.frontier.iter().any(|entry| entry.step == step && entry.has_children());
@@ -207,7 +207,7 @@ impl Selection<'_> {
                 .and_modify(|first| *first = pass.min(*first))
                 .or_insert(pass);
         }
-        let is_first = |target: &Target, child: &BranchPath| {
+        let is_first = |target: &Target, child: &ScopePath| {
             first_passes[&target.step] == pass_of(&known.position, &target.step, child)
         };
         joined.retain(|(target, child)| is_routed || is_first(target, child));
@@ -221,9 +221,9 @@ impl Selection<'_> {
             let is_requested = target.is_requested;
             chosen.entry(target.seq).or_insert(target).is_requested |= is_requested;
         }
-        let downstream = self.downstream_of(branch, chosen.values().map(|target| &target.step));
+        let downstream = self.downstream_of(scope, chosen.values().map(|target| &target.step));
         let is_behind = |step: &StepId| {
-            let place = self.shape.of_branch(branch).and_then(|shape| shape.place(step.as_str()));
+            let place = self.shape.of_scope(scope).and_then(|shape| shape.place(step.as_str()));
             place.is_some_and(|place| downstream.contains(&place))
         };
         if !is_routed {
@@ -248,15 +248,15 @@ impl Selection<'_> {
             }
         }
         if !chosen.is_empty() {
-            targets.insert(branch.clone(), chosen.into_values().collect());
+            targets.insert(scope.clone(), chosen.into_values().collect());
         }
     }
 }
 
-/// Returns the pass number of a branch; 0 for the branch of an item.
-fn pass_of(position: &Position, step: &StepId, branch: &BranchPath) -> usize {
+/// Returns the pass number of a scope; 0 for the scope of an item.
+fn pass_of(position: &Position, step: &StepId, scope: &ScopePath) -> usize {
     let fan = position.fan_of(step).filter(|fan| fan.pass > 0);
-    fan.and(branch.opened_by()).and_then(|(_, key)| key.parse().ok()).unwrap_or(0)
+    fan.and(scope.opened_by()).and_then(|(_, key)| key.parse().ok()).unwrap_or(0)
 }
 
 /// Returns the pass number of the end of a target; 0 without passes.
@@ -266,32 +266,32 @@ fn pass_of_end(position: &Position, target: &Target) -> usize {
     earlier.map_or(fan.pass as usize, |index| index + 1)
 }
 
-/// Returns the end of the earlier pass of a step that a branch belongs to.
-fn pass_end<'a>(position: &'a Position, step: &StepId, branch: &BranchPath) -> Option<&'a Settled> {
+/// Returns the end of the earlier pass of a step that a scope belongs to.
+fn pass_end<'a>(position: &'a Position, step: &StepId, scope: &ScopePath) -> Option<&'a Settled> {
     let fan = position.fan_of(step)?;
-    let pass = pass_of(position, step, branch);
+    let pass = pass_of(position, step, scope);
     fan.passes.get(pass.checked_sub(1)?).map(|pass| &pass.settled)
 }
 
-/// Returns whether a branch has ended and was joined.
-pub(crate) fn is_joined(shape: &Shape, branches: &Branches, known: &BranchInForce) -> bool {
+/// Returns whether a scope has ended and was joined.
+pub(crate) fn is_joined(shape: &Shape, scopes: &ScopesInForce, known: &ScopeInForce) -> bool {
     let header = known.record.header();
-    let above = header.branch.parent().and_then(|parent| branches.get(&(parent.depth(), parent)));
-    let Some((above, opener)) = above.zip(opener_of(shape, &header.branch)) else { return false };
+    let above = header.scope.parent().and_then(|parent| scopes.get(&(parent.depth(), parent)));
+    let Some((above, opener)) = above.zip(opener_of(shape, &header.scope)) else { return false };
     header.end.is_some() && above.position.frontier.iter().all(|entry| entry.step != opener)
 }
 
-/// Returns the opener of a branch.
-pub(crate) fn opener_of(shape: &Shape, branch: &BranchPath) -> Option<StepId> {
-    let parent = shape.of_branch(&branch.parent()?)?;
-    let place = parent.opener(&branch.opened_by()?.0)?;
+/// Returns the opener of a scope.
+pub(crate) fn opener_of(shape: &Shape, scope: &ScopePath) -> Option<StepId> {
+    let parent = shape.of_scope(&scope.parent()?)?;
+    let place = parent.opener(&scope.opened_by()?.0)?;
     Some(parent.steps()[place].id.clone())
 }
 
 /// Makes the draft for the rerun of a step.
 pub(crate) fn redo_draft(
     end: &Header,
-    branch: &BranchPath,
+    scope: &ScopePath,
     (target, judgement): (&Target, &Judgement),
     epoch: u32,
 ) -> Draft {
@@ -299,7 +299,7 @@ pub(crate) fn redo_draft(
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
     draft.report.evidence = judgement
-        .pack_of(branch, target.seq)
+        .pack_of(scope, target.seq)
         .filter(|_| target.claims.as_ref().is_some_and(|claims| !claims.is_empty()));
     if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {
         let data =
@@ -309,7 +309,7 @@ pub(crate) fn redo_draft(
     draft
 }
 
-/// Returns the failed claims in a record that rewinds its branch, if the record is a rewind.
+/// Returns the failed claims in a record that rewinds its scope, if the record is a rewind.
 pub(crate) fn broken_by(header: &Header) -> Option<Vec<String>> {
     let data = header.notes.iter().find_map(|note| match note {
         Note::Event { name, data } if name == EVIDENCE_FAILED => Some(data),

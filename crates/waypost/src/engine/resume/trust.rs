@@ -1,7 +1,7 @@
 //! Trust in finished steps: the claims in force, their verdicts, and the steps whose evidence fails.
 //!
 //! ```text
-//!   branches in force --> claims --(verifier)--> verdicts --> plan --> questions, and steps with failed evidence
+//!   scopes in force --> claims --(verifier)--> verdicts --> plan --> questions, and steps with failed evidence
 //! ```
 //!
 //! Reads and verifies only; writes nothing. [`reruns`](super::reruns) selects the steps to rerun.
@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{
     Action, Broken, Cause, Check, ClaimKey, ClaimOfEnd, Decision, DeferredClaims, Due, Effective, Verdicts,
@@ -30,20 +30,20 @@ use crate::engine::time_travel::source_scopes::SourceScope;
 use crate::engine::walk::in_place::Declarers;
 use crate::engine::{Answers, Engine, OnUnknown, Program, RunError, StepRef, TreatAs};
 
-/// A branch in force, with the record and the position to continue from.
+/// A scope in force, with the record and the position to continue from.
 #[derive(Debug, Clone)]
-pub(crate) struct BranchInForce {
+pub(crate) struct ScopeInForce {
     pub(crate) record: Record,
     pub(crate) position: Position,
     /// The finished joins, each with the record of the joined fan-out.
     pub(crate) joined: HashMap<StepId, u64>,
 }
 
-/// The branches in force, parents first.
-pub(crate) type Branches = BTreeMap<(usize, BranchPath), BranchInForce>;
+/// The scopes in force, parents first.
+pub(crate) type ScopesInForce = BTreeMap<(usize, ScopePath), ScopeInForce>;
 
-/// Verified claims, by branch and record.
-pub(crate) type FoundClaims = HashMap<(BranchPath, u64), Vec<Claim>>;
+/// Verified claims, by scope and record.
+pub(crate) type FoundClaims = HashMap<(ScopePath, u64), Vec<Claim>>;
 
 /// The verification of the finished steps of a run: their verdicts, weighed by the plan.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ pub(crate) struct Judgement {
     pub(crate) broken: Vec<Broken>,
     /// Finished non-idempotent steps with failed evidence: a person is asked.
     pub(crate) broken_careful: Vec<Broken>,
-    /// The verified claims with their current values, by branch and record.
+    /// The verified claims with their current values, by scope and record.
     pub(crate) found: FoundClaims,
     /// The claims not verified yet: a running step may rewrite the claimed files.
     pub(crate) deferred: DeferredClaims,
@@ -80,22 +80,22 @@ pub(crate) struct ChildInForce {
     pub(crate) is_joined: bool,
 }
 
-/// Returns whether a branch has a step of this name.
-pub(crate) fn is_step_on(shape: &Shape, branch: &BranchPath, step: &StepId) -> bool {
-    shape.of_branch(branch).is_some_and(|shape| shape.place(step.as_str()).is_some())
+/// Returns whether a scope has a step of this name.
+pub(crate) fn is_step_on(shape: &Shape, scope: &ScopePath, step: &StepId) -> bool {
+    shape.of_scope(scope).is_some_and(|shape| shape.place(step.as_str()).is_some())
 }
 
 /// Returns the child of this name if in force: its parent waits for the fan-out of the child or has joined the
 /// fan-out. `None` for a child without evidence, unless `is_named`.
 pub(crate) fn child_in_force(
     shape: &Shape,
-    branches: &Branches,
-    name: &BranchPath,
+    scopes: &ScopesInForce,
+    name: &ScopePath,
     is_named: bool,
 ) -> Option<ChildInForce> {
     let parent = name.parent()?;
-    let above = branches.get(&(parent.depth(), parent.clone()))?;
-    let parent = shape.of_branch(&parent)?;
+    let above = scopes.get(&(parent.depth(), parent.clone()))?;
+    let parent = shape.of_scope(&parent)?;
     let step = &parent.steps()[parent.opener(&name.opened_by()?.0)?];
     let (_, children) = parent.children_named(&name.opened_by()?.0)?;
     if !children.shape.has_evidence() && !is_named {
@@ -115,21 +115,21 @@ pub(crate) fn child_in_force(
         return Some(ChildInForce { origin: hooks.since, is_joined: false });
     }
     match waited.and_then(|entry| Some((entry.fan.as_ref()?, entry.hooks.is_some()))) {
-        // While the hooks of the step are open, the branches of its work are joined.
+        // While the hooks of the step are open, the scopes of its work are joined.
         Some((work, is_joined)) => Some(ChildInForce { origin: work.since, is_joined }),
         None => above.joined.get(&step.id).map(|since| ChildInForce { origin: *since, is_joined: true }),
     }
 }
 
-/// Returns the last end of a branch before later records; `None` if the end is damaged.
+/// Returns the last end of a scope before later records; `None` if the end is damaged.
 pub(crate) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Option<Record>, StoreError> {
     let order = ScanOrder::NewestFirst;
-    let mut scan = Scan { branch: Some(newest.branch.clone()), order, ..Scan::of(&newest.run) };
+    let mut scan = Scan { scope: Some(newest.scope.clone()), order, ..Scan::of(&newest.run) };
     loop {
         let page = store.scan(&scan).await?;
         let mut headers = page.records.iter().map(Record::header);
         if let Some(end) = headers.find(|header| header.end.is_some()) {
-            return match store.load(&end.run, &end.branch, end.seq).await {
+            return match store.load(&end.run, &end.scope, end.seq).await {
                 Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
                 record => record.map(Some),
             };
@@ -141,7 +141,7 @@ pub(crate) async fn end_before(store: &dyn Store, newest: &Header) -> Result<Opt
     }
 }
 
-/// Returns the finished joins of a branch with evidence below, and the finished joins in `also`.
+/// Returns the finished joins of a scope with evidence below, and the finished joins in `also`.
 pub(crate) async fn joined_on(
     store: &dyn Store,
     shape: &Shape,
@@ -149,17 +149,17 @@ pub(crate) async fn joined_on(
     also: &BTreeSet<&StepId>,
 ) -> Result<HashMap<StepId, u64>, StoreError> {
     let mut joined = HashMap::new();
-    let Some(own) = shape.of_branch(&header.branch) else { return Ok(joined) };
+    let Some(own) = shape.of_scope(&header.scope) else { return Ok(joined) };
     let unfinished = Unfinished::of(own, position);
     let is_looked_at = |step: &Step| step.opens_evidence() || also.contains(&step.id);
     for (place, step) in own.steps().iter().enumerate().filter(|(_, step)| is_looked_at(step)) {
-        // Also a join that did not run again, because all branches had equal results.
+        // Also a join that did not run again, because all scopes had equal results.
         if let Some(fan) = position.joined(&step.id).filter(|_| !unfinished.has(place)) {
             joined.insert(step.id.clone(), fan.since);
             continue;
         }
         let Some(settled) = position.ledger.get(&step.id) else { continue };
-        let made = store.load(&header.run, &header.branch, settled.seq).await?;
+        let made = store.load(&header.run, &header.scope, settled.seq).await?;
         joined.extend(made.header().about.map(|since| (step.id.clone(), since)));
     }
     for step in also {
@@ -170,7 +170,7 @@ pub(crate) async fn joined_on(
         let opens = |record: &Record| {
             record.header().step.as_ref() == Some(*step) && record.header().phase.opens_work()
         };
-        let opened = store.find_back(&header.run, &header.branch, ended.header().seq, &opens).await?;
+        let opened = store.find_back(&header.run, &header.scope, ended.header().seq, &opens).await?;
         let since = match opened {
             Some(opened) => Some(store.carrier(opened.header()).await?),
             None => fan_out_before_fork(store, ended.header(), step).await?,
@@ -180,7 +180,7 @@ pub(crate) async fn joined_on(
     Ok(joined)
 }
 
-/// Returns the seq of the record that opened a fan-out. The branches were open at the fork of the run, and joined after the
+/// Returns the seq of the record that opened a fan-out. The scopes were open at the fork of the run, and joined after the
 /// fork. The start record of the join has the position with the fan-out.
 async fn fan_out_before_fork(
     store: &dyn Store,
@@ -188,16 +188,16 @@ async fn fan_out_before_fork(
     step: &StepId,
 ) -> Result<Option<u64>, StoreError> {
     let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
-    let Some(start) = store.find_back(&joined.run, &joined.branch, joined.seq, &starts).await? else {
+    let Some(start) = store.find_back(&joined.run, &joined.scope, joined.seq, &starts).await? else {
         return Ok(None);
     };
-    let start = store.load(&joined.run, &joined.branch, start.header().seq).await?;
+    let start = store.load(&joined.run, &joined.scope, start.header().seq).await?;
     let position = start.position().unwrap_or_default();
     let entry = position.frontier.iter().find(|entry| entry.step == *step);
     Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.since)))
 }
 
-/// Returns the end of a finished step of a branch. The ledger of a graph without evidence omits ends: then the
+/// Returns the end of a finished step of a scope. The ledger of a graph without evidence omits ends: then the
 /// end is the newest one in the history. A reentered scope has ends from before its first record: only the ledger
 /// names these.
 pub(crate) async fn ended_on(
@@ -206,7 +206,7 @@ pub(crate) async fn ended_on(
     (header, position): (&Header, &Position),
     step: &StepId,
 ) -> Result<Option<Record>, StoreError> {
-    let is_open = shape.of_branch(&header.branch).is_none_or(|shape| {
+    let is_open = shape.of_scope(&header.scope).is_none_or(|shape| {
         let place = shape.place(step.as_str());
         place.is_none_or(|place| Unfinished::of(shape, position).has(place))
     });
@@ -214,16 +214,16 @@ pub(crate) async fn ended_on(
         return Ok(None);
     }
     if let Some(settled) = position.ledger.get(step) {
-        match store.load(&header.run, &header.branch, settled.seq).await {
+        match store.load(&header.run, &header.scope, settled.seq).await {
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {}
             record => return record.map(Some),
         }
     }
     let ends = |record: &Record| is_end(record.header()) && record.header().step.as_ref() == Some(step);
-    store.find_back(&header.run, &header.branch, header.seq, &ends).await
+    store.find_back(&header.run, &header.scope, header.seq, &ends).await
 }
 
-/// Returns the last end of a failed or interrupted step of a branch.
+/// Returns the last end of a failed or interrupted step of a scope.
 pub(crate) async fn failed_on(
     store: &dyn Store,
     (header, position): (&Header, &Position),
@@ -236,27 +236,27 @@ pub(crate) async fn failed_on(
         let failed = matches!(record.header().phase, Phase::Failed(_) | Phase::Interrupted { .. });
         failed && record.header().step.as_ref() == Some(step)
     };
-    store.find_back(&header.run, &header.branch, header.seq, &fails).await
+    store.find_back(&header.run, &header.scope, header.seq, &fails).await
 }
 
-/// Verifies the finished steps of branches. Returns the questions to a person, and the steps with failed evidence.
+/// Verifies the finished steps of scopes. Returns the questions to a person, and the steps with failed evidence.
 ///
 /// `broken_declarers`: steps with failed evidence, found by the session before.
 pub(crate) async fn judge<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
-    (run, branches): (&RunRecord, &Branches),
+    (run, scopes): (&RunRecord, &ScopesInForce),
     (trust, broken_declarers): (Trust, &[Broken]),
 ) -> Result<Judgement, RunError> {
     let store = engine.store.as_ref();
     let mut effective = Vec::new();
-    for known in branches.values() {
+    for known in scopes.values() {
         let found = effective_of(store, shape, (&known.record, &known.position)).await;
         let mut found = found.map_err(|error| evidence_lost(known, error))?;
         // The position may be that of a rollback, or of a changed graph.
         found.position = known.position.clone();
-        found.in_flux.extend(in_flux(program, branches, known));
+        found.in_flux.extend(in_flux(program, scopes, known));
         effective.push(found);
     }
     if trust != Trust::Unchecked {
@@ -274,53 +274,53 @@ pub(crate) async fn judge<P: Program>(
     };
     let weighed = Weighed::of(shape, &effective, &verdicts, &checks);
     let planned = weighed.plan(engine.clock.now());
-    // `open_scopes` asks about the interrupted steps of other branches.
+    // `open_scopes` asks about the interrupted steps of other scopes.
     let ours = |decision: &&Decision| {
         let is_of_step =
             decision.cause.is_of_one_try() || matches!(decision.cause, Cause::Undone | Cause::Begun);
-        decision.branch.is_main() || !is_of_step
+        decision.scope.is_main() || !is_of_step
     };
     let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
     questions.iter_mut().for_each(|question| say_why(question, &found));
     let mut asked = Vec::new();
     let is_asked = |broken: &Broken| {
         let mut questions = questions.iter();
-        questions.any(|asked| asked.branch == broken.branch && asked.step == broken.step)
+        questions.any(|asked| asked.scope == broken.scope && asked.step == broken.step)
     };
     let may_run = |broken: &Broken| {
-        let step = shape.of_branch(&broken.branch).and_then(|shape| shape.step(broken.step.as_str()));
+        let step = shape.of_scope(&broken.scope).and_then(|shape| shape.step(broken.step.as_str()));
         step.is_some_and(|step| step.idempotent) && !is_asked(broken)
     };
     let mut broken = weighed.broken();
     let is_new = |declarer: &&Broken| {
-        !broken.iter().any(|known| (&known.branch, &known.step) == (&declarer.branch, &declarer.step))
+        !broken.iter().any(|known| (&known.scope, &known.step) == (&declarer.scope, &declarer.step))
     };
     let new: Vec<Broken> = broken_declarers.iter().filter(is_new).cloned().collect();
     broken.extend(new);
     let (broken, broken_careful): (Vec<Broken>, Vec<Broken>) = broken.into_iter().partition(may_run);
     for careful in broken_careful.iter().filter(|careful| !is_asked(careful)) {
-        let (branch, step) = (careful.branch.clone(), careful.step.clone());
+        let (scope, step) = (careful.scope.clone(), careful.step.clone());
         let cause = Cause::EvidenceFailed(careful.claims.clone());
-        asked.push(Decision { branch, step, action: Action::Ask, cause });
+        asked.push(Decision { scope, step, action: Action::Ask, cause });
     }
     questions.append(&mut asked);
     Ok(Judgement { questions, broken, broken_careful, found, deferred, declarers })
 }
 
 /// Returns the error for damaged evidence, with the step of the damaged record.
-fn evidence_lost(known: &BranchInForce, error: StoreError) -> RunError {
+fn evidence_lost(known: &ScopeInForce, error: StoreError) -> RunError {
     let StoreError::Damaged { damage, .. } = &error else { return error.into() };
-    let branch = &known.record.header().branch;
-    let is_of = |(_, settled): &(&StepId, &Settled)| damage.branch == *branch && settled.seq == damage.seq;
+    let scope = &known.record.header().scope;
+    let is_of = |(_, settled): &(&StepId, &Settled)| damage.scope == *scope && settled.seq == damage.seq;
     let Some((step, _)) = known.position.ledger.iter().find(is_of) else { return error.into() };
-    let (run, branch, step) = (damage.run.clone(), branch.clone(), step.clone());
-    RunError::EvidenceLost { run, branch, step, source: error }
+    let (run, scope, step) = (damage.run.clone(), scope.clone(), step.clone());
+    RunError::EvidenceLost { run, scope, step, source: error }
 }
 
 /// Adds the error of an unchecked claim to a question.
 pub(crate) fn say_why(question: &mut Decision, found: &FoundClaims) {
     let Cause::EvidenceUnknown(names) = &mut question.cause else { return };
-    let ours = found.iter().filter(|((branch, _), _)| *branch == question.branch);
+    let ours = found.iter().filter(|((scope, _), _)| *scope == question.scope);
     let unknown = |claim: &&Claim| claim.verdict == Verdict::Unknown;
     let claims: Vec<&Claim> = ours.flat_map(|(_, claims)| claims.iter().filter(unknown)).collect();
     for name in names {
@@ -339,16 +339,16 @@ pub(crate) async fn doubted(
     run: &RunRecord,
     scopes: &[&SourceScope],
 ) -> Vec<Decision> {
-    let records = scopes.iter().flat_map(|scope| scope.settled.iter().map(|made| (scope.branch(), made)));
+    let records = scopes.iter().flat_map(|scope| scope.settled.iter().map(|made| (scope.path(), made)));
     let records: HashMap<_, _> =
-        records.map(|(branch, made)| ((branch, made.header().seq), made.header())).collect();
+        records.map(|(path, made)| ((path, made.header().seq), made.header())).collect();
     let effective = |scope: &&SourceScope| {
-        let (branch, position) = (scope.branch(), &scope.position);
+        let (path, position) = (scope.path(), &scope.position);
         let made = |(step, known): (&StepId, &Settled)| {
-            Some((step.clone(), records.get(&(branch, known.seq))?.evidence.clone()?))
+            Some((step.clone(), records.get(&(path, known.seq))?.evidence.clone()?))
         };
         Effective {
-            branch: branch.clone(),
+            scope: path.clone(),
             seq: 0,
             lost: 0,
             position: Position { frontier: Vec::new(), ..position.clone() },
@@ -364,7 +364,7 @@ pub(crate) async fn doubted(
     let checks = checks(shape, &effective);
     let site = engine.site(run);
     let with_code = |check: &Check| {
-        let made = check.seq.and_then(|seq| records.get(&(&check.branch, seq)));
+        let made = check.seq.and_then(|seq| records.get(&(&check.scope, seq)));
         let ending = made.and_then(|made| ending_of(made));
         (check.claim.clone(), site.clone().with_exit_code(ending.and_then(|ending| ending.exit_code)))
     };
@@ -372,7 +372,7 @@ pub(crate) async fn doubted(
     let checked = engine.verifier.verify_all(&claims).await;
     let verdicts = checks.into_iter().zip(checked);
     let verdicts: Verdicts =
-        verdicts.map(|(check, claim)| ((check.branch, check.step, check.index), claim.verdict)).collect();
+        verdicts.map(|(check, claim)| ((check.scope, check.step, check.index), claim.verdict)).collect();
     let planned = plan(shape, &effective, &verdicts, engine.clock.now());
     let doubted =
         |decision: &Decision| matches!(decision.cause, Cause::EvidenceFailed(_) | Cause::EvidenceUnknown(_));
@@ -383,9 +383,9 @@ pub(crate) async fn doubted(
 /// Binds a claim to its path instead of its recorded file, if the path no longer leads to that file: a link put
 /// in the place of a file does not change the claimed subject.
 pub(crate) async fn forget_other_names(engine: &Engine, run: &RunRecord, effective: &mut [Effective]) {
-    let packs = effective.iter_mut().flat_map(|branch| {
-        let earlier = branch.passes.values_mut().flatten().map(|(_, pack)| pack);
-        branch.evidence.values_mut().chain(earlier)
+    let packs = effective.iter_mut().flat_map(|scope| {
+        let earlier = scope.passes.values_mut().flatten().map(|(_, pack)| pack);
+        scope.evidence.values_mut().chain(earlier)
     });
     let claims = packs.flat_map(|pack| &mut pack.claims);
     let named: Vec<&mut Claim> = claims.filter(|claim| claim.file.is_some()).collect();
@@ -401,32 +401,32 @@ pub(crate) async fn forget_other_names(engine: &Engine, run: &RunRecord, effecti
     }
 }
 
-/// Decodes the state of a branch, with the parts from its parents.
+/// Decodes the state of a scope, with the parts from its parents.
 pub(crate) fn state_of<P: Program>(
     program: &P,
     root: &Shape,
-    branches: &Branches,
+    scopes: &ScopesInForce,
     record: &Record,
 ) -> Result<P::State, RunError> {
-    let branch = &record.header().branch;
-    let level = root.of_branch(branch).map_or(0, Shape::level);
+    let scope = &record.header().scope;
+    let level = root.of_scope(scope).map_or(0, Shape::level);
     let mut state = decode_state(program, level, record)?;
-    let opener = branch.parent().zip(branch.opened_by()).and_then(|(parent, (name, _))| {
-        let shape = root.of_branch(&parent)?;
-        let above = branches.get(&(parent.depth(), parent.clone()))?;
+    let opener = scope.parent().zip(scope.opened_by()).and_then(|(parent, (name, _))| {
+        let shape = root.of_scope(&parent)?;
+        let above = scopes.get(&(parent.depth(), parent.clone()))?;
         Some((shape, shape.opener(&name)?, parent, above))
     });
     if let Some((shape, place, parent, above)) = opener {
-        let around = state_of(program, root, branches, &above.record)?;
-        let step_ref = StepRef { branch: &parent, level: shape.level(), place, step: &shape.steps()[place] };
+        let around = state_of(program, root, scopes, &above.record)?;
+        let step_ref = StepRef { scope: &parent, level: shape.level(), place, step: &shape.steps()[place] };
         program.attach(step_ref, &around, &mut state);
     }
     Ok(state)
 }
 
-/// Returns the files that the running steps of a branch may write, as named by the program.
-pub(crate) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &BranchInForce) -> Vec<String> {
-    let Some(shape) = program.shape().of_branch(&known.record.header().branch) else { return Vec::new() };
+/// Returns the files that the running steps of a scope may write, as named by the program.
+pub(crate) fn in_flux<P: Program>(program: &P, scopes: &ScopesInForce, known: &ScopeInForce) -> Vec<String> {
+    let Some(shape) = program.shape().of_scope(&known.record.header().scope) else { return Vec::new() };
     let under_way = known.position.frontier.iter().filter(|entry| is_under_way(entry));
     let places = under_way.filter_map(|entry| shape.place(entry.step.as_str()));
     let places: Vec<usize> = places.filter(|place| shape.steps()[*place].claims).collect();
@@ -434,16 +434,16 @@ pub(crate) fn in_flux<P: Program>(program: &P, branches: &Branches, known: &Bran
         return Vec::new();
     }
     // An undecodable state stops the resume elsewhere.
-    let Ok(state) = state_of(program, program.shape(), branches, &known.record) else { return Vec::new() };
+    let Ok(state) = state_of(program, program.shape(), scopes, &known.record) else { return Vec::new() };
     let subjects = |place: usize| {
-        let branch = &known.record.header().branch;
-        let step_ref = StepRef { branch, level: shape.level(), place, step: &shape.steps()[place] };
+        let scope = &known.record.header().scope;
+        let step_ref = StepRef { scope, level: shape.level(), place, step: &shape.steps()[place] };
         program.subjects(step_ref, &state)
     };
     places.into_iter().flat_map(subjects).collect()
 }
 
-type ClaimVerdicts = (Verdicts, HashMap<(BranchPath, u64), Vec<Claim>>);
+type ClaimVerdicts = (Verdicts, HashMap<(ScopePath, u64), Vec<Claim>>);
 
 /// Verifies the due claims within a single time budget.
 pub(crate) async fn verify<P: Program>(
@@ -455,22 +455,22 @@ pub(crate) async fn verify<P: Program>(
 ) -> Result<ClaimVerdicts, RunError> {
     let site = engine.site(run);
     let codes = exit_codes(engine, run, checks).await?;
-    let code = |check: &Check| codes.get(&(&check.branch, check.seq?)).copied();
+    let code = |check: &Check| codes.get(&(&check.scope, check.seq?)).copied();
     let with_code = |check: &Check| (check.claim.clone(), site.clone().with_exit_code(code(check)));
     let claims: Vec<(Claim, Site)> = checks.iter().map(with_code).collect();
     drop(codes);
     let checked = engine.verifier.verify_all(&claims).await;
     let mut verdicts = Verdicts::new();
-    let mut found: HashMap<(BranchPath, u64), Vec<Claim>> = HashMap::new();
+    let mut found: HashMap<(ScopePath, u64), Vec<Claim>> = HashMap::new();
     for (check, claim) in checks.iter().zip(checked) {
         let verdict = match (claim.verdict, on_unknown) {
             (Verdict::Unknown, OnUnknown::RunAgain) => Verdict::Failed,
             (verdict, _) => verdict,
         };
-        verdicts.insert((check.branch.clone(), check.step.clone(), check.index), verdict);
+        verdicts.insert((check.scope.clone(), check.step.clone(), check.index), verdict);
         let mut claim = claim;
         program.redact(&mut claim);
-        found.entry((check.branch.clone(), check.seq.unwrap_or(0))).or_default().push(claim);
+        found.entry((check.scope.clone(), check.seq.unwrap_or(0))).or_default().push(claim);
     }
     Ok((verdicts, found))
 }
@@ -480,17 +480,17 @@ async fn exit_codes<'c>(
     engine: &Engine,
     run: &RunRecord,
     checks: &'c [Check],
-) -> Result<HashMap<(&'c BranchPath, u64), i32>, RunError> {
-    let mut asked: BTreeMap<&BranchPath, BTreeSet<u64>> = BTreeMap::new();
+) -> Result<HashMap<(&'c ScopePath, u64), i32>, RunError> {
+    let mut asked: BTreeMap<&ScopePath, BTreeSet<u64>> = BTreeMap::new();
     let may_ask = |check: &&Check| !matches!(check.claim.kind.as_str(), ARTIFACT_EXISTS | FILE_SHA256);
     for check in checks.iter().filter(may_ask) {
-        asked.entry(&check.branch).or_default().extend(check.seq);
+        asked.entry(&check.scope).or_default().extend(check.seq);
     }
     let mut codes = HashMap::new();
-    for (branch, seqs) in asked {
-        for (seq, made) in engine.store.records(&run.run, branch, &seqs).await? {
+    for (scope, seqs) in asked {
+        for (seq, made) in engine.store.records(&run.run, scope, &seqs).await? {
             let code = ending_of(made.header()).and_then(|ending| ending.exit_code);
-            codes.extend(code.map(|code| ((branch, seq), code)));
+            codes.extend(code.map(|code| ((scope, seq), code)));
         }
     }
     Ok(codes)
@@ -507,7 +507,7 @@ fn ending_of(header: &Header) -> Option<&Ending> {
 /// Returns `ok` for the claims of all finished steps, without a check. Interrupted steps are not settled.
 fn assumed_ok(checks: &[Check]) -> Verdicts {
     let finished = checks.iter().filter(|check| check.seq.is_some());
-    let key = |check: &Check| (check.branch.clone(), check.step.clone(), check.index);
+    let key = |check: &Check| (check.scope.clone(), check.step.clone(), check.index);
     finished.map(|check| (key(check), Verdict::Ok)).collect()
 }
 
@@ -515,7 +515,7 @@ impl Judgement {
     /// Turns broken steps into questions, for cases that only a person can decide.
     pub(crate) fn ask(&mut self) {
         let asked = std::mem::take(&mut self.broken).into_iter().map(|broken| Decision {
-            branch: broken.branch,
+            scope: broken.scope,
             step: broken.step,
             action: Action::Ask,
             cause: Cause::EvidenceFailed(broken.claims),
@@ -536,17 +536,17 @@ impl Judgement {
 
     /// Removes the steps with failed evidence that have this decision, and their questions.
     fn take_held(&mut self, answers: &Answers, decided: TreatAs) -> Vec<Broken> {
-        let is_decided = |branch: &BranchPath, step: &StepId| answers.about(branch, step) == Some(decided);
+        let is_decided = |scope: &ScopePath, step: &StepId| answers.about(scope, step) == Some(decided);
         let is_of_evidence = |asked: &Decision| matches!(asked.cause, Cause::EvidenceFailed(_));
-        self.questions.retain(|asked| !is_of_evidence(asked) || !is_decided(&asked.branch, &asked.step));
+        self.questions.retain(|asked| !is_of_evidence(asked) || !is_decided(&asked.scope, &asked.step));
         self.broken_careful
-            .extract_if(.., |broken_careful| is_decided(&broken_careful.branch, &broken_careful.step))
+            .extract_if(.., |broken_careful| is_decided(&broken_careful.scope, &broken_careful.step))
             .collect()
     }
 
     /// Returns the verified claims of a record, as a pack for display.
-    pub(crate) fn pack_of(&self, branch: &BranchPath, seq: u64) -> Option<Pack> {
-        let claims = self.found.get(&(branch.clone(), seq))?.clone();
+    pub(crate) fn pack_of(&self, scope: &ScopePath, seq: u64) -> Option<Pack> {
+        let claims = self.found.get(&(scope.clone(), seq))?.clone();
         Some(Pack::all(claims))
     }
 }
@@ -570,11 +570,11 @@ impl PendingClaims {
     }
 
     /// Notes the completion of a step with evidence. Returns whether another verification is due.
-    pub(crate) fn note_end(&mut self, branch: &BranchPath, step: &StepId, evidence: Option<&Pack>) -> bool {
+    pub(crate) fn note_end(&mut self, scope: &ScopePath, step: &StepId, evidence: Option<&Pack>) -> bool {
         if self.deferred.is_empty() {
             return false;
         }
-        let Some(deferred) = self.deferred.remove(&(branch.clone(), step.clone())) else { return false };
+        let Some(deferred) = self.deferred.remove(&(scope.clone(), step.clone())) else { return false };
         // A claim of this step replaces the same claims of earlier steps.
         let claims = evidence.into_iter().flat_map(|pack| &pack.claims);
         let own: Vec<ClaimKey> = claims.map(ClaimKey::of).collect();
@@ -589,40 +589,40 @@ impl PendingClaims {
 pub(crate) async fn conflicts(
     store: &dyn Store,
     run: &RunId,
-    targets: &BTreeMap<BranchPath, Vec<Target>>,
+    targets: &BTreeMap<ScopePath, Vec<Target>>,
     resume: u64,
 ) -> Result<Vec<Decision>, RunError> {
     let done = evidence_reruns(store, run, resume).await?;
     let mut questions = Vec::new();
-    for (branch, targets) in targets {
+    for (scope, targets) in targets {
         for Target { seq, step, claims, .. } in targets {
             let Some(claims) = claims else { continue };
-            let made = store.load(run, branch, *seq).await?;
-            let pass = (branch.clone(), step.clone(), made.header().at.iteration.clone());
+            let made = store.load(run, scope, *seq).await?;
+            let pass = (scope.clone(), step.clone(), made.header().at.iteration.clone());
             if done.contains_key(&pass) {
                 let others = done.iter().filter(|(other, _)| **other != pass);
                 let others = others.map(|((_, step, _), claims)| (step.clone(), claims.clone())).collect();
                 let cause = Cause::EvidenceUndone { claims: claims.clone(), others };
-                let (branch, step) = (branch.clone(), step.clone());
-                questions.push(Decision { branch, step, action: Action::Ask, cause });
+                let (scope, step) = (scope.clone(), step.clone());
+                questions.push(Decision { scope, step, action: Action::Ask, cause });
             }
         }
     }
     Ok(questions)
 }
 
-/// Returns the steps that a resume reran for their evidence, by branch, step and pass, with the failed claims.
+/// Returns the steps that a resume reran for their evidence, by scope, step and pass, with the failed claims.
 async fn evidence_reruns(
     store: &dyn Store,
     run: &RunId,
     resume: u64,
-) -> Result<BTreeMap<(BranchPath, StepId, Vec<u32>), Vec<String>>, RunError> {
+) -> Result<BTreeMap<(ScopePath, StepId, Vec<u32>), Vec<String>>, RunError> {
     let mut done = BTreeMap::new();
     let restored = Scan { phase: Some("restored"), ..Scan::of(run) };
     let restored = store.scan_where(restored, &|record| record.header().resume == resume).await?;
     for header in restored.iter().map(Record::header) {
         if let (Some(step), Some(claims)) = (&header.step, broken_by(header)) {
-            done.insert((header.branch.clone(), step.clone(), header.at.iteration.clone()), claims);
+            done.insert((header.scope.clone(), step.clone(), header.at.iteration.clone()), claims);
         }
     }
     Ok(done)

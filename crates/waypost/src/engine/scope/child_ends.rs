@@ -1,4 +1,4 @@
-//! Ends of child branches in force: the record with which a branch ended for a given fan-out or pass.
+//! Ends of child scopes in force: the record with which a scope ended for a given fan-out or pass.
 //!
 //! ```text
 //!   g1 g2 g3            the passes of a group
@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::Broken;
 use crate::plan::shape::Shape;
 use crate::record::{Header, Phase, Position, Record};
@@ -17,9 +17,9 @@ use crate::store::{Scan, ScanOrder, Store, StoreError, StoreExt as _};
 use crate::engine::RunError;
 use crate::engine::inspect::position_of;
 use crate::engine::resume::reruns::opener_of;
-use crate::engine::resume::trust::{Branches, ChildInForce};
+use crate::engine::resume::trust::{ChildInForce, ScopesInForce};
 
-/// Returns the newest record of a branch for the fan-out `since`; a later fan-out may have reopened the branch.
+/// Returns the newest record of a scope for the fan-out `since`; a later fan-out may have reopened the scope.
 /// If the state was pruned, matches by `pass`, if given.
 pub(crate) async fn record_in_fan_out(
     store: &dyn Store,
@@ -37,19 +37,19 @@ pub(crate) async fn record_in_fan_out(
     find_end(store, newest.header(), &is_of).await
 }
 
-/// Finds the newest end of a branch that satisfies `is_it`, rewinds ignored. `is_it` gets the header, and the
-/// origin of the branch if its state is kept.
+/// Finds the newest end of a scope that satisfies `is_it`, rewinds ignored. `is_it` gets the header, and the
+/// origin of the scope if its state is kept.
 async fn find_end(
     store: &dyn Store,
     head: &Header,
     is_it: &(dyn Fn(&Header, Option<Option<u64>>) -> bool + Sync),
 ) -> Result<Option<Record>, StoreError> {
     let order = ScanOrder::NewestFirst;
-    let mut scan = Scan { branch: Some(head.branch.clone()), order, ..Scan::of(&head.run) };
+    let mut scan = Scan { scope: Some(head.scope.clone()), order, ..Scan::of(&head.run) };
     loop {
         let page = store.scan(&scan).await?;
         for ended in page.records.iter().map(Record::header).filter(|header| header.end.is_some()) {
-            let record = store.load(&head.run, &head.branch, ended.seq).await?;
+            let record = store.load(&head.run, &head.scope, ended.seq).await?;
             let origin = if has_state(&record) { Some(position_of(&record)?.origin) } else { None };
             if is_it(ended, origin) {
                 return Ok(Some(record));
@@ -62,24 +62,24 @@ async fn find_end(
     }
 }
 
-/// The join ends of steps in all passes in force, newest first, by branch and step.
-pub(crate) type Joins = HashMap<(BranchPath, StepId), Vec<Header>>;
+/// The join ends of steps in all passes in force, newest first, by scope and step.
+pub(crate) type Joins = HashMap<(ScopePath, StepId), Vec<Header>>;
 
-/// Returns the record of a branch in the awaited or joined pass, and the record of its fan-out. If the branch has
+/// Returns the record of a scope in the awaited or joined pass, and the record of its fan-out. If the scope has
 /// not begun that pass, or does not belong to the pass, returns its end in the newest earlier pass in force.
 /// After a rollback, later ends are out of force. The record has no state if its state was pruned.
 pub(crate) async fn in_pass(
     store: &dyn Store,
     root: &Shape,
-    (branches, joins): (&Branches, &mut Joins),
+    (scopes, joins): (&ScopesInForce, &mut Joins),
     (newest, child): (Record, ChildInForce),
 ) -> Result<Option<(Record, u64)>, RunError> {
     if let Some(in_force) = record_in_fan_out(store, &newest, child.origin, &[]).await? {
         return Ok(Some((in_force, child.origin)));
     }
-    let branch = &newest.header().branch;
-    let above = branch.parent().and_then(|above| branches.get(&(above.depth(), above)));
-    let Some((above, step)) = above.zip(opener_of(root, branch)) else { return Ok(None) };
+    let scope = &newest.header().scope;
+    let above = scope.parent().and_then(|above| scopes.get(&(above.depth(), above)));
+    let Some((above, step)) = above.zip(opener_of(root, scope)) else { return Ok(None) };
     let Some(since) = above.joined.get(&step).copied() else { return Ok(None) };
     if since != child.origin
         && let Some(in_force) = record_in_fan_out(store, &newest, since, &[]).await?
@@ -87,7 +87,7 @@ pub(crate) async fn in_pass(
         return Ok(Some((in_force, since)));
     }
     let header = above.record.header();
-    let key = (header.branch.clone(), step);
+    let key = (header.scope.clone(), step);
     if !joins.contains_key(&key) {
         let found = joins_of(store, root, (header, &above.position), &key.1).await?;
         joins.insert(key.clone(), found);
@@ -102,13 +102,13 @@ async fn joins_of(
     (header, position): (&Header, &Position),
     step: &StepId,
 ) -> Result<Vec<Header>, StoreError> {
-    let Some(shape) = root.of_branch(&header.branch) else { return Ok(Vec::new()) };
-    let history = store.history(&header.run, &header.branch, header.seq).await?;
+    let Some(shape) = root.of_scope(&header.scope) else { return Ok(Vec::new()) };
+    let history = store.history(&header.run, &header.scope, header.seq).await?;
     let ends = ends_in_force(shape, position, &history).into_iter();
     Ok(ends.filter(|end| end.step.as_ref() == Some(step) && end.about.is_some()).cloned().collect())
 }
 
-/// Returns the newest end of a branch that a join of `joins` joined. If the state was pruned, matches an end of
+/// Returns the newest end of a scope that a join of `joins` joined. If the state was pruned, matches an end of
 /// the same pass from the same or an earlier lease.
 async fn end_among(
     store: &dyn Store,
@@ -133,9 +133,9 @@ pub(crate) fn has_state(record: &Record) -> bool {
     record.state_bytes().is_some()
 }
 
-/// Lists the current completed ends of a branch, newest first: the newest of each pass, without passes after a rerun pass.
+/// Lists the current completed ends of a scope, newest first: the newest of each pass, without passes after a rerun pass.
 ///
-/// `history`: the effective records of the branch, the newest first.
+/// `history`: the effective records of the scope, the newest first.
 pub(crate) fn ends_in_force<'r>(
     shape: &Shape,
     position: &Position,
@@ -166,21 +166,21 @@ pub(crate) fn ends_in_force<'r>(
 pub(crate) async fn openers_of_lost_passes(
     store: &dyn Store,
     root: &Shape,
-    branches: &Branches,
+    scopes: &ScopesInForce,
     broken: Vec<Broken>,
 ) -> Result<Vec<Broken>, RunError> {
-    let pruned = openers_of_pruned(root, branches);
-    let mut whole: BTreeMap<(BranchPath, StepId), Broken> = BTreeMap::new();
+    let pruned = openers_of_pruned(root, scopes);
+    let mut whole: BTreeMap<(ScopePath, StepId), Broken> = BTreeMap::new();
     let mut found = Vec::new();
     for broken in broken {
-        let Some(opener) = opener_to_rerun(store, root, (branches, &pruned), &broken).await? else {
+        let Some(opener) = opener_to_rerun(store, root, (scopes, &pruned), &broken).await? else {
             found.push(broken);
             continue;
         };
-        match whole.get_mut(&(opener.branch.clone(), opener.step.clone())) {
+        match whole.get_mut(&(opener.scope.clone(), opener.step.clone())) {
             Some(known) if known.seq == opener.seq => known.claims.extend(opener.claims),
             Some(known) if known.seq < opener.seq => {}
-            _ => drop(whole.insert((opener.branch.clone(), opener.step.clone()), opener)),
+            _ => drop(whole.insert((opener.scope.clone(), opener.step.clone()), opener)),
         }
     }
     found.extend(whole.into_values());
@@ -196,29 +196,29 @@ pub(crate) fn is_end(header: &Header) -> bool {
     }
 }
 
-/// Returns the openers of branches with pruned states.
-fn openers_of_pruned(root: &Shape, branches: &Branches) -> BTreeSet<(BranchPath, StepId)> {
-    let pruned = branches.values().filter(|known| !has_state(&known.record));
-    let pruned = pruned.map(|known| &known.record.header().branch);
-    pruned.filter_map(|branch| Some((branch.parent()?, opener_of(root, branch)?))).collect()
+/// Returns the openers of scopes with pruned states.
+fn openers_of_pruned(root: &Shape, scopes: &ScopesInForce) -> BTreeSet<(ScopePath, StepId)> {
+    let pruned = scopes.values().filter(|known| !has_state(&known.record));
+    let pruned = pruned.map(|known| &known.record.header().scope);
+    pruned.filter_map(|scope| Some((scope.parent()?, opener_of(root, scope)?))).collect()
 }
 
-/// Finds the end of the opener to rerun instead of a broken step, if the state of the broken step's branch, or of
-/// a branch with the same opener, was pruned. Returns the end of the same pass.
+/// Finds the end of the opener to rerun instead of a broken step, if the state of the broken step's scope, or of
+/// a scope with the same opener, was pruned. Returns the end of the same pass.
 async fn opener_to_rerun(
     store: &dyn Store,
     root: &Shape,
-    (branches, pruned): (&Branches, &BTreeSet<(BranchPath, StepId)>),
+    (scopes, pruned): (&ScopesInForce, &BTreeSet<(ScopePath, StepId)>),
     broken: &Broken,
 ) -> Result<Option<Broken>, RunError> {
-    let Some(known) = branches.get(&(broken.branch.depth(), broken.branch.clone())) else { return Ok(None) };
+    let Some(known) = scopes.get(&(broken.scope.depth(), broken.scope.clone())) else { return Ok(None) };
     if pruned.is_empty() {
         return Ok(None);
     }
-    let made = store.load(&known.record.header().run, &broken.branch, broken.seq).await?;
+    let made = store.load(&known.record.header().run, &broken.scope, broken.seq).await?;
     let of = &made.header().at.iteration;
     let mut openers = Vec::new();
-    let mut below = broken.branch.clone();
+    let mut below = broken.scope.clone();
     while let Some((above, step)) = below.parent().zip(opener_of(root, &below)) {
         let passes = root.loops_around(&below);
         openers.push((above.clone(), step, passes));
@@ -226,10 +226,10 @@ async fn opener_to_rerun(
     }
     // Of these openers, the outermost.
     let is_pruned =
-        |(above, step, _): &(BranchPath, StepId, usize)| pruned.contains(&(above.clone(), step.clone()));
+        |(above, step, _): &(ScopePath, StepId, usize)| pruned.contains(&(above.clone(), step.clone()));
     let Some(place) = openers.iter().rposition(is_pruned) else { return Ok(None) };
     let (above, step, passes) = openers.swap_remove(place);
-    let Some(known) = branches.get(&(above.depth(), above.clone())) else { return Ok(None) };
+    let Some(known) = scopes.get(&(above.depth(), above.clone())) else { return Ok(None) };
     let ends = |record: &Record| {
         let header = record.header();
         let is_its = is_end(header) && header.step.as_ref() == Some(&step);
@@ -238,5 +238,5 @@ async fn opener_to_rerun(
     let head = known.record.header();
     let found = store.find_back(&head.run, &above, head.seq, &ends).await?;
     let claims = broken.claims.clone();
-    Ok(found.map(|end| Broken { branch: above, step, seq: end.header().seq, claims }))
+    Ok(found.map(|end| Broken { scope: above, step, seq: end.header().seq, claims }))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{Digest, ScopePath, StepId};
 use crate::plan::shape::{Children, Shape};
 use crate::projection::events::RerunCause;
 use crate::record::{
@@ -156,7 +156,7 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(Ok(()))
     }
 
-    /// Fails a step that cannot open its branches; no branch is open yet.
+    /// Fails a step that cannot open its scopes; no scope is open yet.
     fn refuse_to_open(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let scope = self.scopes.get_mut(id);
         if scope.entry(place).status != Status::Started {
@@ -168,13 +168,13 @@ impl<'a, P: Program> Session<'a, P> {
     /// Returns the name of the blob for the items, new for each opening.
     fn blob_name(&self, id: ScopeId, place: usize) -> String {
         let scope = self.scopes.get(id);
-        let (branch, seq) = (scope.branch().file_name(), scope.seq_of_next_draft());
-        format!("items/{branch}.{}.{}.{seq}.jsonl", scope.step_id(place), self.lease().token())
+        let (path, seq) = (scope.path().file_name(), scope.seq_of_next_draft());
+        format!("items/{path}.{}.{}.{seq}.jsonl", scope.step_id(place), self.lease().token())
     }
 
     /// Looks up the ends of children that ended before this session. Returns whether all children have ended.
     ///
-    /// If the branches existed before this fan-out, damage may leave a child with records of an earlier fan-out
+    /// If the scopes existed before this fan-out, damage may leave a child with records of an earlier fan-out
     /// only. The child is then opened again.
     pub(crate) async fn gather(&mut self, id: ScopeId, place: usize) -> Result<bool, RunError> {
         let scope = self.scopes.get(id);
@@ -184,13 +184,13 @@ impl<'a, P: Program> Session<'a, P> {
             return Ok(true);
         }
         let revisited = fan.revisited;
-        let (branch, run) = (scope.branch().clone(), scope.chain.run.clone());
+        let (path, run) = (scope.path().clone(), scope.chain.run.clone());
         let children = children_of(scope, place).clone();
         let name = children.name.clone();
         let here: Vec<bool> = (0..fan.total).map(|index| fan.is_ended_here(index)).collect();
         let mut reader = fan.source.reader(self.engine.store.clone(), 0).await?;
         let store = self.engine.store.clone();
-        let mut newest = NewestOf::new(store.as_ref(), run, (branch.clone(), name.clone()), unknown);
+        let mut newest = NewestOf::new(store.as_ref(), run, (path.clone(), name.clone()), unknown);
         let (mut failed, mut ends, mut missing) = (0, Vec::new(), Vec::new());
         while let Some(item) = reader.next().await? {
             if here[item.index as usize] {
@@ -203,7 +203,7 @@ impl<'a, P: Program> Session<'a, P> {
                     continue;
                 }
             }
-            let child = children.path(&branch, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+            let child = children.path(&path, &item.key).map_err(|e| StoreError::Invalid(e.to_string()))?;
             if let Some(last) = newest.of(&child).await? {
                 failed += last.header().failures_with_it();
                 ends.push((item.index, last));
@@ -316,7 +316,7 @@ impl<'a, P: Program> Session<'a, P> {
             scope.fans.retain(|fan| fan.place != place);
         } else {
             scope.fan_mut(place).stopped = true;
-            self.cancel_children(id, place, None, "no more branches can be opened");
+            self.cancel_children(id, place, None, "no more scopes can be opened");
         }
         self.fail(id, place, failure, StepReport::default());
     }
@@ -349,7 +349,7 @@ impl<'a, P: Program> Session<'a, P> {
         let epoch_max = if chain.next > 1 { epoch.max(1) } else { 0 };
         let input = self.input_of_child(id, place, item);
         let is_reentered = before.is_some();
-        let mut entered = self.reentered(id, place, &chain.branch, before);
+        let mut entered = self.reentered(id, place, &chain.scope, before);
         undone.iter().for_each(|step| drop(entered.ask_no_more(step)));
         let origin = Some(0);
         let position = Position {
@@ -362,7 +362,7 @@ impl<'a, P: Program> Session<'a, P> {
             ..entered
         };
         let again = finished.iter().filter(|step| !position.has_result(step));
-        let notes = self.invalidated_in((id, place), &chain.branch, again);
+        let notes = self.invalidated_in((id, place), &chain.scope, again);
         let mut child = Scope::new(chain, shape, position, state);
         child.notes = notes;
         child.opener = Some(Opener { scope: id, place, index: item.index });
@@ -384,19 +384,13 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns the position of a child that is entered again; an empty one for a new child.
-    fn reentered(
-        &self,
-        id: ScopeId,
-        place: usize,
-        branch: &BranchPath,
-        before: Option<Position>,
-    ) -> Position {
+    fn reentered(&self, id: ScopeId, place: usize, scope: &ScopePath, before: Option<Position>) -> Position {
         let shape = &children_of(self.scopes.get(id), place).shape;
         let asks = ReusePolicy::excluded(!self.answers.retries_all());
-        let reruns_whole = self.reruns_whole(id, place, branch);
+        let reruns_whole = self.reruns_whole(id, place, scope);
         let policy = if self.keeps_traces && !reruns_whole { ReusePolicy::Keep } else { asks };
         let mut entered = before.map_or_else(Position::default, |before| reenter(shape, before, policy));
-        requested::apply(self.program.shape(), &self.main().position.requests, branch, &mut entered, asks);
+        requested::apply(self.program.shape(), &self.main().position.requests, scope, &mut entered, asks);
         if reruns_whole {
             let openers = shape.steps().iter().filter(|step| step.opens());
             entered.rerun_whole.extend(openers.map(|step| step.id.clone()));
@@ -415,7 +409,7 @@ impl<'a, P: Program> Session<'a, P> {
         let scope = self.scopes.get(id);
         let (shape, before) = (&children_of(scope, place).shape, position_of(record)?);
         let again = to_rerun(shape, &before, &moved.position);
-        let notes = self.invalidated_in((id, place), &record.header().branch, again);
+        let notes = self.invalidated_in((id, place), &record.header().scope, again);
         if let Some(draft) = moved.drafts.first_mut() {
             draft.report.notes.extend(notes);
         }
@@ -427,7 +421,7 @@ impl<'a, P: Program> Session<'a, P> {
     fn invalidated_in<'s>(
         &self,
         (id, place): (ScopeId, usize),
-        branch: &BranchPath,
+        path: &ScopePath,
         steps: impl IntoIterator<Item = &'s StepId>,
     ) -> Vec<Note> {
         let scope = self.scopes.get(id);
@@ -435,7 +429,7 @@ impl<'a, P: Program> Session<'a, P> {
         let fan = scope.fans.iter().find(|fan| fan.place == place);
         let of_opener = fan.and_then(|fan| fan.cause.as_ref());
         let requests = &self.main().position.requests;
-        let requests: Vec<_> = requests.iter().filter(|request| request.branch == *branch).collect();
+        let requests: Vec<_> = requests.iter().filter(|request| request.scope == *path).collect();
         let cause = |step: &StepId| {
             let is_own =
                 |request: &&&RerunRequest| request.step == *step && request.kind != RerunKind::Relist;
@@ -472,7 +466,7 @@ impl<'a, P: Program> Session<'a, P> {
         let upstream = need.map_or(&step, |need| scope.step_id(*need)).clone();
         let since = scope.entry(place).open_fan().map_or(0, |fan| fan.since);
         let before = if since > 0 { since } else { scope.chain.next } - 1;
-        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
+        let (run, path) = (scope.chain.run.clone(), scope.path().clone());
         let is_wanted = |record: &Record| {
             let header = record.header();
             let is_wait = header.reason == Reason::Fork && matches!(header.phase, Phase::Waiting(_));
@@ -480,7 +474,7 @@ impl<'a, P: Program> Session<'a, P> {
             let is_noted = || RerunCause::noted(&header.notes, &step).is_some();
             is_opening || header.reason == Reason::Rollback || is_restart(header) || is_noted()
         };
-        let found = self.engine.store.find_back(&run, &branch, before, &is_wanted).await?;
+        let found = self.engine.store.find_back(&run, &path, before, &is_wanted).await?;
         let noted = found.as_ref().and_then(|found| RerunCause::noted(&found.header().notes, &step));
         let found = found.as_ref().map(Record::header);
         let by_rollback = found.is_some_and(|found| found.reason == Reason::Rollback);
@@ -536,27 +530,27 @@ impl<'a, P: Program> Session<'a, P> {
         &mut self,
         id: ScopeId,
         place: usize,
-        branch: &BranchPath,
+        path: &ScopePath,
     ) -> Result<u32, RunError> {
         let scope = self.scopes.get(id);
         let (run, at) = (scope.chain.run.clone(), scope.entry(place).at.clone());
-        let highest = epoch_in_pass(self.engine, &run, branch, &at.iteration).await?;
+        let highest = epoch_in_pass(self.engine, &run, path, &at.iteration).await?;
         Ok(highest.map_or(at.epoch, |highest| at.epoch.max(highest + 1)))
     }
 
-    /// Returns the next seq of an open branch, as known to the store; 1 if the branch is not open.
-    async fn next_seq(&mut self, id: ScopeId, place: usize, branch: &BranchPath) -> Result<u64, RunError> {
+    /// Returns the next seq of an open scope, as known to the store; 1 if the scope is not open.
+    async fn next_seq(&mut self, id: ScopeId, place: usize, scope: &ScopePath) -> Result<u64, RunError> {
         if self.scopes.get_mut(id).fan_mut(place).next_seqs.is_none() {
             let (store, run) = (&self.engine.store, self.main().chain.run.clone());
             let (mut next_seqs, mut page) = (HashMap::new(), Page::default());
             loop {
                 let heads = match store.heads(&run, &page).await {
-                    // A branch without a sound record; its damage is found when the branch is read.
+                    // A scope without a sound record; its damage is found when the scope is read.
                     Err(StoreError::Damaged { .. }) => break,
                     heads => heads?,
                 };
                 let next = heads.heads.into_iter();
-                next_seqs.extend(next.map(|head| (head.record.header().branch.clone(), head.next)));
+                next_seqs.extend(next.map(|head| (head.record.header().scope.clone(), head.next)));
                 match heads.next {
                     Some(cursor) => page.cursor = Some(cursor),
                     None => break,
@@ -565,7 +559,7 @@ impl<'a, P: Program> Session<'a, P> {
             self.scopes.get_mut(id).fan_mut(place).next_seqs = Some(next_seqs);
         }
         let next_seqs = self.scopes.get_mut(id).fan_mut(place).next_seqs.as_ref();
-        Ok(next_seqs.and_then(|seqs| seqs.get(branch)).copied().unwrap_or(1))
+        Ok(next_seqs.and_then(|seqs| seqs.get(scope)).copied().unwrap_or(1))
     }
 
     /// Starts a child that is open and has not begun.
@@ -575,17 +569,17 @@ impl<'a, P: Program> Session<'a, P> {
         place: usize,
         queued: Queued,
     ) -> Result<(), RunError> {
-        let Queued { branch, index, seq } = queued;
+        let Queued { scope, index, seq } = queued;
         let parent = self.scopes.get(id);
         let shape: &'a Shape = &children_of(parent, place).shape;
         let run = parent.chain.run.clone();
         let around = parent.entry(place).at.iteration.clone();
-        let record = self.engine.store.load(&run, &branch, seq).await?;
+        let record = self.engine.store.load(&run, &scope, seq).await?;
         let position = position_of(&record)?;
         let mut state = decode_state(self.program, shape.level(), &record)?;
         let parent = self.scopes.get(id);
         self.program.attach(parent.step_ref(place), &parent.state, &mut state);
-        let mut chain = Chain::child(&parent.chain, branch);
+        let mut chain = Chain::child(&parent.chain, scope);
         chain.next = seq + 1;
         chain.prev = Some(record.digest());
         let mut child = Scope::new(chain, shape, position, state);
@@ -604,15 +598,15 @@ struct FanOutStart {
     place: usize,
     items: Source,
     report: StepReport,
-    /// True for hooks: the branches of the step's work are already joined.
+    /// True for hooks: the scopes of the step's work are already joined.
     are_hooks: bool,
-    /// The digests of these branches.
+    /// The digests of these scopes.
     joined: Option<JoinedDigests>,
 }
 
 /// The children to open.
 enum Source {
-    /// A branch per item; the items are stored.
+    /// A scope per item; the items are stored.
     Items(Vec<Item>),
     /// The children named by the shape.
     Named(Arc<[Item]>),
@@ -666,8 +660,8 @@ impl ChildStart {
 fn has_open_work(children: &Children, head: &Head, answers: &Answers) -> Result<bool, RunError> {
     let (header, position) = (head.record.header(), position_of(&head.record)?);
     let has_children = position.frontier.iter().any(FrontierEntry::has_children);
-    let mut questions = questions_at(&position, &children.shape, &header.branch);
-    let is_in_doubt = questions.any(|asked| !answers.retries(&asked.branch, &asked.step));
+    let mut questions = questions_at(&position, &children.shape, &header.scope);
+    let is_in_doubt = questions.any(|asked| !answers.retries(&asked.scope, &asked.step));
     Ok(header.end.is_none() && (has_children || is_in_doubt))
 }
 
@@ -678,7 +672,7 @@ async fn position_before(
     chain: &Chain,
     seq: u64,
 ) -> Result<Option<Position>, RunError> {
-    let record = match store.load(&chain.run, &chain.branch, seq).await {
+    let record = match store.load(&chain.run, &chain.scope, seq).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
         record => record?,
     };

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::ScopeId;
 use crate::engine::time_travel::source_scopes::CARRIED_ITEMS;
-use crate::id::{BranchPath, Digest, Digester, RunId, StepId};
+use crate::id::{Digest, Digester, RunId, ScopePath, StepId};
 use crate::plan::shape::{Children, FailureLimits};
 use crate::projection::events::RerunCause;
 use crate::record::{End, EndDigests, Failure, FailureKind, Flaw, FrozenItems, Record};
@@ -45,7 +45,7 @@ pub struct Item {
 /// An open child that has not begun.
 #[derive(Debug)]
 pub(crate) struct Queued {
-    pub(crate) branch: BranchPath,
+    pub(crate) scope: ScopePath,
     pub(crate) index: u64,
     pub(crate) seq: u64,
 }
@@ -80,13 +80,13 @@ pub(crate) struct FanOut {
     pub(crate) after_failure: bool,
     pub(crate) queue: VecDeque<Queued>,
     pub(crate) reader: Option<ItemReader>,
-    /// The next seq of each branch that existed before, once read.
-    pub(crate) next_seqs: Option<HashMap<BranchPath, u64>>,
-    /// Branches ready to continue, as soon as capacity permits.
+    /// The next seq of each scope that existed before, once read.
+    pub(crate) next_seqs: Option<HashMap<ScopePath, u64>>,
+    /// Scopes ready to continue, as soon as capacity permits.
     pub(crate) waiting_for_capacity: VecDeque<ScopeId>,
     /// Children with an interrupted step; these continue after all other children have started.
     pub(crate) interrupted: VecDeque<ScopeId>,
-    /// Open branches to remove from memory after the commit, unless capacity becomes free first.
+    /// Open scopes to remove from memory after the commit, unless capacity becomes free first.
     pub(crate) unloading: VecDeque<ScopeId>,
     /// The ends of children.
     pub(crate) ends: Arc<ChildEnds>,
@@ -195,13 +195,13 @@ pub(crate) struct ChildEnds {
 /// Returns the digests of the nested children and of the pins of a child; without these, a unique digest.
 fn nested_of(last: &Record) -> EndDigests {
     let unique = last.digest();
-    last.header().branch_digests.unwrap_or(EndDigests { output: unique, pins: unique })
+    last.header().scope_digests.unwrap_or(EndDigests { output: unique, pins: unique })
 }
 
 /// Returns the digest of the outcome, output and pins of a child; without these, a unique digest.
 fn outcome_of(last: &Record) -> Digest {
     let header = last.header();
-    match (header.end, header.digests, header.branch_digests) {
+    match (header.end, header.digests, header.scope_digests) {
         (Some(End::Completed), Some(EndDigests { output, .. }), Some(EndDigests { pins, .. })) => {
             Digest::of_parts([&b"completed"[..], output.as_bytes(), pins.as_bytes()])
         }
@@ -351,14 +351,14 @@ async fn check_items(store: &dyn Store, run: &RunId, at: &FrozenItems) -> Result
     let (blob, expect) = (&at.blob, at.digest);
     if offset == 0 && blob.starts_with(CARRIED_ITEMS) {
         return Err(StoreError::Invalid(format!(
-            "run {run} lacks the items of its branches: the process died during the copy; delete the run, \
+            "run {run} lacks the items of its scopes: the process died during the copy; delete the run, \
              and fork or import again"
         )));
     }
     Err(items_mismatch(run, blob, (offset, actual), expect))
 }
 
-/// Returns the defects of the stored items of a branch's open fan-outs: missing or altered blobs. A resume
+/// Returns the defects of the stored items of a scope's open fan-outs: missing or altered blobs. A resume
 /// refuses such items.
 ///
 /// # Errors
@@ -455,8 +455,8 @@ impl ItemReader {
 pub struct Joined {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) run: RunId,
-    pub(crate) branch: BranchPath,
-    /// The step that names the branches.
+    pub(crate) scope: ScopePath,
+    /// The step that names the scopes.
     pub(crate) name: StepId,
     pub(crate) source: Items,
     pub(crate) total: u64,
@@ -487,23 +487,23 @@ impl Joined {
     }
 
     async fn last(&self, item: &Item) -> Result<Record, StoreError> {
-        let branch = self.child(item)?;
+        let scope = self.child(item)?;
         let Some((seq, expect)) = self.ends.get(item.index) else {
-            return self.store.newest(&self.run, &branch).await;
+            return self.store.newest(&self.run, &scope).await;
         };
-        let record = self.store.load(&self.run, &branch, seq).await?;
+        let record = self.store.load(&self.run, &scope, seq).await?;
         if record.digest() == expect {
             return Ok(record);
         }
         let flaw = Flaw::Digest { part: "header", expect, actual: record.digest() };
         let (run, place) = (self.run.clone(), "the evidence of the join".to_owned());
-        Err(StoreError::of_damage(Damage { run, branch, seq, place, flaw }, None))
+        Err(StoreError::of_damage(Damage { run, scope, seq, place, flaw }, None))
     }
 
-    fn child(&self, item: &Item) -> Result<BranchPath, StoreError> {
+    fn child(&self, item: &Item) -> Result<ScopePath, StoreError> {
         let child = match item.key.parse().ok().filter(|_| self.passes) {
-            Some(pass) => self.branch.pass(&self.name, pass),
-            None => self.branch.child(&self.name, &item.key),
+            Some(pass) => self.scope.pass(&self.name, pass),
+            None => self.scope.child(&self.name, &item.key),
         };
         child.map_err(|error| StoreError::Invalid(error.to_string()))
     }
@@ -519,11 +519,11 @@ impl Joined {
         let mut outcomes = Vec::with_capacity(self.total as usize);
         let mut reader = self.source.reader(Arc::clone(&self.store), 0).await?;
         while let Some(item) = reader.next().await? {
-            let branch = self.child(&item)?;
+            let scope = self.child(&item)?;
             let order = ScanOrder::NewestFirst;
-            let scan = Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(&self.run) };
+            let scan = Scan { scope: Some(scope.clone()), order, limit: 1, ..Scan::of(&self.run) };
             let found = self.store.scan(&scan).await?;
-            let record = found.records.first().ok_or_else(|| StoreError::no_branch(&self.run, &branch))?;
+            let record = found.records.first().ok_or_else(|| StoreError::no_scope(&self.run, &scope))?;
             leaves.push(record.digest());
             nested.push(nested_of(record));
             outcomes.push(outcome_of(record));

@@ -1,4 +1,4 @@
-//! Marks and settles the steps in doubt of a branch.
+//! Marks and settles the steps in doubt of a scope.
 
 use crate::id::StepId;
 use crate::record::{Ending, FrontierEntry, Note, Pack, Phase, Reason, Settled, SettledAs, Status, Try};
@@ -22,9 +22,9 @@ impl<S> Scope<'_, S> {
         let Some(chain) = self.position.chain.as_deref() else { return false };
         let (step, entry) = (&self.shape.steps()[place], self.entry(place));
         let visit = (entry.step.clone(), entry.at.iteration.clone());
-        let opens_new_branches = !entry.has_children() && step.opens_careful();
+        let opens_new_scopes = !entry.has_children() && step.opens_careful();
         let comes_next = entry.at.attempt == 0 && !entry.passed;
-        comes_next && (!step.idempotent || opens_new_branches) && chain.asks_about(&visit)
+        comes_next && (!step.idempotent || opens_new_scopes) && chain.asks_about(&visit)
     }
 
     /// Removes the question about a step after a person's decision.
@@ -105,7 +105,7 @@ impl<S> Scope<'_, S> {
         draft.report.notes.push(Note::Warning(text.to_owned()));
     }
 
-    /// Restores a started step with its branches, by decision of a person.
+    /// Restores a started step with its scopes, by decision of a person.
     pub(crate) fn resume_as_decided(&mut self, place: usize) {
         let step = self.step_id(place).clone();
         if let Some(begun) = self.position.ask_no_more(&step) {
@@ -126,7 +126,7 @@ impl<S> Scope<'_, S> {
         let epoch = newest.max(self.position.epoch) + 1;
         let entry = self.entry_mut(place);
         let at = Try { attempt: 0, epoch, iteration: std::mem::take(&mut entry.at.iteration) };
-        // A join keeps its branches. The person has decided, so the step is neither held nor asked about again.
+        // A join keeps its scopes. The person has decided, so the step is neither held nor asked about again.
         let (fan, passed) = (entry.fan.take(), true);
         *entry = FrontierEntry { at, fan, passed, ..FrontierEntry::ready(entry.step.clone()) };
         let step = self.step_id(place).clone();

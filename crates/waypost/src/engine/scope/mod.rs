@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::AbortHandle;
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
     End, EndDigests, Failure, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
@@ -16,7 +16,7 @@ use crate::store::Progress;
 
 use self::fan_out::{FanOut, Item, JoinedDigests};
 use crate::engine::chain::{Chain, Draft};
-use crate::engine::session::escalation::FailingBranch;
+use crate::engine::session::escalation::FailingScope;
 use crate::engine::session::pending_wait::PendingWait;
 use crate::engine::session::signals::StopHandle;
 use crate::engine::walk::trace::pass_in;
@@ -29,10 +29,10 @@ pub(super) mod fan_out;
 mod in_doubt;
 pub(super) mod open_scopes;
 
-/// The number of a branch in the memory of a session.
+/// The number of a scope in the memory of a session.
 pub(super) type ScopeId = usize;
 
-/// The main branch.
+/// The main scope.
 pub(super) const MAIN: ScopeId = 0;
 
 /// A running step.
@@ -56,7 +56,7 @@ impl RunningStep {
     }
 }
 
-/// The opener of a branch.
+/// The opener of a scope.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opener {
     pub(super) scope: ScopeId,
@@ -76,11 +76,11 @@ pub(super) struct ListedChildren {
     pub(super) are_hooks: bool,
     /// The result of the step if the hooks cannot be opened: the earlier failure.
     pub(super) failure: Option<Failure>,
-    /// The digests of the joined branches of the step's work.
+    /// The digests of the joined scopes of the step's work.
     pub(super) joined: Option<JoinedDigests>,
 }
 
-/// The deferred failure of an opener, until its branches are at rest and its hooks are opened.
+/// The deferred failure of an opener, until its scopes are at rest and its hooks are opened.
 #[derive(Debug)]
 pub(super) struct DeferredFailure {
     pub(super) place: usize,
@@ -98,7 +98,7 @@ pub(super) struct Scope<'a, S> {
     /// The unfinished steps, computed on first use. Never computed in a graph with routes.
     unfinished: Option<Unfinished>,
     pub(super) opener: Option<Opener>,
-    /// The iteration of the whole branch, in the loops of its ancestors.
+    /// The iteration of the whole scope, in the loops of its ancestors.
     pub(super) outer_iteration: Vec<u32>,
     pub(super) drafts: Vec<Draft>,
     /// Places started by the next commit.
@@ -117,25 +117,25 @@ pub(super) struct Scope<'a, S> {
     pub(super) interrupted: Vec<StepId>,
     /// Failed openers with uncounted child ends.
     pub(super) uncounted: Vec<StepId>,
-    /// Untolerated failures of the branch's steps, and of steps below that failed the branch.
+    /// Untolerated failures of the scope's steps, and of steps below that failed the scope.
     pub(super) failures: Vec<StepFailure>,
     /// Steps retried by a resume: their admission is decided again.
     pub(super) redecided: BTreeSet<StepId>,
-    /// Stops only this branch.
+    /// Stops only this scope.
     pub(super) cancel: StopHandle,
-    /// Set if the branch ends as failed, once no descendant is running.
-    pub(super) failing: Option<FailingBranch>,
-    /// Set if the branch ends with the next commit.
+    /// Set if the scope ends as failed, once no descendant is running.
+    pub(super) failing: Option<FailingScope>,
+    /// Set if the scope ends with the next commit.
     pub(super) end: Option<End>,
-    /// True if the branch waits for capacity in the queue of its opener.
+    /// True if the scope waits for capacity in the queue of its opener.
     pub(super) is_waiting_for_capacity: bool,
     /// True if a non-idempotent step is running, by the newest records.
     pub(super) is_doubtful: bool,
     /// True if the opener has counted the end.
     pub(super) is_counted_out: bool,
-    /// True if the branch was opened without capacity; it leaves memory after the commit.
+    /// True if the scope was opened without capacity; it leaves memory after the commit.
     pub(super) unloading: bool,
-    /// True if the branch counts towards the parallel limit of its siblings. A branch that only waits does not.
+    /// True if the scope counts towards the parallel limit of its siblings. A scope that only waits does not.
     pub(super) has_capacity: bool,
     /// True if all steps are done, but the run is held after the last step.
     pub(super) is_held_at_end: bool,
@@ -191,13 +191,13 @@ impl<'a, S> Scope<'a, S> {
         }
     }
 
-    pub(super) fn branch(&self) -> &BranchPath {
-        &self.chain.branch
+    pub(super) fn path(&self) -> &ScopePath {
+        &self.chain.scope
     }
 
     pub(super) fn step_ref(&self, place: usize) -> StepRef<'_> {
         let step = &self.shape.steps()[place];
-        StepRef { branch: &self.chain.branch, level: self.shape.level(), place, step }
+        StepRef { scope: &self.chain.scope, level: self.shape.level(), place, step }
     }
 
     pub(super) fn step_id(&self, place: usize) -> &'a StepId {
@@ -216,7 +216,7 @@ impl<'a, S> Scope<'a, S> {
         found.expect("a step under way is in the frontier")
     }
 
-    /// Returns the pass of a step; 1 for a step without a branch per pass.
+    /// Returns the pass of a step; 1 for a step without a scope per pass.
     pub(super) fn pass_of(&self, place: usize) -> u32 {
         pass_in(self.shape, place, &self.entry(place).at.iteration)
     }
@@ -225,7 +225,7 @@ impl<'a, S> Scope<'a, S> {
         self.position.frontier.iter().any(|entry| entry.status == status)
     }
 
-    /// Returns whether a step of the branch is running or about to start.
+    /// Returns whether a step of the scope is running or about to start.
     pub(super) fn is_active(&self) -> bool {
         !self.running_steps.is_empty() || !self.starting.is_empty() || !self.starting_alone.is_empty()
     }
@@ -235,12 +235,12 @@ impl<'a, S> Scope<'a, S> {
         self.running_steps.len() + self.starting.len() + self.starting_alone.len()
     }
 
-    /// Returns the number of tolerated failures: of joined branches, and of steps.
+    /// Returns the number of tolerated failures: of joined scopes, and of steps.
     pub(super) fn failures_passed(&self) -> u64 {
         self.position.failures_passed()
     }
 
-    /// Returns whether a step of the branch ended as failed.
+    /// Returns whether a step of the scope ended as failed.
     pub(super) fn has_failed_end(&self) -> bool {
         !self.position.failed.is_empty()
     }
@@ -253,7 +253,7 @@ impl<'a, S> Scope<'a, S> {
         self.position.failed.push(entry);
     }
 
-    /// Returns the status of the run at the end of this main branch.
+    /// Returns the status of the run at the end of this main scope.
     pub(super) fn status_at_end(&self) -> RunStatus {
         if self.has_failed_end() {
             RunStatus::Failed
@@ -264,7 +264,7 @@ impl<'a, S> Scope<'a, S> {
         }
     }
 
-    /// Marks the last draft as the end of the branch. Returns the number of failures that the parent tolerates.
+    /// Marks the last draft as the end of the scope. Returns the number of failures that the parent tolerates.
     pub(super) fn end_with_last_draft(&mut self, end: End) -> u64 {
         let failures = if end == End::Completed { self.failures_passed() } else { 0 };
         let last = self.drafts.last_mut().expect("the end was written");
@@ -345,7 +345,7 @@ impl<'a, S> Scope<'a, S> {
             }
             if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
                 let root = self.shape;
-                self.position.requests.retain(|request| !is_below(root, &request.branch, &id));
+                self.position.requests.retain(|request| !is_below(root, &request.scope, &id));
             }
             // No later pass follows: drop the results of later passes.
             self.position.reusable.remove(&id);
@@ -411,7 +411,7 @@ impl<'a, S> Scope<'a, S> {
         self.unfinished.get_or_insert_with(|| Unfinished::of(self.shape, &self.position))
     }
 
-    /// Returns the progress of the branch.
+    /// Returns the progress of the scope.
     pub(super) fn progress(&self) -> Progress {
         match &self.unfinished {
             Some(unfinished) => unfinished.progress(self.shape, &self.position),
@@ -532,19 +532,19 @@ impl<'a, S> Scope<'a, S> {
         let text = format!(
             "the state of scope `{}`{at} has {bytes} bytes, repeated in every checkpoint: keep large data \
              in files and their hashes in the state",
-            self.chain.branch
+            self.chain.scope
         );
         draft.report.notes.push(Note::Warning(text.clone()));
         Some(text)
     }
 
-    /// Returns whether the branch is held before or after a step.
+    /// Returns whether the scope is held before or after a step.
     pub(super) fn is_held(&self) -> bool {
         let held = |entry: &FrontierEntry| entry.waits.iter().any(|wait| wait.on == WaitKind::Resume);
         self.position.frontier.iter().any(held)
     }
 
-    /// Returns whether a step of the branch waits for a time.
+    /// Returns whether a step of the scope waits for a time.
     pub(super) fn sleeps(&self) -> bool {
         self.waiting_for(&|wait| wait.due().is_some()).is_some()
     }
@@ -587,7 +587,7 @@ impl<'a, S> Scope<'a, S> {
         }
     }
 
-    /// Returns whether the branch can progress only after an external event.
+    /// Returns whether the scope can progress only after an external event.
     pub(super) fn rests(&self) -> bool {
         let rests = |entry: &FrontierEntry| {
             let joins = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
@@ -604,9 +604,9 @@ impl<'a, S> Scope<'a, S> {
     }
 }
 
-/// Returns whether a branch is below a step of the main branch.
-fn is_below(root: &Shape, branch: &BranchPath, step: &StepId) -> bool {
-    let outermost = std::iter::successors(Some(branch.clone()), BranchPath::parent)
+/// Returns whether a scope is below a step of the main scope.
+fn is_below(root: &Shape, scope: &ScopePath, step: &StepId) -> bool {
+    let outermost = std::iter::successors(Some(scope.clone()), ScopePath::parent)
         .find(|around| around.parent().is_some_and(|parent| parent.is_main()));
     outermost.and_then(|outermost| crate::engine::resume::reruns::opener_of(root, &outermost)).as_ref()
         == Some(step)

@@ -1,10 +1,10 @@
-//! Loads the open child branches of a run for a resume. Finished branches stay on disk, and unstarted branches
+//! Loads the open child scopes of a run for a resume. Finished scopes stay on disk, and unstarted scopes
 //! are queued by name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::Decision;
 use crate::plan::shape::Unfinished;
 use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
@@ -31,14 +31,14 @@ use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate};
 use crate::engine::walk::scheduler::{children_of, collects, wait_for_children};
 use crate::engine::{Engine, OnDoubt, Program, RunError};
 
-/// Reads the newest record of each open branch, page by page. An abandoned branch is ignored, an unstarted branch
-/// is queued, and the other branches resume.
+/// Reads the newest record of each open scope, page by page. An abandoned scope is ignored, an unstarted scope
+/// is queued, and the other scopes resume.
 ///
 /// Returns the questions for a person: interrupted non-idempotent steps, unless `on_doubt` decides.
 ///
 /// # Errors
 /// - [`RunError::NotSettled`]: `on_doubt` refuses a step.
-/// - [`RunError::NotEdited`]: a branch cannot be edited as requested in `edits`.
+/// - [`RunError::NotEdited`]: a scope cannot be edited as requested in `edits`.
 pub(crate) async fn load_open_scopes<P: Program>(
     session: &mut Session<'_, P>,
     lease: &Lease,
@@ -46,7 +46,7 @@ pub(crate) async fn load_open_scopes<P: Program>(
     (on_doubt, by): (&OnDoubt<P::State>, Option<&str>),
     edits: Edits<P::State>,
 ) -> Result<Vec<Decision>, RunError> {
-    let scopes = HashMap::from([(BranchPath::main(), MAIN)]);
+    let scopes = HashMap::from([(ScopePath::main(), MAIN)]);
     let (indexes, questions, reopened) = (HashMap::new(), Vec::new(), BTreeSet::new());
     let (retried, named) = (Vec::new(), edits.retried());
     let mut found = LoadedScopes {
@@ -63,7 +63,7 @@ pub(crate) async fn load_open_scopes<P: Program>(
     };
     open_fans(session, &mut found, MAIN).await?;
     if session.scopes.get(MAIN).fans.is_empty() && found.resume_point.closed.is_empty() {
-        let left = found.edits.branches().next().cloned();
+        let left = found.edits.scopes().next().cloned();
         refuse_left(session.engine, lease.run(), left).await?;
         return Ok(found.questions);
     }
@@ -71,10 +71,10 @@ pub(crate) async fn load_open_scopes<P: Program>(
     loop {
         let heads = session.engine.store.heads(lease.run(), &page).await?;
         for head in heads.heads {
-            let branch = &head.record.header().branch;
-            if let Some(moved) = found.resume_point.closed.remove(branch) {
+            let path = &head.record.header().scope;
+            if let Some(moved) = found.resume_point.closed.remove(path) {
                 move_closed(session, lease, &head, moved).await?;
-            } else if !branch.is_main() {
+            } else if !path.is_main() {
                 load_open_scope(session, lease, &mut found, head).await?;
             }
         }
@@ -84,7 +84,7 @@ pub(crate) async fn load_open_scopes<P: Program>(
         }
     }
     reopen_ended(session, lease, &mut found).await?;
-    let left = found.edits.branches().next().cloned();
+    let left = found.edits.scopes().next().cloned();
     refuse_left(session.engine, lease.run(), left).await?;
     let scopes: Vec<ScopeId> = session.scopes.iter().map(|(id, _)| id).collect();
     for id in scopes {
@@ -99,7 +99,7 @@ pub(crate) async fn load_open_scopes<P: Program>(
             if entry.is_some_and(|entry| entry.status == Status::Failed) {
                 continue;
             }
-            // A failed child may have succeeded in a session without a record on this branch.
+            // A failed child may have succeeded in a session without a record in this scope.
             let is_counted = entry.and_then(FrontierEntry::open_fan).is_some_and(|fan| fan.failures > 0);
             if !fan.is_complete() || is_counted || scope.uncounted.contains(step) {
                 waiting.push(fan.place);
@@ -128,7 +128,7 @@ pub(crate) async fn load_open_scopes<P: Program>(
 
 /// The scopes loaded so far, and their questions.
 struct LoadedScopes<'a, S> {
-    scopes: HashMap<BranchPath, ScopeId>,
+    scopes: HashMap<ScopePath, ScopeId>,
     /// By scope and place of the opener: the index of each key of the fan-out.
     indexes: HashMap<(ScopeId, usize), HashMap<String, u64>>,
     questions: Vec<Decision>,
@@ -136,19 +136,19 @@ struct LoadedScopes<'a, S> {
     on_doubt: &'a OnDoubt<S>,
     /// The person.
     by: Option<&'a str>,
-    /// Transitions of branches to other positions.
+    /// Transitions of scopes to other positions.
     resume_point: ResumePoint,
-    /// Edits of branches not loaded yet.
+    /// Edits of scopes not loaded yet.
     edits: Edits<S>,
-    /// The branches of a retry; empty if all failed branches are retried.
-    named: BTreeSet<BranchPath>,
-    /// Ended branches that resume together with an edited ancestor or descendant.
-    reopened: BTreeSet<BranchPath>,
-    /// Failed branches of failed and of open openers, to be retried.
-    retried: Vec<BranchPath>,
+    /// The scopes of a retry; empty if all failed scopes are retried.
+    named: BTreeSet<ScopePath>,
+    /// Ended scopes that resume together with an edited ancestor or descendant.
+    reopened: BTreeSet<ScopePath>,
+    /// Failed scopes of failed and of open openers, to be retried.
+    retried: Vec<ScopePath>,
 }
 
-/// Loads the open fan-outs of a branch. Until all heads are read, `ended` counts the open children.
+/// Loads the open fan-outs of a scope. Until all heads are read, `ended` counts the open children.
 async fn open_fans<P: Program>(
     session: &mut Session<'_, P>,
     found: &mut LoadedScopes<'_, P::State>,
@@ -167,13 +167,13 @@ async fn open_fans<P: Program>(
         let retries_open = !session.is_claimed && !session.is_again;
         if let Some(fan) = FailedFan::of(session.scopes.get(id), out.place, retries_open) {
             let mut failed = fan.failed(session.engine.store.as_ref()).await?;
-            // A person who names branches leaves the others failed.
-            let has_named = |branch: &BranchPath| {
+            // A person who names scopes leaves the others failed.
+            let has_named = |scope: &ScopePath| {
                 let around =
-                    |named: &BranchPath| std::iter::successors(Some(named.clone()), BranchPath::parent);
-                found.named.iter().any(|named| around(named).any(|above| above == *branch))
+                    |named: &ScopePath| std::iter::successors(Some(named.clone()), ScopePath::parent);
+                found.named.iter().any(|named| around(named).any(|above| above == *scope))
             };
-            failed.retain(|branch| found.named.is_empty() || has_named(branch));
+            failed.retain(|scope| found.named.is_empty() || has_named(scope));
             found.retried.extend(failed);
         }
         session.scopes.get_mut(id).fans.push(out);
@@ -181,19 +181,19 @@ async fn open_fans<P: Program>(
     Ok(())
 }
 
-/// The failed branches of a failed or open opener, if these are retried.
+/// The failed scopes of a failed or open opener, if these are retried.
 struct FailedFan {
     run: RunId,
-    branch: BranchPath,
-    /// The step that names the branches.
+    scope: ScopePath,
+    /// The step that names the scopes.
     name: StepId,
     /// The record that began the fan-out.
     since: u64,
 }
 
 impl FailedFan {
-    /// Returns the fan-out of a step whose failed branches are retried: of a step that failed with its branches, and with
-    /// `retries_open` of a step with open branches; else `None`.
+    /// Returns the fan-out of a step whose failed scopes are retried: of a step that failed with its scopes, and with
+    /// `retries_open` of a step with open scopes; else `None`.
     fn of<S>(scope: &Scope<'_, S>, place: usize, retries_open: bool) -> Option<Self> {
         let (children, entry) = (children_of(scope, place), scope.entry(place));
         // In a graph with routes, the join receives the failures.
@@ -201,28 +201,28 @@ impl FailedFan {
         let is_retried = is_open || scope.redecided.contains(scope.step_id(place));
         let fan = entry.fan.as_ref()?;
         let fails = is_retried && collects(scope, place) && !scope.runs_hooks(place);
-        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
-        fails.then(|| Self { run, branch, name: children.name.clone(), since: fan.since })
+        let (run, path) = (scope.chain.run.clone(), scope.path().clone());
+        fails.then(|| Self { run, scope: path, name: children.name.clone(), since: fan.since })
     }
 
-    /// Finds the failed branches of the fan-out.
-    async fn failed(self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
+    /// Finds the failed scopes of the fan-out.
+    async fn failed(self, store: &dyn Store) -> Result<Vec<ScopePath>, StoreError> {
         let mut failed = Vec::new();
-        for branch in store.branches(&self.run).await? {
-            let is_named = branch.opened_by().is_some_and(|(name, _)| name == self.name);
-            if !is_named || branch.parent().as_ref() != Some(&self.branch) {
+        for scope in store.scopes(&self.run).await? {
+            let is_named = scope.opened_by().is_some_and(|(name, _)| name == self.name);
+            if !is_named || scope.parent().as_ref() != Some(&self.scope) {
                 continue;
             }
-            let newest = store.newest(&self.run, &branch).await?;
+            let newest = store.newest(&self.run, &scope).await?;
             if newest.header().end == Some(End::Failed) && position_of(&newest)?.origin == Some(self.since) {
-                failed.push(branch);
+                failed.push(scope);
             }
         }
         Ok(failed)
     }
 }
 
-/// Checks that an adopted graph has the same names for the branches of an open fork; the count alone is not
+/// Checks that an adopted graph has the same names for the scopes of an open fork; the count alone is not
 /// sufficient.
 async fn check_names<P: Program>(
     session: &mut Session<'_, P>,
@@ -231,20 +231,20 @@ async fn check_names<P: Program>(
 ) -> Result<(), RunError> {
     let scope = session.scopes.get(id);
     let (run, above, step) =
-        (scope.chain.run.clone(), scope.branch().clone(), scope.step_id(out.place).clone());
+        (scope.chain.run.clone(), scope.path().clone(), scope.step_id(out.place).clone());
     let children = children_of(scope, out.place);
-    let there = session.engine.store.branches(&run).await?;
+    let there = session.engine.store.scopes(&run).await?;
     for (key, _) in children.named.iter().take(out.opened as usize) {
-        let branch = children.path(&above, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
-        if !there.contains(&branch) {
-            let why = format!("step `{step}` has open branches, without `{branch}`");
+        let path = children.path(&above, key).map_err(|e| StoreError::Invalid(e.to_string()))?;
+        if !there.contains(&path) {
+            let why = format!("step `{step}` has open scopes, without `{path}`");
             return Err(RunError::Changed { run, why });
         }
     }
     Ok(())
 }
 
-/// Returns the open fan-outs of a branch.
+/// Returns the open fan-outs of a scope.
 fn fans_of<S>(scope: &Scope<'_, S>) -> Result<Vec<FanOut>, RunError> {
     let mut fans = Vec::new();
     for entry in &scope.position.frontier {
@@ -269,7 +269,7 @@ pub(crate) fn fan_of<S>(scope: &Scope<'_, S>, place: usize) -> Result<FanOut, Ru
             Some(_) => {
                 format!("the hooks of step `{step}` have begun, and the changed definition lacks them")
             }
-            None => format!("the open branches of step `{step}` do not match the graph"),
+            None => format!("the open scopes of step `{step}` do not match the graph"),
         };
         RunError::Changed { run: scope.chain.run.clone(), why }
     };
@@ -297,11 +297,11 @@ async fn move_closed<P: Program>(
 ) -> Result<(), RunError> {
     quarantine_damaged(session, lease, head).await?;
     let (header, seq) = (head.record.header(), moved.record.header().seq);
-    let Some(shape) = session.program.shape().of_branch(&header.branch) else { return Ok(()) };
+    let Some(shape) = session.program.shape().of_scope(&header.scope) else { return Ok(()) };
     session.latest = session.latest.max(header.created_at);
     let mut state = decode_state(session.program, shape.level(), &moved.record)?;
-    forget(session.program, &header.branch, &moved.forgotten, &mut state)?;
-    let mut chain = Chain::child(&session.main().chain, header.branch.clone());
+    forget(session.program, &header.scope, &moved.forgotten, &mut state)?;
+    let mut chain = Chain::child(&session.main().chain, header.scope.clone());
     chain.next = head.next;
     chain.prev = Some(head.record.digest());
     chain.basis = (head.next != seq + 1).then_some(seq);
@@ -321,9 +321,9 @@ async fn load_open_scope<P: Program>(
     found: &mut LoadedScopes<'_, P::State>,
     head: Head,
 ) -> Result<(), RunError> {
-    let branch = head.record.header().branch.clone();
-    let Some((name, key)) = branch.opened_by() else { return Ok(()) };
-    let Some(parent) = branch.parent().and_then(|parent| found.scopes.get(&parent).copied()) else {
+    let path = head.record.header().scope.clone();
+    let Some((name, key)) = path.opened_by() else { return Ok(()) };
+    let Some(parent) = path.parent().and_then(|parent| found.scopes.get(&parent).copied()) else {
         return Ok(());
     };
     let above = session.scopes.get(parent);
@@ -339,22 +339,22 @@ async fn load_open_scope<P: Program>(
     // records of this fan-out to damage are found once all children seem to have ended.
     let current = above.shape.steps()[place].opened(entry);
     let is_current = current.is_some_and(|current| current.name == children.name);
-    // A moved branch counts by the origin of its new position.
-    let moved = found.resume_point.moves.get(&branch);
+    // A moved scope counts by the origin of its new position.
+    let moved = found.resume_point.moves.get(&path);
     let origin = moved.map_or(position.origin, |moved| moved.position.origin);
     let counts = |index: &u64| is_current && origin == Some(fan.since) && *index < fan.opened;
     let Some(index) = index.filter(counts) else { return Ok(()) };
     // The previous session of this resume has already decided these questions.
     let lost = if session.is_again { 0 } else { head.next - 1 - head.record.header().seq };
-    let mut questions = questions_of_lost(&children.shape, &branch, &position, lost);
+    let mut questions = questions_of_lost(&children.shape, &path, &position, lost);
     session.scopes.get_mut(parent).fan_mut(place).ended += 1;
     let opener = Opener { scope: parent, place, index };
-    let changed = (found.resume_point.moves.remove(&branch), found.edits.take(&branch));
+    let changed = (found.resume_point.moves.remove(&path), found.edits.take(&path));
     let Some(id) = resume_child(session, lease, opener, head, changed).await? else { return Ok(()) };
     session.read_digests(id).await?;
     let (engine, program, site) = (session.engine, session.program, Arc::clone(&session.site));
     let scope = session.scopes.get_mut(id);
-    if found.reopened.contains(&branch) && scope.drafts.is_empty() {
+    if found.reopened.contains(&path) && scope.drafts.is_empty() {
         // The end is out of force, also after another crash.
         scope.drafts.push(manual_draft());
     }
@@ -363,7 +363,7 @@ async fn load_open_scope<P: Program>(
     questions.retain(|asked| !open.contains(asked));
     if !open.is_empty() {
         let (run, shape) = (&scope.chain.run, scope.shape);
-        let doubt = DoubtScope { run, branch: &branch, shape, site: &site, state: &scope.state };
+        let doubt = DoubtScope { run, scope: &path, shape, site: &site, state: &scope.state };
         let done = recovered(engine, program, doubt, &mut open, true).await;
         settle_recovered(program, scope, done)?;
         found.questions.extend(open);
@@ -372,7 +372,7 @@ async fn load_open_scope<P: Program>(
     if !scope.drafts.is_empty() {
         session.mark_dirty(id);
     }
-    found.scopes.insert(branch, id);
+    found.scopes.insert(path, id);
     open_fans(session, found, id).await
 }
 
@@ -382,74 +382,73 @@ async fn reopen_ended<P: Program>(
     lease: &Lease,
     found: &mut LoadedScopes<'_, P::State>,
 ) -> Result<(), RunError> {
-    let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
+    let mut scopes: BTreeSet<(usize, ScopePath)> = BTreeSet::new();
     let ResumePoint { moves, closed, .. } = &found.resume_point;
-    for branch in moves.keys().chain(closed.keys()).chain(found.edits.branches()) {
-        branches.insert((branch.depth(), branch.clone()));
+    for scope in moves.keys().chain(closed.keys()).chain(found.edits.scopes()) {
+        scopes.insert((scope.depth(), scope.clone()));
     }
-    for branch in found.edits.branches() {
-        // The ancestors that ended together with the edited branch resume with it.
-        let above = std::iter::successors(branch.parent(), BranchPath::parent);
+    for scope in found.edits.scopes() {
+        // The ancestors that ended together with the edited scope resume with it.
+        let above = std::iter::successors(scope.parent(), ScopePath::parent);
         let ended = above.take_while(|above| !found.scopes.contains_key(above));
-        let ended: Vec<BranchPath> = ended.collect();
+        let ended: Vec<ScopePath> = ended.collect();
         found.reopened.extend(ended.iter().cloned());
-        branches.extend(ended.into_iter().map(|above| (above.depth(), above)));
+        scopes.extend(ended.into_iter().map(|above| (above.depth(), above)));
     }
     loop {
         for retried in std::mem::take(&mut found.retried) {
-            branches.insert((retried.depth(), retried.clone()));
+            scopes.insert((retried.depth(), retried.clone()));
             found.reopened.insert(retried);
         }
-        let Some((_, branch)) = branches.pop_first() else { break };
-        let Some(head) = newest_of(session.engine.store.as_ref(), lease.run(), &branch).await? else {
+        let Some((_, scope)) = scopes.pop_first() else { break };
+        let Some(head) = newest_of(session.engine.store.as_ref(), lease.run(), &scope).await? else {
             continue;
         };
-        if let Some(moved) = found.resume_point.closed.remove(&branch) {
+        if let Some(moved) = found.resume_point.closed.remove(&scope) {
             move_closed(session, lease, &head, moved).await?;
             continue;
         }
         let end = head.record.header().end;
-        let is_moved = found.resume_point.moves.contains_key(&branch);
-        if found.reopened.contains(&branch)
+        let is_moved = found.resume_point.moves.contains_key(&scope);
+        if found.reopened.contains(&scope)
             && !is_moved
             && !matches!(end, None | Some(End::Failed | End::Cancelled))
         {
-            // Its children were joined, or the branch resumes anyway.
-            found.reopened.remove(&branch);
+            // Its children were joined, or the scope resumes anyway.
+            found.reopened.remove(&scope);
             continue;
         }
         load_open_scope(session, lease, found, head).await?;
-        if found.reopened.contains(&branch)
-            && let Some(id) = found.scopes.get(&branch).copied()
+        if found.reopened.contains(&scope)
+            && let Some(id) = found.scopes.get(&scope).copied()
         {
             let children = EndedWithParent::of(session.scopes.get(id));
             for below in children.find(session.engine.store.as_ref()).await? {
                 found.reopened.insert(below.clone());
-                branches.insert((below.depth(), below));
+                scopes.insert((below.depth(), below));
             }
         }
     }
     Ok(())
 }
 
-/// Returns the newest record of a branch, also of an ended branch; `None` if the branch was never opened.
-async fn newest_of(store: &dyn Store, run: &RunId, branch: &BranchPath) -> Result<Option<Head>, RunError> {
-    let scan =
-        Scan { branch: Some(branch.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+/// Returns the newest record of a scope, also of an ended scope; `None` if the scope was never opened.
+async fn newest_of(store: &dyn Store, run: &RunId, scope: &ScopePath) -> Result<Option<Head>, RunError> {
+    let scan = Scan { scope: Some(scope.clone()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
     let newest = match store.scan(&scan).await {
         Err(StoreError::NotFound { .. }) => return Ok(None),
         newest => newest?,
     };
     let Some(seq) = newest.records.first().map(|record| record.header().seq) else { return Ok(None) };
     let next = newest.damaged.iter().map(|damage| damage.seq).max().unwrap_or(0).max(seq) + 1;
-    let record = store.load(run, branch, seq).await?;
+    let record = store.load(run, scope, seq).await?;
     Ok(Some(Head { record, next, damaged: newest.damaged }))
 }
 
 /// The children that ended together with their parent.
 struct EndedWithParent {
     run: RunId,
-    branch: BranchPath,
+    scope: ScopePath,
     /// By name of the open fan-outs: true if failures are collected, so that failed children ended separately.
     collects: HashMap<StepId, bool>,
 }
@@ -457,16 +456,16 @@ struct EndedWithParent {
 impl EndedWithParent {
     fn of<S>(scope: &Scope<'_, S>) -> Self {
         let named = |fan: &FanOut| (children_of(scope, fan.place).name.clone(), collects(scope, fan.place));
-        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
-        Self { run, branch, collects: scope.fans.iter().map(named).collect() }
+        let (run, path) = (scope.chain.run.clone(), scope.path().clone());
+        Self { run, scope: path, collects: scope.fans.iter().map(named).collect() }
     }
 
     /// Finds the cancelled and the open children; also the failed children, if the first failure ends all
     /// siblings.
-    async fn find(&self, store: &dyn Store) -> Result<Vec<BranchPath>, StoreError> {
+    async fn find(&self, store: &dyn Store) -> Result<Vec<ScopePath>, StoreError> {
         let mut children = Vec::new();
-        for child in store.branches(&self.run).await? {
-            let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&self.branch));
+        for child in store.scopes(&self.run).await? {
+            let opener = child.opened_by().filter(|_| child.parent().as_ref() == Some(&self.scope));
             let Some(collects) = opener.and_then(|(name, _)| self.collects.get(&name)) else { continue };
             match store.newest(&self.run, &child).await?.header().end {
                 Some(End::Cancelled) | None => children.push(child),
@@ -478,7 +477,7 @@ impl EndedWithParent {
     }
 }
 
-/// Invalidates finished steps of a branch that read an edited value, with all downstream steps.
+/// Invalidates finished steps of a scope that read an edited value, with all downstream steps.
 async fn invalidate_readers<P: Program>(
     (engine, program): (&Engine, &P),
     scope: &mut Scope<'_, P::State>,
@@ -492,8 +491,8 @@ async fn invalidate_readers<P: Program>(
     if first.is_empty() {
         return Ok(());
     }
-    let (run, branch) = (&scope.chain.run, &scope.chain.branch);
-    let epoch = scope.position.epoch_max.max(epochs(engine, run, branch).await?) + 1;
+    let (run, path) = (&scope.chain.run, &scope.chain.scope);
+    let epoch = scope.position.epoch_max.max(epochs(engine, run, path).await?) + 1;
     let invalid_step = |place: usize| {
         let at =
             Try { attempt: 0, epoch, iteration: scope.shape.first_iteration(place, &scope.outer_iteration) };
@@ -503,11 +502,11 @@ async fn invalidate_readers<P: Program>(
     let invalid = first.into_iter().map(invalid_step).collect();
     let after = invalidate(scope.shape, &scope.position, invalid, ReusePolicy::Drop);
     scope.position = after.position;
-    let branch = scope.branch().clone();
-    forget(program, &branch, &after.forgotten, &mut scope.state)
+    let path = scope.path().clone();
+    forget(program, &path, &after.forgotten, &mut scope.state)
 }
 
-/// Moves the damaged records of a branch to quarantine.
+/// Moves the damaged records of a scope to quarantine.
 ///
 /// # Errors
 /// [`StoreError::Damaged`]: a record is missing, and the resume does not pass over missing records.
@@ -516,7 +515,7 @@ async fn quarantine_damaged<P: Program>(
     lease: &Lease,
     head: &Head,
 ) -> Result<(), RunError> {
-    // As on the main branch: the finished steps of a missing record are not rerun unasked.
+    // As in the main scope: the finished steps of a missing record are not rerun unasked.
     let missing = head.damaged.iter().find(|damage| damage.flaw == Flaw::Missing);
     if let Some(missing) = missing.filter(|_| !session.skips_missing) {
         return Err(StoreError::of_damage(missing.clone(), Some(head.record.header().seq)).into());
@@ -542,7 +541,7 @@ pub(crate) async fn resume_child<P: Program>(
     quarantine_damaged(session, lease, &head).await?;
     let header = head.record.header();
     session.latest = session.latest.max(header.created_at);
-    let branch = header.branch.clone();
+    let path = header.scope.clone();
     let is_moved = moved.as_ref().is_some_and(|moved| !moved.drafts.is_empty());
     let shape = &*children_of(session.scopes.get(opener.scope), opener.place).shape;
     let (base, mut position, drafts, basis, forgotten) = match moved {
@@ -569,28 +568,28 @@ pub(crate) async fn resume_child<P: Program>(
     let above = session.scopes.get(opener.scope);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
-    if let Some(old) = session.shape_before.as_ref().and_then(|before| before.of_branch(&branch)) {
+    if let Some(old) = session.shape_before.as_ref().and_then(|before| before.of_scope(&path)) {
         let around = above.entry(opener.place).at.iteration.clone();
         transfer_scope(old, shape, &mut position, &around).map_err(|why| RunError::Changed {
             run: header.run.clone(),
-            why: format!("{why}; scope `{}`", branch.readable()),
+            why: format!("{why}; scope `{}`", path.readable()),
         })?;
     }
     if let Some(gone) = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none()) {
-        let why = format!("scope `{branch}` is at step `{}`, which the graph does not have", gone.step);
+        let why = format!("scope `{path}` is at step `{}`, which the graph does not have", gone.step);
         return Err(RunError::Changed { run: header.run.clone(), why });
     }
     let is_open = header.end.is_none();
     if is_open && is_fresh(&position) && head.next == seq + 1 && !is_moved && edits.is_empty() {
         let out = session.scopes.get_mut(opener.scope).fan_mut(opener.place);
-        out.queue.push_back(Queued { branch, index: opener.index, seq });
+        out.queue.push_back(Queued { scope: path, index: opener.index, seq });
         return Ok(None);
     }
     let mut state = decode_state(session.program, shape.level(), &base)?;
     session.program.set_index(&mut state, opener.index);
     session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
-    forget(session.program, &branch, &forgotten, &mut state)?;
-    let mut chain = Chain::child(&above.chain, branch);
+    forget(session.program, &path, &forgotten, &mut state)?;
+    let mut chain = Chain::child(&above.chain, path);
     chain.next = head.next;
     chain.prev = Some(head.record.digest());
     chain.basis = (head.next != seq + 1).then_some(seq);
@@ -601,7 +600,7 @@ pub(crate) async fn resume_child<P: Program>(
     let parallel_max = children.parallel_max;
     let is_opener_in = above.opener.is_none() || above.has_capacity;
     let around = above.entry(opener.place).at.iteration.clone();
-    let scope = ChoiceScope { run: &chain.run, branch: &chain.branch, shape };
+    let scope = ChoiceScope { run: &chain.run, scope: &chain.scope, shape };
     edits.choose(scope, &mut position)?;
     let mut scope = Scope::new(chain, shape, position, state);
     scope.opener = Some(opener);
@@ -627,7 +626,7 @@ pub(crate) async fn resume_child<P: Program>(
     }
     let is_done = scope.position.frontier.is_empty();
     if is_done && scope.drafts.is_empty() {
-        // The branch was held after its last step; only its end is missing.
+        // The scope was held after its last step; only its end is missing.
         scope.drafts.push(Draft::new(Phase::Started, Reason::Step, None, Try::default()));
     }
     let fan = session.scopes.get_mut(opener.scope).fan_mut(opener.place);
@@ -659,23 +658,23 @@ pub(crate) fn is_fresh(position: &Position) -> bool {
     position.steps_started == 0 && position.frontier.iter().all(untouched)
 }
 
-/// Returns the newest records in force: of the main branch, and of children that their opener waits for.
+/// Returns the newest records in force: of the main scope, and of children that their opener waits for.
 ///
 /// `heads`: parents before children.
 pub(crate) fn live(heads: Vec<Head>) -> Result<Vec<Head>, StoreError> {
-    let mut fans: HashMap<BranchPath, Vec<u64>> = HashMap::new();
+    let mut fans: HashMap<ScopePath, Vec<u64>> = HashMap::new();
     let mut kept = Vec::with_capacity(heads.len());
     for head in heads {
-        let branch = head.record.header().branch.clone();
+        let scope = head.record.header().scope.clone();
         let position = position_of(&head.record)?;
-        let counts = match (branch.parent(), position.origin) {
+        let counts = match (scope.parent(), position.origin) {
             (Some(parent), Some(origin)) => fans.get(&parent).is_some_and(|open| open.contains(&origin)),
             // A child without an origin belongs to a foreign program, and is in force.
             _ => true,
         };
         if counts {
             let open = position.frontier.iter().filter_map(|entry| Some(entry.open_fan()?.since));
-            fans.insert(branch, open.collect());
+            fans.insert(scope, open.collect());
             kept.push(head);
         }
     }

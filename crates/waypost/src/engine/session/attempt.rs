@@ -13,7 +13,7 @@ use tokio::sync::{OnceCell, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::evidence::{Site, Verifier};
-use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::id::{Digest, RunId, ScopePath, StepId};
 use crate::record::{Pack, Phase, Reason, Try, Wait, WaitKind};
 use crate::store::{Lease, Scan, ScanOrder, Store, StoreError};
 use crate::system::clock::{Clock, SteadyClock};
@@ -72,8 +72,8 @@ pub const EXITED_KEY: &str = "exited";
 pub struct Attempt {
     /// The run.
     pub run: RunId,
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The attempt, iteration and epoch.
@@ -84,7 +84,7 @@ pub struct Attempt {
     pub(crate) interval: Option<Duration>,
     pub(crate) stop: StopHandle,
     pub(crate) cancel: StopHandle,
-    pub(crate) scope: ScopeId,
+    pub(crate) scope_id: ScopeId,
     pub(crate) job: u64,
     pub(crate) requests: mpsc::Sender<Request>,
     pub(crate) memos: Arc<Memos>,
@@ -97,8 +97,8 @@ pub struct Attempt {
 /// The identity of an attempt within a run, and its time limit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttemptIdentity {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The step.
     pub step: StepId,
     /// The attempt, iteration and epoch.
@@ -115,16 +115,16 @@ impl Attempt {
         step_ref: StepRef<'_>,
         at: Try,
     ) -> Self {
-        let (branch, step) = (step_ref.branch.clone(), step_ref.step.id.clone());
-        let identity = AttemptIdentity { branch, step, at, timeout: step_ref.step.timeout };
+        let (scope, step) = (step_ref.scope.clone(), step_ref.step.id.clone());
+        let identity = AttemptIdentity { scope, step, at, timeout: step_ref.step.timeout };
         Self::without_session(engine, lease, identity, stop.clone())
     }
 
     /// Returns the identity of the attempt, for the execution in another process.
     #[must_use]
     pub fn identity(&self) -> AttemptIdentity {
-        let Self { branch, step, at, timeout, .. } = self;
-        AttemptIdentity { branch: branch.clone(), step: step.clone(), at: at.clone(), timeout: *timeout }
+        let Self { scope, step, at, timeout, .. } = self;
+        AttemptIdentity { scope: scope.clone(), step: step.clone(), at: at.clone(), timeout: *timeout }
     }
 
     /// Creates an attempt apart from the session of its run. Results are not memoized, and waits never end.
@@ -135,10 +135,10 @@ impl Attempt {
         identity: AttemptIdentity,
         stop: StopHandle,
     ) -> Self {
-        let AttemptIdentity { branch, step, at, timeout } = identity;
+        let AttemptIdentity { scope, step, at, timeout } = identity;
         Self {
             run: lease.run().clone(),
-            branch,
+            scope,
             step,
             at,
             lease: lease.clone(),
@@ -146,7 +146,7 @@ impl Attempt {
             interval: None,
             stop,
             cancel: StopHandle::default(),
-            scope: MAIN,
+            scope_id: MAIN,
             job: 0,
             requests: mpsc::channel(1).0,
             memos: Arc::new(Memos::new(Arc::clone(&engine.store), 0)),
@@ -178,7 +178,7 @@ impl Attempt {
     fn key_of(&self, more: &[&[u8]]) -> String {
         let iteration: Vec<u8> = self.at.iteration.iter().flat_map(|count| count.to_le_bytes()).collect();
         let epoch = self.at.epoch.to_le_bytes();
-        let names = [self.run.as_str(), self.branch.as_str(), self.step.as_str()].map(str::as_bytes);
+        let names = [self.run.as_str(), self.scope.as_str(), self.step.as_str()].map(str::as_bytes);
         let parts = names.into_iter().chain([iteration.as_slice(), &epoch]).chain(more.iter().copied());
         Digest::of_parts(parts).to_string()[..32].to_owned()
     }
@@ -255,7 +255,7 @@ impl Attempt {
         }
     }
 
-    /// Resolves when the run or this branch of the run is stopped.
+    /// Resolves when the run or this scope of the run is stopped.
     pub async fn stop_asked(&self) -> Stop {
         tokio::select! {
             biased;
@@ -347,7 +347,7 @@ impl Attempt {
     }
 
     async fn ask(&self, kind: RequestKind) -> Result<(), ()> {
-        let request = Request { scope: self.scope, job: self.job, kind };
+        let request = Request { scope: self.scope_id, job: self.job, kind };
         self.requests.send(request).await.map_err(drop)
     }
 }
@@ -355,7 +355,7 @@ impl Attempt {
 /// The reason why a step must end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CancelCause {
-    /// The run, or this branch of the run, is stopped.
+    /// The run, or this scope of the run, is stopped.
     Stop(Stop),
     /// The attempt took longer than this timeout.
     Timeout(Duration),
@@ -398,7 +398,7 @@ impl Memos {
             return Ok(values);
         }
         let mut scan = Scan {
-            branch: Some(attempt.branch.clone()),
+            scope: Some(attempt.scope.clone()),
             step: Some(attempt.step.to_string()),
             phase: Some("progress"),
             order: ScanOrder::NewestFirst,

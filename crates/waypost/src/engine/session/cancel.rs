@@ -1,9 +1,9 @@
 //! Cancel: ends a run for good.
 //!
 //! Only the holder of the lease writes a cancel, so a running session must stop first. A single batch ends every
-//! branch in force, the main branch last: a run is cancelled as a whole or not at all.
+//! scope in force, the main scope last: a run is cancelled as a whole or not at all.
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{
     End, FrontierEntry, Phase, Position, Reason, Record, RunStatus, Status, Try, Wait, WaitKind,
 };
@@ -16,12 +16,12 @@ use crate::engine::{Engine, RunError};
 /// The result of a cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cancel {
-    /// The run is cancelled by this record of the main branch, together with its open branches.
+    /// The run is cancelled by this record of the main scope, together with its open scopes.
     Done {
         /// The seq of the record.
         seq: u64,
-        /// The number of other branches cancelled with the run.
-        branches: usize,
+        /// The number of other scopes cancelled with the run.
+        scopes: usize,
     },
     /// The run was already cancelled. Nothing changed.
     AlreadyCancelled,
@@ -30,17 +30,17 @@ pub enum Cancel {
 }
 
 impl Engine {
-    /// Cancels a run for good. Every open branch ends as cancelled and questions are withdrawn. No resume
+    /// Cancels a run for good. Every open scope ends as cancelled and questions are withdrawn. No resume
     /// continues the run, except a restart. The records stay.
     ///
     /// # Errors
     /// - [`RunError::Store`] with [`StoreError::Held`](crate::store::StoreError::Held): another worker holds the
     ///   lease. Nothing changed; stop the worker first.
-    /// - [`RunError::Store`] with [`StoreError::Damaged`](crate::store::StoreError::Damaged): a branch has no
+    /// - [`RunError::Store`] with [`StoreError::Damaged`](crate::store::StoreError::Damaged): a scope has no
     ///   sound record left. Nothing changed.
     pub async fn cancel(&self, run: &RunId, by: &str) -> Result<Cancel, RunError> {
         self.store.wait_for_release(run).await?;
-        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let lease = self.store.acquire(run, &ScopePath::main(), &self.holder()?).await?;
         self.cancel_under(lease, by).await
     }
 
@@ -83,19 +83,19 @@ impl Engine {
             wake_at: None,
             ..snapshot.entry.summary.summary.clone()
         };
-        let branches = records.len() - 1;
+        let scopes = records.len() - 1;
         let (seq, at) = records
             .last()
             .map(|record| (record.header().seq, record.header().reference().to_string()))
-            .expect("a run that has not ended has an open main branch");
+            .expect("a run that has not ended has an open main scope");
         let summary = Some(summary);
         let batch = Batch { id, records, consumed, summary, updated_at: None, release: true };
         let lost = |source| RunError::Checkpoint { at, source };
         self.store.append(&[lease], batch).await.map_err(lost)?;
-        Ok(Cancel::Done { seq, branches })
+        Ok(Cancel::Done { seq, scopes })
     }
 
-    /// Makes the record that ends a branch as cancelled.
+    /// Makes the record that ends a scope as cancelled.
     fn end_as_cancelled(
         &self,
         lease: &Lease,
@@ -119,7 +119,7 @@ impl Engine {
         let phase = Phase::Interrupted { in_progress: false, by: by.to_owned() };
         let mut draft = Draft::new(phase, Reason::Cancel, None, Try::default());
         draft.end = Some(End::Cancelled);
-        draft.status = header.branch.is_main().then_some(RunStatus::Cancelled);
+        draft.status = header.scope.is_main().then_some(RunStatus::Cancelled);
         let unwritable = |source| RunError::Serialize { run: lease.run().clone(), step: None, source };
         let body = unchanged_body(newest, &position)?;
         chain.seal(&[draft], body, self.clock.now(), records).map_err(unwritable)

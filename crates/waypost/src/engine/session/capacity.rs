@@ -1,9 +1,9 @@
-//! The branch quota, for stores with a limit of branches per run.
+//! The scope quota, for stores with a limit of scopes per run.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::record::{Failure, FailureKind};
 use crate::store::{StoreError, StoreExt as _};
 
@@ -14,18 +14,18 @@ use crate::engine::walk::scheduler::children_of;
 use crate::engine::{Program, RunError};
 
 impl<P: Program> Session<'_, P> {
-    /// Reserves quota for all branches of a fan-out before the first branch opens. Returns a failure if the quota
-    /// is too small. A branch that continues an existing chain needs no quota.
+    /// Reserves quota for all scopes of a fan-out before the first scope opens. Returns a failure if the quota
+    /// is too small. A scope that continues an existing chain needs no quota.
     pub(crate) async fn check_capacity(
         &mut self,
         id: ScopeId,
         name: &StepId,
         items: &[Item],
     ) -> Result<Result<(), Failure>, RunError> {
-        let Some(max) = self.engine.store.branches_max() else { return Ok(Ok(())) };
-        let mut known = match self.branches.take() {
+        let Some(max) = self.engine.store.scopes_max() else { return Ok(Ok(())) };
+        let mut known = match self.known_paths.take() {
             Some(known) => known,
-            None => self.branches_known().await?,
+            None => self.scopes_known().await?,
         };
         let mut new = Vec::new();
         for item in items {
@@ -36,22 +36,22 @@ impl<P: Program> Session<'_, P> {
         if fits {
             known.extend(new);
         }
-        self.branches = Some(known);
+        self.known_paths = Some(known);
         if fits {
             return Ok(Ok(()));
         }
         let text = format!(
-            "cannot open {} branches: the run would have {count}, the maximum of the store is {max}: use a \
+            "cannot open {} scopes: the run would have {count}, the maximum of the store is {max}: use a \
              store `sqlite:PATH`",
             items.len()
         );
         Ok(Err(Failure::new(FailureKind::Limit, vec![text])))
     }
 
-    /// Returns the branches of the run, and the branches that open fan-outs will still open.
-    async fn branches_known(&mut self) -> Result<HashSet<BranchPath>, RunError> {
+    /// Returns the scopes of the run, and the scopes that open fan-outs will still open.
+    async fn scopes_known(&mut self) -> Result<HashSet<ScopePath>, RunError> {
         let (store, run) = (Arc::clone(&self.engine.store), self.main().chain.run.clone());
-        let named = store.branches(&run).await?;
+        let named = store.scopes(&run).await?;
         let mut known: HashSet<_> = named.into_iter().filter(|name| !name.is_main()).collect();
         let open: Vec<(ScopeId, usize, Items)> = self
             .scopes
@@ -68,8 +68,8 @@ impl<P: Program> Session<'_, P> {
         Ok(known)
     }
 
-    fn child_of(&self, id: ScopeId, name: &StepId, item: &Item) -> Result<BranchPath, StoreError> {
-        let child = self.scopes.get(id).branch().child(name, &item.key);
+    fn child_of(&self, id: ScopeId, name: &StepId, item: &Item) -> Result<ScopePath, StoreError> {
+        let child = self.scopes.get(id).path().child(name, &item.key);
         child.map_err(|error| StoreError::Invalid(error.to_string()))
     }
 }

@@ -27,9 +27,9 @@ impl<'a, P: Program> Session<'a, P> {
         let of = |status: Status| frontier.iter().find(|entry| entry.status == status);
         let step = of(Status::Failed).or_else(|| of(Status::Started)).or_else(|| of(Status::Waiting));
         // The first failure, also on a child: this failure stopped the run.
-        let failed = self.first_failure().map(|StepFailure { branch, step, .. }| match branch.is_main() {
+        let failed = self.first_failure().map(|StepFailure { scope, step, .. }| match scope.is_main() {
             true => step.to_string(),
-            false => format!("{branch}/{step}"),
+            false => format!("{scope}/{step}"),
         });
         let due = self.timers.first().map(|(due, _)| *due);
         Summary {
@@ -49,7 +49,7 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Makes the batch of all drafts and of the accompanying starts.
     pub(crate) fn batch(&mut self, status: Option<RunStatus>) -> Result<Batch, RunError> {
-        // The first record of a resume, with the end of the pause, is on the main branch.
+        // The first record of a resume, with the end of the pause, is in the main scope.
         if self.dirty.is_empty() || self.main().chain.idle_since.is_some() {
             self.mark_dirty(MAIN);
         }
@@ -130,14 +130,14 @@ impl<'a, P: Program> Session<'a, P> {
         Ok(())
     }
 
-    /// Returns the branches with drafts in the order of their records in a batch: by depth, then by name, as
-    /// readers sort records of the same time. New branches keep their order of opening.
+    /// Returns the scopes with drafts in the order of their records in a batch: by depth, then by name, as
+    /// readers sort records of the same time. New scopes keep their order of opening.
     fn dirty_in_order(&self) -> Vec<ScopeId> {
         let mut ids: Vec<ScopeId> = self.dirty.iter().map(|(_, id)| *id).collect();
         if ids.len() > 1 {
             ids.sort_by_cached_key(|id| {
-                let Chain { branch, next, .. } = &self.scopes.get(*id).chain;
-                (branch.depth(), Some(branch).filter(|_| *next > 1).cloned())
+                let Chain { scope, next, .. } = &self.scopes.get(*id).chain;
+                (scope.depth(), Some(scope).filter(|_| *next > 1).cloned())
             });
         }
         ids
@@ -151,12 +151,12 @@ impl<'a, P: Program> Session<'a, P> {
         self.latest
     }
 
-    /// Writes the status of the run on a record, and the end of the main branch on its last record.
+    /// Writes the status of the run on a record, and the end of the main scope on its last record.
     fn mark_status(&mut self, ids: &[ScopeId], status: Option<RunStatus>) {
         let Some(status) = status else { return };
-        let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch names its branch") };
+        let id = if ids.contains(&MAIN) { MAIN } else { *ids.last().expect("a batch names its scope") };
         let failed = self.failed_as_seen_on(id);
-        let last = self.scopes.get_mut(id).drafts.last_mut().expect("a branch in a batch has a draft");
+        let last = self.scopes.get_mut(id).drafts.last_mut().expect("a scope in a batch has a draft");
         last.status = Some(status);
         if status == RunStatus::Failed {
             last.failed = failed.filter(|failed| !says_itself(last, failed));
@@ -167,16 +167,16 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Returns the failure that stopped the run, or the first failure of the main branch.
+    /// Returns the failure that stopped the run, or the first failure of the main scope.
     fn first_failure(&self) -> Option<&StepFailure> {
         self.failed.as_ref().or(self.main().failures.first())
     }
 
-    /// Returns the failure that stopped the run, as named in a record of a branch.
+    /// Returns the failure that stopped the run, as named in a record of a scope.
     fn failed_as_seen_on(&self, id: ScopeId) -> Option<FailedStep> {
-        let StepFailure { branch, step, failure } = self.first_failure()?;
-        let branch = Some(branch).filter(|branch| *branch != self.scopes.get(id).branch());
-        Some(FailedStep { branch: branch.cloned(), step: step.clone(), error: failure.error.clone() })
+        let StepFailure { scope, step, failure } = self.first_failure()?;
+        let scope = Some(scope).filter(|scope| *scope != self.scopes.get(id).path());
+        Some(FailedStep { scope: scope.cloned(), step: step.clone(), error: failure.error.clone() })
     }
 
     /// Fills in values known only at the commit: the start of a status, the fan-out of a child, and the highest
@@ -210,7 +210,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Updates the count of branches in doubt for a branch.
+    /// Updates the count of scopes in doubt for a scope.
     fn note_doubt(&mut self, id: ScopeId) {
         let scope = self.scopes.get_mut(id);
         let (before, now) = (scope.is_doubtful, scope.has_doubt());
@@ -277,10 +277,10 @@ impl<'a, P: Program> Session<'a, P> {
         for id in ids {
             let scope = self.scopes.get_mut(id);
             let mut last = None;
-            while let Some(record) = records.next_if(|record| record.header().branch == scope.chain.branch) {
+            while let Some(record) = records.next_if(|record| record.header().scope == scope.chain.scope) {
                 last = Some(record);
             }
-            let last = last.expect("every branch of a batch has a record in it");
+            let last = last.expect("every scope of a batch has a record in it");
             scope.chain.advance(last);
             scope.drafts.clear();
             scope.reason = Reason::Step;
@@ -289,7 +289,7 @@ impl<'a, P: Program> Session<'a, P> {
                 continue;
             }
             gone.push(id);
-            // The branch was joined before this session, so no step waits for the branch.
+            // The scope was joined before this session, so no step waits for the scope.
             let Some(opener) = opener else { continue };
             if ended {
                 let fan = self.scopes.get_mut(opener.scope).fan_mut(opener.place);
@@ -308,19 +308,19 @@ impl<'a, P: Program> Session<'a, P> {
         self.engine.observer.committed(&batch.records, &self.scopes.get(MAIN).position, self.progress());
     }
 
-    /// Queues the branches with a written opening, in order, so that these leave memory.
+    /// Queues the scopes with a written opening, in order, so that these leave memory.
     fn queue_unloaded(&mut self, id: ScopeId, place: usize) {
         let unloading = std::mem::take(&mut self.scopes.get_mut(id).fan_mut(place).unloading);
         for child in unloading {
             let scope = self.scopes.get(child);
             let (Some(opener), None) = (scope.opener, scope.end) else { continue };
-            let (branch, seq) = (scope.branch().clone(), scope.chain.next - 1);
-            let queued = Queued { branch, index: opener.index, seq };
+            let (path, seq) = (scope.path().clone(), scope.chain.next - 1);
+            let queued = Queued { scope: path, index: opener.index, seq };
             self.scopes.get_mut(id).fan_mut(place).queue.push_back(queued);
         }
     }
 
-    /// Removes an ended or unstarted branch from memory. The branch has no running attempt and no open child.
+    /// Removes an ended or unstarted scope from memory. The scope has no running attempt and no open child.
     pub(crate) fn forget(&mut self, id: ScopeId) -> Option<Scope<'a, P::State>> {
         let scope = self.scopes.remove(id)?;
         self.doubtful -= usize::from(scope.is_doubtful);
@@ -389,7 +389,7 @@ impl<'a, P: Program> Session<'a, P> {
 
 /// Returns whether a draft is the failure that its record would name.
 fn says_itself(draft: &Draft, failed: &FailedStep) -> bool {
-    failed.branch.is_none() && draft.step.as_ref() == Some(&failed.step) && is_final(&draft.phase)
+    failed.scope.is_none() && draft.step.as_ref() == Some(&failed.step) && is_final(&draft.phase)
 }
 
 fn is_final(phase: &Phase) -> bool {

@@ -140,7 +140,7 @@ impl<P: Program> Session<'_, P> {
         scope.settle(place, settled, follow);
         scope.digests.remove(&step);
         scope.digests.extend(digests.map(|digests| (step.clone(), digests)));
-        let is_due = self.pending_claims.note_end(scope.branch(), &step, report.evidence.as_ref());
+        let is_due = self.pending_claims.note_end(scope.path(), &step, report.evidence.as_ref());
         let draft = scope.draft(Phase::Completed(ending), reason, step, at);
         draft.report = report;
         draft.children = root;
@@ -163,7 +163,7 @@ impl<P: Program> Session<'_, P> {
             return;
         }
         if scope.position.frontier.is_empty() {
-            // The branch has ended without a rejoin.
+            // The scope has ended without a rejoin.
             drop_chain(&mut scope.position, scope.shape);
         } else {
             self.is_pausing = true;
@@ -213,7 +213,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Applies a failure: the step is retried, its hooks open, the failure is tolerated, or the failure ends the
-    /// branch or the run.
+    /// scope or the run.
     pub(crate) fn fail(&mut self, id: ScopeId, place: usize, failure: Failure, report: StepReport) {
         let program = self.program;
         let scope = self.scopes.get_mut(id);
@@ -257,7 +257,7 @@ impl<P: Program> Session<'_, P> {
         let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
         let is_final = matches!(failure.kind, FailureKind::Limit | FailureKind::Cancelled);
         let retries = verdict.retry && !is_final && !scope.runs_hooks(place);
-        let random = chance(&scope.chain.run, scope.branch().as_str(), &step.id, entry.at.attempt);
+        let random = chance(&scope.chain.run, scope.path().as_str(), &step.id, entry.at.attempt);
         step.retry.pause(entry.failures + 1, random).filter(|_| retries)
     }
 
@@ -266,11 +266,11 @@ impl<P: Program> Session<'_, P> {
         let scope = self.scopes.get(id);
         let verdict = self.program.on_failure(scope.step_ref(place), &failure);
         let pause = self.pause_before_retry(id, place, (&verdict, &failure));
-        let (branch, step) = match failure.below.clone() {
-            Some(below) => (below.branch, below.step),
-            None => (scope.branch().clone(), scope.step_id(place).clone()),
+        let (path, step) = match failure.below.clone() {
+            Some(below) => (below.scope, below.step),
+            None => (scope.path().clone(), scope.step_id(place).clone()),
         };
-        let own = StepFailure { branch, step, failure: failure.clone() };
+        let own = StepFailure { scope: path, step, failure: failure.clone() };
         let failing = Failing { failure, report, pause, causes: vec![own] };
         self.settle_failure(id, place, failing);
     }
@@ -314,7 +314,7 @@ impl<P: Program> Session<'_, P> {
             let seq = scope.seq_of_next_draft();
             if keeps_traces {
                 trace = trace_of(program, scope, place);
-                digests = Some(failed_digests(scope.branch(), &step.id, seq));
+                digests = Some(failed_digests(scope.path(), &step.id, seq));
                 scope.digests.extend(digests.map(|digests| (step.id.clone(), digests)));
             }
             let failures = scope.failures_joined(place);
@@ -351,7 +351,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Ends a step as failed. In a graph with `needs`, independent steps continue. In a graph with routes, the
-    /// failure ends the branch or the run.
+    /// failure ends the scope or the run.
     fn end_step(&mut self, id: ScopeId, place: usize, (failure, causes): (Failure, Vec<StepFailure>)) {
         let keeps_traces = self.keeps_traces;
         let scope = self.scopes.get_mut(id);
@@ -362,7 +362,7 @@ impl<P: Program> Session<'_, P> {
         scope.end_as_failed(place);
         if keeps_traces {
             let step = scope.step_id(place).clone();
-            let digests = failed_digests(scope.branch(), &step, scope.seq_of_next_draft() - 1);
+            let digests = failed_digests(scope.path(), &step, scope.seq_of_next_draft() - 1);
             scope.digests.insert(step, digests);
             scope.drafts.last_mut().expect("the failure is the newest draft").digests = Some(digests);
         }
@@ -380,7 +380,7 @@ pub(crate) struct Failing {
     pub(crate) report: StepReport,
     /// The delay before the retry; `None` without a retry.
     pub(crate) pause: Option<Duration>,
-    /// The causes: the failure itself, or the failures of the step's branches.
+    /// The causes: the failure itself, or the failures of the step's scopes.
     pub(crate) causes: Vec<StepFailure>,
 }
 
@@ -399,8 +399,7 @@ fn apply<P: Program>(
     settled: Settlement<'_, P::Output>,
 ) -> Result<Follow, Failure> {
     let Scope { chain, shape, state, .. } = scope;
-    let step_ref =
-        StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+    let step_ref = StepRef { scope: &chain.scope, level: shape.level(), place, step: &shape.steps()[place] };
     program.apply(state, step_ref, settled)
 }
 
@@ -444,9 +443,9 @@ pub(crate) fn inline_outputs(ending: &mut Ending) {
     }
 }
 
-/// Returns a jitter value between 0 and 1: fixed for a run, branch, step and attempt.
-fn chance(run: &RunId, branch: &str, step: &StepId, attempt: u32) -> f64 {
-    let names = [run.as_str().as_bytes(), branch.as_bytes(), step.as_str().as_bytes()];
+/// Returns a jitter value between 0 and 1: fixed for a run, scope, step and attempt.
+fn chance(run: &RunId, scope: &str, step: &StepId, attempt: u32) -> f64 {
+    let names = [run.as_str().as_bytes(), scope.as_bytes(), step.as_str().as_bytes()];
     let digest = Digest::of_parts(names.into_iter().chain([&attempt.to_le_bytes()[..]]));
     let [a, b, c, d, ..] = *digest.as_bytes();
     f64::from(u32::from_le_bytes([a, b, c, d])) / f64::from(u32::MAX)

@@ -1,4 +1,4 @@
-//! Escalation of a final failure: ends the branch of the failed step, or the run with all siblings.
+//! Escalation of a final failure: ends the scope of the failed step, or the run with all siblings.
 //!
 //! ```text
 //!   main --fork, collects--> P --fork, stops--> a: fails
@@ -6,11 +6,11 @@
 //!   one commit, once no step below P runs:  P ends as failed, a as failed, b as cancelled
 //! ```
 //!
-//! A branch ends only when none of its descendants has a running attempt. Cancelled attempts are recorded as
+//! A scope ends only when none of its descendants has a running attempt. Cancelled attempts are recorded as
 //! cancelled, and no child stays open.
 
 use crate::record::{End, Failure, FailureKind, Phase, Reason, Status, StepBelow, Try};
-use crate::{BranchPath, StepId};
+use crate::{ScopePath, StepId};
 use std::collections::HashSet;
 
 use super::Session;
@@ -21,37 +21,37 @@ use crate::engine::scope::{DeferredFailure, ListedChildren, Opener, Scope, Scope
 use crate::engine::walk::scheduler::collects;
 use crate::engine::{Program, StepFailure, StepRef, StepReport, StopLevel, Unjoined};
 
-/// A branch about to end as failed.
+/// A scope about to end as failed.
 #[derive(Debug)]
-pub(crate) struct FailingBranch {
+pub(crate) struct FailingScope {
     /// The failed step, or the opener of the failed children.
     place: usize,
     failure: Failure,
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Applies a final failure of a step: ends its branch, or the run with all siblings. If the failure of a
-    /// branch fails its opener and the opener has hooks, the hooks run first.
+    /// Applies a final failure of a step: ends its scope, or the run with all siblings. If the failure of a
+    /// scope fails its opener and the opener has hooks, the hooks run first.
     pub(crate) fn end_by_failure(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let origin = self.scopes.get(id);
-        let (step, branch) = (origin.step_id(place).clone(), origin.branch().clone());
-        let mut failure = StepFailure { branch, step, failure };
+        let (step, path) = (origin.step_id(place).clone(), origin.path().clone());
+        let mut failure = StepFailure { scope: path, step, failure };
         let mut failed = id;
         while let Some(opener) = self.scopes.get(failed).opener {
             let parent = self.scopes.get(opener.scope);
             if collects(parent, opener.place) {
-                let mut failing = FailingBranch { place, failure: failure.failure };
+                let mut failing = FailingScope { place, failure: failure.failure };
                 if failed != id {
-                    failing.failure.error.insert(0, failed_below(&failure.branch, &failure.step));
+                    failing.failure.error.insert(0, failed_below(&failure.scope, &failure.step));
                     let scope = self.scopes.get(failed);
-                    failing.place = scope.fans.first().expect("a branch above another has a fan-out").place;
+                    failing.place = scope.fans.first().expect("a scope above another has a fan-out").place;
                 }
                 self.scopes.get_mut(failed).cancel.stop(StopLevel::Graceful, "another step failed");
                 self.scopes.get_mut(failed).failing.get_or_insert(failing);
                 self.failing.insert(failed);
                 return;
             }
-            let by = failed_below(&failure.branch, &failure.step);
+            let by = failed_below(&failure.scope, &failure.step);
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
             if self.is_deferred(opener, &failure) {
                 return self.cancel_children(opener.scope, opener.place, None, &by);
@@ -61,14 +61,14 @@ impl<P: Program> Session<'_, P> {
         }
         self.halted = true;
         if let Some(at) = &failure.failure.below {
-            (failure.branch, failure.step) = (at.branch.clone(), at.step.clone());
+            (failure.scope, failure.step) = (at.scope.clone(), at.step.clone());
         }
         self.failed.get_or_insert(failure);
     }
 
-    /// Ends a branch of a graph with `needs` after a failed step, once no step can run: the branch ends as
+    /// Ends a scope of a graph with `needs` after a failed step, once no step can run: the scope ends as
     /// failed, or its opener fails.
-    pub(crate) fn fail_branch(&mut self, id: ScopeId) {
+    pub(crate) fn fail_scope(&mut self, id: ScopeId) {
         let scope = self.scopes.get(id);
         let opener = scope.opener.expect("a child has an opener");
         let Some(failed) = scope.failures.first().cloned() else { return };
@@ -80,8 +80,8 @@ impl<P: Program> Session<'_, P> {
                 scope.position.failed.first().and_then(|entry| scope.shape.place(entry.step.as_str()));
             self.end_by_failure(id, place.expect("a failed step is one of the shape"), failed.failure);
         } else if !parent.deferred_failures.iter().any(|deferred| deferred.place == opener.place) {
-            // The first failure cancels the other branches. A second cancel would wake these repeatedly.
-            let by = failed_below(&failed.branch, &failed.step);
+            // The first failure cancels the other scopes. A second cancel would wake these repeatedly.
+            let by = failed_below(&failed.scope, &failed.step);
             self.scopes.get_mut(opener.scope).fan_mut(opener.place).stopped = true;
             self.catch(opener, &failed);
             self.cancel_children(opener.scope, opener.place, Some(id), &by);
@@ -97,8 +97,8 @@ impl<P: Program> Session<'_, P> {
         {
             let mut failure = first.failure.clone();
             failure.ending.stdout = None;
-            if first.branch != *scope.branch() {
-                failure.error.insert(0, failed_below(&first.branch, &first.step));
+            if first.scope != *scope.path() {
+                failure.error.insert(0, failed_below(&first.scope, &first.step));
             }
             let (step, at) = (entry.step.clone(), entry.at.clone());
             let failed_at = scope.position.ledger.get(&step).map(|end| end.seq);
@@ -108,12 +108,12 @@ impl<P: Program> Session<'_, P> {
         self.mark_dirty(id);
     }
 
-    /// Defers the failure of an opener until its branches are at rest.
+    /// Defers the failure of an opener until its scopes are at rest.
     fn catch(&mut self, opener: Opener, failed: &StepFailure) {
         if self.is_deferred(opener, failed) {
             return;
         }
-        let failure = with_branch(failed);
+        let failure = with_scope(failed);
         let deferred = DeferredFailure {
             place: opener.place,
             failure,
@@ -123,7 +123,7 @@ impl<P: Program> Session<'_, P> {
         self.scopes.get_mut(opener.scope).deferred_failures.push(deferred);
     }
 
-    /// Returns whether the opener of a failed branch has hooks for this failure; if so, defers the failure.
+    /// Returns whether the opener of a failed scope has hooks for this failure; if so, defers the failure.
     fn is_deferred(&mut self, opener: Opener, failed: &StepFailure) -> bool {
         let (program, scope) = (self.program, self.scopes.get(opener.scope));
         if scope.deferred_failures.iter().any(|deferred| deferred.place == opener.place) {
@@ -132,7 +132,7 @@ impl<P: Program> Session<'_, P> {
         if scope.shape.steps()[opener.place].hooks.is_none() || scope.runs_hooks(opener.place) {
             return false;
         }
-        let failure = with_branch(failed);
+        let failure = with_scope(failed);
         let items = program.on_failure(scope.step_ref(opener.place), &failure).opens;
         if items.is_empty() {
             return false;
@@ -147,11 +147,11 @@ impl<P: Program> Session<'_, P> {
         true
     }
 
-    /// Applies the deferred failures of openers, once their branches are at rest and written. Returns whether
+    /// Applies the deferred failures of openers, once their scopes are at rest and written. Returns whether
     /// there were any. Then the hooks of these openers begin.
     ///
-    /// The branches keep their positions for a resume of the run. If only an enclosing branch ends, and not the
-    /// run, the branches end with that branch.
+    /// The scopes keep their positions for a resume of the run. If only an enclosing scope ends, and not the
+    /// run, the scopes end with that scope.
     pub(crate) fn apply_deferred_failures(&mut self) -> bool {
         let deferred = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
             scope.deferred_failures.iter().map(move |deferred| (id, deferred.place)).collect::<Vec<_>>()
@@ -159,7 +159,7 @@ impl<P: Program> Session<'_, P> {
         let all: Vec<(ScopeId, usize)> = self.scopes.iter().flat_map(deferred).collect();
         let mut any = false;
         for (id, place) in all {
-            // The failure of an enclosing opener removes its branches.
+            // The failure of an enclosing opener removes its scopes.
             if self.scopes.find_ref(id).is_none() {
                 continue;
             }
@@ -183,13 +183,13 @@ impl<P: Program> Session<'_, P> {
         any
     }
 
-    /// Defers the failure of a cancelled opener, until its branches are at rest.
+    /// Defers the failure of a cancelled opener, until its scopes are at rest.
     pub(crate) fn defer_cancellation(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let deferred = DeferredFailure { place, failure, items: Vec::new(), report: StepReport::default() };
         self.scopes.get_mut(id).deferred_failures.push(deferred);
     }
 
-    /// Withdraws the cancellation of an opener if all its branches have ended meanwhile. Returns whether it was withdrawn.
+    /// Withdraws the cancellation of an opener if all its scopes have ended meanwhile. Returns whether it was withdrawn.
     fn withdraw_cancellation(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get_mut(id);
         let has_ended = scope.fans.iter().any(|fan| fan.place == place && fan.is_complete());
@@ -204,8 +204,8 @@ impl<P: Program> Session<'_, P> {
         true
     }
 
-    /// Returns whether a failure on a branch of a step fails the step, too: no opener in between collects failures.
-    pub(crate) fn fails_by_branch(&self, id: ScopeId, place: usize) -> bool {
+    /// Returns whether a failure in a scope of a step fails the step, too: no opener in between collects failures.
+    pub(crate) fn fails_by_scope(&self, id: ScopeId, place: usize) -> bool {
         let escalates = |below: &ScopeId| {
             let openers = std::iter::successors(self.scopes.get(*below).opener, |opener| {
                 self.scopes.get(opener.scope).opener.filter(|_| opener.scope != id)
@@ -216,7 +216,7 @@ impl<P: Program> Session<'_, P> {
         self.below_step(id, place).iter().any(|below| failed(below) && escalates(below))
     }
 
-    /// Defers the failure of an opener with too many failed branches, until the running branches have ended.
+    /// Defers the failure of an opener with too many failed scopes, until the running scopes have ended.
     pub(crate) fn defer_limit_failure(&mut self, id: ScopeId, place: usize, failure: Failure) {
         let (program, scope) = (self.program, self.scopes.get(id));
         let opens = scope.shape.steps()[place].hooks.is_some() && !scope.runs_hooks(place);
@@ -231,7 +231,7 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
     }
 
-    /// Removes the branches of a failed opener from memory. The opener begins its hooks, or fails.
+    /// Removes the scopes of a failed opener from memory. The opener begins its hooks, or fails.
     fn apply_deferred_failure(&mut self, id: ScopeId, place: usize, below: Vec<ScopeId>) {
         let mut causes = Vec::new();
         if !collects(self.scopes.get(id), place) {
@@ -245,8 +245,8 @@ impl<P: Program> Session<'_, P> {
         let DeferredFailure { failure, items, report, .. } =
             scope.deferred_failures.remove(at.expect("the caller has found the failure"));
         if causes.is_empty() {
-            let (branch, step) = (scope.branch().clone(), scope.step_id(place).clone());
-            causes.push(StepFailure { branch, step, failure: failure.clone() });
+            let (path, step) = (scope.path().clone(), scope.step_id(place).clone());
+            causes.push(StepFailure { scope: path, step, failure: failure.clone() });
         }
         self.touched.insert(id);
         if items.is_empty() {
@@ -264,7 +264,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Removes the branches of a failed opener from memory, and adds their results to the state of the opener's branch.
+    /// Removes the scopes of a failed opener from memory, and adds their results to the state of the opener's scope.
     fn take_in_unjoined(&mut self, id: ScopeId, place: usize, below: Vec<ScopeId>) {
         let removed: Vec<Scope<'_, P::State>> = below.into_iter().filter_map(|id| self.forget(id)).collect();
         let scope = self.scopes.get_mut(id);
@@ -277,11 +277,11 @@ impl<P: Program> Session<'_, P> {
         let children = Unjoined { total: fan.total, succeeded, failed, states };
         let Scope { chain, shape, state, .. } = scope;
         let step_ref =
-            StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+            StepRef { scope: &chain.scope, level: shape.level(), place, step: &shape.steps()[place] };
         self.program.apply_unjoined(step_ref, state, children);
     }
 
-    /// Returns whether deferred failures wait only for the write of branches at rest.
+    /// Returns whether deferred failures wait only for the write of scopes at rest.
     pub(crate) fn has_applicable_failures(&self) -> bool {
         let is_at_rest = |(id, scope): (ScopeId, &Scope<'_, P::State>)| {
             let at_rest =
@@ -291,7 +291,7 @@ impl<P: Program> Session<'_, P> {
         self.scopes.iter().any(is_at_rest)
     }
 
-    /// Returns whether a failure ends the branch or an enclosing branch, and not the run.
+    /// Returns whether a failure ends the scope or an enclosing scope, and not the run.
     fn ends_by_itself(&self, id: ScopeId) -> bool {
         let mut scope = self.scopes.get(id);
         while let Some(opener) = scope.opener {
@@ -303,25 +303,25 @@ impl<P: Program> Session<'_, P> {
         false
     }
 
-    /// Ends the failing branches without running attempts on any descendant. Returns whether there were any.
-    pub(crate) fn end_failing_branches(&mut self) -> bool {
+    /// Ends the failing scopes without running attempts on any descendant. Returns whether there were any.
+    pub(crate) fn end_failing_scopes(&mut self) -> bool {
         let mut any = false;
         for id in self.failing.clone() {
             let below = self.below(id);
             let at_rest = |id: &ScopeId| !self.scopes.get(*id).is_active();
             if at_rest(&id) && below.iter().all(at_rest) {
                 self.failing.remove(&id);
-                self.end_failing_branch(id, &below);
+                self.end_failing_scope(id, &below);
                 any = true;
             }
         }
         any
     }
 
-    fn end_failing_branch(&mut self, id: ScopeId, below: &[ScopeId]) {
+    fn end_failing_scope(&mut self, id: ScopeId, below: &[ScopeId]) {
         self.end_all(below);
         let scope = self.scopes.get_mut(id);
-        let FailingBranch { place, failure } = scope.failing.take().expect("the branch was marked as failed");
+        let FailingScope { place, failure } = scope.failing.take().expect("the scope was marked as failed");
         let said = scope.drafts.last().is_some_and(|draft| matches!(draft.phase, Phase::Failed(_)));
         if !said {
             scope.draft_of(place, Phase::Failed(failure), Reason::Step);
@@ -331,9 +331,9 @@ impl<P: Program> Session<'_, P> {
         self.touched.insert(id);
     }
 
-    /// Ends branches at their current positions.
-    fn end_all(&mut self, branches: &[ScopeId]) {
-        for child in branches {
+    /// Ends scopes at their current positions.
+    fn end_all(&mut self, scopes: &[ScopeId]) {
+        for child in scopes {
             self.failing.remove(child);
             let scope = self.scopes.get_mut(*child);
             if scope.end.is_some() {
@@ -353,7 +353,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Returns the in-memory branches of an opener, with all descendants.
+    /// Returns the in-memory scopes of an opener, with all descendants.
     fn below_step(&self, id: ScopeId, place: usize) -> Vec<ScopeId> {
         let is_own = |scope: &Scope<'_, P::State>| {
             scope.opener.is_some_and(|opener| opener.scope == id && opener.place == place)
@@ -365,7 +365,7 @@ impl<P: Program> Session<'_, P> {
         found
     }
 
-    /// Returns a branch with its in-memory descendants.
+    /// Returns a scope with its in-memory descendants.
     fn below(&self, id: ScopeId) -> Vec<ScopeId> {
         let mut found = vec![id];
         let mut next = 0;
@@ -411,7 +411,7 @@ impl<P: Program> Session<'_, P> {
             scope.unmark_started(place);
             written = true;
         }
-        // Withdraws an open question of a cancelled branch.
+        // Withdraws an open question of a cancelled scope.
         for place in scope.asking_places() {
             scope.draft_of(place, phase(), Reason::Cancel);
             let entry = scope.entry_mut(place);
@@ -426,15 +426,15 @@ impl<P: Program> Session<'_, P> {
 }
 
 /// Names the failed step by its path.
-fn failed_below(branch: &BranchPath, step: &StepId) -> String {
-    format!("{} failed", place_of(branch, step))
+fn failed_below(scope: &ScopePath, step: &StepId) -> String {
+    format!("{} failed", place_of(scope, step))
 }
 
-/// Returns the failure of an opener with a failed branch.
-fn with_branch(StepFailure { branch, step, failure }: &StepFailure) -> Failure {
+/// Returns the failure of an opener with a failed scope.
+fn with_scope(StepFailure { scope, step, failure }: &StepFailure) -> Failure {
     let below = failure.below.clone();
-    let below = below.unwrap_or_else(|| StepBelow { branch: branch.clone(), step: step.clone() });
+    let below = below.unwrap_or_else(|| StepBelow { scope: scope.clone(), step: step.clone() });
     let mut error = failure.error.clone();
-    error.insert(0, failed_below(branch, step));
+    error.insert(0, failed_below(scope, step));
     Failure { below: Some(below), ..Failure::new(failure.kind, error) }
 }

@@ -81,7 +81,7 @@ impl<P: Program> Session<'_, P> {
                 return Ok(None);
             }
             if !self.dirty.is_empty() {
-                // Deferred failures apply only to written branches.
+                // Deferred failures apply only to written scopes.
                 self.commit_surely().await?;
             }
         }
@@ -168,7 +168,7 @@ impl<P: Program> Session<'_, P> {
         let now = self.now();
         loop {
             let Some(id) = self.touched.pop_first() else {
-                if self.end_failing_branches() || self.apply_deferred_failures() { continue } else { break }
+                if self.end_failing_scopes() || self.apply_deferred_failures() { continue } else { break }
             };
             if self.scopes.find(id).is_none() {
                 continue;
@@ -199,7 +199,7 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Starts children of a branch's fan-outs up to the parallel limit, and joins complete fan-outs.
+    /// Starts children of a scope's fan-outs up to the parallel limit, and joins complete fan-outs.
     async fn fill_fans(&mut self, id: ScopeId) -> Result<(), RunError> {
         let scope = self.scopes.get(id);
         if scope.end.is_some() || scope.failing.is_some() {

@@ -12,38 +12,38 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::record::{Phase, Position, Reason, Record, TakenSignal};
 use crate::store::{Scan, Signal, SignalKind, Store, StoreError, StoreExt as _};
 
 use crate::engine::inspect::position_of;
 
-/// A step on a branch in an iteration.
-type Visit = (BranchPath, StepId, Vec<u32>);
+/// A step in a scope in an iteration.
+type Visit = (ScopePath, StepId, Vec<u32>);
 
 /// Returns the free signals of a run, in the order of sending.
 ///
-/// `positions`: the positions of the open branches. A step there in a newer epoch has lost its consumed signals.
+/// `positions`: the positions of the open scopes. A step there in a newer epoch has lost its consumed signals.
 ///
 /// # Errors
 /// Those of the store.
 pub(crate) async fn free_signals<'a>(
     store: &dyn Store,
     run: &RunId,
-    positions: impl Iterator<Item = (&'a BranchPath, &'a Position)>,
+    positions: impl Iterator<Item = (&'a ScopePath, &'a Position)>,
 ) -> Result<Vec<Signal>, StoreError> {
-    let entries = positions.flat_map(|(branch, position)| {
+    let entries = positions.flat_map(|(scope, position)| {
         position.frontier.iter().map(move |entry| {
-            let visit = (branch.clone(), entry.step.clone(), entry.at.iteration.clone());
+            let visit = (scope.clone(), entry.step.clone(), entry.at.iteration.clone());
             (visit, entry.at.epoch)
         })
     });
     let epochs: HashMap<Visit, u32> = entries.collect();
-    let newest = store.newest(run, &BranchPath::main()).await?.header().seq;
+    let newest = store.newest(run, &ScopePath::main()).await?.header().seq;
     free_at(store, run, newest, epochs).await
 }
 
-/// As [`free_signals`], with the main branch at record `seq`: for a fork. Steps in `begun` restart from the top,
+/// As [`free_signals`], with the main scope at record `seq`: for a fork. Steps in `begun` restart from the top,
 /// and have lost their consumed signals.
 pub(crate) async fn free_signals_at(
     store: &dyn Store,
@@ -54,7 +54,7 @@ pub(crate) async fn free_signals_at(
     let entries = begun
         .frontier
         .iter()
-        .map(|entry| ((BranchPath::main(), entry.step.clone(), entry.at.iteration.clone()), u32::MAX));
+        .map(|entry| ((ScopePath::main(), entry.step.clone(), entry.at.iteration.clone()), u32::MAX));
     let epochs = entries.collect();
     let mut free = free_at(store, run, seq, epochs).await?;
     let named = |signal: &Signal| matches!(signal.kind, SignalKind::Named { .. });
@@ -72,16 +72,16 @@ async fn free_at(
     if known.is_empty() {
         return Ok(Vec::new());
     }
-    let mut force = RecordsInForce { store, run, branches: BTreeMap::new(), epochs };
+    let mut force = RecordsInForce { store, run, scopes: BTreeMap::new(), epochs };
     force.add_main(seq).await?;
-    let mut branches: BTreeSet<(usize, BranchPath)> = BTreeSet::new();
+    let mut scopes: BTreeSet<(usize, ScopePath)> = BTreeSet::new();
     for record in &known {
-        let branch = &record.header().branch;
-        let above = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-        branches.extend(above.map(|branch| (branch.depth(), branch)));
+        let scope = &record.header().scope;
+        let above = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+        scopes.extend(above.map(|scope| (scope.depth(), scope)));
     }
-    for (_, branch) in branches {
-        force.add_child(&branch).await?;
+    for (_, scope) in scopes {
+        force.add_child(&scope).await?;
     }
     let mut free: BTreeMap<&str, &Record> = BTreeMap::new();
     let mut taken = BTreeSet::new();
@@ -120,58 +120,58 @@ fn message(record: &Record) -> Option<Signal> {
     let (signal, value) = signal_of(record)?;
     let kind = SignalKind::Named { name: signal.name.clone(), value: value.clone() };
     let (id, created_at) = (signal.id.clone(), signal.sent_at);
-    Some(Signal { id, kind, branch: None, sender: String::new(), created_at })
+    Some(Signal { id, kind, scope: None, sender: String::new(), created_at })
 }
 
-/// The records in force of the branches of a run.
+/// The records in force of the scopes of a run.
 struct RecordsInForce<'a> {
     store: &'a dyn Store,
     run: &'a RunId,
-    branches: BTreeMap<BranchPath, BTreeSet<u64>>,
+    scopes: BTreeMap<ScopePath, BTreeSet<u64>>,
     /// The newest epoch of each visit.
     epochs: HashMap<Visit, u32>,
 }
 
 impl RecordsInForce<'_> {
     async fn add_main(&mut self, seq: u64) -> Result<(), StoreError> {
-        let main = BranchPath::main();
+        let main = ScopePath::main();
         let seqs = self.walk(&main, seq).await?;
-        self.branches.insert(main, seqs);
+        self.scopes.insert(main, seqs);
         Ok(())
     }
 
-    /// Adds the records of a child branch. The branch may have several openings; each is in force together with
+    /// Adds the records of a child scope. The scope may have several openings; each is in force together with
     /// its parent record. An opening with a pruned position counts as in force.
-    async fn add_child(&mut self, branch: &BranchPath) -> Result<(), StoreError> {
-        let Some(parent) = branch.parent() else { return Ok(()) };
-        if self.branches.contains_key(branch) {
+    async fn add_child(&mut self, scope: &ScopePath) -> Result<(), StoreError> {
+        let Some(parent) = scope.parent() else { return Ok(()) };
+        if self.scopes.contains_key(scope) {
             return Ok(());
         }
         let mut seqs = BTreeSet::new();
-        let mut newest = self.store.newest(self.run, branch).await?.header().seq;
+        let mut newest = self.store.newest(self.run, scope).await?.header().seq;
         while newest > 0 {
-            let opening = self.walk(branch, newest).await?;
-            let record = self.store.load(self.run, branch, newest).await.ok();
+            let opening = self.walk(scope, newest).await?;
+            let record = self.store.load(self.run, scope, newest).await.ok();
             let kept = record.filter(|record| record.body_bytes().is_some());
             let origin = kept.and_then(|record| position_of(&record).ok()?.origin);
-            let above = self.branches.get(&parent);
+            let above = self.scopes.get(&parent);
             if origin.is_none_or(|origin| above.is_none_or(|above| above.contains(&origin))) {
                 seqs.extend(opening.iter().copied());
             }
             newest = opening.first().map_or(0, |first| first - 1);
         }
-        self.branches.insert(branch.clone(), seqs);
+        self.scopes.insert(scope.clone(), seqs);
         Ok(())
     }
 
-    /// Returns the effective history of a branch from `seq` back, and notes its epochs.
-    async fn walk(&mut self, branch: &BranchPath, seq: u64) -> Result<BTreeSet<u64>, StoreError> {
-        let records = self.store.history(self.run, branch, seq).await?;
+    /// Returns the effective history of a scope from `seq` back, and notes its epochs.
+    async fn walk(&mut self, scope: &ScopePath, seq: u64) -> Result<BTreeSet<u64>, StoreError> {
+        let records = self.store.history(self.run, scope, seq).await?;
         for record in &records {
             let header = record.header();
             let starts = header.started.iter().map(|start| (&start.step, &start.at));
             for (step, at) in header.step.iter().map(|step| (step, &header.at)).chain(starts) {
-                let visit = (branch.clone(), step.clone(), at.iteration.clone());
+                let visit = (scope.clone(), step.clone(), at.iteration.clone());
                 let epoch = self.epochs.entry(visit).or_default();
                 *epoch = at.epoch.max(*epoch);
             }
@@ -185,8 +185,8 @@ impl RecordsInForce<'_> {
         let Some(step) = header.step.clone().filter(|_| header.reason == Reason::Answer) else {
             return false;
         };
-        let visit = (header.branch.clone(), step, header.at.iteration.clone());
+        let visit = (header.scope.clone(), step, header.at.iteration.clone());
         let is_newest = self.epochs.get(&visit).is_none_or(|epoch| *epoch <= header.at.epoch);
-        is_newest && self.branches.get(&header.branch).is_some_and(|seqs| seqs.contains(&header.seq))
+        is_newest && self.scopes.get(&header.scope).is_some_and(|seqs| seqs.contains(&header.seq))
     }
 }

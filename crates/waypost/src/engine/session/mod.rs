@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::evidence::Site;
-use crate::id::{BranchPath, Digest};
+use crate::id::{Digest, ScopePath};
 use crate::plan::Broken;
 use crate::plan::shape::Shape;
 use crate::record::{Definition, Phase, RunStatus, SealedRun};
@@ -63,7 +63,7 @@ type Job<'a, O> = Pin<Box<dyn Future<Output = EndedAttempt<O>> + Send + 'a>>;
 /// The end of a running step.
 pub(super) struct EndedAttempt<O> {
     pub(super) scope: ScopeId,
-    /// The id of the start. The branch may be gone and its number reused, so only the id identifies the step.
+    /// The id of the start. The scope may be gone and its number reused, so only the id identifies the step.
     pub(super) job: u64,
     pub(super) place: usize,
     /// The end of the attempt; `None` for a suspended step.
@@ -82,7 +82,7 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) scopes: Scopes<'a, P::State>,
     /// Scopes with changes, to be walked before the next commit.
     pub(super) touched: BTreeSet<ScopeId>,
-    /// Branches with drafts for the next commit, parents first.
+    /// Scopes with drafts for the next commit, parents first.
     pub(super) dirty: BTreeSet<(usize, ScopeId)>,
     /// The newest known time of the run.
     pub(super) latest: Timestamp,
@@ -96,13 +96,13 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) is_claimed: bool,
     /// True while a step with many interruptions runs alone.
     pub(super) is_isolated: bool,
-    /// Branches whose steps begin their work after the next commit.
+    /// Scopes whose steps begin their work after the next commit.
     pub(super) launching: BTreeSet<ScopeId>,
-    /// Branches ready to run, waiting for the limit of running steps.
+    /// Scopes ready to run, waiting for the limit of running steps.
     pub(super) waiting_to_start: BTreeSet<ScopeId>,
-    /// The due times of branches.
+    /// The due times of scopes.
     pub(super) timers: BTreeSet<(Timestamp, ScopeId)>,
-    /// With [`SessionOptions::until`]: whether a step of the main branch may start, by place.
+    /// With [`SessionOptions::until`]: whether a step of the main scope may start, by place.
     pub(super) until_steps: Option<Vec<bool>>,
     pub(super) jobs: FuturesUnordered<Job<'a, P::Output>>,
     pub(super) jobs_started: u64,
@@ -122,17 +122,17 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) adopt: Option<Definition>,
     /// The graph of the definition before an adoption; judges the steps that started under that definition.
     pub(super) shape_before: Option<Shape>,
-    /// The existing and planned branches of the run, if the store has a branch quota; read on first use.
-    pub(super) branches: Option<HashSet<BranchPath>>,
+    /// The existing and planned scopes of the run, if the store has a scope quota; read on first use.
+    pub(super) known_paths: Option<HashSet<ScopePath>>,
     /// True if a new wait may already have its message in the store.
     pub(super) may_have_message: bool,
     /// The configuration for steps.
     pub(super) config: Arc<Map<String, Value>>,
     /// The site of evidence checks.
     pub(super) site: Arc<Site>,
-    /// Branches that end as failed, once no descendant is running.
+    /// Scopes that end as failed, once no descendant is running.
     pub(super) failing: BTreeSet<ScopeId>,
-    /// The number of branches with a running non-idempotent step.
+    /// The number of scopes with a running non-idempotent step.
     pub(super) doubtful: usize,
     /// True after a final failure: nothing more starts.
     pub(super) halted: bool,
@@ -251,7 +251,7 @@ impl<'a, P: Program> Session<'a, P> {
             requested_checkpoints: Vec::new(),
             adopt: None,
             shape_before: None,
-            branches: None,
+            known_paths: None,
             may_have_message: false,
             config: Arc::default(),
             site: Arc::default(),
@@ -393,7 +393,7 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     pub(super) fn mark_dirty(&mut self, id: ScopeId) {
-        let depth = self.scopes.get(id).chain.branch.depth();
+        let depth = self.scopes.get(id).chain.scope.depth();
         self.dirty.insert((depth, id));
     }
 
@@ -402,7 +402,7 @@ impl<'a, P: Program> Session<'a, P> {
         while let Some(id) = self.launching.pop_first() {
             for place in std::mem::take(&mut self.scopes.get_mut(id).starting) {
                 if !self.dirty.is_empty() && self.scopes.get(id).entry(place).has_children() {
-                    // A checkpoint was lost, and a join reads the ends of its branches from the store.
+                    // A checkpoint was lost, and a join reads the ends of its scopes from the store.
                     self.commit_surely().await?;
                 }
                 self.start(id, place);
@@ -432,7 +432,7 @@ impl<'a, P: Program> Session<'a, P> {
         let entry = scope.entry(place);
         let attempt = Attempt {
             run: scope.chain.run.clone(),
-            branch: scope.chain.branch.clone(),
+            scope: scope.chain.scope.clone(),
             step: entry.step.clone(),
             at: entry.at.clone(),
             lease,
@@ -446,7 +446,7 @@ impl<'a, P: Program> Session<'a, P> {
             } else {
                 StopHandle::default()
             },
-            scope: id,
+            scope_id: id,
             job,
             requests: self.request_sender.clone(),
             memos: Arc::new(Memos::new(Arc::clone(&store), entry.memos)),
@@ -456,14 +456,14 @@ impl<'a, P: Program> Session<'a, P> {
             site: Arc::clone(&self.site),
         };
         let joined = scope.fans.iter().find(|fan| fan.place == place).map(|fan| {
-            let (run, branch) = (scope.chain.run.clone(), scope.chain.branch.clone());
+            let (run, path) = (scope.chain.run.clone(), scope.chain.scope.clone());
             let (source, total) = (fan.source.clone(), fan.total);
             let children = children_of(scope, place);
             let (name, ends, passes) = (children.name.clone(), Arc::clone(&fan.ends), children.passes);
             Joined {
                 store,
                 run,
-                branch,
+                scope: path,
                 name,
                 source,
                 total,

@@ -20,7 +20,7 @@ pub(crate) const REQUESTS_MAX: usize = 64;
 /// A request of a running step.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// The branch of the step.
+    /// The scope of the step.
     pub(crate) scope: ScopeId,
     /// The start of the step; requests of an ended attempt are ignored.
     pub(crate) job: u64,

@@ -1,32 +1,32 @@
-//! The in-memory branches of a session, by number.
+//! The in-memory scopes of a session, by number.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use crate::id::BranchPath;
+use crate::id::ScopePath;
 
 use crate::engine::scope::{MAIN, Scope, ScopeId};
 
-/// The branches in memory. The main branch always exists.
+/// The scopes in memory. The main scope always exists.
 pub(crate) struct Scopes<'a, S> {
     slots: Vec<Option<Scope<'a, S>>>,
-    /// Free numbers, the lowest first, so that branches opened in order are written in order.
+    /// Free numbers, the lowest first, so that scopes opened in order are written in order.
     free: BinaryHeap<Reverse<ScopeId>>,
-    by_branch: HashMap<BranchPath, ScopeId>,
+    by_scope: HashMap<ScopePath, ScopeId>,
 }
 
 impl<'a, S> Scopes<'a, S> {
     pub(crate) fn new(main: Scope<'a, S>) -> Self {
-        let by_branch = HashMap::from([(main.branch().clone(), MAIN)]);
-        Self { slots: vec![Some(main)], free: BinaryHeap::new(), by_branch }
+        let by_scope = HashMap::from([(main.path().clone(), MAIN)]);
+        Self { slots: vec![Some(main)], free: BinaryHeap::new(), by_scope }
     }
 
     pub(crate) fn get(&self, id: ScopeId) -> &Scope<'a, S> {
-        self.slots[id].as_ref().expect("only branches in memory are named")
+        self.slots[id].as_ref().expect("only scopes in memory are named")
     }
 
     pub(crate) fn get_mut(&mut self, id: ScopeId) -> &mut Scope<'a, S> {
-        self.slots[id].as_mut().expect("only branches in memory are named")
+        self.slots[id].as_mut().expect("only scopes in memory are named")
     }
 
     pub(crate) fn find_ref(&self, id: ScopeId) -> Option<&Scope<'a, S>> {
@@ -37,12 +37,12 @@ impl<'a, S> Scopes<'a, S> {
         self.slots.get_mut(id)?.as_mut()
     }
 
-    pub(crate) fn of_branch(&self, branch: &BranchPath) -> Option<&Scope<'a, S>> {
-        self.by_branch.get(branch).map(|id| self.get(*id))
+    pub(crate) fn of_scope(&self, scope: &ScopePath) -> Option<&Scope<'a, S>> {
+        self.by_scope.get(scope).map(|id| self.get(*id))
     }
 
     pub(crate) fn add(&mut self, scope: Scope<'a, S>) -> ScopeId {
-        let branch = scope.branch().clone();
+        let path = scope.path().clone();
         let id = match self.free.pop() {
             Some(Reverse(id)) => {
                 self.slots[id] = Some(scope);
@@ -53,7 +53,7 @@ impl<'a, S> Scopes<'a, S> {
                 self.slots.len() - 1
             }
         };
-        self.by_branch.insert(branch, id);
+        self.by_scope.insert(path, id);
         id
     }
 
@@ -61,7 +61,7 @@ impl<'a, S> Scopes<'a, S> {
         let scope = self.slots.get_mut(id)?.take();
         if let Some(scope) = &scope {
             self.free.push(Reverse(id));
-            self.by_branch.remove(scope.branch());
+            self.by_scope.remove(scope.path());
         }
         scope
     }

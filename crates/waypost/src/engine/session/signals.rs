@@ -43,7 +43,7 @@ impl Engine {
                 entry.waits.iter().any(|wait| wait.id == id && !id.is_empty() && is_open(wait))
             };
             since = since.or(position.frontier.iter().find(asks).map(|entry| entry.since));
-            waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
+            waiting.extend(Waiting::of_position(&head.record.header().scope, &position));
         }
         let Some(since) = since else {
             // Another answer came first, or the deadline of the wait has passed.
@@ -78,8 +78,8 @@ impl Engine {
         let (run, step) = (RunId::new(run.as_ref())?, step.as_ref());
         let waiting = self.waiting(&run).await?;
         let is_meant = |waiting: &&Waiting| {
-            let Waiting { branch, step: id, wait } = waiting;
-            wait.on == WaitKind::Answer && (id.as_str() == step || format!("{branch}/{id}") == step)
+            let Waiting { scope, step: id, wait } = waiting;
+            wait.on == WaitKind::Answer && (id.as_str() == step || format!("{scope}/{id}") == step)
         };
         let meant: Vec<Waiting> = waiting.iter().filter(is_meant).cloned().collect();
         match meant.as_slice() {
@@ -117,7 +117,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Lists the external waits of a run, branch by branch.
+    /// Lists the external waits of a run, scope by scope.
     ///
     /// # Errors
     /// Those of [`Snapshot::read`].
@@ -126,13 +126,13 @@ impl Engine {
         let mut waiting = Vec::new();
         for head in &snapshot.heads {
             let position = position_of(&head.record)?;
-            waiting.extend(Waiting::of_position(&head.record.header().branch, &position));
+            waiting.extend(Waiting::of_position(&head.record.header().scope, &position));
         }
         Ok(waiting)
     }
 
     fn message(&self, kind: SignalKind) -> Signal {
-        Signal { id: String::new(), kind, branch: None, sender: String::new(), created_at: self.clock.now() }
+        Signal { id: String::new(), kind, scope: None, sender: String::new(), created_at: self.clock.now() }
     }
 
     /// Returns whether the wait `id` has an unconsumed answer.
@@ -141,7 +141,7 @@ impl Engine {
         Ok(self.store.signals(run).await?.iter().any(|pending| answers(&pending.kind)))
     }
 
-    /// Returns whether the wait `id` was answered, consumed or not. A wait withdrawn by the cancel of its branch
+    /// Returns whether the wait `id` was answered, consumed or not. A wait withdrawn by the cancel of its scope
     /// was not.
     async fn was_answered(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
         if self.has_answer(run, id).await? {
@@ -213,7 +213,7 @@ impl<P: Program> Session<'_, P> {
         }
         let run = self.main().chain.run.clone();
         if self.free_signals.is_none() && self.scopes.iter().any(|(_, scope)| scope.asks_for_signal()) {
-            let positions = self.scopes.iter().map(|(_, scope)| (scope.branch(), &scope.position));
+            let positions = self.scopes.iter().map(|(_, scope)| (scope.path(), &scope.position));
             let own = free_signals(self.engine.store.as_ref(), &run, positions).await?;
             self.free_signals = Some(own);
         }
@@ -247,9 +247,8 @@ impl<P: Program> Session<'_, P> {
     /// Delivers a message to the first matching wait. Returns whether there is one.
     fn deliver(&mut self, signal: &Signal) -> bool {
         let Some(message) = Message::of(signal) else { return false };
-        let meant = |scope: &Scope<'_, P::State>| {
-            signal.branch.as_ref().is_none_or(|branch| branch == scope.branch())
-        };
+        let meant =
+            |scope: &Scope<'_, P::State>| signal.scope.as_ref().is_none_or(|path| path == scope.path());
         let scopes = self.scopes.iter().filter(|(_, scope)| meant(scope));
         let waiter = scopes.filter_map(|(id, scope)| Some((id, scope.waiter_for(&message)?))).next();
         let Some((id, waiter)) = waiter else { return false };
@@ -360,7 +359,7 @@ fn is_on_message(wait: &Wait) -> bool {
 }
 
 impl<S> Scope<'_, S> {
-    /// Returns whether a step of the branch waits for an answer or a signal.
+    /// Returns whether a step of the scope waits for an answer or a signal.
     pub(crate) fn asks(&self) -> bool {
         self.waiting_for(&is_on_message).is_some() || self.pending_waits().next().is_some()
     }
@@ -446,7 +445,7 @@ pub struct StopHandle {
     asked: Arc<StopState>,
 }
 
-/// Small, since every branch in memory has a separate state.
+/// Small, since every scope in memory has a separate state.
 #[derive(Debug, Default)]
 struct StopState {
     /// The source of the first request; set before `level`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::id::{CheckpointRef, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::projection::events::{RerunCause, SIGNAL_KEY};
 use crate::record::{
@@ -25,7 +25,7 @@ use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::definition::{Adopting, Forget, carried, check_fit, forget};
 use crate::engine::resume::invalidation::{RequestedRerun, invalidate_named};
-use crate::engine::resume::resume_point::{branches_in_force, reopen_for};
+use crate::engine::resume::resume_point::{reopen_for, scopes_in_force};
 use crate::engine::resume::trust;
 use crate::engine::scope::MAIN;
 use crate::engine::session::Session;
@@ -38,22 +38,22 @@ impl Engine {
     /// Forks a run: creates a new run from a checkpoint, and executes the new run. The new run has its own copy
     /// of the state and of the records in force, so the other run may be deleted.
     ///
-    /// In a graph by needs, the branches below go back to the time of the checkpoint; steps begun since run again. From the
-    /// newest checkpoint, the branches are copied at their newest sound records. Interrupted or waiting steps restart from the
+    /// In a graph by needs, the scopes below go back to the time of the checkpoint; steps begun since run again. From the
+    /// newest checkpoint, the scopes are copied at their newest sound records. Interrupted or waiting steps restart from the
     /// top. A non-idempotent step that has begun is in doubt.
     ///
-    /// In other graphs, and with a step to rerun below the main branch, branches that were open at the checkpoint and still
-    /// are open or ready to be joined are copied at their newest sound record, and branches joined since the checkpoint
-    /// restart. With an edited state all unjoined branches restart, unless the program [keeps outputs
-    /// apart](Program::keeps_apart): these branches see the edit.
+    /// In other graphs, and with a step to rerun below the main scope, scopes that were open at the checkpoint and still
+    /// are open or ready to be joined are copied at their newest sound record, and scopes joined since the checkpoint
+    /// restart. With an edited state all unjoined scopes restart, unless the program [keeps outputs
+    /// apart](Program::keeps_apart): these scopes see the edit.
     ///
-    /// The evidence of branches joined before the checkpoint is checked, and not copied.
+    /// The evidence of scopes joined before the checkpoint is checked, and not copied.
     ///
-    /// The items of branches are copied right after the new run is created. A crash in between leaves a run that
+    /// The items of scopes are copied right after the new run is created. A crash in between leaves a run that
     /// a resume refuses; delete that run.
     ///
     /// # Errors
-    /// - [`RunError::NoState`]: the checkpoint has no state, or its branches exceed the size limit of a new run.
+    /// - [`RunError::NoState`]: the checkpoint has no state, or its scopes exceed the size limit of a new run.
     /// - [`RunError::InDoubt`]: evidence of a finished step does not hold, or could not be checked.
     /// - [`RunError::Undoing`]: an undo of the other run is unfinished, and may have undone steps of the checkpoint.
     /// - [`RunError::Changed`]: the checkpoint has another program, and `start` does not adopt the change.
@@ -68,14 +68,14 @@ impl Engine {
         check_forkable(from)?;
         refuse_undone(self, &from.run, from.seq).await?;
         let store = self.store.as_ref();
-        let checkpoint = load_with_state(self, &from.run, &from.branch, from.seq).await?;
-        let newest = position_of(&store.newest(&from.run, &from.branch).await?)?;
+        let checkpoint = load_with_state(self, &from.run, &from.scope, from.seq).await?;
+        let newest = position_of(&store.newest(&from.run, &from.scope).await?)?;
         refuse_unfinished_undo(&from.run, &newest, Some(&ResumeFrom::Checkpoint(from.seq)))?;
         let (position, mut redone) = position_for_retry(program.shape(), &checkpoint, false)?;
         let (mut position, mut reopened) = (position.back_at_work(), BTreeMap::new());
         let edited = blinds(program, &start);
-        let below = start.from.as_ref().filter(|(branch, _)| !branch.is_main());
-        let is_newest = store.newest(&from.run, &from.branch).await?.header().seq == from.seq;
+        let below = start.from.as_ref().filter(|(scope, _)| !scope.is_main());
+        let is_newest = store.newest(&from.run, &from.scope).await?.header().seq == from.seq;
         if !is_newest && !edited && below.is_none() && !program.shape().is_routed() {
             let then = ScopesThen::read(self, program, (&checkpoint, &position), Closed::Leave).await?;
             reopened = then.moves(self, program).await?.open;
@@ -95,13 +95,13 @@ impl Engine {
         if let Some(named) = below {
             reopened = reopen_for(self, program, (&checkpoint, &position), named).await?;
         }
-        if let Some(main) = reopened.remove(&from.branch) {
+        if let Some(main) = reopened.remove(&from.scope) {
             position = main.position;
             redone.extend(main.forgotten);
         }
         let children = reopened
             .iter()
-            .map(|(branch, child)| (branch.clone(), (child.record.clone(), child.position.clone())));
+            .map(|(scope, child)| (scope.clone(), (child.record.clone(), child.position.clone())));
         let children = (OnDamagedChild::TakeOlder, &children.collect());
         let taken = Portable::at(store, checkpoint, position.clone(), children).await;
         let taken = taken.map_err(|error| match error {
@@ -123,8 +123,8 @@ impl Engine {
     async fn read_joined<P: Program>(&self, program: &P, scopes: &mut SourceScopes) -> Result<(), RunError> {
         let main = &scopes.main;
         let position = Position { chain: None, ..main.position.clone() };
-        for known in branches_in_force(self, program, (&main.record, &position)).await?.into_values() {
-            if !scopes.carries(&known.record.header().branch) {
+        for known in scopes_in_force(self, program, (&main.record, &position)).await?.into_values() {
+            if !scopes.carries(&known.record.header().scope) {
                 let history = history_of(self.store.as_ref(), &known.record, &known.position).await?;
                 scopes.joined.push(SourceScope::of(&known.record, known.position, history.iter())?);
             }
@@ -136,28 +136,28 @@ impl Engine {
     pub(crate) async fn config_at(&self, at: &CheckpointRef) -> Result<Map<String, Value>, RunError> {
         check_forkable(at)?;
         let entry = self.store.run(&at.run).await?;
-        let position = position_of(&load_with_state(self, &at.run, &at.branch, at.seq).await?)?;
+        let position = position_of(&load_with_state(self, &at.run, &at.scope, at.seq).await?)?;
         Ok(self.config_of(&entry, &position).await?)
     }
 
-    /// Returns the signals that no step finished at a checkpoint of the main branch has taken. A fork begins with these
+    /// Returns the signals that no step finished at a checkpoint of the main scope has taken. A fork begins with these
     /// signals, and a portable checkpoint has none.
     ///
     /// # Errors
     /// [`RunError::NoState`]: the state of the checkpoint is gone. Others of the store.
     pub async fn signals_at(&self, at: &CheckpointRef) -> Result<Vec<Signal>, RunError> {
-        let record = load_with_state(self, &at.run, &at.branch, at.seq).await?;
+        let record = load_with_state(self, &at.run, &at.scope, at.seq).await?;
         let position = position_of(&record)?.back_at_work();
         Ok(free_signals_at(self.store.as_ref(), &at.run, at.seq, &position).await?)
     }
 
     /// Makes a new run that begins with a portable checkpoint, and works on it.
     ///
-    /// Open branches are copied at their exported positions; with an edited state, only branches about to be joined.
+    /// Open scopes are copied at their exported positions; with an edited state, only scopes about to be joined.
     /// A non-idempotent step that started between the checkpoint and the export is in doubt. Everything else as for [`fork_program`](Self::fork_program).
     ///
     /// # Errors
-    /// [`RunError::NoState`]: the checkpoint is not on the main branch. Others as for
+    /// [`RunError::NoState`]: the checkpoint is not in the main scope. Others as for
     /// [`fork_program`](Self::fork_program).
     pub async fn import_program<P: Program>(
         &self,
@@ -197,7 +197,7 @@ impl Engine {
         cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
         redone.extend(failures_of(program.shape(), &checkpoint)?);
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
-        forget(program, &BranchPath::main(), &redone, &mut state)?;
+        forget(program, &ScopePath::main(), &redone, &mut state)?;
         if start.evidence == OriginEvidence::Checked {
             let checked: Vec<&SourceScope> = scopes.carried().chain(&scopes.joined).collect();
             let questions = trust::doubted(self, program.shape(), &run, &checked).await;
@@ -208,14 +208,14 @@ impl Engine {
         if let Some(edit) = start.edit {
             edit.apply(&mut state, || header.reference().to_string())?;
         }
-        let CheckpointRef { run: from, branch, seq } = header.reference();
-        let parent = Parent { run: from, branch, seq, digest: checkpoint.digest() };
+        let CheckpointRef { run: from, scope, seq } = header.reference();
+        let parent = Parent { run: from, scope, seq, digest: checkpoint.digest() };
         let record = RunRecord { v: FORMAT, parent: Some(parent), ..run };
         let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
         let begin = (Chain::first(&sealed), state);
         let mut main = scopes.main.to_scope(begin, program.shape(), &cut, start.evidence);
-        if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
+        if let Some((_, step)) = start.from.as_ref().filter(|(scope, _)| scope.is_main()) {
             let cause = RerunCause::Requested { by: None, by_rollback: false };
             let draft = main.drafts.last_mut().expect("a fork begins with its own record");
             draft.report.notes.push(invalidated(step, &cause));
@@ -228,7 +228,7 @@ impl Engine {
         session.site = Arc::new(self.site(sealed.record()));
         session.shape_before = start.adoption.map(|adoption| adoption.before);
         session.mark_dirty(MAIN);
-        scopes.add_branches(&mut session, MAIN, start.evidence)?;
+        scopes.add_scopes(&mut session, MAIN, start.evidence)?;
         let status = session.create(&sealed, &holder).await?;
         left.iter().for_each(|warning| self.observer.warned(warning));
         let lease = session.lease().clone();
@@ -240,20 +240,20 @@ impl Engine {
     }
 }
 
-/// Returns whether open branches would miss the state edit, because each has a separate state.
+/// Returns whether open scopes would miss the state edit, because each has a separate state.
 fn blinds<P: Program>(program: &P, start: &StartOptions<P::State>) -> bool {
     start.edit.is_some() && !program.keeps_apart()
 }
 
 fn check_forkable(at: &CheckpointRef) -> Result<(), RunError> {
-    if at.branch.is_main() {
+    if at.scope.is_main() {
         return Ok(());
     }
-    let why = "a run can be forked from its main branch only".to_owned();
+    let why = "a run can be forked from its main scope only".to_owned();
     Err(RunError::NoState { at: at.to_string(), why })
 }
 
-/// Restarts the work of a checkpoint that has begun again since: finished steps, and openers whose ended branches have
+/// Restarts the work of a checkpoint that has begun again since: finished steps, and openers whose ended scopes have
 /// continued. Returns the results to remove from the state.
 async fn restart_begun(
     engine: &Engine,
@@ -278,7 +278,7 @@ struct ForkOrigin {
     redone: Vec<Forget>,
 }
 
-/// Applies the adopted definition and the step to rerun to the position of the main branch. Returns the parts to
+/// Applies the adopted definition and the step to rerun to the position of the main scope. Returns the parts to
 /// remove from the state.
 fn reposition<P: Program>(
     program: &P,
@@ -303,7 +303,7 @@ fn reposition<P: Program>(
         main.position = carried.position;
         redone = carried.redone.into_iter().map(|(step, _)| Forget::Step(step)).collect();
     }
-    if let Some((_, step)) = start.from.as_ref().filter(|(branch, _)| branch.is_main()) {
+    if let Some((_, step)) = start.from.as_ref().filter(|(scope, _)| scope.is_main()) {
         let requested = RequestedRerun { step, policy: ReusePolicy::Drop, by: None };
         let after = invalidate_named(shape, &main.position, requested, main.position.epoch, &header.run)?;
         main.position = after.position;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::plan::shape::Shape;
 use crate::record::{Position, Reason, Record};
 use crate::store::{Damage, Lease, Page, Scan, ScanOrder, StoreExt as _};
@@ -33,7 +33,7 @@ pub(crate) async fn restarted<'a, P: Program>(
     options: ResumeOptions<P::State>,
 ) -> Result<Session<'a, P>, RunError> {
     let run = lease.run();
-    manual::refuse_all(run, &options.edit_branches, "the run is restarted, and opens the branch again")?;
+    manual::refuse_all(run, &options.edit_scopes, "the run is restarted, and opens the scope again")?;
     let report = (options.adopt.as_ref(), options.on_change);
     let adopt = definition_of_restart(engine, lease, program.shape(), report).await?;
     if let Some(edit) = options.edit {
@@ -54,7 +54,7 @@ pub(crate) async fn restarted<'a, P: Program>(
     let next = seqs.max().unwrap_or(0).max(highest) + 1;
     let chain = Chain {
         run: run.clone(),
-        branch: BranchPath::main(),
+        scope: ScopePath::main(),
         token: lease.token(),
         next,
         prev: newest.as_ref().map(Record::digest),
@@ -68,7 +68,7 @@ pub(crate) async fn restarted<'a, P: Program>(
         resume: newest.as_ref().map_or(0, |record| record.header().resume) + 1,
         repeated: None,
     };
-    let epoch = epochs(engine, run, &BranchPath::main()).await? + 1;
+    let epoch = epochs(engine, run, &ScopePath::main()).await? + 1;
     let mut position = first_position(program.shape(), epoch);
     let answers = options.on_doubt.answers();
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
@@ -115,7 +115,7 @@ pub(crate) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>)
         Some(ResumeFrom::Step(step)) if shape.place(step.as_str()).is_none() => {
             Err(RunError::InvalidStep(step.clone()))
         }
-        Some(ResumeFrom::StepOn(branch, step)) if !is_step_on(shape, branch, step) => {
+        Some(ResumeFrom::StepOn(scope, step)) if !is_step_on(shape, scope, step) => {
             Err(RunError::InvalidStep(step.clone()))
         }
         Some(_) => {
@@ -125,7 +125,7 @@ pub(crate) fn refuse_from(run: &RunId, shape: &Shape, from: Option<&ResumeFrom>)
     }
 }
 
-/// The newest records of the main branch.
+/// The newest records of the main scope.
 struct NewestRecords {
     /// The newest record with a sound header.
     newest: Option<Record>,
@@ -135,7 +135,7 @@ struct NewestRecords {
 
 async fn ends(engine: &Engine, run: &RunId) -> Result<NewestRecords, RunError> {
     let mut scan =
-        Scan { branch: Some(BranchPath::main()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
+        Scan { scope: Some(ScopePath::main()), order: ScanOrder::NewestFirst, limit: 1, ..Scan::of(run) };
     let mut found = engine.store.scan(&scan).await?;
     // More records may be damaged than a page lists.
     while found.records.is_empty() && found.next.is_some() {
@@ -148,11 +148,11 @@ async fn ends(engine: &Engine, run: &RunId) -> Result<NewestRecords, RunError> {
     Ok(NewestRecords { newest: found.records.into_iter().next(), damaged: found.damaged })
 }
 
-/// Returns the highest seq ever used on the main branch, quarantine included; 0 without a head.
+/// Returns the highest seq ever used in the main scope, quarantine included; 0 without a head.
 async fn highest_seq(engine: &Engine, run: &RunId) -> u64 {
     let heads = engine.store.heads(run, &Page { limit: 1, ..Page::default() }).await;
     let heads = heads.map(|found| found.heads).unwrap_or_default();
-    let main = heads.iter().find(|head| head.record.header().branch.is_main());
+    let main = heads.iter().find(|head| head.record.header().scope.is_main());
     main.map_or(0, |head| head.next - 1)
 }
 
@@ -181,7 +181,7 @@ impl Config {
         }
     }
 
-    /// Returns the configuration after a merge with `over`, and drafts the change on a new branch.
+    /// Returns the configuration after a merge with `over`, and drafts the change in a new scope.
     fn laid_under<S>(self, over: Map<String, Value>, main: &mut Scope<'_, S>) -> Map<String, Value> {
         let mut config = self.map.clone();
         merge(&mut config, over);
@@ -196,15 +196,15 @@ impl Config {
     }
 }
 
-/// Returns the position of the newest sound record of the main branch.
+/// Returns the position of the newest sound record of the main scope.
 async fn newest_position(engine: &Engine, run: &RunId) -> Option<Position> {
     let store = engine.store.as_ref();
-    let main = BranchPath::main();
+    let main = ScopePath::main();
     let record = match store.newest(run, &main).await {
         Ok(record) => record,
         Err(_) => {
             let heads = store.heads(run, &Page { limit: 1, ..Page::default() }).await.ok()?.heads;
-            heads.into_iter().map(|head| head.record).find(|record| record.header().branch == main)?
+            heads.into_iter().map(|head| head.record).find(|record| record.header().scope == main)?
         }
     };
     record.position().ok()

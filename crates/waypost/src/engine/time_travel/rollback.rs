@@ -1,8 +1,8 @@
-//! Rollback of the main branch: to an older checkpoint, to a step, or to the end.
+//! Rollback of the main scope: to an older checkpoint, to a step, or to the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::{Children, Shape, Step, Unfinished};
 use crate::record::{
     FrontierEntry, Header, Phase, Position, Reason, Record, Reusable, Status, Try, Wait, WaitKind,
@@ -23,12 +23,12 @@ pub(crate) use scopes::{Closed, Moves, PointInTime, ScopesThen};
 
 mod scopes;
 
-/// Rolls the main branch back to an older record, or to its end. Returns the draft of the rollback, and the transitions
+/// Rolls the main scope back to an older record, or to its end. Returns the draft of the rollback, and the transitions
 /// of the scopes below.
 ///
-/// In a graph by needs, the scopes below go back to their positions then. In other graphs, unjoined branches of that record
-/// restart, and their later work is abandoned. With `goes_on`, the branches of a fan-out that is open in both records
-/// continue from their newest positions, and other unjoined branches restart.
+/// In a graph by needs, the scopes below go back to their positions then. In other graphs, unjoined scopes of that record
+/// restart, and their later work is abandoned. With `goes_on`, the scopes of a fan-out that is open in both records
+/// continue from their newest positions, and other unjoined scopes restart.
 pub(crate) async fn go_back<P: Program>(
     engine: &Engine,
     program: &P,
@@ -43,7 +43,7 @@ pub(crate) async fn go_back<P: Program>(
         base.position.chain = None;
         return Ok((Draft::new(Phase::Restored, Reason::Manual, None, Try::default()), Moves::default()));
     };
-    let record = load_with_state(engine, &run, &BranchPath::main(), seq).await?;
+    let record = load_with_state(engine, &run, &ScopePath::main(), seq).await?;
     let (mut position, failures) = position_for_retry(shape, &record, false)?;
     base.redone.extend(failures);
     if step.is_none() {
@@ -54,13 +54,13 @@ pub(crate) async fn go_back<P: Program>(
         let why = format!("the input state of step `{step}` was not kept");
         return Err(RunError::NoState { at: format!("{run}@{seq}"), why });
     }
-    let main = BranchPath::main();
+    let main = ScopePath::main();
     let epoch = epochs(engine, &run, &main).await? + 1;
     if step.is_none() && !goes_on && !shape.is_routed() {
         let position = position.back_at_work();
         let then = ScopesThen::read(engine, program, (&record, &position), Closed::Continue).await?;
         let mut moves = then.moves(engine, program).await?;
-        let moved = moves.open.remove(&main).expect("the main branch always moves");
+        let moved = moves.open.remove(&main).expect("the main scope always moves");
         base.redone.extend(moved.forgotten);
         let mut draft = rolled_back(engine, shape, base, (record, moved.position), (step, epoch)).await?;
         draft.report.notes.extend(moved.drafts.into_iter().flat_map(|draft| draft.report.notes));
@@ -131,7 +131,7 @@ pub(crate) async fn go_back<P: Program>(
     Ok((draft, Moves::default()))
 }
 
-/// Moves the main branch to a position at an older record. Returns the draft.
+/// Moves the main scope to a position at an older record. Returns the draft.
 async fn rolled_back(
     engine: &Engine,
     shape: &Shape,
@@ -140,7 +140,7 @@ async fn rolled_back(
     (step, epoch): (Option<&StepId>, u32),
 ) -> Result<Draft, RunError> {
     position.chain = None;
-    // A later start has overwritten the files of the old result, and open branches have continued.
+    // A later start has overwritten the files of the old result, and open scopes have continued.
     let mut begun = begun_since(engine.store.as_ref(), &record.header().reference()).await?;
     // The scopes of the passes and items have positions of their own.
     begun.retain(|id| !shape.step(id.as_str()).is_some_and(Step::opens));
@@ -153,7 +153,7 @@ async fn rolled_back(
     let results: Vec<StepId> = results.map(|(step, _)| step.clone()).collect();
     results.iter().for_each(|step| position.drop_results(step));
     base.redone.extend(results.into_iter().map(Forget::Step));
-    // Steps whose start was set aside and resumed later have other branches now.
+    // Steps whose start was set aside and resumed later have other scopes now.
     let started = base.position.reusable.keys().filter_map(|step| base.position.started_before(step));
     let entries = started.chain(&base.position.frontier);
     let kept: Vec<u64> = entries.flat_map(FrontierEntry::fans).map(|fan| fan.since).collect();
@@ -219,7 +219,7 @@ pub(crate) async fn invalidate_begun(
     Ok(after.forgotten)
 }
 
-/// Returns whether ended branches of a step have continued after a record of the main branch: a later session retried or
+/// Returns whether ended scopes of a step have continued after a record of the main scope: a later session retried or
 /// reran these.
 pub(crate) async fn has_continued(
     engine: &Engine,
@@ -231,15 +231,15 @@ pub(crate) async fn has_continued(
         return Ok(false);
     }
     let store = engine.store.as_ref();
-    for branch in store.branches(&at.run).await? {
-        let top = std::iter::successors(Some(branch.clone()), BranchPath::parent)
+    for scope in store.scopes(&at.run).await? {
+        let top = std::iter::successors(Some(scope.clone()), ScopePath::parent)
             .find(|top| top.parent().is_some_and(|parent| parent.is_main()));
         if top.and_then(|top| opener_of(shape, &top)).as_ref() != Some(&entry.step) {
             continue;
         }
         // The token orders the sessions of a run.
-        let token = match store.newest(&at.run, &branch).await {
-            // The branch is taken at its newest sound record.
+        let token = match store.newest(&at.run, &scope).await {
+            // The scope is taken at its newest sound record.
             Err(StoreError::Damaged { .. }) => continue,
             newest => newest?.header().token,
         };
@@ -293,7 +293,7 @@ pub(crate) fn ask_about_effects(
     }
 }
 
-/// Checks that branches about to restart have no non-idempotent steps: the older checkpoint does not show which
+/// Checks that scopes about to restart have no non-idempotent steps: the older checkpoint does not show which
 /// of these steps had ended.
 ///
 /// # Errors
@@ -310,7 +310,7 @@ pub(crate) fn check_left(shape: &Shape, entry: &FrontierEntry, at: &Record) -> R
     Err(RunError::NoState { at: at.header().reference().to_string(), why })
 }
 
-/// Returns whether the branches of an older frontier entry on the main branch are abandoned, and restart. `step`:
+/// Returns whether the scopes of an older frontier entry in the main scope are abandoned, and restart. `step`:
 /// the target step of the rollback, if named. `newest`: the newest position.
 pub(crate) async fn is_abandoned(
     engine: &Engine,
@@ -322,9 +322,9 @@ pub(crate) async fn is_abandoned(
     if !entry.has_children() {
         return Ok(false);
     }
-    // The named step is another step, or joins these branches.
+    // The named step is another step, or joins these scopes.
     if step.is_some() || joins(entry) || (goes_on && is_under_way(newest, entry)) {
-        return fanned_out_since(engine, (run, &BranchPath::main()), entry).await;
+        return fanned_out_since(engine, (run, &ScopePath::main()), entry).await;
     }
     Ok(true)
 }
@@ -338,8 +338,8 @@ pub(crate) async fn aim<'a>(
 ) -> Result<Option<(u64, Option<&'a StepId>)>, RunError> {
     let step = match from {
         ResumeFrom::Checkpoint(seq) => return Ok(Some((*seq, None))),
-        // `resume_point` rolls the other branches back.
-        ResumeFrom::End | ResumeFrom::StepOn(..) | ResumeFrom::Branches => return Ok(None),
+        // `resume_point` rolls the other scopes back.
+        ResumeFrom::End | ResumeFrom::StepOn(..) | ResumeFrom::Scopes => return Ok(None),
         ResumeFrom::Unknown(name) => return Err(RunError::UnknownStep(name.clone())),
         ResumeFrom::Step(step) if shape.place(step.as_str()).is_none() => {
             return Err(RunError::InvalidStep(step.clone()));
@@ -350,14 +350,14 @@ pub(crate) async fn aim<'a>(
     let newest = base.snapshot.newest().header().seq;
     let opens = opens_its_own(shape, step);
     let is_open = |record: &Record| is_start_of(record.header(), step, opens);
-    let found = engine.store.find_back(run, &BranchPath::main(), newest, &is_open).await?;
+    let found = engine.store.find_back(run, &ScopePath::main(), newest, &is_open).await?;
     let not_finished =
-        || RunError::NotFinished { run: run.clone(), branch: BranchPath::main(), step: step.clone() };
+        || RunError::NotFinished { run: run.clone(), scope: ScopePath::main(), step: step.clone() };
     let found = found.ok_or_else(not_finished)?;
     Ok(Some((found.header().seq, Some(step))))
 }
 
-/// Returns whether a record starts a step, puts the step in doubt right before its start, or opens its branches
+/// Returns whether a record starts a step, puts the step in doubt right before its start, or opens its scopes
 /// as the start.
 fn is_start_of(header: &Header, step: &StepId, opens: bool) -> bool {
     let in_doubt = header.reason == Reason::Redo && matches!(header.phase, Phase::Interrupted { .. });
@@ -366,39 +366,39 @@ fn is_start_of(header: &Header, step: &StepId, opens: bool) -> bool {
         || ((in_doubt || is_opening) && header.step.as_ref() == Some(step))
 }
 
-/// Returns whether the branches are the work of the step itself, for example over items: a rerun opens new
-/// branches. The join of a fork reruns alone.
+/// Returns whether the scopes are the work of the step itself, for example over items: a rerun opens new
+/// scopes. The join of a fork reruns alone.
 fn opens_its_own(shape: &Shape, step: &StepId) -> bool {
     let is_fork = |step: &Step| step.children.as_ref().is_some_and(Children::is_fork);
     shape.step(step.as_str()).is_some_and(|step| step.opens() && !is_fork(step))
 }
 
-/// Returns whether all branches of a fan-out have ended, so that the join is next.
+/// Returns whether all scopes of a fan-out have ended, so that the join is next.
 pub(crate) fn joins(entry: &FrontierEntry) -> bool {
     let is_waiting = entry.waits.iter().any(|wait| wait.on == WaitKind::Children);
     !is_waiting && entry.open_fan().is_some_and(|fan| fan.opened == fan.total)
 }
 
-/// Returns whether a position waits for the same branches as an entry of another position.
+/// Returns whether a position waits for the same scopes as an entry of another position.
 fn is_under_way(newest: &Position, entry: &FrontierEntry) -> bool {
     let since = |entry: &FrontierEntry| entry.fans().next().map(|fan| fan.since);
     let same = |found: &FrontierEntry| found.step == entry.step && since(found) == since(entry);
     newest.frontier.iter().any(|found| same(found) && !joins(found))
 }
 
-/// Returns the highest epoch ever used on a branch. The next epoch gives reruns new idempotency keys and memoized
+/// Returns the highest epoch ever used in a scope. The next epoch gives reruns new idempotency keys and memoized
 /// results.
 ///
-/// On the main branch, the newest record has the value, however long the history. Another branch may continue the
+/// In the main scope, the newest record has the value, however long the history. Another scope may continue the
 /// chain of an earlier opening, so its headers are read.
-pub(crate) async fn epochs(engine: &Engine, run: &RunId, branch: &BranchPath) -> Result<u32, RunError> {
-    if branch.is_main()
-        && let Ok(newest) = engine.store.newest(run, branch).await
+pub(crate) async fn epochs(engine: &Engine, run: &RunId, scope: &ScopePath) -> Result<u32, RunError> {
+    if scope.is_main()
+        && let Ok(newest) = engine.store.newest(run, scope).await
         && let Ok(position) = newest.position()
     {
         return Ok(position.epoch_max);
     }
-    Ok(epoch_in_pass(engine, run, branch, &[]).await?.unwrap_or(0))
+    Ok(epoch_in_pass(engine, run, scope, &[]).await?.unwrap_or(0))
 }
 
 /// Returns the epoch of the next rerun in a scope.
@@ -410,18 +410,18 @@ pub(crate) async fn next_epoch(
     let known =
         position.frontier.iter().map(|entry| entry.at.epoch).chain([position.epoch, position.epoch_max]);
     let known = known.max().unwrap_or_default();
-    Ok(known.max(epochs(engine, &header.run, &header.branch).await?) + 1)
+    Ok(known.max(epochs(engine, &header.run, &header.scope).await?) + 1)
 }
 
-/// Returns the highest epoch of the attempts on a branch in a pass of the loops around the branch; `None` without
+/// Returns the highest epoch of the attempts in a scope in a pass of the loops around the scope; `None` without
 /// an attempt.
 pub(crate) async fn epoch_in_pass(
     engine: &Engine,
     run: &RunId,
-    branch: &BranchPath,
+    scope: &ScopePath,
     around: &[u32],
 ) -> Result<Option<u32>, RunError> {
-    let mut scan = Scan { branch: Some(branch.clone()), ..Scan::of(run) };
+    let mut scan = Scan { scope: Some(scope.clone()), ..Scan::of(run) };
     let mut highest = None;
     loop {
         let page = engine.store.scan(&scan).await?;
@@ -439,16 +439,16 @@ pub(crate) async fn epoch_in_pass(
     }
 }
 
-/// Returns whether a step has reopened branches of the same kind since a fan-out, so that the branches of the
+/// Returns whether a step has reopened scopes of the same kind since a fan-out, so that the scopes of the
 /// earlier fan-out have continued as others.
 pub(crate) async fn fanned_out_since(
     engine: &Engine,
-    (run, branch): (&RunId, &BranchPath),
+    (run, scope): (&RunId, &ScopePath),
     entry: &FrontierEntry,
 ) -> Result<bool, RunError> {
     let Some(fan) = entry.open_fan() else { return Ok(false) };
     let scan = Scan {
-        branch: Some(branch.clone()),
+        scope: Some(scope.clone()),
         seq_min: Some(fan.since + 1),
         step: Some(entry.step.to_string()),
         phase: Some("waiting"),
@@ -464,10 +464,10 @@ pub(crate) async fn fanned_out_since(
 pub(crate) async fn load_with_state(
     engine: &Engine,
     run: &RunId,
-    branch: &BranchPath,
+    scope: &ScopePath,
     seq: u64,
 ) -> Result<Record, RunError> {
-    let named = engine.store.load(run, branch, seq).await?;
+    let named = engine.store.load(run, scope, seq).await?;
     if named.state_bytes().is_some() {
         return Ok(named);
     }
@@ -476,10 +476,10 @@ pub(crate) async fn load_with_state(
     if named.header().body.is_some() {
         return Err(trimmed());
     }
-    let scan = Scan { branch: Some(branch.clone()), seq_min: Some(seq), ..Scan::of(run) };
+    let scan = Scan { scope: Some(scope.clone()), seq_min: Some(seq), ..Scan::of(run) };
     let page = engine.store.scan(&scan).await?;
     let carrier = page.records.iter().find(|record| record.header().body.is_some()).ok_or_else(trimmed)?;
-    let record = engine.store.load(run, branch, carrier.header().seq).await?;
+    let record = engine.store.load(run, scope, carrier.header().seq).await?;
     if record.state_bytes().is_none() { Err(trimmed()) } else { Ok(record) }
 }
 
@@ -490,13 +490,13 @@ pub(crate) async fn with_state(engine: &Engine, then: Record) -> Result<Option<R
         return Ok(Some(then));
     }
     let header = then.header();
-    let (run, branch) = (&header.run, &header.branch);
-    let carrier = match load_with_state(engine, run, branch, header.seq).await {
+    let (run, scope) = (&header.run, &header.scope);
+    let carrier = match load_with_state(engine, run, scope, header.seq).await {
         Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => return Ok(None),
         carrier => carrier?,
     };
     let (from, to) = (Some(header.seq + 1), Some(carrier.header().seq));
-    let between = Scan { branch: Some(branch.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
+    let between = Scan { scope: Some(scope.clone()), seq_min: from, seq_max: to, ..Scan::of(run) };
     let between = engine.store.scan(&between).await?;
     let changes = |phase: &Phase| matches!(phase, Phase::Completed(_) | Phase::Skipped(_) | Phase::Restored);
     let keeps = |record: &Record| !changes(&record.header().phase);
@@ -510,7 +510,7 @@ pub(crate) async fn with_state(engine: &Engine, then: Record) -> Result<Option<R
 /// state.
 pub(crate) async fn is_copied(store: &dyn Store, header: &Header) -> Result<bool, StoreError> {
     let scan = Scan {
-        branch: Some(header.branch.clone()),
+        scope: Some(header.scope.clone()),
         seq_max: Some(header.seq.saturating_sub(1)),
         ..Scan::of(&header.run)
     };

@@ -1,18 +1,18 @@
-//! The scopes of another run that a new run begins with: the main branch, and its open branches.
+//! The scopes of another run that a new run begins with: the main scope, and its open scopes.
 //!
 //! ```text
 //!   r@5:  merge waits      r/plan:a@4: ended      r/plan:b@2: b2 is ready
 //!   r2@1: merge waits      r2/plan:a@1: ended     r2/plan:b@1: b2 is ready      all in the batch that creates the run
 //! ```
 //!
-//! A branch is copied with its finished steps: at the position of the checkpoint, or at the newest sound record. In the new run no
+//! A scope is copied with its finished steps: at the position of the checkpoint, or at the newest sound record. In the new run no
 //! step is running: an interrupted or waiting step is ready, and an interrupted non-idempotent step is in doubt. A
-//! branch without a sound record restarts at its first step. Joined branches stay in the other run.
+//! scope without a sound record restarts at its first step. Joined scopes stay in the other run.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{Digest, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{
     Definition, End, Fan, FrontierEntry, FrozenItems, Header, Ledger, Pack, Phase, Position, Reason, Record,
@@ -44,14 +44,14 @@ pub(crate) struct SourceScope {
     pub(crate) position: Position,
     /// The records of the finished steps in force, without states, with the last accepted evidence.
     pub(crate) settled: Vec<Record>,
-    /// How the branch has ended, unless steps of the branch rerun.
+    /// How the scope has ended, unless steps of the scope rerun.
     end: Option<End>,
     /// The results of the steps to rerun, to remove from the state.
     forgotten: Vec<Forget>,
 }
 
 impl SourceScope {
-    /// Finds the finished steps of a position in the history of the branch.
+    /// Finds the finished steps of a position in the history of the scope.
     pub(crate) fn of<'r>(
         record: &'r Record,
         position: Position,
@@ -89,8 +89,8 @@ impl SourceScope {
         })
     }
 
-    pub(crate) fn branch(&self) -> &BranchPath {
-        &self.record.header().branch
+    pub(crate) fn path(&self) -> &ScopePath {
+        &self.record.header().scope
     }
 
     /// Returns the interrupted steps that must not be repeated, in the graph `shape` or in the graph `before`.
@@ -112,9 +112,9 @@ impl SourceScope {
         evidence: OriginEvidence,
     ) -> Scope<'a, S> {
         let header = self.record.header();
-        // A branch held after its last step has ended; only its end was not recorded.
+        // A scope held after its last step has ended; only its end was not recorded.
         let is_done = self.position.frontier.is_empty();
-        let end = self.end.or(is_done.then_some(End::Completed)).filter(|_| !chain.branch.is_main());
+        let end = self.end.or(is_done.then_some(End::Completed)).filter(|_| !chain.scope.is_main());
         let mut records: Vec<&Record> = self.settled.iter().collect();
         if end.is_some() && !records.iter().any(|known| known.header().seq == header.seq) {
             records.push(&self.record);
@@ -155,7 +155,7 @@ fn copy_of(record: &Record) -> Draft {
 }
 
 /// Returns a position for a new run: nothing is running, waiting or memoized, and the ledger is empty. Openers wait
-/// for their branches.
+/// for their scopes.
 fn position_in_new_run(position: &Position) -> Position {
     let ledger = Ledger::default();
     let mut position = Position { definition: None, config: None, chain: None, ledger, ..position.clone() };
@@ -180,7 +180,7 @@ fn position_in_new_run(position: &Position) -> Position {
     position
 }
 
-/// Names items by their content, since several branches may have the same items.
+/// Names items by their content, since several scopes may have the same items.
 fn name_of(digest: Digest) -> String {
     format!("{CARRIED_ITEMS}{digest}.jsonl")
 }
@@ -189,7 +189,7 @@ fn name_of(digest: Digest) -> String {
 pub(crate) struct SourceScopes {
     pub(crate) definition: Definition,
     pub(crate) main: SourceScope,
-    branches: BTreeMap<BranchPath, SourceScope>,
+    scopes: BTreeMap<ScopePath, SourceScope>,
     /// The joined scopes with evidence, for the check only.
     pub(crate) joined: Vec<SourceScope>,
     /// Stored items, by the name of their blob in the new run.
@@ -197,29 +197,29 @@ pub(crate) struct SourceScopes {
 }
 
 impl SourceScopes {
-    /// Takes the scopes of a checkpoint, with this position of its main branch. `reopened`: the branches with steps to
-    /// rerun. The failures of the other branches are retried.
+    /// Takes the scopes of a checkpoint, with this position of its main scope. `reopened`: the scopes with steps to
+    /// rerun. The failures of the other scopes are retried.
     pub(crate) fn of(
         shape: &Shape,
         from: &Portable,
         position: Position,
-        mut reopened: BTreeMap<BranchPath, Transition>,
+        mut reopened: BTreeMap<ScopePath, Transition>,
     ) -> Result<Self, StoreError> {
-        let mut history: BTreeMap<&BranchPath, Vec<&Record>> = BTreeMap::new();
+        let mut history: BTreeMap<&ScopePath, Vec<&Record>> = BTreeMap::new();
         for record in from.history() {
-            history.entry(&record.header().branch).or_default().push(record);
+            history.entry(&record.header().scope).or_default().push(record);
         }
         let scope = |record: &Record, position: Position| {
-            let history = history.get(&record.header().branch).into_iter().flatten().copied();
+            let history = history.get(&record.header().scope).into_iter().flatten().copied();
             SourceScope::of(record, position, history)
         };
         let main = scope(from.checkpoint(), position)?;
-        let mut branches = BTreeMap::new();
+        let mut scopes = BTreeMap::new();
         for record in from.children() {
-            let branch = &record.header().branch;
-            let taken = match reopened.remove(branch) {
+            let path = &record.header().scope;
+            let taken = match reopened.remove(path) {
                 None => {
-                    let (position, forgotten) = match shape.of_branch(branch) {
+                    let (position, forgotten) = match shape.of_scope(path) {
                         Some(shape) => position_for_retry(shape, record, false)?,
                         None => (position_of(record)?, Vec::new()),
                     };
@@ -229,58 +229,58 @@ impl SourceScopes {
                     SourceScope { end: None, forgotten, ..scope(record, position)? }
                 }
             };
-            branches.insert(branch.clone(), taken);
+            scopes.insert(path.clone(), taken);
         }
         let name = |name: &str, text: &[u8]| match name {
             FILES_BLOB => FILES_BLOB.to_owned(),
             _ => name_of(Digest::of(text)),
         };
         let items = from.blobs().iter().map(|(old, text)| (name(old, text), text.clone())).collect();
-        Ok(Self { definition: from.definition().clone(), main, branches, joined: Vec::new(), items })
+        Ok(Self { definition: from.definition().clone(), main, scopes, joined: Vec::new(), items })
     }
 
-    /// Returns the scopes that the new run copies, the main branch first.
+    /// Returns the scopes that the new run copies, the main scope first.
     pub(crate) fn carried(&self) -> impl Iterator<Item = &SourceScope> {
-        std::iter::once(&self.main).chain(self.branches.values())
+        std::iter::once(&self.main).chain(self.scopes.values())
     }
 
-    pub(crate) fn carries(&self, branch: &BranchPath) -> bool {
-        branch.is_main() || self.branches.contains_key(branch)
+    pub(crate) fn carries(&self, scope: &ScopePath) -> bool {
+        scope.is_main() || self.scopes.contains_key(scope)
     }
 
-    /// Returns the warning that evidence stays in the other run, if a join of these scopes has branches with
+    /// Returns the warning that evidence stays in the other run, if a join of these scopes has scopes with
     /// evidence.
     pub(crate) fn evidence_left(&self, root: &Shape) -> Option<String> {
         let mut joins = BTreeSet::new();
         for scope in self.carried() {
             let position = &scope.position;
-            let steps = root.of_branch(scope.branch()).map(Shape::steps).unwrap_or_default();
+            let steps = root.of_scope(scope.path()).map(Shape::steps).unwrap_or_default();
             let joined = steps.iter().filter(|step| step.opens_evidence());
             let joined =
                 joined.filter(|step| position.ledger.contains_key(&step.id) && position.did(&step.id));
-            joins.extend(joined.map(|step| format!("`{}`", step_path(scope.branch(), &step.id))));
+            joins.extend(joined.map(|step| format!("`{}`", step_path(scope.path(), &step.id))));
         }
         let joins = Vec::from_iter(joins).join(", ");
         (!joins.is_empty()).then(|| {
             format!(
-                "the evidence of the joined branches of {joins} stays in the parent run: the new run does not \
+                "the evidence of the joined scopes of {joins} stays in the parent run: the new run does not \
                  check it"
             )
         })
     }
 
-    /// Adds the branches of a scope's open fan-outs to the session of the new run, and their branches.
+    /// Adds the scopes of a scope's open fan-outs to the session of the new run, and their scopes.
     ///
     /// # Errors
-    /// [`RunError::Changed`]: the graph does not have these branches.
-    pub(crate) fn add_branches<P: Program>(
+    /// [`RunError::Changed`]: the graph does not have these scopes.
+    pub(crate) fn add_scopes<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
         id: ScopeId,
         evidence: OriginEvidence,
     ) -> Result<(), RunError> {
         let scope = session.scopes.get(id);
-        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
+        let (run, path) = (scope.chain.run.clone(), scope.path().clone());
         let open = scope.position.frontier.iter().filter(|entry| entry.has_children());
         let places: Vec<usize> = open.filter_map(|entry| scope.shape.place(entry.step.as_str())).collect();
         for place in places {
@@ -291,24 +291,24 @@ impl SourceScopes {
             let (items, opened) = (self.items_of(&fan.source)?, fan.opened as usize);
             scope.fans.push(fan);
             for item in items.iter().take(opened) {
-                let name = children.path(&branch, &item.key);
+                let name = children.path(&path, &item.key);
                 let name = name.map_err(|error| StoreError::Invalid(error.to_string()))?;
                 let opener = Opener { scope: id, place, index: item.index };
-                match self.branches.remove(&name) {
-                    Some(source) => self.add_branch(session, opener, source, evidence)?,
+                match self.scopes.remove(&name) {
+                    Some(source) => self.add_scope(session, opener, source, evidence)?,
                     None => {
-                        // As after damage in a resume: the branch restarts once all others seem to have ended.
+                        // As after damage in a resume: the scope restarts once all others seem to have ended.
                         let fan = session.scopes.get_mut(id).fan_mut(place);
                         (fan.ended, fan.revisited) = (fan.ended + 1, true);
                     }
                 }
             }
-            let is_of_fan = |name: &&BranchPath| {
-                name.parent().as_ref() == Some(&branch)
+            let is_of_fan = |name: &&ScopePath| {
+                name.parent().as_ref() == Some(&path)
                     && name.opened_by().is_some_and(|(opener, _)| opener == children.name)
             };
-            if let Some(left) = self.branches.keys().find(is_of_fan) {
-                let why = format!("step `{step}` has an open branch `{left}`, which the graph does not have");
+            if let Some(left) = self.scopes.keys().find(is_of_fan) {
+                let why = format!("step `{step}` has an open scope `{left}`, which the graph does not have");
                 return Err(RunError::Changed { run, why });
             }
         }
@@ -328,8 +328,8 @@ impl SourceScopes {
         }
     }
 
-    /// Adds a branch to the session, and the branches of its open fan-outs.
-    fn add_branch<P: Program>(
+    /// Adds a scope to the session, and the scopes of its open fan-outs.
+    fn add_scope<P: Program>(
         &mut self,
         session: &mut Session<'_, P>,
         opener: Opener,
@@ -338,25 +338,25 @@ impl SourceScopes {
     ) -> Result<(), RunError> {
         let above = session.scopes.get(opener.scope);
         let shape = &*children_of(above, opener.place).shape;
-        let name = source.branch().clone();
+        let name = source.path().clone();
         let gone = source.position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none());
         if let Some(gone) = gone {
-            let why = format!("branch `{name}` is at step `{}`, which the graph does not have", gone.step);
+            let why = format!("scope `{name}` is at step `{}`, which the graph does not have", gone.step);
             return Err(RunError::Changed { run: source.record.header().run.clone(), why });
         }
         let mut state = decode_state(session.program, shape.level(), &source.record)?;
         let failures = failures_of(shape, &source.record)?;
         forget(session.program, &name, &[failures, source.forgotten.clone()].concat(), &mut state)?;
         session.program.attach(above.step_ref(opener.place), &above.state, &mut state);
-        let before = session.shape_before.as_ref().and_then(|before| before.of_branch(&name));
+        let before = session.shape_before.as_ref().and_then(|before| before.of_scope(&name));
         let (cut, begins) = (source.cut(shape, before), is_fresh(&source.position));
         let around = above.entry(opener.place).at.iteration.clone();
         let chain = Chain::child(&above.chain, name);
         let mut scope = source.to_scope((chain, state), shape, &cut, evidence);
         (scope.opener, scope.outer_iteration, scope.position.origin) = (Some(opener), around, Some(0));
         let is_open = scope.end.is_none();
-        // A retry of a failed branch continues its branches.
-        let has_branches = !begins && matches!(scope.end, None | Some(End::Failed));
+        // A retry of a failed scope continues its scopes.
+        let has_scopes = !begins && matches!(scope.end, None | Some(End::Failed));
         // The retry loads what is only written here.
         let unloads = is_open && (begins || session.scopes.get(opener.scope).end.is_some());
         scope.unloading = unloads;
@@ -370,13 +370,13 @@ impl SourceScopes {
         } else {
             session.touched.insert(id);
         }
-        if has_branches {
-            self.add_branches(session, id, evidence)?;
+        if has_scopes {
+            self.add_scopes(session, id, evidence)?;
         }
         Ok(())
     }
 
-    /// Stores the items of the branches, and the files of the submission, with the new run.
+    /// Stores the items of the scopes, and the files of the submission, with the new run.
     pub(crate) async fn keep_items(self, store: &dyn Store, lease: &Lease) -> Result<(), StoreError> {
         for (name, text) in self.items.iter().filter(|(_, text)| !text.is_empty()) {
             for chunk in text.chunks(BLOB_CHUNK_BYTES) {

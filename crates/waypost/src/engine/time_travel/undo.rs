@@ -8,18 +8,18 @@
 //!   @16 restored (basis 8)                          written by the rollback itself
 //! ```
 //!
-//! Later effects are undone first, whatever their scope. Each undo is recorded on the main branch
+//! Later effects are undone first, whatever their scope. Each undo is recorded in the main scope
 //! before its start and after its end. From the first record on, the position marks the run as being undone: only
 //! the call that completes the undo can continue. After a crash, that call skips finished undos and repeats
 //! interrupted undos. So an undo command may run more than once, and must be idempotent.
 //!
-//! A step is undone once per pass of its loops, however often it ran, with the newest state of its branch in that
+//! A step is undone once per pass of its loops, however often it ran, with the newest state of its scope in that
 //! pass. A failed or interrupted step is not undone: its effect is unknown.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 
-use crate::id::{BranchPath, CheckpointRef, RunId, StepId};
+use crate::id::{CheckpointRef, RunId, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{End, Failure, FailureKind, Header, Phase, Position, Reason, Record, RunStatus, Try};
 use crate::store::{
@@ -53,8 +53,8 @@ pub const UNDO: &str = "undo";
 pub struct Undone {
     /// The step.
     pub step: StepId,
-    /// The branch of the step.
-    pub branch: BranchPath,
+    /// The scope of the step.
+    pub scope: ScopePath,
     /// The record of its end.
     pub seq: u64,
     /// The iterations of the loops around the step, the innermost last; empty outside loops.
@@ -63,13 +63,13 @@ pub struct Undone {
     pub is_undone: bool,
 }
 
-/// The branch, the step, and the record of its end.
-type EffectKey = (BranchPath, StepId, u64);
+/// The scope, the step, and the record of its end.
+type EffectKey = (ScopePath, StepId, u64);
 
 /// A finished step.
 #[derive(Debug, Clone)]
 struct Effect {
-    branch: BranchPath,
+    scope: ScopePath,
     step: StepId,
     seq: u64,
     at: Try,
@@ -80,12 +80,12 @@ struct Effect {
 
 impl Effect {
     fn key(&self) -> EffectKey {
-        (self.branch.clone(), self.step.clone(), self.seq)
+        (self.scope.clone(), self.step.clone(), self.seq)
     }
 }
 
 impl Engine {
-    /// Undoes the steps that finished after record `to` of the main branch, newest first. Afterwards only a
+    /// Undoes the steps that finished after record `to` of the main scope, newest first. Afterwards only a
     /// rollback to `to` or an earlier record can continue the run, or a cancel. `on_undone` is called for each step,
     /// undone or without an undo command.
     ///
@@ -103,7 +103,7 @@ impl Engine {
         on_undone: impl FnMut(&Undone),
     ) -> Result<(), RunError> {
         self.store.wait_for_release(run).await?;
-        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
+        let lease = self.store.acquire(run, &ScopePath::main(), &self.holder()?).await?;
         let undone = self.undo_under(program, &lease, (to, stop), on_undone).await;
         let released = self.store.release(lease, None).await;
         undone?;
@@ -145,7 +145,7 @@ impl Engine {
     }
 }
 
-/// Appends to the main branch, and caches the states of the branches.
+/// Appends to the main scope, and caches the states of the scopes.
 struct Undoer<'a, P: Program> {
     engine: &'a Engine,
     program: &'a P,
@@ -156,16 +156,16 @@ struct Undoer<'a, P: Program> {
     batches: u64,
     /// True if the run is a fork, with copied ends of its parent.
     is_of_another: bool,
-    /// The newest records of other branches.
-    branches: HashMap<BranchPath, Record>,
-    /// Cached states of branches with their records, each nested in the branch before.
-    around: Vec<((BranchPath, u64), P::State)>,
+    /// The newest records of other scopes.
+    scopes: HashMap<ScopePath, Record>,
+    /// Cached states of scopes with their records, each nested in the scope before.
+    around: Vec<((ScopePath, u64), P::State)>,
 }
 
-/// A fan-out of a step: the record that opened the branches, and the iteration of the step.
+/// A fan-out of a step: the record that opened the scopes, and the iteration of the step.
 #[derive(Clone, Copy)]
 struct FanOutRef<'a> {
-    branch: &'a BranchPath,
+    scope: &'a ScopePath,
     step: &'a StepId,
     since: u64,
     pass: &'a [u32],
@@ -181,11 +181,11 @@ impl<'a, P: Program> Undoer<'a, P> {
         if snapshot.ended.as_ref().is_some_and(|ended| ended.header().end == Some(End::Cancelled)) {
             return Err(RunError::Cancelled(lease.run().clone()));
         }
-        let newest = store.newest(lease.run(), &BranchPath::main()).await?;
-        let mut branches = HashMap::new();
-        for name in store.branches(lease.run()).await?.into_iter().filter(|name| !name.is_main()) {
+        let newest = store.newest(lease.run(), &ScopePath::main()).await?;
+        let mut scopes = HashMap::new();
+        for name in store.scopes(lease.run()).await?.into_iter().filter(|name| !name.is_main()) {
             let record = store.newest(lease.run(), &name).await?;
-            branches.insert(name, record);
+            scopes.insert(name, record);
         }
         let position = position_of(&newest)?;
         let summary = snapshot.entry.summary.summary.clone();
@@ -198,7 +198,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             summary,
             batches: 0,
             is_of_another: snapshot.entry.record.record().parent.is_some(),
-            branches,
+            scopes,
             around: Vec::new(),
         })
     }
@@ -207,9 +207,9 @@ impl<'a, P: Program> Undoer<'a, P> {
         self.program.shape()
     }
 
-    /// Lists the steps that finished after a record of the main branch, newest first, without duplicates.
+    /// Lists the steps that finished after a record of the main scope, newest first, without duplicates.
     async fn effects_after(&self, to: u64) -> Result<Vec<Effect>, RunError> {
-        let (run, main) = (self.lease.run(), BranchPath::main());
+        let (run, main) = (self.lease.run(), ScopePath::main());
         let mut effects = Vec::new();
         self.effects_of(&self.newest, (to, None), &mut effects).await?;
         if to > 0 {
@@ -226,27 +226,26 @@ impl<'a, P: Program> Undoer<'a, P> {
         // Steps of one commit keep the order of the scopes.
         effects.sort_by(|one, other| other.ended_at.cmp(&one.ended_at));
         let mut seen = HashSet::new();
-        let pass =
-            |effect: &Effect| (effect.branch.clone(), effect.step.clone(), effect.at.iteration.clone());
+        let pass = |effect: &Effect| (effect.scope.clone(), effect.step.clone(), effect.at.iteration.clone());
         effects.retain(|effect: &Effect| seen.insert(pass(effect)));
         let mut newer = HashSet::new();
         for effect in &mut effects {
-            effect.is_newest = newer.insert((effect.branch.clone(), effect.step.clone()));
+            effect.is_newest = newer.insert((effect.scope.clone(), effect.step.clone()));
         }
         Ok(effects)
     }
 
-    /// Adds the effects of the scopes below the main branch since a target.
+    /// Adds the effects of the scopes below the main scope since a target.
     async fn effects_since(&self, then: &ScopesThen, effects: &mut Vec<Effect>) -> Result<(), RunError> {
-        for (branch, seq, origin) in then.changed().collect::<Vec<_>>().into_iter().rev() {
-            let (store, newest) = (self.engine.store.as_ref(), &self.branches[branch]);
+        for (scope, seq, origin) in then.changed().collect::<Vec<_>>().into_iter().rev() {
+            let (store, newest) = (self.engine.store.as_ref(), &self.scopes[scope]);
             let since = origin.unwrap_or_default();
             if let Some(record) = record_in_fan_out(store, newest, since, &[]).await? {
                 self.effects_of(&record, (seq, origin), effects).await?;
             }
         }
-        for (branch, step, since) in then.whole() {
-            self.effects_of_fan(FanOutRef { branch, step, since, pass: &[] }, effects).await?;
+        for (scope, step, since) in then.whole() {
+            self.effects_of_fan(FanOutRef { scope, step, since, pass: &[] }, effects).await?;
         }
         Ok(())
     }
@@ -257,7 +256,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         (target, position): (&Record, &Position),
         effects: &mut Vec<Effect>,
     ) -> Result<(), RunError> {
-        let (run, main) = (self.lease.run(), BranchPath::main());
+        let (run, main) = (self.lease.run(), ScopePath::main());
         for entry in &position.frontier {
             let Some(fan) = entry.open_fan() else { continue };
             let (engine, shape) = (self.engine, self.shape());
@@ -266,14 +265,14 @@ impl<'a, P: Program> Undoer<'a, P> {
             {
                 check_left(shape, entry, target)?;
                 let (since, pass) = (fan.since, entry.at.iteration.as_slice());
-                let fan = FanOutRef { branch: &main, step: &entry.step, since, pass };
+                let fan = FanOutRef { scope: &main, step: &entry.step, since, pass };
                 self.effects_of_fan(fan, effects).await?;
             }
         }
         Ok(())
     }
 
-    /// Adds the effects of a branch from a record back, and of its children. For a child, only while it belongs
+    /// Adds the effects of a scope from a record back, and of its children. For a child, only while it belongs
     /// to the same fan-out.
     async fn effects_of(
         &self,
@@ -282,7 +281,7 @@ impl<'a, P: Program> Undoer<'a, P> {
         effects: &mut Vec<Effect>,
     ) -> Result<(), RunError> {
         let (store, head) = (self.engine.store.as_ref(), newest.header());
-        let history = store.history(&head.run, &head.branch, head.seq).await?;
+        let history = store.history(&head.run, &head.scope, head.seq).await?;
         for (place, record) in history.iter().enumerate() {
             let header = record.header();
             if header.seq <= to || (header.end.is_some() && !self.is_of(record, newest, origin).await?) {
@@ -300,8 +299,8 @@ impl<'a, P: Program> Undoer<'a, P> {
                     // The parent run did this step.
                     continue;
                 }
-                let (branch, step, at) = (header.branch.clone(), step.clone(), header.at.clone());
-                effects.push(Effect { branch, step, seq: header.seq, at, ended_at, is_newest: false });
+                let (scope, step, at) = (header.scope.clone(), step.clone(), header.at.clone());
+                effects.push(Effect { scope, step, seq: header.seq, at, ended_at, is_newest: false });
             } else if opens(header) && !header.phase.opens_hooks() {
                 self.effects_of_opening(header, effects).await?;
             }
@@ -321,32 +320,32 @@ impl<'a, P: Program> Undoer<'a, P> {
     async fn effects_of_opening(&self, header: &Header, effects: &mut Vec<Effect>) -> Result<(), RunError> {
         let Some(step) = &header.step else { return Ok(()) };
         let since = self.engine.store.carrier(header).await?;
-        let fan = FanOutRef { branch: &header.branch, step, since, pass: &header.at.iteration };
+        let fan = FanOutRef { scope: &header.scope, step, since, pass: &header.at.iteration };
         self.effects_of_fan(fan, effects).await
     }
 
-    /// Returns whether an older end of a branch belongs to the same fan-out, continued later.
+    /// Returns whether an older end of a scope belongs to the same fan-out, continued later.
     async fn is_of(&self, ended: &Record, newest: &Record, origin: Option<u64>) -> Result<bool, RunError> {
         let (header, head) = (ended.header(), newest.header());
         if origin.is_none() || header.seq == head.seq {
             return Ok(true);
         }
-        let record = self.engine.store.load(&header.run, &header.branch, header.seq).await?;
+        let record = self.engine.store.load(&header.run, &header.scope, header.seq).await?;
         Ok(record.state_bytes().is_some() && position_of(&record)?.origin == origin)
     }
 
     async fn effects_of_fan(&self, fan: FanOutRef<'_>, effects: &mut Vec<Effect>) -> Result<(), RunError> {
-        let Some(shape) = self.shape().of_branch(fan.branch) else { return Ok(()) };
+        let Some(shape) = self.shape().of_scope(fan.scope) else { return Ok(()) };
         let place = shape.place(fan.step.as_str());
-        let is_ours = |name: &BranchPath| {
-            name.parent().as_ref() == Some(fan.branch)
+        let is_ours = |name: &ScopePath| {
+            name.parent().as_ref() == Some(fan.scope)
                 && name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) == place
         };
-        let mut names: Vec<&BranchPath> = self.branches.keys().filter(|name| is_ours(name)).collect();
+        let mut names: Vec<&ScopePath> = self.scopes.keys().filter(|name| is_ours(name)).collect();
         names.sort_unstable_by(|one, other| other.cmp(one));
         for name in names {
             let store = self.engine.store.as_ref();
-            if let Some(record) = record_in_fan_out(store, &self.branches[name], fan.since, fan.pass).await? {
+            if let Some(record) = record_in_fan_out(store, &self.scopes[name], fan.since, fan.pass).await? {
                 Box::pin(self.effects_of(&record, (0, Some(fan.since)), effects)).await?;
             }
         }
@@ -361,17 +360,17 @@ impl<'a, P: Program> Undoer<'a, P> {
     ) -> Result<(), RunError> {
         for effect in due {
             let tries = before.started.get(&effect.key()).copied().unwrap_or(0);
-            let (branch, step, seq) = effect.key();
+            let (scope, step, seq) = effect.key();
             if let Some(asked) = stop.asked() {
                 return Err(self.not_undone(&effect, stopped(), Some(asked.by)));
             }
             let is_undone = self.undo(&effect, tries, stop).await?;
-            // For an opener, the steps on its branches are undone instead.
+            // For an opener, the steps in its scopes are undone instead.
             let step_of = |shape: &'a Shape| shape.step(step.as_str())?.children.as_ref();
-            let children = self.shape().of_branch(&branch).and_then(step_of);
+            let children = self.shape().of_scope(&scope).and_then(step_of);
             if is_undone || children.is_none() {
                 let iteration = effect.at.iteration.clone();
-                on_undone(&Undone { step, branch, seq, iteration, is_undone });
+                on_undone(&Undone { step, scope, seq, iteration, is_undone });
             }
         }
         Ok(())
@@ -379,16 +378,16 @@ impl<'a, P: Program> Undoer<'a, P> {
 
     /// Undoes a step. Returns whether there was an undo command.
     async fn undo(&mut self, effect: &Effect, tries: usize, stop: &StopHandle) -> Result<bool, RunError> {
-        let Some(shape) = self.shape().of_branch(&effect.branch) else { return Ok(false) };
+        let Some(shape) = self.shape().of_scope(&effect.scope) else { return Ok(false) };
         let Some(place) = shape.place(effect.step.as_str()) else { return Ok(false) };
         let program = self.program;
         let step_ref =
-            StepRef { branch: &effect.branch, level: shape.level(), place, step: &shape.steps()[place] };
+            StepRef { scope: &effect.scope, level: shape.level(), place, step: &shape.steps()[place] };
         let (path, is_kept) = match self.path_in_pass(effect).await? {
             Some(path) => (path, true),
-            None => (self.newest_path(&effect.branch)?, false),
+            None => (self.newest_path(&effect.scope)?, false),
         };
-        let made = program.undo(step_ref, &effect.at, self.state_along(&effect.branch, path)?);
+        let made = program.undo(step_ref, &effect.at, self.state_along(&effect.scope, path)?);
         let job = match made {
             Ok(Some(_)) | Err(_) if !is_kept => {
                 let why = "its outputs in that iteration are no longer kept; undo the step by hand, and \
@@ -400,9 +399,8 @@ impl<'a, P: Program> Undoer<'a, P> {
             Ok(None) => return Ok(false),
             Err(failure) => return Err(self.not_undone(effect, failure, None)),
         };
-        let (branch, step, seq) = effect.key();
-        self.append_progress(&UndoRecord::Started { branch: branch.clone(), step: step.clone(), seq })
-            .await?;
+        let (scope, step, seq) = effect.key();
+        self.append_progress(&UndoRecord::Started { scope: scope.clone(), step: step.clone(), seq }).await?;
         let attempt = u32::try_from(tries).unwrap_or(u32::MAX).saturating_add(1);
         let at = Try { attempt, ..effect.at.clone() };
         let attempt = Attempt::of_undo(self.engine, (self.lease, stop), step_ref, at);
@@ -412,14 +410,14 @@ impl<'a, P: Program> Undoer<'a, P> {
         };
         let failure = match performed {
             Performed::Completed { .. } => {
-                self.append_progress(&UndoRecord::Done { branch, step, seq }).await?;
+                self.append_progress(&UndoRecord::Done { scope, step, seq }).await?;
                 return Ok(true);
             }
             Performed::Failed { failure, .. } => failure,
             Performed::Cut { why, .. } => Failure::new(FailureKind::Error, vec![why]),
             _ => stopped(),
         };
-        self.append_progress(&UndoRecord::Failed { branch, step, seq, error: failure.error.clone() }).await?;
+        self.append_progress(&UndoRecord::Failed { scope, step, seq, error: failure.error.clone() }).await?;
         Err(self.not_undone(effect, failure, stop.asked().map(|asked| asked.by)))
     }
 
@@ -442,18 +440,18 @@ impl<'a, P: Program> Undoer<'a, P> {
     }
 
     fn not_undone(&self, effect: &Effect, failure: Failure, stopped_by: Option<String>) -> RunError {
-        let (branch, step, _) = effect.key();
+        let (scope, step, _) = effect.key();
         let run = self.lease.run().clone();
         let to = self.position.undoing.unwrap_or_default();
-        RunError::NotUndone { run, branch, step, to, failure: Box::new(failure), stopped_by }
+        RunError::NotUndone { run, scope, step, to, failure: Box::new(failure), stopped_by }
     }
 
-    /// Returns the newest records of a branch and its ancestors, the main branch first.
-    fn newest_path(&self, branch: &BranchPath) -> Result<Vec<Record>, RunError> {
-        let path = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-        let newest = |name: BranchPath| {
-            let record = if name.is_main() { Some(&self.newest) } else { self.branches.get(&name) };
-            record.cloned().ok_or_else(|| StoreError::no_branch(self.lease.run(), &name).into())
+    /// Returns the newest records of a scope and its ancestors, the main scope first.
+    fn newest_path(&self, scope: &ScopePath) -> Result<Vec<Record>, RunError> {
+        let path = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+        let newest = |name: ScopePath| {
+            let record = if name.is_main() { Some(&self.newest) } else { self.scopes.get(&name) };
+            record.cloned().ok_or_else(|| StoreError::no_scope(self.lease.run(), &name).into())
         };
         let mut records = path.map(newest).collect::<Result<Vec<_>, RunError>>()?;
         records.reverse();
@@ -462,11 +460,11 @@ impl<'a, P: Program> Undoer<'a, P> {
 
     /// As `newest_path`, in the pass of an effect; `None` if a state was pruned.
     async fn path_in_pass(&self, effect: &Effect) -> Result<Option<Vec<Record>>, RunError> {
-        let mut path = self.newest_path(&effect.branch)?;
+        let mut path = self.newest_path(&effect.scope)?;
         let depth = path.len();
         for (place, record) in path.iter_mut().enumerate() {
-            let branch = record.header().branch.clone();
-            let around = self.shape().loops_around(&branch);
+            let scope = record.header().scope.clone();
+            let around = self.shape().loops_around(&scope);
             let pass = effect.at.iteration.get(..around).unwrap_or_default();
             let is_of_pass = |header: &Header| header.at.iteration.get(..around) == Some(pass);
             // For a step in its own loop, each pass is an end of the step.
@@ -475,8 +473,8 @@ impl<'a, P: Program> Undoer<'a, P> {
                 continue;
             }
             let made = match by_itself {
-                true => Some(self.engine.store.load(self.lease.run(), &branch, effect.seq).await?),
-                false => self.end_of_pass(&branch, &is_of_pass).await?,
+                true => Some(self.engine.store.load(self.lease.run(), &scope, effect.seq).await?),
+                false => self.end_of_pass(&scope, &is_of_pass).await?,
             };
             let Some(kept) = (match made {
                 Some(made) => with_state(self.engine, made).await?,
@@ -489,19 +487,19 @@ impl<'a, P: Program> Undoer<'a, P> {
         Ok(Some(path))
     }
 
-    /// Returns the newest end of a branch in a pass.
+    /// Returns the newest end of a scope in a pass.
     async fn end_of_pass(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         is_of_pass: &(dyn Fn(&Header) -> bool + Sync),
     ) -> Result<Option<Record>, RunError> {
         let (run, order) = (self.lease.run(), ScanOrder::NewestFirst);
-        let mut scan = Scan { branch: Some(branch.clone()), order, ..Scan::of(run) };
+        let mut scan = Scan { scope: Some(scope.clone()), order, ..Scan::of(run) };
         loop {
             let page = self.engine.store.scan(&scan).await?;
             let mut headers = page.records.iter().map(Record::header);
             if let Some(end) = headers.find(|header| header.end.is_some() && is_of_pass(header)) {
-                return Ok(Some(self.engine.store.load(run, branch, end.seq).await?));
+                return Ok(Some(self.engine.store.load(run, scope, end.seq).await?));
             }
             match page.next {
                 Some(cursor) => scan.cursor = Some(cursor),
@@ -510,32 +508,32 @@ impl<'a, P: Program> Undoer<'a, P> {
         }
     }
 
-    /// Returns the state of a branch by the last record, with the parts from its ancestors by the other records.
-    fn state_along(&mut self, branch: &BranchPath, path: Vec<Record>) -> Result<&P::State, RunError> {
-        let key = |record: &Record| (record.header().branch.clone(), record.header().seq);
+    /// Returns the state of a scope by the last record, with the parts from its ancestors by the other records.
+    fn state_along(&mut self, scope: &ScopePath, path: Vec<Record>) -> Result<&P::State, RunError> {
+        let key = |record: &Record| (record.header().scope.clone(), record.header().seq);
         let same =
             self.around.iter().zip(&path).take_while(|((known, _), wanted)| *known == key(wanted)).count();
         self.around.truncate(same);
         for record in &path[same..] {
-            let name = &record.header().branch;
-            let level = self.program.shape().of_branch(name).map_or(0, Shape::level);
+            let name = &record.header().scope;
+            let level = self.program.shape().of_scope(name).map_or(0, Shape::level);
             let mut state = decode_state(self.program, level, record)?;
             if let Some(((parent, _), around)) = self.around.last()
-                && let Some(shape) = self.program.shape().of_branch(parent)
+                && let Some(shape) = self.program.shape().of_scope(parent)
                 && let Some(place) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener))
             {
                 let step_ref =
-                    StepRef { branch: parent, level: shape.level(), place, step: &shape.steps()[place] };
+                    StepRef { scope: parent, level: shape.level(), place, step: &shape.steps()[place] };
                 self.program.attach(step_ref, around, &mut state);
             }
             self.around.push((key(record), state));
         }
         debug_assert_eq!(
             self.around.last().map(|((name, _), _)| name),
-            Some(branch),
-            "a branch is on its own path"
+            Some(scope),
+            "a scope is on its own path"
         );
-        Ok(&self.around.last().expect("a branch is on its own path").1)
+        Ok(&self.around.last().expect("a scope is on its own path").1)
     }
 
     /// Writes a progress record; the position of the run is unchanged.
@@ -569,7 +567,7 @@ fn stopped() -> Failure {
     Failure::new(FailureKind::Error, vec!["stopped before its end".to_owned()])
 }
 
-/// Returns whether a record opens branches.
+/// Returns whether a record opens scopes.
 fn opens(header: &Header) -> bool {
     header.reason == Reason::Fork && (header.phase.opens_work() || header.phase.opens_hooks())
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::Decision;
 use crate::plan::shape::{Shape, Unfinished};
 use crate::projection::events::STEP_SETTLED;
@@ -21,20 +21,20 @@ use crate::engine::{KnownOutputs, Program, RunError, StepRef, StepReport};
 /// The kind of a settlement that keeps the result of a changed definition.
 pub(crate) const KEPT: &str = "kept";
 
-/// A branch whose steps a person settles.
+/// A scope whose steps a person settles.
 #[derive(Clone, Copy)]
 pub(crate) struct ChoiceScope<'a> {
     pub(crate) run: &'a RunId,
-    pub(crate) branch: &'a BranchPath,
+    pub(crate) scope: &'a ScopePath,
     pub(crate) shape: &'a Shape,
 }
 
-/// Adds choices to the position of a branch, and removes the answered questions.
+/// Adds choices to the position of a scope, and removes the answered questions.
 ///
 /// # Errors
 /// [`RunError::UnknownStep`]: the graph has no such step. [`RunError::NotSettled`]: the step is finished.
 pub(crate) fn choose(
-    ChoiceScope { run, branch, shape }: ChoiceScope<'_>,
+    ChoiceScope { run, scope, shape }: ChoiceScope<'_>,
     choices: &BTreeMap<StepId, Choice>,
     position: &mut Position,
 ) -> Result<(), RunError> {
@@ -42,10 +42,10 @@ pub(crate) fn choose(
     for (step, choice) in choices {
         let place = shape.place(step.as_str()).ok_or_else(|| RunError::InvalidStep(step.clone()))?;
         if !unfinished.has(place) {
-            let path = if branch.is_main() { step.to_string() } else { format!("{branch}/{step}") };
+            let path = if scope.is_main() { step.to_string() } else { format!("{scope}/{step}") };
             let why = format!("the step is finished; `--from {path}` reruns it");
-            let (run, branch, step) = (run.clone(), branch.clone(), step.clone());
-            return Err(RunError::NotSettled { run, branch, step, why });
+            let (run, scope, step) = (run.clone(), scope.clone(), step.clone());
+            return Err(RunError::NotSettled { run, scope, step, why });
         }
         let known = position.frontier.iter().find(|entry| entry.step == *step);
         let had_effect = position.had_effect(step)
@@ -67,8 +67,8 @@ pub(crate) fn choose(
 }
 
 /// Removes the questions about steps with a choice.
-pub(crate) fn answer(chosen: &BTreeSet<(BranchPath, StepId)>, questions: &mut Vec<Decision>) {
-    questions.retain(|asked| !chosen.contains(&(asked.branch.clone(), asked.step.clone())));
+pub(crate) fn answer(chosen: &BTreeSet<(ScopePath, StepId)>, questions: &mut Vec<Decision>) {
+    questions.retain(|asked| !chosen.contains(&(asked.scope.clone(), asked.step.clone())));
 }
 
 /// Returns the note about a step settled by a person.
@@ -100,7 +100,7 @@ impl<P: Program> Session<'_, P> {
         };
         let Scope { chain, shape, state, .. } = &mut *scope;
         let step_ref =
-            StepRef { branch: &chain.branch, level: shape.level(), place, step: &shape.steps()[place] };
+            StepRef { scope: &chain.scope, level: shape.level(), place, step: &shape.steps()[place] };
         match program.settle_as_done(step_ref, state, KnownOutputs::Given(&outputs)) {
             Ok(settled) => {
                 let traced = traced(program, scope, place, None);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::id::{BranchPath, Digest, RunId, StepId};
+use crate::id::{Digest, RunId, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED};
@@ -37,17 +37,17 @@ pub(crate) const COMPARED: &str = "compared";
 #[derive(Debug, Default)]
 pub(crate) struct ReusableVerdicts {
     /// The verified scopes.
-    pub(crate) verified: BTreeSet<BranchPath>,
+    pub(crate) verified: BTreeSet<ScopePath>,
     pub(crate) broken: BTreeMap<ResultKey, Vec<String>>,
     pub(crate) unknown: BTreeMap<ResultKey, Vec<String>>,
 }
 
-/// The key of a result: a step of a branch, in a pass.
+/// The key of a result: a step of a scope, in a pass.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ResultKey {
-    pub(crate) branch: BranchPath,
+    pub(crate) scope: ScopePath,
     pub(crate) step: StepId,
-    /// From 1; 1 for a step without a branch per pass.
+    /// From 1; 1 for a step without a scope per pass.
     pub(crate) pass: u32,
 }
 
@@ -129,8 +129,8 @@ impl<P: Program> Session<'_, P> {
         settled: Settled,
     ) -> Result<Option<RerunCause>, RunError> {
         let scope = self.scopes.get(id);
-        let (run, branch) = (scope.chain.run.clone(), scope.branch().clone());
-        let ended = match self.engine.store.load(&run, &branch, settled.seq).await {
+        let (run, path) = (scope.chain.run.clone(), scope.path().clone());
+        let ended = match self.engine.store.load(&run, &path, settled.seq).await {
             Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => {
                 return Ok(Some(RerunCause::UpstreamChanged { step: None }));
             }
@@ -142,11 +142,11 @@ impl<P: Program> Session<'_, P> {
         }
         self.verify_reusable(id).await?;
         let pass = self.scopes.get(id).pass_of(candidate.place);
-        let key = ResultKey { branch, step: candidate.step.clone(), pass };
+        let key = ResultKey { scope: path, step: candidate.step.clone(), pass };
         if let Some(claims) = self.reusable_verdicts.unknown.get(&key) {
             let cause = Cause::EvidenceUnknown(claims.clone());
-            let ResultKey { branch, step, .. } = key;
-            let questions = vec![Decision { branch, step, action: Action::Ask, cause }];
+            let ResultKey { scope: path, step, .. } = key;
+            let questions = vec![Decision { scope: path, step, action: Action::Ask, cause }];
             return Err(RunError::InDoubt { run, questions });
         }
         if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
@@ -188,7 +188,7 @@ impl<P: Program> Session<'_, P> {
         ended: &Record,
     ) -> Result<bool, RunError> {
         let header = ended.header();
-        let then = match load_with_state(self.engine, &header.run, &header.branch, header.seq).await {
+        let then = match load_with_state(self.engine, &header.run, &header.scope, header.seq).await {
             Err(RunError::NoState { .. }) => return Ok(false),
             then => then?,
         };
@@ -197,44 +197,44 @@ impl<P: Program> Session<'_, P> {
         let then = decode_state(program, scope.shape.level(), &then)?;
         let Scope { chain, shape, state, .. } = scope;
         let step = &shape.steps()[candidate.place];
-        let step_ref = StepRef { branch: &chain.branch, level: shape.level(), place: candidate.place, step };
+        let step_ref = StepRef { scope: &chain.scope, level: shape.level(), place: candidate.place, step };
         program.restore(step_ref, state, &then);
         Ok(true)
     }
 
     /// Verifies the evidence of all reusable results of a scope, unless verified since the last end of a step.
     async fn verify_reusable(&mut self, id: ScopeId) -> Result<(), RunError> {
-        let branch = self.scopes.get(id).branch().clone();
-        if !self.reusable_verdicts.verified.insert(branch) {
+        let path = self.scopes.get(id).path().clone();
+        if !self.reusable_verdicts.verified.insert(path) {
             return Ok(());
         }
         let (root, store) = (self.program.shape(), Arc::clone(&self.engine.store));
         let scope = self.scopes.get(id);
-        let (run, branch, mut position) =
-            (scope.chain.run.clone(), scope.branch().clone(), scope.position.clone());
+        let (run, path, mut position) =
+            (scope.chain.run.clone(), scope.path().clone(), scope.position.clone());
         // Uncommitted ends are upstream of all reuse candidates.
         position.ledger.retain(|_, settled| settled.seq < scope.chain.next);
         let AsIfInForce { effective, incomplete } =
-            as_if_in_force(store.as_ref(), root, &run, &branch, position).await?;
+            as_if_in_force(store.as_ref(), root, &run, &path, position).await?;
         let run = store.run(&run).await?;
         let run = run.record.record();
         let checks: Vec<Check> = due(root, &effective, Occasion::Resume).checks;
         let (verdicts, _) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
         let broken = Weighed::of(root, &effective, &verdicts, &checks).broken();
         let mut reusable_verdicts = std::mem::take(&mut self.reusable_verdicts);
-        let own = |branch: &BranchPath, step: &StepId| {
-            self.result_of(id, ResultKey { branch: branch.clone(), step: step.clone(), pass: 1 })
+        let own = |path: &ScopePath, step: &StepId| {
+            self.result_of(id, ResultKey { scope: path.clone(), step: step.clone(), pass: 1 })
         };
         for check in &checks {
-            let verdict = verdicts.get(&(check.branch.clone(), check.step.clone(), check.index));
+            let verdict = verdicts.get(&(check.scope.clone(), check.step.clone(), check.index));
             if verdict == Some(&Verdict::Unknown)
-                && let Some(key) = own(&check.branch, &check.step)
+                && let Some(key) = own(&check.scope, &check.step)
             {
                 reusable_verdicts.unknown.entry(key).or_default().push(check.claim.title());
             }
         }
         for broken in broken {
-            if let Some(key) = own(&broken.branch, &broken.step) {
+            if let Some(key) = own(&broken.scope, &broken.step) {
                 reusable_verdicts.broken.entry(key).or_default().extend(broken.claims);
             }
         }
@@ -246,16 +246,16 @@ impl<P: Program> Session<'_, P> {
         Ok(())
     }
 
-    /// Returns the result of a scope that contains a result: the result itself, or the result of the opener of its branch.
+    /// Returns the result of a scope that contains a result: the result itself, or the result of the opener of its scope.
     fn result_of(&self, id: ScopeId, mut result: ResultKey) -> Option<ResultKey> {
         let scope = self.scopes.get(id);
-        while result.branch != *scope.branch() {
-            let (name, _) = result.branch.opened_by()?;
-            let pass = result.branch.pass_number().unwrap_or(1);
-            let branch = result.branch.parent()?;
-            let shape = self.program.shape().of_branch(&branch)?;
+        while result.scope != *scope.path() {
+            let (name, _) = result.scope.opened_by()?;
+            let pass = result.scope.pass_number().unwrap_or(1);
+            let path = result.scope.parent()?;
+            let shape = self.program.shape().of_scope(&path)?;
             let step = shape.steps()[shape.opener(&name)?].id.clone();
-            result = ResultKey { branch, step, pass };
+            result = ResultKey { scope: path, step, pass };
         }
         Some(result)
     }
@@ -296,7 +296,7 @@ pub(crate) async fn read_digests<P: Program>(
         return Ok(());
     }
     let seqs = settled.values().copied().collect();
-    let ends = store.records(&scope.chain.run, scope.branch(), &seqs).await?;
+    let ends = store.records(&scope.chain.run, scope.path(), &seqs).await?;
     for place in scope.shape.order() {
         let step = scope.step_id(place);
         let end = settled.get(step).and_then(|seq| ends.get(seq));
@@ -318,12 +318,12 @@ async fn as_if_in_force(
     store: &dyn Store,
     root: &Shape,
     run: &RunId,
-    branch: &BranchPath,
+    scope: &ScopePath,
     mut position: Position,
 ) -> Result<AsIfInForce, RunError> {
-    let newest = match store.newest(run, branch).await {
+    let newest = match store.newest(run, scope).await {
         // A child that is entered again after damage to its newest record.
-        Err(StoreError::Damaged { older: Some(older), .. }) => store.load(run, branch, older).await?,
+        Err(StoreError::Damaged { older: Some(older), .. }) => store.load(run, scope, older).await?,
         newest => newest?,
     };
     for (step, results) in std::mem::take(&mut position.reusable) {
@@ -333,14 +333,14 @@ async fn as_if_in_force(
             position.ledger.insert(step.clone(), settled);
         }
     }
-    let names = store.branches(run).await?;
+    let names = store.scopes(run).await?;
     let (mut unread, mut effective, mut incomplete) = (vec![(newest, position)], Vec::new(), Vec::new());
     while let Some((record, position)) = unread.pop() {
-        let branch = record.header().branch.clone();
+        let scope = record.header().scope.clone();
         let mut joined: BTreeMap<ResultKey, u64> = BTreeMap::new();
-        let key = |step: &StepId, pass: u32| ResultKey { branch: branch.clone(), step: step.clone(), pass };
-        let Some(shape) = root.of_branch(&branch) else { continue };
-        for name in names.iter().filter(|name| name.parent().as_ref() == Some(&branch)) {
+        let key = |step: &StepId, pass: u32| ResultKey { scope: scope.clone(), step: step.clone(), pass };
+        let Some(shape) = root.of_scope(&scope) else { continue };
+        for name in names.iter().filter(|name| name.parent().as_ref() == Some(&scope)) {
             let Some(opener) = name.opened_by().and_then(|(opener, _)| shape.opener(&opener)) else {
                 continue;
             };
@@ -361,7 +361,7 @@ async fn as_if_in_force(
             }
         }
         let incomplete_of = |(step, fan): (&StepId, &Fan)| {
-            // Each pass has one branch.
+            // Each pass has one scope.
             let (passes, expected) = if fan.pass > 0 { (fan.pass, 1) } else { (1, fan.total) };
             let results = (1..=passes).map(|pass| key(step, pass));
             let is_incomplete = |result: &ResultKey| joined.get(result).copied().unwrap_or(0) != expected;
@@ -376,13 +376,13 @@ async fn as_if_in_force(
     Ok(AsIfInForce { effective, incomplete })
 }
 
-/// Returns whether a branch belongs to a hook of a step.
-fn is_hook(step: &Step, name: &BranchPath) -> bool {
+/// Returns whether a scope belongs to a hook of a step.
+fn is_hook(step: &Step, name: &ScopePath) -> bool {
     name.opened_by().is_some_and(|(opener, _)| step.are_hooks(&opener))
 }
 
 /// Returns whether a child with this origin belongs to the current end of its opener.
-fn is_child_of((position, step): (&Position, &Step), name: &BranchPath, origin: Option<u64>) -> bool {
+fn is_child_of((position, step): (&Position, &Step), name: &ScopePath, origin: Option<u64>) -> bool {
     let Some((_, key)) = name.opened_by() else { return false };
     if is_hook(step, name) {
         // Hooks open before the end; later hooks do not belong to the end.

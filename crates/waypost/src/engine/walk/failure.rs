@@ -1,4 +1,4 @@
-//! Failed ends: failed steps of a graph with `needs`, their retry by a resume, and failed branches skipped by a
+//! Failed ends: failed steps of a graph with `needs`, their retry by a resume, and failed scopes skipped by a
 //! person.
 //!
 //! ```text
@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
     End, Failure, FailureKind, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause,
@@ -63,8 +63,8 @@ impl<P: Program> Session<'_, P> {
         })
     }
 
-    /// Returns the failed step that stops new starts on a branch under `fail_fast`. The failed step is on the
-    /// branch, on an ancestor, or on a branch with a failure that an ancestor does not tolerate. Hooks of a step run to
+    /// Returns the failed step that stops new starts in a scope under `fail_fast`. The failed step is on the
+    /// scope, on an ancestor, or in a scope with a failure that an ancestor does not tolerate. Hooks of a step run to
     /// their end.
     fn failed_fast(&self, id: ScopeId) -> Option<StepId> {
         if !self.options.fail_fast && !self.scopes.get(id).shape.fails_fast() || self.is_in_hooks(id) {
@@ -102,14 +102,14 @@ impl<P: Program> Session<'_, P> {
         is_begun && !self.is_admitted(id, place) && self.cancelled_by(id, place).is_some()
     }
 
-    /// Returns whether a step without branches waits for its next pass.
+    /// Returns whether a step without scopes waits for its next pass.
     fn is_between_passes(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
         step.is_later_pass(entry) && !step.opens() && entry.status == Status::Ready
     }
 
-    /// Returns whether steps of a scope are passed over after a failure under `fail_fast`: on the main branch, and in a scope
+    /// Returns whether steps of a scope are passed over after a failure under `fail_fast`: in the main scope, and in a scope
     /// with a failed step.
     fn ends_by_failure(&self, id: ScopeId) -> bool {
         id == MAIN || self.scopes.get(id).has_failed_end()
@@ -122,7 +122,7 @@ impl<P: Program> Session<'_, P> {
         matches!(admitted, Ok(Admission::Skip(SkipCause::UpstreamFailed(_)))).then_some(failed)
     }
 
-    /// Cancels the begun steps of a scope after a failure under `fail_fast`: an opener fails once its branches are at rest,
+    /// Cancels the begun steps of a scope after a failure under `fail_fast`: an opener fails once its scopes are at rest,
     /// and a step between two passes fails at once. The next resume continues both.
     pub(crate) fn cancel_begun(&mut self, id: ScopeId) {
         if self.scopes.get(id).end.is_some() || !self.ends_by_failure(id) {
@@ -134,7 +134,7 @@ impl<P: Program> Session<'_, P> {
             let is_deferred = scope.deferred_failures.iter().any(|deferred| deferred.place == place);
             let waits = scope.entry(place).status == Status::Waiting && !scope.runs_hooks(place);
             let is_open = waits && scope.fans.iter().any(|fan| fan.place == place) && !is_deferred;
-            if !is_open && !self.is_between_passes(id, place) || self.fails_by_branch(id, place) {
+            if !is_open && !self.is_between_passes(id, place) || self.fails_by_scope(id, place) {
                 continue;
             }
             let Some(failed) = self.cancelled_by(id, place) else { continue };
@@ -147,7 +147,7 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    /// Passes over the steps of a branch with a failed upstream step. Applies even when no new step may start,
+    /// Passes over the steps of a scope with a failed upstream step. Applies even when no new step may start,
     /// since passing over starts no work.
     pub(crate) fn pass_over(&mut self, id: ScopeId) {
         loop {
@@ -259,7 +259,7 @@ pub(crate) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     forgotten
 }
 
-/// Decides the admission of failed openers again. A skipped opener drops its branches, and is skipped at its
+/// Decides the admission of failed openers again. A skipped opener drops its scopes, and is skipped at its
 /// turn.
 pub(crate) fn decide_openers<P: Program>(program: &P, scope: &mut Scope<'_, P::State>) {
     for step in scope.redecided.clone() {
@@ -298,37 +298,32 @@ pub(crate) fn failed_upstream(shape: &Shape, position: &Position, place: usize) 
     position.failed.iter().find(is_upstream).map(|entry| entry.step.clone())
 }
 
-/// Lists the steps that ended with a tolerated failure, on every branch.
+/// Lists the steps that ended with a tolerated failure, in every scope.
 pub(crate) async fn tolerated(
     store: &dyn Store,
     run: &RunId,
-) -> Result<Vec<(BranchPath, StepId)>, StoreError> {
+) -> Result<Vec<(ScopePath, StepId)>, StoreError> {
     let mut found = Vec::new();
-    for branch in store.branches(run).await? {
-        let position = position_as_recorded(&store.newest(run, &branch).await?)?;
+    for scope in store.scopes(run).await? {
+        let position = position_as_recorded(&store.newest(run, &scope).await?)?;
         let ends = position.ledger.iter().filter(|(_, settled)| settled.how == SettledAs::Tolerated);
-        found.extend(ends.map(|(step, _)| (branch.clone(), step.clone())));
+        found.extend(ends.map(|(step, _)| (scope.clone(), step.clone())));
     }
     Ok(found)
 }
 
 impl Engine {
-    /// Ends failed branches as skipped, by decision of the person `by`; all of these or none. A join that has not run
-    /// yet sees the branches as skipped; a finished join does not run again. The branches still count as
+    /// Ends failed scopes as skipped, by decision of the person `by`; all of these or none. A join that has not run
+    /// yet sees the scopes as skipped; a finished join does not run again. The scopes still count as
     /// tolerated failures of the run.
     ///
     /// # Errors
-    /// - [`RunError::NotEdited`]: a branch has not failed. Nothing changed.
+    /// - [`RunError::NotEdited`]: a scope has not failed. Nothing changed.
     /// - [`RunError::Store`] with [`StoreError::Held`]: another worker holds the lease.
-    pub async fn leave_branches(
-        &self,
-        run: &RunId,
-        branches: &[BranchPath],
-        by: &str,
-    ) -> Result<(), RunError> {
+    pub async fn leave_scopes(&self, run: &RunId, scopes: &[ScopePath], by: &str) -> Result<(), RunError> {
         self.store.wait_for_release(run).await?;
-        let lease = self.store.acquire(run, &BranchPath::main(), &self.holder()?).await?;
-        match self.leave_under(&lease, branches, by).await {
+        let lease = self.store.acquire(run, &ScopePath::main(), &self.holder()?).await?;
+        match self.leave_under(&lease, scopes, by).await {
             // The batch has released the lease.
             Ok(true) => Ok(()),
             other => {
@@ -338,15 +333,15 @@ impl Engine {
         }
     }
 
-    async fn leave_under(&self, lease: &Lease, branches: &[BranchPath], by: &str) -> Result<bool, RunError> {
+    async fn leave_under(&self, lease: &Lease, scopes: &[ScopePath], by: &str) -> Result<bool, RunError> {
         let (store, run) = (self.store.as_ref(), lease.run());
         let mut records = Vec::new();
-        for branch in branches {
-            let newest = store.newest(run, branch).await?;
+        for scope in scopes {
+            let newest = store.newest(run, scope).await?;
             let header = newest.header();
             if header.end != Some(End::Failed) {
                 let why = "the item has not failed".to_owned();
-                return Err(RunError::NotEdited { run: run.clone(), branch: branch.clone(), why });
+                return Err(RunError::NotEdited { run: run.clone(), scope: scope.clone(), why });
             }
             let body = unchanged_body(&newest, &position_as_recorded(&newest)?)?;
             let step = header.step.clone();
@@ -356,7 +351,7 @@ impl Engine {
             let mut draft = Draft::new(Phase::Skipped(cause), Reason::Manual, step, header.at.clone());
             draft.step_name.clone_from(&header.step_name);
             draft.end = Some(End::Skipped);
-            // The branch has failed: its join counts a tolerated failure.
+            // The scope has failed: its join counts a tolerated failure.
             draft.failures = header.failures + 1;
             let chain = Chain { token: lease.token(), ..Chain::after(&newest) };
             chain.seal(&[draft], body, self.clock.now(), &mut records).map_err(unwritable)?;

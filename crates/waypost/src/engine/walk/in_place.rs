@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use crate::evidence::resolved;
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::plan::{Action, Broken, Cause, Check, ClaimKey, Decision};
 use crate::record::{FrontierEntry, Occasion, Status, Verdict};
@@ -26,7 +26,7 @@ use crate::engine::{Admission, Program, RunError, TreatAs};
 /// An end with claims about files, or a step about to write files.
 #[derive(Debug)]
 struct Declarer {
-    branch: BranchPath,
+    scope: ScopePath,
     step: StepId,
     claims: Vec<Check>,
     /// False for an end out of force, which may be reused.
@@ -39,7 +39,7 @@ struct Declarer {
 #[derive(Debug, Default)]
 pub(crate) struct Declarers {
     all: Vec<Declarer>,
-    places: BTreeMap<(BranchPath, StepId), usize>,
+    places: BTreeMap<(ScopePath, StepId), usize>,
     /// The declarers by the name of a file, folder or pattern.
     by_name: BTreeMap<String, BTreeSet<usize>>,
 }
@@ -51,7 +51,7 @@ impl Declarers {
         if !key.is_of_file() {
             return;
         }
-        let at = self.place_of(&check.branch, &check.step);
+        let at = self.place_of(&check.scope, &check.step);
         for name in [key.name().to_owned(), resolved(&check.claim.subject)] {
             self.by_name.entry(name).or_default().insert(at);
         }
@@ -60,17 +60,17 @@ impl Declarers {
     }
 
     /// Notes a file of a step that runs in this resume.
-    pub(crate) fn note_new(&mut self, Rewritten { branch, step, file }: Rewritten) {
-        let at = self.place_of(&branch, &step);
+    pub(crate) fn note_new(&mut self, Rewritten { scope, step, file }: Rewritten) {
+        let at = self.place_of(&scope, &step);
         self.all[at].is_new = true;
         self.by_name.entry(file).or_default().insert(at);
     }
 
-    fn place_of(&mut self, branch: &BranchPath, step: &StepId) -> usize {
+    fn place_of(&mut self, scope: &ScopePath, step: &StepId) -> usize {
         let all = &mut self.all;
-        *self.places.entry((branch.clone(), step.clone())).or_insert_with(|| {
-            let (branch, step) = (branch.clone(), step.clone());
-            all.push(Declarer { branch, step, claims: Vec::new(), in_force: false, is_new: false });
+        *self.places.entry((scope.clone(), step.clone())).or_insert_with(|| {
+            let (scope, step) = (scope.clone(), step.clone());
+            all.push(Declarer { scope, step, claims: Vec::new(), in_force: false, is_new: false });
             all.len() - 1
         })
     }
@@ -84,7 +84,7 @@ impl Declarers {
 
 impl Declarer {
     fn on(&self) -> StepOn<'_> {
-        (&self.branch, &self.step)
+        (&self.scope, &self.step)
     }
 
     /// Returns the claims about a file, folder or pattern.
@@ -99,13 +99,13 @@ impl Declarer {
 /// A file of a step that runs in this resume.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rewritten {
-    branch: BranchPath,
+    scope: ScopePath,
     step: StepId,
     file: String,
 }
 
-/// A step, with its branch.
-type StepOn<'a> = (&'a BranchPath, &'a StepId);
+/// A step, with its scope.
+type StepOn<'a> = (&'a ScopePath, &'a StepId);
 
 impl<P: Program> Session<'_, P> {
     /// Verifies the earlier declarers of the files of ready steps. If a declarer is broken, nothing more starts, and the
@@ -142,8 +142,8 @@ impl<P: Program> Session<'_, P> {
             }
             let scope = self.scopes.get(id);
             for file in files {
-                let (branch, step) = (scope.branch().clone(), scope.step_id(place).clone());
-                let rewritten = Rewritten { branch, step, file };
+                let (path, step) = (scope.path().clone(), scope.step_id(place).clone());
+                let rewritten = Rewritten { scope: path, step, file };
                 self.declarers.note_new(rewritten.clone());
                 self.rewritten.insert(rewritten);
             }
@@ -175,36 +175,36 @@ impl<P: Program> Session<'_, P> {
         files: &BTreeSet<String>,
     ) -> Result<Vec<Broken>, RunError> {
         let scope = self.scopes.get(id);
-        let (mut branch, mut step) = (scope.branch().clone(), scope.step_id(place).clone());
+        let (mut path, mut step) = (scope.path().clone(), scope.step_id(place).clone());
         let mut broken: Vec<Broken> = Vec::new();
         let run = self.engine.store.run(&scope.chain.run).await?;
-        while let Some((mut earlier, mut checks)) = self.nearest_declarer((&branch, &step), files) {
+        while let Some((mut earlier, mut checks)) = self.nearest_declarer((&path, &step), files) {
             let run = run.record.record();
             checks.retain(|check| check.claim.counts() && check.claim.is_due(Occasion::Resume));
             let (verdicts, found) = verify(self.engine, self.program, run, &checks, self.on_unknown).await?;
             let titles = |wanted: Verdict| {
-                let key = |check: &Check| (check.branch.clone(), check.step.clone(), check.index);
+                let key = |check: &Check| (check.scope.clone(), check.step.clone(), check.index);
                 let found = checks.iter().filter(|check| verdicts.get(&key(check)) == Some(&wanted));
                 found.map(|check| check.claim.title()).collect::<Vec<_>>()
             };
             earlier.claims = titles(Verdict::Failed);
             let unknown = titles(Verdict::Unknown);
             if earlier.claims.is_empty() && !unknown.is_empty() {
-                let (branch, step, cause) = (earlier.branch, earlier.step, Cause::EvidenceUnknown(unknown));
-                let mut question = Decision { branch, step, action: Action::Ask, cause };
+                let (path, step, cause) = (earlier.scope, earlier.step, Cause::EvidenceUnknown(unknown));
+                let mut question = Decision { scope: path, step, action: Action::Ask, cause };
                 say_why(&mut question, &found);
                 return Err(RunError::InDoubt { run: run.run.clone(), questions: vec![question] });
             }
-            let shape = self.program.shape().of_branch(&earlier.branch);
+            let shape = self.program.shape().of_scope(&earlier.scope);
             let is_careful = shape
                 .and_then(|shape| shape.step(earlier.step.as_str()))
                 .is_some_and(|step| !step.idempotent);
             if earlier.claims.is_empty()
-                || is_careful && self.answers.about(&earlier.branch, &earlier.step) == Some(TreatAs::Done)
+                || is_careful && self.answers.about(&earlier.scope, &earlier.step) == Some(TreatAs::Done)
             {
                 break;
             }
-            (branch, step) = (earlier.branch.clone(), earlier.step.clone());
+            (path, step) = (earlier.scope.clone(), earlier.step.clone());
             broken.push(earlier);
         }
         Ok(broken)
@@ -227,13 +227,13 @@ impl<P: Program> Session<'_, P> {
         let nearest = upstream.iter().find(is_nearest).filter(|end| !end.is_new)?;
         let checks: Vec<Check> = files.iter().flat_map(|file| nearest.claims_about(file)).cloned().collect();
         let seq = checks.first()?.seq?;
-        let (branch, step) = (nearest.branch.clone(), nearest.step.clone());
-        Some((Broken { branch, step, seq, claims: Vec::new() }, checks))
+        let (scope, step) = (nearest.scope.clone(), nearest.step.clone());
+        Some((Broken { scope, step, seq, claims: Vec::new() }, checks))
     }
 
     /// Returns whether an end is in force now.
     fn is_in_force(&self, end: &Declarer) -> bool {
-        self.scopes.of_branch(&end.branch).map_or(end.in_force, |scope| {
+        self.scopes.of_scope(&end.scope).map_or(end.in_force, |scope| {
             let settled = scope.position.ledger.get(&end.step).map(|settled| settled.seq);
             settled.is_some() && end.claims.iter().all(|check| check.seq == settled)
         })
@@ -249,7 +249,7 @@ fn is_upstream(root: &Shape, before: StepOn<'_>, after: StepOn<'_>) -> bool {
             return false;
         }
         if step != other {
-            let Some(shape) = root.of_branch(scope) else { return false };
+            let Some(shape) = root.of_scope(scope) else { return false };
             let places = shape.place(step.as_str()).zip(shape.place(other.as_str()));
             return places.is_some_and(|(step, other)| shape.with_needs(other)[step]);
         }
@@ -259,11 +259,11 @@ fn is_upstream(root: &Shape, before: StepOn<'_>, after: StepOn<'_>) -> bool {
 }
 
 /// Returns the openers around a step, outermost first, and the step, each with its scope.
-fn path_to(root: &Shape, (branch, step): StepOn<'_>) -> Vec<(BranchPath, StepId)> {
-    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
+fn path_to(root: &Shape, (scope, step): StepOn<'_>) -> Vec<(ScopePath, StepId)> {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
     let openers = around.filter_map(|below| Some((below.parent()?, opener_of(root, &below)?)));
-    let mut path: Vec<(BranchPath, StepId)> =
-        [(branch.clone(), step.clone())].into_iter().chain(openers).collect();
+    let mut path: Vec<(ScopePath, StepId)> =
+        [(scope.clone(), step.clone())].into_iter().chain(openers).collect();
     path.reverse();
     path
 }

@@ -6,7 +6,7 @@
 
 use serde_json::json;
 
-use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::id::{CheckpointRef, ScopePath, StepId};
 use crate::projection::events::{RerunCause, STEP_REUSED};
 use crate::record::{
     EndDigests, FrontierEntry, Note, Phase, Reason, Reusable, Settled, Status, Trace, Try, WaitKind,
@@ -30,7 +30,7 @@ pub(crate) struct Candidate {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Returns whether `--until` permits the start of a step: of the step itself on the main branch, else of its outermost
+    /// Returns whether `--until` permits the start of a step: of the step itself in the main scope, else of its outermost
     /// opener. True without `--until`.
     pub(crate) fn is_selected(&self, id: ScopeId, place: usize) -> bool {
         let Some(until_steps) = &self.until_steps else { return true };
@@ -114,7 +114,7 @@ impl<P: Program> Session<'_, P> {
         let (Some(then), Some(now)) = (then, candidate.trace.as_ref()) else {
             return Some(RerunCause::UpstreamChanged { step: None });
         };
-        let path = step_path(self.scopes.get(id).branch(), &candidate.step);
+        let path = step_path(self.scopes.get(id).path(), &candidate.step);
         let is_accepted = || self.accepted.get(&path).is_some_and(|known| known.contains(&then.definition));
         if then.definition != now.definition && !is_accepted() {
             return Some(RerunCause::DefinitionChanged);
@@ -192,7 +192,7 @@ impl<P: Program> Session<'_, P> {
     /// Drops the reusable result of a step: the step runs, or is in doubt.
     pub(crate) fn drop_result(&mut self, id: ScopeId, candidate: &Candidate) -> Result<(), RunError> {
         let (program, scope) = (self.program, self.scopes.get_mut(id));
-        let retries = self.answers.retries(scope.branch(), &candidate.step);
+        let retries = self.answers.retries(scope.path(), &candidate.step);
         let result = scope.take_result(candidate.place);
         let step = &scope.shape.steps()[candidate.place];
         let (was_done, begun) = match &result {
@@ -204,17 +204,17 @@ impl<P: Program> Session<'_, P> {
         if !retries && (was_done || begun.is_some()) {
             scope.position.ask_about(&candidate.step, begun.cloned());
         } else if scope.pass_of(candidate.place) == 1 {
-            let branch = scope.branch().clone();
-            forget(program, &branch, &[Forget::Step(candidate.step.clone())], &mut scope.state)?;
+            let path = scope.path().clone();
+            forget(program, &path, &[Forget::Step(candidate.step.clone())], &mut scope.state)?;
         }
         Ok(())
     }
 }
 
-/// Returns the path of a step in the definition: the openers of its branch without keys, and the step.
-pub fn step_path(branch: &BranchPath, step: &StepId) -> String {
-    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    let openers = around.filter_map(|branch| branch.opened_by().map(|(opener, _)| opener.to_string()));
+/// Returns the path of a step in the definition: the openers of its scope without keys, and the step.
+pub fn step_path(scope: &ScopePath, step: &StepId) -> String {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    let openers = around.filter_map(|scope| scope.opened_by().map(|(opener, _)| opener.to_string()));
     let mut path: Vec<String> = std::iter::once(step.to_string()).chain(openers).collect();
     path.reverse();
     path.join("/")
@@ -226,7 +226,7 @@ pub(crate) fn has_same_input(entry: &FrontierEntry, trace: Option<&Trace>) -> bo
 
 /// Notes a reuse in the draft of the turn: all reuses of a turn share a record.
 fn note_reuse<S>(scope: &mut Scope<'_, S>, step: &StepId, seq: u64) {
-    let of = CheckpointRef { run: scope.chain.run.clone(), branch: scope.chain.branch.clone(), seq };
+    let of = CheckpointRef { run: scope.chain.run.clone(), scope: scope.chain.scope.clone(), seq };
     let reused = json!({ "step": step, "of": of.to_string() });
     if let Some(draft) = scope.drafts.last_mut()
         && let Some(Note::Event { name, data }) = draft.report.notes.last_mut()

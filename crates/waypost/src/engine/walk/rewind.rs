@@ -7,9 +7,9 @@
 //!   @5 completed a: another state          -->  b runs; after each end, state and pins are compared again
 //! ```
 //!
-//! The state is opaque: it has no separate outputs, so each step depends on all steps before. A branch executes one step
-//! at a time, and its results after a rewind are a reusable chain. Input: a branch and its position. Output: the record
-//! and the position from which the branch continues. Reasons: docs/decisions/0007-evidence-in-a-chain.md.
+//! The state is opaque: it has no separate outputs, so each step depends on all steps before. A scope executes one step
+//! at a time, and its results after a rewind are a reusable chain. Input: a scope and its position. Output: the record
+//! and the position from which the scope continues. Reasons: docs/decisions/0007-evidence-in-a-chain.md.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use super::trace::pass_in;
 use crate::engine::chain::Draft;
 use crate::engine::inspect::position_of;
 use crate::engine::resume::reruns::{Target, Transition, is_joined, redo_draft};
-use crate::engine::resume::trust::{BranchInForce, Branches, Judgement};
+use crate::engine::resume::trust::{Judgement, ScopeInForce, ScopesInForce};
 use crate::engine::scope::child_ends::is_end;
 use crate::engine::scope::fan_out::{ChildEnds, Items, Joined, named_items};
 use crate::engine::time_travel::rollback::{epochs, fanned_out_since, is_copied, load_with_state};
@@ -37,7 +37,7 @@ use crate::engine::{Engine, RunError};
 /// A step in an iteration.
 type Visit = (StepId, Vec<u32>);
 
-/// The newest record before the rewind: the branch continues from this record.
+/// The newest record before the rewind: the scope continues from this record.
 #[derive(Debug, Clone)]
 pub(crate) struct Rejoined {
     pub(crate) record: Record,
@@ -46,7 +46,7 @@ pub(crate) struct Rejoined {
     pub(crate) reused: Vec<Value>,
 }
 
-/// Returns the newest record before the rewind, if the branch may continue from it. The branch has an end with the same
+/// Returns the newest record before the rewind, if the scope may continue from it. The scope has an end with the same
 /// state and the same pins in force, or is before a join of children with the same outcomes. `None` also if a step with
 /// a reusable result has begun after the rewind.
 pub(crate) async fn rejoin(
@@ -59,8 +59,8 @@ pub(crate) async fn rejoin(
     let Some(head) = chain.head.filter(|_| shape.is_routed()) else { return Ok(None) };
     let ended = before_acceptance(store.as_ref(), record).await?;
     let header = ended.header();
-    let (run, branch) = (&header.run, &header.branch);
-    let history = store.history(run, branch, head).await?;
+    let (run, scope) = (&header.run, &header.scope);
+    let history = store.history(run, scope, head).await?;
     let kept = |step: &StepId, iteration: &[u32]| {
         history.iter().position(|record| {
             let found = record.header();
@@ -129,7 +129,7 @@ async fn joins_the_same(
     let joined = Joined {
         store: Arc::clone(store),
         run: header.run.clone(),
-        branch: header.branch.clone(),
+        scope: header.scope.clone(),
         name: children.name.clone(),
         source,
         total: fan.total,
@@ -152,7 +152,7 @@ fn visit_of(entry: &FrontierEntry) -> Visit {
 async fn before_acceptance(store: &dyn Store, newest: &Record) -> Result<Record, RunError> {
     let mut record = newest.clone();
     while let (Reason::Accept, Some(before)) = (record.header().reason, record.header().basis()) {
-        record = store.load(&record.header().run, &record.header().branch, before).await?;
+        record = store.load(&record.header().run, &record.header().scope, before).await?;
     }
     Ok(record)
 }
@@ -164,7 +164,7 @@ async fn head_of_chain(
     header: &Header,
     head: u64,
 ) -> Result<Option<(Record, Position)>, RunError> {
-    let record = match store.load(&header.run, &header.branch, head).await {
+    let record = match store.load(&header.run, &header.scope, head).await {
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => return Ok(None),
         record => record?,
     };
@@ -176,14 +176,14 @@ async fn head_of_chain(
     Ok(fits.then_some((record, position)))
 }
 
-/// A rewind of a branch.
+/// A rewind of a scope.
 #[derive(Clone, Copy)]
 pub(crate) struct Rewind<'a> {
     pub(crate) engine: &'a Engine,
     /// The graph of the run.
     pub(crate) root: &'a Shape,
-    pub(crate) branches: &'a Branches,
-    pub(crate) known: &'a BranchInForce,
+    pub(crate) scopes: &'a ScopesInForce,
+    pub(crate) known: &'a ScopeInForce,
     /// The step to run again.
     pub(crate) target: &'a Target,
     /// The verdicts, for the record.
@@ -199,8 +199,8 @@ impl Rewind<'_> {
     pub(crate) async fn to_start(self) -> Result<Transition, RunError> {
         let Self { engine, root, known, target, judgement, .. } = self;
         let header = known.record.header();
-        let (run, branch, store) = (&header.run, &header.branch, engine.store.as_ref());
-        let ended = store.load(run, branch, target.seq).await?;
+        let (run, scope, store) = (&header.run, &header.scope, engine.store.as_ref());
+        let ended = store.load(run, scope, target.seq).await?;
         let ended = ended.header();
         let starts = |record: &Record| starts(record.header(), ended);
         let no_state = |why: &str| {
@@ -218,10 +218,10 @@ impl Rewind<'_> {
             };
             RunError::NoState { at: ended.reference().to_string(), why }
         };
-        let Some(start) = store.find_back(run, branch, header.seq, &starts).await? else {
+        let Some(start) = store.find_back(run, scope, header.seq, &starts).await? else {
             return Err(no_state(&where_started(store, ended).await?));
         };
-        let record = match load_with_state(engine, run, branch, start.header().seq).await {
+        let record = match load_with_state(engine, run, scope, start.header().seq).await {
             Err(RunError::NoState { .. }) => {
                 return Err(no_state("retention dropped its input state"));
             }
@@ -231,11 +231,11 @@ impl Rewind<'_> {
         if !position.frontier.iter().any(|entry| entry.step == target.step) {
             return Err(no_state("its input state was not kept"));
         }
-        let epoch = epochs(engine, run, branch).await? + 1;
+        let epoch = epochs(engine, run, scope).await? + 1;
         for entry in &mut position.frontier {
             target.begin(entry);
-            let is_target = entry.step == target.step && target.opens_new_branches(root, branch);
-            if is_target || fanned_out_since(engine, (run, branch), entry).await? {
+            let is_target = entry.step == target.step && target.opens_new_scopes(root, scope);
+            if is_target || fanned_out_since(engine, (run, scope), entry).await? {
                 entry.drop_children();
             }
             (entry.status, entry.failures, entry.memos, entry.wake_at) = (Status::Ready, 0, 0, None);
@@ -245,18 +245,18 @@ impl Rewind<'_> {
         }
         copy_unrewound(&mut position, &known.position);
         position.chain = Some(Box::new(self.reusable_chain(ended).await?));
-        let draft = redo_draft(ended, branch, (target, judgement), epoch);
+        let draft = redo_draft(ended, scope, (target, judgement), epoch);
         Ok(Transition { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
     }
 
     /// Returns the results downstream of a step as a reusable chain. A second rewind keeps the first chain: steps
     /// begun after the first rewind run again.
     async fn reusable_chain(self, ended: &Header) -> Result<ReusableChain, RunError> {
-        let Self { engine, root, branches, known, target, .. } = self;
-        let (store, own) = (engine.store.as_ref(), root.of_branch(&ended.branch).unwrap_or(root));
+        let Self { engine, root, scopes, known, target, .. } = self;
+        let (store, own) = (engine.store.as_ref(), root.of_scope(&ended.scope).unwrap_or(root));
         let is_careful = |step: &StepId| own.step(step.as_str()).is_some_and(Step::is_careful);
         let before = known.position.chain.as_deref().cloned().unwrap_or_default();
-        let mut chain = match before.head.filter(|_| !is_joined(root, branches, known)) {
+        let mut chain = match before.head.filter(|_| !is_joined(root, scopes, known)) {
             Some(_) => {
                 // A step with open children has begun after the first rewind: the children may have other results.
                 let frontier = &known.position.frontier;
@@ -271,7 +271,7 @@ impl Rewind<'_> {
         };
         if own.steps().iter().any(Step::is_careful) {
             let header = known.record.header();
-            let history = store.history(&header.run, &header.branch, header.seq).await?;
+            let history = store.history(&header.run, &header.scope, header.seq).await?;
             let since = history.iter().map(Record::header).filter(|end| end.seq >= ended.seq);
             let ends = since.filter(|end| matches!(end.phase, Phase::Completed(_)));
             let done = ends.filter_map(|end| Some((end.step.clone()?, end.at.iteration.clone())));
@@ -322,7 +322,7 @@ pub(crate) fn starts(header: &Header, end: &Header) -> bool {
 }
 
 impl Rejoined {
-    /// Returns the transition of a branch to the newest record before the rewind.
+    /// Returns the transition of a scope to the newest record before the rewind.
     ///
     /// `header` and `newest`: the header and position of the current newest record.
     pub(crate) fn into_transition(self, shape: &Shape, header: &Header, newest: &Position) -> Transition {

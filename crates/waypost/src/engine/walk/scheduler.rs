@@ -71,8 +71,8 @@ impl<'a, P: Program> Session<'a, P> {
         }
     }
 
-    /// Takes capacity for a branch among its siblings, if available here and for its ancestors. If not, queues
-    /// the branch.
+    /// Takes capacity for a scope among its siblings, if available here and for its ancestors. If not, queues
+    /// the scope.
     pub(crate) fn has_capacity(&mut self, id: ScopeId) -> bool {
         let scope = self.scopes.get(id);
         let Some(opener) = scope.opener.filter(|_| !scope.has_capacity) else { return true };
@@ -125,7 +125,7 @@ impl<'a, P: Program> Session<'a, P> {
         let follow = {
             let Scope { chain, shape, state, .. } = &mut *scope;
             let step = &shape.steps()[place];
-            let step_ref = StepRef { branch: &chain.branch, level: shape.level(), place, step };
+            let step_ref = StepRef { scope: &chain.scope, level: shape.level(), place, step };
             program.apply(state, step_ref, Settlement::Skipped)
         };
         let at = Try { attempt: 0, ..scope.entry(place).at.clone() };
@@ -136,7 +136,7 @@ impl<'a, P: Program> Session<'a, P> {
                 let seq = scope.seq_of_next_draft();
                 let (how, traced) = match cause {
                     SkipCause::UpstreamFailed(_) => {
-                        (SettledAs::PassedOver, failed_digests(scope.branch(), &step, seq))
+                        (SettledAs::PassedOver, failed_digests(scope.path(), &step, seq))
                     }
                     SkipCause::ByHand(_) => (SettledAs::SkippedByHand, skipped_digests(scope, place)),
                     _ => (SettledAs::Skipped, skipped_digests(scope, place)),
@@ -159,7 +159,7 @@ impl<'a, P: Program> Session<'a, P> {
     fn ask_before_start(&mut self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get_mut(id);
         let step = scope.step_id(place).clone();
-        let retries = self.answers.retries(scope.branch(), &step);
+        let retries = self.answers.retries(scope.path(), &step);
         let is_undone = scope.shape.steps()[place].is_asked(&scope.position, Some(scope.entry(place)));
         if is_undone && let Some(answer) = self.answer_in_turn(id, place) {
             return answer == TreatAs::Done;
@@ -180,7 +180,7 @@ impl<'a, P: Program> Session<'a, P> {
         if !self.options.interrupts.before.contains(&entry.step) {
             return false;
         }
-        // The join of a fork is held after its branches; an opener with its own branches is held before these
+        // The join of a fork is held after its scopes; an opener with its own scopes is held before these
         // open.
         let joins = scope.shape.steps()[place].children.as_ref().is_some_and(|c| c.name != entry.step);
         let new = entry.at.attempt == 0 && entry.memos == 0 && entry.has_children() == joins;
@@ -219,12 +219,12 @@ impl<'a, P: Program> Session<'a, P> {
             return;
         }
         if scope.drafts.is_empty() {
-            // The step that the branch waits for may rest without a new draft.
+            // The step that the scope waits for may rest without a new draft.
             return self.rest_if_waiting(id);
         }
         if scope.end.is_none() && scope.position.frontier.is_empty() && !scope.is_held_at_end {
             match scope.has_failed_end() {
-                true => self.fail_branch(id),
+                true => self.fail_scope(id),
                 false => scope.end = Some(End::Completed),
             }
         }
@@ -240,7 +240,7 @@ impl<'a, P: Program> Session<'a, P> {
             false => scope.position.pins.map(|pins| EndDigests { output: Digest::merkle(&[]), pins }),
         };
         if let Some(last) = scope.drafts.last_mut() {
-            last.branch_digests = digests;
+            last.scope_digests = digests;
         }
         let had_capacity = std::mem::take(&mut scope.has_capacity);
         let failures = scope.end_with_last_draft(end);
@@ -260,7 +260,7 @@ impl<'a, P: Program> Session<'a, P> {
         } else if end == End::Completed {
             fan.note_success();
         }
-        // If the opener's branch was rewound, its reuse is decided before the join runs again.
+        // If the opener's scope was rewound, its reuse is decided before the join runs again.
         let above = self.scopes.get(opener.scope);
         self.is_pausing |= above.position.chain.as_ref().is_some_and(|chain| chain.head.is_some());
         self.touched.insert(opener.scope);
@@ -295,7 +295,7 @@ impl<'a, P: Program> Session<'a, P> {
         self.touched.insert(opener.scope);
     }
 
-    /// Gives capacity to a queued branch. Returns whether the branch still needed capacity.
+    /// Gives capacity to a queued scope. Returns whether the scope still needed capacity.
     pub(crate) fn take_capacity(&mut self, id: ScopeId, place: usize, child: ScopeId) -> bool {
         let Some(scope) = self.scopes.find(child) else { return false };
         let ours = scope.opener.is_some_and(|opener| opener.scope == id && opener.place == place);
@@ -310,7 +310,7 @@ impl<'a, P: Program> Session<'a, P> {
         true
     }
 
-    /// Gives capacity to a branch before its opening is written: its start is written together with the opening.
+    /// Gives capacity to a scope before its opening is written: its start is written together with the opening.
     pub(crate) fn keep_loaded(&mut self, id: ScopeId, place: usize, child: ScopeId) {
         let scope = self.scopes.get_mut(child);
         (scope.unloading, scope.has_capacity) = (false, true);
@@ -415,7 +415,7 @@ pub(crate) fn children_of<'a, S>(scope: &Scope<'a, S>, place: usize) -> &'a Chil
     children.expect("only a step with children fans out")
 }
 
-/// Returns the wait of a step for its branches.
+/// Returns the wait of a step for its scopes.
 pub(crate) fn wait_for_children() -> Wait {
     Wait { on: WaitKind::Children, ..wait_for_resume("children".to_owned()) }
 }

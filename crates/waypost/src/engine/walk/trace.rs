@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::engine::Program;
 use crate::engine::scope::Scope;
 use crate::engine::scope::fan_out::{Item, JoinedDigests};
-use crate::id::{BranchPath, Digest, StepId};
+use crate::id::{Digest, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step};
 use crate::record::{Claim, EndDigests, Pack, Trace};
 
@@ -143,9 +143,9 @@ pub(crate) fn skipped_digests<S>(scope: &Scope<'_, S>, place: usize) -> EndDiges
 }
 
 /// Returns the digests of a failed end, unequal to those of every other end.
-pub(crate) fn failed_digests(branch: &BranchPath, step: &StepId, seq: u64) -> EndDigests {
+pub(crate) fn failed_digests(scope: &ScopePath, step: &StepId, seq: u64) -> EndDigests {
     let seq = seq.to_le_bytes();
-    let unique = Digest::of_parts([b"failed", branch.as_str().as_bytes(), step.as_str().as_bytes(), &seq]);
+    let unique = Digest::of_parts([b"failed", scope.as_str().as_bytes(), step.as_str().as_bytes(), &seq]);
     EndDigests { output: unique, pins: unique }
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn pins_of<S>(scope: &Scope<'_, S>, place: usize, result: &EndResult<
 }
 
 /// Returns the digests of the work of a step before its hooks: the outputs of nested children, and the pins of the joined
-/// branches and of the step.
+/// scopes and of the step.
 pub(crate) fn work_digests(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> EndDigests {
     let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
     let claims = claims.iter().map(|claim| claim.as_bytes());

@@ -1,16 +1,16 @@
-//! The branches opened by a step.
+//! The scopes opened by a step.
 
 use super::Shape;
-use crate::id::{BranchPath, InvalidName, StepId};
+use crate::id::{InvalidName, ScopePath, StepId};
 
-/// The child branches opened and joined by a step.
+/// The child scopes opened and joined by a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Children {
-    /// The naming step of the branches: the opener, or the step before the opener. Unique within a shape.
+    /// The naming step of the scopes: the opener, or the step before the opener. Unique within a shape.
     pub name: StepId,
     /// The graph of each child.
     pub shape: Box<Shape>,
-    /// For branches named by the shape and not by items: each key, in order, with its first step if different
+    /// For scopes named by the shape and not by items: each key, in order, with its first step if different
     /// from the shape's start.
     pub named: Vec<(String, Option<StepId>)>,
     /// The limit of concurrent children.
@@ -21,13 +21,13 @@ pub struct Children {
     pub by_work: bool,
     /// Limits on collected failures.
     pub limits: FailureLimits,
-    /// Each child is a pass of the step, on a branch named by the number of the pass.
+    /// Each child is a pass of the step, in a scope named by the number of the pass.
     pub passes: bool,
     /// The children share a definition: if the step changes while children are running, all children restart.
     pub whole: bool,
 }
 
-/// Limits on failed branches: beyond a limit, the opening step fails. Only failures of the current session
+/// Limits on failed scopes: beyond a limit, the opening step fails. Only failures of the current session
 /// count, as earlier failures were known at the resume.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct FailureLimits {
@@ -40,7 +40,7 @@ pub struct FailureLimits {
 }
 
 impl FailureLimits {
-    /// Returns a message about the passed limit, if `failed` of `total` branches pass `count` or `rate`.
+    /// Returns a message about the passed limit, if `failed` of `total` scopes pass `count` or `rate`.
     pub fn passed_by(&self, failed: u64, total: u64) -> Option<String> {
         if let Some(max) = self.count.filter(|max| failed > *max) {
             return Some(format!("{failed} of {total} items failed, the maximum is {max}"));
@@ -51,11 +51,11 @@ impl FailureLimits {
 }
 
 impl Children {
-    /// Returns the branch path of a child.
+    /// Returns the scope path of a child.
     ///
     /// # Errors
     /// [`InvalidName`]: the key is too long, or the path nests too deep.
-    pub fn path(&self, above: &BranchPath, key: &str) -> Result<BranchPath, InvalidName> {
+    pub fn path(&self, above: &ScopePath, key: &str) -> Result<ScopePath, InvalidName> {
         match key.parse().ok().filter(|_| self.passes) {
             Some(pass) => above.pass(&self.name, pass),
             None => above.child(&self.name, key),
@@ -68,7 +68,7 @@ impl Children {
     }
 }
 
-/// The effect of a failed child branch.
+/// The effect of a failed child scope.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnChildFailure {
     /// The run fails and siblings are cancelled; a resume continues all of them.

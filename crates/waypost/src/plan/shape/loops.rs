@@ -48,7 +48,7 @@ impl Loops {
     /// the next pass of their loop. Within a loop, a step has each pass number at most once: each way back
     /// crosses a step to an earlier place.
     ///
-    /// `passes`: the predecessor's passes; the first `around` belong to loops around the whole branch.
+    /// `passes`: the predecessor's passes; the first `around` belong to loops around the whole scope.
     pub(super) fn passes(&self, from: usize, to: usize, passes: &[u32], around: usize) -> Vec<u32> {
         let mut next = passes[..around.min(passes.len())].to_vec();
         if self.of[to].is_none() {
@@ -62,7 +62,7 @@ impl Loops {
         next
     }
 
-    /// Returns the passes of the first step of a branch.
+    /// Returns the passes of the first step of a scope.
     pub(super) fn first_passes(&self, place: usize, around: &[u32]) -> Vec<u32> {
         let mut passes = around.to_vec();
         if self.of[place].is_some() {

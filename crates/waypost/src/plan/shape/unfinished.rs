@@ -74,7 +74,7 @@ impl Unfinished {
         freed
     }
 
-    /// Follows the chosen route to a step, or to the end of the branch; newly unreachable steps count as
+    /// Follows the chosen route to a step, or to the end of the scope; newly unreachable steps count as
     /// finished.
     ///
     /// `others`: the other unfinished steps whose needs are met.

@@ -20,7 +20,7 @@ pub enum RerunCause {
     },
     /// The outputs or files of an upstream step changed.
     UpstreamChanged {
-        /// The upstream step; `None` if the input of the whole branch changed.
+        /// The upstream step; `None` if the input of the whole scope changed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         step: Option<StepId>,
     },

@@ -5,18 +5,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::BranchPath;
+use crate::id::ScopePath;
 
 /// The name of an event within a run.
 ///
-/// The text form is `BRANCH@SEQ.INDEX`; clients keep and return the text unparsed. The same record always has
-/// the same cursors. Within a branch, cursors are in the order of the events; across branches, the order is
+/// The text form is `SCOPE@SEQ.INDEX`; clients keep and return the text unparsed. The same record always has
+/// the same cursors. Within a scope, cursors are in the order of the events; across scopes, the order is
 /// not in time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cursor {
-    /// The branch.
-    pub branch: BranchPath,
+    /// The scope.
+    pub scope: ScopePath,
     /// The record.
     pub seq: u64,
     /// The 0-based index among the events of the record.
@@ -30,7 +30,7 @@ pub struct InvalidCursor(pub String);
 
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}.{}", self.branch, self.seq, self.index)
+        write!(f, "{}@{}.{}", self.scope, self.seq, self.index)
     }
 }
 
@@ -38,10 +38,10 @@ impl FromStr for Cursor {
     type Err = InvalidCursor;
     fn from_str(text: &str) -> Result<Self, InvalidCursor> {
         let parse = || {
-            let (branch, place) = text.split_once('@')?;
+            let (scope, place) = text.split_once('@')?;
             let (seq, index) = place.split_once('.')?;
-            let branch = BranchPath::new(branch).ok()?;
-            let cursor = Self { branch, seq: seq.parse().ok()?, index: index.parse().ok()? };
+            let scope = ScopePath::new(scope).ok()?;
+            let cursor = Self { scope, seq: seq.parse().ok()?, index: index.parse().ok()? };
             // Each cursor has a single spelling, for comparisons as text.
             Some(cursor).filter(|cursor| cursor.to_string() == text)
         };

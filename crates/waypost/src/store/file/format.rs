@@ -9,13 +9,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::id::{BranchPath, Digest, RunId};
+use crate::id::{Digest, RunId, ScopePath};
 use crate::record::{FORMAT, Flaw, Record, SealedRun};
 use crate::store::{BatchId, Signal, Summary};
 use crate::system::sealed::{HASH_END, RecordText, begin, check, finish, member, parse, push_record_members};
 
 /// The version of the file format.
-pub(super) const FILE_FORMAT: u32 = 2;
+pub(super) const FILE_FORMAT: u32 = 3;
 /// Size limit of a file: fits a batch of several records with maximal states, in base64.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
 
@@ -79,7 +79,7 @@ pub(super) struct NoteFile {
     /// The flaw of the file.
     pub(super) flaw: String,
     /// The records of the file, as far as known.
-    pub(super) records: Vec<(BranchPath, u64)>,
+    pub(super) records: Vec<(ScopePath, u64)>,
     /// True if later commits count the records. Notes of older versions lack this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) counted: Option<bool>,
@@ -137,9 +137,9 @@ pub(super) struct CommitFile {
     pub(super) updated_at: Option<Timestamp>,
     /// The checkpoint count of the run, including this commit.
     pub(super) checkpoints: u64,
-    /// The branch count of the run, including this commit.
-    pub(super) branches: u64,
-    /// The records, each with the index of its branch in the order of opening, from 0.
+    /// The scope count of the run, including this commit.
+    pub(super) scopes: u64,
+    /// The records, each with the index of its scope in the order of opening, from 0.
     pub(super) records: Vec<(u64, Record)>,
 }
 
@@ -160,7 +160,7 @@ impl CommitFile {
             member(&mut text, "updated_at", updated_at);
         }
         member(&mut text, "checkpoints", &self.checkpoints);
-        member(&mut text, "branches", &self.branches);
+        member(&mut text, "scopes", &self.scopes);
         text.extend_from_slice(b",\n\"records\":[");
         for (index, (opened, record)) in self.records.iter().enumerate() {
             text.extend_from_slice(if index == 0 { b"\n" } else { b",\n" });
@@ -184,7 +184,7 @@ impl CommitFile {
             #[serde(default)]
             updated_at: Option<Timestamp>,
             checkpoints: u64,
-            branches: u64,
+            scopes: u64,
             #[serde(borrow)]
             records: Vec<RecordText<'a>>,
         }
@@ -197,7 +197,7 @@ impl CommitFile {
         let open = |record: RecordText<'_>| {
             let opened = record
                 .opened
-                .ok_or_else(|| Flaw::Malformed("the commit has no record of the branch".to_owned()))?;
+                .ok_or_else(|| Flaw::Malformed("the commit has no record of the scope".to_owned()))?;
             Ok((opened, record.open()?))
         };
         let records = file.records.into_iter().map(open).collect::<Result<Vec<_>, Flaw>>()?;
@@ -213,7 +213,7 @@ impl CommitFile {
             summary: file.summary,
             updated_at: file.updated_at,
             checkpoints: file.checkpoints,
-            branches: file.branches,
+            scopes: file.scopes,
             records,
         })
     }
@@ -225,21 +225,21 @@ fn push_record(text: &mut Vec<u8>, opened: u64, record: &Record) {
     text.push(b'}');
 }
 
-/// Returns the branches of the records in a damaged file, in order, as far as the text is readable.
+/// Returns the scopes of the records in a damaged file, in order, as far as the text is readable.
 ///
-/// For reports of lost records only: the result is unverified. A header begins with run, branch and seq. No JSON
+/// For reports of lost records only: the result is unverified. A header begins with run, scope and seq. No JSON
 /// string can contain this pattern, because quotes in a string are escaped.
-pub(super) fn branches_in(run: &RunId, text: &[u8]) -> Vec<BranchPath> {
-    let begin = format!("\"header\":{{\"v\":{FORMAT},\"run\":\"{run}\",\"branch\":\"").into_bytes();
-    let mut branches = Vec::new();
+pub(super) fn scopes_in(run: &RunId, text: &[u8]) -> Vec<ScopePath> {
+    let begin = format!("\"header\":{{\"v\":{FORMAT},\"run\":\"{run}\",\"scope\":\"").into_bytes();
+    let mut scopes = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.windows(begin.len()).position(|part| part == begin) {
         rest = &rest[at + begin.len()..];
         let name =
             rest.iter().position(|byte| *byte == b'"').and_then(|end| std::str::from_utf8(&rest[..end]).ok());
-        branches.extend(name.and_then(|name| BranchPath::new(name).ok()));
+        scopes.extend(name.and_then(|name| ScopePath::new(name).ok()));
     }
-    branches
+    scopes
 }
 
 /// Returns the commit number from the first bytes of a commit file of `run`, unverified.

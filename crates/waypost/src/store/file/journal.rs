@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Flaw, HEADER_BYTES_MAX, Record};
 use crate::system::disk::{Disk, write_whole};
 
@@ -28,7 +28,7 @@ pub(super) struct Index {
     bytes: u64,
     /// The first bytes of the file, to detect a replaced file.
     begin: Vec<u8>,
-    branches: BTreeMap<BranchPath, BTreeMap<u64, JournalLine>>,
+    scopes: BTreeMap<ScopePath, BTreeMap<u64, JournalLine>>,
 }
 
 /// A line: offset, and length without the line break.
@@ -75,9 +75,9 @@ impl Index {
             let mut offset = self.bytes;
             for line in chunk[..=end].split_inclusive(|byte| *byte == b'\n') {
                 let text = &line[..line.len() - 1];
-                if let Some((branch, seq)) = name_of(run, text) {
-                    self.branches
-                        .entry(branch)
+                if let Some((scope, seq)) = name_of(run, text) {
+                    self.scopes
+                        .entry(scope)
                         .or_default()
                         .insert(seq, JournalLine { offset, len: text.len() });
                 }
@@ -87,30 +87,30 @@ impl Index {
         }
     }
 
-    /// Returns the branches with lines.
-    pub(super) fn branches(&self) -> impl Iterator<Item = (&BranchPath, &BTreeMap<u64, JournalLine>)> {
-        self.branches.iter()
+    /// Returns the scopes with lines.
+    pub(super) fn scopes(&self) -> impl Iterator<Item = (&ScopePath, &BTreeMap<u64, JournalLine>)> {
+        self.scopes.iter()
     }
 
     /// Returns all lines in reverse order.
-    pub(super) fn last_first(&self) -> Vec<(BranchPath, u64, JournalLine)> {
+    pub(super) fn last_first(&self) -> Vec<(ScopePath, u64, JournalLine)> {
         let all = self
-            .branches
+            .scopes
             .iter()
-            .flat_map(|(branch, lines)| lines.iter().map(move |(seq, line)| (branch.clone(), *seq, *line)));
+            .flat_map(|(scope, lines)| lines.iter().map(move |(seq, line)| (scope.clone(), *seq, *line)));
         let mut all: Vec<_> = all.collect();
         all.sort_unstable_by_key(|(_, _, line)| std::cmp::Reverse(line.offset));
         all
     }
 
-    /// Returns true if the branch has a line with a seq in `seqs`.
-    pub(super) fn has_any(&self, branch: &BranchPath, seqs: Range<u64>) -> bool {
-        !seqs.is_empty() && self.branches.get(branch).is_some_and(|lines| lines.range(seqs).next().is_some())
+    /// Returns true if the scope has a line with a seq in `seqs`.
+    pub(super) fn has_any(&self, scope: &ScopePath, seqs: Range<u64>) -> bool {
+        !seqs.is_empty() && self.scopes.get(scope).is_some_and(|lines| lines.range(seqs).next().is_some())
     }
 
     /// Returns the position of a record.
-    pub(super) fn line(&self, branch: &BranchPath, seq: u64) -> Option<JournalLine> {
-        self.branches.get(branch)?.get(&seq).copied()
+    pub(super) fn line(&self, scope: &ScopePath, seq: u64) -> Option<JournalLine> {
+        self.scopes.get(scope)?.get(&seq).copied()
     }
 }
 
@@ -125,19 +125,19 @@ pub(super) fn read(
     Ok(format::open_journal_line(run, &text).map_err(|flaw| (flaw, text)))
 }
 
-/// Returns the branch and seq of a line, unverified; `None` if the prefix is not that of a journal line.
-fn name_of(run: &RunId, line: &[u8]) -> Option<(BranchPath, u64)> {
+/// Returns the scope and seq of a line, unverified; `None` if the prefix is not that of a journal line.
+fn name_of(run: &RunId, line: &[u8]) -> Option<(ScopePath, u64)> {
     let rest = line.strip_prefix(b"{\"digest\":\"")?.get(64..)?;
     let rest = rest.strip_prefix(b"\",\"header\":{\"v\":")?;
     let rest = &rest[rest.iter().position(|byte| !byte.is_ascii_digit())?..];
     let rest = rest.strip_prefix(b",\"run\":\"")?.strip_prefix(run.as_str().as_bytes())?;
-    let rest = rest.strip_prefix(b"\",\"branch\":\"")?;
+    let rest = rest.strip_prefix(b"\",\"scope\":\"")?;
     let end = rest.iter().position(|byte| *byte == b'"')?;
-    let branch = BranchPath::new(std::str::from_utf8(&rest[..end]).ok()?).ok()?;
+    let scope = ScopePath::new(std::str::from_utf8(&rest[..end]).ok()?).ok()?;
     let rest = rest[end..].strip_prefix(b"\",\"seq\":")?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let seq = std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
-    Some((branch, seq))
+    Some((scope, seq))
 }
 
 /// Appends lines and syncs the file. Does not sync the folder entry of a new file.

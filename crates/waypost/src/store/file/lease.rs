@@ -18,7 +18,7 @@ use super::FileStore;
 use super::format::{CommitFile, FILE_BYTES_MAX, LeaseFile, Small};
 use super::lookup::IndexSource;
 use super::paths::{LEASE_FILE, NEWEST_FILE, RunPaths};
-use super::read::{BranchTail, CommitWalk, read_error};
+use super::read::{CommitWalk, ScopeTail, read_error};
 use super::replay::NewestFirst;
 use super::run_record;
 use super::write::{Tail, Writer};
@@ -301,11 +301,11 @@ impl Writer {
         self.replace_file(&history, &path, &text)
     }
 
-    /// Reads the end of every branch. Returns the commits of the walk, and true if newest records are missing.
+    /// Reads the end of every scope. Returns the commits of the walk, and true if newest records are missing.
     pub(super) fn find_tails(&mut self) -> Result<(CommitWalk, bool), StoreError> {
         let (walk, ends) = self.reader().walk_to_ends()?;
-        self.tails = ends.iter().map(|(branch, end)| (branch.clone(), Tail::from(end))).collect();
-        let is_missed = ends.values().any(BranchTail::misses_any);
+        self.tails = ends.iter().map(|(scope, end)| (scope.clone(), Tail::from(end))).collect();
+        let is_missed = ends.values().any(ScopeTail::misses_any);
         Ok((walk, is_missed))
     }
 

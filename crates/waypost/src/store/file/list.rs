@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Flaw, RunStatus, SealedRun};
 use crate::store::{Damage, RunEntry, RunQuery, RunSummary, Runs, StoreError, Summary, UnreadableRun};
 use crate::system::disk::Kind;
@@ -26,7 +26,7 @@ impl FileStore {
             None => Flaw::Missing,
         };
         let damage =
-            Damage { run: run.clone(), branch: BranchPath::main(), seq: 0, place: RUN_FILE.to_owned(), flaw };
+            Damage { run: run.clone(), scope: ScopePath::main(), seq: 0, place: RUN_FILE.to_owned(), flaw };
         Err(StoreError::of_damage(damage, None))
     }
 

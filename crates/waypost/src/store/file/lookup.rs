@@ -6,14 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::Record;
 use crate::store::StoreError;
 
 use super::format::CommitFile;
 use super::journal::{self, Index};
 use super::read::{
-    Bodies, BranchTail, CommitRead, CommitWalk, ReadError, RunReader, Slot, Slots, Unordered, read_error,
+    Bodies, CommitRead, CommitWalk, ReadError, RunReader, ScopeTail, Slot, Slots, Unordered, read_error,
 };
 use super::tail_check::CommitNumbers;
 
@@ -35,7 +35,7 @@ pub(super) struct LookupCache {
     checks: Mutex<BTreeMap<RunId, MissingCheck>>,
 }
 
-/// Whether newest records of a branch were missing, for a history with this newest commit and file count.
+/// Whether newest records of a scope were missing, for a history with this newest commit and file count.
 #[derive(Debug, Clone, Copy)]
 struct MissingCheck {
     newest: u64,
@@ -55,15 +55,15 @@ struct LargeCommit {
 /// The cached positions of a run.
 #[derive(Debug, Default)]
 struct RecordIndex {
-    branches: BTreeMap<BranchPath, BranchIndex>,
+    scopes: BTreeMap<ScopePath, ScopeIndex>,
     /// The ordinal of the run of which all commits were seen, and the sound ones of them: another run of the same name
     /// has another one.
     complete: Option<(u64, BTreeSet<u64>)>,
 }
 
-/// The commit numbers of the records of a branch, by seq.
+/// The commit numbers of the records of a scope, by seq.
 #[derive(Debug, Default)]
-struct BranchIndex {
+struct ScopeIndex {
     /// Its place in the order of opening.
     opened: u64,
     commits: BTreeMap<u64, u64>,
@@ -151,7 +151,7 @@ impl IndexSource<'_> {
         reader.arranged(found, &journal, &damaged, Vec::new()).map(Some)
     }
 
-    /// Returns true if newest records of a branch are missing. Reads the ends of all branches, unless the commit
+    /// Returns true if newest records of a scope are missing. Reads the ends of all scopes, unless the commit
     /// files are unchanged since the last call.
     pub(super) fn misses_ends(&self, reader: &RunReader<'_>, numbers: &[u64]) -> Result<bool, StoreError> {
         let (newest, files) = (numbers.last().copied().unwrap_or(0), numbers.len());
@@ -159,7 +159,7 @@ impl IndexSource<'_> {
         if let Some(known) = known.filter(|known| (known.newest, known.files) == (newest, files)) {
             return Ok(known.is_missed);
         }
-        let is_missed = reader.walk_to_ends()?.1.values().any(BranchTail::misses_any);
+        let is_missed = reader.walk_to_ends()?.1.values().any(ScopeTail::misses_any);
         lock(&self.0.checks).insert(reader.run.clone(), MissingCheck { newest, files, is_missed });
         Ok(is_missed)
     }
@@ -171,13 +171,13 @@ impl IndexSource<'_> {
         }
     }
 
-    /// Drops the cached check, so that the next call reads the ends of all branches.
+    /// Drops the cached check, so that the next call reads the ends of all scopes.
     pub(super) fn check_again(&self, run: &RunId) {
         lock(&self.0.checks).remove(run);
     }
 
-    pub(super) fn place(&self, run: &RunId, branch: &BranchPath, seq: u64) -> Option<u64> {
-        lock(&self.0.places).get(run)?.branches.get(branch)?.commits.get(&seq).copied()
+    pub(super) fn place(&self, run: &RunId, scope: &ScopePath, seq: u64) -> Option<u64> {
+        lock(&self.0.places).get(run)?.scopes.get(scope)?.commits.get(&seq).copied()
     }
 }
 
@@ -185,10 +185,10 @@ impl RecordIndex {
     fn add(&mut self, commit: &CommitFile) {
         for (opened, record) in &commit.records {
             let header = record.header();
-            if !self.branches.contains_key(&header.branch) {
-                self.branches.insert(header.branch.clone(), BranchIndex::default());
+            if !self.scopes.contains_key(&header.scope) {
+                self.scopes.insert(header.scope.clone(), ScopeIndex::default());
             }
-            let seen = self.branches.get_mut(&header.branch).expect("the entry was just added");
+            let seen = self.scopes.get_mut(&header.scope).expect("the entry was just added");
             seen.opened = *opened;
             seen.commits.insert(header.seq, commit.number);
         }
@@ -200,13 +200,13 @@ impl RecordIndex {
     /// Returns the records of these commits, and drops records of removed commits from the cache.
     fn found(&mut self, numbers: &BTreeSet<u64>) -> Unordered {
         let mut found = Unordered::default();
-        for (branch, seen) in &mut self.branches {
+        for (scope, seen) in &mut self.scopes {
             seen.commits.retain(|_, number| numbers.contains(number));
             for (seq, number) in &seen.commits {
-                found.add(branch.clone(), seen.opened, *seq, Slot::There(*number));
+                found.add(scope.clone(), seen.opened, *seq, Slot::There(*number));
             }
         }
-        self.branches.retain(|_, seen| !seen.commits.is_empty());
+        self.scopes.retain(|_, seen| !seen.commits.is_empty());
         if let Some((_, sound)) = &mut self.complete {
             sound.retain(|number| numbers.contains(number));
         }
@@ -218,32 +218,32 @@ impl RunReader<'_> {
     /// Reads a record, with its body unless retention dropped the body.
     pub(super) fn load(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seq: u64,
         index: &IndexSource<'_>,
     ) -> Result<Record, StoreError> {
-        let remembered = || self.load_remembered(branch, seq, index);
-        if let Some(record) = self.load_near(branch, seq).or_else(remembered) {
+        let remembered = || self.load_remembered(scope, seq, index);
+        if let Some(record) = self.load_near(scope, seq).or_else(remembered) {
             return Ok(record);
         }
-        if let Some(record) = self.load_journaled(branch, seq, index)? {
+        if let Some(record) = self.load_journaled(scope, seq, index)? {
             return Ok(record);
         }
-        if let Some(record) = self.load_walking(branch, seq, index)? {
+        if let Some(record) = self.load_walking(scope, seq, index)? {
             return Ok(record);
         }
         let (mut slots, _) = self.slots(index)?;
         let (_, slots) = slots
             .iter_mut()
-            .find(|((_, name), _)| name == branch)
-            .ok_or_else(|| StoreError::no_branch(self.run, branch))?;
-        let slot = slots.remove(&seq).ok_or_else(|| StoreError::no_record(self.run, branch, seq))?;
-        let damage = match self.open_slot(branch, seq, slot)? {
+            .find(|((_, name), _)| name == scope)
+            .ok_or_else(|| StoreError::no_scope(self.run, scope))?;
+        let slot = slots.remove(&seq).ok_or_else(|| StoreError::no_record(self.run, scope, seq))?;
+        let damage = match self.open_slot(scope, seq, slot)? {
             Ok(record) => return Ok(record),
             Err(damage) => damage,
         };
         while let Some((older, slot)) = slots.pop_last() {
-            if older < seq && self.open_slot(branch, older, slot)?.is_ok() {
+            if older < seq && self.open_slot(scope, older, slot)?.is_ok() {
                 return Err(StoreError::of_damage(damage, Some(older)));
             }
         }
@@ -251,14 +251,14 @@ impl RunReader<'_> {
     }
 
     /// Looks for a record near its seq: with about one record per commit, the commit number is close to the seq.
-    fn load_near(&self, branch: &BranchPath, seq: u64) -> Option<Record> {
+    fn load_near(&self, scope: &ScopePath, seq: u64) -> Option<Record> {
         let mut number = seq;
         for _ in 0..GUESSES_MAX {
             let Ok(CommitRead::Sound(commit) | CommitRead::Copied(commit, _)) = self.commit(number) else {
                 return None;
             };
-            let greatest = seqs_of(&commit, branch).max()?;
-            if let Some(record) = take(commit, branch, seq) {
+            let greatest = seqs_of(&commit, scope).max()?;
+            if let Some(record) = take(commit, scope, seq) {
                 return Some(record);
             }
             number = number.checked_add(seq)?.checked_sub(greatest).filter(|number| *number > 0)?;
@@ -267,19 +267,19 @@ impl RunReader<'_> {
     }
 
     /// Looks for a record in a commit.
-    pub(super) fn load_from(&self, number: u64, branch: &BranchPath, seq: u64) -> Option<Record> {
+    pub(super) fn load_from(&self, number: u64, scope: &ScopePath, seq: u64) -> Option<Record> {
         let Ok(CommitRead::Sound(commit) | CommitRead::Copied(commit, _)) = self.commit(number) else {
             return None;
         };
-        take(commit, branch, seq)
+        take(commit, scope, seq)
     }
 
     /// Looks for a record in its cached commit.
-    fn load_remembered(&self, branch: &BranchPath, seq: u64, index: &IndexSource<'_>) -> Option<Record> {
-        let number = index.place(self.run, branch, seq)?;
+    fn load_remembered(&self, scope: &ScopePath, seq: u64, index: &IndexSource<'_>) -> Option<Record> {
+        let number = index.place(self.run, scope, seq)?;
         let of = |commit: &CommitFile| {
             let mut records = commit.records.iter().map(|(_, record)| record);
-            records.find(|record| is_of(record, branch, seq)).cloned()
+            records.find(|record| is_of(record, scope, seq)).cloned()
         };
         let known = lock(&index.0.large).clone();
         let known = known.filter(|large| large.run == *self.run && large.commit.number == number);
@@ -288,13 +288,13 @@ impl RunReader<'_> {
             return of(&same.commit);
         }
         match CommitFile::open(self.run, number, &text) {
-            Ok(commit) if commit.records.len() < LARGE_RECORDS_MIN => take(commit, branch, seq),
+            Ok(commit) if commit.records.len() < LARGE_RECORDS_MIN => take(commit, scope, seq),
             Ok(commit) => {
                 let record = of(&commit);
                 *lock(&index.0.large) = Some(Arc::new(LargeCommit { run: self.run.clone(), text, commit }));
                 record
             }
-            Err(_) => self.load_from(number, branch, seq),
+            Err(_) => self.load_from(number, scope, seq),
         }
     }
 
@@ -302,32 +302,32 @@ impl RunReader<'_> {
     /// only a full walk determines the flaw.
     fn load_journaled(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seq: u64,
         index: &IndexSource<'_>,
     ) -> Result<Option<Record>, StoreError> {
-        let Some(line) = index.get(self)?.line(branch, seq) else { return Ok(None) };
-        if self.gone()?.has(branch, seq) {
+        let Some(line) = index.get(self)?.line(scope, seq) else { return Ok(None) };
+        if self.gone()?.has(scope, seq) {
             return Ok(None);
         }
         let path = self.paths.journal();
         let read = journal::read(self.disk, &path, self.run, line);
         let read = read.map_err(|source| read_error(&path, source))?;
-        Ok(read.ok().filter(|record| is_of(record, branch, seq)))
+        Ok(read.ok().filter(|record| is_of(record, scope, seq)))
     }
 
     /// Looks for a record in all commits, newest first.
     fn load_walking(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seq: u64,
         index: &IndexSource<'_>,
     ) -> Result<Option<Record>, StoreError> {
         let found = |found: &mut Option<Record>, commit: &CommitFile| {
-            let of_branch =
-                || commit.records.iter().map(|(_, record)| record).filter(|r| r.header().branch == *branch);
-            *found = of_branch().find(|record| record.header().seq == seq).cloned();
-            of_branch().any(|record| record.header().seq <= seq)
+            let of_scope =
+                || commit.records.iter().map(|(_, record)| record).filter(|r| r.header().scope == *scope);
+            *found = of_scope().find(|record| record.header().seq == seq).cloned();
+            of_scope().any(|record| record.header().seq <= seq)
         };
         let (walk, found) = self.walk(Bodies::Drop, found)?;
         index.remember(self.run, &walk);
@@ -335,18 +335,18 @@ impl RunReader<'_> {
     }
 }
 
-fn seqs_of(commit: &CommitFile, branch: &BranchPath) -> impl Iterator<Item = u64> {
+fn seqs_of(commit: &CommitFile, scope: &ScopePath) -> impl Iterator<Item = u64> {
     let headers = commit.records.iter().map(|(_, record)| record.header());
-    headers.filter(move |header| header.branch == *branch).map(|header| header.seq)
+    headers.filter(move |header| header.scope == *scope).map(|header| header.seq)
 }
 
-pub(super) fn take(commit: CommitFile, branch: &BranchPath, seq: u64) -> Option<Record> {
+pub(super) fn take(commit: CommitFile, scope: &ScopePath, seq: u64) -> Option<Record> {
     let mut records = commit.records.into_iter().map(|(_, record)| record);
-    records.find(|record| is_of(record, branch, seq))
+    records.find(|record| is_of(record, scope, seq))
 }
 
-fn is_of(record: &Record, branch: &BranchPath, seq: u64) -> bool {
-    record.header().branch == *branch && record.header().seq == seq
+fn is_of(record: &Record, scope: &ScopePath, seq: u64) -> bool {
+    record.header().scope == *scope && record.header().seq == seq
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
-use crate::id::{BranchPath, Digest, RunId};
+use crate::id::{Digest, RunId, ScopePath};
 use crate::record::{Flaw, Reason, Record};
 use crate::store::folder::LoggedRecords;
 use crate::store::{Damage, Head, Heads, PAGE_ITEMS_MAX, Page, StoreError};
@@ -23,7 +23,7 @@ use super::tail_check::{CommitNumbers, Gone};
 /// How often a call starts over after a concurrent removal. Each time, the writer has made at least one rotation,
 /// a period of several commits.
 const RESTARTS_MAX: u32 = 100;
-/// Upper limit of missing records reported one by one on a branch; a longer list is of no use.
+/// Upper limit of missing records reported one by one in a scope; a longer list is of no use.
 pub(super) const MISSING_MAX: usize = 10_000;
 
 /// A reader of a run.
@@ -39,8 +39,8 @@ pub(super) struct RunReader<'a> {
 pub(super) struct DamagedFile {
     pub(super) number: u64,
     pub(super) flaw: Flaw,
-    /// The branches of its records, as far as the text is readable; else the main branch.
-    pub(super) branches: Vec<BranchPath>,
+    /// The scopes of its records, as far as the text is readable; else the main scope.
+    pub(super) scopes: Vec<ScopePath>,
 }
 
 /// A commit read from `checkpoint.json`, and the flaw of its own file.
@@ -82,9 +82,9 @@ pub(super) struct CommitWalk {
     pub(super) exhausted: bool,
 }
 
-/// The end of a branch.
+/// The end of a scope.
 #[derive(Debug, Clone, Default)]
-pub(super) struct BranchTail {
+pub(super) struct ScopeTail {
     /// The index in the order of opening.
     pub(super) opened: u64,
     /// The newest sound record, and its commit number.
@@ -93,11 +93,11 @@ pub(super) struct BranchTail {
     pub(super) next: u64,
     /// Damage above the newest sound record, oldest first.
     pub(super) damaged: Vec<Damage>,
-    /// Missing records of child branches without any sound record.
+    /// Missing records of child scopes without any sound record.
     pub(super) below: Vec<Damage>,
 }
 
-impl BranchTail {
+impl ScopeTail {
     /// Returns the seq of the newest sound record; 0 if there is none.
     pub(super) fn newest_seq(&self) -> u64 {
         self.newest.as_ref().map_or(0, |(_, record)| record.header().seq)
@@ -133,19 +133,19 @@ pub(super) enum Slot {
     Damaged(Damage),
 }
 
-pub(super) type Slots = BTreeMap<(u64, BranchPath), BTreeMap<u64, Slot>>;
+pub(super) type Slots = BTreeMap<(u64, ScopePath), BTreeMap<u64, Slot>>;
 
-/// Records in the order of discovery, before the branches are sorted by their order of opening.
+/// Records in the order of discovery, before the scopes are sorted by their order of opening.
 #[derive(Default)]
 pub(super) struct Unordered {
-    order: BTreeMap<BranchPath, u64>,
-    branches: BTreeMap<BranchPath, BTreeMap<u64, Slot>>,
+    order: BTreeMap<ScopePath, u64>,
+    scopes: BTreeMap<ScopePath, BTreeMap<u64, Slot>>,
 }
 
 impl Unordered {
-    pub(super) fn add(&mut self, branch: BranchPath, opened: u64, seq: u64, slot: Slot) {
-        self.order.insert(branch.clone(), opened);
-        self.branches.entry(branch).or_default().insert(seq, slot);
+    pub(super) fn add(&mut self, scope: ScopePath, opened: u64, seq: u64, slot: Slot) {
+        self.order.insert(scope.clone(), opened);
+        self.scopes.entry(scope).or_default().insert(seq, slot);
     }
 }
 
@@ -238,21 +238,21 @@ impl<'a> RunReader<'a> {
             }
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
                 let flaw = Flaw::Malformed(format!("the file exceeds {FILE_BYTES_MAX} bytes"));
-                DamagedFile { number, flaw, branches: vec![BranchPath::main()] }
+                DamagedFile { number, flaw, scopes: vec![ScopePath::main()] }
             }
             Err(source) => return Err(read_error(&path, source).into()),
             Ok(text) => match CommitFile::open(self.run, number, &text) {
                 Ok(commit) => return Ok(CommitRead::Sound(commit)),
                 Err(flaw @ Flaw::Format { .. }) => {
-                    let damage = self.damage(BranchPath::main(), number, number, flaw);
+                    let damage = self.damage(ScopePath::main(), number, number, flaw);
                     return Err(StoreError::of_damage(damage, None).into());
                 }
                 Err(flaw) => {
-                    let mut branches = format::branches_in(self.run, &text);
-                    if branches.is_empty() {
-                        branches.push(BranchPath::main());
+                    let mut scopes = format::scopes_in(self.run, &text);
+                    if scopes.is_empty() {
+                        scopes.push(ScopePath::main());
                     }
-                    DamagedFile { number, flaw, branches }
+                    DamagedFile { number, flaw, scopes }
                 }
             },
         };
@@ -263,9 +263,9 @@ impl<'a> RunReader<'a> {
         })
     }
 
-    pub(super) fn damage(&self, branch: BranchPath, seq: u64, number: u64, flaw: Flaw) -> Damage {
+    pub(super) fn damage(&self, scope: ScopePath, seq: u64, number: u64, flaw: Flaw) -> Damage {
         let place = format!("{HISTORY}/{}", commit_name(number));
-        Damage { run: self.run.clone(), branch, seq, place, flaw }
+        Damage { run: self.run.clone(), scope, seq, place, flaw }
     }
 
     /// Returns the newest sound commit.
@@ -273,11 +273,11 @@ impl<'a> RunReader<'a> {
         Ok(self.walk(Bodies::Keep, |(), _| true)?.0.sound.pop())
     }
 
-    /// Reads commits, newest first, until every branch has its newest record.
-    pub(super) fn walk_to_ends(&self) -> Result<(CommitWalk, BTreeMap<BranchPath, BranchTail>), StoreError> {
+    /// Reads commits, newest first, until every scope has its newest record.
+    pub(super) fn walk_to_ends(&self) -> Result<(CommitWalk, BTreeMap<ScopePath, ScopeTail>), StoreError> {
         type Memory = (Option<u64>, BTreeSet<u64>);
         let enough = |(count, seen): &mut Memory, commit: &CommitFile| {
-            let count = *count.get_or_insert(commit.branches);
+            let count = *count.get_or_insert(commit.scopes);
             seen.extend(commit.records.iter().map(|(opened, _)| *opened));
             seen.len() as u64 >= count
         };
@@ -290,11 +290,11 @@ impl<'a> RunReader<'a> {
         Ok((walk, ends))
     }
 
-    /// Returns the missing newest records of branches, oldest first.
+    /// Returns the missing newest records of scopes, oldest first.
     fn missing_after(
         &self,
         walk: &CommitWalk,
-        ends: &BTreeMap<BranchPath, BranchTail>,
+        ends: &BTreeMap<ScopePath, ScopeTail>,
         log: LoggedRecords<'_>,
     ) -> Result<Vec<Damage>, StoreError> {
         let newest = walk.sound.first().map(|commit| (commit.number, commit.checkpoints));
@@ -303,34 +303,34 @@ impl<'a> RunReader<'a> {
         self.missing_records(Read { numbers, missing, newest, ends, damaged, gone, journal }, log)
     }
 
-    /// Returns the end of every branch in the commits of a walk.
-    fn ends(&self, walk: &CommitWalk) -> Result<BTreeMap<BranchPath, BranchTail>, StoreError> {
-        let mut ends: BTreeMap<BranchPath, BranchTail> = BTreeMap::new();
+    /// Returns the end of every scope in the commits of a walk.
+    fn ends(&self, walk: &CommitWalk) -> Result<BTreeMap<ScopePath, ScopeTail>, StoreError> {
+        let mut ends: BTreeMap<ScopePath, ScopeTail> = BTreeMap::new();
         for commit in &walk.sound {
             for (opened, record) in commit.records.iter().rev() {
                 let header = record.header();
-                ends.entry(header.branch.clone()).or_insert_with(|| BranchTail {
+                ends.entry(header.scope.clone()).or_insert_with(|| ScopeTail {
                     opened: *opened,
                     newest: Some((commit.number, record.clone())),
                     next: header.seq + 1,
-                    ..BranchTail::default()
+                    ..ScopeTail::default()
                 });
             }
         }
         let gone = self.gone()?;
         for file in walk.damaged.iter().rev() {
-            for branch in &file.branches {
-                let end = ends.entry(branch.clone()).or_insert_with(BranchTail::unknown);
+            for scope in &file.scopes {
+                let end = ends.entry(scope.clone()).or_insert_with(ScopeTail::unknown);
                 if end.newest.as_ref().is_none_or(|(number, _)| *number < file.number) {
-                    let seq = (end.next..).find(|seq| !gone.has(branch, *seq));
+                    let seq = (end.next..).find(|seq| !gone.has(scope, *seq));
                     let seq = seq.expect("there are more numbers than files in quarantine");
-                    end.damaged.push(self.damage(branch.clone(), seq, file.number, file.flaw.clone()));
+                    end.damaged.push(self.damage(scope.clone(), seq, file.number, file.flaw.clone()));
                     end.next = seq + 1;
                 }
             }
         }
-        for (branch, seq, _) in gone.records() {
-            let end = ends.entry(branch.clone()).or_insert_with(BranchTail::unknown);
+        for (scope, seq, _) in gone.records() {
+            let end = ends.entry(scope.clone()).or_insert_with(ScopeTail::unknown);
             end.next = end.next.max(seq + 1);
         }
         Ok(ends)
@@ -339,20 +339,20 @@ impl<'a> RunReader<'a> {
     pub(super) fn heads(&self, page: &Page) -> Result<Heads, StoreError> {
         let (walk, ends) = self.walk_to_ends()?;
         let from = page.cursor.as_deref().map_or(Ok(0), number)?;
-        let mut ends: Vec<BranchTail> = ends.into_values().collect();
+        let mut ends: Vec<ScopeTail> = ends.into_values().collect();
         let known = ends.iter().filter(|end| end.newest.is_some()).count() as u64;
         // A run has its first commit from the start.
-        let expected = walk.sound.first().map_or(1, |commit| commit.branches);
+        let expected = walk.sound.first().map_or(1, |commit| commit.scopes);
         let is_sound = ends.iter().all(|end| end.damaged.is_empty() && end.below.is_empty());
         if walk.exhausted && walk.damaged.is_empty() && is_sound && known < expected {
-            let damage = self.damage(BranchPath::main(), 0, 0, Flaw::Missing);
+            let damage = self.damage(ScopePath::main(), 0, 0, Flaw::Missing);
             return Err(StoreError::of_damage(Damage { place: HISTORY.to_owned(), ..damage }, None));
         }
         ends.sort_by_key(|end| end.opened);
         let limit = page.limit.clamp(1, PAGE_ITEMS_MAX);
         let mut heads = Vec::new();
         for end in ends.into_iter().filter(|end| end.opened >= from) {
-            let BranchTail { opened, newest, next, mut damaged, below } = end;
+            let ScopeTail { opened, newest, next, mut damaged, below } = end;
             damaged.extend(below);
             damaged.reverse();
             match newest {
@@ -370,7 +370,7 @@ impl<'a> RunReader<'a> {
 
     pub(super) fn open_slot(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seq: u64,
         slot: Slot,
     ) -> Result<Result<Record, Damage>, StoreError> {
@@ -378,19 +378,19 @@ impl<'a> RunReader<'a> {
             Slot::Record(record) | Slot::Copied(record) => return Ok(Ok(*record)),
             Slot::Damaged(damage) => return Ok(Err(damage)),
             Slot::There(number) => {
-                let damage = || self.damage(branch.clone(), seq, number, Flaw::Missing);
-                return Ok(self.load_from(number, branch, seq).ok_or_else(damage));
+                let damage = || self.damage(scope.clone(), seq, number, Flaw::Missing);
+                return Ok(self.load_from(number, scope, seq).ok_or_else(damage));
             }
             Slot::Line(line) => line,
         };
         let path = self.paths.journal();
         let read = journal::read(self.disk, &path, self.run, line);
         let opened = read.map_err(|source| read_error(&path, source))?;
-        Ok(opened.map_err(|(flaw, _)| self.journal_damage(branch.clone(), seq, flaw)))
+        Ok(opened.map_err(|(flaw, _)| self.journal_damage(scope.clone(), seq, flaw)))
     }
 
-    fn journal_damage(&self, branch: BranchPath, seq: u64, flaw: Flaw) -> Damage {
-        Damage { run: self.run.clone(), branch, seq, place: JOURNAL_FILE.to_owned(), flaw }
+    fn journal_damage(&self, scope: ScopePath, seq: u64, flaw: Flaw) -> Damage {
+        Damage { run: self.run.clone(), scope, seq, place: JOURNAL_FILE.to_owned(), flaw }
     }
 
     /// Returns all records that exist or should exist: from the files, from the journal, and missing records in
@@ -409,8 +409,8 @@ impl<'a> RunReader<'a> {
             let is_copied = walk.copied.as_ref().is_some_and(|copied| copied.number == commit.number);
             let slot = if is_copied { Slot::Copied } else { Slot::Record };
             for (opened, record) in commit.records {
-                let (branch, seq) = (record.header().branch.clone(), record.header().seq);
-                found.add(branch, opened, seq, slot(Box::new(record)));
+                let (scope, seq) = (record.header().scope.clone(), record.header().seq);
+                found.add(scope, opened, seq, slot(Box::new(record)));
             }
         }
         Ok((self.arranged(found, &journal, &walk.damaged, missing)?, walk.copied))
@@ -424,27 +424,27 @@ impl<'a> RunReader<'a> {
         damaged: &[DamagedFile],
         missing: Vec<Damage>,
     ) -> Result<Slots, StoreError> {
-        let Unordered { order, mut branches } = found;
+        let Unordered { order, mut scopes } = found;
         let gone = self.gone()?;
-        for (branch, lines) in journal.branches() {
-            let slots = branches.entry(branch.clone()).or_default();
-            for (seq, line) in lines.iter().filter(|(seq, _)| !gone.has(branch, **seq)) {
+        for (scope, lines) in journal.scopes() {
+            let slots = scopes.entry(scope.clone()).or_default();
+            for (seq, line) in lines.iter().filter(|(seq, _)| !gone.has(scope, **seq)) {
                 slots.entry(*seq).or_insert(Slot::Line(*line));
             }
         }
-        for branch in damaged.iter().flat_map(|file| &file.branches) {
-            branches.entry(branch.clone()).or_default();
+        for scope in damaged.iter().flat_map(|file| &file.scopes) {
+            scopes.entry(scope.clone()).or_default();
         }
         let mut all = Slots::new();
-        for (branch, mut slots) in branches {
-            self.add_damage(&branch, &mut slots, damaged, &gone)?;
-            // Without a file that has the order, the branch comes last.
-            let opened = order.get(&branch).copied().unwrap_or(u64::MAX);
-            all.insert((opened, branch), slots);
+        for (scope, mut slots) in scopes {
+            self.add_damage(&scope, &mut slots, damaged, &gone)?;
+            // Without a file that has the order, the scope comes last.
+            let opened = order.get(&scope).copied().unwrap_or(u64::MAX);
+            all.insert((opened, scope), slots);
         }
         for damage in missing {
-            let opened = order.get(&damage.branch).copied().unwrap_or(u64::MAX);
-            let slots = all.entry((opened, damage.branch.clone())).or_default();
+            let opened = order.get(&damage.scope).copied().unwrap_or(u64::MAX);
+            let slots = all.entry((opened, damage.scope.clone())).or_default();
             slots.insert(damage.seq, Slot::Damaged(damage));
         }
         Ok(all)
@@ -455,12 +455,12 @@ impl<'a> RunReader<'a> {
         &self,
         place: &str,
         index: &IndexSource<'_>,
-    ) -> Result<Vec<(BranchPath, u64)>, StoreError> {
+    ) -> Result<Vec<(ScopePath, u64)>, StoreError> {
         let mut records = Vec::new();
-        for ((_, branch), slots) in self.slots(index)?.0 {
+        for ((_, scope), slots) in self.slots(index)?.0 {
             let lies_there = |slot: &Slot| matches!(slot, Slot::Damaged(damage) if damage.place == place);
             let seqs = slots.iter().filter(|(_, slot)| lies_there(slot)).map(|(seq, _)| *seq);
-            records.extend(seqs.map(|seq| (branch.clone(), seq)));
+            records.extend(seqs.map(|seq| (scope.clone(), seq)));
         }
         Ok(records)
     }
@@ -468,20 +468,20 @@ impl<'a> RunReader<'a> {
     /// Returns the text of a damaged line of the journal; empty if there is none for the record.
     pub(super) fn damaged_line(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         seq: u64,
         index: &IndexSource<'_>,
     ) -> Result<Vec<u8>, StoreError> {
-        let Some(line) = index.get(self)?.line(branch, seq) else { return Ok(Vec::new()) };
+        let Some(line) = index.get(self)?.line(scope, seq) else { return Ok(Vec::new()) };
         let path = self.paths.journal();
         let read = journal::read(self.disk, &path, self.run, line);
         Ok(read.map_err(|source| read_error(&path, source))?.err().map(|(_, text)| text).unwrap_or_default())
     }
 
-    /// Adds the missing records of a branch, attributed to its damaged files if there are any.
+    /// Adds the missing records of a scope, attributed to its damaged files if there are any.
     fn add_damage(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         slots: &mut BTreeMap<u64, Slot>,
         damaged: &[DamagedFile],
         gone: &Gone,
@@ -489,35 +489,35 @@ impl<'a> RunReader<'a> {
         let mut missing = Vec::new();
         let mut expect = 1;
         for (seq, slot) in &*slots {
-            let gap = (expect..*seq).filter(|seq| !gone.has(branch, *seq));
+            let gap = (expect..*seq).filter(|seq| !gone.has(scope, *seq));
             let mut gap = gap.take(MISSING_MAX.saturating_sub(missing.len())).peekable();
-            if gap.peek().is_some() && !self.repairs(branch, *seq, slot)? {
+            if gap.peek().is_some() && !self.repairs(scope, *seq, slot)? {
                 missing.extend(gap);
             }
             expect = seq + 1;
         }
         let mut missing = missing.into_iter();
-        let mut tail = (expect..).filter(|seq| !gone.has(branch, *seq));
+        let mut tail = (expect..).filter(|seq| !gone.has(scope, *seq));
         for file in damaged.iter().rev() {
-            for _ in file.branches.iter().filter(|name| *name == branch) {
+            for _ in file.scopes.iter().filter(|name| *name == scope) {
                 let seq = missing.next().or_else(|| tail.next());
                 let seq = seq.expect("there are more numbers than files");
-                let damage = self.damage(branch.clone(), seq, file.number, file.flaw.clone());
+                let damage = self.damage(scope.clone(), seq, file.number, file.flaw.clone());
                 slots.insert(seq, Slot::Damaged(damage));
             }
         }
         for seq in missing {
-            slots.insert(seq, Slot::Damaged(self.journal_damage(branch.clone(), seq, Flaw::Missing)));
+            slots.insert(seq, Slot::Damaged(self.journal_damage(scope.clone(), seq, Flaw::Missing)));
         }
         Ok(())
     }
 
     /// Returns true if a record may follow a gap.
-    fn repairs(&self, branch: &BranchPath, seq: u64, slot: &Slot) -> Result<bool, StoreError> {
+    fn repairs(&self, scope: &ScopePath, seq: u64, slot: &Slot) -> Result<bool, StoreError> {
         let reason = match slot {
             Slot::Record(record) | Slot::Copied(record) => Some(record.header().reason),
             Slot::Damaged(_) => None,
-            Slot::There(number) => self.load_from(*number, branch, seq).map(|record| record.header().reason),
+            Slot::There(number) => self.load_from(*number, scope, seq).map(|record| record.header().reason),
             Slot::Line(line) => {
                 let path = self.paths.journal();
                 let read = journal::read(self.disk, &path, self.run, *line);
@@ -529,27 +529,27 @@ impl<'a> RunReader<'a> {
     }
 }
 
-impl BranchTail {
-    /// Returns the end of a branch without a sound record.
+impl ScopeTail {
+    /// Returns the end of a scope without a sound record.
     fn unknown() -> Self {
         Self { opened: u64::MAX, next: 1, ..Self::default() }
     }
 }
 
-/// Adds a missing record to the end of the branch. Without a sound record of that branch, adds the record to the
+/// Adds a missing record to the end of the scope. Without a sound record of that scope, adds the record to the
 /// nearest parent, unless records of the parent are missing too.
-fn add_missing(ends: &mut BTreeMap<BranchPath, BranchTail>, damage: Damage) {
-    if damage.branch.is_main() || ends.get(&damage.branch).is_some_and(|end| end.newest.is_some()) {
-        let end = ends.entry(damage.branch.clone()).or_insert_with(BranchTail::unknown);
+fn add_missing(ends: &mut BTreeMap<ScopePath, ScopeTail>, damage: Damage) {
+    if damage.scope.is_main() || ends.get(&damage.scope).is_some_and(|end| end.newest.is_some()) {
+        let end = ends.entry(damage.scope.clone()).or_insert_with(ScopeTail::unknown);
         end.next = end.next.max(damage.seq + 1);
         end.damaged.push(damage);
         end.damaged.sort_by_key(|damage| damage.seq);
         return;
     }
-    let above = std::iter::successors(damage.branch.parent(), BranchPath::parent);
-    let is_known = |above: &BranchPath| ends.get(above).is_some_and(|end| end.newest.is_some());
-    let above = above.into_iter().find(is_known).unwrap_or_else(BranchPath::main);
-    let end = ends.entry(above).or_insert_with(BranchTail::unknown);
+    let above = std::iter::successors(damage.scope.parent(), ScopePath::parent);
+    let is_known = |above: &ScopePath| ends.get(above).is_some_and(|end| end.newest.is_some());
+    let above = above.into_iter().find(is_known).unwrap_or_else(ScopePath::main);
+    let end = ends.entry(above).or_insert_with(ScopeTail::unknown);
     if end.damaged.is_empty() {
         end.below.push(damage);
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::id::BranchPath;
+use crate::id::ScopePath;
 use crate::record::Record;
 use crate::store::StoreError;
 
@@ -15,11 +15,11 @@ use super::read::{CommitRead, ReadError, RunReader, read_error};
 pub(super) struct NewestFirst<'a> {
     reader: RunReader<'a>,
     index: &'a IndexSource<'a>,
-    seen: BTreeSet<(BranchPath, u64)>,
+    seen: BTreeSet<(ScopePath, u64)>,
     /// The commit files left to read, the next file last; `None` before the listing.
     numbers: Option<Vec<u64>>,
     /// The journal lines left to read, the next line first; `None` until the files are exhausted.
-    lines: Option<VecDeque<(BranchPath, u64, JournalLine)>>,
+    lines: Option<VecDeque<(ScopePath, u64, JournalLine)>>,
     ready: VecDeque<Record>,
 }
 
@@ -41,7 +41,7 @@ impl<'a> NewestFirst<'a> {
                 Ok(CommitRead::Sound(commit) | CommitRead::Copied(commit, _)) => {
                     let records = commit.records.into_iter().rev().map(|(_, record)| record.without_body());
                     self.ready.extend(records);
-                    let names = self.ready.iter().map(|r| (r.header().branch.clone(), r.header().seq));
+                    let names = self.ready.iter().map(|r| (r.header().scope.clone(), r.header().seq));
                     self.seen.extend(names);
                 }
                 Ok(CommitRead::Damaged(_)) | Err(ReadError::Gone) => {}
@@ -54,8 +54,8 @@ impl<'a> NewestFirst<'a> {
         if self.lines.is_none() {
             self.lines = Some(self.index.get(&self.reader)?.last_first().into());
         }
-        while let Some((branch, seq, line)) = self.lines.as_mut().and_then(VecDeque::pop_front) {
-            if self.seen.contains(&(branch, seq)) {
+        while let Some((scope, seq, line)) = self.lines.as_mut().and_then(VecDeque::pop_front) {
+            if self.seen.contains(&(scope, seq)) {
                 continue;
             }
             let path = self.reader.paths.journal();

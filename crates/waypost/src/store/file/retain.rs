@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use crate::id::BranchPath;
+use crate::id::ScopePath;
 use crate::record::Flaw;
 use crate::store::folder::create_temp;
 use crate::store::retention::{self, Mark};
@@ -27,10 +27,10 @@ const ASIDE_NAMES_MAX: u32 = 10_000;
 /// Facts about bodies, collected in a walk.
 #[derive(Default)]
 struct Noted {
-    /// The size of each body of a commit, with branch and seq.
-    sizes: BTreeMap<u64, Vec<(BranchPath, u64, u64)>>,
+    /// The size of each body of a commit, with scope and seq.
+    sizes: BTreeMap<u64, Vec<(ScopePath, u64, u64)>>,
     /// The input of retention, newest first.
-    marks: BTreeMap<BranchPath, Vec<Mark>>,
+    marks: BTreeMap<ScopePath, Vec<Mark>>,
 }
 
 impl Noted {
@@ -38,8 +38,8 @@ impl Noted {
         let sizes = self.sizes.entry(commit.number).or_default();
         for (_, record) in commit.records.iter().rev() {
             let (header, Some(body)) = (record.header(), record.body_bytes()) else { continue };
-            sizes.push((header.branch.clone(), header.seq, body.len() as u64));
-            let marks = self.marks.entry(header.branch.clone()).or_default();
+            sizes.push((header.scope.clone(), header.seq, body.len() as u64));
+            let marks = self.marks.entry(header.scope.clone()).or_default();
             marks.push(if marks.is_empty() { Mark::of_newest(record) } else { Mark::of(header) });
         }
     }
@@ -53,16 +53,16 @@ pub(super) struct Surplus {
     removed: Vec<CommitFile>,
     /// Numbers of commits that lose some of their bodies, oldest first.
     rewritten: Vec<u64>,
-    /// The bodies to keep, by branch and seq.
+    /// The bodies to keep, by scope and seq.
     kept: Kept,
 }
 
-/// Seqs by branch.
-type Kept = BTreeMap<BranchPath, BTreeSet<u64>>;
+/// Seqs by scope.
+type Kept = BTreeMap<ScopePath, BTreeSet<u64>>;
 
 /// Returns true if a body is to be dropped. Unlisted bodies are newer or damaged, and stay.
-fn goes(kept: &Kept, branch: &BranchPath, seq: u64) -> bool {
-    kept.get(branch).is_some_and(|kept| !kept.contains(&seq))
+fn goes(kept: &Kept, scope: &ScopePath, seq: u64) -> bool {
+    kept.get(scope).is_some_and(|kept| !kept.contains(&seq))
 }
 
 impl Writer {
@@ -86,13 +86,13 @@ impl Writer {
     /// Drops the bodies of all sound records except those in [`retention::kept`].
     ///
     /// A commit file without a remaining body is removed, once its headers are durable in the journal. The newest
-    /// sound file of each branch always stays, since it marks the end of the branch. Damaged files stay too.
+    /// sound file of each scope always stays, since it marks the end of the scope. Damaged files stay too.
     fn trim_bodies(&mut self, keep: u32) -> Result<Trimmed, StoreError> {
         self.check_unpoisoned()?;
         self.sync_all()?;
         let Surplus { trimmed, removed, rewritten, kept } = self.reader().surplus(keep)?;
         self.remove(&removed)?;
-        self.rewrite(&rewritten, &|branch, seq| goes(&kept, branch, seq))?;
+        self.rewrite(&rewritten, &|scope, seq| goes(&kept, scope, seq))?;
         Ok(trimmed)
     }
 
@@ -128,11 +128,7 @@ impl Writer {
     }
 
     /// Rewrites commit files in place, without the dropped bodies.
-    fn rewrite(
-        &mut self,
-        numbers: &[u64],
-        goes: &dyn Fn(&BranchPath, u64) -> bool,
-    ) -> Result<(), StoreError> {
+    fn rewrite(&mut self, numbers: &[u64], goes: &dyn Fn(&ScopePath, u64) -> bool) -> Result<(), StoreError> {
         if numbers.is_empty() {
             return Ok(());
         }
@@ -143,7 +139,7 @@ impl Writer {
             let text = disk.read(&path, FILE_BYTES_MAX).map_err(|source| read_error(&path, source))?;
             let Ok(mut commit) = CommitFile::open(&self.run, *number, &text) else { continue };
             for (_, record) in &mut commit.records {
-                if goes(&record.header().branch, record.header().seq) {
+                if goes(&record.header().scope, record.header().seq) {
                     *record = record.without_body();
                 }
             }
@@ -159,13 +155,13 @@ impl Writer {
     /// Moves a damaged file to quarantine with a note about its records; copies a damaged journal line.
     pub(super) fn quarantine(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
         self.check_unpoisoned()?;
-        if self.reader().gone()?.has(&damage.branch, damage.seq) {
+        if self.reader().gone()?.has(&damage.scope, damage.seq) {
             // The record shared a file with an earlier quarantined record.
             return Ok(());
         }
-        match self.reader().load(&damage.branch, damage.seq, index) {
+        match self.reader().load(&damage.scope, damage.seq, index) {
             Ok(_) => {
-                let reference = format!("{}/{}@{}", self.run, damage.branch, damage.seq);
+                let reference = format!("{}/{}@{}", self.run, damage.scope, damage.seq);
                 return Err(StoreError::Invalid(format!("checkpoint {reference} is sound")));
             }
             Err(StoreError::Damaged { damage: found, .. }) if found.place == damage.place => {}
@@ -233,8 +229,8 @@ impl Writer {
     }
 
     fn note_line(&mut self, damage: &Damage, index: &IndexSource<'_>) -> Result<(), StoreError> {
-        let line = self.reader().damaged_line(&damage.branch, damage.seq, index)?;
-        let records = vec![(damage.branch.clone(), damage.seq)];
+        let line = self.reader().damaged_line(&damage.scope, damage.seq, index)?;
+        let records = vec![(damage.scope.clone(), damage.seq)];
         let target = self.write_note(JOURNAL_FILE, damage, records)?;
         let path = self.paths.quarantine().join(target);
         let written = self.disk.create_new(&path).and_then(|mut file| {
@@ -251,7 +247,7 @@ impl Writer {
         &mut self,
         name: &str,
         damage: &Damage,
-        records: Vec<(BranchPath, u64)>,
+        records: Vec<(ScopePath, u64)>,
     ) -> Result<String, StoreError> {
         let (disk, folder, root) = (self.disk.clone(), self.paths.quarantine(), self.paths.root.clone());
         let failed = |source| StoreError::of_write("write", folder.display().to_string(), source);
@@ -311,15 +307,15 @@ impl RunReader<'_> {
             false
         };
         let (walk, Noted { sizes, marks }) = self.walk(Bodies::Drop, note)?;
-        let stays = |(branch, marks): (BranchPath, Vec<Mark>)| (branch, retention::kept(&marks, keep));
+        let stays = |(scope, marks): (ScopePath, Vec<Mark>)| (scope, retention::kept(&marks, keep));
         let kept: Kept = marks.into_iter().map(stays).collect();
         let mut trimmed = Trimmed::default();
         let (mut removed, mut rewritten) = (Vec::new(), Vec::new());
-        let ends = ends_of_branches(&walk.sound);
+        let ends = ends_of_scopes(&walk.sound);
         for commit in walk.sound.into_iter().skip(1).rev() {
             let bodies = &sizes[&commit.number];
             let (gone, stay): (Vec<_>, Vec<_>) =
-                bodies.iter().partition(|(branch, seq, _)| goes(&kept, branch, *seq));
+                bodies.iter().partition(|(scope, seq, _)| goes(&kept, scope, *seq));
             trimmed.checkpoints += gone.len() as u64;
             trimmed.bytes += gone.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
             if stay.is_empty() && !ends.contains(&commit.number) {
@@ -337,11 +333,11 @@ pub(super) fn number_of(place: &str) -> Option<u64> {
     commit_number(place.strip_prefix(HISTORY)?.strip_prefix('/')?)
 }
 
-/// Returns the numbers of the commits with the newest record of a branch. `commits` are newest first.
-fn ends_of_branches(commits: &[CommitFile]) -> BTreeSet<u64> {
+/// Returns the numbers of the commits with the newest record of a scope. `commits` are newest first.
+fn ends_of_scopes(commits: &[CommitFile]) -> BTreeSet<u64> {
     let mut seen = BTreeSet::new();
     let is_end = |commit: &&CommitFile| {
-        // Mark all branches of the commit as seen, not only the first new branch.
+        // Mark all scopes of the commit as seen, not only the first new scope.
         let new = commit.records.iter().filter(|(opened, _)| seen.insert(*opened)).count();
         new > 0
     };

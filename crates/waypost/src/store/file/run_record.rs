@@ -5,7 +5,7 @@
 
 use std::io;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::record::{Flaw, SealedRun};
 use crate::store::{Damage, StoreError};
 use crate::system::disk::Disk;
@@ -78,8 +78,8 @@ fn flawed(disk: &dyn Disk, run: &RunId, paths: &RunPaths) -> Result<Option<Flawe
 }
 
 fn of_flaw(run: &RunId, name: &str, flaw: Flaw) -> StoreError {
-    let (run, branch, place) = (run.clone(), BranchPath::main(), name.to_owned());
-    StoreError::of_damage(Damage { run, branch, seq: 0, place, flaw }, None)
+    let (run, scope, place) = (run.clone(), ScopePath::main(), name.to_owned());
+    StoreError::of_damage(Damage { run, scope, seq: 0, place, flaw }, None)
 }
 
 type Read = Result<(u64, SealedRun), Flaw>;

@@ -14,7 +14,7 @@ use super::format::CommitFile;
 use super::lookup::IndexSource;
 use super::read::{Bodies, CommitRead, Copied, RunReader, Slot, Slots, no_cursor, number};
 
-/// Commits read for a page, without bodies: a commit that opens many branches has a record for each branch.
+/// Commits read for a page, without bodies: a commit that opens many scopes has a record for each scope.
 type Opened = BTreeMap<u64, CommitFile>;
 
 impl RunReader<'_> {
@@ -42,9 +42,9 @@ impl RunReader<'_> {
         let mut found = Scanned { records: Vec::new(), damaged: Vec::new(), next: None };
         let mut last = None;
         let mut opened_files = Opened::new();
-        for ((opened, branch), slots) in all {
+        for ((opened, scope), slots) in all {
             let skip = after.is_some_and(|(at, _)| opened < at)
-                || scan.branch.as_ref().is_some_and(|wanted| *wanted != branch);
+                || scan.scope.as_ref().is_some_and(|wanted| *wanted != scope);
             if skip {
                 continue;
             }
@@ -64,14 +64,14 @@ impl RunReader<'_> {
                 if let (Slot::Copied(_), Some(Copied { number, flaw }), true) =
                     (&slot, copied, scan.spans(seq))
                 {
-                    found.damaged.push(self.damage(branch.clone(), seq, *number, flaw.clone()));
+                    found.damaged.push(self.damage(scope.clone(), seq, *number, flaw.clone()));
                 }
                 let slot = match slot {
                     // Outside the requested range: not read.
                     Slot::There(_) if !scan.spans(seq) => continue,
                     Slot::There(number) => {
                         let is_it =
-                            |record: &&Record| record.header().branch == branch && record.header().seq == seq;
+                            |record: &&Record| record.header().scope == scope && record.header().seq == seq;
                         let commit = self.opened(number, &mut opened_files);
                         let mut records = commit.into_iter().flat_map(|commit| &commit.records);
                         match records.by_ref().map(|(_, record)| record).find(is_it) {
@@ -81,7 +81,7 @@ impl RunReader<'_> {
                     }
                     slot => slot,
                 };
-                match self.open_slot(&branch, seq, slot)? {
+                match self.open_slot(&scope, seq, slot)? {
                     Ok(record) if scan.wants(&record) => found.records.push(record.without_body()),
                     Ok(_) => {}
                     Err(damage) if scan.spans(seq) => found.damaged.push(damage),
@@ -114,27 +114,23 @@ impl RunReader<'_> {
         after: Option<(u64, u64)>,
         index: &IndexSource<'_>,
     ) -> Result<Option<Scanned>, StoreError> {
-        let (Some(branch), ScanOrder::NewestFirst) = (&scan.branch, scan.order) else { return Ok(None) };
+        let (Some(scope), ScanOrder::NewestFirst) = (&scan.scope, scan.order) else { return Ok(None) };
         let wanted = |record: &Record| {
             let header = record.header();
-            header.branch == *branch
-                && after.is_none_or(|(_, after)| header.seq < after)
-                && scan.wants(record)
+            header.scope == *scope && after.is_none_or(|(_, after)| header.seq < after) && scan.wants(record)
         };
         let enough = |count: &mut usize, commit: &CommitFile| {
             *count += commit.records.iter().filter(|(_, record)| wanted(record)).count();
             *count > limit
         };
-        let known = after.and_then(|(_, seq)| Some((seq, index.place(self.run, branch, seq)?)));
+        let known = after.and_then(|(_, seq)| Some((seq, index.place(self.run, scope, seq)?)));
         let (mut walk, _) = match known {
             Some((_, first)) => self.walk_from(first, Bodies::Drop, enough)?,
             None => self.walk(Bodies::Drop, enough)?,
         };
         let is_there = |seq: u64| {
             let first = walk.sound.first().into_iter().flat_map(|commit| &commit.records);
-            first
-                .into_iter()
-                .any(|(_, record)| record.header().branch == *branch && record.header().seq == seq)
+            first.into_iter().any(|(_, record)| record.header().scope == *scope && record.header().seq == seq)
         };
         if known.is_some_and(|(seq, _)| !is_there(seq)) {
             walk = self.walk(Bodies::Drop, enough)?.0;
@@ -150,9 +146,9 @@ impl RunReader<'_> {
         // An old state can remain in a file below headers in the journal; the files alone do not show those
         // headers.
         let seen = walk.sound.iter().flat_map(|commit| &commit.records).map(|(_, record)| record.header());
-        let lowest = seen.filter(|header| header.branch == *branch).map(|header| header.seq).min();
+        let lowest = seen.filter(|header| header.scope == *scope).map(|header| header.seq).min();
         let above = lowest.unwrap_or(0)..after.map_or(u64::MAX, |(_, seq)| seq);
-        if index.get(self)?.has_any(branch, above) || index.misses_ends(self, &walk.numbers)? {
+        if index.get(self)?.has_any(scope, above) || index.misses_ends(self, &walk.numbers)? {
             return Ok(None);
         }
         index.remember(self.run, &walk);

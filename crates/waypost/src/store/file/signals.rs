@@ -126,7 +126,7 @@ pub(super) fn pending(
 fn damaged(reader: &RunReader<'_>, name: &str, flaw: Flaw) -> StoreError {
     let damage = Damage {
         run: reader.run.clone(),
-        branch: crate::id::BranchPath::main(),
+        scope: crate::id::ScopePath::main(),
         seq: 0,
         place: format!("{SIGNALS}/{name}"),
         flaw,

@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use crate::id::BranchPath;
+use crate::id::ScopePath;
 use crate::record::{Durability, Flaw};
 use crate::store::StoreError;
 
@@ -46,12 +46,12 @@ pub(super) struct CommitNumbers {
 
 /// The records noted in quarantine, and whether later commits count each record, if known.
 #[derive(Debug, Default)]
-pub(super) struct Gone(BTreeMap<(BranchPath, u64), Option<bool>>);
+pub(super) struct Gone(BTreeMap<(ScopePath, u64), Option<bool>>);
 
 impl Gone {
     /// Returns true if a record is noted.
-    pub(super) fn has(&self, branch: &BranchPath, seq: u64) -> bool {
-        self.0.contains_key(&(branch.clone(), seq))
+    pub(super) fn has(&self, scope: &ScopePath, seq: u64) -> bool {
+        self.0.contains_key(&(scope.clone(), seq))
     }
 
     /// Returns true if no record is noted.
@@ -59,9 +59,9 @@ impl Gone {
         self.0.is_empty()
     }
 
-    /// Returns branch and seq of each record, and whether later commits count the record.
-    pub(super) fn records(&self) -> impl Iterator<Item = (&BranchPath, u64, Option<bool>)> {
-        self.0.iter().map(|((branch, seq), counted)| (branch, *seq, *counted))
+    /// Returns scope and seq of each record, and whether later commits count the record.
+    pub(super) fn records(&self) -> impl Iterator<Item = (&ScopePath, u64, Option<bool>)> {
+        self.0.iter().map(|((scope, seq), counted)| (scope, *seq, *counted))
     }
 }
 

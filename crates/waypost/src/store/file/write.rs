@@ -18,7 +18,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::id::{BranchPath, Digest, RunId};
+use crate::id::{Digest, RunId, ScopePath};
 use crate::record::{Durability, Header, Reason, RunRecord};
 use crate::store::folder::{RunFolder, create_temp};
 use crate::store::{Batch, BatchId, StoreError, Summary, Trimmed};
@@ -28,13 +28,13 @@ use super::format::{CommitFile, FILE_BYTES_MAX};
 use super::list::unknown;
 use super::lookup::{IndexSource, LookupCache};
 use super::paths::{NEWEST_FILE, RunPaths, commit_name};
-use super::read::{BranchTail, RunReader};
+use super::read::{RunReader, ScopeTail};
 use super::replay::NewestFirst;
 use super::signals;
 
-/// Limit of the branches of a run, main branch excluded. Each branch keeps a file or two, so a larger folder
-/// would be unusable. The engine checks this limit before it opens branches.
-pub(super) const BRANCHES_MAX: usize = 10_000;
+/// Limit of the scopes of a run, main scope excluded. Each scope keeps a file or two, so a larger folder
+/// would be unusable. The engine checks this limit before it opens scopes.
+pub(super) const SCOPES_MAX: usize = 10_000;
 /// How many unsynced commits an `async` run may have; a power cut loses at most these.
 const UNSYNCED_MAX: usize = 16;
 /// Minimum number of surplus files before a rotation. Each rotation costs a sync of the journal and a read of
@@ -50,7 +50,7 @@ pub(super) struct Writer {
     pub(super) token: u64,
     /// The number of the newest commit file, damaged and quarantined files included.
     pub(super) number: u64,
-    pub(super) tails: BTreeMap<BranchPath, Tail>,
+    pub(super) tails: BTreeMap<ScopePath, Tail>,
     pub(super) checkpoints: u64,
     pub(super) last_batch: Option<BatchId>,
     pub(super) summary: Option<Summary>,
@@ -72,7 +72,7 @@ pub(super) struct Writer {
     poisoned: Option<String>,
 }
 
-/// The end of a branch, for the check of the next batch.
+/// The end of a scope, for the check of the next batch.
 #[derive(Debug, Clone)]
 pub(super) struct Tail {
     opened: u64,
@@ -84,8 +84,8 @@ pub(super) struct Tail {
     next: u64,
 }
 
-impl From<&BranchTail> for Tail {
-    fn from(end: &BranchTail) -> Self {
+impl From<&ScopeTail> for Tail {
+    fn from(end: &ScopeTail) -> Self {
         let link = end.link();
         let sound = link.map_or(0, |(seq, _)| seq);
         let last = end.damaged.last().map_or(sound, |damage| damage.seq.max(sound));
@@ -148,25 +148,24 @@ impl Writer {
     pub(super) fn commit_of(&self, batch: &Batch) -> Result<CommitFile, StoreError> {
         batch.check(&self.run, self.token)?;
         self.check_links(batch)?;
-        let mut opened: BTreeMap<&BranchPath, u64> = BTreeMap::new();
+        let mut opened: BTreeMap<&ScopePath, u64> = BTreeMap::new();
         let mut records = Vec::with_capacity(batch.records.len());
         for record in &batch.records {
-            let branch = &record.header().branch;
-            let known =
-                self.tails.get(branch).map(|tail| tail.opened).or_else(|| opened.get(branch).copied());
+            let scope = &record.header().scope;
+            let known = self.tails.get(scope).map(|tail| tail.opened).or_else(|| opened.get(scope).copied());
             let place = known.unwrap_or_else(|| (self.tails.len() + opened.len()) as u64);
             if known.is_none() {
-                opened.insert(branch, place);
+                opened.insert(scope, place);
             }
             records.push((place, record.clone()));
         }
         let consumed = signals::known(self.disk.as_ref(), &self.paths, &batch.consumed)?;
-        let branches = self.tails.len() + opened.len();
-        let children = branches.saturating_sub(1);
-        if children > BRANCHES_MAX && !opened.is_empty() {
+        let scopes = self.tails.len() + opened.len();
+        let children = scopes.saturating_sub(1);
+        if children > SCOPES_MAX && !opened.is_empty() {
             return Err(StoreError::Invalid(format!(
-                "cannot open branches: run {} would have {children} besides the main one, the maximum of a \
-                 file store is {BRANCHES_MAX}: use a store `sqlite:PATH`",
+                "cannot open scopes: run {} would have {children} besides the main one, the maximum of a \
+                 file store is {SCOPES_MAX}: use a store `sqlite:PATH`",
                 self.run
             )));
         }
@@ -179,29 +178,29 @@ impl Writer {
             summary: batch.summary.as_ref().or(self.summary.as_ref()).cloned().unwrap_or_else(unknown),
             updated_at: batch.updated_at,
             checkpoints: self.checkpoints + records.len() as u64,
-            branches: branches as u64,
+            scopes: scopes as u64,
             records,
         })
     }
 
-    /// Checks that every record follows the previous record of its branch.
+    /// Checks that every record follows the previous record of its scope.
     fn check_links(&self, batch: &Batch) -> Result<(), StoreError> {
-        let mut tips: BTreeMap<&BranchPath, (u64, Digest)> = BTreeMap::new();
+        let mut tips: BTreeMap<&ScopePath, (u64, Digest)> = BTreeMap::new();
         for record in &batch.records {
             let header = record.header();
-            let refused = match (tips.get(&header.branch), self.tails.get(&header.branch)) {
+            let refused = match (tips.get(&header.scope), self.tails.get(&header.scope)) {
                 (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
                     .then(|| format!("the batch has @{seq} after digest {digest}")),
                 (None, None) => (header.seq != 1 || header.prev.is_some())
-                    .then(|| "a branch begins with 1, without a previous record".to_owned()),
+                    .then(|| "a scope begins with 1, without a previous record".to_owned()),
                 (None, Some(tail)) if header.reason == Reason::Repair => self.misrepairs(header, tail)?,
                 (None, Some(tail)) => misses(header, tail),
             };
             if let Some(why) = refused {
-                let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
-                return Err(StoreError::Conflict { run, branch, seq, why });
+                let (run, scope, seq) = (header.run.clone(), header.scope.clone(), header.seq);
+                return Err(StoreError::Conflict { run, scope, seq, why });
             }
-            tips.insert(&header.branch, (header.seq, record.digest()));
+            tips.insert(&header.scope, (header.seq, record.digest()));
         }
         Ok(())
     }
@@ -210,7 +209,7 @@ impl Writer {
     fn misrepairs(&self, header: &Header, tail: &Tail) -> Result<Option<String>, StoreError> {
         if header.seq <= tail.last || header.seq > tail.next {
             let (last, next) = (tail.last, tail.next);
-            return Ok(Some(format!("the branch ends at {last}, the next seq is at most {next}")));
+            return Ok(Some(format!("the scope ends at {last}, the next seq is at most {next}")));
         }
         let Some(prev) = header.prev else { return Ok(None) };
         if tail.link.is_some_and(|(_, digest)| digest == prev) {
@@ -220,11 +219,11 @@ impl Writer {
         let index = IndexSource(&remembered);
         for record in NewestFirst::new(self.reader(), &index) {
             let record = record?;
-            if record.header().branch == header.branch && record.digest() == prev {
+            if record.header().scope == header.scope && record.digest() == prev {
                 return Ok(None);
             }
         }
-        Ok(Some(format!("`prev` {prev} is not a sound record of the branch")))
+        Ok(Some(format!("`prev` {prev} is not a sound record of the scope")))
     }
 
     /// Updates the state of the writer after a commit.
@@ -238,7 +237,7 @@ impl Writer {
             let header = record.header();
             let link = Some((header.seq, record.digest()));
             let tail = Tail { opened: *opened, last: header.seq, link, next: header.seq + 1 };
-            self.tails.insert(header.branch.clone(), tail);
+            self.tails.insert(header.scope.clone(), tail);
         }
         self.consumed.extend(commit.consumed.iter().cloned());
     }
@@ -387,7 +386,7 @@ impl Writer {
 /// Returns why a record does not follow the previous record, or `None` if it does.
 fn misses(header: &Header, tail: &Tail) -> Option<String> {
     if header.seq != tail.next || tail.last + 1 != tail.next {
-        return Some(format!("the branch ends at {}, the new record is {}", tail.last, tail.next));
+        return Some(format!("the scope ends at {}, the new record is {}", tail.last, tail.next));
     }
     let sound = tail.link.filter(|(seq, _)| *seq == tail.last).map(|(_, digest)| digest);
     match (sound, header.prev) {

@@ -22,7 +22,7 @@ pub(super) struct LastEvent(Cursor);
 impl LastEvent {
     /// Returns whether a record was written, at least in part, when this was the last line.
     pub(super) fn covers(&self, header: &Header) -> bool {
-        header.branch == self.0.branch && header.seq <= self.0.seq
+        header.scope == self.0.scope && header.seq <= self.0.seq
     }
 
     /// Returns whether the record has this event, and further events after it.
@@ -32,7 +32,7 @@ impl LastEvent {
     }
 
     fn names(&self, header: &Header) -> bool {
-        header.branch == self.0.branch && header.seq == self.0.seq
+        header.scope == self.0.scope && header.seq == self.0.seq
     }
 }
 

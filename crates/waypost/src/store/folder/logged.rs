@@ -13,7 +13,7 @@
 //!   durability `async`           records were acknowledged before they were on the disk: a power cut may lose them and
 //!                                keep their lines. The loss is real, and is reported without blame
 //!   a log that was removed       proves nothing; the next holder begins another one
-//!   a changed bit in a line      a line has run, branch and seq twice; if they differ, the line is ignored
+//!   a changed bit in a line      a line has run, scope and seq twice; if they differ, the line is ignored
 //!   a run deleted, made again    the old log is removed durably before the records
 //! ```
 //!
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 use crate::projection::events::Cursor;
 use crate::system::disk::{Disk, Kind};
 
@@ -55,7 +55,7 @@ pub struct LoggedRecords<'a> {
     until: u64,
     /// Bytes read and not yet yielded; ends at a line end.
     rest: Vec<u8>,
-    last: Option<(BranchPath, u64)>,
+    last: Option<(ScopePath, u64)>,
 }
 
 /// The members of a line in every version.
@@ -63,8 +63,7 @@ pub struct LoggedRecords<'a> {
 struct LogLine {
     cursor: Cursor,
     run: RunId,
-    #[serde(rename = "scope")]
-    branch: BranchPath,
+    scope: ScopePath,
     seq: u64,
 }
 
@@ -116,14 +115,14 @@ impl<'a> LoggedRecords<'a> {
 }
 
 impl Iterator for LoggedRecords<'_> {
-    type Item = (BranchPath, u64);
+    type Item = (ScopePath, u64);
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let Ok(line) = serde_json::from_slice::<LogLine>(&self.line()?) else { continue };
-            let LogLine { cursor, run, branch, seq } = line;
-            let record = (branch, seq);
-            let agrees = run == self.run && cursor.branch == record.0 && cursor.seq == record.1;
+            let LogLine { cursor, run, scope, seq } = line;
+            let record = (scope, seq);
+            let agrees = run == self.run && cursor.scope == record.0 && cursor.seq == record.1;
             if agrees && self.last.as_ref() != Some(&record) {
                 self.last = Some(record.clone());
                 return Some(record);

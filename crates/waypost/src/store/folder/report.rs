@@ -71,7 +71,7 @@ impl ReportFile {
     fn write(&mut self, disk: &dyn Disk, records: &[&Record]) -> io::Result<()> {
         let sections = sections_of(records);
         let mut status = None;
-        for header in records.iter().map(|record| record.header()).filter(|header| header.branch.is_main()) {
+        for header in records.iter().map(|record| record.header()).filter(|header| header.scope.is_main()) {
             status = Some(header.status.unwrap_or(RunStatus::Running));
         }
         let begins = records.iter().any(|record| record.header().root.is_some());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::MemoryStore;
-use crate::id::{BranchPath, RunId};
+use crate::id::{RunId, ScopePath};
 
 /// The part of a run changed by [`MemoryStore::damage`].
 #[doc(hidden)]
@@ -27,16 +27,14 @@ impl MemoryStore {
 
     /// Flips a bit in the middle of a stored record; for tests.
     #[doc(hidden)]
-    pub fn damage(&self, run: &RunId, branch: &BranchPath, seq: u64, part: Part) {
+    pub fn damage(&self, run: &RunId, scope: &ScopePath, seq: u64, part: Part) {
         let mut kept = self.lock();
         let run = kept.runs.get_mut(run).expect("a test damages what is there");
         let bytes = match part {
             Part::Run => Some(&mut run.bytes),
-            part => {
-                run.branch_mut(branch).and_then(|branch| branch.records.get_mut(seq)).and_then(|stored| {
-                    if part == Part::Header { Some(&mut stored.header) } else { stored.body.as_mut() }
-                })
-            }
+            part => run.scope_mut(scope).and_then(|scope| scope.records.get_mut(seq)).and_then(|stored| {
+                if part == Part::Header { Some(&mut stored.header) } else { stored.body.as_mut() }
+            }),
         };
         let bytes = bytes.expect("a test damages what is there");
         let bytes = Arc::make_mut(bytes);
@@ -54,12 +52,12 @@ impl MemoryStore {
             .collect()
     }
 
-    /// Keeps only the newest `keep` bodies of each branch, of any kind: simulates a faulty store.
+    /// Keeps only the newest `keep` bodies of each scope, of any kind: simulates a faulty store.
     #[doc(hidden)]
     pub fn trim_by_age(&self, run: &RunId, keep: usize) {
         let mut kept = self.lock();
-        for branch in kept.runs.get_mut(run).into_iter().flat_map(|run| &mut run.branches) {
-            let bodies = branch.records.iter_mut().rev().map(|(_, stored)| &mut stored.body);
+        for scope in kept.runs.get_mut(run).into_iter().flat_map(|run| &mut run.scopes) {
+            let bodies = scope.records.iter_mut().rev().map(|(_, stored)| &mut stored.body);
             bodies.filter(|body| body.is_some()).skip(keep).for_each(|body| *body = None);
         }
     }

@@ -1,14 +1,14 @@
-//! The records of a branch in memory.
+//! The records of a scope in memory.
 
 use super::run::Stored;
 
-/// Records of most branches, such as items: the first and the last.
+/// Records of most scopes, such as items: the first and the last.
 const USUAL: usize = 2;
 
 /// Records by ascending seq; new records are appended.
 ///
 /// # Source
-/// A vector instead of a map: a hundred thousand branches of two records take a third of the memory. First
+/// A vector instead of a map: a hundred thousand scopes of two records take a third of the memory. First
 /// touches of memory dominate the cost of an item in large fan-outs.
 #[derive(Default)]
 pub(super) struct Rows(Vec<(u64, Stored)>);
@@ -29,7 +29,7 @@ impl Rows {
 
     /// Appends the newest record.
     pub(super) fn push(&mut self, seq: u64, stored: Stored) {
-        assert!(self.last().is_none_or(|(last, _)| *last < seq), "a branch grows at its end");
+        assert!(self.last().is_none_or(|(last, _)| *last < seq), "a scope grows at its end");
         if self.0.is_empty() {
             self.0.reserve_exact(USUAL);
         }

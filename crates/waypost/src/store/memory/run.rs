@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::rows::Rows;
-use crate::id::{BranchPath, Digest, RunId};
+use crate::id::{Digest, RunId, ScopePath};
 use crate::record::{Bytes, Flaw, Header, Reason, Record, RunStatus, SealedRun};
 use crate::store::{
     Batch, BatchId, Damage, FIRST_TOKEN, Lease, RunSummary, Scan, ScanOrder, Signal, StoreError, Summary,
@@ -24,17 +24,17 @@ pub(super) struct MemoryRun {
     pub(super) summary: Summary,
     pub(super) updated_at: Timestamp,
     /// In order of opening.
-    pub(super) branches: Vec<Branch>,
-    /// The index of each branch.
-    places: HashMap<BranchPath, usize>,
+    pub(super) scopes: Vec<ScopeRecords>,
+    /// The index of each scope.
+    places: HashMap<ScopePath, usize>,
     /// Signals, each with a flag whether it is consumed.
     pub(super) signals: Vec<(Signal, bool)>,
     pub(super) quarantine: Vec<Stored>,
     pub(super) blobs: BTreeMap<String, Vec<u8>>,
 }
 
-pub(super) struct Branch {
-    pub(super) path: BranchPath,
+pub(super) struct ScopeRecords {
+    pub(super) path: ScopePath,
     pub(super) records: Rows,
     /// One more than the highest seq so far, quarantine included.
     pub(super) next: u64,
@@ -59,7 +59,7 @@ impl Stored {
     }
 }
 
-impl Branch {
+impl ScopeRecords {
     /// Reads a record; returns the cached tip if its bytes did not change.
     pub(super) fn open(&self, stored: &Stored) -> Result<Record, Flaw> {
         let is_same = |tip: &&Record| {
@@ -73,8 +73,8 @@ impl Branch {
     }
 
     pub(super) fn damage(&self, run: &RunId, seq: u64, flaw: Flaw) -> Damage {
-        let place = format!("memory, branch {} record {seq}", self.path);
-        Damage { run: run.clone(), branch: self.path.clone(), seq, place, flaw }
+        let place = format!("memory, scope {} record {seq}", self.path);
+        Damage { run: run.clone(), scope: self.path.clone(), seq, place, flaw }
     }
 
     pub(super) fn newest_sound_below(&self, seq: u64) -> Option<u64> {
@@ -95,7 +95,7 @@ impl Branch {
         (None, damaged)
     }
 
-    /// Returns why a record does not continue the branch; `None` for a valid record.
+    /// Returns why a record does not continue the scope; `None` for a valid record.
     pub(super) fn refuses(&self, header: &Header) -> Option<String> {
         let newest = self.records.last();
         let (last, digest) = newest.map_or((0, None), |(seq, stored)| (*seq, Some(stored.digest)));
@@ -105,7 +105,7 @@ impl Branch {
                 records.any(|(_, stored)| stored.digest == *digest && stored.open().is_ok())
             };
             let fits = header.seq > last && header.seq <= self.next;
-            let why = || format!("the branch ends at {last}, the next seq is at most {}", self.next);
+            let why = || format!("the scope ends at {last}, the next seq is at most {}", self.next);
             return if !fits {
                 Some(why())
             } else {
@@ -113,7 +113,7 @@ impl Branch {
             };
         }
         if header.seq != self.next || last + 1 != self.next {
-            return Some(format!("the branch ends at {last}, the new record is {}", self.next));
+            return Some(format!("the scope ends at {last}, the new record is {}", self.next));
         }
         (header.prev != digest)
             .then(|| format!("`prev` is {:?}, but the record before has {digest:?}", header.prev))
@@ -131,7 +131,7 @@ impl MemoryRun {
             last: BatchId { token: 0, count: 0 },
             summary: first.summary.clone().unwrap_or_else(|| Summary::of_status(RunStatus::Running)),
             updated_at: sealed.record().created_at,
-            branches: Vec::new(),
+            scopes: Vec::new(),
             places: HashMap::new(),
             signals: Vec::new(),
             quarantine: Vec::new(),
@@ -153,21 +153,21 @@ impl MemoryRun {
     /// Checks a whole batch, then applies it.
     pub(super) fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
         batch.check(self.id(), self.token)?;
-        let mut tips: HashMap<&BranchPath, (u64, Digest)> = HashMap::with_capacity(batch.records.len());
+        let mut tips: HashMap<&ScopePath, (u64, Digest)> = HashMap::with_capacity(batch.records.len());
         for record in &batch.records {
             let header = record.header();
-            let refused = match (tips.get(&header.branch), self.branch(&header.branch)) {
+            let refused = match (tips.get(&header.scope), self.scope(&header.scope)) {
                 (Some((seq, digest)), _) => (header.seq != seq + 1 || header.prev != Some(*digest))
                     .then(|| format!("the batch has {seq} after digest {digest}")),
-                (None, Some(branch)) => branch.refuses(header),
+                (None, Some(scope)) => scope.refuses(header),
                 (None, None) => (header.seq != 1 || header.prev.is_some())
-                    .then(|| "a branch begins with 1, without `prev`".to_owned()),
+                    .then(|| "a scope begins with 1, without `prev`".to_owned()),
             };
             if let Some(why) = refused {
-                let (run, branch, seq) = (header.run.clone(), header.branch.clone(), header.seq);
-                return Err(StoreError::Conflict { run, branch, seq, why });
+                let (run, scope, seq) = (header.run.clone(), header.scope.clone(), header.seq);
+                return Err(StoreError::Conflict { run, scope, seq, why });
             }
-            tips.insert(&header.branch, (header.seq, record.digest()));
+            tips.insert(&header.scope, (header.seq, record.digest()));
         }
         for record in &batch.records {
             self.insert(record);
@@ -186,65 +186,64 @@ impl MemoryRun {
 
     pub(super) fn insert(&mut self, record: &Record) {
         let header = record.header();
-        let place = self.place(&header.branch).unwrap_or_else(|| {
-            let path = header.branch.clone();
-            self.places.insert(path.clone(), self.branches.len());
-            self.branches.push(Branch { path, records: Rows::default(), next: 1, tip: None });
-            self.branches.len() - 1
+        let place = self.place(&header.scope).unwrap_or_else(|| {
+            let path = header.scope.clone();
+            self.places.insert(path.clone(), self.scopes.len());
+            self.scopes.push(ScopeRecords { path, records: Rows::default(), next: 1, tip: None });
+            self.scopes.len() - 1
         });
         let (header_bytes, body) = (record.header_bytes().clone(), record.body_bytes().cloned());
         let stored = Stored { digest: record.digest(), header: header_bytes, body };
-        let branch = &mut self.branches[place];
-        branch.records.push(header.seq, stored);
-        branch.next = header.seq + 1;
-        branch.tip = Some(record.clone());
+        let scope = &mut self.scopes[place];
+        scope.records.push(header.seq, stored);
+        scope.next = header.seq + 1;
+        scope.tip = Some(record.clone());
     }
 
-    fn place(&self, path: &BranchPath) -> Option<usize> {
+    fn place(&self, path: &ScopePath) -> Option<usize> {
         self.places.get(path).copied()
     }
 
-    pub(super) fn branch(&self, path: &BranchPath) -> Option<&Branch> {
-        self.place(path).map(|place| &self.branches[place])
+    pub(super) fn scope(&self, path: &ScopePath) -> Option<&ScopeRecords> {
+        self.place(path).map(|place| &self.scopes[place])
     }
 
-    pub(super) fn branch_mut(&mut self, path: &BranchPath) -> Option<&mut Branch> {
-        self.place(path).map(|place| &mut self.branches[place])
+    pub(super) fn scope_mut(&mut self, path: &ScopePath) -> Option<&mut ScopeRecords> {
+        self.place(path).map(|place| &mut self.scopes[place])
     }
 
-    /// Returns the records in the range of a scan, in order, from `begin` on: branch index, branch, seq and
+    /// Returns the records in the range of a scan, in order, from `begin` on: scope index, scope, seq and
     /// record.
     pub(super) fn in_range(
         &self,
         scan: &Scan,
         begin: Option<(usize, u64)>,
-    ) -> impl Iterator<Item = (usize, &Branch, u64, &Stored)> {
-        let places = match &scan.branch {
+    ) -> impl Iterator<Item = (usize, &ScopeRecords, u64, &Stored)> {
+        let places = match &scan.scope {
             Some(path) => self.place(path).map_or(0..0, |place| place..place + 1),
-            None => 0..self.branches.len(),
+            None => 0..self.scopes.len(),
         };
         let first = begin.map_or(0, |(place, _)| place);
-        let branches = places.filter(move |place| *place >= first);
+        let scopes = places.filter(move |place| *place >= first);
         let newest_first = scan.order == ScanOrder::NewestFirst;
         let (seq_min, seq_max) = (scan.seq_min.unwrap_or(0), scan.seq_max.unwrap_or(u64::MAX));
-        branches.flat_map(move |place| {
-            let branch = &self.branches[place];
+        scopes.flat_map(move |place| {
+            let scope = &self.scopes[place];
             let from = begin.filter(|(at, _)| *at == place).map(|(_, seq)| seq);
             let (least, most) = match from {
                 Some(from) if newest_first => (seq_min, seq_max.min(from)),
                 Some(from) => (seq_min.max(from), seq_max),
                 None => (seq_min, seq_max),
             };
-            let mut records = branch.records.between(least, most).iter();
+            let mut records = scope.records.between(least, most).iter();
             let next = move || if newest_first { records.next_back() } else { records.next() };
-            std::iter::from_fn(next).map(move |(seq, stored)| (place, branch, *seq, stored))
+            std::iter::from_fn(next).map(move |(seq, stored)| (place, scope, *seq, stored))
         })
     }
 
     pub(super) fn summary(&self) -> RunSummary {
         let record = self.sealed.record();
-        let stored =
-            || self.branches.iter().flat_map(|branch| branch.records.iter().map(|(_, stored)| stored));
+        let stored = || self.scopes.iter().flat_map(|scope| scope.records.iter().map(|(_, stored)| stored));
         let bytes = |stored: &Stored| stored.header.len() + stored.body.as_ref().map_or(0, |body| body.len());
         RunSummary {
             run: record.run.clone(),

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{BranchPath, CheckpointRef, Digest, RunId, StepId};
+use crate::id::{CheckpointRef, Digest, RunId, ScopePath, StepId};
 use crate::record::{ACCEPTED_LABEL, End, Fan, FrontierEntry, Phase, Position, Record};
 use crate::store::{Damage, FILES_BLOB, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::{ExportError, PORTABLE_BYTES_MAX, Portable, place_of, referred_to, size_of};
 
-/// The treatment of a child branch with a damaged newest record.
+/// The treatment of a child scope with a damaged newest record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnDamagedChild {
     /// The damage is an error.
@@ -20,16 +20,16 @@ pub(crate) enum OnDamagedChild {
 impl Portable {
     /// Reads a checkpoint and its dependencies from a store, and verifies every byte.
     ///
-    /// During a fan-out the export includes the child branches in their present state, so only the newest
-    /// checkpoint of a branch can be exported. The export only reads, and needs no lease: the run may
+    /// During a fan-out the export includes the child scopes in their present state, so only the newest
+    /// checkpoint of a scope can be exported. The export only reads, and needs no lease: the run may
     /// continue.
     ///
     /// # Errors
     /// Every [`ExportError`]. Damaged records are not exported, nor replaced by an older record:
     /// [`StoreError::Damaged`] names the damage.
     pub async fn of(store: &dyn Store, reference: &CheckpointRef) -> Result<Self, ExportError> {
-        let CheckpointRef { run, branch, seq } = reference;
-        let checkpoint = store.load(run, branch, *seq).await?;
+        let CheckpointRef { run, scope, seq } = reference;
+        let checkpoint = store.load(run, scope, *seq).await?;
         if checkpoint.body_bytes().is_none() {
             return Err(ExportError::Absent { reference: reference.clone() });
         }
@@ -37,13 +37,13 @@ impl Portable {
         let opener = position.frontier.iter().find(|entry| entry.has_children());
         let opener = opener.map(|entry| entry.step.to_string());
         if let Some(step) = opener.clone()
-            && newest_of(store, run, branch).await? != *seq
+            && newest_of(store, run, scope).await? != *seq
         {
             return Err(ExportError::Amid { reference: reference.clone(), step });
         }
         let refuse = (OnDamagedChild::Refuse, &BTreeMap::new());
         let portable = Self::at(store, checkpoint, position, refuse).await?;
-        if opener.is_some() && newest_of(store, run, branch).await? != *seq {
+        if opener.is_some() && newest_of(store, run, scope).await? != *seq {
             return Err(ExportError::Overtaken { reference: reference.clone() });
         }
         Ok(Self { begun_since: begun_since(store, reference).await?, ..portable })
@@ -58,7 +58,7 @@ impl Portable {
         store: &dyn Store,
         checkpoint: Record,
         position: Position,
-        (on_damaged_child, reopened): (OnDamagedChild, &BTreeMap<BranchPath, (Record, Position)>),
+        (on_damaged_child, reopened): (OnDamagedChild, &BTreeMap<ScopePath, (Record, Position)>),
     ) -> Result<Self, ExportError> {
         let reference = checkpoint.header().reference();
         let run = store.run(&reference.run).await?.record;
@@ -81,7 +81,7 @@ struct Export<'a> {
     store: &'a dyn Store,
     reference: CheckpointRef,
     on_damaged_child: OnDamagedChild,
-    reopened: &'a BTreeMap<BranchPath, (Record, Position)>,
+    reopened: &'a BTreeMap<ScopePath, (Record, Position)>,
     bytes: usize,
     history: Vec<Record>,
     children: Vec<Record>,
@@ -106,26 +106,26 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Reads the child branches of `newest` and, recursively, of open children, with the headers of their
+    /// Reads the child scopes of `newest` and, recursively, of open children, with the headers of their
     /// positions.
     async fn collect(&mut self, newest: &Record, position: &Position) -> Result<(), ExportError> {
-        let mut children: BTreeMap<Option<BranchPath>, Vec<BranchPath>> = BTreeMap::new();
+        let mut children: BTreeMap<Option<ScopePath>, Vec<ScopePath>> = BTreeMap::new();
         let mut open = vec![(newest.clone(), position.clone())];
         while let Some((parent, position)) = open.pop() {
             self.history(&parent, &position).await?;
             self.items(&position).await?;
-            // Match by origin, not by name: the branches of a fork are named after the step before it, and a
+            // Match by origin, not by name: the scopes of a fork are named after the step before it, and a
             // join waits for them.
             if fan_outs(&position).next().is_none() {
                 continue;
             }
             if children.is_empty() {
-                for branch in self.store.branches(&self.reference.run).await? {
-                    children.entry(branch.parent()).or_default().push(branch);
+                for scope in self.store.scopes(&self.reference.run).await? {
+                    children.entry(scope.parent()).or_default().push(scope);
                 }
             }
-            let branch = Some(parent.header().branch.clone());
-            for child in children.get(&branch).map_or(&[][..], Vec::as_slice) {
+            let scope = Some(parent.header().scope.clone());
+            for child in children.get(&scope).map_or(&[][..], Vec::as_slice) {
                 let origins = origins_of(&position, child);
                 let reopened = self.reopened.get(child).cloned();
                 let (record, position) = match &reopened {
@@ -152,11 +152,7 @@ impl Export<'_> {
     }
 
     /// Reads the newest record of a child; `None` for a child of another fan-out.
-    async fn child(
-        &self,
-        child: &BranchPath,
-        origins: &BTreeSet<u64>,
-    ) -> Result<Option<Record>, ExportError> {
+    async fn child(&self, child: &ScopePath, origins: &BTreeSet<u64>) -> Result<Option<Record>, ExportError> {
         let (store, run) = (self.store, &self.reference.run);
         let takes_older = self.on_damaged_child == OnDamagedChild::TakeOlder;
         let mut found = match newest_of(store, run, child).await {
@@ -229,12 +225,12 @@ pub(crate) async fn history_of(
     newest: &Record,
     position: &Position,
 ) -> Result<Vec<Record>, StoreError> {
-    let CheckpointRef { run, branch, seq } = newest.header().reference();
+    let CheckpointRef { run, scope, seq } = newest.header().reference();
     let mut needed = referred_to(position);
     needed.remove(&seq);
     let mut history = Vec::new();
     if !needed.is_empty() || !position.frontier.is_empty() {
-        history = store.history(&run, &branch, seq).await?;
+        history = store.history(&run, &scope, seq).await?;
     }
     let since: BTreeMap<_, _> = position.frontier.iter().map(|entry| (&entry.step, entry.since)).collect();
     let of_frontier = |record: &Record| {
@@ -258,28 +254,28 @@ pub(crate) async fn history_of(
     needed.retain(|seq| !repeated.contains(seq));
     // The walk skips damaged records; here they are required by seq, and fail the export.
     for seq in needed {
-        history.push(store.load(&run, &branch, seq).await?.without_body());
+        history.push(store.load(&run, &scope, seq).await?.without_body());
     }
     if history.iter().chain([newest]).any(|record| record.header().evidence.is_some()) {
         // An acceptance stays in force after a rollback.
         let (key, value) = ACCEPTED_LABEL;
         let label = Some((key.to_owned(), value.to_owned()));
-        let scan = Scan { branch: Some(branch), label, ..Scan::of(&run) };
+        let scan = Scan { scope: Some(scope), label, ..Scan::of(&run) };
         history.extend(store.scan_where(scan, &|record| record.header().seq != seq).await?);
     }
     Ok(history)
 }
 
-/// Returns the steps of a branch that were started, opened children or ended after a checkpoint.
+/// Returns the steps of a scope that were started, opened children or ended after a checkpoint.
 pub(crate) async fn begun_since(
     store: &dyn Store,
     after: &CheckpointRef,
 ) -> Result<BTreeSet<StepId>, StoreError> {
-    let (branch, seq_min) = (Some(after.branch.clone()), Some(after.seq + 1));
+    let (scope, seq_min) = (Some(after.scope.clone()), Some(after.seq + 1));
     let begins = |record: &Record| {
         matches!(record.header().phase, Phase::Completed(_) | Phase::Failed(_) | Phase::Waiting(_))
     };
-    let scan = Scan { branch, seq_min, ..Scan::of(&after.run) };
+    let scan = Scan { scope, seq_min, ..Scan::of(&after.run) };
     let is_wanted = |record: &Record| begins(record) || !record.header().started.is_empty();
     let mut begun = BTreeSet::new();
     for record in store.scan_where(scan, &is_wanted).await? {
@@ -296,7 +292,7 @@ fn fan_outs(position: &Position) -> impl Iterator<Item = &Fan> {
 
 /// Returns the records of the fan-outs that may have opened a child. Several steps may open in one batch, with the same
 /// record; the name of an open step then selects the children.
-fn origins_of(position: &Position, child: &BranchPath) -> BTreeSet<u64> {
+fn origins_of(position: &Position, child: &ScopePath) -> BTreeSet<u64> {
     let name = child.opened_by().map(|(name, _)| name);
     let named = position.frontier.iter().find(|entry| Some(&entry.step) == name.as_ref());
     match named.filter(|entry| entry.fan.is_some()) {
@@ -305,7 +301,7 @@ fn origins_of(position: &Position, child: &BranchPath) -> BTreeSet<u64> {
     }
 }
 
-/// Returns whether a record belongs to a branch of these fan-outs.
+/// Returns whether a record belongs to a scope of these fan-outs.
 fn is_of(record: &Record, origins: &BTreeSet<u64>) -> Result<bool, StoreError> {
     if record.body_bytes().is_none() {
         return Ok(true);
@@ -318,18 +314,18 @@ fn position_of(record: &Record) -> Result<Position, StoreError> {
     record.position().map(Position::with_failures_open).map_err(|flaw| {
         let reference = record.header().reference();
         let place = "the record".to_owned();
-        let damage = Damage { run: reference.run, branch: reference.branch, seq: reference.seq, place, flaw };
+        let damage = Damage { run: reference.run, scope: reference.scope, seq: reference.seq, place, flaw };
         StoreError::of_damage(damage, None)
     })
 }
 
-/// Returns the seq of the newest record of a branch; does not skip a damaged record.
-async fn newest_of(store: &dyn Store, run: &RunId, branch: &BranchPath) -> Result<u64, StoreError> {
+/// Returns the seq of the newest record of a scope; does not skip a damaged record.
+async fn newest_of(store: &dyn Store, run: &RunId, scope: &ScopePath) -> Result<u64, StoreError> {
     let order = ScanOrder::NewestFirst;
-    let found = store.scan(&Scan { branch: Some(branch.clone()), order, limit: 1, ..Scan::of(run) }).await?;
+    let found = store.scan(&Scan { scope: Some(scope.clone()), order, limit: 1, ..Scan::of(run) }).await?;
     let newest = found.records.first().map(|record| record.header().seq);
     match found.damaged.into_iter().find(|damage| newest.is_none_or(|seq| damage.seq > seq)) {
         Some(damage) => Err(StoreError::of_damage(damage, newest)),
-        None => newest.ok_or_else(|| StoreError::no_branch(run, branch)),
+        None => newest.ok_or_else(|| StoreError::no_scope(run, scope)),
     }
 }

@@ -7,14 +7,14 @@ async fn damage_is_seen() {
     let rig = Rig::new();
     let toy = Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang);
     rig.crash(&toy, false, "a b c").await;
-    rig.store.damage(&run_id(), &BranchPath::main(), 3, Part::Header);
+    rig.store.damage(&run_id(), &ScopePath::main(), 3, Part::Header);
 
     let outcome = rig.resume(&toy.healed()).await.unwrap();
 
     assert_eq!(outcome.repaired.len(), 1);
     assert_eq!(outcome.status, RunStatus::Completed);
     assert_eq!(toy.trace(), "a b c b c", "b's end was in the damaged record");
-    let newest = rig.store.newest(&run_id(), &BranchPath::main()).await.unwrap();
+    let newest = rig.store.newest(&run_id(), &ScopePath::main()).await.unwrap();
     assert_eq!(newest.header().seq, 6, "no seq is given twice");
 }
 
@@ -23,8 +23,8 @@ async fn no_silent_fresh_start() {
     let rig = Rig::new();
     let toy = Toy::new("a; b: a", 1).does("b", 1, Does::Hang);
     rig.crash(&toy, false, "a b").await;
-    rig.store.damage(&run_id(), &BranchPath::main(), 1, Part::Header);
-    rig.store.damage(&run_id(), &BranchPath::main(), 2, Part::Header);
+    rig.store.damage(&run_id(), &ScopePath::main(), 1, Part::Header);
+    rig.store.damage(&run_id(), &ScopePath::main(), 2, Part::Header);
 
     let refused = rig.resume(&toy.again()).await.unwrap_err();
     assert!(matches!(refused, RunError::Store(StoreError::Damaged { older: None, .. })), "{refused}");
@@ -45,7 +45,7 @@ async fn a_session_that_dies_after_moving_damage_aside_blocks_nothing() {
         let rig = Rig::new();
         let toy = Toy::new("a; b: a; c: b", 1).does("c", 1, Does::Hang);
         rig.crash(&toy, false, "a b c").await;
-        let main = BranchPath::main();
+        let main = ScopePath::main();
         let holder = waypost_testing::records::holder("a session that dies");
         let lease = rig.store.acquire(&run_id(), &main, &holder).await.unwrap();
         for seq in &damaged {

@@ -52,7 +52,7 @@ async fn evidence_that_was_not_pinned_is_not_accepted() {
 }
 
 #[tokio::test]
-async fn evidence_of_a_branch_and_of_a_careful_step_is_accepted() {
+async fn evidence_of_a_scope_and_of_a_careful_step_is_accepted() {
     let desk = Desk::new();
     let graph = Graph::<Work>::builder("fork")
         .step("plan", desk.notes())

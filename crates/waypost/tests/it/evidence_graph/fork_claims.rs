@@ -27,7 +27,7 @@ fn run_id(name: &str) -> RunId {
     RunId::new(name).unwrap()
 }
 
-/// Returns the newest checkpoint of the main branch.
+/// Returns the newest checkpoint of the main scope.
 async fn newest(engine: &Engine, run: &str) -> CheckpointRef {
     engine.history(run).await.unwrap().last().unwrap().at()
 }
@@ -114,7 +114,7 @@ async fn another_run_of_the_same_name_is_not_asked() {
     assert!(matches!(refused, RunError::NoState { .. }), "{refused}");
 }
 
-/// Builds `plan`, then the branches `a` (`a`, `a2`) and `b`, then `merge` and `after`. All steps but `plan` have
+/// Builds `plan`, then the scopes `a` (`a`, `a2`) and `b`, then `merge` and `after`. All steps but `plan` have
 /// evidence.
 fn fork(desk: &Desk) -> Graph<Work> {
     let join = desk.clone();
@@ -160,13 +160,13 @@ impl Warnings {
 
 fn left_behind(joins: &str) -> Vec<String> {
     let checked = "the new run does not check it";
-    vec![format!("the evidence of the joined branches of {joins} stays in the parent run: {checked}")]
+    vec![format!("the evidence of the joined scopes of {joins} stays in the parent run: {checked}")]
 }
 
-// Bug: a fork at a checkpoint after a join started although a file of a joined branch was missing. Cause: joined
-// branches are not copied, so their evidence was missing. Fix: the fork checks that evidence in the source run.
+// Bug: a fork at a checkpoint after a join started although a file of a joined scope was missing. Cause: joined
+// scopes are not copied, so their evidence was missing. Fix: the fork checks that evidence in the source run.
 #[tokio::test]
-async fn a_fork_checks_evidence_of_joined_branches_and_leaves_it() {
+async fn a_fork_checks_evidence_of_joined_scopes_and_leaves_it() {
     for (desk, store) in desks() {
         let (warnings, graph) = (Arc::new(Warnings::default()), fork(&desk));
         let engine = over(&desk, &store).with_observer(warnings.clone());
@@ -177,7 +177,7 @@ async fn a_fork_checks_evidence_of_joined_branches_and_leaves_it() {
 
         let refused = engine.fork(&graph, &from, "f").await.unwrap_err();
         let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
-        assert_eq!((questions.len(), questions[0].branch.as_str()), (1, "plan:a"), "{refused}");
+        assert_eq!((questions.len(), questions[0].scope.as_str()), (1, "plan:a"), "{refused}");
         assert!(matches!(questions[0].cause, Cause::EvidenceFailed(_)), "{refused}");
         assert!(store.run(&run_id("f")).await.is_err(), "it was not made");
         engine.fork(&graph, &from, "left").without_evidence().await.unwrap();
@@ -195,11 +195,11 @@ async fn a_fork_checks_evidence_of_joined_branches_and_leaves_it() {
         }
         assert!(desk.said().is_empty());
         engine.resume(&graph, "r").await.unwrap();
-        assert_eq!(desk.said()[0], "a", "the source run checks its branches");
+        assert_eq!(desk.said()[0], "a", "the source run checks its scopes");
     }
 }
 
-// A portable checkpoint has no joined branches: an import has the same warning.
+// A portable checkpoint has no joined scopes: an import has the same warning.
 #[tokio::test]
 async fn an_import_warns_of_evidence_that_it_leaves() {
     let (desk, warnings) = (Desk::new(), Arc::new(Warnings::default()));
@@ -267,7 +267,7 @@ async fn a_fork_checks_evidence_of_joined_items_and_leaves_it() {
     }
 }
 
-/// Returns a join that notes the end of each branch.
+/// Returns a join that notes the end of each scope.
 fn joins(
     desk: &Desk,
 ) -> impl Fn(Work, Branches<Work>, Context) -> std::future::Ready<Result<Work, StepError>> + Send + Sync + use<>
@@ -282,7 +282,7 @@ fn joins(
     }
 }
 
-/// Builds `plan`, which opens `a` and `b`. Branch `a` opens `x`, with evidence, and `y`; `am` joins both before
+/// Builds `plan`, which opens `a` and `b`. Scope `a` opens `x`, with evidence, and `y`; `am` joins both before
 /// `a2`.
 fn nested(desk: &Desk) -> Graph<Work> {
     let mut builder = Graph::<Work>::builder("nested");
@@ -304,7 +304,7 @@ fn nested(desk: &Desk) -> Graph<Work> {
 }
 
 #[tokio::test]
-async fn a_fork_checks_evidence_of_joined_branches_of_branches() {
+async fn a_fork_checks_evidence_of_joined_scopes_of_scopes() {
     for (held, rest, joins) in [
         ("a2", &["a2", "merge", "after"][..], "`plan/am`"),
         ("merge", &["merge", "after"], "`plan/am`"),
@@ -318,7 +318,7 @@ async fn a_fork_checks_evidence_of_joined_branches_of_branches() {
             desk.remove("x.txt");
             let refused = engine.fork(&graph, &from, "f").await.unwrap_err();
             let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
-            assert_eq!(questions[0].branch.as_str(), "plan:a/a:x", "{held}: {refused}");
+            assert_eq!(questions[0].scope.as_str(), "plan:a/a:x", "{held}: {refused}");
             desk.write("x.txt", "of x");
 
             engine.fork(&graph, &from, "f").interrupt_before([held]).await.unwrap();
@@ -359,7 +359,7 @@ async fn what_was_accepted_in_a_run_is_accepted_in_its_forks() {
 }
 
 // Bug: an import of a run with accepted evidence was refused because the earlier claims failed. Cause: a portable
-// checkpoint had no acceptances, and only the last evidence of an ended branch. Fix: both are in its history.
+// checkpoint had no acceptances, and only the last evidence of an ended scope. Fix: both are in its history.
 #[tokio::test]
 async fn what_was_accepted_in_a_run_is_accepted_in_its_imports() {
     let desk = Desk::new();
@@ -371,7 +371,7 @@ async fn what_was_accepted_in_a_run_is_accepted_in_its_imports() {
     let refusing = Portable::of(desk.store.as_ref(), &newest(&engine, "r").await).await.unwrap();
     let refused = engine.import(&graph, &refusing, "f").await.unwrap_err();
     let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
-    assert_eq!(questions.len(), 2, "of an ended branch with two steps: {refused}");
+    assert_eq!(questions.len(), 2, "of an ended scope with two steps: {refused}");
     engine.accept(&graph, "r", "a").await.unwrap();
     engine.accept(&graph, "r", "a2").await.unwrap();
 

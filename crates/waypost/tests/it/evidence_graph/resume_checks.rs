@@ -522,7 +522,7 @@ async fn a_crash_at_any_write_of_doing_again_is_survived() {
     }
 }
 
-// The solution of the guide if branches of earlier passes matter: the join vouches for them.
+// The solution of the guide if scopes of earlier passes matter: the join vouches for them.
 #[tokio::test]
 async fn a_fork_join_in_a_loop_is_verified_for_each_pass() {
     let desk = Desk::new();

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::disk::Disk;
 use waypost::file::FileStore;
 use waypost::record::Record;
@@ -31,7 +31,7 @@ fn look(store: &FileStore) -> Result<Whole, StoreError> {
     let scanned = now(scan_all(store, Scan::of(&run())))?;
     let mut records = Vec::new();
     for record in &scanned.records {
-        records.push(now(store.load(&run(), &BranchPath::main(), record.header().seq))?);
+        records.push(now(store.load(&run(), &ScopePath::main(), record.header().seq))?);
     }
     // Sizes and values derived from sizes may differ.
     let summary = of_summary(&entry.summary);
@@ -59,7 +59,7 @@ fn read(whole: &Whole, disk: Arc<dyn Disk>) -> Outcome {
         outcome = Outcome::Older;
     }
     for record in &whole.records {
-        match now(store.load(&run(), &BranchPath::main(), record.header().seq)) {
+        match now(store.load(&run(), &ScopePath::main(), record.header().seq)) {
             Ok(found) if found == *record => {}
             Ok(found) => return Outcome::Wrong(format!("loaded {found:?} for {record:?}")),
             Err(error) if is_absence(&error) => {

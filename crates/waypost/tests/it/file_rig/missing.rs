@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::disk::Disk as _;
 use waypost::file::FileStore;
 use waypost::record::{Durability, Flaw};
 use waypost::store::{Batch, Damage, Head, Page, Scan, Scanned, Store, StoreError};
 use waypost_testing::disk::{Action, DiskCall, DiskFault, Refusal, Sampling, SimDisk, first_loss};
 use waypost_testing::picture::scan_all;
-use waypost_testing::records::{Links, branch, holder, run_record, sealed};
+use waypost_testing::records::{Links, holder, run_record, scope, sealed};
 
 use super::{DIR, HISTORY, Told, creates, disk_after, goes_on, now, run, take_up, there};
 
@@ -223,10 +223,10 @@ fn removed_newest_files_are_reported_unless_a_crash_fits() {
 }
 
 // Bug: the commit file with the end of an item was removed, and the item silently ran again. Cause: newer commits
-// of other branches existed, and each branch was assumed to end with its last found record. Fix: the newest
+// of other scopes existed, and each scope was assumed to end with its last found record. Fix: the newest
 // commit counts all records, and the log names the missing records (file/missing.rs).
 #[test]
-fn the_end_of_a_branch_taken_away_is_missed_below_newer_commits() {
+fn the_end_of_a_scope_taken_away_is_missed_below_newer_commits() {
     for (rotates, logged) in [(false, true), (false, false), (true, true), (true, false)] {
         let disk = fan_out(rotates);
         let number = 3 + u64::from(rotates) * 8;
@@ -245,11 +245,11 @@ fn the_end_of_a_branch_taken_away_is_missed_below_newer_commits() {
 }
 
 #[test]
-fn a_branch_noted_as_gone_is_missed_no_more() {
+fn a_scope_noted_as_gone_is_missed_no_more() {
     let disk = fan_out(false);
     take_away(&disk, [commit_file(3), sidecar(3)]);
     let store = open(&disk);
-    let lease = now(store.acquire(&run(), &BranchPath::main(), &holder("h"))).unwrap();
+    let lease = now(store.acquire(&run(), &ScopePath::main(), &holder("h"))).unwrap();
     let missing = |store: &FileStore| -> Vec<Damage> {
         let heads = now(store.heads(&run(), &Page::default())).unwrap().heads;
         heads.into_iter().flat_map(|head| head.damaged).collect()
@@ -283,7 +283,7 @@ fn a_log_that_tells_of_missing_records_is_left_as_it_is() {
 
     let before = head(&disk).unwrap();
     let store = open(&disk);
-    drop(now(store.acquire(&run(), &BranchPath::main(), &holder("h"))).unwrap());
+    drop(now(store.acquire(&run(), &ScopePath::main(), &holder("h"))).unwrap());
     now(store.close()).unwrap();
 
     assert_eq!((before.record.header().seq, missed(&before)), (1, vec![3, 2]));
@@ -293,10 +293,10 @@ fn a_log_that_tells_of_missing_records_is_left_as_it_is() {
 
 fn name_of(damage: &Damage) -> String {
     assert_eq!(damage.flaw, Flaw::Missing);
-    format!("{}@{}", damage.branch, damage.seq)
+    format!("{}@{}", damage.scope, damage.seq)
 }
 
-/// Makes a run with two open branches, each with the end record of its step; with `rotates`, after enough steps
+/// Makes a run with two open scopes, each with the end record of its step; with `rotates`, after enough steps
 /// for a rotation.
 fn fan_out(rotates: bool) -> SimDisk {
     let disk = SimDisk::with_folder("disk");
@@ -307,9 +307,9 @@ fn fan_out(rotates: bool) -> SimDisk {
     for _ in 0..if rotates { 8 } else { 0 } {
         now(Store::append(&store, &[&lease], links.step())).unwrap();
     }
-    let (a, b) = (branch("each:a"), branch("each:b"));
+    let (a, b) = (scope("each:a"), scope("each:b"));
     // Without rotation: 1 (main), 2 (all), 3 (a), 4 (main), 5 (b), 6 (main).
-    let opened = vec![links.record(&BranchPath::main()), links.record(&a), links.record(&b)];
+    let opened = vec![links.record(&ScopePath::main()), links.record(&a), links.record(&b)];
     let batch = links.batch(opened);
     now(Store::append(&store, &[&lease], batch)).unwrap();
     for path in [&a, &b] {

@@ -100,7 +100,7 @@ async fn a_collecting_fork_goes_on_and_the_join_sees_the_error() {
 }
 
 #[tokio::test]
-async fn each_item_has_a_branch_and_the_join_reads_them_in_order() {
+async fn each_item_has_a_scope_and_the_join_reads_them_in_order() {
     let rig = Rig::new();
 
     let outcome = rig.engine.run(&each(&rig.trace, 20, 3), "r", Notes::default()).await.unwrap();

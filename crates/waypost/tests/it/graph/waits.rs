@@ -55,7 +55,7 @@ async fn questions_of_several_branches_have_their_own_answers() {
     let outcome = rig.engine.run(&graph, "r", Notes::default()).await.unwrap();
     assert_eq!(outcome.status, RunStatus::Waiting);
     let waiting = outcome.waiting;
-    assert_eq!(waiting.iter().map(|w| w.branch.to_string()).collect::<Vec<_>>(), ["plan:a", "plan:b"]);
+    assert_eq!(waiting.iter().map(|w| w.scope.to_string()).collect::<Vec<_>>(), ["plan:a", "plan:b"]);
     assert_ne!(waiting[0].wait.id, waiting[1].wait.id);
     assert_eq!(waiting[1].wait.question, Some(json!({ "may": "b" })));
     rig.engine.answer("r", &waiting[1].wait.id, json!("no")).await.unwrap();

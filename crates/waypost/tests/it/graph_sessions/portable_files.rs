@@ -45,7 +45,7 @@ async fn a_file_has_state_step_config_time_and_version() {
     let portable = saved(&world, &stage.line(), Notes::default()).await;
 
     let text: Value = serde_json::from_slice(&portable.to_text()).unwrap();
-    assert_eq!(text["format"], 3);
+    assert_eq!(text["format"], 4);
     assert_eq!(text["checkpoint"]["state"], json!({ "done": ["a"] }));
     assert_eq!(text["checkpoint"]["position"]["frontier"][0]["step"], "b");
     assert_eq!(text["config"], json!({ "model": "m" }));
@@ -227,18 +227,18 @@ async fn the_version_of_a_file_is_checked_and_both_versions_are_named() {
     let text = saved(&World::memory(), &stage.line(), Notes::default()).await.to_text();
     let load = |to: &str| {
         let path = folder.path().join("r.json");
-        std::fs::write(&path, rewritten(&text, "\"format\":3,", to)).unwrap();
+        std::fs::write(&path, rewritten(&text, "\"format\":4,", to)).unwrap();
         Portable::load(&path).unwrap_err()
     };
 
     for newer in ["\"format\":99,", "\"format\":99.0,"] {
         let refused = load(newer);
-        assert!(matches!(refused, LoadError::Incompatible { found: 99, supported: 3, .. }), "{refused}");
-        assert!(refused.to_string().ends_with("has format 99, this version reads up to 3"), "{refused}");
+        assert!(matches!(refused, LoadError::Incompatible { found: 99, supported: 4, .. }), "{refused}");
+        assert!(refused.to_string().ends_with("has format 99, this version reads up to 4"), "{refused}");
     }
-    for older in ["\"format\":0,", "\"format\":1,", "\"format\":2,"] {
+    for older in ["\"format\":0,", "\"format\":1,", "\"format\":2,", "\"format\":3,"] {
         let refused = load(older);
-        assert!(refused.to_string().ends_with("of a prerelease, this version reads 3"), "{refused}");
+        assert!(refused.to_string().ends_with("of a prerelease, this version reads 4"), "{refused}");
     }
     for unknown in ["\"format\":\"99.0\",", "\"format\":null,", "\"format\":-1,", ""] {
         let refused = load(unknown);
@@ -280,13 +280,13 @@ async fn not_found_corrupt_and_incompatible_are_three_errors() {
     let text = saved(&World::memory(), &stage.line(), Notes::default()).await.to_text();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("half"), &text[..text.len() / 2]).unwrap();
-    std::fs::write(path("newer"), rewritten(&text, "\"format\":3,", "\"format\":4,")).unwrap();
+    std::fs::write(path("newer"), rewritten(&text, "\"format\":4,", "\"format\":5,")).unwrap();
 
     let errors = ["none", "half", "newer"].map(|name| Portable::load(&path(name)).unwrap_err());
 
     assert!(matches!(errors[0], LoadError::NotFound { .. }), "{}", errors[0]);
     assert!(matches!(errors[1], LoadError::Corrupt { .. }), "{}", errors[1]);
-    assert!(matches!(errors[2], LoadError::Incompatible { found: 4, supported: 3, .. }), "{}", errors[2]);
+    assert!(matches!(errors[2], LoadError::Incompatible { found: 5, supported: 4, .. }), "{}", errors[2]);
     // Each error names its file, so that a person can act.
     for (error, name) in errors.iter().zip(["none", "half", "newer"]) {
         assert!(error.to_string().contains(path(name).to_str().unwrap()), "{error}");

@@ -68,7 +68,7 @@ async fn a_join_sees_every_branch() {
 }
 
 #[tokio::test]
-async fn each_item_is_worked_on_in_a_branch_of_its_own() {
+async fn each_item_is_worked_on_in_a_scope_of_its_own() {
     let engine = Engine::new(Arc::new(MemoryStore::new()));
 
     #[derive(Debug, Default, Clone, Serialize, Deserialize)]

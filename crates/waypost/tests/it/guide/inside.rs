@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use waypost::store::{Scan, Store as _};
 use waypost::{
-    BranchPath, Context, Doubtful, END, Engine, FileStore, Graph, MemoryStore, RunError, RunId, RunStatus,
+    Context, Doubtful, END, Engine, FileStore, Graph, MemoryStore, RunError, RunId, RunStatus, ScopePath,
     StepError, StopHandle, StopLevel, TreatAs, Usage, WaitKind,
 };
 
@@ -250,9 +250,9 @@ async fn what_was_done_after_all_is_settled_by_a_program() {
         ended = run.into_future() => panic!("it ended: {ended:?}"),
         () = reached.notified() => {}
     }
-    let outbox = [BranchPath::main()];
+    let outbox = [ScopePath::main()];
 
-    let settled = move |order: &mut Order, doubtful: &Doubtful| match outbox.contains(&doubtful.branch) {
+    let settled = move |order: &mut Order, doubtful: &Doubtful| match outbox.contains(&doubtful.scope) {
         true => {
             order.said = "mailed".to_owned(); // The output of the step.
             Ok(TreatAs::Done)

@@ -40,20 +40,20 @@ async fn a_strict_graph_refuses_the_same_in_release_builds() {
 fn the_limits_are_those_of_the_page() {
     use waypost::engine::{MEMO_BYTES_MAX, MEMOS_MAX};
     use waypost::graph::{PARALLEL_DEFAULT, SLEEP_IN_MEMORY_MAX, STOP_GRACE};
-    use waypost::id::{BRANCH_DEPTH_MAX, BRANCH_KEY_BYTES_MAX, RUN_ID_BYTES_MAX, STEP_ID_BYTES_MAX};
+    use waypost::id::{RUN_ID_BYTES_MAX, SCOPE_DEPTH_MAX, SCOPE_KEY_BYTES_MAX, STEP_ID_BYTES_MAX};
     use waypost::record::{FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, STATE_BYTES_MAX};
     use waypost::shape::STEPS_MAX;
 
     let page = std::fs::read_to_string(super::pages().join("limits.md")).unwrap();
     let told = [
-        format!("| the state of a branch | {} MiB |", STATE_BYTES_MAX >> 20),
+        format!("| the state of a scope | {} MiB |", STATE_BYTES_MAX >> 20),
         format!("| a value that a step keeps under a key | {} MiB |", MEMO_BYTES_MAX >> 20),
         format!("| keys that a step keeps in one pass | {MEMOS_MAX} |"),
         format!("| steps of a graph | {STEPS_MAX} |"),
         format!("| the name of a step | {STEP_ID_BYTES_MAX} bytes |"),
         format!("| the id of a run | {RUN_ID_BYTES_MAX} bytes |"),
-        format!("| the key of an item | {BRANCH_KEY_BYTES_MAX} bytes |"),
-        format!("| forks in forks | {BRANCH_DEPTH_MAX} deep |"),
+        format!("| the key of an item | {SCOPE_KEY_BYTES_MAX} bytes |"),
+        format!("| forks in forks | {SCOPE_DEPTH_MAX} deep |"),
         format!(
             "| text of an error in a chain of causes; the rest is cut | {} KiB |",
             FAILURE_TEXT_BYTES_MAX >> 10

@@ -81,7 +81,7 @@ impl End {
 enum Place {
     Main,
     Item,
-    Branch,
+    Scope,
 }
 
 const LIMIT: Duration = Duration::from_millis(20);
@@ -98,7 +98,7 @@ fn shop(stage: &Stage, place: Place, end: End) -> Graph<Notes> {
             .edge("plan", "pay")
             .build()
             .unwrap(),
-        Place::Branch => paying(stage, end, stage.steps(Graph::builder("branch"), &["plan", "b"]))
+        Place::Scope => paying(stage, end, stage.steps(Graph::builder("scope"), &["plan", "b"]))
             .fork("plan", ["pay", "b"])
             .join("merge", stage.merge())
             .build()
@@ -147,9 +147,9 @@ fn over_items(stage: &Stage, end: End) -> Graph<Notes> {
 }
 
 fn cases() -> impl Iterator<Item = (Place, End)> {
-    let plain = [Place::Main, Place::Item, Place::Branch].into_iter();
+    let plain = [Place::Main, Place::Item, Place::Scope].into_iter();
     let plain = plain.flat_map(|place| ENDS.into_iter().map(move |end| (place, end)));
-    let routed = [Place::Main, Place::Branch].into_iter();
+    let routed = [Place::Main, Place::Scope].into_iter();
     plain.chain(routed.flat_map(|place| ROUTED_ENDS.into_iter().map(move |end| (place, end))))
 }
 
@@ -282,12 +282,12 @@ async fn items_beside_a_cut_one_run_to_their_end() {
         world.reopen();
         let refused = world.engine.resume(&graph, "r").await.unwrap_err();
         let RunError::InDoubt { questions, .. } = &refused else { panic!("{refused}") };
-        assert_eq!(questions.iter().map(|q| q.branch.to_string()).collect::<Vec<_>>(), ["each:n0"]);
+        assert_eq!(questions.iter().map(|q| q.scope.to_string()).collect::<Vec<_>>(), ["each:n0"]);
     }
 }
 
 #[tokio::test]
-async fn a_branch_that_may_be_repeated_is_stopped_by_a_cut() {
+async fn a_scope_that_may_be_repeated_is_stopped_by_a_cut() {
     let (mut world, stage) = (World::memory(), Stage::default());
     let other = stage.clone();
     let builder = stage.steps(Graph::builder("fork"), &["plan", "b"]);

@@ -73,13 +73,13 @@ async fn not_found_corrupt_and_incompatible_are_told_apart() {
         );
     }
 
-    let newer = rehashed(&text.replace("\"format\":3", "\"format\":99"));
+    let newer = rehashed(&text.replace("\"format\":4", "\"format\":99"));
     let incompatible = load("newer", Some(&newer));
     assert!(
-        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 3, .. }),
+        matches!(incompatible, LoadError::Incompatible { found: 99, supported: 4, .. }),
         "{incompatible:?}"
     );
-    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 3"));
+    assert!(incompatible.to_string().ends_with("newer has format 99, this version reads up to 4"));
 }
 
 #[tokio::test]
@@ -88,13 +88,13 @@ async fn a_record_of_a_newer_format_is_incompatible() {
     let portable = small().await;
     let text = text_of(&portable);
     let header = String::from_utf8(portable.checkpoint().header_bytes().to_vec()).unwrap();
-    let newer = header.replacen("{\"v\":2", "{\"v\":3", 1);
+    let newer = header.replacen("{\"v\":3", "{\"v\":4", 1);
     let digest = Digest::of(newer.as_bytes()).to_string();
     let text = text.replace(&header, &newer).replace(&portable.checkpoint().digest().to_string(), &digest);
 
     let refused = Portable::from_text(&rehashed(&text)).unwrap_err();
 
-    assert_eq!(refused, Flaw::Format { found: 3, supported: 2 });
+    assert_eq!(refused, Flaw::Format { found: 4, supported: 3 });
 }
 
 #[tokio::test]
@@ -126,9 +126,9 @@ async fn parts_that_do_not_belong_together_are_refused() {
         text[begin..text.find("],\n\"children\"").unwrap()].to_owned()
     };
     let mut foreign = Links::of(&run_id("r-2"));
-    let foreign = foreign.record(&branch("each:a"));
+    let foreign = foreign.record(&scope("each:a"));
     let mut own = Links::of(&run_id("r-1"));
-    let (main, bare) = (own.record(&main_branch()), own.seal_bare(own.header(&branch("each:a"))));
+    let (main, bare) = (own.record(&main_scope()), own.seal_bare(own.header(&scope("each:a"))));
     let child = |record: &Record, body: bool| {
         let header = String::from_utf8(record.header_bytes().to_vec()).unwrap();
         let body = if body {

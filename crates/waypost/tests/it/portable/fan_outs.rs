@@ -9,30 +9,30 @@ async fn children_come_along_with_their_newest_checkpoints() {
     // Given a fan-out @2: one child has ended, one is open with a memo, one is open inside its own fan-out.
     let mut story = Story::new(MemoryStore::new());
     let ended = |header: &mut Header| header.end = Some(End::Failed);
-    story.add(&main_branch(), Position::default(), |_| ()).await;
+    story.add(&main_scope(), Position::default(), |_| ()).await;
     story.blob("items/each", ITEMS).await;
     story.blob("items/deep", DEEP).await;
-    story.add(&branch("other:x"), opened_by(1), |_| ()).await;
+    story.add(&scope("other:x"), opened_by(1), |_| ()).await;
     for seq in 1..=3 {
         let edit = |header: &mut Header| {
             if seq == 3 {
                 ended(header)
             }
         };
-        story.add(&branch("each:a"), opened_by(2), edit).await;
+        story.add(&scope("each:a"), opened_by(2), edit).await;
     }
-    story.add(&branch("each:b"), opened_by(2), |header| header.step = Some(step_id("ask"))).await;
+    story.add(&scope("each:b"), opened_by(2), |header| header.step = Some(step_id("ask"))).await;
     let asks = Position { origin: Some(2), ..frontier(vec![entry("ask", Status::Started, 1)]) };
-    story.add(&branch("each:b"), asks, |_| ()).await;
+    story.add(&scope("each:b"), asks, |_| ()).await;
     let deep = Position { origin: Some(2), ..fans_out("deep", 1, Some(("items/deep", DEEP))) };
-    story.add(&branch("each:c"), deep, |_| ()).await;
-    story.add(&branch("each:c/deep:1"), opened_by(1), |_| ()).await;
+    story.add(&scope("each:c"), deep, |_| ()).await;
+    story.add(&scope("each:c/deep:1"), opened_by(1), |_| ()).await;
     // Children of an ended child are joined, and children of an earlier pass do not count.
-    story.add(&branch("each:a/deep:1"), opened_by(1), ended).await;
-    story.add(&branch("each:z"), opened_by(1), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", 2, Some(("items/each", ITEMS))), |_| ()).await;
+    story.add(&scope("each:a/deep:1"), opened_by(1), ended).await;
+    story.add(&scope("each:z"), opened_by(1), |_| ()).await;
+    story.add(&main_scope(), fans_out("each", 2, Some(("items/each", ITEMS))), |_| ()).await;
 
-    let exported = story.export(&main_branch(), 2).await.unwrap();
+    let exported = story.export(&main_scope(), 2).await.unwrap();
 
     let references = |records: &[Record]| -> Vec<String> {
         records.iter().map(|record| record.header().reference().to_string()).collect()
@@ -50,7 +50,7 @@ async fn children_come_along_with_their_newest_checkpoints() {
     assert_eq!(text["blobs"]["items/each"]["lines"], json!(["a", {"key": "b"}]));
 
     // A child can also be exported alone.
-    let child = story.export(&branch("each:c"), 1).await.unwrap();
+    let child = story.export(&scope("each:c"), 1).await.unwrap();
     assert_eq!(child.children().len(), 1);
     assert_eq!(Portable::from_text(&child.to_text()).unwrap(), child);
 }
@@ -86,7 +86,7 @@ async fn a_graph_killed_during_a_fan_out_exports_its_children() {
         _ = engine.run(&graph, "r-1", 0).into_future() => panic!("it does not end"),
         () = reached.notified() => {}
     }
-    let newest = store.newest(&run_id("r-1"), &main_branch()).await.unwrap();
+    let newest = store.newest(&run_id("r-1"), &main_scope()).await.unwrap();
 
     let exported = Portable::of(store.as_ref(), &newest.header().reference()).await.unwrap();
 
@@ -97,43 +97,43 @@ async fn a_graph_killed_during_a_fan_out_exports_its_children() {
     assert_eq!(items.iter().filter(|byte| **byte == b'\n').count(), 20);
 }
 
-// Bug: children of a fork were left out. Cause: the branches have the name of the step before the fork, and the
-// export searched by the name of the waiting join. Fix: the record that opened a branch identifies its parent.
+// Bug: children of a fork were left out. Cause: the scopes have the name of the step before the fork, and the
+// export searched by the name of the waiting join. Fix: the record that opened a scope identifies its parent.
 #[tokio::test]
 async fn children_of_a_fork_without_items_come_along() {
     let mut story = Story::new(MemoryStore::new());
-    story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.add(&branch("fork:a"), opened_by(2), |_| ()).await;
-    story.add(&main_branch(), fans_out("merge", 2, None), |_| ()).await;
+    story.add(&main_scope(), Position::default(), |_| ()).await;
+    story.add(&scope("fork:a"), opened_by(2), |_| ()).await;
+    story.add(&main_scope(), fans_out("merge", 2, None), |_| ()).await;
 
-    assert_eq!(story.export(&main_branch(), 2).await.unwrap().children().len(), 1);
+    assert_eq!(story.export(&main_scope(), 2).await.unwrap().children().len(), 1);
 }
 
 #[tokio::test]
 async fn an_older_checkpoint_amid_a_fan_out_is_refused() {
     let mut story = Story::new(MemoryStore::new());
-    story.add(&main_branch(), Position::default(), |_| ()).await;
-    story.add(&branch("each:a"), opened_by(2), |_| ()).await;
-    story.add(&main_branch(), fans_out("each", 2, None), |_| ()).await;
-    story.add(&main_branch(), Position::default(), |_| ()).await;
+    story.add(&main_scope(), Position::default(), |_| ()).await;
+    story.add(&scope("each:a"), opened_by(2), |_| ()).await;
+    story.add(&main_scope(), fans_out("each", 2, None), |_| ()).await;
+    story.add(&main_scope(), Position::default(), |_| ()).await;
 
-    let amid = story.export(&main_branch(), 2).await.unwrap_err();
+    let amid = story.export(&main_scope(), 2).await.unwrap_err();
 
     assert_eq!(amid.to_string(), "the scopes of step `each` have newer records than checkpoint r-1@2");
     assert!(matches!(amid, ExportError::Amid { .. }));
-    assert!(story.export(&main_branch(), 1).await.is_ok());
-    assert!(story.export(&main_branch(), 3).await.is_ok());
+    assert!(story.export(&main_scope(), 1).await.is_ok());
+    assert!(story.export(&main_scope(), 3).await.is_ok());
 }
 
 #[tokio::test]
 async fn items_that_are_gone_or_damaged_are_missed() {
     for found in [None, Some(&b"[2]\n"[..]), Some(b"[1]"), Some(b"[1]\n[1]\n")] {
         let mut story = Story::new(MemoryStore::new());
-        story.add(&main_branch(), fans_out("each", 1, Some(("items/each", b"[1]\n"))), |_| ()).await;
+        story.add(&main_scope(), fans_out("each", 1, Some(("items/each", b"[1]\n"))), |_| ()).await;
         if let Some(bytes) = found {
             story.blob("items/each", bytes).await;
         }
 
-        assert!(matches!(story.export(&main_branch(), 1).await, Err(ExportError::Items { .. })), "{found:?}");
+        assert!(matches!(story.export(&main_scope(), 1).await, Err(ExportError::Items { .. })), "{found:?}");
     }
 }

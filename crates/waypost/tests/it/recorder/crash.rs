@@ -77,7 +77,7 @@ fn keeps_its_word(heard: &Heard, disk: &SimDisk) -> Result<(), String> {
             return Err(format!("it ended as {status:?}"));
         }
         for (id, at) in &again.committed {
-            let record = store.load(&at.run, &at.branch, at.seq).await.map_err(|error| error.to_string())?;
+            let record = store.load(&at.run, &at.scope, at.seq).await.map_err(|error| error.to_string())?;
             if record.header().external.as_ref() != Some(id) {
                 return Err(format!("{id} was committed at {at} and is not there: {record:?}"));
             }

@@ -1,7 +1,7 @@
 //! Rollback to a verified checkpoint: only appends, and only if the evidence holds now.
 
 use serde_json::json;
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::memory::Part;
 use waypost::record::{Claim, Pack, RunRecord, Verdict};
 use waypost::recorder::{Commit, Error, Options, Recorder, run_record};
@@ -98,7 +98,7 @@ async fn a_state_that_retention_dropped_is_not_gone_back_to() {
     step(&rig, &recorder, "c", 3).await;
     recorder.close().await.unwrap();
     let holder = waypost_testing::records::holder("trimmer");
-    let lease = rig.store.acquire(&run(), &BranchPath::main(), &holder).await.unwrap();
+    let lease = rig.store.acquire(&run(), &ScopePath::main(), &holder).await.unwrap();
     rig.store.trim(&lease, 2, TrimMode::Apply).await.unwrap();
     rig.store.release(lease, None).await.unwrap();
     let recorder = rig.open().await;
@@ -224,7 +224,7 @@ async fn damage_at_the_end_is_passed_over_and_set_aside() {
     step(&rig, &recorder, "b", 2).await;
     drop(recorder);
     rig.store.drop_holder(&run());
-    rig.store.damage(&run(), &BranchPath::main(), 5, Part::Body);
+    rig.store.damage(&run(), &ScopePath::main(), 5, Part::Body);
 
     let recorder = rig.open().await;
 
@@ -244,7 +244,7 @@ async fn nothing_sound_left_is_said_and_nothing_is_begun_anew() {
     let recorder = rig.create().await;
     drop(recorder);
     rig.store.drop_holder(&run());
-    rig.store.damage(&run(), &BranchPath::main(), 1, Part::Header);
+    rig.store.damage(&run(), &ScopePath::main(), 1, Part::Header);
 
     let record: RunRecord = run_record(run(), "loop");
     let error = Recorder::open_or_create(rig.shared(), record, &json!({}), rig.options()).await.unwrap_err();

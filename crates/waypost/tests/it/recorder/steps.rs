@@ -345,7 +345,7 @@ async fn usage_and_notes_are_kept() {
     let commit = Commit::without_evidence().usage(usage.clone()).note(note.clone());
     recorder.commit_step(&begun, commit).await.unwrap();
 
-    let record = rig.store.load(&run(), &at(3).branch, 3).await.unwrap();
+    let record = rig.store.load(&run(), &at(3).scope, 3).await.unwrap();
     assert_eq!(
         (record.header().usage.as_ref(), record.header().notes.as_slice()),
         (Some(&usage), &[note][..])
@@ -435,8 +435,7 @@ async fn a_request_to_stop_is_told() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let kind = SignalKind::Stop;
-    let stop =
-        Signal { id: "s".to_owned(), kind, branch: None, sender: "me".to_owned(), created_at: time(0) };
+    let stop = Signal { id: "s".to_owned(), kind, scope: None, sender: "me".to_owned(), created_at: time(0) };
     assert_eq!(recorder.renew().await.unwrap(), []);
 
     rig.store.signal(&run(), &stop).await.unwrap();
@@ -496,7 +495,7 @@ async fn names_without_end_do_not_grow_the_checkpoints() {
     for index in 0..600 {
         let begun = recorder.begin_step(begin(&format!("s{index:04}"))).await.unwrap();
         let done = recorder.commit_step(&begun, Commit::without_evidence()).await.unwrap();
-        let record = rig.store.load(&run(), &at(1).branch, done.seq()).await.unwrap();
+        let record = rig.store.load(&run(), &at(1).scope, done.seq()).await.unwrap();
         bytes.push(record.header().body.as_ref().unwrap().bytes);
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use serde_json::json;
-use waypost::BranchPath;
+use waypost::ScopePath;
 use waypost::evidence::{Cost, Finding, Probe, ProbeKind, Site, Verifier};
 use waypost::memory::Part;
 use waypost::record::{Claim, Note, Pack, Verdict};
@@ -19,7 +19,7 @@ async fn verifying_checks_now_and_appends_what_it_finds() {
     let rig = Rig::new();
     let recorder = rig.create().await;
     let done = step(&rig, &recorder, "a", 1).await;
-    let before = rig.store.load(&run(), &BranchPath::main(), 3).await.unwrap();
+    let before = rig.store.load(&run(), &ScopePath::main(), 3).await.unwrap();
 
     let held = recorder.verify_checkpoint(&done.reference()).await.unwrap();
     rig.remove("a.txt");
@@ -27,7 +27,7 @@ async fn verifying_checks_now_and_appends_what_it_finds() {
 
     assert_eq!((held.verdict(), failed.verdict()), (Verdict::Ok, Verdict::Failed));
     assert_eq!(failed.committed().unwrap().verdict(), Verdict::Ok, "what was committed stays");
-    assert_eq!(rig.store.load(&run(), &BranchPath::main(), 3).await.unwrap(), before);
+    assert_eq!(rig.store.load(&run(), &ScopePath::main(), 3).await.unwrap(), before);
     expect_lines!(
         rig.history().await,
         "@1 started
@@ -97,7 +97,7 @@ async fn a_file_rewritten_by_a_later_step_keeps_the_older_end() {
 
     assert_eq!(verified.verdict(), Verdict::Ok);
     assert_eq!(broken.verdict(), Verdict::Failed);
-    let record = rig.store.load(&run(), &BranchPath::main(), 6).await.unwrap();
+    let record = rig.store.load(&run(), &ScopePath::main(), 6).await.unwrap();
     let bound = json!({ "kind": "file_sha256", "subject": "./a.txt", "as_claimed_at": 5 });
     assert_eq!(record.header().notes, [Note::Event { name: "evidence_bound".to_owned(), data: bound }]);
 }
@@ -282,13 +282,13 @@ async fn a_damaged_checkpoint_is_passed_by() {
     step(&rig, &recorder, "b", 2).await;
     recorder.begin_step(begin("c")).await.unwrap();
 
-    rig.store.damage(&run(), &BranchPath::main(), 5, Part::Body);
+    rig.store.damage(&run(), &ScopePath::main(), 5, Part::Body);
 
     let found = recorder.last_verified_checkpoint(None).await.unwrap();
     assert_eq!(found.checkpoint.unwrap().reference(), a.reference());
     let error = recorder.rollback_to_checkpoint::<Value>(&at(5)).await.unwrap_err();
     assert!(matches!(error, Error::Store(StoreError::Damaged { .. })), "{error}");
-    rig.store.damage(&run(), &BranchPath::main(), 3, Part::Header);
+    rig.store.damage(&run(), &ScopePath::main(), 3, Part::Header);
     assert_eq!(recorder.last_verified_checkpoint(None).await.unwrap().checkpoint, None);
 }
 

@@ -43,7 +43,7 @@ async fn checkpoints_are_listed_in_order_and_the_latest_is_last() {
             assert_eq!(seqs, expect);
         }
         let heads = world.store.heads(&run_id(), &Page::default()).await.unwrap().heads;
-        assert!(heads.is_empty(), "a run that has ended has no open branch");
+        assert!(heads.is_empty(), "a run that has ended has no open scope");
         assert_eq!(newest_seq(&world).await, 301);
     }
 }
@@ -121,7 +121,7 @@ async fn a_seq_is_never_reused_after_drops_damage_or_quarantine() {
     stage.hang("never");
     let held = world.engine.run(&graph, "r", Notes::default()).step_limit(5).await.unwrap();
     assert_eq!(held.status, RunStatus::Failed);
-    let main = waypost::BranchPath::main();
+    let main = waypost::ScopePath::main();
     let mut given = newest_seq(&world).await;
 
     // Retention drops states.
@@ -156,7 +156,7 @@ async fn headers_are_read_without_states() {
     let world = World::memory();
     let graph = Stage::default().line();
     world.engine.run(&graph, "r", Notes::default()).await.unwrap();
-    let main = waypost::BranchPath::main();
+    let main = waypost::ScopePath::main();
     world.below().damage(&run_id(), &main, 3, Part::Body);
 
     let found = world.store.scan(&Scan::of(&run_id())).await.unwrap();

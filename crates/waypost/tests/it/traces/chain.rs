@@ -1,11 +1,11 @@
-//! One branch: crashes between steps and inside one, a loop that is rolled back and forked.
+//! One scope: crashes between steps and inside one, a loop that is rolled back and forked.
 
 use std::collections::BTreeSet;
 
 use waypost::engine::{ResumeOptions, SessionOptions};
 use waypost::record::RunStatus;
 use waypost::store::{Store as _, StoreExt as _};
-use waypost::{BranchPath, Context, END, Graph, RunId, StepError};
+use waypost::{Context, END, Graph, RunId, ScopePath, StepError};
 
 use crate::faulty::{Fault, World, run_id};
 use crate::history::{assert_told, told};
@@ -137,7 +137,7 @@ async fn a_rolled_back_loop_appends_and_has_its_own_keys() {
              main@20 completed x(1) i4 e1 > y(1) | y started
              main@21 completed y(1) i4 e1 > x(1) | x started"
         );
-        let walk = world.store.history(&run_id(), &BranchPath::main(), outcome.at).await.unwrap();
+        let walk = world.store.history(&run_id(), &ScopePath::main(), outcome.at).await.unwrap();
         let mut seqs: Vec<_> = walk.iter().map(|record| record.header().seq).collect();
         seqs.reverse();
         assert_eq!(seqs, (1..=7).chain(18..=outcome.at).collect::<Vec<_>>());

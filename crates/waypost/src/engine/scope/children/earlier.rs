@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::id::{BranchPath, StepId};
+use crate::id::{ScopePath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::steps_in_lost;
 use crate::record::{FrontierEntry, Position, Record, RerunKind, RerunRequest, Try};
@@ -35,9 +35,9 @@ impl<'a, P: Program> Session<'a, P> {
         item: &Item,
     ) -> Result<Earlier, RunError> {
         let scope = self.scopes.get(id);
-        let branch = children_of(scope, place).path(scope.branch(), &item.key);
-        let branch = branch.map_err(|error| StoreError::Invalid(error.to_string()))?;
-        let mut chain = Chain::child(&scope.chain, branch);
+        let path = children_of(scope, place).path(scope.path(), &item.key);
+        let path = path.map_err(|error| StoreError::Invalid(error.to_string()))?;
+        let mut chain = Chain::child(&scope.chain, path);
         let epoch = scope.entry(place).at.epoch;
         let fan = scope.fans.iter().find(|fan| fan.place == place).expect("the fan-out is under way");
         let after_failure = fan.after_failure;
@@ -45,7 +45,7 @@ impl<'a, P: Program> Session<'a, P> {
             return Ok(Earlier::none(chain, epoch));
         }
         let scan = Scan {
-            branch: Some(chain.branch.clone()),
+            scope: Some(chain.scope.clone()),
             order: ScanOrder::NewestFirst,
             limit: 1,
             ..Scan::of(&chain.run)
@@ -57,13 +57,13 @@ impl<'a, P: Program> Session<'a, P> {
         chain.next = seq.max(damaged) + 1;
         if end.is_none() && seq > 0 {
             // Only the store knows which records were quarantined.
-            chain.next = chain.next.max(self.next_seq(id, place, &chain.branch).await?);
+            chain.next = chain.next.max(self.next_seq(id, place, &chain.scope).await?);
         }
         let fan = self.scopes.get(id).entry(place).open_fan();
         let since = fan.map_or(0, |fan| fan.since);
         let relisted = fan.filter(|_| !self.keeps_traces).map_or_else(Vec::new, |fan| fan.relisted.clone());
         if seq > 0 && (since > 0 || !relisted.is_empty()) {
-            let record = match self.engine.store.load(&chain.run, &chain.branch, seq).await {
+            let record = match self.engine.store.load(&chain.run, &chain.scope, seq).await {
                 // The next sound record below continues, as in `heads`.
                 Err(StoreError::Damaged { older, .. }) => {
                     return self.child_after_damage(id, place, chain, (since, older)).await;
@@ -85,7 +85,7 @@ impl<'a, P: Program> Session<'a, P> {
                         && relisted.contains(&origin)
                         && self.is_same_item(shape, &position, (item, &record))? =>
                 {
-                    let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
+                    let epoch = self.next_child_epoch(id, place, &chain.scope).await?;
                     let iteration = self.scopes.get(id).entry(place).at.iteration.clone();
                     let at = Try { attempt: 0, epoch, iteration };
                     let after = self.continued(shape, position, (item, &record), &at).await?;
@@ -121,16 +121,16 @@ impl<'a, P: Program> Session<'a, P> {
             chain.basis = Some(0);
             chain.repair = chain.next != seq + 1;
         }
-        let epoch = self.next_child_epoch(id, place, &chain.branch).await?;
+        let epoch = self.next_child_epoch(id, place, &chain.scope).await?;
         let undone = match &before {
-            Some(_) if asks => self.undone_in(&chain.branch).await?,
+            Some(_) if asks => self.undone_in(&chain.scope).await?,
             _ => BTreeSet::new(),
         };
         Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced, undone })))
     }
 
     /// Returns the steps of a child without an effect after an undo.
-    async fn undone_in(&mut self, child: &BranchPath) -> Result<BTreeSet<StepId>, RunError> {
+    async fn undone_in(&mut self, child: &ScopePath) -> Result<BTreeSet<StepId>, RunError> {
         let run = self.main().chain.run.clone();
         if self.undone_ends.is_none() {
             self.undone_ends = Some(undone_ends(self.engine, &run).await?);
@@ -160,23 +160,23 @@ impl<'a, P: Program> Session<'a, P> {
         at: &Try,
     ) -> Result<Invalidated, RunError> {
         let header = before.header();
-        let branch = &header.branch;
+        let scope = &header.scope;
         let mut requests = self.main().position.requests.clone();
-        requests.extend(self.index_readers(branch, shape, (item, before))?);
+        requests.extend(self.index_readers(scope, shape, (item, before))?);
         let ends = match requests.iter().any(|request| request.kind == RerunKind::Insert) {
             true => ends_of(self.engine.store.as_ref(), header).await?,
             false => BTreeMap::new(),
         };
         let root = self.program.shape();
         let policy = ReusePolicy::excluded(!self.answers.retries_all());
-        let child = ContinuedChild { root, branch, requests: &requests, ends: &ends, at, policy };
+        let child = ContinuedChild { root, scope, requests: &requests, ends: &ends, at, policy };
         Ok(child.invalidate_requested(position))
     }
 
     /// Returns the steps of a child that read the index of the item, if the item had another index before.
     fn index_readers(
         &self,
-        branch: &BranchPath,
+        scope: &ScopePath,
         shape: &Shape,
         (item, before): (&Item, &Record),
     ) -> Result<Vec<RerunRequest>, RunError> {
@@ -186,9 +186,9 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let steps = shape.steps().iter().enumerate();
         let readers = steps.filter(|(place, step)| {
-            self.program.reads_index(StepRef { branch, level: shape.level(), place: *place, step })
+            self.program.reads_index(StepRef { scope, level: shape.level(), place: *place, step })
         });
-        let request = |step: &Step| RerunRequest::new(branch.clone(), step.id.clone());
+        let request = |step: &Step| RerunRequest::new(scope.clone(), step.id.clone());
         Ok(readers.map(|(_, step)| request(step)).collect())
     }
 
@@ -218,13 +218,13 @@ impl<'a, P: Program> Session<'a, P> {
     }
 
     /// Returns whether a person requested a rerun of a step with all its children, or of a step in an earlier pass.
-    pub(super) fn reruns_whole(&self, id: ScopeId, place: usize, child: &BranchPath) -> bool {
+    pub(super) fn reruns_whole(&self, id: ScopeId, place: usize, child: &ScopePath) -> bool {
         let scope = self.scopes.get(id);
         let mut requests = self.main().position.requests.iter();
         let hooks = child.opened_by().map(|(name, _)| name);
         scope.position.rerun_whole.contains(scope.step_id(place))
             || hooks.is_some_and(|name| scope.position.rerun_whole.contains(&name))
-            || requests.any(|request| is_later_pass(child, &request.branch))
+            || requests.any(|request| is_later_pass(child, &request.scope))
     }
 
     /// Enters a child again whose newest record is damaged: sound results are reusable, and steps with `idempotent:
@@ -240,12 +240,12 @@ impl<'a, P: Program> Session<'a, P> {
         (chain.prev, chain.basis, chain.repair) = (None, Some(0), true);
         let (mut before, mut epoch) = (None, self.scopes.get(id).entry(place).at.epoch);
         if let Some(older) = older {
-            let older = self.engine.store.load(&chain.run, &chain.branch, older).await?;
+            let older = self.engine.store.load(&chain.run, &chain.scope, older).await?;
             chain.prev = Some(older.digest());
             let position = if older.body_bytes().is_some() { Some(position_of(&older)?) } else { None };
             epoch = match position.as_ref().is_some_and(|position| position.origin == Some(since)) {
                 true => older.header().at.epoch,
-                false => self.next_child_epoch(id, place, &chain.branch).await?,
+                false => self.next_child_epoch(id, place, &chain.scope).await?,
             };
             before = position.map(|position| (position, chain.next - 1 - older.header().seq));
         }
@@ -273,10 +273,10 @@ fn is_passed(newest: &Record, around: &[u32]) -> bool {
     passes.map(|(before, now)| before.cmp(now)).find(|order| order.is_ne()) == Some(Ordering::Less)
 }
 
-/// Returns whether a child is a later pass than the pass that contains a requested branch.
-fn is_later_pass(child: &BranchPath, requested: &BranchPath) -> bool {
+/// Returns whether a child is a later pass than the pass that contains a requested scope.
+fn is_later_pass(child: &ScopePath, requested: &ScopePath) -> bool {
     let Some(((step, _), pass)) = child.opened_by().zip(child.pass_number()) else { return false };
-    let mut around = std::iter::successors(Some(requested.clone()), BranchPath::parent);
+    let mut around = std::iter::successors(Some(requested.clone()), ScopePath::parent);
     around.any(|around| {
         let is_same_step = around.opened_by().is_some_and(|(opener, _)| opener == step);
         let is_earlier = around.pass_number().is_some_and(|earlier| earlier < pass);

@@ -1,4 +1,4 @@
-//! Rollback of the scopes below the main branch, to their positions at a checkpoint of the main branch.
+//! Rollback of the scopes below the main scope, to their positions at a checkpoint of the main scope.
 //!
 //! ```text
 //!   main   @1 ------ @5 (target) -------- @9         a: no record since the target, stays at its end
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 
-use crate::id::{BranchPath, CheckpointRef, StepId};
+use crate::id::{CheckpointRef, ScopePath, StepId};
 use crate::plan::Broken;
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::RerunCause;
@@ -31,14 +31,14 @@ use crate::engine::resume::definition::Forget;
 use crate::engine::resume::requested::Requested;
 use crate::engine::resume::reruns::{Transition, opener_of};
 use crate::engine::resume::resume_point::reopened_at;
-use crate::engine::resume::trust::{BranchInForce, Branches, child_in_force, ended_on, joined_on};
+use crate::engine::resume::trust::{ScopeInForce, ScopesInForce, child_in_force, ended_on, joined_on};
 use crate::engine::time_travel::undo::{undone_on, undone_within};
 use crate::engine::walk::failure::position_for_retry;
 use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate, invalidated};
 use crate::engine::{Engine, Program, RunError};
 
 /// A time in the history of a run. The lease token orders sessions, and the clock orders the records of a session: records
-/// of different branches have no common number.
+/// of different scopes have no common number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PointInTime {
     token: u64,
@@ -64,25 +64,25 @@ pub(crate) enum Closed {
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     /// Of the main scope, and of scopes whose opener is open.
-    pub(crate) open: BTreeMap<BranchPath, Transition>,
-    pub(crate) closed: BTreeMap<BranchPath, Transition>,
+    pub(crate) open: BTreeMap<ScopePath, Transition>,
+    pub(crate) closed: BTreeMap<ScopePath, Transition>,
 }
 
 /// The scopes of a run at a point in time.
 pub(crate) struct ScopesThen {
-    branches: Branches,
+    scopes: ScopesInForce,
     /// By scope: the steps that have begun since. Without openers whose work is their children.
-    begun: BTreeMap<BranchPath, BTreeSet<StepId>>,
+    begun: BTreeMap<ScopePath, BTreeSet<StepId>>,
     /// Scopes in force with records since.
-    changed: BTreeSet<BranchPath>,
+    changed: BTreeSet<ScopePath>,
     /// Scopes with records since that were not in force: later passes, and children of openers that were not open. With the
     /// record and the position of then, if the state is kept.
-    later: BTreeMap<BranchPath, Option<(Record, Position)>>,
+    later: BTreeMap<ScopePath, Option<(Record, Position)>>,
     closed: Closed,
 }
 
 impl ScopesThen {
-    /// Reads the scopes in force at a record of the main branch, which has this position.
+    /// Reads the scopes in force at a record of the main scope, which has this position.
     pub(crate) async fn read<P: Program>(
         engine: &Engine,
         program: &P,
@@ -92,23 +92,23 @@ impl ScopesThen {
         let (shape, store, header) = (program.shape(), engine.store.as_ref(), record.header());
         let point = PointInTime::of(header);
         let (mut changed, mut needed) = (BTreeSet::new(), BTreeSet::new());
-        for name in store.branches(&header.run).await?.into_iter().filter(|name| !name.is_main()) {
-            let newest = Scan { branch: Some(name.clone()), limit: 1, ..newest_first(header) };
+        for name in store.scopes(&header.run).await?.into_iter().filter(|name| !name.is_main()) {
+            let newest = Scan { scope: Some(name.clone()), limit: 1, ..newest_first(header) };
             let newest = store.scan(&newest).await?;
             if newest.records.first().is_some_and(|newest| PointInTime::of(newest.header()) > point) {
-                let above = std::iter::successors(name.parent(), BranchPath::parent);
+                let above = std::iter::successors(name.parent(), ScopePath::parent);
                 needed.extend(above.map(|above| (above.depth(), above)));
                 needed.insert((name.depth(), name.clone()));
                 changed.insert(name);
             }
         }
-        let (branches, begun, later) = (Branches::new(), BTreeMap::new(), BTreeMap::new());
-        let mut then = Self { branches, begun, changed, later, closed };
+        let (scopes, begun, later) = (ScopesInForce::new(), BTreeMap::new(), BTreeMap::new());
+        let mut then = Self { scopes, begun, changed, later, closed };
         then.add(engine, shape, (record.clone(), position.clone())).await?;
         let mut whole = BTreeSet::new();
         for (_, name) in needed.into_iter().filter(|(_, name)| !name.is_main()) {
-            let in_force = child_in_force(shape, &then.branches, &name, true);
-            let own = shape.of_branch(&name).filter(|own| !own.is_routed());
+            let in_force = child_in_force(shape, &then.scopes, &name, true);
+            let own = shape.of_scope(&name).filter(|own| !own.is_routed());
             let record = record_at(engine, header, &name, point).await?;
             // An item that a later list added.
             let in_force = in_force.filter(|in_force| record.is_some() || !in_force.is_joined);
@@ -128,8 +128,8 @@ impl ScopesThen {
                 _ => {}
             }
         }
-        let branches = &then.branches;
-        then.changed.retain(|name| branches.contains_key(&(name.depth(), name.clone())));
+        let scopes = &then.scopes;
+        then.changed.retain(|name| scopes.contains_key(&(name.depth(), name.clone())));
         // The opener of a scope without a state of then, or opened since, runs as a whole.
         for name in whole {
             if let Some((above, opener)) = name.parent().zip(opener_of(shape, &name)) {
@@ -146,12 +146,12 @@ impl ScopesThen {
         (record, position): (Record, Position),
     ) -> Result<(), RunError> {
         let (store, header) = (engine.store.as_ref(), record.header());
-        let branch = header.branch.clone();
-        let Some(shape) = root.of_branch(&branch) else { return Ok(()) };
+        let scope = header.scope.clone();
+        let Some(shape) = root.of_scope(&scope) else { return Ok(()) };
         let openers: BTreeSet<&StepId> =
             shape.steps().iter().filter(|step| step.opens()).map(|step| &step.id).collect();
         let joined = joined_on(store, root, (header, &position), &openers).await?;
-        if branch.is_main() || self.changed.contains(&branch) {
+        if scope.is_main() || self.changed.contains(&scope) {
             let mut begun = begun_since(store, &header.reference()).await?;
             for step in shape.steps() {
                 let Some(children) = step.children.as_ref().filter(|_| begun.contains(&step.id)) else {
@@ -163,25 +163,25 @@ impl ScopesThen {
                     begun.remove(&step.id);
                 }
             }
-            self.begun.insert(branch.clone(), begun);
+            self.begun.insert(scope.clone(), begun);
         }
-        self.branches.insert((branch.depth(), branch), BranchInForce { record, position, joined });
+        self.scopes.insert((scope.depth(), scope), ScopeInForce { record, position, joined });
         Ok(())
     }
 
     /// Returns the changed scopes: each with its record then, and the record of the opening.
-    pub(crate) fn changed(&self) -> impl Iterator<Item = (&BranchPath, u64, Option<u64>)> {
-        let known = self.branches.values().map(|known| (known.record.header(), &known.position));
-        let changed = known.filter(|(header, _)| self.changed.contains(&header.branch));
-        changed.map(|(header, position)| (&header.branch, header.seq, position.origin))
+    pub(crate) fn changed(&self) -> impl Iterator<Item = (&ScopePath, u64, Option<u64>)> {
+        let known = self.scopes.values().map(|known| (known.record.header(), &known.position));
+        let changed = known.filter(|(header, _)| self.changed.contains(&header.scope));
+        changed.map(|(header, position)| (&header.scope, header.seq, position.origin))
     }
 
     /// Returns the openers that run again as a whole: each with the record of its opening then.
-    pub(crate) fn whole(&self) -> impl Iterator<Item = (&BranchPath, &StepId, u64)> {
-        self.branches.values().flat_map(|known| {
-            let branch = &known.record.header().branch;
-            let begun = self.begun.get(branch).into_iter().flatten();
-            begun.filter_map(move |step| Some((branch, step, known.position.fan_of(step)?.since)))
+    pub(crate) fn whole(&self) -> impl Iterator<Item = (&ScopePath, &StepId, u64)> {
+        self.scopes.values().flat_map(|known| {
+            let scope = &known.record.header().scope;
+            let begun = self.begun.get(scope).into_iter().flatten();
+            begun.filter_map(move |step| Some((scope, step, known.position.fan_of(step)?.since)))
         })
     }
 
@@ -189,71 +189,71 @@ impl ScopesThen {
     pub(crate) async fn moves<P: Program>(mut self, engine: &Engine, program: &P) -> Result<Moves, RunError> {
         let (root, store) = (program.shape(), engine.store.as_ref());
         let mut broken = Vec::new();
-        for known in self.branches.values() {
-            let branch = known.record.header().branch.clone();
-            for step in self.begun.get(&branch).into_iter().flatten() {
+        for known in self.scopes.values() {
+            let scope = known.record.header().scope.clone();
+            for step in self.begun.get(&scope).into_iter().flatten() {
                 let newest = (known.record.header(), &known.position);
                 if let Some(ended) = ended_on(store, root, newest, step).await? {
-                    let (branch, step, seq) = (branch.clone(), step.clone(), ended.header().seq);
-                    broken.push(Broken { branch, step, seq, claims: Vec::new() });
+                    let (scope, step, seq) = (scope.clone(), step.clone(), ended.header().seq);
+                    broken.push(Broken { scope, step, seq, claims: Vec::new() });
                 }
             }
         }
-        let resumed = self.changed.iter().filter(|branch| !self.stays_ended(branch)).cloned().collect();
+        let resumed = self.changed.iter().filter(|scope| !self.stays_ended(scope)).cloned().collect();
         let requested = Requested::scopes(&resumed, root);
-        let mut moves = reopened_at(engine, program, (&mut self.branches, &broken), &requested).await?;
+        let mut moves = reopened_at(engine, program, (&mut self.scopes, &broken), &requested).await?;
         let mut closed = BTreeMap::new();
-        let undone = match self.branches.values().next() {
+        let undone = match self.scopes.values().next() {
             Some(main) => undone_within(engine, &main.record.header().run).await?,
             None => BTreeSet::new(),
         };
         // The open fan-outs of each scope.
-        let mut open: BTreeMap<BranchPath, BTreeSet<u64>> = BTreeMap::new();
-        for known in self.branches.values() {
-            let branch = &known.record.header().branch;
-            let Some(shape) = root.of_branch(branch) else { continue };
+        let mut open: BTreeMap<ScopePath, BTreeSet<u64>> = BTreeMap::new();
+        for known in self.scopes.values() {
+            let scope = &known.record.header().scope;
+            let Some(shape) = root.of_scope(scope) else { continue };
             let origin = known.position.origin;
             let is_open =
-                |above: &BranchPath| open.get(above).zip(origin).is_some_and(|(fans, at)| fans.contains(&at));
-            let mut begun = self.begun.get(branch).cloned().unwrap_or_default();
-            let undone = undone_on(root, &undone, branch);
-            if branch.parent().is_some_and(|above| !is_open(&above)) {
-                moves.remove(branch);
+                |above: &ScopePath| open.get(above).zip(origin).is_some_and(|(fans, at)| fans.contains(&at));
+            let mut begun = self.begun.get(scope).cloned().unwrap_or_default();
+            let undone = undone_on(root, &undone, scope);
+            if scope.parent().is_some_and(|above| !is_open(&above)) {
+                moves.remove(scope);
                 if !begun.is_empty() {
                     let moved = closed_at(engine, shape, known, (&begun, undone)).await?;
-                    closed.insert(branch.clone(), moved);
-                } else if self.changed.contains(branch) && self.stays_ended(branch) {
-                    closed.insert(branch.clone(), ended_at(known));
+                    closed.insert(scope.clone(), moved);
+                } else if self.changed.contains(scope) && self.stays_ended(scope) {
+                    closed.insert(scope.clone(), ended_at(known));
                 }
                 continue;
             }
-            let moved = match moves.entry(branch.clone()) {
-                Entry::Vacant(_) if !self.begun.contains_key(branch) => {
-                    open.insert(branch.clone(), fans_of(&known.position));
+            let moved = match moves.entry(scope.clone()) {
+                Entry::Vacant(_) if !self.begun.contains_key(scope) => {
+                    open.insert(scope.clone(), fans_of(&known.position));
                     continue;
                 }
                 moved => moved.or_insert_with(|| Transition::in_place(known)),
             };
             if self.closed == Closed::Leave {
-                self.leave_closed(root, (branch, shape), moved, &mut begun);
+                self.leave_closed(root, (scope, shape), moved, &mut begun);
             }
             restart(engine, shape, (&known.record, moved), (&begun, undone)).await?;
-            open.insert(branch.clone(), fans_of(&moved.position));
+            open.insert(scope.clone(), fans_of(&moved.position));
         }
         if self.closed == Closed::Leave {
             return Ok(Moves { open: moves, closed: BTreeMap::new() });
         }
-        let main = self.branches.values().next().map(|main| main.record.header().clone());
-        for (branch, then) in self.later {
-            let (Some(shape), Some(main)) = (root.of_branch(&branch), &main) else { continue };
-            let undone = undone_on(root, &undone, &branch);
+        let main = self.scopes.values().next().map(|main| main.record.header().clone());
+        for (scope, then) in self.later {
+            let (Some(shape), Some(main)) = (root.of_scope(&scope), &main) else { continue };
+            let undone = undone_on(root, &undone, &scope);
             let (record, position, since) = match then {
                 Some((record, position)) => {
                     let since = record.header().reference();
                     (record, position, since)
                 }
                 None => {
-                    let newest = store.newest(&main.run, &branch).await?;
+                    let newest = store.newest(&main.run, &scope).await?;
                     let since = CheckpointRef { seq: 0, ..newest.header().reference() };
                     let position = unstarted(shape, &newest.header().at.iteration);
                     (newest, position, since)
@@ -261,18 +261,18 @@ impl ScopesThen {
             };
             let mut begun = begun_since(store, &since).await?;
             begun.retain(|step| shape.step(step.as_str()).is_none_or(|step| step.children.is_none()));
-            let known = BranchInForce { record, position, joined: HashMap::new() };
-            closed.insert(branch, closed_at(engine, shape, &known, (&begun, undone)).await?);
+            let known = ScopeInForce { record, position, joined: HashMap::new() };
+            closed.insert(scope, closed_at(engine, shape, &known, (&begun, undone)).await?);
         }
         Ok(Moves { open: moves, closed })
     }
 
     /// Returns whether a scope that had ended then returns to its end: nothing has begun in the scope since. In a fork, the
     /// scope is entered again.
-    fn stays_ended(&self, branch: &BranchPath) -> bool {
-        let known = self.branches.get(&(branch.depth(), branch.clone()));
+    fn stays_ended(&self, scope: &ScopePath) -> bool {
+        let known = self.scopes.get(&(scope.depth(), scope.clone()));
         let has_ended = known.is_some_and(|known| known.record.header().end == Some(End::Completed));
-        let is_quiet = self.begun.get(branch).is_none_or(BTreeSet::is_empty);
+        let is_quiet = self.begun.get(scope).is_none_or(BTreeSet::is_empty);
         self.closed == Closed::Continue && has_ended && is_quiet
     }
 
@@ -280,17 +280,17 @@ impl ScopesThen {
     fn leave_closed(
         &self,
         root: &Shape,
-        (branch, shape): (&BranchPath, &Shape),
+        (scope, shape): (&ScopePath, &Shape),
         moved: &mut Transition,
         begun: &mut BTreeSet<StepId>,
     ) {
         let unfinished = Unfinished::of(shape, &moved.position);
         let fans = fans_of(&moved.position);
         let below = self.changed.iter().chain(self.later.keys());
-        for below in below.filter(|below| below.parent().as_ref() == Some(branch)) {
+        for below in below.filter(|below| below.parent().as_ref() == Some(scope)) {
             let opener = opener_of(root, below).and_then(|opener| shape.place(opener.as_str()));
             let Some(place) = opener.filter(|place| unfinished.has(*place)) else { continue };
-            let then = self.branches.get(&(below.depth(), below.clone()));
+            let then = self.scopes.get(&(below.depth(), below.clone()));
             if then.and_then(|then| then.position.origin).is_some_and(|origin| fans.contains(&origin)) {
                 continue;
             }
@@ -306,12 +306,12 @@ impl ScopesThen {
 }
 
 /// Returns the transition of a scope to its end then.
-fn ended_at(known: &BranchInForce) -> Transition {
+fn ended_at(known: &ScopeInForce) -> Transition {
     let header = known.record.header();
     let at = Try { attempt: 0, ..header.at.clone() };
     let mut draft = Draft::new(Phase::Restored, Reason::Rollback, None, at);
     (draft.end, draft.failures) = (header.end, header.failures);
-    draft.branch_digests.clone_from(&header.branch_digests);
+    draft.scope_digests.clone_from(&header.scope_digests);
     Transition { drafts: vec![draft], ..Transition::in_place(known) }
 }
 
@@ -319,7 +319,7 @@ fn ended_at(known: &BranchInForce) -> Transition {
 async fn closed_at(
     engine: &Engine,
     shape: &Shape,
-    known: &BranchInForce,
+    known: &ScopeInForce,
     (begun, undone): (&BTreeSet<StepId>, BTreeSet<StepId>),
 ) -> Result<Transition, RunError> {
     let mut moved = Transition::in_place(known);
@@ -417,21 +417,21 @@ async fn restart(
     Ok(())
 }
 
-/// Returns the newest record of a branch up to a point in time, with the state of then; without a state if it is not kept.
-/// `None` if the branch has no record up to that point.
+/// Returns the newest record of a scope up to a point in time, with the state of then; without a state if it is not kept.
+/// `None` if the scope has no record up to that point.
 async fn record_at(
     engine: &Engine,
     main: &Header,
-    branch: &BranchPath,
+    scope: &ScopePath,
     point: PointInTime,
 ) -> Result<Option<Record>, RunError> {
     let store = engine.store.as_ref();
     let is_then = |record: &Record| PointInTime::of(record.header()) <= point;
-    let mut scan = Scan { branch: Some(branch.clone()), ..newest_first(main) };
+    let mut scan = Scan { scope: Some(scope.clone()), ..newest_first(main) };
     loop {
         let page = store.scan(&scan).await?;
         if let Some(found) = page.records.into_iter().find(is_then) {
-            return match load_with_state(engine, &main.run, branch, found.header().seq).await {
+            return match load_with_state(engine, &main.run, scope, found.header().seq).await {
                 Err(RunError::NoState { .. } | RunError::Store(StoreError::Damaged { .. })) => {
                     Ok(Some(found))
                 }
@@ -452,7 +452,7 @@ fn newest_first(main: &Header) -> Scan {
 /// Returns whether a step has opened other children since a record.
 async fn is_opened_since(engine: &Engine, then: &Header, step: &Step) -> Result<bool, RunError> {
     let scan = Scan {
-        branch: Some(then.branch.clone()),
+        scope: Some(then.scope.clone()),
         seq_min: Some(then.seq + 1),
         step: Some(step.id.to_string()),
         ..Scan::of(&then.run)

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::resume::reruns::opener_of;
 use crate::engine::time_travel::rollback::PointInTime;
 use crate::engine::{Engine, ResumeFrom, RunError};
-use crate::id::{BranchPath, RunId, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{Phase, Position, Record};
 use crate::store::{Scan, StoreExt as _};
@@ -15,31 +15,31 @@ use crate::store::{Scan, StoreExt as _};
 use super::{EffectKey, UNDO};
 
 /// The undone steps, each with the record of its newest undone end.
-pub(crate) type UndoneEnds = HashMap<(BranchPath, StepId), u64>;
+pub(crate) type UndoneEnds = HashMap<(ScopePath, StepId), u64>;
 
 /// The undone steps that have not started again.
-pub(crate) type UndoneSteps = BTreeSet<(BranchPath, StepId)>;
+pub(crate) type UndoneSteps = BTreeSet<(ScopePath, StepId)>;
 
 /// The content of an undo record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub(super) enum UndoRecord {
-    /// An undo of the steps that finished after this record of the main branch has begun.
+    /// An undo of the steps that finished after this record of the main scope has begun.
     Begun {
         to: u64,
     },
     Started {
-        branch: BranchPath,
+        scope: ScopePath,
         step: StepId,
         seq: u64,
     },
     Done {
-        branch: BranchPath,
+        scope: ScopePath,
         step: StepId,
         seq: u64,
     },
     Failed {
-        branch: BranchPath,
+        scope: ScopePath,
         step: StepId,
         seq: u64,
         error: Vec<String>,
@@ -59,9 +59,9 @@ impl Before {
         let mut before = Self::default();
         for (_, record) in records {
             match record {
-                UndoRecord::Done { branch, step, seq } => drop(before.done.insert((branch, step, seq))),
-                UndoRecord::Started { branch, step, seq } => {
-                    *before.started.entry((branch, step, seq)).or_default() += 1;
+                UndoRecord::Done { scope, step, seq } => drop(before.done.insert((scope, step, seq))),
+                UndoRecord::Started { scope, step, seq } => {
+                    *before.started.entry((scope, step, seq)).or_default() += 1;
                 }
                 UndoRecord::Begun { .. } | UndoRecord::Failed { .. } => {}
             }
@@ -72,8 +72,8 @@ impl Before {
 
 /// Reads all undo records of a run with their seqs, across all rollbacks.
 pub(super) async fn undo_records(engine: &Engine, run: &RunId) -> Result<Vec<(u64, UndoRecord)>, RunError> {
-    let (branch, phase) = (Some(BranchPath::main()), Some("progress"));
-    let mut scan = Scan { branch, phase, ..Scan::of(run) };
+    let (scope, phase) = (Some(ScopePath::main()), Some("progress"));
+    let mut scan = Scan { scope, phase, ..Scan::of(run) };
     let mut records = Vec::new();
     loop {
         let page = engine.store.scan(&scan).await?;
@@ -90,28 +90,28 @@ pub(super) async fn undo_records(engine: &Engine, run: &RunId) -> Result<Vec<(u6
     }
 }
 
-/// Returns the steps of the main branch with undone effects.
+/// Returns the steps of the main scope with undone effects.
 pub(crate) async fn undone_steps(engine: &Engine, run: &RunId) -> Result<BTreeSet<StepId>, RunError> {
-    let on_main = |(branch, step): (BranchPath, StepId)| match branch.is_main() {
+    let on_main = |(scope, step): (ScopePath, StepId)| match scope.is_main() {
         true => Some(step),
-        false => opened_on_main(&branch),
+        false => opened_on_main(&scope),
     };
     Ok(undone_within(engine, run).await?.into_iter().filter_map(on_main).collect())
 }
 
-/// Returns the undone steps of a run, each with its branch. A step that has started again after the undone end has another
+/// Returns the undone steps of a run, each with its scope. A step that has started again after the undone end has another
 /// effect, and is not undone.
 pub(crate) async fn undone_within(engine: &Engine, run: &RunId) -> Result<UndoneSteps, RunError> {
     let ends = undone_ends(engine, run).await?;
-    still_undone(engine, run, &ends, &BranchPath::main()).await
+    still_undone(engine, run, &ends, &ScopePath::main()).await
 }
 
 /// Returns the undone steps of a run, each with the record of its newest undone end.
 pub(crate) async fn undone_ends(engine: &Engine, run: &RunId) -> Result<UndoneEnds, RunError> {
     let mut newest = UndoneEnds::new();
     for (_, record) in undo_records(engine, run).await? {
-        if let UndoRecord::Done { branch, step, seq } = record {
-            let known = newest.entry((branch, step)).or_default();
+        if let UndoRecord::Done { scope, step, seq } = record {
+            let known = newest.entry((scope, step)).or_default();
             *known = seq.max(*known);
         }
     }
@@ -123,14 +123,14 @@ pub(crate) async fn still_undone(
     engine: &Engine,
     run: &RunId,
     ends: &UndoneEnds,
-    scope: &BranchPath,
+    scope: &ScopePath,
 ) -> Result<UndoneSteps, RunError> {
     let mut undone = UndoneSteps::new();
-    for ((branch, step), seq) in ends.iter().filter(|((branch, _), _)| is_within(branch, scope)) {
+    for ((path, step), seq) in ends.iter().filter(|((path, _), _)| is_within(path, scope)) {
         let starts = |record: &Record| record.header().started.iter().any(|start| start.step == *step);
-        let since = Scan { branch: Some(branch.clone()), seq_min: Some(seq + 1), ..Scan::of(run) };
+        let since = Scan { scope: Some(path.clone()), seq_min: Some(seq + 1), ..Scan::of(run) };
         if engine.store.scan_where(since, &starts).await?.is_empty() {
-            undone.insert((branch.clone(), step.clone()));
+            undone.insert((path.clone(), step.clone()));
         }
     }
     Ok(undone)
@@ -138,20 +138,20 @@ pub(crate) async fn still_undone(
 
 /// Returns the steps of a scope without an effect after an undo: the undone steps, and the openers of scopes with undone
 /// steps.
-pub(crate) fn undone_on(root: &Shape, undone: &UndoneSteps, scope: &BranchPath) -> BTreeSet<StepId> {
-    let on_scope = |(on, step): &(BranchPath, StepId)| match on == scope {
+pub(crate) fn undone_on(root: &Shape, undone: &UndoneSteps, scope: &ScopePath) -> BTreeSet<StepId> {
+    let on_scope = |(on, step): &(ScopePath, StepId)| match on == scope {
         true => Some(step.clone()),
         false => {
-            let mut around = std::iter::successors(Some(on.clone()), BranchPath::parent);
+            let mut around = std::iter::successors(Some(on.clone()), ScopePath::parent);
             opener_of(root, &around.find(|below| below.parent().as_ref() == Some(scope))?)
         }
     };
     undone.iter().filter_map(on_scope).collect()
 }
 
-/// Returns whether a branch is a scope, or below the scope.
-fn is_within(branch: &BranchPath, scope: &BranchPath) -> bool {
-    std::iter::successors(Some(branch.clone()), BranchPath::parent).any(|around| around == *scope)
+/// Returns whether `path` is `scope`, or below it.
+fn is_within(path: &ScopePath, scope: &ScopePath) -> bool {
+    std::iter::successors(Some(path.clone()), ScopePath::parent).any(|around| around == *scope)
 }
 
 /// Refuses to continue from a checkpoint with finished steps that were undone later.
@@ -159,23 +159,23 @@ fn is_within(branch: &BranchPath, scope: &BranchPath) -> bool {
 /// # Errors
 /// [`RunError::NoState`]: there is such a step.
 pub(crate) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Result<(), RunError> {
-    let (store, main) = (engine.store.as_ref(), BranchPath::main());
+    let (store, main) = (engine.store.as_ref(), ScopePath::main());
     let records = undo_records(engine, run).await?;
     let undone = |(at, record)| match record {
-        UndoRecord::Done { branch, step, seq } => Some((at, branch, step, seq)),
+        UndoRecord::Done { scope, step, seq } => Some((at, scope, step, seq)),
         _ => None,
     };
-    let undone: Vec<(u64, BranchPath, StepId, u64)> = records.into_iter().filter_map(undone).collect();
+    let undone: Vec<(u64, ScopePath, StepId, u64)> = records.into_iter().filter_map(undone).collect();
     if undone.is_empty() {
         return Ok(());
     }
     let point = PointInTime::of(store.load(run, &main, seq).await?.header());
     let history = store.history(run, &main, seq).await?;
     // A rerun after the undo has another end.
-    for (_, branch, step, end) in undone.into_iter().filter(|(undone_at, ..)| *undone_at > seq) {
-        let was_finished = match branch.is_main() {
+    for (_, scope, step, end) in undone.into_iter().filter(|(undone_at, ..)| *undone_at > seq) {
+        let was_finished = match scope.is_main() {
             true => history.iter().any(|record| record.header().seq == end),
-            false => PointInTime::of(store.load(run, &branch, end).await?.header()) <= point,
+            false => PointInTime::of(store.load(run, &scope, end).await?.header()) <= point,
         };
         if was_finished {
             let why = format!("step `{step}`, finished at the checkpoint, was undone since");
@@ -185,10 +185,10 @@ pub(crate) async fn refuse_undone(engine: &Engine, run: &RunId, seq: u64) -> Res
     Ok(())
 }
 
-/// Returns the step of the main branch above a branch.
-fn opened_on_main(branch: &BranchPath) -> Option<StepId> {
-    let around = std::iter::successors(Some(branch.clone()), BranchPath::parent);
-    around.filter_map(|branch| branch.opened_by()).last().map(|(step, _)| step)
+/// Returns the step of the main scope above a scope.
+fn opened_on_main(scope: &ScopePath) -> Option<StepId> {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    around.filter_map(|scope| scope.opened_by()).last().map(|(step, _)| step)
 }
 
 /// Refuses to continue a run with an unfinished undo, except for a rollback at least as far.
