@@ -316,14 +316,24 @@ fn fits<S>(shape: &Shape, base: &Base, options: &ResumeOptions<S>) -> Result<(),
     check_fit(shape, position, &base.snapshot.definition, options.on_change)
 }
 
-/// Puts the definition of an older checkpoint in force again: edits adopted since are rolled back, too.
-async fn restore_definition(engine: &Engine, base: &mut Base, seq: u64) -> Result<(), RunError> {
+/// Puts the definition of an older checkpoint in force again, if the program has it: edits adopted since are rolled back, too.
+/// Returns the definition of then for a program with another one.
+async fn restore_definition(
+    engine: &Engine,
+    shape: &Shape,
+    base: &mut Base,
+    seq: u64,
+) -> Result<Option<Definition>, RunError> {
     let store = engine.store.as_ref();
     let run = &base.snapshot.entry.record.record().run;
     let record = load_with_state(engine, run, &ScopePath::main(), seq).await?;
+    let then = Snapshot::definition(store, &base.snapshot.entry, &record).await?;
+    if !change::is_of(&then, shape) {
+        return Ok(Some(then));
+    }
     base.position.definition = position_of(&record)?.definition;
-    base.snapshot.definition = Snapshot::definition(store, &base.snapshot.entry, &record).await?;
-    Ok(())
+    base.snapshot.definition = then;
+    Ok(None)
 }
 
 /// Moves `base` to the start point.
@@ -342,8 +352,9 @@ async fn find_begin<P: Program>(
     let (position, forgotten) = position_for_retry(began_with, &base.record, is_claimed)?;
     base.position = position;
     base.redone.extend(forgotten);
+    let mut before_edits = None;
     if let Some(ResumeFrom::Checkpoint(seq)) = options.from {
-        restore_definition(engine, base, seq).await?;
+        before_edits = restore_definition(engine, program.shape(), base, seq).await?;
     }
     refuse_unfinished_undo(lease.run(), &base.position, options.from.as_ref())?;
     let misfit = |why| RunError::Changed { run: lease.run().clone(), why };
@@ -448,9 +459,11 @@ async fn find_begin<P: Program>(
             query.requested = &rest;
         }
     }
-    let goes_to_step = options.from.as_ref().is_some_and(|from| !matches!(from, ResumeFrom::Checkpoint(_)));
-    if adopts && options.adopt.is_none() && !goes_to_step {
-        definition::add_steps(engine, base, program.shape()).await?.map_err(misfit)?;
+    if adopts && options.adopt.is_none() && options.from.is_none() {
+        before_edits = Some(base.snapshot.definition.clone());
+    }
+    if let Some(before) = before_edits {
+        definition::add_steps(engine, base, program.shape(), &before).await?.map_err(misfit)?;
         base.position.note_rerun();
     }
     if policy == ReusePolicy::Drop {

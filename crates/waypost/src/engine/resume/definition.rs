@@ -179,10 +179,11 @@ pub(crate) async fn add_steps(
     engine: &Engine,
     base: &mut Base,
     shape: &Shape,
+    before: &Definition,
 ) -> Result<Result<(), String>, StoreError> {
     let ends = ends_of(engine.store.as_ref(), base.record.header()).await?;
     let position = std::mem::take(&mut base.position);
-    let with_added = with_added(shape, position, &base.snapshot.definition, &ends);
+    let with_added = with_added(shape, position, before, &ends);
     Ok(with_added.map(|position| base.position = position))
 }
 
