@@ -1,4 +1,4 @@
-//! EdgeOrder of steps: duplicate ids, unknown needs, cycles, and reachability.
+//! The order of steps: duplicate ids, unknown needs, cycles, and reachability.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::suggest::listed;
 /// Most steps listed in a help text.
 const LISTED_MAX: usize = 12;
 
-/// EdgeOrder of the steps of one list.
+/// The order of the steps of one list.
 #[derive(Debug)]
 pub(super) struct EdgeOrder {
     pub(super) mode: Mode,

@@ -8,6 +8,7 @@ use super::checker::Checker;
 use super::child::{ChildWorkflow, Given};
 use super::evidence::variables_in;
 use super::foreach::{Distinct, EachDraft, ITEM_INDEX};
+use super::graph::EdgeOrder;
 use super::node::Node;
 use super::params::Param;
 use super::settings::Variable;
@@ -387,6 +388,17 @@ impl<'a> Pass<'a, '_, '_, '_> {
         // From the previous pass, if there was a pass.
         let is_repeated = |draft: &Draft<'_>| draft.group.is_some() && draft.repeat.is_some();
         let passes = names.above.is_some_and(|(above, at)| is_repeated(&above.body.drafts[at]));
+        let is_unordered = |order: &EdgeOrder| {
+            position != step && !order.is_before(position, step) && !order.is_before(step, position)
+        };
+        if passes && order.as_ref().is_some_and(is_unordered) {
+            let message = format!("step `{id}` may end before or after the start of `{current}` in a pass");
+            let help = format!(
+                "add `needs: [{id}]` to read this pass, or `needs: [{current}]` to `{id}` to read the pass before"
+            );
+            self.wrong(place, message, None, Some(help));
+            return None;
+        }
         if passes || (position == step && (site.is_after || is_after)) {
             return Some(named(&drafts[position], id));
         }

@@ -719,3 +719,18 @@ fn what_is_wrong_with_a_loop_is_said_where_it_stands() {
     ];
     assert_text("repeat_wrong", &answers(&files));
 }
+
+// Bug: in a loop whose steps are a graph, an expression could read an unordered step: of this pass or of the pass before, by timing.
+// Fix: refused, as outside a loop.
+#[test]
+fn an_unordered_step_of_a_pass_cannot_be_read() {
+    let loop_of = |needs: &str| {
+        format!(
+            "steps:\n  - id: g\n    repeat: {{until: 'iteration == 2', max: 2}}\n    steps:\n      - {{id: p, needs: [], run: a, env: {{Q: '${{{{ steps.r.outputs.v }}}}'}}}}\n      - {{id: r, needs: {needs}, run: b}}\n"
+        )
+    };
+    let told = error_of(&loop_of("[]")).render();
+
+    assert!(told.contains("step `r` may end before or after the start of `p` in a pass"), "{told}");
+    assert_eq!(problems_of(loop_of("[p]").as_bytes()), "no problem");
+}
