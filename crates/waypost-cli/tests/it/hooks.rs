@@ -213,3 +213,25 @@ fn begun_hooks_that_are_removed_are_told() {
     assert!(said.starts_with("exit 9\n") && said.contains("the hooks of step `a` have begun"), "{said}");
     assert!(said.contains("--keep-definition"), "{said}");
 }
+
+// Bug: after a success, a failure and its mending, the hooks of the success did not run: their earlier results were reused. Fix: a
+// failure in between ends their reuse.
+#[test]
+fn a_mended_failure_runs_the_hooks_of_success() {
+    let rig = Rig::with(
+        "on_success: [{run: 'echo run fine >> trace'}]
+on_failure: [{run: 'echo run failed >> trace'}]
+steps:
+  - {id: b, run: 'touch b; test ! -e bad', evidence: [{file: b}], on_success: [{run: 'echo b fine >> trace'}]}
+",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    std::fs::remove_file(rig.path("b")).unwrap();
+    rig.write("bad", "");
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
+    std::fs::remove_file(rig.path("bad")).unwrap();
+
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "b fine\nrun fine\nrun failed\nb fine\nrun fine\n");
+}

@@ -76,8 +76,9 @@ impl<'a, P: Program> Session<'a, P> {
             return Ok(());
         }
         let opening = FanOutStart { place, items: Source::Items(items), report, are_hooks, joined };
+        let after_failure = failure.is_some() || are_hooks && self.has_failed_before(id, place).await?;
         match self.open_as(id, opening).await? {
-            Ok(()) => self.scopes.get_mut(id).fan_mut(place).after_failure = failure.is_some(),
+            Ok(()) => self.scopes.get_mut(id).fan_mut(place).after_failure = after_failure,
             Err(refused) if are_hooks => {
                 // The earlier result of the step counts.
                 let text = format!("cannot run its steps downstream: {}", refused.error.join(": "));
@@ -87,6 +88,22 @@ impl<'a, P: Program> Session<'a, P> {
             Err(refused) => self.refuse_to_open(id, place, refused),
         }
         Ok(())
+    }
+
+    /// Returns whether the end of a step before this one is a failure: the hooks of an earlier success run again.
+    async fn has_failed_before(&mut self, id: ScopeId, place: usize) -> Result<bool, RunError> {
+        let scope = self.scopes.get(id);
+        if !scope.position.may_have_children() {
+            return Ok(false);
+        }
+        let (run, path, step) = (scope.chain.run.clone(), scope.path().clone(), scope.step_id(place).clone());
+        let (store, newest) = (Arc::clone(&self.engine.store), scope.chain.next - 1);
+        let ends = move |record: &Record| {
+            let Header { step: of, phase, .. } = record.header();
+            of.as_ref() == Some(&step) && matches!(phase, Phase::Completed(_) | Phase::Failed(_))
+        };
+        let before = store.find_back(&run, &path, newest, &ends).await?;
+        Ok(before.is_some_and(|end| matches!(end.header().phase, Phase::Failed(_))))
     }
 
     /// Begins a fan-out. Returns a failure, and changes nothing, if the fan-out cannot begin.

@@ -76,7 +76,7 @@ pub(crate) struct FanOut {
     pub(crate) revisited: bool,
     /// The cause of the rerun of the opener, if its children may have run before.
     pub(crate) cause: Option<RerunCause>,
-    /// True for hooks of a failure: each failure runs its hooks.
+    /// True for the hooks of a failure, and of the success after a failure: no earlier result of a hook counts.
     pub(crate) after_failure: bool,
     pub(crate) queue: VecDeque<Queued>,
     pub(crate) reader: Option<ItemReader>,

@@ -130,6 +130,10 @@ impl<'a, P: Program> Session<'a, P> {
         };
         let at = Try { attempt: 0, ..scope.entry(place).at.clone() };
         let step = scope.step_id(place).clone();
+        if scope.shape.steps()[place].is_for_hooks {
+            scope.position.drop_results(&step);
+            scope.position.rerun_whole.insert(step.clone());
+        }
         let reason = scope.reason;
         match follow {
             Ok(follow) => {
