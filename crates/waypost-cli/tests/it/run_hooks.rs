@@ -140,7 +140,7 @@ fn ctrl_c_runs_no_hook_and_a_killed_hook_goes_on() {
 #[test]
 fn a_wrong_hook_of_a_run_is_refused() {
     for (top, wanted) in [
-        ("on_waiting: [{id: x, run: a}]", "a step of `on_waiting` has no id"),
+        ("on_waiting: [{id: x, run: a}]", "a step of `on_waiting` cannot have an id"),
         (
             "on_finish: [{run: 'echo ${{ run.waiting }}'}]",
             "`run.waiting` exists only in the steps of `on_waiting`",
@@ -152,6 +152,17 @@ fn a_wrong_hook_of_a_run_is_refused() {
         let told = rig.waypost(&["check", "flow.yaml"]);
         assert!(told.starts_with("exit 78") && told.contains(wanted), "{top}: {told}");
     }
+}
+
+// Bug: an id in `on_waiting` was reported as a duplicate of itself, too. Cause: each waiting step has a copy of the hook.
+// Fix: a refused hook has no copies.
+#[test]
+fn an_id_in_on_waiting_is_one_error() {
+    let rig = Rig::with("on_waiting: [{id: x, run: a}]\nsteps: [{id: q, approve: Go?}, {id: w, wait: go}]\n");
+
+    let told = rig.waypost(&["check", "flow.yaml"]);
+
+    assert_eq!(told.matches("error:").count(), 1, "{told}");
 }
 
 #[test]

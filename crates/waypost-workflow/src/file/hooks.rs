@@ -129,7 +129,8 @@ pub(super) fn of_wait<'n>(
     let hook = hook?;
     if let Some(id) = hook.1.drafts.iter().find_map(|draft| draft.node.get("id")) {
         let help = "remove the id: the steps of `on_waiting` run for each waiting step";
-        checker.wrong(id, "a step of `on_waiting` has no id", help);
+        checker.wrong(id, "a step of `on_waiting` cannot have an id", help);
+        return None;
     }
     let draft = Draft::empty(node, id, defaults);
     let (needs, condition) = (waiting.needs.clone(), waiting.condition.clone());
