@@ -258,3 +258,24 @@ fn a_removed_failed_step_is_not_the_failed_step() {
 
     assert_eq!(rig.read("trace"), "first\nend\n");
 }
+
+// Bug: in the first pass, a read of a step of an inner group failed. Cause: only direct steps of the loop were pending. Fix:
+// steps of inner groups are pending, too.
+#[test]
+fn a_first_pass_reads_inner_groups_as_pending() {
+    let flow = r#"
+steps:
+  - id: g
+    repeat: {max: 2, until: iteration == 2}
+    steps:
+      - {id: s, run: 'echo "$Q" >> trace', env: {Q: "${{ steps.q.status }} ${{ steps.q.outputs.v | default(0, true) }}"}}
+      - {id: h, INNER steps: [{id: q, run: 'echo v=7 >> $WAYPOST_OUTPUT'}]}
+"#;
+    for inner in ["", "repeat: {max: 2, until: iteration == 2},"] {
+        let rig = Rig::with(&flow.replace("INNER", inner));
+
+        assert_eq!(code(&rig, &["run", "flow.yaml", "-q"]), Some(0), "{inner}");
+
+        assert_eq!(rig.read("trace"), "pending 0\ncompleted 7\n", "{inner}");
+    }
+}

@@ -7,7 +7,7 @@ use waypost::engine::{Follow, Joined, Performed, StepRef, StepReport};
 use waypost::record::{End, Ending, Failure, FailureKind};
 
 use crate::expr::Scope;
-use crate::file::{ITERATION, Repeat, Step, Work};
+use crate::file::{Body, ITERATION, Repeat, Step, Work};
 
 use super::state::{StepOutput, StepState, WorkflowState, not_yet};
 use super::{WorkflowProgram, expression, failure};
@@ -22,11 +22,14 @@ impl WorkflowProgram {
         }
     }
 
-    /// Returns the scope that the steps of a group read from outside. Steps of the group without a run are
-    /// pending.
+    /// Returns the scope that the steps of a group read from outside. Steps of the group without a run, also
+    /// those of groups within, are pending.
     pub(super) fn scope_of_group(&self, step: &Step, state: &WorkflowState) -> Scope {
         let mut scope = self.scope_of(step, state);
-        for inner in step.work.body().into_iter().flat_map(crate::file::Body::steps) {
+        let own = step.work.body().into_iter().flat_map(Body::steps);
+        let is_group = |inner: &&Step| matches!(inner.work, Work::Group(_));
+        let within = own.clone().filter(is_group).filter_map(|inner| inner.work.body()).flat_map(Body::steps);
+        for inner in own.chain(within) {
             if state.step(&inner.id).is_none() {
                 scope.insert_step(&inner.id, &not_yet());
             }
@@ -175,7 +178,7 @@ pub(super) fn restore(step: &Step, state: &mut WorkflowState, then: &WorkflowSta
 
 /// Settles the steps of a skipped group as skipped.
 pub(super) fn skip(step: &Step, state: &mut WorkflowState) {
-    for inner in step.work.body().into_iter().flat_map(crate::file::Body::steps) {
+    for inner in step.work.body().into_iter().flat_map(Body::steps) {
         if matches!(step.work, Work::Group(_)) {
             state.settle(&inner.id, StepState::skipped(), None);
             skip(inner, state);
