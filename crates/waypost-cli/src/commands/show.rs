@@ -667,8 +667,9 @@ fn claim_text(claim: &ClaimView) -> String {
     if claim.verdict == Verdict::Ok || claim.verdict == Verdict::Skipped {
         return text;
     }
-    if !claim.expected.is_null() {
-        text.push_str(&format!(": expected {}", shown_value(&claim.expected)));
+    let expected = Some(&claim.expected).filter(|value| !value.is_null()).map(shown_value);
+    if let Some(expected) = expected.filter(|text| !text.is_empty() && claim.verdict == Verdict::Failed) {
+        text.push_str(&format!(": expected {expected}"));
     }
     if !claim.found.is_null() {
         text.push_str(&format!(", found {}", shown_value(&claim.found)));

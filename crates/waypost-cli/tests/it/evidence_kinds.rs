@@ -205,3 +205,20 @@ steps:
     let shown = rig.json(&["show", "r", "--json"]);
     assert_eq!(shown["steps"][0]["evidence"][2]["expected"], digest, "what was made again is the same");
 }
+
+// Bug: evidence without an expectation, or not checked, was told with an empty or useless `expected`. Fix: only a comparison is.
+#[test]
+fn evidence_tells_expectations_that_were_compared() {
+    let rig = Rig::with(
+        "steps:\n  - {id: a, run: 'true', evidence: [{exec: ./chk}, {command: ./gone, stdout: '', exit: 0}]}\n",
+    );
+    for (exit, said) in [("1", "the program reported a failure"), ("2", "could not be checked: the program")]
+    {
+        script(&rig, "chk", &format!("exit {exit}"));
+
+        let told = rig.waypost(&["run", "flow.yaml"]);
+
+        assert!(told.contains(&format!("exec ./chk: {said}")), "{told}");
+        assert!(!told.contains("expected :"), "{told}");
+    }
+}

@@ -365,7 +365,10 @@ impl Claim {
             Verdict::Skipped => ": was not checked",
         };
         text.push_str(state);
-        if !self.expect.is_null() {
+        // A claim without expectations, such as `exec`, requires success.
+        let is_empty =
+            self.expect.is_null() || self.expect.as_object().is_some_and(serde_json::Map::is_empty);
+        if !is_empty && self.verdict == Verdict::Failed {
             let expected = if self.terms.not { "expected anything but" } else { "expected" };
             text.push_str(&format!(": {expected} {}", clipped(&self.expect)));
         }
