@@ -5,6 +5,7 @@ use waypost::RunId;
 use waypost::engine::{Engine, Snapshot, Waiting};
 use waypost::record::WaitKind;
 use waypost::store::{Signal, SignalKind, Store};
+use waypost::unique_keys::UniqueKeys;
 use waypost_workflow::file::{AnswerKind, Work};
 use waypost_workflow::mask::Mask;
 use waypost_workflow::program::ProgramError;
@@ -43,7 +44,7 @@ pub(crate) async fn taken(
         return Ok(json_or_text(text));
     };
     let given = match approval.answer {
-        AnswerKind::Json => serde_json::from_str(text).map_err(|error| {
+        AnswerKind::Json => serde_json::from_str(text).map(|UniqueKeys(value)| value).map_err(|error| {
             Error::usage(format!("the answer is not JSON: {error}"), "quote a text: '\"text\"'")
         })?,
         _ => Value::String(text.to_owned()),

@@ -459,3 +459,15 @@ fn a_signal_that_no_step_waits_for_is_remarked() {
     );
     assert!(meant.contains("Sent signal go to run r; resume with"), "{meant}");
 }
+
+// Bug: an answer of type JSON kept the last of two equal keys. Fix: duplicate keys are refused, as in params.
+#[test]
+fn a_json_answer_has_no_duplicate_keys() {
+    let rig = Rig::with("steps: [{id: q, approve: {question: what?, answer: json}}]\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+
+    let said = rig.waypost(&["answer", "r", r#"{"a": 1, "a": 2}"#]);
+
+    assert!(said.starts_with("exit 2\n") && said.contains("duplicate key `a`"), "{said}");
+    assert_eq!(code(&rig, &["answer", "r", r#"{"a": 2}"#]), Some(0));
+}
