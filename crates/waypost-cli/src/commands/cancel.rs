@@ -150,8 +150,8 @@ fn told(
     let undone = undone.unwrap_or_default();
     let what = match undone.iter().filter(|step| step.undone).count() {
         0 => "the effects of its steps remain".to_owned(),
-        count if count == undone.len() => "the effects of its steps are undone".to_owned(),
-        count => format!("the effects of {count} of {} steps are undone", undone.len()),
+        count if count == undone.len() => "the effects of its finished steps are undone".to_owned(),
+        count => format!("the effects of {count} of {} finished steps are undone", undone.len()),
     };
     context.output.done(&format!(
         "Run {run} is cancelled{others}; {what}.\nTo start over: waypost resume {run} --restart{words}"

@@ -68,11 +68,13 @@ fn remaining(without: &[String]) -> Option<String> {
         without.iter().take(WITHOUT_UNDO_NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
     match without.len() {
         0 => None,
-        1 => Some(format!("Step {named} has no `undo`, and its effects remain.")),
+        1 => Some(format!("Step {named} has no `undo` in the workflow of the run, and its effects remain.")),
         count if count > WITHOUT_UNDO_NAMED_MAX => Some(format!(
-            "{count} steps have no `undo`, and their effects remain: {named} and {} more",
+            "{count} steps have no `undo` in the workflow of the run, and their effects remain: {named} and {} more",
             count - WITHOUT_UNDO_NAMED_MAX
         )),
-        count => Some(format!("{count} steps have no `undo`, and their effects remain: {named}")),
+        count => Some(format!(
+            "{count} steps have no `undo` in the workflow of the run, and their effects remain: {named}"
+        )),
     }
 }

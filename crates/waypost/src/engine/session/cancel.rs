@@ -59,20 +59,25 @@ impl Engine {
 
     async fn try_cancel(&self, lease: &Lease, by: &str) -> Result<Cancel, RunError> {
         let snapshot = Snapshot::read(self.store.as_ref(), lease.run()).await?;
+        let mut heads = snapshot.heads.clone();
         if let Some(ended) = &snapshot.ended {
             let header = ended.header();
             let status = header.status.unwrap_or(snapshot.status());
-            return Ok(match header.end {
-                Some(End::Cancelled) => Cancel::AlreadyCancelled,
-                _ => Cancel::AlreadyFinished(status),
-            });
+            if header.end == Some(End::Cancelled) {
+                return Ok(Cancel::AlreadyCancelled);
+            }
+            if position_of(ended)?.undoing.is_none() {
+                return Ok(Cancel::AlreadyFinished(status));
+            }
+            // An unfinished undo of a finished run: the cancel leaves the remaining effects.
+            heads.push(Head { record: ended.clone(), next: header.seq + 1, damaged: Vec::new() });
         }
         for damage in snapshot.damaged() {
             self.store.quarantine(lease, damage).await?;
         }
-        let mut records = Vec::with_capacity(snapshot.heads.len());
+        let mut records = Vec::with_capacity(heads.len());
         // Reverse order of opening: a child ends before its parent.
-        for head in snapshot.heads.iter().rev() {
+        for head in heads.iter().rev() {
             self.end_as_cancelled(lease, head, by, &mut records)?;
         }
         let consumed = self.store.signals(lease.run()).await?.into_iter().map(|signal| signal.id).collect();
