@@ -92,8 +92,8 @@ pub(crate) fn stops(workflow: Option<&Workflow>, scope: &ScopePath) -> bool {
 
 /// Returns whether `resume --retry-failed` retries a failure of a completed run: a dead letter, or a tolerated failure
 /// of a step.
-pub(crate) async fn can_retry(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<bool, Error> {
-    if !letters(store, run, Some(workflow)).await?.is_empty() {
+pub(crate) async fn can_retry(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
+    if !letters_of(store, run).await?.is_empty() {
         return Ok(true);
     }
     for scope in store.scopes(run).await? {

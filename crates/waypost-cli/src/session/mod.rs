@@ -451,9 +451,7 @@ impl<'a> Session<'a> {
         }
         let why = match outcome.status {
             RunStatus::Waiting => "no answer, signal or time has arrived",
-            RunStatus::CompletedWithFailures
-                if dead_letters::can_retry(store, &told.run, workflow).await? =>
-            {
+            RunStatus::CompletedWithFailures if dead_letters::can_retry(store, &told.run).await? => {
                 "the run is completed with tolerated failures: `--retry-failed` retries the failures, \
                  `--from STEP` reruns a step"
             }

@@ -475,3 +475,21 @@ fn an_item_is_replaced_with_lost_evidence_upstream() {
         assert_eq!(ran(&rig), "p x5", "{store}");
     }
 }
+
+// Bug: after an edit to `on_item_failure: stop`, an idle resume said that failures could not be retried. Cause: the file was
+// asked, not the definition in force. Fix: the definition in force.
+#[test]
+fn an_edited_policy_hides_no_dead_letters() {
+    let flow = |policy: &str| {
+        format!("steps: [{{id: e, foreach: {{{policy}, items: [a], steps: [{{run: test -e ok}}]}}}}]\n")
+    };
+    let rig = Rig::with(&flow("max_failures: 1"));
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(3));
+    rig.write("flow.yaml", &flow("on_item_failure: stop"));
+
+    let idle = rig.waypost(&["resume", "r"]);
+
+    assert!(idle.contains("`--retry-failed` retries the failures"), "{idle}");
+    rig.write("ok", "");
+    assert_eq!(code(&rig, &["resume", "r", "--retry-failed", "-q"]), Some(0));
+}
