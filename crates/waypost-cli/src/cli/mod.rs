@@ -628,7 +628,7 @@ pub(crate) struct CheckArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
-    /// Runs, or `@` for the newest; a unique prefix is enough where the command asks
+    /// Runs, `@` for the newest, or unique prefixes; with `--yes` none that cuts a number
     #[arg(value_name = "RUN")]
     pub(crate) runs: Vec<String>,
     /// Skip the confirmation
