@@ -7,7 +7,7 @@ use serde_json::Value;
 use waypost::engine::{ResumeFrom, RunError, Snapshot, StopLevel};
 use waypost::folder::REPORT;
 use waypost::plan::{Cause, Decision};
-use waypost::record::{Reason, Record, RunRecord};
+use waypost::record::{Reason, Record, RunRecord, RunStatus};
 use waypost::store::{Store, StoreExt as _};
 use waypost::{CheckpointRef, Clock as _, RunId, ScopePath, SystemClock};
 use waypost_workflow::program::{WorkflowProgram, declared_env};
@@ -16,6 +16,7 @@ use super::Context;
 use super::checkpoints::has_lost_state;
 use super::from_checkpoint::{Params, id_of, report_pending};
 use super::resume::{Prepared, from_step, refuse_unknown_scope, requeue};
+use super::stop::not_claimed;
 use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -91,7 +92,11 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<Ex
     super::plan::show(context, Some(run.as_str()), (decisions, Vec::new()), &names_of(&snapshot))?;
     let done = steps_are_done(store.as_ref(), &run, outcome.progress).await;
     let kept: String = since(&before, &snapshot, &to).into_iter().map(|line| line + "\n").collect();
-    let next = format!("Resume with: waypost resume {run}{}", context.store_words());
+    let words = context.store_words();
+    let next = match before.entry.summary.summary.status {
+        RunStatus::Queued => format!("The run left the queue: {}", not_claimed(&run, &words)),
+        _ => format!("Resume with: waypost resume {run}{words}"),
+    };
     context.output.sentences(&format!("Rolled back run {run} to {to}: {done}.\n{kept}{next}"))?;
     Ok(Exit::Done)
 }

@@ -163,10 +163,17 @@ fn told(context: &Context, run: &RunId, stopped: Stopped) -> Result<Exit, Error>
             context.output.done(&format!("Run {run} stopped ({name}){next}"))?;
         }
         Stopped::Queued => context.output.done(&format!(
-            "Run {run} stopped ({name}) in the queue: no worker claims it. To queue it again: waypost resume \
-             {run} --queue{words}; to run it here: waypost resume {run}{words}",
-            words = context.store_words()
+            "Run {run} stopped ({name}) in the queue: {}",
+            not_claimed(run, &context.store_words())
         ))?,
     }
     Ok(Exit::Done)
+}
+
+/// Returns how to continue a run that left the queue.
+pub(super) fn not_claimed(run: &RunId, words: &str) -> String {
+    format!(
+        "no worker claims it. To queue it again: waypost resume {run} --queue{words}; to run it here: waypost \
+         resume {run}{words}"
+    )
 }

@@ -259,6 +259,23 @@ fn a_stopped_run_returns_to_the_queue() {
     expect(&rig, &["resume", "own", "--queue"], 2, &["the run was not submitted", "`waypost resume own"]);
 }
 
+// Bug: a rollback took a run from the queue without a word, and the hint for a cancelled run was refused. Fix: both are told.
+#[test]
+fn a_run_that_left_the_queue_is_told() {
+    let rig = rig("left_queue");
+    submit(&rig, 1);
+    expect(&rig, &["stop", "r-1"], 0, &[]);
+    rig.write("go", "");
+    expect(&rig, &["resume", "r-1", "-q"], 0, &[]);
+    expect(&rig, &["rollback", "r-1@1"], 0, &["Resume with: waypost resume r-1"]);
+    expect(&rig, &["resume", "r-1", "--queue"], 0, &["Run r-1 is queued"]);
+
+    expect(&rig, &["rollback", "r-1@2"], 0, &["The run left the queue", "waypost resume r-1 --queue"]);
+
+    expect(&rig, &["cancel", "r-1"], 0, &[]);
+    expect(&rig, &["resume", "r-1", "--queue"], 2, &["`waypost resume r-1 --restart"]);
+}
+
 /// The stop of a waiting run once did nothing, and a worker claimed the run at the end of its wait.
 #[test]
 fn a_stopped_waiting_run_is_claimed_by_no_worker() {
