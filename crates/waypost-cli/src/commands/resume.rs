@@ -25,11 +25,12 @@ use crate::format::text::{quoted, relative_to_here};
 use crate::run::definition::{Choice, Chosen, choose_to_resume, opener_on_main};
 use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
+use crate::run::hooks;
 use crate::run::needs;
 use crate::run::params::{BegunWork, Setting, current};
 use crate::run::preflight;
 use crate::run::progress::steps_are_done;
-use crate::run::reference::{Default as Meant, LISTS_RUNS, StepRef, encode, find, no_scope};
+use crate::run::reference::{Default as Meant, LISTS_RUNS, StepRef, encode, encoded, find, no_scope};
 use crate::run::refusals;
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access};
@@ -93,8 +94,12 @@ pub(crate) async fn resume_in(
         return requeue(context, store.as_ref(), &run).await;
     }
     let mut args = args;
-    let steps = args.from.iter_mut().chain(&mut args.skip).chain(&mut args.until);
-    encode(store.as_ref(), &run, steps).await?;
+    encode(store.as_ref(), &run, args.from.iter_mut().chain(&mut args.skip)).await?;
+    if let Some(until) = &mut args.until {
+        let step = encoded(store.as_ref(), &run, until).await?;
+        // A step of another scope is refused by the name that was given.
+        *until = if StepId::new(&step).is_ok() { step } else { until.clone() };
+    }
     refuse_unknown_scope(store.as_ref(), &run, args.from.as_deref()).await?;
     if args.only {
         let from = args.from.as_deref().map(StepRef::parse);
@@ -144,7 +149,11 @@ pub(super) async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -
     let entry = refuse_held(store, run).await?;
     let status = entry.summary.status;
     let refused = |why: &str| {
-        let here = format!("`waypost resume {run}{}` resumes the run here", context.store_words());
+        let words = context.store_words();
+        let here = match status {
+            RunStatus::Cancelled => format!("`waypost resume {run} --restart{words}` starts over here"),
+            _ => format!("`waypost resume {run}{words}` resumes the run here"),
+        };
         Error::usage(format!("cannot queue run {run}: {why}"), here)
     };
     let queue = store.queue().ok_or_else(|| refused("its store has no queue for workers"))?;
@@ -218,14 +227,22 @@ pub(super) async fn refuse_unknown_scope(
     }
 }
 
-/// Refuses `--from` with a step of other scopes, named without its scope.
+/// Refuses `--from` with a step of other scopes, named without its scope, and with a step of a hook.
 async fn refuse_inner_step(
     store: &dyn Store,
     run: &RunId,
     chosen: &Chosen,
     from: Option<&str>,
 ) -> Result<(), Error> {
-    let Some(StepRef { scope: None, step: Some(step) }) = from.map(StepRef::parse) else { return Ok(()) };
+    let Some(StepRef { scope, step: Some(step) }) = from.map(StepRef::parse) else { return Ok(()) };
+    if let Some(scope) = scope {
+        let mut around = std::iter::successors(Some(scope), ScopePath::parent);
+        let opener = |scope: ScopePath| scope.parent().zip(hooks::opener(&chosen.shape, &scope));
+        let Some((above, own)) = around.find_map(opener) else { return Ok(()) };
+        let step = quoted(&called(Some(&chosen.workflow), &above, own.id.as_str()));
+        let hint = format!("`waypost resume {run} --from {step}` reruns the step, with its hooks");
+        return Err(Error::usage("cannot rerun a step of a hook: a hook runs with its step", hint));
+    }
     let has = |scope: &ScopePath| chosen.shape.of_scope(scope).is_some_and(|own| own.place(&step).is_some());
     match store.scopes(run).await?.into_iter().find(has) {
         Some(scope) if chosen.shape.place(&step).is_none() => {
@@ -705,7 +722,14 @@ async fn refuse_lacks(
         let plan = chosen.plan(store.as_ref(), &snapshot, None, context.now()).await?;
         let rests = |action| matches!(action, Action::Reuse | Action::Recheck | Action::Skip);
         let on_main = plan.decisions.into_iter().filter(|decision| decision.scope.is_main());
-        let reused = on_main.filter(|decision| rests(decision.action)).map(|decision| decision.step);
+        let from = args.from.as_deref().map(|from| from_step(&chosen.workflow, from)).transpose()?;
+        let from = from.map(|(scope, step)| opener_on_main(&scope).unwrap_or(step));
+        let reruns = |step: &StepId| {
+            from.as_ref().is_some_and(|from| chosen.workflow.leads_to(from.as_str(), step.as_str()))
+        };
+        let reused = on_main
+            .filter(|decision| rests(decision.action) && !reruns(&decision.step))
+            .map(|decision| decision.step);
         found = look(&current(&snapshot), &reused.collect());
     }
     preflight::refused(secrets.err().into_iter().collect(), &found, None)

@@ -234,4 +234,19 @@ steps:
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
 
     assert_eq!(rig.read("trace"), "b fine\nrun fine\nrun failed\nb fine\nrun fine\n");
+
+// Bug: `--from` with a finished step of a hook said that the step had not finished. Fix: the step with the hook is named.
+#[test]
+fn a_step_of_a_hook_does_not_rerun_alone() {
+    let rig = Rig::with(
+        "steps: [{id: g, steps: [{id: a, run: 'true', on_success: [{id: h, run: 'echo h >> trace'}]}]}]\n",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+
+    let said = rig.waypost(&["resume", "r", "--from", "g/a:on_success/h"]);
+
+    assert!(said.contains("cannot rerun a step of a hook: a hook runs with its step\n"), "{said}");
+    assert!(said.contains("hint: `waypost resume r --from g/a` reruns the step, with its hooks\n"), "{said}");
+    assert_eq!(code(&rig, &["resume", "r", "--from", "g/a", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "h\nh\n");
 }

@@ -199,3 +199,21 @@ fn the_hint_says_only_what_helps() {
     let said = rig.waypost(&["run", "flow.yaml"]);
     assert!(said.contains("hint: `waypost check flow.yaml` shows the places of the steps"), "{said}");
 }
+
+// Bug: `--from` dropped the results of a step before its missing folder was found. Cause: the check knew only the plan without
+// the request. Fix: the named step and the steps downstream count as steps that run.
+#[test]
+fn a_named_rerun_refuses_a_missing_folder_first() {
+    let rig = Rig::with("steps:\n  - {id: a, dir: x, run: 'true'}\n  - {id: b, run: 'true'}\n");
+    std::fs::create_dir(rig.path("x")).unwrap();
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    std::fs::remove_dir(rig.path("x")).unwrap();
+
+    for more in [&["--dry-run"][..], &[]] {
+        let said = rig.waypost(&[&["resume", "r", "--from", "a"], more].concat());
+        assert!(said.starts_with("exit 2\n") && said.contains("folder `x` does not exist"), "{said}");
+    }
+
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "completed");
+    assert_eq!(code(&rig, &["resume", "r", "--from", "b", "-q"]), Some(0));
+}

@@ -549,8 +549,10 @@ fn from_an_unfinished_step_is_refused_with_its_reason() {
     rig.write("ok", "");
     assert_eq!(resume(&rig, &[]), Some(0));
     assert_eq!(resume(&rig, &["--from", "e"]), Some(8));
-    let said =
-        ["cannot rerun step `g` of run r: the step has not finished", "`waypost resume r` runs the step"];
+    let said = [
+        "cannot rerun step `g` of run r: the step has not finished, or a step upstream has not",
+        "`waypost resume r` runs the step",
+    ];
     expect(&rig, &["resume", "r", "--from", "g"], 5, &said);
 }
 
@@ -584,4 +586,27 @@ fn a_named_inner_payment_reruns_despite_lost_evidence() {
     assert_eq!(code_of(&rig, &["resume", "r", "--from", "g/s", "-q"]), Some(0));
 
     assert_eq!(rig.read("trace"), "s\ns\n");
+}
+
+// Bug: `--from` with a skipped step, and with a finished `always()` step after a failed step, and `--until` with an inner step
+// were answered by untrue sentences or an internal name. Fix: the sentences.
+#[test]
+fn skipped_later_and_inner_steps_are_told_as_they_are() {
+    let rig = Rig::with(
+        "params: {p: {type: integer, default: 1}}
+steps:
+  - {id: g, steps: [{id: s, run: 'true'}]}
+  - {id: b, if: params.p > 1, run: 'true'}
+  - {id: c, run: exit 1}
+  - {id: e, if: always(), run: 'true'}
+",
+    );
+    assert_eq!(run(&rig), Some(1));
+
+    expect(&rig, &["resume", "r", "--from", "b", "--dry-run"], 0, &["Step b would be skipped again.\n"]);
+    let set = ["resume", "r", "--from", "b", "--set", "p=2", "--dry-run"];
+    expect(&rig, &set, 0, &["Step b would rerun, with all steps downstream.\n"]);
+    let upstream = "cannot rerun step `e` of run r: the step has not finished, or a step upstream has not\n";
+    expect(&rig, &["resume", "r", "--from", "e"], 5, &[upstream]);
+    expect(&rig, &["resume", "r", "--until", "g/s"], 5, &["there is no step `g/s` in the workflow"]);
 }

@@ -325,9 +325,12 @@ pub enum RunError {
         /// The reason.
         why: String,
     },
-    /// A rerun of a step was requested, but the step has not finished there, or was skipped as an upstream step failed.
+    /// A rerun of a step was requested, but the step or an upstream step has not finished there.
     /// Nothing changed: resume without the request.
-    #[error("cannot rerun {} of run {run}: the step has not finished", place_of(scope, step))]
+    #[error(
+        "cannot rerun {} of run {run}: the step has not finished, or a step upstream has not",
+        place_of(scope, step)
+    )]
     NotFinished {
         /// The run.
         run: RunId,

@@ -247,7 +247,10 @@ async fn an_unknown_step_and_a_step_never_started_are_told_apart() {
     let nowhere = world.engine.resume(&graph, "nobody").await.unwrap_err();
 
     assert_eq!(unknown.to_string(), "the graph has no step `nope`");
-    assert_eq!(early.to_string(), "cannot rerun step `c` of run r: the step has not finished");
+    assert_eq!(
+        early.to_string(),
+        "cannot rerun step `c` of run r: the step has not finished, or a step upstream has not"
+    );
     assert!(matches!(nowhere, RunError::Store(StoreError::NotFound { .. })), "{nowhere}");
 }
 

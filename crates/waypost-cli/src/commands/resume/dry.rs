@@ -14,7 +14,7 @@ use waypost::store::Store;
 use waypost::store::overlay::Overlay;
 use waypost::{RunId, StepId};
 
-use super::{Going, Prepared, refuse_held, refused};
+use super::{Going, Prepared, from_step, refuse_held, refused};
 use crate::cli::DeadLetter;
 use crate::cli::ResumeArgs;
 use crate::context::Context;
@@ -46,8 +46,14 @@ pub(super) async fn dry_run(
         notes.push("The run would start over; earlier records stay.".to_owned());
     }
     if let Some(from) = &args.from {
-        let downstream = if args.only { "" } else { ", with all steps downstream" };
-        notes.push(format!("Step {from} would rerun{downstream}."));
+        let step = from_step(workflow, from)?;
+        let is_it = |decision: &&Decision| (&decision.scope, &decision.step) == (&step.0, &step.1);
+        let is_skipped = plan.decisions.iter().find(is_it).is_some_and(|own| own.action == Action::Skip);
+        notes.push(match (is_skipped, args.only) {
+            (true, _) => format!("Step {from} would be skipped again."),
+            (false, true) => format!("Step {from} would rerun."),
+            (false, false) => format!("Step {from} would rerun, with all steps downstream."),
+        });
     }
     if let Some(until) = &args.until {
         notes.push(stop_after(&mut plan, &prepared.chosen.shape, until)?);
