@@ -280,12 +280,17 @@ fn take_in(plan: &mut Plan, given: &[Signal]) {
     }
 }
 
-/// Removes from the plan of a hook's scope the steps of the opener's other hooks.
+/// Removes from the plan of a hook's scope the steps of the opener's other hooks, and all steps if the opener has no open
+/// hooks: after a rollback.
 fn of_scopes(mut plan: Plan, shape: &Shape, effective: &[Effective]) -> Plan {
-    for scope in effective.iter().filter(|scope| hooks::opener(shape, &scope.scope).is_some()) {
+    for scope in effective {
+        let Some(opener) = hooks::opener(shape, &scope.scope) else { continue };
+        let above = effective.iter().find(|above| Some(&above.scope) == scope.scope.parent().as_ref());
+        let mut entries = above.into_iter().flat_map(|above| above.position.open_entries());
+        let is_open = entries.any(|entry| entry.step == opener.id && entry.hooks.is_some());
         let own = hooks::steps_of(shape, &scope.scope, &scope.position);
         plan.decisions.retain(|decision| {
-            decision.scope != scope.scope || own.iter().any(|step| step.id == decision.step)
+            decision.scope != scope.scope || is_open && own.iter().any(|step| step.id == decision.step)
         });
     }
     plan

@@ -250,3 +250,29 @@ fn a_step_of_a_hook_does_not_rerun_alone() {
     assert_eq!(code(&rig, &["resume", "r", "--from", "g/a", "-q"]), Some(0));
     assert_eq!(rig.read("trace"), "h\nh\n");
 }
+
+// Bug: after a rollback, the plan listed hooks that did not run, also when the run was completed. Cause: the abandoned scopes
+// of the hooks. Fix: only open hooks are listed.
+#[test]
+fn a_plan_after_a_rollback_lists_no_hooks() {
+    let rig = Rig::with(
+        "on_failure: [{id: wf, run: 'echo wf >> trace'}]
+steps:
+  - {id: a, on_failure: [{id: hf, run: 'true'}], on_success: [{id: hs, run: 'true'}], run: test -e ok}
+",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+
+    let rolled_back = rig.waypost(&["rollback", "r@1"]);
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
+    let plan = rig.waypost(&["plan", "r"]);
+
+    for rows in [rolled_back, plan] {
+        assert!(
+            rows.contains("\na ") && !rows.contains("on_success/") && !rows.contains("on_failure/"),
+            "{rows}"
+        );
+    }
+}
