@@ -224,7 +224,7 @@ impl<'a, P: Program> Undoer<'a, P> {
             }
         }
         // Steps of one commit keep the order of the scopes.
-        effects.sort_by(|one, other| other.ended_at.cmp(&one.ended_at));
+        effects.sort_by_key(|effect| std::cmp::Reverse(effect.ended_at));
         let mut seen = HashSet::new();
         let pass = |effect: &Effect| (effect.scope.clone(), effect.step.clone(), effect.at.iteration.clone());
         effects.retain(|effect: &Effect| seen.insert(pass(effect)));
