@@ -106,7 +106,7 @@ fn since(before: &Snapshot, after: &Snapshot, to: &str) -> Vec<String> {
     let mut lines = Vec::new();
     if before.definition != after.definition {
         lines.push(format!(
-            "The workflow is that of {to} again: a resume compares the file with it, and adopts changes anew."
+            "The workflow is that of {to} again: a resume compares the file with it, and adopts changes again."
         ));
     }
     let (set, params) = (current(before), current(after));
