@@ -234,6 +234,7 @@ steps:
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0));
 
     assert_eq!(rig.read("trace"), "b fine\nrun fine\nrun failed\nb fine\nrun fine\n");
+}
 
 // Bug: `--from` with a finished step of a hook said that the step had not finished. Fix: the step with the hook is named.
 #[test]

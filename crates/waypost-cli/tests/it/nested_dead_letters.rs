@@ -415,3 +415,27 @@ fn a_fork_sees_an_edit_below_a_finished_item() {
 
     assert_eq!(rig.read("trace"), "Sx\nay\nSy\n");
 }
+
+// Bug: in a fork, an edited finished step below an opener was announced and did not rerun: its end stays in the parent run. Fix: the
+// resume is refused.
+#[test]
+fn a_copied_step_below_an_opener_does_not_rerun_alone() {
+    let flow = "steps:
+  - id: g
+    steps:
+      - {id: s, run: 'echo s >> trace'}
+      - {id: t, run: 'echo t >> trace; test -e ok'}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["fork", "r", "--id", "f", "-q"]), Some(1));
+    rig.write("trace", "");
+    rig.write("ok", "");
+    rig.write("flow.yaml", &flow.replace("echo s", "echo S"));
+
+    let said = rig.waypost(&["resume", "f", "--rerun-changed", "-q"]);
+    assert!(said.starts_with("exit 9\n") && said.contains("its result is a copy from another run"), "{said}");
+    assert_eq!(code_of(&rig, &["fork", "r", "--with", "flow.yaml", "--id", "again", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "S\nt\n");
+}

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{RunId, ScopePath, StepId};
-use crate::plan::shape::{Shape, Step};
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{Broken, Decision, DeferredClaims};
 use crate::projection::events::RerunCause;
 use crate::record::{FrontierEntry, Position, Record, Settled};
@@ -161,7 +161,17 @@ pub(crate) async fn find<P: Program>(
         judgement.broken.push(loader.named(&run.run, &scopes, named).await?);
     }
     for (scope, step) in query.requested.changed.iter().chain(&query.requested.retried) {
-        judgement.broken.extend(loader.ended_on(&scopes, scope, step).await?);
+        let ended = loader.ended_on(&scopes, scope, step).await?;
+        let is_finished = |known: &ScopeInForce| {
+            let (own, position) = (shape.of_scope(scope), &known.position);
+            own.is_some_and(|own| {
+                own.place(step.as_str()).is_some_and(|place| !Unfinished::of(own, position).has(place))
+            })
+        };
+        if ended.is_none() && scopes.get(&(scope.depth(), scope.clone())).is_some_and(is_finished) {
+            return Err(copied_end(&run.run, scope, step));
+        }
+        judgement.broken.extend(ended);
     }
     moves.extend(back_to_work(shape, &mut scopes, &judgement.broken));
     loader.note_joins(&mut scopes).await?;
@@ -282,6 +292,20 @@ pub(crate) async fn reopen_for<P: Program>(
     }
     requested.exclude_after_open(shape, &scopes, &mut moves, policy);
     Ok(moves)
+}
+
+/// Returns the error for a changed step whose end stays in the run before a fork or an import: the step cannot rerun alone.
+fn copied_end(run: &RunId, scope: &ScopePath, step: &StepId) -> RunError {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    let opener = around
+        .filter_map(|scope| scope.opened_by())
+        .last()
+        .map_or_else(String::new, |(step, _)| step.to_string());
+    let why = format!(
+        "step `{step}` of scope `{scope}` changed, and its result is a copy from another run: rerun all of `{opener}` by the \
+         run's own copy, or fork again with the changed file"
+    );
+    RunError::Changed { run: run.clone(), why }
 }
 
 /// Returns the transitions of scopes with steps to rerun, and of the openers above the requested scopes. Results
