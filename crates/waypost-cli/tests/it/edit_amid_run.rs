@@ -289,3 +289,36 @@ fn an_edited_question_below_an_opener_is_asked_anew() {
         assert_eq!(code_of(&rig, &["resume", "r", "-q", "--wait", "0s"]), Some(0), "{body}");
     }
 }
+
+// Bug: a step added in front of the steps of the items ran only in the item at work, and a removed first step hung the run. Cause: the
+// items that had not begun counted as being at the first step of then. Fix: they begin with the first step of now.
+#[test]
+fn items_that_have_not_begun_start_with_the_edited_steps() {
+    let flow = "steps:
+  - id: f
+    foreach:
+      items: [x, y, z]
+      max_parallel: 1
+      steps:
+        - {id: n, run: 'echo n$I >> trace; test $I != x -o -e ok', env: {I: '${{ item }}'}}
+        - {id: u, run: 'echo u$I >> trace', env: {I: '${{ item }}'}}
+";
+    let added = flow.replace(
+        "        - {id: n,",
+        "        - {id: m, run: 'echo m$I >> trace', env: {I: '${{ item }}'}}\n        - {id: n,",
+    );
+    let removed: String =
+        flow.lines().filter(|line| !line.contains("id: n")).map(|line| format!("{line}\n")).collect();
+    for (edited, expected) in [(added, "mx\nnx\nux\nmy\nny\nuy\nmz\nnz\nuz\n"), (removed, "ux\nuy\nuz\n")] {
+        let rig = Rig::with(&flow.replace("max_parallel: 1", "max_parallel: 1\n      on_item_failure: stop"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        assert_eq!(code_of(&rig, &["rollback", "r@2", "-q"]), Some(0));
+        rig.write("trace", "");
+        rig.write("ok", "");
+        rig.write("flow.yaml", &edited);
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{edited}");
+
+        assert_eq!(rig.read("trace"), expected, "{edited}");
+    }
+}

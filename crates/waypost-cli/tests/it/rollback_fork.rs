@@ -1036,3 +1036,25 @@ fn a_rollback_to_a_shorter_list_keeps_its_items() {
 
     assert_eq!(rig.read("trace"), "z\n");
 }
+
+// Bug: a fork of an older checkpoint repeated a step with `idempotent: false` downstream of a rerun, unasked. Cause: results out of
+// force are not copied. Fix: their effects are asked about.
+#[test]
+fn a_fork_asks_about_results_that_it_does_not_copy() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; touch a', evidence: [{file: a}]}
+  - {id: n, idempotent: false, run: 'echo n >> trace'}
+  - {id: e, run: 'test -e ok'}
+",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code(&rig, &["checkpoint", "r", "--label", "then", "-q"]), Some(0));
+    std::fs::remove_file(rig.path("a")).unwrap();
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
+    rig.write("trace", "");
+
+    assert_eq!(code(&rig, &["fork", "r@then", "--id", "f", "-q"]), Some(8));
+
+    assert_eq!(rig.read("trace"), "a\n");
+}

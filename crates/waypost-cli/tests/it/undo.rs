@@ -513,3 +513,23 @@ fn a_removed_step_has_no_undo_in_the_workflow() {
     let line = "Step b has no `undo` in the workflow of the run, and its effects remain.\n";
     assert!(said.contains("Undid step a.\n") && said.contains(line), "{said}");
 }
+
+// Bug: `rollback --undo-steps` undid steps, and then refused its target for an earlier undo. Fix: it refuses first.
+#[test]
+fn a_target_with_undone_steps_is_refused_before_any_undo() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true', undo: 'echo undo a >> trace'}
+  - {id: e, run: 'true', undo: 'echo undo e >> trace'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["checkpoint", "r", "--label", "end", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    assert_eq!(code_of(&rig, &["rollback", "r@end", "--undo-steps", "-q"]), Some(5));
+
+    assert_eq!((rig.read("trace").as_str(), code_of(&rig, &["resume", "r", "-q"])), ("", Some(0)));
+}

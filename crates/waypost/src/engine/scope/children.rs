@@ -592,7 +592,10 @@ impl<'a, P: Program> Session<'a, P> {
         let run = parent.chain.run.clone();
         let around = parent.entry(place).at.iteration.clone();
         let record = self.engine.store.load(&run, &scope, seq).await?;
-        let position = position_of(&record)?;
+        let mut position = position_of(&record)?;
+        if !self.scopes.get(id).runs_hooks(place) {
+            open_scopes::start_at_roots(shape, &record, &mut position, &around);
+        }
         let mut state = decode_state(self.program, shape.level(), &record)?;
         let parent = self.scopes.get(id);
         self.program.attach(parent.step_ref(place), &parent.state, &mut state);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::Decision;
-use crate::plan::shape::Unfinished;
-use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Status, Try, WaitKind};
+use crate::plan::shape::{Shape, Unfinished};
+use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Record, Status, Try, WaitKind};
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
 use super::fan_out::{FanOut, Items, Queued, named_items};
@@ -568,6 +568,10 @@ pub(crate) async fn resume_child<P: Program>(
     let above = session.scopes.get(opener.scope);
     let children = children_of(above, opener.place);
     let shape = &*children.shape;
+    if !above.runs_hooks(opener.place) {
+        let around = &above.entry(opener.place).at.iteration;
+        start_at_roots(shape, &base, &mut position, around);
+    }
     if let Some(old) = session.shape_before.as_ref().and_then(|before| before.of_scope(&path)) {
         let around = above.entry(opener.place).at.iteration.clone();
         transfer_scope(old, shape, &mut position, &around).map_err(|why| RunError::Changed {
@@ -644,6 +648,23 @@ pub(crate) async fn resume_child<P: Program>(
         session.mark_dirty(id);
     }
     Ok(Some(id))
+}
+
+/// Lets a child that has not begun start with the first steps of the graph in force: an edit may have added or removed some.
+pub(crate) fn start_at_roots(shape: &Shape, opening: &Record, position: &mut Position, around: &[u32]) {
+    let roots: BTreeSet<&StepId> = shape.roots().into_iter().map(|place| &shape.steps()[place].id).collect();
+    let is_same = position.frontier.iter().map(|entry| &entry.step).collect::<BTreeSet<_>>() == roots;
+    let is_opening = matches!(opening.header().reason, Reason::Fork | Reason::Rollback);
+    if is_same || shape.is_routed() || !is_opening || !is_fresh(position) {
+        return;
+    }
+    let epoch = position.frontier.iter().map(|entry| entry.at.epoch).max().unwrap_or_default();
+    let entry = |place: usize| {
+        let mut entry = FrontierEntry::ready(shape.steps()[place].id.clone());
+        (entry.at.iteration, entry.at.epoch) = (shape.first_iteration(place, around), epoch);
+        entry
+    };
+    position.frontier = shape.roots().into_iter().map(entry).collect();
 }
 
 /// Returns whether a child was opened and has not begun.

@@ -16,7 +16,7 @@ use crate::id::{Digest, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::record::{
     Definition, End, Fan, FrontierEntry, FrozenItems, Header, Ledger, Pack, Phase, Position, Reason, Record,
-    Settled, Status, Try,
+    Reusable, Settled, Status, Try,
 };
 use crate::store::portable::Portable;
 use crate::store::{BLOB_CHUNK_BYTES, FILES_BLOB, Lease, Store, StoreError};
@@ -120,6 +120,13 @@ impl SourceScope {
             records.push(&self.record);
         }
         let mut scope = Scope::new(chain, shape, position_in_new_run(&self.position), state);
+        // Results out of force stay in the other run: their steps run again, or a person is asked.
+        let was_done = |result: &Reusable| matches!(result, Reusable::Ended { settled, .. } if settled.did());
+        for (step, _) in self.position.reusable.iter().filter(|(_, results)| results.values().any(was_done)) {
+            if let Some(step) = shape.step(step.as_str()) {
+                step.note_effect(&mut scope.position, true, None);
+            }
+        }
         for record in records {
             let (seq, old) = (scope.seq_of_next_draft(), record.header().seq);
             let is_left = evidence == OriginEvidence::Left && record.header().evidence.is_some();

@@ -125,6 +125,9 @@ impl Engine {
         if let Some(begun) = undoer.position.undoing.filter(|begun| *begun < to) {
             return Err(RunError::Undoing { run: lease.run().clone(), to: begun });
         }
+        if to > 0 {
+            refuse_undone(self, lease.run(), to).await?;
+        }
         let effects = undoer.effects_after(to).await?;
         let before = Before::of(undo_records(self, lease.run()).await?);
         let due: Vec<Effect> =
