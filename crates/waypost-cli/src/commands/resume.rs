@@ -27,7 +27,7 @@ use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
 use crate::run::hooks;
 use crate::run::needs;
-use crate::run::params::{BegunWork, Setting, current};
+use crate::run::params::{BegunWork, Setting, current, with_added};
 use crate::run::preflight;
 use crate::run::progress::steps_are_done;
 use crate::run::reference::{Default as Meant, LISTS_RUNS, StepRef, encode, encoded, find, no_scope};
@@ -438,6 +438,8 @@ impl Prepared {
                     let from =
                         args.from.as_deref().map(|from| from_step(&chosen.workflow, from)).transpose()?;
                     params = setting.apply(&work.retrying(args.retry_failed).rerunning(from), &plan)?;
+                } else if !args.restart && chosen.adoption.is_some() {
+                    params = with_added(&chosen.workflow, current(&snapshot))?;
                 }
                 chosen
             }
@@ -453,7 +455,10 @@ impl Prepared {
             frozen.settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
         let timeout = chosen.workflow.timeout();
         if args.restart {
-            params = setting.over(&chosen.workflow, frozen.params.clone())?;
+            params = match args.set.is_empty() {
+                true => with_added(&chosen.workflow, frozen.params.clone())?,
+                false => setting.over(&chosen.workflow, frozen.params.clone())?,
+            };
         }
         if params.is_none() && !args.set.is_empty() {
             context.output.note("The params already have these values.");

@@ -28,6 +28,23 @@ pub(crate) fn current(snapshot: &Snapshot) -> Map<String, Value> {
     of_record(snapshot.newest()).unwrap_or_else(|| snapshot.entry.record.record().params.clone())
 }
 
+/// Returns the params with the defaults of params that a changed file adds; `None` if it adds none.
+///
+/// # Errors
+/// An added param has no default.
+pub(crate) fn with_added(
+    workflow: &Workflow,
+    mut now: Map<String, Value>,
+) -> Result<Option<Map<String, Value>>, Error> {
+    if workflow.params().iter().all(|param| now.contains_key(&param.name)) {
+        return Ok(None);
+    }
+    now.retain(|name, value| !value.is_null() && workflow.params().iter().any(|param| param.name == *name));
+    let given = GivenParams { file: now, text: Vec::new() };
+    let how = "give the value of an added param with `--set NAME=VALUE`";
+    workflow.resolve_params(&given).map(Some).map_err(|error| Error::usage(error.to_string(), how))
+}
+
 /// The arguments of `resume --set`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setting<'a> {

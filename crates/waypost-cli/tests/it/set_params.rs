@@ -306,3 +306,24 @@ steps:
         "{refused}"
     );
 }
+
+// Bug: a param with a default that an edit adds had no value in a resume. Fix: the adopted file gives its defaults, and a param
+// without one is refused before anything runs.
+#[test]
+fn a_param_added_by_an_edit_has_its_default() {
+    let rig = Rig::with("steps: [{id: a, run: 'true'}, {id: c, run: 'test -e ok'}]\n");
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+    let edited = |param: &str| {
+        format!(
+            "params: {{q: {param}}}\nsteps: [{{id: a, run: 'true'}}, {{id: c, run: 'echo $P > out', env: {{P: '${{{{ params.q }}}}'}}}}]\n"
+        )
+    };
+    rig.write("flow.yaml", &edited("{type: integer}"));
+    let refused = rig.waypost(&["resume", "r", "-q"]);
+    assert!(refused.starts_with("exit 2\n") && refused.contains("--set"), "{refused}");
+    rig.write("flow.yaml", &edited("{type: integer, default: 7}"));
+
+    assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(0));
+
+    assert_eq!(rig.read("out"), "7\n");
+}

@@ -38,7 +38,7 @@ pub(super) async fn dry_run(
     prepared.tell(context);
     let workflow = &prepared.chosen.workflow;
     let mut notes = told_of(letters);
-    if prepared.params.is_some() {
+    if prepared.params.is_some() && !args.set.is_empty() {
         let names = args.set.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         notes.push(format!("Remaining steps would read new values of {names}."));
     }
