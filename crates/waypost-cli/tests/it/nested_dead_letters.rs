@@ -439,3 +439,34 @@ fn a_copied_step_below_an_opener_does_not_rerun_alone() {
 
     assert_eq!(rig.read("trace"), "S\nt\n");
 }
+
+// Bug: in a fork amid a loop in an item, a changed list repeated the passes before with their `idempotent: false` steps, unasked.
+// Cause: their scopes stay in the parent run. Fix: a person is asked about the loop.
+#[test]
+fn a_fork_amid_a_loop_asks_before_it_repeats_passes() {
+    let flow = "steps:
+  - id: f
+    foreach:
+      items: [y]
+      steps:
+        - id: g
+          repeat: {max: 2, until: iteration == 2}
+          steps:
+            - {id: s, run: 'test $J = 1 -o -e ok', env: {J: '${{ iteration }}'}}
+            - {id: n, idempotent: false, run: 'echo $J >> trace', env: {J: '${{ iteration }}'}}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["fork", "r", "--id", "f", "-q"]), Some(1));
+    assert_eq!(code_of(&rig, &["fork", "r", "--id", "plain", "-q"]), Some(1));
+    rig.write("ok", "");
+    rig.write("trace", "");
+
+    assert_eq!(code_of(&rig, &["resume", "plain", "-q"]), Some(0));
+    assert_eq!(rig.read("trace"), "2\n");
+    rig.write("flow.yaml", &flow.replace("[y]", "[y, z]"));
+    rig.write("trace", "");
+
+    assert_eq!(code_of(&rig, &["resume", "f", "-q"]), Some(8));
+    assert!(!rig.waypost(&["resume", "f", "-q"]).contains("f:z"), "only about y");
+}

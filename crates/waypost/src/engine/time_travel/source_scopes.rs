@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{Digest, ScopePath, StepId};
-use crate::plan::shape::Shape;
+use crate::plan::shape::{Shape, Step};
 use crate::record::{
     Definition, End, Fan, FrontierEntry, FrozenItems, Header, Ledger, Pack, Phase, Position, Reason, Record,
     Reusable, Settled, Status, Try,
@@ -133,6 +133,11 @@ impl SourceScope {
             let known = self.position.ledger.iter().find(|(_, settled)| settled.seq == old);
             if let Some((step, known)) = known.filter(|(_, known)| !is_left || known.failures > 0) {
                 scope.position.ledger.insert(step.clone(), Settled { seq, fan: None, ..known.clone() });
+                // The scopes of earlier passes stay in the other run: a person is asked before these run again.
+                let is_amid = self.position.frontier.iter().any(|entry| entry.step == *step);
+                if is_amid && shape.step(step.as_str()).is_some_and(Step::is_careful) {
+                    scope.position.note_effect(step);
+                }
             }
             let mut copy = copy_of(record);
             copy.report.evidence = copy.report.evidence.filter(|_| !is_left);
