@@ -23,7 +23,7 @@ use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::output::shown;
 use crate::run::current_evidence;
-use crate::run::definition::{Chosen, names, names_of, of_fork, opener_on_main};
+use crate::run::definition::{Chosen, definition_at, names, names_of, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
 use crate::run::needs;
 use crate::run::params::{Begin, BegunWork, ReadParam, current};
@@ -284,8 +284,9 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     encode(store.as_ref(), &from.run, &mut args.from).await?;
     refuse_unknown_scope(store.as_ref(), &from.run, args.from.as_deref()).await?;
     let frozen = store.run(&from.run).await?.record.record().clone();
-    let snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
-    let mut chosen = Chosen::at(&store, &snapshot, &begin).await?;
+    let mut snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
+    snapshot.definition = definition_at(&store, &snapshot, &begin).await?;
+    let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
     if let Some(file) = &args.with {
         let position = begin.position().unwrap_or_default().with_failures_open();
         chosen = of_fork(store.as_ref(), chosen, &snapshot, &position, (file, args.from.as_deref())).await?;

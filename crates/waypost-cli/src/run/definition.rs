@@ -54,6 +54,17 @@ pub(crate) fn resume_line(record: &RunRecord, words: &str) -> String {
     first.to_uppercase() + rest
 }
 
+/// Returns the definition in force at a record of the main scope.
+pub(crate) async fn definition_at(
+    store: &Arc<dyn Store>,
+    snapshot: &Snapshot,
+    record: &Record,
+) -> Result<Definition, Error> {
+    let engine = Engine::new(Arc::clone(store));
+    let record = engine.load_with_state(&record.header().reference()).await?;
+    Ok(Snapshot::definition(store.as_ref(), &snapshot.entry, &record).await?)
+}
+
 /// Returns the workflow of the definition in force; `None` for the run of a program.
 pub(crate) fn workflow_in_force(snapshot: &Snapshot) -> Option<Workflow> {
     let text = snapshot.definition.text.as_deref()?;
@@ -157,9 +168,7 @@ impl Chosen {
         snapshot: &Snapshot,
         record: &Record,
     ) -> Result<Self, Error> {
-        let engine = Engine::new(Arc::clone(store));
-        let record = engine.load_with_state(&record.header().reference()).await?;
-        let definition = Snapshot::definition(store.as_ref(), &snapshot.entry, &record).await?;
+        let definition = definition_at(store, snapshot, record).await?;
         own_copy(store.as_ref(), snapshot.entry.record.record(), &definition)
     }
 

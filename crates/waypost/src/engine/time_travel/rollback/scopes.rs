@@ -243,6 +243,7 @@ impl ScopesThen {
         if self.closed == Closed::Leave {
             return Ok(Moves { open: moves, closed: BTreeMap::new() });
         }
+        drop_results_above(root, &mut moves, &mut closed);
         let main = self.scopes.values().next().map(|main| main.record.header().clone());
         for (scope, then) in self.later {
             let (Some(shape), Some(main)) = (root.of_scope(&scope), &main) else { continue };
@@ -301,6 +302,28 @@ impl ScopesThen {
             } else {
                 begun.insert(opener.clone());
             }
+        }
+    }
+}
+
+/// Drops the results of openers and passes whose scopes run again: the results are those of the later work.
+fn drop_results_above(
+    root: &Shape,
+    open: &mut BTreeMap<ScopePath, Transition>,
+    closed: &mut BTreeMap<ScopePath, Transition>,
+) {
+    let runs_again = |moved: &Transition| moved.drafts.last().is_none_or(|draft| draft.end.is_none());
+    let again: Vec<ScopePath> =
+        closed.iter().filter(|(_, moved)| runs_again(moved)).map(|(scope, _)| scope.clone()).collect();
+    for scope in again {
+        let Some((above, opener)) = scope.parent().zip(opener_of(root, &scope)) else { continue };
+        let Some(moved) = open.get_mut(&above).or_else(|| closed.get_mut(&above)) else { continue };
+        let Some(results) = moved.position.reusable.get_mut(&opener) else { continue };
+        results.remove(&scope.pass_number().unwrap_or(1));
+        if results.is_empty() {
+            moved.position.reusable.remove(&opener);
+            let is_amid_passes = moved.position.frontier.iter().any(|entry| entry.step == opener);
+            moved.forgotten.extend((!is_amid_passes).then(|| Forget::Step(opener)));
         }
     }
 }
@@ -404,7 +427,8 @@ async fn restart(
     }
     ask_about_effects(shape, position, |_, step| begun.contains(&step.id).then_some(None));
     // Steps of a later definition, which a resume may adopt again.
-    let later = begun.iter().filter(|step| shape.place(step.as_str()).is_none() && !undone.contains(*step));
+    let is_later = |step: &StepId| shape.place(step.as_str()).is_none_or(|place| !is_open.has(place));
+    let later = begun.iter().filter(|step| is_later(step) && !undone.contains(*step));
     later.for_each(|step| position.note_effect(step));
     for step in undone {
         position.ask_no_more(&step);
