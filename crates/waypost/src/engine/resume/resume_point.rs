@@ -296,14 +296,10 @@ pub(crate) async fn reopen_for<P: Program>(
 
 /// Returns the error for a changed step whose end stays in the run before a fork or an import: the step cannot rerun alone.
 fn copied_end(run: &RunId, scope: &ScopePath, step: &StepId) -> RunError {
-    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
-    let opener = around
-        .filter_map(|scope| scope.opened_by())
-        .last()
-        .map_or_else(String::new, |(step, _)| step.to_string());
     let why = format!(
-        "step `{step}` of scope `{scope}` changed, and its result is a copy from another run: rerun all of `{opener}` by the \
-         run's own copy, or fork again with the changed file"
+        "step `{step}` of scope `{}` changed, and its result is a copy from another run: fork that run again with the \
+         changed file (`waypost fork RUN --with FILE`)",
+        scope.readable()
     );
     RunError::Changed { run: run.clone(), why }
 }
