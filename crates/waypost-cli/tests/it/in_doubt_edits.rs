@@ -288,3 +288,31 @@ fn an_unfinished_foreach_after_an_added_step_is_not_kept() {
     has_ended(&rig, &["resume", "r", "--keep-finished", "-q"], 0, "then the edit");
     assert_eq!(ran(&rig), ["a", "x", "y", "y", "n"]);
 }
+
+// Bug: after a step added in a group failed, a rerun of an earlier group dropped the result of a finished non-idempotent step
+// without a question: the step ran twice. Fix: a dropped result counts as an effect.
+#[test]
+fn a_dropped_result_of_a_careful_step_is_asked_about() {
+    let rig = Rig::with(
+        "steps:
+  - {id: f, steps: [{id: u, run: 'echo u >> trace'}]}
+  - id: g
+    steps:
+      - {id: a, run: 'echo a >> trace; echo 1 > a', evidence: [{file: a}]}
+  - {id: n, idempotent: false, run: 'echo n >> trace'}
+",
+    );
+    has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, "run");
+    edit(&rig, "      - {id: a,", "      - {id: m, run: 'test ! -e bad'}\n      - {id: a,");
+    rig.write("bad", "");
+    has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 1, "the added step fails");
+    remove(&rig, "bad");
+    edit(&rig, "echo u", "echo v");
+
+    let plan = rig.waypost(&["plan", "r"]);
+    has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 8, "n is in doubt");
+    has_ended(&rig, &["resume", "r", "--treat-as", "done=n", "-q"], 0, "kept");
+
+    assert!(plan.contains("n     ask"), "{plan}");
+    assert_eq!(ran(&rig), ["u", "a", "n", "v", "a"]);
+}

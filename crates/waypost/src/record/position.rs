@@ -156,6 +156,17 @@ impl Position {
         self.choices.retain(|step, _| has_step(step));
     }
 
+    /// Returns whether a result out of force had an effect, and the entry of begun work out of force.
+    pub(crate) fn effect_of_results(&self, step: &StepId) -> (bool, Option<FrontierEntry>) {
+        let results = || self.reusable.get(step).into_iter().flat_map(BTreeMap::values);
+        let was_done = |result: &Reusable| matches!(result, Reusable::Ended { settled, .. } if settled.did());
+        let begun = results().find_map(|result| match result {
+            Reusable::Begun { entry, .. } => Some((**entry).clone()),
+            _ => None,
+        });
+        (results().any(was_done), begun)
+    }
+
     /// Drops the results out of force of a step. A question about the step stays.
     pub(crate) fn drop_results(&mut self, step: &StepId) {
         self.drop_results_from(step, 1);

@@ -74,8 +74,7 @@ pub(crate) fn invalidate(
         if policy == ReusePolicy::Keep {
             make_reusable(&mut after.position, (shape, place), is_finished, 0);
         } else {
-            after.drop_end(step, is_finished, policy);
-            after.exclude_reuse(step);
+            after.drop_all(step, is_finished, policy);
         }
     }
     for InvalidStep { place, entry, is_named } in invalid {
@@ -92,8 +91,7 @@ pub(crate) fn invalidate(
             let before =
                 after.position.ledger.get(&step.id).and_then(|last| end_of_pass(last, passes_before));
             let is_decided = is_named || continues;
-            after.drop_end(step, is_finished, if is_decided { ReusePolicy::Retry } else { policy });
-            after.exclude_reuse(step);
+            after.drop_all(step, is_finished, if is_decided { ReusePolicy::Retry } else { policy });
             after.position.ledger.extend(before.map(|before| (step.id.clone(), before)));
         }
         let position = &mut after.position;
@@ -119,6 +117,14 @@ pub(crate) fn invalidate(
 }
 
 impl Invalidated {
+    /// Drops the end, the unfinished work and the results out of force of a step, as [`Self::drop_end`].
+    fn drop_all(&mut self, step: &Step, is_finished: bool, policy: ReusePolicy) {
+        let (was_done, begun) = self.position.effect_of_results(&step.id);
+        step.note_effect(&mut self.position, was_done, begun);
+        self.drop_end(step, is_finished, policy);
+        self.exclude_reuse(step);
+    }
+
     /// Excludes reuse in a step: of results already out of force, and in the scopes of its children.
     pub(crate) fn exclude_reuse(&mut self, step: &Step) {
         self.position.drop_results(&step.id);
