@@ -322,3 +322,36 @@ fn items_that_have_not_begun_start_with_the_edited_steps() {
         assert_eq!(rig.read("trace"), expected, "{edited}");
     }
 }
+
+// Bug: after a rollback to before a non-idempotent step was added to the items, the answer for one item let the others
+// skip the step. Cause: the resume that adopted the edit stopped at the question, and the positions of the other items were those of the
+// old definition. Fix: all changed positions are recorded with the adoption.
+#[test]
+fn each_item_asks_about_an_added_step_that_a_rollback_took_back() {
+    let flow = "steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      max_parallel: 1
+      steps:
+        - {id: n, run: 'echo n$I >> trace', env: {I: '${{ item }}'}}
+        - {id: u, run: 'echo u$I >> trace', env: {I: '${{ item }}'}}
+";
+    let added = "        - {id: m, idempotent: false, run: 'echo m$I >> trace', env: {I: '${{ item }}'}}\n        - {id: u,";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+    rig.write("flow.yaml", &flow.replace("        - {id: u,", added));
+    assert_eq!(code_of(&rig, &["resume", "r", "--with", "flow.yaml", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@4", "-q"]), Some(0));
+    rig.write("trace", "");
+
+    for asked in ["f:x/m", "f:y/m"] {
+        let told = rig.waypost(&["resume", "r"]);
+        assert!(told.starts_with("exit 8\n") && told.contains(&format!("retry={asked}")), "{told}");
+        let answer = format!("retry={asked}");
+        let code = code_of(&rig, &["resume", "r", "--treat-as", &answer, "-q"]);
+        assert_eq!(code, Some(if asked == "f:y/m" { 0 } else { 8 }), "{asked}");
+    }
+
+    assert_eq!(rig.read("trace"), "mx\nux\nmy\nuy\n");
+}

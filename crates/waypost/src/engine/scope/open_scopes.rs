@@ -572,12 +572,15 @@ pub(crate) async fn resume_child<P: Program>(
         let around = &above.entry(opener.place).at.iteration;
         start_at_roots(shape, &base, &mut position, around);
     }
+    let mut is_transferred = false;
     if let Some(old) = session.shape_before.as_ref().and_then(|before| before.of_scope(&path)) {
+        let frontier = position.frontier.clone();
         let around = above.entry(opener.place).at.iteration.clone();
         transfer_scope(old, shape, &mut position, &around).map_err(|why| RunError::Changed {
             run: header.run.clone(),
             why: format!("{why}; scope `{}`", path.readable()),
         })?;
+        is_transferred = position.frontier != frontier;
     }
     if let Some(gone) = position.frontier.iter().find(|entry| shape.place(entry.step.as_str()).is_none()) {
         let why = format!("scope `{path}` is at step `{}`, which the graph does not have", gone.step);
@@ -627,6 +630,13 @@ pub(crate) async fn resume_child<P: Program>(
     let engine = session.engine;
     if session.program.keeps_apart() {
         invalidate_readers((engine, session.program), &mut scope, &read_by).await?;
+    }
+    if is_transferred && scope.drafts.is_empty() {
+        // A later resume compares with the definition that this resume adopts.
+        let about =
+            scope.position.frontier.first().map(|entry| (entry.step.clone(), entry.at.clone())).unzip();
+        let at = about.1.unwrap_or_default();
+        scope.drafts.push(Draft::new(Phase::Restored, Reason::Redo, about.0, at));
     }
     let is_done = scope.position.frontier.is_empty();
     if is_done && scope.drafts.is_empty() {
