@@ -105,12 +105,14 @@ impl Setting<'_> {
             let kept = workflow.steps().iter().filter(|step| !again.contains(&step.id));
             let mut readers = kept.filter_map(|step| Some((step, reader(step)?)));
             if let Some((first, reader)) = readers.next() {
+                let leads = |from: &&StepId| workflow.leads_to(from.as_str(), &first.id);
+                let from = position.frontier.iter().map(|entry| &entry.step).find(leads);
                 return Err(Error::usage(
                     format!("cannot change param `{name}`: step {reader} has read it, and does not rerun"),
                     format!(
                         "`waypost resume {run} --from {} --set …` reruns the step and all steps \
                          downstream; `--restart --set …` starts over",
-                        first.id
+                        from.map_or(first.id.as_str(), StepId::as_str)
                     ),
                 ));
             }
@@ -222,14 +224,27 @@ impl<'a> BegunWork<'a> {
         Self { from, ..self }
     }
 
+    /// Returns the child of a scope on the path to the step of `--from`.
+    fn child_on_path(&self, scope: &ScopePath) -> Option<ScopePath> {
+        let (on, _) = self.from.as_ref()?;
+        let mut around = std::iter::successors(Some(on.clone()), ScopePath::parent);
+        around.find(|below| below.parent().as_ref() == Some(scope))
+    }
+
+    /// Returns whether a child is a pass after the pass of the step of `--from`.
+    fn is_later_pass(&self, scope: &ScopePath, child: &ScopePath) -> bool {
+        let opener = |child: &ScopePath| child.opened_by().map(|(opener, _)| opener);
+        self.child_on_path(scope)
+            .is_some_and(|named| opener(&named) == opener(child) && named.pass_number() < child.pass_number())
+    }
+
     /// Returns the step of a scope on the path to the step of `--from`, that step included.
     fn on_path(&self, scope: &ScopePath) -> Option<&str> {
         let (on, step) = self.from.as_ref()?;
         if on == scope {
             return Some(step.as_str());
         }
-        let mut around = std::iter::successors(Some(on.clone()), ScopePath::parent);
-        let below = around.find(|below| below.parent().as_ref() == Some(scope))?;
+        let below = self.child_on_path(scope)?;
         let shape = self.shape.of_scope(scope)?;
         let (place, _) = shape.children_named(&below.opened_by()?.0)?;
         Some(shape.steps()[place].id.as_str())
@@ -299,7 +314,9 @@ impl<'a> BegunWork<'a> {
             let name = child.opened_by().filter(|_| child.parent().as_ref() == Some(scope));
             name.and_then(|(name, _)| shape.children_named(&name)).map(|(place, _)| place) == place
         };
-        self.newest.keys().filter(is_child).find_map(|child| self.reader_on(child, step, param))
+        let mut kept =
+            self.newest.keys().filter(|child| is_child(child) && !self.is_later_pass(scope, child));
+        kept.find_map(|child| self.reader_on(child, step, param))
     }
 
     /// Returns the path of a step in a scope of `opener` that has read a param and does not rerun.

@@ -38,6 +38,7 @@ mod examples;
 mod executions;
 mod failed_step;
 mod foreach;
+mod fork_failed;
 mod full_disk;
 mod graph;
 mod help;

@@ -256,6 +256,14 @@ impl Position {
         self.ledger.values().map(|settled| settled.failures).sum()
     }
 
+    /// Returns the records of the ends in force, with the ends of earlier passes.
+    pub(crate) fn end_seqs(&self) -> BTreeSet<u64> {
+        let joined = self.ledger.values().filter_map(|settled| settled.fan.as_deref());
+        let fans = joined.chain(self.frontier.iter().filter_map(|entry| entry.fan.as_ref()));
+        let passes = fans.flat_map(|fan| &fan.passes).map(|pass| pass.settled.seq);
+        self.ledger.values().map(|settled| settled.seq).chain(passes).collect()
+    }
+
     /// Returns the earlier passes of a step, before a new pass begins.
     pub(crate) fn passes_before(&self, step: &StepId) -> Vec<PassEnd> {
         let Some((settled, fan)) = self.ledger.get(step).and_then(|end| Some((end, end.fan.as_ref()?)))

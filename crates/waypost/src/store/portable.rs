@@ -397,8 +397,7 @@ fn place_of(record: &Record) -> (&ScopePath, u64) {
 
 /// Returns the seqs required by a position, in the same scope.
 fn referred_to(position: &Position) -> BTreeSet<u64> {
-    let settled = position.ledger.values().map(|settled| settled.seq);
-    settled.chain(position.definition).chain(position.config).collect()
+    position.end_seqs().into_iter().chain(position.definition).chain(position.config).collect()
 }
 
 /// Returns whether `child` is a descendant of `scope`.

@@ -420,11 +420,9 @@ async fn find_begin<P: Program>(
     let (mut drafts, before) = (Vec::new(), base.position.clone());
     let policy = ReusePolicy::excluded(!answers.retries_all());
     if let Some(from) = &options.from {
-        // Open scopes have a separate state, without the edit.
         let goes_on = options.edit.is_none() && options.then == Then::GoOn;
-        let sees_edits = goes_on || base.position.frontier.iter().all(|at| !at.has_children());
         drafts.push(match from {
-            ResumeFrom::Step(step) if program.keeps_apart() && sees_edits => {
+            ResumeFrom::Step(step) if program.keeps_apart() => {
                 let requested = RequestedRerun { step, policy, by: options.by.as_deref() };
                 from_step(engine, began_with, base, requested).await?
             }

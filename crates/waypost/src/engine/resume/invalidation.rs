@@ -298,10 +298,11 @@ pub(crate) async fn from_step(
     requested: RequestedRerun<'_>,
 ) -> Result<Draft, RunError> {
     let RequestedRerun { step, by, .. } = requested;
-    // The step may have ended in the run before the fork.
+    // The step may have begun or ended in the run before the fork.
     let ended =
         shape.place(step.as_str()).is_some_and(|place| !Unfinished::of(shape, &base.position).has(place));
-    if !ended {
+    let is_open = base.position.frontier.iter().any(|entry| entry.step == *step && entry.has_children());
+    if !ended && !is_open {
         aim(engine, shape, base, &ResumeFrom::Step(step.clone())).await?;
     }
     let epoch = next_epoch(engine, base.record.header(), &base.position).await?;

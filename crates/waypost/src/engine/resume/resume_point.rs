@@ -168,7 +168,10 @@ pub(crate) async fn find<P: Program>(
                 own.place(step.as_str()).is_some_and(|place| !Unfinished::of(own, position).has(place))
             })
         };
-        if ended.is_none() && scopes.get(&(scope.depth(), scope.clone())).is_some_and(is_finished) {
+        let is_copied =
+            ended.is_none() && scopes.get(&(scope.depth(), scope.clone())).is_some_and(is_finished);
+        let is_changed = query.requested.changed.contains(&(scope.clone(), step.clone()));
+        if is_copied || is_changed && has_copied_pass(shape, &scopes, scope) {
             return Err(copied_end(&run.run, scope, step));
         }
         judgement.broken.extend(ended);
@@ -292,6 +295,16 @@ pub(crate) async fn reopen_for<P: Program>(
     }
     requested.exclude_after_open(shape, &scopes, &mut moves, policy);
     Ok(moves)
+}
+
+/// Returns whether a scope is in a pass of a loop whose earlier passes stay in the run before a fork or an import.
+fn has_copied_pass(root: &Shape, scopes: &ScopesInForce, scope: &ScopePath) -> bool {
+    std::iter::successors(Some(scope.clone()), ScopePath::parent).any(|below| {
+        let fan = below.parent().and_then(|above| {
+            scopes.get(&(above.depth(), above))?.position.fan_of(&opener_of(root, &below)?)
+        });
+        fan.is_some_and(|fan| fan.passes.iter().any(|pass| pass.since == 0))
+    })
 }
 
 /// Returns the error for a changed step whose end stays in the run before a fork or an import: the step cannot rerun alone.

@@ -58,7 +58,7 @@ impl SourceScope {
         history: impl Iterator<Item = &'r Record>,
     ) -> Result<Self, StoreError> {
         let (mut settled, mut accepted): (Vec<&Record>, HashMap<u64, &Pack>) = Default::default();
-        let seqs: BTreeSet<u64> = position.ledger.values().map(|settled| settled.seq).collect();
+        let seqs = position.end_seqs();
         let mut history: Vec<&Record> = history.chain([record]).collect();
         history.sort_by_key(|known| known.header().seq);
         for known in history {
@@ -119,7 +119,14 @@ impl SourceScope {
         if end.is_some() && !records.iter().any(|known| known.header().seq == header.seq) {
             records.push(&self.record);
         }
-        let mut scope = Scope::new(chain, shape, position_in_new_run(&self.position), state);
+        let mut position = position_in_new_run(&self.position);
+        if end == Some(End::Failed) {
+            for entry in position.frontier.iter_mut().filter(|entry| entry.has_children()) {
+                entry.status = Status::Failed;
+                entry.waits.clear();
+            }
+        }
+        let mut scope = Scope::new(chain, shape, position, state);
         // Results out of force stay in the other run: their steps run again, or a person is asked.
         let was_done = |result: &Reusable| matches!(result, Reusable::Ended { settled, .. } if settled.did());
         for (step, _) in self.position.reusable.iter().filter(|(_, results)| results.values().any(was_done)) {
@@ -127,8 +134,10 @@ impl SourceScope {
                 step.note_effect(&mut scope.position, true, None);
             }
         }
+        let mut copies = HashMap::new();
         for record in records {
             let (seq, old) = (scope.seq_of_next_draft(), record.header().seq);
+            copies.insert(old, seq);
             let is_left = evidence == OriginEvidence::Left && record.header().evidence.is_some();
             let known = self.position.ledger.iter().find(|(_, settled)| settled.seq == old);
             if let Some((step, known)) = known.filter(|(_, known)| !is_left || known.failures > 0) {
@@ -142,6 +151,12 @@ impl SourceScope {
             let mut copy = copy_of(record);
             copy.report.evidence = copy.report.evidence.filter(|_| !is_left);
             scope.drafts.push(copy);
+        }
+        // The scopes of earlier passes stay in the other run; the ends of the passes are copied.
+        let fans = scope.position.frontier.iter_mut().filter_map(|entry| entry.fan.as_mut());
+        for pass in fans.flat_map(|fan| &mut fan.passes) {
+            pass.settled.seq = copies.get(&pass.settled.seq).copied().unwrap_or_default();
+            pass.since = 0;
         }
         if let Some(end) = end {
             scope.end_with_last_draft(end);
