@@ -471,3 +471,27 @@ fn a_json_answer_has_no_duplicate_keys() {
     assert!(said.starts_with("exit 2\n") && said.contains("duplicate key `a`"), "{said}");
     assert_eq!(code(&rig, &["answer", "r", r#"{"a": 2}"#]), Some(0));
 }
+
+// Bug: a rerun of two waits returned only the signal of the first, and the run waited for a signal that it had. Cause: free signals
+// were read once a session. Fix: read again when a rerun step waits.
+#[test]
+fn a_rerun_of_several_waits_returns_their_signals_in_order() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'true'}
+  - {id: s, wait: go}
+  - {id: t, wait: go}
+  - {id: b, run: 'echo $S $T >> trace', env: {S: '${{ steps.s.outputs.value }}', T: '${{ steps.t.outputs.value }}'}}
+  - {id: c, run: 'test -e ok'}
+",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]), Some(75));
+    for value in ["1", "2", "3"] {
+        assert_eq!(code(&rig, &["signal", "r", "go", value, "-q"]), Some(0));
+    }
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1), "c fails");
+
+    assert_eq!(code(&rig, &["resume", "r", "--from", "a", "--wait", "0s", "-q"]), Some(1), "c fails again");
+
+    assert_eq!(rig.read("trace"), "1 2\n1 2\n");
+}

@@ -214,7 +214,10 @@ impl<P: Program> Session<'_, P> {
         let run = self.main().chain.run.clone();
         if self.free_signals.is_none() && self.scopes.iter().any(|(_, scope)| scope.asks_for_signal()) {
             let positions = self.scopes.iter().map(|(_, scope)| (scope.path(), &scope.position));
-            let own = free_signals(self.engine.store.as_ref(), &run, positions).await?;
+            let mut own = free_signals(self.engine.store.as_ref(), &run, positions).await?;
+            let drafts = || self.scopes.iter().flat_map(|(_, scope)| &scope.drafts);
+            let taken = || drafts().filter_map(|draft| draft.taken.as_ref()?.signal.as_ref());
+            own.retain(|signal| taken().all(|taken| taken.id != signal.id));
             self.free_signals = Some(own);
         }
         for signal in self.free_signals.take().unwrap_or_default() {
@@ -287,6 +290,10 @@ impl<P: Program> Session<'_, P> {
         entry.since = 0;
         entry.wait_until(suspended.waits.iter().filter_map(Wait::due).min(), now);
         entry.waits.clone_from(&suspended.waits);
+        if entry.at.epoch > 0 {
+            // A rerun step has lost its signals since the last look.
+            self.free_signals = None;
+        }
         scope.draft_of(place, Phase::Waiting(suspended.waits), Reason::Interrupt);
         if suspended.was_delivered {
             scope.entry_mut(place).end_wait();
