@@ -495,3 +495,32 @@ fn a_rerun_of_several_waits_returns_their_signals_in_order() {
 
     assert_eq!(rig.read("trace"), "1 2\n1 2\n");
 }
+
+// Bug: a sleep made longer kept its old end. Cause: the edited step found the stored end of the old sleep. Fix: an edited wait has no
+// stored results.
+#[test]
+fn an_edited_sleep_has_another_end() {
+    let rig = Rig::with("steps:\n  - {id: z, sleep: 1h}\n");
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]), Some(75));
+    let end = |rig: &Rig| rig.json(&["show", "r", "--json"])["waiting"][0]["until"].to_string();
+    let before = end(&rig);
+    rig.write("flow.yaml", "steps:\n  - {id: z, sleep: 3h}\n");
+
+    assert_eq!(code(&rig, &["resume", "r", "--wait", "0s", "-q"]), Some(75));
+
+    assert!(end(&rig) > before, "{before}");
+}
+
+// Bug: after `--set`, a step went on with the old question or the old name of a signal. Fix: with another param the step asks again.
+#[test]
+fn a_waiting_step_reads_the_param_that_a_resume_sets() {
+    let rig = Rig::with(
+        "params: {n: {default: one}}
+steps:
+  - {id: q, approve: 'To ${{ params.n }}?'}
+",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]), Some(75));
+    assert_eq!(code(&rig, &["resume", "r", "--set", "n=two", "--wait", "0s", "-q"]), Some(75));
+    assert_eq!(rig.json(&["show", "r", "--json"])["waiting"][0]["question"], "To two?");
+}

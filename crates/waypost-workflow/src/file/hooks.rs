@@ -23,9 +23,9 @@ pub enum HookOn {
 }
 
 /// Ids and conditions of the steps for the hooks of the end, in order.
-const AT_END: [(&str, &str); 3] =
-    [("on_success", SUCCEEDED), (ON_FAILURE, FAILED), ("on_finish", "always()")];
+const AT_END: [(&str, &str); 3] = [(ON_SUCCESS, SUCCEEDED), (ON_FAILURE, FAILED), ("on_finish", "always()")];
 const ON_FAILURE: &str = "on_failure";
+const ON_SUCCESS: &str = "on_success";
 /// The condition of the hooks `on_success` of a run.
 pub const SUCCEEDED: &str = "always() && success()";
 /// The condition of the hooks `on_failure` of a run.
@@ -102,12 +102,27 @@ pub(super) fn add_at_end<'n>(
         let hook = list(checker, node, (HookOn::Run, key), "", defaults);
         checker.locals.truncate(outer);
         let Some(hook) = hook else { continue };
+        if key != ON_SUCCESS {
+            refuse_waits(checker, &hook.1, key);
+        }
         let is_graph = drafts.iter().any(|draft| draft.needs.is_some());
         let needs = drafts.iter().map(|draft| (draft.id.clone(), node)).collect();
         let condition = Condition::parse(condition).expect("the condition is a valid expression");
         let draft = Draft::empty(node, key.to_owned(), defaults);
         let needs = is_graph.then_some(needs);
         drafts.push(Draft { needs, condition: Some((condition, node)), hooks: vec![hook], ..draft });
+    }
+}
+
+/// Refuses waits after the failure of the run: a resume retries the failed step before the wait could end.
+fn refuse_waits(checker: &mut Checker<'_>, body: &BodyDraft<'_>, key: &str) {
+    for (_, draft) in body.all() {
+        let Some((Work::Approve(_) | Work::Sleep(_) | Work::Wait(_), node)) = &draft.work else { continue };
+        let message = format!(
+            "step `{}` waits in `{key}` of the workflow, and a resume retries the failed step first",
+            draft.id
+        );
+        checker.wrong(node, message, "write the step in the `on_failure` of the step that may fail");
     }
 }
 

@@ -407,7 +407,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
 pub(crate) fn wait_anew(entry: &mut FrontierEntry) {
     let is_own = |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_) | WaitKind::Until(_));
     if entry.waits.iter().any(is_own) {
-        (entry.status, entry.since, entry.wake_at) = (Status::Ready, 0, None);
+        (entry.status, entry.since, entry.wake_at, entry.memos) = (Status::Ready, 0, None, 0);
         entry.waits.clear();
     }
 }

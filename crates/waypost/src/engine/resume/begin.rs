@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::id::{ScopePath, StepId};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::Decision;
 use crate::plan::change;
 use crate::plan::shape::Shape;
 use crate::record::{
-    Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, RunStatus, SealedRun, Try,
+    Definition, End, Flaw, FrontierEntry, Note, Phase, Position, Reason, Record, RunStatus, SealedRun,
+    Status, Try, Wait, WaitKind,
 };
-use crate::store::{Damage, Head, Job, Lease, Progress, RunSummary, StoreError};
+use crate::store::{Damage, Head, Job, Lease, Progress, RunSummary, SignalKind, Store, StoreError};
 use crate::system::lock::Holder;
 
 use super::accepted_pins::AcceptedPacks;
@@ -547,6 +548,7 @@ async fn main_scope<'a, P: Program>(
     if let Some(edit) = options.edit.take() {
         edit.apply(&mut state, || base.record.header().reference().to_string())?;
         last_or_manual(drafts);
+        ask_about_edited_state(engine.store.as_ref(), &chain.run, &mut base.position).await?;
     }
     validated(base, &state, options)?;
     let config_over = config_over(engine, base, &options.config).await?;
@@ -589,6 +591,29 @@ async fn main_scope<'a, P: Program>(
     main.drafts.append(drafts);
     main.notes.append(&mut base.notes);
     Ok((main, config_over.unwrap_or(config_so_far)))
+}
+
+/// Lets steps that wait for an answer or a signal start again: with an edited state, the question or the name may be another.
+/// A question with an answer on its way stays.
+async fn ask_about_edited_state(
+    store: &dyn Store,
+    run: &RunId,
+    position: &mut Position,
+) -> Result<(), StoreError> {
+    let pending = store.signals(run).await?;
+    let is_answered = |wait: &Wait| {
+        let answers =
+            |kind: &SignalKind| matches!(kind, SignalKind::Answer { wait: id, .. } if *id == wait.id);
+        pending.iter().any(|signal| answers(&signal.kind))
+    };
+    for entry in &mut position.frontier {
+        let asks = |wait: &Wait| matches!(wait.on, WaitKind::Answer | WaitKind::Signal(_));
+        if entry.waits.iter().any(asks) && !entry.waits.iter().any(is_answered) {
+            (entry.status, entry.since, entry.wake_at) = (Status::Ready, 0, None);
+            entry.waits.clear();
+        }
+    }
+    Ok(())
 }
 
 /// Returns the new configuration, if the resume changes the configuration.
