@@ -277,3 +277,20 @@ steps:
         );
     }
 }
+
+// Bug: the hook of a failed step could not read the outputs of the step. Cause: only those of tolerated failures were read.
+#[test]
+fn hooks_and_later_steps_read_the_outputs_of_a_failed_step() {
+    let rig = Rig::with(
+        "steps:
+  - id: b
+    run: 'echo v=7 >> $WAYPOST_OUTPUT; exit 3'
+    on_failure: [{id: h, run: 'echo hook $V >> trace', env: {V: '${{ steps.b.outputs.v }}'}}]
+  - {id: t, if: failure(), run: 'echo later $V >> trace', env: {V: '${{ steps.b.outputs.v }}'}}
+",
+    );
+
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+
+    assert_eq!(rig.read("trace"), "hook 7\nlater 7\n");
+}

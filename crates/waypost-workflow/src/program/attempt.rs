@@ -515,13 +515,7 @@ impl Command {
         life: &Life,
         mask: &Mask,
     ) -> OutputFiles {
-        let wanted = match life {
-            life if self.is_done(life) => OutputSources::All,
-            life if self.tolerance.covers(life.exit_code().and_then(|code| u8::try_from(code).ok())) => {
-                OutputSources::Written
-            }
-            _ => OutputSources::Nothing,
-        };
+        let wanted = if self.is_done(life) { OutputSources::All } else { OutputSources::Written };
         OutputFiles {
             output: scratch.output.clone(),
             summary: scratch.summary.clone(),

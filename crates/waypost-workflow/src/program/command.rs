@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::expr::{ExprError, Scope, Template};
-use crate::file::{OutputSource, Step, Tolerance, Work};
+use crate::file::{OutputSource, Step, Work};
 use crate::log::CAPTURE_BYTES_MAX;
 use crate::output::Capture;
 
@@ -34,8 +34,6 @@ pub(super) struct Command {
     /// Whether items are made from standard output, which must then be UTF-8.
     pub(super) makes_items: bool,
     pub(super) grace: Duration,
-    /// Failures that let the run continue: without an exit code, or with a listed exit code.
-    pub(super) tolerance: Tolerance,
     /// Exit codes of success in addition to 0.
     pub(super) codes: Vec<u8>,
     /// Whether an interrupted attempt counts as an ordinary failure, although its effects are unknown.
@@ -105,7 +103,6 @@ impl Command {
             keeps_stdout: step.keeps_stdout,
             makes_items: false,
             grace: step.grace,
-            tolerance: step.continue_on_error.clone(),
             codes: step.evidence.as_ref().map(|evidence| evidence.codes()).unwrap_or_default(),
             idempotent: step.idempotent,
             may_be_cut: step.idempotent || (step.retry.max == 0 && step.continue_on_error.covers(None)),

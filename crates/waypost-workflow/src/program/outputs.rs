@@ -57,10 +57,8 @@ impl DeclaredFile {
 pub(super) enum OutputSources {
     /// All outputs: the step succeeded, and declared outputs must exist.
     All,
-    /// Outputs in `$WAYPOST_OUTPUT`: the step failed and the run continues.
+    /// Outputs in `$WAYPOST_OUTPUT`: the step failed, and its hooks and later steps may read these.
     Written,
-    /// No outputs: the step failed.
-    Nothing,
 }
 
 /// Sources of a step's outputs, and how to read them.
@@ -178,7 +176,6 @@ impl OutputFiles {
             (OutputSources::All, Some(failure)) => Err(failure),
             (OutputSources::All, None) => outputs.and_then(|outputs| self.outputs(outputs, said)),
             (OutputSources::Written, _) => outputs.and_then(|outputs| self.unless_leaking(outputs, None)),
-            (OutputSources::Nothing, _) => Ok(StepOutput::default()),
         };
         let output = output.map_err(|mut failure| {
             failure.error.iter_mut().for_each(|text| *text = self.mask.mask_str(text).into_owned());
