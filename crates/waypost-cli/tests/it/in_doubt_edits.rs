@@ -316,3 +316,45 @@ fn a_dropped_result_of_a_careful_step_is_asked_about() {
     assert!(plan.contains("n     ask"), "{plan}");
     assert_eq!(ran(&rig), ["u", "a", "n", "v", "a"]);
 }
+
+// Bug: a non-idempotent step whose hooks were open ran again without a question after a changed list, `--restart` or `--from`. Cause: a
+// step with open hooks counted as an opener without an effect. Fix: only the scopes of its work make an opener.
+#[test]
+fn a_careful_step_with_open_hooks_is_asked_about() {
+    let flow = "steps:
+  - id: f
+    foreach:
+      items: [x]
+      steps: [{id: a, idempotent: false, run: 'echo pay$I >> trace', env: {I: '${{ item }}'}, on_success: [{id: h, approve: 'ok?'}]}]
+";
+    for (edited, request) in [
+        (flow.replace("[x]", "[x, y]"), &[][..]),
+        (flow.to_owned(), &["--restart"]),
+        (flow.to_owned(), &["--from", "f"]),
+    ] {
+        let rig = Rig::with(flow);
+        has_ended(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"], 75, "the hook asks");
+        rig.write("flow.yaml", &edited);
+
+        let told = rig.waypost(&[&["resume", "r", "--wait", "0s"], request].concat());
+
+        assert!(told.starts_with("exit 8\n") && told.contains("f:x/a"), "{request:?}: {told}");
+        assert_eq!(ran(&rig).iter().filter(|ran| **ran == "payx").count(), 1, "{request:?}");
+    }
+}
+
+#[test]
+fn a_careful_step_with_open_hooks_stays_in_the_file() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, idempotent: false, run: 'echo pay >> trace', on_success: [{id: h, approve: 'ok?'}]}
+  - {id: b, run: 'true'}
+",
+    );
+    has_ended(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"], 75, "the hook asks");
+    rig.write("flow.yaml", "steps:\n  - {id: b, run: 'true'}\n");
+
+    let told = rig.waypost(&["resume", "r", "--wait", "0s"]);
+
+    assert!(told.starts_with("exit 9\n") && told.contains("before its hooks have ended"), "{told}");
+}

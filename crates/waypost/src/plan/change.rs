@@ -335,6 +335,19 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
             redone.push((step.id.clone(), reason));
         }
     }
+    let is_lost = |entry: &&FrontierEntry| {
+        entry.hooks.is_some()
+            && after.place(entry.step.as_str()).is_none()
+            && before.step(entry.step.as_str()).is_some_and(|step| !step.idempotent)
+    };
+    if let Some(entry) = position.frontier.iter().find(is_lost) {
+        let step = &entry.step;
+        misfit.get_or_insert_with(|| {
+            format!(
+                "step `{step}` must not be repeated, and leaves the definition before its hooks have ended"
+            )
+        });
+    }
     let newest = position
         .frontier
         .iter()

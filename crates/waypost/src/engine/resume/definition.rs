@@ -436,10 +436,12 @@ pub(crate) fn transfer_scope(
 ) -> Result<(), String> {
     let is_careful = |step: &StepId| old.step(step.as_str()).is_some_and(|step| !step.idempotent);
     let is_lost_doubt = |entry: &&FrontierEntry| {
-        entry.is_unsettled() && is_careful(&entry.step) && new.place(entry.step.as_str()).is_none()
+        let has_effect = entry.is_unsettled() || entry.hooks.is_some();
+        has_effect && is_careful(&entry.step) && new.place(entry.step.as_str()).is_none()
     };
     if let Some(entry) = position.frontier.iter().find(is_lost_doubt) {
-        return Err(format!("step `{}` is in doubt, and the changed definition lacks the step", entry.step));
+        let state = if entry.hooks.is_some() { "has open hooks" } else { "is in doubt" };
+        return Err(format!("step `{}` {state}, and the changed definition lacks the step", entry.step));
     }
     drop_removed_steps(old, new, position, around);
     let print = |shape: &Shape, step: &StepId| shape.step(step.as_str()).map(|step| step.fingerprint);

@@ -76,7 +76,11 @@ impl<'a, P: Program> Session<'a, P> {
             return Ok(());
         }
         let opening = FanOutStart { place, items: Source::Items(items), report, are_hooks, joined };
-        let after_failure = failure.is_some() || are_hooks && self.has_failed_before(id, place).await?;
+        // Each failure of the run has hooks of its own.
+        let is_of_run = self.scopes.get(id).shape.steps()[place].is_for_hooks;
+        let after_failure = failure.is_some()
+            || is_of_run && self.failed_upstream(id, place).is_some()
+            || are_hooks && self.has_failed_before(id, place).await?;
         match self.open_as(id, opening).await? {
             Ok(()) => self.scopes.get_mut(id).fan_mut(place).after_failure = after_failure,
             Err(refused) if are_hooks => {

@@ -212,10 +212,10 @@ impl<'a, P: Program> Session<'a, P> {
 
     /// Updates the count of scopes in doubt for a scope.
     fn note_doubt(&mut self, id: ScopeId) {
+        let is_doubtful = self.is_in_doubt(id);
         let scope = self.scopes.get_mut(id);
-        let (before, now) = (scope.is_doubtful, scope.has_doubt());
-        scope.is_doubtful = now;
-        self.doubtful = self.doubtful + usize::from(now) - usize::from(before);
+        let before = std::mem::replace(&mut scope.is_doubtful, is_doubtful);
+        self.doubtful = self.doubtful + usize::from(is_doubtful) - usize::from(before);
     }
 
     /// Commits the changes since the last commit.

@@ -63,6 +63,19 @@ impl<P: Program> Session<'_, P> {
         })
     }
 
+    /// Returns whether a person must decide about a step of a scope. Nobody decides about the hooks of a failed run: a resume
+    /// retries the failure, and another failure has hooks of its own.
+    pub(crate) fn is_in_doubt(&self, id: ScopeId) -> bool {
+        self.scopes.get(id).has_doubt() && !self.is_in_hooks_of_failed_run(id)
+    }
+
+    fn is_in_hooks_of_failed_run(&self, id: ScopeId) -> bool {
+        self.scopes.get(id).opener.is_some_and(|Opener { scope, place, .. }| {
+            let is_of_run = self.scopes.get(scope).shape.steps()[place].is_for_hooks;
+            is_of_run && self.failed_upstream(scope, place).is_some() || self.is_in_hooks_of_failed_run(scope)
+        })
+    }
+
     /// Returns the failed step that stops new starts in a scope under `fail_fast`. The failed step is on the
     /// scope, on an ancestor, or in a scope with a failure that an ancestor does not tolerate. Hooks of a step run to
     /// their end.

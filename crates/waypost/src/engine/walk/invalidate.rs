@@ -222,14 +222,14 @@ fn make_reusable(
         step.note_effect(position, true, None);
     }
     let Some(entry) = entry else { return };
-    let has_own_effect = !step.idempotent && !entry.has_children();
+    let has_own_effect = !step.idempotent && entry.fan.is_none();
     if has_own_effect && entry.is_unsettled() {
         position.ask_about(&step.id, Some(entry));
     } else if is_worth_keeping(step, &entry) {
         let pass = pass_in(shape, place, &entry.at.iteration);
         let before = last.filter(|_| pass == 1 && step.is_later_pass(&entry));
         insert_reusable(position, &step.id, pass, Reusable::Begun { entry: Box::new(entry), before });
-    } else if has_own_effect && step.is_later_pass(&entry) {
+    } else if has_own_effect && step.has_begun(&entry) {
         position.ask_about(&step.id, Some(entry));
     }
 }

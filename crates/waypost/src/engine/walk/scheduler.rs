@@ -368,7 +368,7 @@ impl<'a, P: Program> Session<'a, P> {
         }
         let any =
             |test: &dyn Fn(&Scope<'_, P::State>) -> bool| self.scopes.iter().any(|(_, scope)| test(scope));
-        if any(&|scope| scope.has_doubt()) {
+        if self.scopes.iter().any(|(id, _)| self.is_in_doubt(id)) {
             return Some(RunStatus::InDoubt);
         }
         if self.halted || any(&|scope| scope.end.is_none() && scope.has(Status::Failed)) {
