@@ -7,6 +7,7 @@ pub(crate) mod file_identity;
 pub(crate) mod folder;
 pub(crate) mod heads;
 pub(crate) mod open;
+pub(crate) mod run_cache;
 pub(crate) mod schema;
 pub(crate) mod shrink;
 pub(crate) mod values;

@@ -21,6 +21,7 @@ use waypost::{Clock, SystemClock};
 use crate::database::error::SqliteError;
 use crate::database::folder;
 use crate::database::heads::HeadCache;
+use crate::database::run_cache::RunCache;
 use crate::database::schema;
 use crate::database::wal_prealloc::{FramesSeen, WalPrealloc};
 use waypost_codec::delta_cache::DeltaCache;
@@ -88,6 +89,8 @@ pub(crate) struct Place {
     in_use: InUse,
     /// Cached ends of scopes.
     pub(crate) head_cache: HeadCache,
+    /// The run record read last.
+    pub(crate) run_cache: RunCache,
 }
 
 impl Place {
@@ -105,6 +108,7 @@ impl Place {
             in_use,
             delta_cache: DeltaCache::default(),
             head_cache: HeadCache::default(),
+            run_cache: RunCache::default(),
         })
     }
 

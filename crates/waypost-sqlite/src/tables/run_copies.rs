@@ -123,7 +123,12 @@ fn found_in(view: View<'_>, table: &str, id: i64, run: &RunId) -> Result<Result<
 }
 
 fn open(place: &Place, digest: [u8; 32], kept: Vec<u8>) -> Result<SealedRun, Flaw> {
-    let bytes = header::decode(&mut place.delta_cache.compressor.contexts(), kept, RUN_BYTES_MAX)
+    if let Some(sealed) = place.run_cache.get(digest, &kept) {
+        return Ok(sealed);
+    }
+    let bytes = header::decode(&mut place.delta_cache.compressor.contexts(), kept.clone(), RUN_BYTES_MAX)
         .map_err(Flaw::Malformed)?;
-    SealedRun::open(Digest::from_bytes(digest), bytes)
+    let sealed = SealedRun::open(Digest::from_bytes(digest), bytes)?;
+    place.run_cache.insert(digest, kept, &sealed);
+    Ok(sealed)
 }

@@ -75,10 +75,10 @@ pub struct Record {
     body: Option<Bytes>,
 }
 
-/// A run record as stores keep it: exact bytes, and the parsed record.
+/// A run record as stores keep it: exact bytes, and the parsed record. Clones share both.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SealedRun {
-    record: RunRecord,
+    record: Arc<RunRecord>,
     digest: Digest,
     bytes: Bytes,
 }
@@ -320,7 +320,7 @@ impl SealedRun {
         }
         let mut bytes = Vec::new();
         encode(&record, &mut bytes)?;
-        Ok(Self { record, digest: Digest::of(&bytes), bytes: Arc::new(bytes) })
+        Ok(Self { record: Arc::new(record), digest: Digest::of(&bytes), bytes: Arc::new(bytes) })
     }
 
     /// Reads a run record back and checks every byte.
@@ -329,7 +329,7 @@ impl SealedRun {
     /// [`Flaw`]: the bytes changed since the write, or another version wrote them.
     pub fn open(digest: Digest, bytes: Vec<u8>) -> Result<Self, Flaw> {
         check_digest("run record", digest, &bytes)?;
-        Ok(Self { record: parse(&bytes)?, digest, bytes: Arc::new(bytes) })
+        Ok(Self { record: Arc::new(parse(&bytes)?), digest, bytes: Arc::new(bytes) })
     }
 
     /// Returns the record.
