@@ -20,7 +20,7 @@ use crate::system::clock::{Clock, SystemClock};
 use super::blocking::{blocking, finding_of};
 use super::expect::{InvalidExpectation, size_fits};
 use super::pattern::is_pattern;
-use super::safe_open::{LastLink, OpenError, OpenedPath, regular};
+use super::safe_open::{LastFolder, LastLink, OpenError, OpenedPath, regular};
 use super::walk::TreeListing;
 use super::{ARTIFACT_EXISTS, Cost, FILE_SHA256, Finding, Probe, ProbeKind, Site};
 
@@ -275,16 +275,20 @@ impl Probe for Sha256Probe {
         ProbeKind::new(FILE_SHA256, Cost::Reading).local()
     }
 
-    fn glance(&self, claim: &Claim, site: &Site) -> Option<Finding> {
-        let stamp = claim.stamp.as_ref().filter(|_| claim.terms.fast)?;
-        let expect = digest_of(&claim.expect).ok()?;
-        if is_pattern(&claim.subject) {
-            return None;
-        }
-        let stat = OpenedPath::look(site, &claim.subject).ok()?;
-        // A folder needs a walk, which is not cheap.
-        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        (is_file && Observation::of(&stat).stamp == *stamp).then(|| Finding::ok(expect))
+    fn glance(&self, claims: &[&Claim], site: &Site) -> Vec<Option<Finding>> {
+        let mut folder = LastFolder::new(site);
+        let glance = |claim: &Claim| {
+            let stamp = claim.stamp.as_ref().filter(|_| claim.terms.fast)?;
+            let expect = digest_of(&claim.expect).ok()?;
+            if is_pattern(&claim.subject) {
+                return None;
+            }
+            let stat = folder.look(&claim.subject).ok()?;
+            // A folder needs a walk, which is not cheap.
+            let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+            (is_file && Observation::of(&stat).stamp == *stamp).then(|| Finding::ok(expect))
+        };
+        claims.iter().copied().map(glance).collect()
     }
 
     async fn check(&self, claim: &Claim, site: &Site) -> Result<Finding, Finding> {

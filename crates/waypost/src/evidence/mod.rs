@@ -99,13 +99,12 @@ pub trait Probe: Debug + Send + Sync {
     /// Returns the properties that the claims of this probe share.
     fn kind(&self) -> ProbeKind;
 
-    /// Returns the result of a check without a read, if [terms](crate::record::Terms::fast) and
-    /// [stamp](Claim::stamp) of the claim allow it and the stamp is unchanged. Returns `None` if a full check
-    /// is needed.
+    /// Returns, in order, the results of checks without a read, where [terms](crate::record::Terms::fast) and
+    /// [stamp](Claim::stamp) of a claim allow it and the stamp is unchanged. `None` where a full check is needed.
     ///
-    /// May block for some microseconds; called on a blocking thread, with many claims in a row.
-    fn glance(&self, _claim: &Claim, _site: &Site) -> Option<Finding> {
-        None
+    /// May block for some microseconds a claim; called on a blocking thread, with many claims.
+    fn glance(&self, claims: &[&Claim], _site: &Site) -> Vec<Option<Finding>> {
+        vec![None; claims.len()]
     }
 
     /// Checks a claim against the present state of the world.

@@ -151,6 +151,60 @@ fn stat_beneath(_: &Site, _: &str) -> Option<Stat> {
     None
 }
 
+/// The last folder of a series of looks, kept open: paths in one folder need one system call each.
+pub(super) struct LastFolder<'a> {
+    site: &'a Site,
+    /// The base and the path of the folder beneath the base.
+    path: (&'a Path, PathBuf),
+    folder: Option<OwnedFd>,
+}
+
+impl<'a> LastFolder<'a> {
+    pub(super) fn new(site: &'a Site) -> Self {
+        Self { site, path: (Path::new(""), PathBuf::new()), folder: None }
+    }
+
+    /// As [`OpenedPath::look`].
+    pub(super) fn look(&mut self, subject: &str) -> Result<Stat, OpenError> {
+        self.stat(subject).map_or_else(|| OpenedPath::look(self.site, subject), Ok)
+    }
+
+    /// Returns the stat of a subject in a folder beneath the base; `None` for a link, or if the kernel cannot.
+    fn stat(&mut self, subject: &str) -> Option<Stat> {
+        let subject = &*named_by(subject);
+        let site = self.site;
+        let (base, rest) = begin(site, subject).ok()?;
+        let (folder, name) = (rest.parent()?, rest.file_name()?);
+        // `name/` and `name/.` are folders.
+        if !subject.as_bytes().ends_with(name.as_bytes()) {
+            return None;
+        }
+        if self.folder.is_none() || self.path.0 != base || self.path.1 != folder {
+            self.folder = open_beneath(base, folder);
+            self.path = (base, folder.to_owned());
+        }
+        let stat = rustix::fs::statat(self.folder.as_ref()?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        (FileType::from_raw_mode(stat.st_mode) != FileType::Symlink).then_some(stat)
+    }
+}
+
+/// Opens a folder by the kernel alone, under the rules of [`Resolver`]; `None` if the kernel cannot, or refuses the path.
+#[cfg(target_os = "linux")]
+fn open_beneath(base: &Path, folder: &Path) -> Option<OwnedFd> {
+    let base = rustix::fs::open(base, FOLDER, Mode::empty()).ok()?;
+    if folder.as_os_str().is_empty() {
+        return Some(base);
+    }
+    let rules = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(&base, folder, FOLDER, Mode::empty(), rules).ok()
+}
+
+/// Other systems have only the walk.
+#[cfg(not(target_os = "linux"))]
+fn open_beneath(_: &Path, _: &Path) -> Option<OwnedFd> {
+    None
+}
+
 /// Returns the canonical name of a subject's file, if it differs from the subject: the path without links, or
 /// the inode of a file with several hard links. Two subjects with equal names are one file. Returns `None` if
 /// the file does not exist or cannot be inspected.
@@ -191,7 +245,7 @@ pub(super) fn regular(stat: &Stat) -> Result<(), OpenError> {
 }
 
 /// Returns the root folder of a subject, and the remaining path.
-fn begin<'a>(site: &'a Site, subject: &'a str) -> Result<(&'a Path, &'a Path), OpenError> {
+fn begin<'s, 'p>(site: &'s Site, subject: &'p str) -> Result<(&'s Path, &'p Path), OpenError> {
     let path = Path::new(subject);
     if subject.is_empty() || subject.contains('\0') {
         return Err(OpenError::Refused("the path has no file name".to_owned()));
@@ -200,7 +254,7 @@ fn begin<'a>(site: &'a Site, subject: &'a str) -> Result<(&'a Path, &'a Path), O
         return Err(OpenError::Refused("the path must not contain `..`".to_owned()));
     }
     if path.is_absolute() {
-        let inside = |folder: &'a PathBuf| Some((folder.as_path(), path.strip_prefix(folder).ok()?));
+        let inside = |folder: &'s PathBuf| Some((folder.as_path(), path.strip_prefix(folder).ok()?));
         let refused =
             || OpenError::Refused("the path is absolute: use a path relative to the base folder".to_owned());
         return site.allowed().iter().find_map(inside).ok_or_else(refused);
@@ -314,5 +368,58 @@ fn swapped_error(errno: Errno) -> OpenError {
             OpenError::Changing("the file changed during the check".to_owned())
         }
         errno => open_error(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn looks_in_a_row_agree_with_single_looks() {
+        let outer = tempfile::tempdir().expect("a folder");
+        let base = outer.path().join("base");
+        fs::create_dir_all(base.join("d/sub")).expect("a folder");
+        for file in ["f", "base/f", "base/d/f", "base/d/sub/f"] {
+            fs::write(outer.path().join(file), file).expect("a file");
+        }
+        for (target, link) in [("d", "inside"), ("..", "outside"), ("f", "d/link"), ("none", "d/dangling")] {
+            symlink(target, base.join(link)).expect("a link");
+        }
+        let site = Site::beneath(&base);
+        let mut folder = LastFolder::new(&site);
+        let subjects = [
+            "f",
+            "./f",
+            "d/f",
+            "d/./f",
+            "d/sub/f",
+            "d/f",
+            "inside/f",
+            "inside/link",
+            "d/link",
+            "d/dangling",
+            "d",
+            "d/",
+            "d/.",
+            "d/f/",
+            "d/f/.",
+            "outside/f",
+            "outside/base/f",
+            "none/f",
+            "d/none",
+            "d/f/none",
+            ".",
+            "",
+            "d/../f",
+            "/f",
+        ];
+        for subject in subjects {
+            let [row, single] = [folder.look(subject), OpenedPath::look(&site, subject)];
+            assert_eq!(row.map(|stat| stat.st_ino), single.map(|stat| stat.st_ino), "{subject}");
+        }
     }
 }

@@ -5,9 +5,11 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::try_join_all;
 use futures_util::stream::{self, FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
 
@@ -155,6 +157,46 @@ impl Verifier {
         checked
     }
 
+    /// Returns whether all claims hold at a [glance](Probe::glance). If not, only a full check can say more.
+    ///
+    /// A task has many claims, as a thread switch costs more than a glance.
+    pub(crate) async fn all_hold_at_a_glance(&self, packs: &Arc<Vec<Pack>>, site: &Site) -> bool {
+        if !packs.iter().flat_map(|pack| &pack.claims).all(|claim| trusts_stamp(claim, site)) {
+            return false;
+        }
+        let limit = Instant::now() + self.limits.claim.min(self.limits.all);
+        let count = packs.len().div_ceil(self.limits.parallel.max(1)).max(GLANCES);
+        let fails = Arc::new(AtomicBool::new(false));
+        let tasks = (0..packs.len()).step_by(count).map(|first| {
+            let (verifier, site) = (self.clone(), site.clone());
+            let (packs, fails) = (Arc::clone(packs), Arc::clone(&fails));
+            tokio::task::spawn_blocking(move || {
+                let claims = packs.iter().skip(first).take(count).flat_map(|pack| &pack.claims);
+                let claims: Vec<&Claim> = claims.collect();
+                let holds = |claims: &[&Claim]| {
+                    !fails.load(Ordering::Relaxed) && verifier.hold_at_a_glance(claims, &site)
+                };
+                let all_hold = claims.chunks(GLANCES).all(holds);
+                fails.fetch_or(!all_hold, Ordering::Relaxed);
+            })
+        });
+        let looked = tokio::time::timeout_at(limit, try_join_all(tasks)).await;
+        let is_in_time = matches!(looked, Ok(Ok(_)));
+        // Tasks beyond the limit end soon.
+        !fails.fetch_or(!is_in_time, Ordering::Relaxed) && is_in_time
+    }
+
+    /// Returns whether these claims hold at a glance. Claims of one kind in a row are one call.
+    fn hold_at_a_glance(&self, claims: &[&Claim], site: &Site) -> bool {
+        let said = claims.chunk_by(|one, next| one.kind == next.kind).flat_map(|claims| {
+            match self.probes.get(&claims[0].kind) {
+                Some(probe) => glances(probe.as_ref(), claims, site),
+                None => vec![None; claims.len()],
+            }
+        });
+        said.flatten().filter(|finding| finding.verdict == Verdict::Ok).count() == claims.len()
+    }
+
     /// Returns the deadline for all claims of a pack, counted from now: at least the longest time of a single
     /// claim.
     fn deadline_of(&self, claims: &[Claim]) -> Instant {
@@ -259,13 +301,7 @@ impl Verifier {
         places: &mut Vec<usize>,
         deadline: Instant,
     ) -> Vec<(usize, Finding)> {
-        let trusts = |place: &usize| {
-            let (claim, site) = claims[*place];
-            claim.terms.fast
-                && claim.stamp.is_some()
-                && !claim.terms.not
-                && site.is_foreign_to(claim).is_none()
-        };
+        let trusts = |place: &usize| trusts_stamp(claims[*place].0, claims[*place].1);
         let wanted: Vec<usize> = places.iter().copied().filter(trusts).collect();
         let mut said: BTreeMap<usize, Finding> = BTreeMap::new();
         let mut under_way = FuturesUnordered::new();
@@ -347,8 +383,7 @@ struct Question<'a> {
 fn check_quick(asked: Vec<QuickCheck>, limit: Instant) -> impl Future<Output = Vec<(usize, Finding)>> {
     let work = tokio::task::spawn_blocking(move || {
         let glance = |QuickCheck { place, probe, claim, site }: &QuickCheck| {
-            let said = catch_unwind(AssertUnwindSafe(|| probe.glance(claim, site)));
-            Some((*place, said.unwrap_or_else(|_| Some(panicked(claim)))?))
+            Some((*place, glances(probe.as_ref(), &[claim], site).pop().flatten()?))
         };
         let said: Vec<_> = asked.iter().filter_map(glance).collect();
         // Return the batch, so that the allocating thread frees the memory.
@@ -360,6 +395,14 @@ fn check_quick(asked: Vec<QuickCheck>, limit: Instant) -> impl Future<Output = V
             Ok(Err(_)) | Err(_) => Vec::new(),
         }
     }
+}
+
+/// Glances at claims of one kind. The probe may be foreign code: a panic becomes a finding.
+fn glances(probe: &dyn Probe, claims: &[&Claim], site: &Site) -> Vec<Option<Finding>> {
+    let said = catch_unwind(AssertUnwindSafe(|| probe.glance(claims, site)));
+    let mut said = said.unwrap_or_else(|_| claims.iter().map(|claim| Some(panicked(claim))).collect());
+    said.resize(claims.len(), None);
+    said
 }
 
 /// Makes a check, and retries temporary failures within the limit `once` of the claim and the `deadline` of
@@ -415,6 +458,11 @@ fn taken(finding: Finding) -> Finding {
 
 fn panicked(claim: &Claim) -> Finding {
     Finding::unknown(format!("the probe for claims of kind `{}` panicked", claim.kind))
+}
+
+/// Returns whether a claim holds while its stamp is unchanged.
+fn trusts_stamp(claim: &Claim, site: &Site) -> bool {
+    claim.terms.fast && claim.stamp.is_some() && !claim.terms.not && site.is_foreign_to(claim).is_none()
 }
 
 /// Returns whether a claim is still to be pinned.

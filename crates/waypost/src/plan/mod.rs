@@ -307,6 +307,11 @@ fn is_known(shape: &Shape, scope: &Effective) -> bool {
     shape.of_scope(&scope.scope).is_some()
 }
 
+/// Returns whether steps under way may be writing subjects of claims.
+pub(crate) fn has_writers(shape: &Shape, effective: &[Effective]) -> bool {
+    !in_flux(shape, effective).is_empty()
+}
+
 /// Lists the subjects that steps under way may be writing, with these steps.
 fn in_flux(shape: &Shape, effective: &[Effective]) -> InFlux {
     let mut in_flux = InFlux::new();
@@ -398,6 +403,20 @@ impl<'a> Weighed<'a> {
             }
         }
         Plan { decisions }
+    }
+
+    /// Returns the questions of the [plan](Self::plan). A scope without unfinished steps and evidence has none.
+    pub(crate) fn questions(&self, now: Timestamp) -> Vec<Decision> {
+        let is_done = |scope: &Effective| {
+            scope.position.frontier.is_empty() && scope.evidence.is_empty() && scope.passes.is_empty()
+        };
+        let mut decisions = Vec::new();
+        for view in
+            self.effective.iter().filter(|scope| !is_done(scope)).filter_map(|scope| self.view(scope, now))
+        {
+            view.decide(&mut decisions);
+        }
+        Plan { decisions }.questions().cloned().collect()
     }
 
     /// See [`broken`].
@@ -517,7 +536,9 @@ impl ScopeView<'_> {
 
     /// Decides about a finished step by its evidence alone; returns `None` if the evidence holds.
     fn doubted(&self, step: &Step) -> Option<(Action, Cause)> {
-        if !self.scope.position.ledger.contains_key(&step.id) && !self.scope.passes.contains_key(&step.id) {
+        let has_passes = self.scope.passes.contains_key(&step.id);
+        let has_evidence = has_passes || self.scope.evidence.contains_key(&step.id);
+        if !has_evidence || !(has_passes || self.scope.position.ledger.contains_key(&step.id)) {
             return None;
         }
         match self.verdict_of_finished(&step.id)? {

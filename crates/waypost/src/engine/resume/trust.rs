@@ -9,13 +9,14 @@
 //! that invalidate the evidence of each other: reruns would alternate without end, so a person is asked.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use crate::evidence::{ARTIFACT_EXISTS, FILE_SHA256, Site, other_names};
 use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{
     Action, Broken, Cause, Check, ClaimKey, ClaimOfEnd, Decision, DeferredClaims, Due, Effective, Verdicts,
-    Weighed, checks, claims_of_ends, due, is_under_way, plan,
+    Weighed, checks, claims_of_ends, due, has_writers, is_under_way, plan,
 };
 use crate::record::{
     Claim, Ending, Header, Occasion, Pack, Phase, Position, Record, RunRecord, Settled, Verdict,
@@ -254,33 +255,34 @@ pub(crate) async fn judge<P: Program>(
     for known in scopes.values() {
         let found = effective_of(store, shape, (&known.record, &known.position)).await;
         let mut found = found.map_err(|error| evidence_lost(known, error))?;
-        // The position may be that of a rollback, or of a changed graph.
-        found.position = known.position.clone();
         found.in_flux.extend(in_flux(program, scopes, known));
         effective.push(found);
     }
     if trust != Trust::Unchecked {
         forget_other_names(engine, run, &mut effective).await;
     }
-    let Due { checks, deferred } = due(shape, &effective, Occasion::Resume);
     let mut declarers = Declarers::default();
     if !shape.is_routed() {
         let claims = claims_of_ends(shape, &effective).into_iter();
         claims.for_each(|ClaimOfEnd { check, in_force }| declarers.note(check, in_force));
     }
+    if trust != Trust::Unchecked {
+        drop_if_all_holds(engine, shape, run, &mut effective).await;
+    }
+    let Due { checks, deferred } = due(shape, &effective, Occasion::Resume);
     let (verdicts, found) = match trust {
         Trust::Checked(on_unknown) => verify(engine, program, run, &checks, on_unknown).await?,
         Trust::Unchecked => (assumed_ok(&checks), HashMap::new()),
     };
     let weighed = Weighed::of(shape, &effective, &verdicts, &checks);
-    let planned = weighed.plan(engine.clock.now());
     // `open_scopes` asks about the interrupted steps of other scopes.
-    let ours = |decision: &&Decision| {
+    let ours = |decision: &Decision| {
         let is_of_step =
             decision.cause.is_of_one_try() || matches!(decision.cause, Cause::Undone | Cause::Begun);
         decision.scope.is_main() || !is_of_step
     };
-    let mut questions: Vec<Decision> = planned.questions().filter(ours).cloned().collect();
+    let mut questions = weighed.questions(engine.clock.now());
+    questions.retain(ours);
     questions.iter_mut().for_each(|question| say_why(question, &found));
     let mut asked = Vec::new();
     let is_asked = |broken: &Broken| {
@@ -305,6 +307,32 @@ pub(crate) async fn judge<P: Program>(
     }
     questions.append(&mut asked);
     Ok(Judgement { questions, broken, broken_careful, found, deferred, declarers })
+}
+
+/// Drops the evidence of all ends if every claim holds at a glance: then no claim needs a verdict or supersedes another
+/// claim. Otherwise, the evidence stays for a full check.
+async fn drop_if_all_holds(engine: &Engine, shape: &Shape, run: &RunRecord, effective: &mut [Effective]) {
+    let is_of_ends = |scope: &Effective| {
+        let mut ends = scope.position.ledger.keys();
+        let is_end = |step: &StepId| ends.any(|end| end == step);
+        scope.passes.is_empty() && scope.reusable.is_empty() && scope.evidence.keys().all(is_end)
+    };
+    if !effective.iter().all(is_of_ends) || has_writers(shape, effective) {
+        return;
+    }
+    let evidence = effective.iter_mut().map(|scope| std::mem::take(&mut scope.evidence)).collect::<Vec<_>>();
+    let counts: Vec<usize> = evidence.iter().map(BTreeMap::len).collect();
+    let (steps, packs): (Vec<StepId>, Vec<Pack>) = evidence.into_iter().flatten().unzip();
+    let is_due = |claim: &Claim| claim.is_due(Occasion::Resume) && claim.verdict == Verdict::Ok;
+    let are_due = packs.iter().flat_map(|pack| &pack.claims).all(is_due);
+    let packs = Arc::new(packs);
+    if are_due && engine.verifier.all_hold_at_a_glance(&packs, &engine.site(run)).await {
+        return;
+    }
+    let mut evidence = steps.into_iter().zip(Arc::unwrap_or_clone(packs));
+    for (scope, count) in effective.iter_mut().zip(counts) {
+        scope.evidence = evidence.by_ref().take(count).collect();
+    }
 }
 
 /// Returns the error for damaged evidence, with the step of the damaged record.

@@ -14,7 +14,7 @@ impl Probe for Wild {
         ProbeKind::new("wild", Cost::Asking)
     }
 
-    fn glance(&self, _: &Claim, _: &Site) -> Option<Finding> {
+    fn glance(&self, _: &[&Claim], _: &Site) -> Vec<Option<Finding>> {
         panic!("as it was told to")
     }
 
