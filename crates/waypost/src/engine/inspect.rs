@@ -10,7 +10,7 @@ use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::plan::{Action, Cause, Decision, Effective, Plan, Verdicts, due, plan, steps_in_lost};
 use crate::projection::events::RerunCause;
 use crate::record::{
-    ACCEPTED_LABEL, Claim, Definition, FrontierEntry, Header, Occasion, Pack, Phase, Position, Reason,
+    ACCEPTED_LABEL, Claim, Definition, Flaw, FrontierEntry, Header, Occasion, Pack, Phase, Position, Reason,
     Record, Repeated, Reusable, RunStatus, Settled, SettledAs, Status,
 };
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
@@ -122,7 +122,7 @@ impl Snapshot {
         newest: &Record,
     ) -> Result<Definition, StoreError> {
         let frozen = entry.record.record();
-        let changed = match position_of(newest)?.definition {
+        let changed = match newest.definition().map_err(|flaw| position_damaged(newest, flaw))? {
             Some(seq) => changed_at(store, &frozen.run, seq).await?.definition,
             None => None,
         };
@@ -243,17 +243,13 @@ pub(super) fn position_of(record: &Record) -> Result<Position, StoreError> {
 
 /// Reads the position of a sound record.
 pub(super) fn position_as_recorded(record: &Record) -> Result<Position, StoreError> {
-    record.position().map_err(|flaw| {
-        let header = record.header();
-        let damage = Damage {
-            run: header.run.clone(),
-            scope: header.scope.clone(),
-            seq: header.seq,
-            place: "its position".into(),
-            flaw,
-        };
-        StoreError::of_damage(damage, None)
-    })
+    record.position().map_err(|flaw| position_damaged(record, flaw))
+}
+
+fn position_damaged(record: &Record, flaw: Flaw) -> StoreError {
+    let Header { run, scope, seq, .. } = record.header();
+    let (run, scope, place) = (run.clone(), scope.clone(), "its position".into());
+    StoreError::of_damage(Damage { run, scope, seq: *seq, place, flaw }, None)
 }
 
 /// Returns the position of a record with its failures retried; the default position if the state was pruned.
@@ -502,7 +498,6 @@ impl Engine {
         for known in scopes.values() {
             let mut found =
                 effective_of(self.store.as_ref(), shape, (&known.record, &known.position)).await?;
-            found.position = known.position.clone();
             found.in_flux.extend(in_flux(program, &scopes, known));
             effective.push(found);
         }

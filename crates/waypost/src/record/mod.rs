@@ -295,9 +295,26 @@ impl Record {
     /// # Errors
     /// [`Flaw::Malformed`]: the record has no body, or the position does not parse.
     pub fn position(&self) -> Result<Position, Flaw> {
+        self.decode_position()
+    }
+
+    fn decode_position<T: for<'de> Deserialize<'de>>(&self) -> Result<T, Flaw> {
         let (position, _) =
             self.split().ok_or_else(|| Flaw::Malformed("it has no state of its own".into()))?;
         serde_json::from_slice(position).map_err(|error| Flaw::Malformed(error.to_string()))
+    }
+
+    /// Returns the record with the definition in force, without the rest of the position.
+    ///
+    /// # Errors
+    /// As [`position`](Self::position).
+    pub(crate) fn definition(&self) -> Result<Option<u64>, Flaw> {
+        #[derive(Deserialize)]
+        struct InForce {
+            #[serde(default)]
+            definition: Option<u64>,
+        }
+        self.decode_position().map(|in_force: InForce| in_force.definition)
     }
 
     /// Returns the state's exact bytes; `None` without a body.

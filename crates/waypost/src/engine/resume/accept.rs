@@ -88,7 +88,7 @@ impl Engine {
             let older = Some(snapshot.newest().header().seq);
             return Err(StoreError::of_damage(damage.clone(), older).into());
         }
-        let base = find_base(snapshot)?;
+        let base = find_base(snapshot)?.with_failures_open();
         let run = base.snapshot.entry.record.record();
         let scopes = scopes_in_force(self, program, (&base.record, &base.position)).await?;
         // An unchecked claim may become checkable when pinned again; if not, pinning returns the reason.

@@ -30,7 +30,7 @@ use super::resume_point::{self, ResumePoint, ResumeQuery};
 use super::trust::PendingClaims;
 use super::trust::Trust;
 use crate::engine::chain::{Chain, Draft, unchanged_body};
-use crate::engine::inspect::{Snapshot, position_of};
+use crate::engine::inspect::{Snapshot, position_as_recorded, position_of};
 use crate::engine::manual;
 use crate::engine::options::merge;
 use crate::engine::scope::child_heads::skip_missing;
@@ -43,7 +43,7 @@ use crate::engine::time_travel::rollback::load_with_state;
 use crate::engine::time_travel::undo::refuse_unfinished_undo;
 use crate::engine::walk::choice::{self, ChoiceScope};
 use crate::engine::walk::early_cutoff::read_digests;
-use crate::engine::walk::failure::{decide_openers, position_for_retry, tolerated};
+use crate::engine::walk::failure::{decide_openers, retry_failures, tolerated};
 use crate::engine::walk::invalidate::ReusePolicy;
 use crate::engine::{
     Answers, EditScope, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions,
@@ -183,7 +183,7 @@ async fn make_session<'a, P: Program>(
     let mut begin = match begin {
         BeginPoint::Session(begin) => *begin,
         BeginPoint::Idle => {
-            let outcome = idle(&base.snapshot, program)?;
+            let outcome = idle(&base, program)?;
             validated(&base, &outcome.state, &mut options)?;
             return Ok(Prepared::Idle(Box::new(outcome)));
         }
@@ -262,6 +262,11 @@ fn is_claimed<S>(options: &ResumeOptions<S>, base: &Base) -> bool {
 }
 
 impl Base {
+    /// Returns the base with failed steps unfinished.
+    pub(crate) fn with_failures_open(self) -> Self {
+        Self { position: self.position.with_failures_open(), ..self }
+    }
+
     /// Returns the number of newer lost records, quarantined records included.
     fn lost(&self) -> u64 {
         self.next - 1 - self.record.header().seq
@@ -350,9 +355,9 @@ async fn find_begin<P: Program>(
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
     let is_claimed = is_claimed(options, base);
-    let (position, forgotten) = position_for_retry(began_with, &base.record, is_claimed)?;
-    base.position = position;
-    base.redone.extend(forgotten);
+    if !is_claimed {
+        base.redone.extend(retry_failures(began_with, &mut base.position));
+    }
     let mut before_edits = None;
     if let Some(ResumeFrom::Checkpoint(seq)) = options.from {
         before_edits = restore_definition(engine, program.shape(), base, seq).await?;
@@ -699,10 +704,10 @@ fn chain_after(base: &Base, lease: &Lease, newest_seq: u64, is_claimed: bool) ->
     }
 }
 
-/// Reads the current base of a run.
+/// Reads the current base of a run, with the position as recorded.
 pub(crate) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
     let newest = snapshot.newest().clone();
-    let position = position_of(&newest)?;
+    let position = position_as_recorded(&newest)?;
     let head = snapshot.heads.iter().find(|head| head.record.header().scope.is_main());
     let (next, damaged) = match head {
         Some(Head { next, damaged, .. }) => (*next, damaged.clone()),
@@ -721,13 +726,14 @@ pub(crate) fn find_base(snapshot: Snapshot) -> Result<Base, RunError> {
 }
 
 /// Returns the outcome of an ended run without work.
-fn idle<P: Program>(snapshot: &Snapshot, program: &P) -> Result<Outcome<P::State>, RunError> {
+fn idle<P: Program>(base: &Base, program: &P) -> Result<Outcome<P::State>, RunError> {
+    let snapshot = &base.snapshot;
     let newest = snapshot.newest();
     if newest.header().end == Some(End::Cancelled) {
         return Err(RunError::Cancelled(newest.header().run.clone()));
     }
     let total = program.shape().counted();
-    let waiting = Waiting::of_position(&ScopePath::main(), &position_of(newest)?);
+    let waiting = Waiting::of_position(&ScopePath::main(), &base.position);
     Ok(Outcome {
         run: newest.header().run.clone(),
         // The summary may have been damaged; the record is sound.
