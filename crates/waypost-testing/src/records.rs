@@ -169,6 +169,7 @@ impl Links {
             prev: self.tip(scope),
             basis: None,
             reason: if seq == 1 { Reason::Start } else { Reason::Step },
+            copies: None,
             step: Some(step_id("work")),
             at: Try { attempt: 1, ..Try::default() },
             phase: completed(seq),

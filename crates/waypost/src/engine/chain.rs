@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::id::{Digest, RunId, ScopePath, StepId};
 use crate::record::{
-    Body, Definition, End, EndDigests, FORMAT, FailedStep, Flaw, Header, Phase, Position, Reason, Record,
-    Repeated, RunStatus, SealedRun, Start, Taken, Trace, Try,
+    Body, Definition, End, EndDigests, EvidenceCopies, FORMAT, FailedStep, Flaw, Header, Phase, Position,
+    Reason, Record, Repeated, RunStatus, SealedRun, Start, Taken, Trace, Try,
 };
 use crate::store::FIRST_TOKEN;
 
@@ -35,6 +35,7 @@ pub(crate) struct Draft {
     pub(crate) digests: Option<EndDigests>,
     pub(crate) scope_digests: Option<EndDigests>,
     pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) copies: Option<Box<EvidenceCopies>>,
     pub(crate) external: Option<String>,
     pub(crate) about: Option<u64>,
     pub(crate) taken: Option<Box<Taken>>,
@@ -66,6 +67,7 @@ impl Draft {
             digests: None,
             scope_digests: None,
             labels,
+            copies: None,
             external: None,
             about: None,
             taken: None,
@@ -226,6 +228,7 @@ impl Chain {
             status: draft.status,
             failed: draft.failed.clone(),
             evidence: draft.report.evidence.clone(),
+            copies: draft.copies.clone(),
             usage: draft.report.usage.clone(),
             notes: draft.report.notes.clone(),
             labels: draft.labels.clone(),

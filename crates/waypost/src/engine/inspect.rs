@@ -13,6 +13,7 @@ use crate::record::{
     ACCEPTED_LABEL, Claim, Definition, Flaw, FrontierEntry, Header, Occasion, Pack, Phase, Position, Reason,
     Record, Repeated, Reusable, RunStatus, Settled, SettledAs, Status,
 };
+use crate::store::recorded_evidence::RecordedEvidence;
 use crate::store::{Damage, Head, Page, RunEntry, Scan, ScanOrder, Store, StoreError, StoreExt};
 
 use crate::engine::resume::begin::decode_state;
@@ -270,25 +271,26 @@ pub(super) async fn effective_of(
 ) -> Result<Effective, StoreError> {
     let header = record.header();
     let position = now.clone();
-    let mut evidence = BTreeMap::new();
-    let steps = shape.of_scope(&header.scope).map(Shape::steps).unwrap_or_default();
-    let steps: Vec<&Step> = steps.iter().filter(|step| step.has_evidence()).collect();
-    let accepted = if steps.is_empty() { HashMap::new() } else { accepted_on(store, header).await? };
-    let settled = steps.iter().filter_map(|step| position.ledger.get(&step.id));
-    let is_looked_at =
-        |settled: &&Settled| settled.how != SettledAs::Tolerated && !accepted.contains_key(&settled.seq);
-    let seqs = settled.filter(is_looked_at).map(|settled| settled.seq).collect();
-    let made = store.records(&header.run, &header.scope, &seqs).await?;
-    for step in steps {
-        let settled = position.ledger.get(&step.id);
-        let pack = match settled.map(|settled| settled.seq) {
-            // A tolerated failure counts as finished, without evidence.
-            _ if settled.is_some_and(|settled| settled.how == SettledAs::Tolerated) => None,
-            Some(seq) if accepted.contains_key(&seq) => accepted.get(&seq).cloned(),
-            Some(seq) => made.get(&seq).and_then(|record| record.header().evidence.clone()),
-            None => cut_pack_of(store, header, &position, step).await?,
-        };
-        evidence.extend(pack.map(|pack| (step.id.clone(), pack)));
+    let own = shape.of_scope(&header.scope);
+    let step_of = |step: &StepId| own?.step(step.as_str()).filter(|step| step.has_evidence());
+    // A tolerated failure counts as finished, without evidence.
+    let counts = |(_, settled): &(&StepId, &Settled)| settled.how != SettledAs::Tolerated;
+    let ends = position.ledger.iter().filter(counts);
+    let ends: Vec<(&Step, u64)> =
+        ends.filter_map(|(step, settled)| Some((step_of(step)?, settled.seq))).collect();
+    let seqs = ends.iter().map(|(_, seq)| *seq).collect();
+    let RecordedEvidence { mut made, accepted } = match own.is_some_and(has_evidence) {
+        true => RecordedEvidence::read(store, (header, &position), &seqs).await?,
+        false => RecordedEvidence::default(),
+    };
+    let mut pack_of = |seq: u64| accepted.get(&seq).cloned().or_else(|| made.remove(&seq));
+    let packs = ends.into_iter().filter_map(|(step, seq)| Some((step.id.clone(), pack_of(seq)?)));
+    let mut evidence: BTreeMap<StepId, Pack> = packs.collect();
+    for entry in position.frontier.iter().filter(|entry| !position.ledger.contains_key(&entry.step)) {
+        if let Some(step) = step_of(&entry.step) {
+            let pack = cut_pack_of(store, header, &position, step).await?;
+            evidence.extend(pack.map(|pack| (step.id.clone(), pack)));
+        }
     }
     let stopped_by = match &header.phase {
         Phase::Interrupted { in_progress: true, by } => Some(by.clone()),
@@ -317,6 +319,10 @@ pub(super) async fn effective_of(
         stopped_by,
         rolled_back,
     })
+}
+
+fn has_evidence(shape: &Shape) -> bool {
+    shape.steps().iter().any(Step::has_evidence)
 }
 
 /// Reads the evidence of a scope's results out of force.

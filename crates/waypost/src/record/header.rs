@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::evidence::{Occasion, Pack};
+use super::evidence_copies::EvidenceCopies;
 use super::is_default;
 use super::run::{Definition, RunStatus};
 use super::trace::{EndDigests, Trace};
@@ -77,6 +78,9 @@ pub struct Header {
     /// Claims and their verdicts, as committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Pack>,
+    /// Copies of the evidence of earlier records of the scope.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<Box<EvidenceCopies>>,
     /// Tokens and cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,

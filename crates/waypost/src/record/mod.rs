@@ -23,6 +23,7 @@ use crate::json::path::FieldPath;
 
 mod choice;
 mod evidence;
+mod evidence_copies;
 mod header;
 mod ledger;
 mod position;
@@ -35,6 +36,7 @@ mod wait;
 pub use choice::{Choice, RequestCause, RerunKind, RerunRequest, SettleBy};
 pub(crate) use evidence::ACCEPTED_LABEL;
 pub use evidence::{Claim, Occasion, Pack, Severity, Terms, Verdict};
+pub use evidence_copies::{EvidenceCopies, PinCopy};
 pub use header::{
     BodyRef, End, Ending, FAILURE_CAUSES_MAX, FAILURE_TEXT_BYTES_MAX, FailedStep, Failure, FailureKind,
     Header, MARK, Note, Phase, Printed, Reason, Repeated, SkipCause, Start, StepBelow, Try, WAIT_HOOKS,

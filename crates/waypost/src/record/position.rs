@@ -51,6 +51,9 @@ pub struct Position {
     /// rollback to this record can continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undoing: Option<u64>,
+    /// The records with copies of the evidence of earlier records of the scope, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<u64>,
     /// In a graph with routes: the digest of the pinned evidence in force of all steps so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pins: Option<Digest>,

@@ -27,6 +27,7 @@ mod batch;
 mod error;
 mod query;
 mod queue;
+pub(crate) mod recorded_evidence;
 pub mod retention;
 mod scopes;
 mod tasks;

@@ -16,6 +16,7 @@ use waypost::{Context, END, Engine, Graph, Retry, RunError, RunId, StepError};
 use crate::faulty::{Fault, FaultyStore};
 
 mod accept;
+mod copies;
 mod fork_claims;
 mod hosts;
 mod probes;

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use crate::id::{ScopePath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
-    End, EndDigests, Failure, FrontierEntry, Note, Phase, Position, Reason, Reusable, RunStatus,
-    STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
+    End, EndDigests, EvidenceCopies, Failure, FrontierEntry, Note, Phase, Position, Reason, Reusable,
+    RunStatus, STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
 };
 use crate::store::Progress;
 
@@ -147,6 +147,8 @@ pub(super) struct Scope<'a, S> {
     pub(super) reason: Reason,
     /// Notes for the next record.
     pub(super) notes: Vec<Note>,
+    /// Copies of the evidence of the records since the last copies.
+    pub(super) copies: EvidenceCopies,
     /// The known digests of ends in force, if ends have traces.
     pub(super) digests: HashMap<StepId, EndDigests>,
 }
@@ -154,6 +156,7 @@ pub(super) struct Scope<'a, S> {
 impl<'a, S> Scope<'a, S> {
     pub(super) fn new(chain: Chain, shape: &'a Shape, position: Position, state: S) -> Self {
         Self {
+            copies: EvidenceCopies::from(chain.next),
             chain,
             shape,
             state,
@@ -188,6 +191,17 @@ impl<'a, S> Scope<'a, S> {
             reason: Reason::Step,
             notes: Vec::new(),
             digests: HashMap::new(),
+        }
+    }
+
+    /// Adds the copies of evidence to the last draft, if there are enough copies. A batch that is written again keeps
+    /// its copies.
+    pub(super) fn write_copies(&mut self) {
+        if self.copies.is_full() && self.drafts.iter().all(|draft| draft.copies.is_none()) {
+            let seq = self.chain.next + self.drafts.len() as u64 - 1;
+            let last = self.drafts.last_mut().expect("a scope in a batch has a draft");
+            last.copies = Some(Box::new(self.copies.clone()));
+            self.position.copies.push(seq);
         }
     }
 

@@ -69,6 +69,7 @@ impl<'a, P: Program> Session<'a, P> {
         for id in &ids {
             self.number(*id);
             self.note_doubt(*id);
+            self.scopes.get_mut(*id).write_copies();
         }
         let now = self.time();
         let mut records = Vec::with_capacity(ids.len());
@@ -279,6 +280,7 @@ impl<'a, P: Program> Session<'a, P> {
             let mut last = None;
             while let Some(record) = records.next_if(|record| record.header().scope == scope.chain.scope) {
                 last = Some(record);
+                scope.copies.note(record.header());
             }
             let last = last.expect("every scope of a batch has a record in it");
             scope.chain.advance(last);

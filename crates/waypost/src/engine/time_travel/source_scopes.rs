@@ -184,8 +184,9 @@ fn copy_of(record: &Record) -> Draft {
 /// Returns a position for a new run: nothing is running, waiting or memoized, and the ledger is empty. Openers wait
 /// for their scopes.
 fn position_in_new_run(position: &Position) -> Position {
-    let ledger = Ledger::default();
-    let mut position = Position { definition: None, config: None, chain: None, ledger, ..position.clone() };
+    let (ledger, copies) = (Ledger::default(), Vec::new());
+    let none = Position { definition: None, config: None, chain: None, ..position.clone() };
+    let mut position = Position { ledger, copies, ..none };
     let results: Vec<StepId> = position.reusable.keys().cloned().collect();
     results.iter().for_each(|step| position.drop_results(step));
     for entry in &mut position.frontier {
