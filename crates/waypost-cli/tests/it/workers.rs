@@ -136,6 +136,37 @@ fn a_stopped_worker_loses_its_run_and_its_steps() {
     assert_eq!(rig.read("pids").lines().count(), 2, "the stopped worker has not started the step again");
 }
 
+// Bug: a run in doubt was `queued` for ever, in no queue. Cause: its worker had lost the lease, queued the run, claimed the run
+// again and released it with the status as it was. Fix: the release of a run without a place in the queue ends that status.
+#[test]
+fn a_claimed_run_in_doubt_is_not_queued() {
+    let rig = rig_on(cluster(), "doubt_after_loss", "?lease=3");
+    rig.write(
+        "pay.yaml",
+        "steps:\n  - {id: pay, idempotent: false, run: 'echo $$ >> pids; until test -e go; do sleep 0.02; done'}\n",
+    );
+    expect(&rig, &["submit", "pay.yaml", "--id", "r"], 0, &["is queued"]);
+    let worker = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+
+    worker.signal(libc::SIGSTOP);
+    wait_until("the end of the lease", || status(&rig, "r") == "in_doubt");
+    worker.signal(libc::SIGCONT);
+    rig.write("go", "");
+    drain_after_error(worker, "run r needs a decision");
+
+    assert_eq!(status(&rig, "r"), "in_doubt");
+    expect(&rig, &["list", "--status", "in_doubt"], 0, &["r "]);
+    assert_eq!(rig.json(&["show", "r", "--json"])["queue"]["ready"], false);
+    assert_eq!(rig.read("pids").lines().count(), 1);
+}
+
+/// Ends a worker by SIGTERM after it has printed an error.
+fn drain_after_error(mut worker: Running, error: &str) {
+    worker.wait_for_line(error);
+    drain(worker);
+}
+
 #[test]
 fn workers_survive_a_restart_of_the_server() {
     let server = Cluster::private();

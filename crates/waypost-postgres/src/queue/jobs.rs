@@ -74,7 +74,11 @@ pub(crate) async fn defer(
     const DEFER: &str = "WITH released AS (
             SELECT m.id, m.run, m.updated_at::timestamptz AS recorded FROM waypost.runs r
             JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
-            WHERE r.name = $1 AND NOT m.held AND {CLAIMABLE} FOR NO KEY UPDATE OF m),
+            WHERE r.name = $1 AND NOT m.held AND (m.status = 'interrupted' OR {CLAIMABLE})
+            FOR NO KEY UPDATE OF m),
+        queued AS (
+            UPDATE waypost.scopes m SET status = 'queued' FROM released f
+            WHERE m.id = f.id AND m.status = 'interrupted'),
         reported AS (
             UPDATE waypost.jobs j SET missing = $3,
                 since = CASE WHEN j.since > f.recorded THEN j.since ELSE clock_timestamp() END

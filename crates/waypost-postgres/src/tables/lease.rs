@@ -165,7 +165,7 @@ pub(crate) async fn renewal(database: &Database, lease: &Lease) -> Result<Renewa
     Ok(Renewal::Held(signals.into_iter().filter(|signal| signal.kind.is_for_the_run()).collect()))
 }
 
-/// Releases a lease.
+/// Releases a lease. A claimed run without a place in the queue is not `queued` any more.
 pub(crate) async fn release(
     database: &Database,
     run: &RunId,
@@ -173,7 +173,10 @@ pub(crate) async fn release(
     wake_at: Option<Timestamp>,
 ) -> Result<(), Failure> {
     const RELEASE: &str = "WITH released AS (
-            UPDATE waypost.scopes m SET held = false, wake_at = coalesce($4, m.wake_at)
+            UPDATE waypost.scopes m SET held = false, wake_at = coalesce($4, m.wake_at),
+                status = CASE WHEN m.status = 'queued' AND $4 IS NULL
+                    AND NOT EXISTS (SELECT 1 FROM waypost.ready q WHERE q.scope = m.id)
+                    THEN 'interrupted' ELSE m.status END
             FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
             RETURNING m.id, m.run),
         woken AS (INSERT INTO waypost.ready (scope, run, priority, not_before)
