@@ -136,6 +136,30 @@ fn a_stopped_worker_loses_its_run_and_its_steps() {
     assert_eq!(rig.read("pids").lines().count(), 2, "the stopped worker has not started the step again");
 }
 
+// Bug: a step failed after some long sleeps of its workers. Cause: each lost lease counted as a cut. Fix: the claim of a run
+// whose worker lives looks like that of a returned run.
+#[test]
+fn a_lost_lease_is_no_cut() {
+    let rig = rig_on(cluster(), "no_cut", "?lease=3");
+    rig.write("flow.yaml", &format!("max_cuts: 1\n{FLOW}"));
+    submit(&rig, 1);
+    let first = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.lines().count() == 1);
+    let second = rig.start(&["worker"]);
+
+    for (frozen, starts) in [(&first, 2), (&second, 3)] {
+        frozen.signal(libc::SIGSTOP);
+        rig.wait_for("pids", |text| text.lines().count() == starts);
+        frozen.signal(libc::SIGCONT);
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    rig.write("go", "");
+    wait_for_end(&rig, 1);
+    [first, second].into_iter().for_each(drain);
+
+    assert_eq!(sorted_trace(&rig), every_step_once(1));
+}
+
 // Bug: a run in doubt was `queued` for ever, in no queue. Cause: its worker had lost the lease, queued the run, claimed the run
 // again and released it with the status as it was. Fix: the release of a run without a place in the queue ends that status.
 #[test]

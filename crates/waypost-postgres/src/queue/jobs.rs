@@ -153,7 +153,8 @@ pub(crate) async fn expire(database: &Database) -> Result<(), Failure> {
 
 /// Claims ready runs for a worker: locks the first rows in order without a wait, deletes them, and takes their leases.
 ///
-/// The comparison of the token excludes a lease that another process took in between.
+/// The comparison of the token excludes a lease that another process took in between. A run whose worker lost its lease is
+/// claimed as if it had been returned to the queue: no process was killed, so that no step was cut.
 const CLAIM: &str = "WITH picked AS MATERIALIZED (
         SELECT q.scope, m.token FROM waypost.ready q JOIN waypost.jobs j ON j.run = q.run
         JOIN waypost.scopes m ON m.id = q.scope
@@ -163,7 +164,11 @@ const CLAIM: &str = "WITH picked AS MATERIALIZED (
     taken AS (
         DELETE FROM waypost.ready q USING picked p WHERE q.scope = p.scope RETURNING q.scope, p.token),
     claimed AS (
-        UPDATE waypost.scopes m SET token = m.token + 1, held = true, holder = $3, worker = $4 FROM taken t
+        UPDATE waypost.scopes m SET token = m.token + 1, held = true, holder = $3, worker = $4,
+            status = CASE WHEN m.status = 'running'
+                AND EXISTS (SELECT 1 FROM waypost.workers w WHERE w.id = m.worker AND {LOST})
+                THEN 'queued' ELSE m.status END
+        FROM taken t
         WHERE m.id = t.scope AND m.token = t.token AND {CLAIMABLE}
         RETURNING m.run, m.token),
     cleared AS (
@@ -299,6 +304,28 @@ mod tests {
             // A negative control: without the token, the run of another process is stolen.
             let steals = CLAIM.replace("AND m.token = t.token", "");
             assert_eq!(race("stolen_claim", resume, &steals).await.0, ["r-1"]);
+        });
+    }
+
+    /// A start of the server after the end of a lease: its worker could not renew it, and nobody killed the worker.
+    #[test]
+    fn a_server_that_was_away_cuts_no_step() {
+        block_on(async {
+            for (name, worker, expect) in [
+                ("away", "until = pg_postmaster_start_time() - interval '1 s', lease_ms = 1", "queued"),
+                ("buried", "until = '-infinity', lease_ms = 0", "running"),
+                ("late", "until = clock_timestamp() - interval '1 ms', lease_ms = 1", "running"),
+            ] {
+                let (database, other) = site(name).await;
+                let held = "UPDATE waypost.scopes SET held = true, worker = 1, status = 'running'";
+                other.batch_execute(&format!("{held}; UPDATE waypost.workers SET {worker}")).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+
+                assert_eq!(claimed(&database, CLAIM).await, ["r-1"]);
+
+                let row = other.query_one("SELECT status FROM waypost.scopes ORDER BY id LIMIT 1", &[]).await;
+                assert_eq!(row.unwrap().get::<_, &str>(0), expect, "{name}");
+            }
         });
     }
 

@@ -44,13 +44,18 @@ pub(crate) struct Worker {
 impl Worker {
     /// Adds a row for this process, and starts its renewal.
     pub(crate) async fn register(database: &Arc<Database>, holder: &Holder) -> Result<Arc<Self>, Failure> {
+        // A row with a held run says how its lease ended.
         const REGISTER: &str = "WITH gone AS (
-                DELETE FROM waypost.workers WHERE until < clock_timestamp() - interval '1 hour')
+                DELETE FROM waypost.workers w WHERE {ENDED}
+                    AND NOT EXISTS (SELECT 1 FROM waypost.scopes m WHERE m.held AND m.worker = w.id)
+                    AND NOT EXISTS (SELECT 1 FROM waypost.tasks t WHERE t.result IS NULL AND t.worker = w.id))
             INSERT INTO waypost.workers (holder, lease_ms, until)
             VALUES ($1, $2, clock_timestamp() + $2 * interval '1 ms') RETURNING id";
         let length = database.options.lease;
         let sent = BootTime::now();
-        let register = Statement::new(REGISTER).text(holder_text(holder)).int(int(length.as_millis() as u64));
+        let register = Statement::new(with_ended(REGISTER))
+            .text(holder_text(holder))
+            .int(int(length.as_millis() as u64));
         let id = database.run(&register).await?.row()?.get(0);
         let (thread, stop) = channel();
         let deadline = Deadline::new(sent.after(length - length / MARGIN_PER_LEASE)).ok().map(Arc::new);
@@ -140,15 +145,35 @@ pub(crate) async fn living(database: &Database) -> Result<BTreeMap<i64, Holder>,
     Ok(living.rows.iter().filter_map(worker).collect())
 }
 
-/// Ends the leases of dead processes of this machine at once: these cannot renew a lease.
+/// Whether the lease of worker `w` has ended; after a start of the server, not before the time of a lease.
+const ENDED: &str =
+    "greatest(w.until, pg_postmaster_start_time() + w.lease_ms * interval '1 ms') <= clock_timestamp()";
+
+fn with_ended(text: &str) -> String {
+    text.replace("{ENDED}", ENDED)
+}
+
+/// Ends the leases of dead processes of this machine at once: these cannot renew a lease. Marks the ended leases of living
+/// processes as lost.
 pub(crate) async fn bury_dead(database: &Database) -> Result<(), Failure> {
+    const WORKERS: &str = "SELECT w.id, w.holder, {ENDED} FROM waypost.workers w WHERE w.until > '-infinity'";
+    const LOSE: &str =
+        "UPDATE waypost.workers w SET until = '-infinity' WHERE w.id = ANY($1) AND {ENDED} RETURNING w.id";
     const BURY: &str =
         "UPDATE waypost.workers SET until = '-infinity', lease_ms = 0 WHERE id = ANY($1) RETURNING id";
-    let living = living(database).await?;
-    let dead: Vec<Option<i64>> =
-        living.into_iter().filter(|(_, holder)| holder.is_gone()).map(|(id, _)| Some(id)).collect();
+    let (mut dead, mut lost) = (Vec::new(), Vec::new());
+    for row in database.run(&Statement::new(with_ended(WORKERS))).await?.rows {
+        match holder_of(row.get(1)) {
+            Ok(holder) if holder.is_gone() => dead.push(Some(row.get(0))),
+            Ok(holder) if row.get(2) && holder.lives() => lost.push(Some(row.get(0))),
+            Ok(_) | Err(_) => {}
+        }
+    }
     if !dead.is_empty() {
         database.run(&Statement::new(BURY).ints(dead)).await?;
+    }
+    if !lost.is_empty() {
+        database.run(&Statement::new(with_ended(LOSE)).ints(lost)).await?;
     }
     Ok(())
 }

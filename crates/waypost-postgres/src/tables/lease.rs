@@ -24,10 +24,12 @@ pub(crate) const UNTIL: &str =
     FROM waypost.workers w WHERE w.id = m.worker)";
 /// Whether a worker holds scope `m`.
 pub(crate) const HELD: &str = "coalesce(m.held AND {UNTIL} > statement_timestamp(), false)";
+/// Whether worker `w` lost its lease, although nobody killed its process: the process was frozen, or the server was away.
+const LOST: &str = "w.lease_ms > 0 AND w.until < pg_postmaster_start_time()";
 
 /// Returns a statement with the conditions about leases.
 pub(crate) fn with_lease(text: &str) -> String {
-    text.replace("{HELD}", HELD).replace("{UNTIL}", UNTIL)
+    text.replace("{HELD}", HELD).replace("{UNTIL}", UNTIL).replace("{LOST}", LOST)
 }
 
 /// Whether a worker may claim scope `m`: a run at rest keeps its place in the queue until the next claim.

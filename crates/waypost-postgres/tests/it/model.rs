@@ -231,9 +231,11 @@ impl Play {
     async fn set_live(&mut self, worker: usize, is_live: bool) {
         let (sign, length) = if is_live { ('+', 60_000) } else { ('-', 0) };
         let row = self.workers[worker].row;
+        // The row of a worker without leases may be gone.
         let text = format!(
-            "UPDATE waypost.workers SET until = clock_timestamp() {sign} interval '1 min', lease_ms = {length}
-             WHERE id = {row}"
+            "INSERT INTO waypost.workers (id, holder, lease_ms, until) OVERRIDING SYSTEM VALUE
+             VALUES ({row}, '{{}}', {length}, clock_timestamp() {sign} interval '1 min')
+             ON CONFLICT (id) DO UPDATE SET until = excluded.until, lease_ms = excluded.lease_ms"
         );
         self.tables.batch_execute(&text).await.unwrap();
         self.workers[worker].is_live = is_live;
