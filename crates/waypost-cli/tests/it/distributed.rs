@@ -185,6 +185,57 @@ fn a_rerun_ends_the_steps_of_the_lost_holder() {
     assert_eq!((rig.read("b.txt").as_str(), rig.read("trace").as_str()), ("new", "a\nb\na\nb\n"));
 }
 
+// Bug: after SIGTERM, the only worker held a distributed run for ever. Cause: a worker that drained executed no step of any run,
+// and waited for the end of its own. Fix: it executes the steps of its own runs.
+#[test]
+fn a_drained_worker_executes_the_steps_of_its_run() {
+    let flow = "distribute: true
+steps:
+  - {id: a, run: 'echo a >> trace; until test -e go; do sleep 0.02; done'}
+  - {id: b, run: 'echo b >> trace'}
+";
+    let rig = submitted("drained_apart", flow);
+    let holder = worker(&rig, &[]);
+    rig.wait_for("trace", |text| text == "a\n");
+    rig.write("other.yaml", "distribute: true\nsteps: [{run: 'echo other >> trace'}]\n");
+
+    holder.signal(libc::SIGTERM);
+    expect(&rig, &["submit", "other.yaml", "--id", "other"], 0, &["is queued"]);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    rig.write("go", "");
+
+    let ended = rig.told(&holder.end_soon());
+    assert!(ended.contains("exit 0") && ended.contains("The worker has ended."), "{ended}");
+    expect(&rig, &["show", "r"], 0, &["r  completed"]);
+    assert_eq!(rig.read("trace"), "a\nb\n");
+    expect(&rig, &["show", "other"], 0, &["other  queued"]);
+}
+
+/// Two workers that lose their leases in turn, without the end of a process, once used up the cuts of the step.
+#[test]
+fn a_lost_lease_is_no_cut_of_a_distributed_step() {
+    let flow = "distribute: true
+max_cuts: 1
+steps: [{id: a, run: 'echo x $$ >> pids; until test -e go; do sleep 0.02; done'}]
+";
+    cluster().database("loss_apart", "SELECT 1");
+    let rig = Rig::with(flow).at(&format!("{}?lease=3", address(USER, "loss_apart")));
+    expect(&rig, &["store", "init"], 0, &[]);
+    expect(&rig, &["submit", "flow.yaml", "--id", "r"], 0, &[]);
+    let first = worker(&rig, &[]);
+    rig.wait_for("pids", |text| text.lines().count() == 1);
+    let second = worker(&rig, &[]);
+
+    for (frozen, starts) in [(&first, 2), (&second, 3)] {
+        frozen.signal(libc::SIGSTOP);
+        rig.wait_for("pids", |text| text.lines().count() == starts);
+        frozen.signal(libc::SIGCONT);
+        std::thread::sleep(std::time::Duration::from_secs(2));
+    }
+    rig.write("go", "");
+    wait_for_status(&rig, "completed");
+}
+
 #[test]
 fn a_step_waits_for_a_worker_with_its_tags() {
     let flow = "steps:

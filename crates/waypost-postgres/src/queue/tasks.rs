@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use waypost::id::RunId;
-use waypost::lock::Holder;
-use waypost::store::{Lease, StoreError, Submitted, Task, TaskEntry, TaskState, TaskStop};
+use waypost::store::{Lease, StoreError, Submitted, Task, TaskEntry, TaskState, TaskStop, TasksOf};
 
-use super::jobs::{needs_of, needs_text};
+use super::jobs::{Claim, needs_of, needs_text};
 use crate::database::connect::Database;
 use crate::database::error::Failure;
 use crate::database::schema::VERSION;
@@ -197,9 +196,12 @@ pub(crate) struct Claimed {
 ///
 /// A lock returns the newest row of a task, but a worker that is newer than the statement is invisible: its task would be
 /// that of a lost worker. So only a task with the same worker as at the begin of the statement is claimed.
+///
+/// A worker that lost its lease counts as lost, but its task has another try: nobody killed a process.
 const CLAIM: &str = "WITH candidates AS MATERIALIZED (
         SELECT t.id, t.worker, t.losses FROM waypost.tasks t JOIN waypost.scopes m ON m.run = t.run AND m.key = $5
-        WHERE {CLAIMABLE} AND t.needs = ANY($1) AND (t.token = 0 OR m.token = t.token AND {HELD})
+        WHERE {CLAIMABLE} AND t.needs = ANY($1) AND (t.token = 0 AND NOT $7 OR m.token = t.token AND {HELD})
+            AND (NOT $7 OR m.worker = $4)
             AND (SELECT version FROM waypost.version) = $6),
     picked AS MATERIALIZED (
         SELECT t.id FROM candidates c JOIN waypost.tasks t ON t.id = c.id
@@ -207,7 +209,9 @@ const CLAIM: &str = "WITH candidates AS MATERIALIZED (
             AND t.result IS NULL AND t.cancelled IS NULL
         ORDER BY t.priority DESC, t.id LIMIT $2 FOR UPDATE OF t SKIP LOCKED)
     UPDATE waypost.tasks t
-        SET worker = $4, holder = $3, missing = NULL, losses = t.losses + (t.worker IS NOT NULL)::int
+        SET worker = $4, holder = $3, missing = NULL, losses = t.losses + (t.worker IS NOT NULL)::int,
+            losses_max = t.losses_max
+                + EXISTS (SELECT 1 FROM waypost.workers w WHERE w.id = t.worker AND {LOST})::int
         FROM picked p, waypost.runs r WHERE t.id = p.id AND r.id = t.run
     RETURNING t.id, r.name, t.token, t.key, t.request, t.losses";
 
@@ -216,22 +220,22 @@ const CLAIM: &str = "WITH candidates AS MATERIALIZED (
 /// After a lost answer, the tasks of the first attempt are claimed too: all tasks of the worker are returned.
 pub(crate) async fn claim(
     database: &Database,
-    (holder, worker): (&Holder, i64),
-    served: &BTreeSet<BTreeSet<String>>,
-    most: usize,
+    claim: Claim<'_>,
+    of: TasksOf,
 ) -> Result<Vec<Claimed>, Failure> {
     const OWN: &str = "SELECT t.id, r.name, t.token, t.key, t.request, t.losses
         FROM waypost.tasks t JOIN waypost.runs r ON r.id = t.run WHERE t.worker = $1 AND t.result IS NULL";
-    let claim = Statement::new(with_task(CLAIM))
-        .texts(served.iter().map(needs_text).collect())
-        .int(int(most as u64))
-        .text(holder_text(holder))
-        .int(worker)
+    let statement = Statement::new(with_task(CLAIM))
+        .texts(claim.served.iter().map(needs_text).collect())
+        .int(int(claim.count as u64))
+        .text(holder_text(claim.holder))
+        .int(claim.worker)
         .bytes(main_key())
-        .int(i64::from(VERSION));
-    let mut answer = database.run(&claim).await?;
+        .int(i64::from(VERSION))
+        .bool(of == TasksOf::OwnRuns);
+    let mut answer = database.run(&statement).await?;
     if answer.repeated {
-        answer = database.run(&Statement::new(OWN).int(worker)).await?;
+        answer = database.run(&Statement::new(OWN).int(claim.worker)).await?;
     }
     let claimed = |row: &tokio_postgres::Row| {
         let run = RunId::new(row.get(1)).ok()?;
@@ -328,7 +332,8 @@ mod tests {
             .text(holder_text(&holder("worker")))
             .int(1)
             .bytes(main_key())
-            .int(i64::from(VERSION));
+            .int(i64::from(VERSION))
+            .bool(false);
         let claimed_by_other = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             let text = "INSERT INTO waypost.workers (holder, lease_ms, until)

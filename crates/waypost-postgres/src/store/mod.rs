@@ -17,7 +17,7 @@ use waypost::record::{Durability, Record, SealedRun};
 use waypost::store::{
     Appended, Batch, Blobs, ClaimedTask, Damage, FIRST_TOKEN, Heads, Job, Lease, Page, Queue, QueuedJob,
     Renewal, RunEntry, RunQuery, Runs, Scan, Scanned, Signal, Signalled, Store, StoreError, Submitted, Task,
-    TaskEntry, TaskQueue, TaskStop, TrimMode, Trimmed,
+    TaskEntry, TaskQueue, TaskStop, TasksOf, TrimMode, Trimmed,
 };
 use waypost_codec::encode;
 
@@ -811,12 +811,14 @@ impl TaskQueue for PostgresStore {
         &self,
         holder: &Holder,
         served: &BTreeSet<BTreeSet<String>>,
+        of: TasksOf,
         count: usize,
     ) -> Result<Vec<ClaimedTask>, StoreError> {
         let (holder, served) = (holder.clone(), served.clone());
         self.call(|shared| async move {
             let worker = shared.worker(&holder).await?;
-            let claimed = tasks::claim(&shared.database, (&holder, worker.id), &served, count).await?;
+            let claim = Claim { holder: &holder, worker: worker.id, served: &served, count };
+            let claimed = tasks::claim(&shared.database, claim, of).await?;
             let task = |Claimed { id, run, token, key, request, losses }| {
                 let lease = Lease::new(run, token, None);
                 let lease = worker.deadline.clone().into_iter().fold(lease, Lease::until);

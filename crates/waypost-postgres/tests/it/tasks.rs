@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use waypost::store::{
     ClaimedTask, Lease, Queue as _, Store as _, StoreError, Submitted, Task, TaskQueue as _, TaskState,
-    TaskStop,
+    TaskStop, TasksOf,
 };
 use waypost_postgres::PostgresStore;
 use waypost_testing::contract::block_on;
@@ -42,7 +42,7 @@ async fn begin(store: &PostgresStore) -> Lease {
 }
 
 async fn claim(store: &PostgresStore) -> Vec<ClaimedTask> {
-    store.claim_tasks(&holder("worker"), &BTreeSet::from([needs()]), 10).await.unwrap()
+    store.claim_tasks(&holder("worker"), &BTreeSet::from([needs()]), TasksOf::AllRuns, 10).await.unwrap()
 }
 
 fn keys(claimed: &[ClaimedTask]) -> Vec<&str> {
@@ -74,7 +74,7 @@ fn a_task_is_claimed_once() {
         }
         assert_eq!(store.task_needs(&BTreeSet::new()).await.unwrap(), [needs()]);
         let other = BTreeSet::from([BTreeSet::new()]);
-        let claimed = store.claim_tasks(&holder("worker"), &other, 10).await.unwrap();
+        let claimed = store.claim_tasks(&holder("worker"), &other, TasksOf::AllRuns, 10).await.unwrap();
         assert_eq!(keys(&claimed), [""; 0], "without its needs");
 
         let working = (0..8).map(|_| {
@@ -84,7 +84,10 @@ fn a_task_is_claimed_once() {
                 // An empty answer may mean that the other workers have locked the rows.
                 for _ in 0..20 {
                     claimed.extend(
-                        store.claim_tasks(&holder("worker"), &BTreeSet::from([needs()]), 1).await.unwrap(),
+                        store
+                            .claim_tasks(&holder("worker"), &BTreeSet::from([needs()]), TasksOf::AllRuns, 1)
+                            .await
+                            .unwrap(),
                     );
                 }
                 claimed
@@ -230,7 +233,10 @@ fn a_new_lease_cancels_tasks() {
         for key in ["running", "ended", "waiting"] {
             store.submit_task(&lease, &task(key)).await.unwrap();
         }
-        let claimed = worker.claim_tasks(&holder("worker"), &BTreeSet::from([needs()]), 2).await.unwrap();
+        let claimed = worker
+            .claim_tasks(&holder("worker"), &BTreeSet::from([needs()]), TasksOf::AllRuns, 2)
+            .await
+            .unwrap();
         assert!(worker.finish_task(&claimed[1], "1").await.unwrap());
         store.release(lease, None).await.unwrap();
 

@@ -39,7 +39,7 @@ pub use query::{
     ScanOrder, Scanned, Trimmed, UnreadableRun,
 };
 pub use queue::{FILES_BLOB, Job, Queue, QueuedJob};
-pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, TaskStop};
+pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, TaskStop, TasksOf};
 
 /// Keeps runs and their records.
 ///

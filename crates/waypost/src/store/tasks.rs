@@ -53,6 +53,15 @@ pub struct ClaimedTask {
     pub losses: u32,
 }
 
+/// The runs whose tasks a worker claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TasksOf {
+    /// Any run.
+    AllRuns,
+    /// The runs that the worker holds: a worker that drains ends these.
+    OwnRuns,
+}
+
 /// How a claimed task must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TaskStop {
@@ -171,7 +180,8 @@ pub trait TaskQueue: Debug + Send + Sync {
         missing: &str,
     ) -> Result<(), StoreError>;
 
-    /// Claims at most `count` waiting tasks whose needs are in `served`, of high priority first, then oldest first.
+    /// Claims at most `count` waiting tasks whose needs are in `served`, of high priority first, then oldest first: of all
+    /// runs, or only of the runs that `holder` holds.
     ///
     /// # Errors
     /// Those of the store's medium.
@@ -179,6 +189,7 @@ pub trait TaskQueue: Debug + Send + Sync {
         &self,
         holder: &Holder,
         served: &BTreeSet<BTreeSet<String>>,
+        of: TasksOf,
         count: usize,
     ) -> Result<Vec<ClaimedTask>, StoreError>;
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::sync::watch;
 
 use crate::engine::{StopHandle, StopLevel};
 use crate::id::RunId;
@@ -133,7 +134,12 @@ impl<E: Executor> Worker<E> {
                 POLL
             }
         };
-        tokio::join!(self.serve_runs(queue, &holder, poll), self.serve_tasks(queue, &holder, poll));
+        let (ended, runs) = watch::channel(false);
+        let serve_runs = async {
+            self.serve_runs(queue, &holder, poll).await;
+            ended.send_replace(true);
+        };
+        tokio::join!(serve_runs, self.serve_tasks(queue, &holder, poll, runs));
         Ok(())
     }
 

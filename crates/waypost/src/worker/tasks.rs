@@ -6,9 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::sync::watch;
 
 use crate::engine::{StopHandle, StopLevel};
-use crate::store::{ClaimedTask, Queue, StoreError, TaskStop};
+use crate::store::{ClaimedTask, Queue, StoreError, TaskStop, TasksOf};
 use crate::system::lock::Holder;
 
 use super::{Executor, PAUSE_AFTER_ERROR, Served, Worker, beside, jittered};
@@ -27,18 +28,27 @@ impl Running {
 }
 
 impl<E: Executor> Worker<E> {
-    /// Claims and executes tasks until a stop is requested.
-    pub(super) async fn serve_tasks(&self, queue: &dyn Queue, holder: &Holder, poll: Duration) {
+    /// Claims and executes tasks until a stop is requested. A worker that drains executes the tasks of its own runs until
+    /// `runs_ended`.
+    pub(super) async fn serve_tasks(
+        &self,
+        queue: &dyn Queue,
+        holder: &Holder,
+        poll: Duration,
+        mut runs_ended: watch::Receiver<bool>,
+    ) {
         let (running, mut performed, mut served) =
             (Running::default(), FuturesUnordered::new(), Served::default());
         loop {
             let is_draining = self.stop.is_asked();
-            if is_draining && performed.is_empty() {
+            let is_last = is_draining && *runs_ended.borrow_and_update();
+            if is_last && performed.is_empty() {
                 return;
             }
-            let free = if is_draining { 0 } else { self.slots.get().saturating_sub(performed.len()) };
+            let free = if is_last { 0 } else { self.slots.get().saturating_sub(performed.len()) };
+            let of = if is_draining { TasksOf::OwnRuns } else { TasksOf::AllRuns };
             let mut pause = jittered(poll);
-            let claim = self.claim_tasks(queue, holder, &mut served, free);
+            let claim = self.claim_tasks(queue, holder, &mut served, (of, free));
             match beside(&mut performed, claim).await {
                 Ok(claimed) => {
                     for task in claimed {
@@ -66,6 +76,7 @@ impl<E: Executor> Worker<E> {
                 _ = performed.next(), if !performed.is_empty() => {}
                 () = queue.wait(pause) => {}
                 _ = self.stop.stopped(), if !is_draining => {}
+                Ok(()) = runs_ended.changed() => {}
             }
         }
     }
@@ -75,7 +86,7 @@ impl<E: Executor> Worker<E> {
         queue: &dyn Queue,
         holder: &Holder,
         served: &mut Served,
-        free: usize,
+        (of, free): (TasksOf, usize),
     ) -> Result<Vec<ClaimedTask>, StoreError> {
         queue.register(holder).await?;
         if free == 0 {
@@ -91,7 +102,7 @@ impl<E: Executor> Worker<E> {
         }
         match served.sets.is_empty() {
             true => Ok(Vec::new()),
-            false => queue.tasks().claim_tasks(holder, &served.sets, free).await,
+            false => queue.tasks().claim_tasks(holder, &served.sets, of, free).await,
         }
     }
 
