@@ -15,17 +15,17 @@ use waypost::engine::{
 };
 use waypost::record::{Claim, Occasion, RunRecord, RunStatus};
 use waypost::store::{ClaimedTask, Lease, Store, StoreError};
-use waypost::worker::{Executor, Left, Worker};
+use waypost::worker::{Executor, Left, TaskEnd, Worker};
 use waypost_workflow::file::Parallel;
 use waypost_workflow::program::{
-    DispatchOptions, EndedStep, LOSS, LocalExecutor, StepEnd, StepExecutor as _, StepRequest, Surroundings,
-    WorkflowProgram, WorkflowState,
+    DispatchOptions, EndedStep, LOSS, LocalExecutor, NO_RESOURCES, NO_ROOM, StepEnd, StepExecutor as _,
+    StepRequest, Surroundings, WorkflowProgram, WorkflowState,
 };
 
 use super::Context;
 use super::verify::quorum;
 use crate::cli::WorkerArgs;
-use crate::error::Error;
+use crate::error::{Diagnosis, Error};
 use crate::exit::{Exit, TIMEOUT};
 use crate::run::definition::Chosen;
 use crate::run::environment::{self, Local};
@@ -133,7 +133,7 @@ impl Executor for RunExecutor {
         left
     }
 
-    async fn perform(&self, task: &ClaimedTask, stop: StopHandle) -> String {
+    async fn perform(&self, task: &ClaimedTask, stop: StopHandle) -> TaskEnd {
         Counters::add(&self.counters.tasks);
         if task.request == quorum::REQUEST {
             let checked = tokio::select! {
@@ -141,7 +141,8 @@ impl Executor for RunExecutor {
                 _ = stop.stopped() => Err("the worker was stopped".to_owned()),
             };
             let votes = quorum::Votes::of(checked);
-            return serde_json::to_string(&votes).expect("claims are JSON");
+            let result = serde_json::to_string(&votes).expect("claims are JSON");
+            return TaskEnd { result, is_lacking: false };
         }
         let end = self.performed(task, stop).await.unwrap_or_else(|error| {
             self.context.tell(&error);
@@ -149,7 +150,9 @@ impl Executor for RunExecutor {
             let lack = Some(format!("the worker on {host} ({error})"));
             EndedStep::unbegun(StepEnd::Stopped { in_progress: false, lack })
         });
-        serde_json::to_string(&end).expect("an end of a step is JSON")
+        let is_lacking = matches!(end.end, StepEnd::Stopped { lack: Some(_), .. });
+        let result = serde_json::to_string(&end).expect("an end of a step is JSON");
+        TaskEnd { result, is_lacking }
     }
 
     fn warn(&self, warning: &str) {
@@ -268,9 +271,12 @@ impl RunExecutor {
 /// Returns how a run left this worker: only a person's stop, and the run's own timeout, keep the run at rest.
 fn left(outcome: &Outcome<WorkflowState>) -> Left {
     let by = outcome.stopped_by.as_deref().unwrap_or_default();
-    match outcome.status == RunStatus::Interrupted && (by.starts_with("SIG") || by.starts_with(LOSS)) {
-        true => Left::Unfinished,
-        false => Left::AtRest,
+    match outcome.status {
+        RunStatus::Interrupted if by.starts_with("SIG") || by.starts_with(LOSS) => Left::Unfinished,
+        RunStatus::Interrupted if by.starts_with(NO_RESOURCES) || by.starts_with(NO_ROOM) => {
+            Left::Lacking(format!("the resources for its steps ({by})"))
+        }
+        _ => Left::AtRest,
     }
 }
 
@@ -285,6 +291,18 @@ fn left_after(error: &Error) -> Left {
             let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
             Left::Lacking(format!("the included files ({host} cannot unpack them: {source})"))
         }
-        _ => Left::AtRest,
+        // A run with a state too large would fail again, and anywhere.
+        Error::Run(RunError::Serialize { .. } | RunError::Record { .. }) => Left::AtRest,
+        _ => {
+            let Diagnosis { exit, message, causes, .. } = error.diagnosis();
+            let text = std::iter::once(message).chain(causes).collect::<Vec<_>>().join(": ");
+            match exit {
+                Exit::NoResources | Exit::CannotCreate | Exit::CannotWrite => {
+                    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+                    Left::Lacking(format!("the resources for its steps ({host}: {text})"))
+                }
+                _ => Left::AtRest,
+            }
+        }
     }
 }

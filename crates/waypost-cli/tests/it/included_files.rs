@@ -149,13 +149,16 @@ fn a_worker_that_cannot_unpack_leaves_the_run_to_others() {
     let not_before = queue()["not_before"].clone();
     assert!(not_before.is_string(), "a pause precedes the next claim");
 
-    // The next claim fails too: the lack is as old as the first report.
+    // The worker claims nothing for a while. The claim of the next one fails too: the lack is as old as the first report.
+    let second = without_room();
     let due = "UPDATE waypost.ready SET not_before = NULL";
     cluster().sql("not_unpacked", due);
     wait_until("the second claim", || queue()["not_before"] != not_before && queue()["missing"].is_string());
     assert_eq!(queue()["since"], since);
-    first.signal(libc::SIGTERM);
-    first.end_soon();
+    for worker in [first, second] {
+        worker.signal(libc::SIGTERM);
+        worker.end_soon();
+    }
 
     let _other = worker(&rig);
     cluster().sql("not_unpacked", due);

@@ -191,6 +191,73 @@ fn drain_after_error(mut worker: Running, error: &str) {
     drain(worker);
 }
 
+// Bug: a worker without a folder for its steps took all runs of the queue, and each left the queue for good. Fix: the run returns to
+// the queue with the cause, and the worker keeps its slot for a while.
+#[test]
+fn a_broken_worker_leaves_the_runs_to_others() {
+    let rig = rig("broken_worker");
+    rig.write("go", "");
+    let mut command = rig.command(&["worker", "-j", "2"]);
+    let broken = Running::of(command.env("TMPDIR", rig.path("missing")));
+    submit(&rig, 3);
+    wait_until("the report", || rig.json(&["show", "r-1", "--json"])["queue"]["missing"].is_string());
+    let sound = rig.start(&["worker"]);
+    wait_until("the end of the third run", || status(&rig, "r-3") == "completed");
+
+    expect(
+        &rig,
+        &["show", "r-1"],
+        0,
+        &["queued", "no worker has the resources for its steps", "cannot create"],
+    );
+    cluster().sql("broken_worker", "UPDATE waypost.ready SET not_before = NULL");
+    wait_for_end(&rig, 3);
+    drain(sound);
+    drain(broken);
+    assert_eq!(sorted_trace(&rig), every_step_once(3));
+}
+
+// Bug: a run left the queue for good after the server had refused a record, as with a full disk. Fix: the run returns to the queue.
+#[test]
+fn a_refused_record_returns_the_run_to_the_queue() {
+    let rig = rig("refused_record");
+    submit(&rig, 1);
+    let first = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    let refuse = "CREATE FUNCTION waypost.refuse() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'no space' USING errcode = '53100'; END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON waypost.records FOR EACH ROW EXECUTE FUNCTION waypost.refuse()";
+    cluster().sql("refused_record", refuse);
+    rig.write("go", "");
+
+    wait_until("the return", || rig.json(&["show", "r-1", "--json"])["queue"]["missing"].is_string());
+    expect(&rig, &["show", "r-1"], 0, &["queued", "no worker has a store that takes its records"]);
+    let accept = "DROP FUNCTION waypost.refuse CASCADE; UPDATE waypost.ready SET not_before = NULL";
+    cluster().sql("refused_record", accept);
+    let second = rig.start(&["worker"]);
+    wait_for_end(&rig, 1);
+
+    [first, second].into_iter().for_each(drain);
+    assert_eq!(sorted_trace(&rig), ["r-1 a", "r-1 b", "r-1 b"], "the cut step ran again");
+}
+
+/// A worker without rights once warned for ever, without a cause.
+#[test]
+fn a_worker_without_rights_ends_with_the_cause() {
+    let rig = rig("few_rights");
+    let role = "DO $$ BEGIN CREATE ROLE reader LOGIN; EXCEPTION WHEN duplicate_object THEN END $$;
+        GRANT USAGE ON SCHEMA waypost TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA waypost TO reader";
+    cluster().sql("few_rights", role);
+    let rig = rig.at(&url(cluster(), "few_rights").replacen(USER, "reader", 1));
+
+    let worker = rig.start(&["worker"]);
+
+    let said = rig.told(&worker.end_soon());
+    for words in ["exit 77", "permission denied for table", "hint: "] {
+        assert!(said.contains(words), "{said}");
+    }
+}
+
 #[test]
 fn workers_survive_a_restart_of_the_server() {
     let server = Cluster::private();

@@ -78,7 +78,7 @@ pub(crate) async fn defer(
             FOR NO KEY UPDATE OF m),
         queued AS (
             UPDATE waypost.scopes m SET status = 'queued' FROM released f
-            WHERE m.id = f.id AND m.status = 'interrupted'),
+            WHERE m.id = f.id AND m.status IN ('interrupted', 'running')),
         reported AS (
             UPDATE waypost.jobs j SET missing = $3,
                 since = CASE WHEN j.since > f.recorded THEN j.since ELSE clock_timestamp() END

@@ -6,7 +6,7 @@
 //!   fence    all rows are locked, or nothing below happens
 //!   opened   rows of new scopes          put    the records
 //!   consumed the messages                moved  the ends, the summary and the lease
-//!   woken    the place of a waiting run in the queue
+//!   woken    the place of a waiting or returned run in the queue
 //! ```
 //!
 //! The rows are locked before their token is read, so a new holder cannot come between the comparison and the
@@ -126,9 +126,10 @@ moved AS (
     FROM ends e, locked l WHERE s.id = l.id AND e.key = l.key AND (SELECT holds FROM fence) RETURNING 1),
 woken AS (
     INSERT INTO waypost.ready (scope, run, priority, not_before)
-    SELECT l.id, j.run, j.priority, $27::timestamptz FROM locked l
+    SELECT l.id, j.run, j.priority, CASE WHEN $22 = 'waiting' THEN $27::timestamptz END FROM locked l
     JOIN waypost.runs r ON r.name = $32 JOIN waypost.jobs j ON j.run = r.id
-    WHERE $31 AND $22 = 'waiting' AND $27 IS NOT NULL AND l.key = $29 AND (SELECT holds FROM fence)
+    WHERE $31 AND ($22 = 'queued' OR $22 = 'waiting' AND $27 IS NOT NULL)
+        AND l.key = $29 AND (SELECT holds FROM fence)
     ON CONFLICT (scope) DO NOTHING RETURNING 1)
 SELECT (SELECT holds FROM fence), (SELECT count(*) FROM put), (SELECT count(*) FROM moved),
     (SELECT count(*) FROM woken)";
@@ -421,7 +422,8 @@ fn append_any(written: Written<'_>, chains: Vec<Chain>) -> Statement {
 fn append_one(written: Written<'_>, chains: &[Chain]) -> Option<Statement> {
     let Written { main, token, batch, encoded, durability, .. } = written;
     let ([chain], [record], [encoded]) = (chains, &*batch.records, encoded) else { return None };
-    let wakes = batch.release && batch.summary.as_ref().is_some_and(|summary| summary.wake_at.is_some());
+    let is_for_queue = |summary: &Summary| summary.wake_at.is_some() || summary.status == RunStatus::Queued;
+    let wakes = batch.release && batch.summary.as_ref().is_some_and(is_for_queue);
     if chain.is_new || !chain.path.is_main() || !batch.consumed.is_empty() || wakes {
         return None;
     }
@@ -469,7 +471,7 @@ async fn judge(
     let is_holder = acknowledged(&main).is_some();
     let lease = match LeaseRow::get(database, run).await {
         Err(Failure::Store(StoreError::NotFound { .. })) if is_holder => {
-            return Err(lost(database, run, main, 0).into());
+            return Err(lost(database, run, (main, 0), None).into());
         }
         lease => lease?,
     };
@@ -478,7 +480,9 @@ async fn judge(
     }
     if is_holder && lease.token < token {
         // A lagging standby took over, without this lease.
-        return Err(lost(database, run, main, 0).into());
+        let known = acknowledged(&main).unwrap_or_default();
+        let (newest, _) = end_of(database, run, &main).await?;
+        return Err(lost(database, run, (main, known.max(newest + 1)), Some(newest)).into());
     }
     if !(lease.held && lease.token == token) {
         return Err(lease.fenced(run, token).into());
@@ -500,7 +504,8 @@ async fn judge(
         }
         let (newest, tip) = end_of(database, run, &header.scope).await?;
         if let Some(known) = acknowledged(&header.scope).filter(|known| *known > newest) {
-            return Err(lost(database, run, header.scope.clone(), known).into());
+            let older = Some(newest).filter(|newest| *newest > 0);
+            return Err(lost(database, run, (header.scope.clone(), known), older).into());
         }
         if newest + 1 != header.seq {
             return Err(conflict(record, format!("the next record is {}", newest + 1)).into());
@@ -528,11 +533,11 @@ async fn end_of(
     Ok(answer.rows.first().map_or((0, None), |row| (count(row.get(0)), digest_of(row.get(1)))))
 }
 
-/// Returns the error for a store without an acknowledged record.
-fn lost(database: &Database, run: &RunId, scope: ScopePath, seq: u64) -> StoreError {
+/// Returns the error for a store without an acknowledged record; `older`: the newest record that is left.
+fn lost(database: &Database, run: &RunId, (scope, seq): (ScopePath, u64), older: Option<u64>) -> StoreError {
     let place = format!("{}, which acknowledged the record before", database.name);
     let damage = Damage { run: run.clone(), scope, seq, place, flaw: Flaw::Missing };
-    StoreError::of_damage(damage, None)
+    StoreError::of_damage(damage, older)
 }
 
 /// Acknowledges a repeated batch after a comparison of the last record: another batch could have the same id.

@@ -131,6 +131,26 @@ fn a_lost_worker_leaves_its_runs() {
     });
 }
 
+/// The return to the queue was once a second statement: a worker that died before it left the run in no queue.
+#[test]
+fn the_last_batch_of_a_returned_run_queues_it() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        submit(&store, "r-1", &job(0)).await;
+        let lease = claim(&store, 1).await.pop().unwrap();
+        let mut links = Links::of(lease.run());
+        drop(links.step());
+        links.under(&lease);
+        let summary = Some(Summary::of_status(RunStatus::Queued));
+
+        store.append(&[&lease], Batch { summary, release: true, ..links.step() }).await.unwrap();
+
+        assert_eq!(store.depth().await.unwrap(), 1);
+        assert_eq!(names(&claim(&store, 1).await), ["r-1"]);
+    });
+}
+
 #[test]
 fn a_deferred_run_keeps_its_lack() {
     block_on(async {

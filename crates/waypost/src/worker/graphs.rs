@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Executor, Left, Worker};
+use super::{Executor, Left, TaskEnd, Worker};
 use crate::engine::{Engine, RunError, StopHandle};
 use crate::graph::{GRAPH_NEED, Graph, Graphs, State};
 use crate::record::RunStatus;
@@ -50,7 +50,7 @@ impl Executor for GraphExecutor {
         }
     }
 
-    async fn perform(&self, _: &ClaimedTask, _: StopHandle) -> String {
+    async fn perform(&self, _: &ClaimedTask, _: StopHandle) -> TaskEnd {
         unreachable!("the steps of graphs are no tasks, and `lacks` refuses all others")
     }
 

@@ -56,16 +56,30 @@ pub enum Left {
 }
 
 impl Left {
-    /// Returns how a run leaves its worker after an error of the store: without lease or store, another worker continues.
+    /// Returns how a run leaves its worker after an error of the store: without lease or store, another worker continues; after
+    /// a refused write, such as that of a full disk, any worker tries again.
     #[must_use]
     pub fn after(error: &StoreError) -> Self {
         match error {
-            StoreError::Fenced { .. } | StoreError::Unreachable { .. } | StoreError::Unknown { .. } => {
-                Self::Unfinished
+            StoreError::Fenced { .. }
+            | StoreError::Unreachable { .. }
+            | StoreError::Unknown { .. }
+            | StoreError::Denied { .. } => Self::Unfinished,
+            StoreError::Full { .. } | StoreError::Io { .. } | StoreError::Database { .. } => {
+                Self::Lacking(format!("a store that takes its records ({})", with_causes(error)))
             }
             _ => Self::AtRest,
         }
     }
+}
+
+/// How a task ended on its worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskEnd {
+    /// The result for the holder of the run.
+    pub result: String,
+    /// The worker could not begin, for lack of a resource.
+    pub is_lacking: bool,
 }
 
 /// Executes claimed runs.
@@ -77,8 +91,8 @@ pub trait Executor: Send + Sync {
     /// Executes a run under its lease, until the run is at rest or stopped. Reports errors itself.
     async fn execute(&self, lease: Lease, stop: StopHandle) -> Left;
 
-    /// Executes a step of a run that another worker holds, until its end or a stop. Returns the result for the holder.
-    async fn perform(&self, task: &ClaimedTask, stop: StopHandle) -> String;
+    /// Executes a step of a run that another worker holds, until its end or a stop.
+    async fn perform(&self, task: &ClaimedTask, stop: StopHandle) -> TaskEnd;
 
     /// Reports an error of the queue, or the lack of hints; the worker continues.
     fn warn(&self, warning: &str);
@@ -115,7 +129,8 @@ impl<E: Executor> Worker<E> {
     /// runs to other workers.
     ///
     /// # Errors
-    /// [`StoreError::Unsupported`]: the store has no queue. Others of the first access to the store.
+    /// [`StoreError::Unsupported`]: the store has no queue. Others of the first access to the store, and those that only a
+    /// person can mend, after the end of the current runs: [`StoreError::Denied`], [`StoreError::Version`].
     pub async fn run(self) -> Result<(), StoreError> {
         let holder = Holder::here(SystemClock.now()).map_err(|source| StoreError::Io {
             action: "read",
@@ -136,20 +151,31 @@ impl<E: Executor> Worker<E> {
         };
         let (ended, runs) = watch::channel(false);
         let serve_runs = async {
-            self.serve_runs(queue, &holder, poll).await;
+            let served = self.serve_runs(queue, &holder, poll).await;
             ended.send_replace(true);
+            served
         };
-        tokio::join!(serve_runs, self.serve_tasks(queue, &holder, poll, runs));
-        Ok(())
+        let (runs, tasks) = tokio::join!(serve_runs, self.serve_tasks(queue, &holder, poll, runs));
+        runs.and(tasks)
+    }
+
+    /// Reports an error of the queue. An error that no repetition mends ends the worker after its current runs.
+    fn note_error(&self, error: StoreError, fatal: &mut Option<StoreError>) {
+        if matches!(error, StoreError::Denied { .. } | StoreError::Version { .. }) {
+            self.stop.stop(StopLevel::Graceful, &error.to_string());
+            fatal.get_or_insert(error);
+        } else {
+            self.executor.warn(&with_causes(&error));
+        }
     }
 
     /// Claims and executes runs until a stop is requested.
-    async fn serve_runs(&self, queue: &dyn Queue, holder: &Holder, poll: Duration) {
-        let (mut running, mut served) = (FuturesUnordered::new(), Served::default());
+    async fn serve_runs(&self, queue: &dyn Queue, holder: &Holder, poll: Duration) -> Result<(), StoreError> {
+        let (mut running, mut served, mut fatal) = (FuturesUnordered::new(), Served::default(), None);
         loop {
             let is_draining = self.stop.is_asked();
             if is_draining && running.is_empty() {
-                return;
+                return fatal.map_or(Ok(()), Err);
             }
             let free = self.slots.get().saturating_sub(running.len());
             let mut pause = jittered(poll);
@@ -158,7 +184,7 @@ impl<E: Executor> Worker<E> {
                 match beside(&mut running, claim).await {
                     Ok(leases) => running.extend(leases.into_iter().map(|lease| self.execute(queue, lease))),
                     Err(error) => {
-                        self.executor.warn(&error.to_string());
+                        self.note_error(error, &mut fatal);
                         pause = PAUSE_AFTER_ERROR;
                     }
                 }
@@ -201,21 +227,42 @@ impl<E: Executor> Worker<E> {
             left = &mut executed => left,
             () = self.stop.killed() => {
                 let by = self.stop.asked().map(|asked| asked.by).unwrap_or_default();
-                stop.stop(StopLevel::Graceful, &by);
+                stop.stop_and_return(StopLevel::Graceful, &by);
                 executed.await
             }
         };
         // The executor has released the lease, or lost it, or could not execute the run.
         let _ = self.store.release(lease, None).await;
+        let is_lacking = matches!(left, Left::Lacking(_));
         let returned = match left {
             Left::AtRest => Ok(()),
             Left::Unfinished => queue.requeue(&run, None).await,
             Left::Lacking(missing) => queue.defer(&run, &missing, PAUSE_AFTER_LACK).await,
         };
         if let Err(error) = returned {
-            self.executor.warn(&error.to_string());
+            self.executor.warn(&with_causes(&error));
+        }
+        if is_lacking {
+            self.keep_slot().await;
         }
     }
+
+    /// Keeps a slot after a lack of this worker, which would be the quickest to claim, and to fail, all runs of the queue.
+    async fn keep_slot(&self) {
+        tokio::select! {
+            () = tokio::time::sleep(PAUSE_AFTER_LACK) => {}
+            _ = self.stop.stopped() => {}
+        }
+    }
+}
+
+/// Formats an error of the queue with its causes.
+fn with_causes(error: &StoreError) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| match cause.to_string() {
+        cause if text.ends_with(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    })
 }
 
 /// Does some work to its end, while runs proceed.

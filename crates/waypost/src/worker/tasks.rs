@@ -12,7 +12,7 @@ use crate::engine::{StopHandle, StopLevel};
 use crate::store::{ClaimedTask, Queue, StoreError, TaskStop, TasksOf};
 use crate::system::lock::Holder;
 
-use super::{Executor, PAUSE_AFTER_ERROR, Served, Worker, beside, jittered};
+use super::{Executor, PAUSE_AFTER_ERROR, Served, TaskEnd, Worker, beside, jittered, with_causes};
 
 /// Longest pause between two questions whether running tasks are cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(500);
@@ -36,14 +36,15 @@ impl<E: Executor> Worker<E> {
         holder: &Holder,
         poll: Duration,
         mut runs_ended: watch::Receiver<bool>,
-    ) {
+    ) -> Result<(), StoreError> {
         let (running, mut performed, mut served) =
             (Running::default(), FuturesUnordered::new(), Served::default());
+        let mut fatal = None;
         loop {
             let is_draining = self.stop.is_asked();
             let is_last = is_draining && *runs_ended.borrow_and_update();
             if is_last && performed.is_empty() {
-                return;
+                return fatal.map_or(Ok(()), Err);
             }
             let free = if is_last { 0 } else { self.slots.get().saturating_sub(performed.len()) };
             let of = if is_draining { TasksOf::OwnRuns } else { TasksOf::AllRuns };
@@ -62,14 +63,14 @@ impl<E: Executor> Worker<E> {
                     }
                 }
                 Err(error) => {
-                    self.executor.warn(&error.to_string());
+                    self.note_error(error, &mut fatal);
                     pause = PAUSE_AFTER_ERROR;
                 }
             }
             if !performed.is_empty() {
                 pause = pause.min(CANCEL_POLL);
                 if let Err(error) = beside(&mut performed, stop_cancelled(queue, &running)).await {
-                    self.executor.warn(&error.to_string());
+                    self.executor.warn(&with_causes(&error));
                 }
             }
             tokio::select! {
@@ -109,8 +110,8 @@ impl<E: Executor> Worker<E> {
     /// Executes a task, and records its result.
     async fn perform(&self, queue: &dyn Queue, task: ClaimedTask, stop: StopHandle, running: &Running) {
         let mut performed = pin!(self.executor.perform(&task, stop.clone()));
-        let result = tokio::select! {
-            result = &mut performed => result,
+        let TaskEnd { result, is_lacking } = tokio::select! {
+            end = &mut performed => end,
             () = self.stop.killed() => {
                 let by = self.stop.asked().map(|asked| asked.by).unwrap_or_default();
                 stop.stop(StopLevel::Graceful, &by);
@@ -119,10 +120,13 @@ impl<E: Executor> Worker<E> {
         };
         // Without the result the holder of the run would wait for ever.
         while let Err(error) = queue.tasks().finish_task(&task, &result).await {
-            self.executor.warn(&error.to_string());
+            self.executor.warn(&with_causes(&error));
             tokio::time::sleep(PAUSE_AFTER_ERROR).await;
         }
         running.lock().remove(&task.id);
+        if is_lacking {
+            self.keep_slot().await;
+        }
     }
 }
 

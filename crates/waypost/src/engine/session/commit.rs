@@ -33,7 +33,10 @@ impl<'a, P: Program> Session<'a, P> {
         });
         let due = self.timers.first().map(|(due, _)| *due);
         Summary {
-            status: status.unwrap_or(RunStatus::Running),
+            status: match status {
+                Some(RunStatus::Interrupted) if self.options.stop.returns() => RunStatus::Queued,
+                status => status.unwrap_or(RunStatus::Running),
+            },
             doubtful: self.doubtful > 0,
             step: failed.or_else(|| step.map(|entry| entry.step.to_string())),
             progress: self.progress(),

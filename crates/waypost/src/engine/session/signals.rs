@@ -1,7 +1,7 @@
 //! Messages to a run: requests to the run itself, such as a stop, and the answers and signals of its waits. The
 //! engine sends a message, and a session receives it.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
@@ -459,6 +459,8 @@ struct StopState {
     by: OnceLock<String>,
     /// 0 without a request; else the level plus one.
     level: AtomicU8,
+    /// The run returns to the queue of its store; set before `level`.
+    returns: AtomicBool,
     changed: Notify,
 }
 
@@ -470,6 +472,21 @@ impl StopHandle {
         if self.asked.level.fetch_max(level, Ordering::AcqRel) < level {
             self.asked.changed.notify_waiters();
         }
+    }
+
+    /// Requests a stop, after which the run is in the queue of its store: in the same batch, so that the end of the process
+    /// in between loses no run.
+    pub(crate) fn stop_and_return(&self, level: StopLevel, by: &str) {
+        // An earlier stop, of a person, keeps the run out of the queue.
+        if !self.is_asked() {
+            self.asked.returns.store(true, Ordering::Release);
+        }
+        self.stop(level, by);
+    }
+
+    /// Returns whether the run returns to the queue after the stop.
+    pub(crate) fn returns(&self) -> bool {
+        self.asked.returns.load(Ordering::Acquire)
     }
 
     /// Returns whether a stop was requested.
