@@ -6,10 +6,13 @@ use waypost::record::Flaw;
 use waypost::store::StoreError;
 
 use crate::exit::Exit;
+use crate::format::text::quoted;
 use waypost::store::Damage;
 
 /// What a PostgreSQL database lacks before `waypost store init`.
 const NO_TABLES: &str = "tables of Waypost";
+/// The place of a record that a server lost after its acknowledgement, as by a failover to a lagging standby.
+const ACKNOWLEDGED: &str = "which acknowledged the record before";
 
 /// The store's part of the one `match`.
 pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String>) {
@@ -61,6 +64,14 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             "damaged",
             Exit::Damaged,
             hint("both copies are unreadable: `waypost run FILE` starts another run, with another id"),
+        ),
+        StoreError::Damaged { older: Some(older), damage } if damage.place.ends_with(ACKNOWLEDGED) => (
+            "damaged",
+            Exit::Damaged,
+            Some(format!(
+                "restore the newest records of the server; `waypost resume {0}` continues from {0}@{older} without them",
+                damage.run
+            )),
         ),
         StoreError::Damaged { older: Some(_), damage } if damage.flaw == Flaw::Missing => (
             "damaged",
@@ -159,21 +170,57 @@ pub(super) fn of_store(error: &StoreError) -> (&'static str, Exit, Option<String
             ("read_only", Exit::CannotWrite, hint(help))
         }
         StoreError::Io { .. } => ("io", Exit::CannotWrite, None),
-        StoreError::Database { .. } => ("database", Exit::CannotWrite, None),
+        StoreError::Database { source, .. } => {
+            let help = "the server is a standby, or set to read-only: with `?target_session_attrs=read-write` and \
+                        several hosts, the address finds the primary";
+            let is_read_only = says(source.as_ref(), "read-only transaction");
+            ("database", Exit::CannotWrite, is_read_only.then(|| help.to_owned()))
+        }
         StoreError::Poisoned { .. } => {
             ("poisoned", Exit::CannotWrite, hint("resume; acknowledged records are safe"))
         }
+        StoreError::Denied { source, .. } if says(source.as_ref(), "denied for database") => (
+            "not_permitted",
+            Exit::NotTrusted,
+            hint("`GRANT CREATE ON DATABASE … TO …` permits this user to make the tables"),
+        ),
         StoreError::Denied { .. } => (
             "not_permitted",
             Exit::NotTrusted,
             hint("check user and password; a worker reads and writes all tables of the schema `waypost`"),
         ),
         StoreError::Unsupported { .. } => ("unsupported", Exit::Newer, None),
-        StoreError::Unreachable { .. } => ("unreachable", Exit::Unreachable, None),
+        StoreError::Unreachable { store, source } => {
+            ("unreachable", Exit::Unreachable, reach(store, source.as_ref()))
+        }
         StoreError::Unknown { .. } => {
             ("unknown", Exit::Unreachable, hint("resume; the store has the final outcome"))
         }
         StoreError::Closed(_) => ("internal", Exit::Internal, None),
+    }
+}
+
+/// Returns whether a cause contains a text.
+fn says(cause: &(dyn std::error::Error + 'static), text: &str) -> bool {
+    std::iter::successors(Some(cause), |cause| cause.source()).any(|cause| cause.to_string().contains(text))
+}
+
+/// Returns the next command for a server without a connection.
+fn reach(store: &str, cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let address = store.strip_prefix("postgres://")?;
+    if says(cause, "does not support TLS") {
+        let hint =
+            "turn on TLS in the server (`ssl = on`), or add `?sslmode=disable` in a network that you trust";
+        return Some(hint.to_owned());
+    }
+    match address.rsplit_once('/') {
+        Some((_, database)) if says(cause, "does not exist") => {
+            Some(format!("`createdb {database}` makes the database"))
+        }
+        _ => Some(format!(
+            "check that the server runs and accepts connections: `pg_isready -d {}`",
+            quoted(store)
+        )),
     }
 }
 

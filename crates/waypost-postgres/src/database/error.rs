@@ -70,6 +70,8 @@ impl Failure {
         let store = store.to_owned();
         match self {
             Self::Store(error) => error,
+            // A standby answers, and refuses writes until it is the primary.
+            Self::Away(source) if is_read_only(&source) => StoreError::Database { store, source },
             Self::Away(source) | Self::Collided(source) => StoreError::Unreachable { store, source },
             Self::Lost(source) => StoreError::Unknown { store, source },
             Self::Taken => StoreError::Invalid(format!("{store} has this row already")),
@@ -115,6 +117,11 @@ fn is_away(code: &SqlState) -> bool {
             | SqlState::SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
             | SqlState::SQLSERVER_REJECTED_ESTABLISHMENT_OF_SQLCONNECTION
     )
+}
+
+fn is_read_only(cause: &Cause) -> bool {
+    let code = cause.downcast_ref::<Error>().and_then(Error::code);
+    code == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
 
 /// Returns whether the server or the session ended during the statement.
