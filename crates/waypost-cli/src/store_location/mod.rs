@@ -359,8 +359,33 @@ pub(crate) fn keeps_records_in_folders(store: &dyn Store) -> bool {
 pub(crate) fn shown(text: &str) -> String {
     match StoreUrl::parse(text) {
         Ok(StoreUrl::Postgres(url)) => postgres::name(&url),
-        _ => text.to_owned(),
+        _ => without_password(text),
     }
+}
+
+/// Returns an unusable address without what may be a password: the text between the user and the last `@`, and the values
+/// of `password` and of `listen`, which is an address too.
+fn without_password(text: &str) -> String {
+    let mut shown = text.to_owned();
+    if let (Some(scheme), Some(at)) = (text.find("://"), text.rfind('@')) {
+        let begin = scheme + "://".len();
+        if begin < at {
+            let user = text[begin..at].split([':', '@']).next().unwrap_or_default();
+            shown = format!("{}{user}{}", &text[..begin], &text[at..]);
+        }
+    }
+    for name in ["password=", "listen="] {
+        let mut parts = shown.split(name);
+        let first = parts.next().unwrap_or_default().to_owned();
+        shown = parts.fold(first, |shown, value| {
+            let end = match value.strip_prefix('\'') {
+                Some(quoted) => quoted.find('\'').map_or(value.len(), |end| end + 2),
+                None => value.find(['&', ' ']).unwrap_or(value.len()),
+            };
+            format!("{shown}{name}***{}", &value[end..])
+        });
+    }
+    shown
 }
 
 /// Returns whether the address is that of a memory store, which ends with the process.
@@ -529,6 +554,25 @@ fn normalized(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn no_address_shows_its_password() {
+        for (address, shown) in [
+            ("postgres://me:sesame@db/w?bogus=x", "postgres://me@db/w?bogus=x"),
+            ("postgres://me:ses@me77@db/w", "postgres://me@db/w"),
+            ("postgres://me@db/w?lease=0&password=sesame&x=1", "postgres://me@db/w?lease=0&password=***&x=1"),
+            ("host=db password=sesame user=me", "host=db password=*** user=me"),
+            ("host=db password='ses ame' user=me", "host=db password=*** user=me"),
+            (
+                "postgres://me@db/w?lease=0&listen=postgres%3A%2F%2Fme%3Asesame%40db",
+                "postgres://me@db/w?lease=0&listen=***",
+            ),
+            ("postgress://me:sesame@db/w", "postgress://me@db/w"),
+            ("sqlite:/a/b@c.db", "sqlite:/a/b@c.db"),
+        ] {
+            assert_eq!(super::shown(address), shown);
+        }
+    }
+
     use std::path::{Path, PathBuf};
 
     use super::{StoreUrl, from_home, relative_to};

@@ -201,8 +201,13 @@ fn each_lack_of_a_server_has_its_exit_code() {
         assert!(!told.contains("hunter22"), "{told}");
     };
 
-    expect_at("postgres://me:hunter22@127.0.0.1:1/jobs", 69, &["postgres://me@127.0.0.1:1/jobs cannot be"]);
-    expect_at(&address(USER, "missing"), 69, &["database \"missing\" does not exist"]);
+    let no_server =
+        ["postgres://me@127.0.0.1:1/jobs cannot be", "pg_isready -d postgres://me@127.0.0.1:1/jobs"];
+    expect_at("postgres://me:hunter22@127.0.0.1:1/jobs", 69, &no_server);
+    expect_at(&address(USER, "missing"), 69, &["database \"missing\" does not exist", "createdb missing"]);
+    let encrypted = format!("{}?sslmode=require", address(USER, "lacking"));
+    expect_at(&encrypted, 69, &["?sslmode=disable"]);
+    expect_at("postgres://me:x@hunter22@host/jobs", 2, &["%40"]);
     expect_at(&address(LOCKED, "lacking").replace(LOCKED, "locked:hunter22-wrong"), 77, &["does not permit"]);
     expect_at("postgres://me:hunter22@host/jobs?colour=red", 2, &["unknown option `colour`"]);
     expect_at(&address(USER, "lacking"), 5, &["has no tables of Waypost", "waypost store init --store"]);
@@ -210,6 +215,11 @@ fn each_lack_of_a_server_has_its_exit_code() {
     let store = address(USER, "lacking");
     let init = rig.call(&["store", "init", "--store", &store]);
     assert_eq!(init.status.code(), Some(0), "{}", rig.told(&init));
+    cluster().sql("lacking", "ALTER DATABASE lacking SET default_transaction_read_only = on");
+    let submit = rig.call(&["submit", "flow.yaml", "--store", &store]);
+    assert!(rig.told(&submit).contains("refused the operation"), "{}", rig.told(&submit));
+    assert!(rig.told(&submit).contains("target_session_attrs=read-write"), "{}", rig.told(&submit));
+    cluster().sql("postgres", "ALTER DATABASE lacking RESET ALL");
     // A role that may do nothing.
     expect_at(
         &address(LOCKED, "lacking").replace(LOCKED, &format!("{LOCKED}:{PASSWORD}")),
@@ -218,6 +228,22 @@ fn each_lack_of_a_server_has_its_exit_code() {
     );
     cluster().sql("lacking", "UPDATE waypost.version SET version = 9");
     expect_at(&store, 76, &["has format 9, this version reads up to 6"]);
+}
+
+/// `config` once showed the whole address, if it could not be used.
+#[test]
+fn config_shows_no_password_of_a_wrong_address() {
+    let rig = Rig::with(FLOW);
+    for store in [
+        "postgres://me:hunter22@host/jobs?bogus=x",
+        "host=db password=hunter22",
+        "postgres://me:x@hunter22@h/j",
+    ] {
+        let mut command = rig.command(&["config"]);
+        let output = command.env("WAYPOST_STORE", store).output().unwrap();
+        let told = rig.told(&output);
+        assert!(told.contains("WAYPOST_STORE") && !told.contains("hunter22"), "{told}");
+    }
 }
 
 // Bug: a foreach of more than 1,000 items failed at its end. Cause: its results need a file, and the run has no folder

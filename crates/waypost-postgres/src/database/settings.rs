@@ -85,6 +85,9 @@ impl Settings {
         if config.get_hosts().is_empty() {
             return Err(invalid("no host"));
         }
+        if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
+            return Err(invalid("the password has an `@`, which is written as `%40`"));
+        }
         if config.get_dbname().is_none() {
             return Err(invalid("no database"));
         }
@@ -276,6 +279,7 @@ mod tests {
             "postgres://me:hunter22@db/jobs?colour=red",
             "postgres://me:hunter22@db/jobs?logs=here",
             "postgres://me:hunter22@db",
+            "postgres://me:x@hunter22@db/jobs",
             "postgres://",
         ] {
             let error = Settings::parse(url).unwrap_err();
