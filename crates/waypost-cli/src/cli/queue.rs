@@ -38,7 +38,7 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) base: Option<String>,
     /// Run only on a worker with this tag; may be repeated
-    #[arg(long = "tag", value_name = "TAG")]
+    #[arg(long = "tag", value_name = "TAG", value_parser = tag)]
     pub(crate) tags: Vec<String>,
     /// Start before runs of a lower priority
     #[arg(long, value_name = "NUMBER", default_value_t = 0, allow_negative_numbers = true)]
@@ -60,6 +60,18 @@ impl SubmitArgs {
             dir: self.dir.clone(),
             ..RunArgs::default()
         }
+    }
+}
+
+/// Reads a tag that a worker can have: `--tags` splits at commas, and needs are lines.
+fn tag(text: &str) -> Result<String, String> {
+    match text.is_empty()
+        || text.trim() != text
+        || text.contains([',', '\0'])
+        || text.contains(char::is_control)
+    {
+        true => Err("a tag is a text without commas, control characters and spaces around it".to_owned()),
+        false => Ok(text.to_owned()),
     }
 }
 

@@ -258,6 +258,15 @@ fn a_worker_without_rights_ends_with_the_cause() {
     }
 }
 
+/// A worker can have none of these tags.
+#[test]
+fn a_tag_that_no_worker_can_have_is_refused() {
+    let rig = Rig::with(FLOW);
+    for tag in ["a,b", "", " a", "x\ny"] {
+        expect(&rig, &["submit", "flow.yaml", "--tag", tag], 2, &["a tag is a text without commas"]);
+    }
+}
+
 #[test]
 fn workers_survive_a_restart_of_the_server() {
     let server = Cluster::private();
