@@ -17,6 +17,7 @@ use crate::cli::PruneArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
+use crate::format::text::counted;
 use crate::run::disk_use::bytes_of;
 use crate::run::reference::find_to_decide;
 use crate::store_location::{Access, postgres};
@@ -225,10 +226,6 @@ fn tell(context: &Context, args: &PruneArgs, view: &PruneView) -> Result<Exit, E
         context.output.done(&text)?
     }
     Ok(Exit::Done)
-}
-
-fn counted(count: u64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 fn why_nothing(args: &PruneArgs, view: &PruneView) -> String {

@@ -31,7 +31,7 @@ use crate::run::params::{BegunWork, Setting, current, with_added};
 use crate::run::preflight;
 use crate::run::progress::steps_are_done;
 use crate::run::reference::{Default as Meant, LISTS_RUNS, StepRef, encode, encoded, find, no_scope};
-use crate::run::refusals;
+use crate::run::refusals::{self, failed_step};
 use crate::session::{Session, SessionReport};
 use crate::store_location::{self, Access};
 use crate::view::doubt::Doubt;
@@ -172,6 +172,10 @@ pub(super) async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -
             context.output.note(&note);
         }
         RunStatus::Interrupted | RunStatus::Queued => {
+            // A claim retries no failed step.
+            if let Some(step) = failed_step(&Snapshot::read(store, run).await?) {
+                return Err(refused(&format!("its step {step} has failed")));
+            }
             queue.requeue(run, job.as_ref()).await?;
             if !context.output.json {
                 context.output.done(&format!("Run {run} is queued."))?;

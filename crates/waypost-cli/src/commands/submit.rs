@@ -1,12 +1,11 @@
 //! `waypost submit`: creates a run for the workers of a shared store.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use waypost::RunId;
-use waypost::engine::{Engine, RunError};
+use waypost::engine::{Engine, RunError, Snapshot};
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{Job, Store, StoreError};
 use waypost_workflow::file::{Work, Workflow};
@@ -17,12 +16,13 @@ use super::run::{Given, free_id, record, refuse_secrets};
 use crate::cli::SubmitArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::format::text::counted;
 use crate::format::time;
-use crate::output::shown;
 use crate::run::environment::{self, Local};
 use crate::run::included_files::{self, IncludedFiles};
 use crate::run::needs::{self, SUBMISSION};
 use crate::run::reference;
+use crate::run::refusals::failed_step;
 use crate::store_location::{self, Access};
 use crate::view::{SubmittedView, VERSION};
 
@@ -55,8 +55,8 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
         let included = IncludedFiles::pack(place, &args.include, program.workflow(), program.mask())?;
         record.settings.insert(included_files::FILES.to_owned(), included.setting());
         context.output.note(&format!(
-            "{} files included. Files written by steps stay on their worker: pass results as outputs.",
-            included.count
+            "{} included. Files written by steps stay on their worker: pass results as outputs.",
+            counted(included.count as u64, "file")
         ));
         files = included.archive;
     }
@@ -77,7 +77,7 @@ pub(crate) async fn submit(context: &Context, args: SubmitArgs) -> Result<Exit, 
     };
     let submitted = match is_new {
         true => Submitted::New,
-        false => again(store.as_ref(), &args.file, &record).await?,
+        false => again(store.as_ref(), &record).await?,
     };
     let status = store.run(&run).await?.summary.status;
     store.close().await?;
@@ -105,18 +105,24 @@ fn submission(args: &SubmitArgs) -> Value {
 ///
 /// # Errors
 /// [`Error::Usage`]: the existing run is another one.
-async fn again(store: &dyn Store, file: &Path, wanted: &RunRecord) -> Result<Submitted, Error> {
+async fn again(store: &dyn Store, wanted: &RunRecord) -> Result<Submitted, Error> {
     let run = &wanted.run;
     let entry = store.run(run).await?;
     let differs = differences(store, entry.record.record(), wanted);
     if !differs.is_empty() {
         return Err(Error::usage(
             format!("cannot submit run {run}: it exists {}", differs.join("; ")),
-            format!("`waypost submit {} --id OTHER` submits another run", shown(&file.display().to_string())),
+            "the same command with `--id OTHER` submits another run",
         ));
     }
     match (entry.summary.status, store.queue()) {
         (RunStatus::Interrupted, Some(queue)) => {
+            if let Some(step) = failed_step(&Snapshot::read(store, run).await?) {
+                return Err(Error::usage(
+                    format!("cannot submit run {run} again: its step {step} has failed"),
+                    format!("`waypost resume {run}` retries the step here"),
+                ));
+            }
             queue.requeue(run, None).await?;
             Ok(Submitted::Again)
         }
@@ -216,6 +222,11 @@ fn told(context: &Context, run: &RunId, status: RunStatus, submitted: Submitted)
         Submitted::Again => format!("Run {run} is {} again.", status.name()),
         Submitted::Before => format!("Nothing to submit, because run {run} exists: {}.", status.name()),
     };
-    context.output.done(&format!("{first}\nWatch with: waypost watch {run}{words}"))?;
+    let has_ended = matches!(
+        status,
+        RunStatus::Completed | RunStatus::CompletedWithFailures | RunStatus::Failed | RunStatus::Cancelled
+    );
+    let next = if has_ended { "Look at it with: waypost show" } else { "Watch with: waypost watch" };
+    context.output.done(&format!("{first}\n{next} {run}{words}"))?;
     Ok(Exit::Done)
 }

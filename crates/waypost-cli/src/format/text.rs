@@ -14,6 +14,11 @@ pub(crate) fn quoted(word: &str) -> String {
     }
 }
 
+/// Formats a count with its noun.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
 /// Returns a path relative to the current folder, if below it.
 pub(crate) fn relative_to_here(path: &Path) -> std::path::PathBuf {
     let here = std::env::current_dir().ok();

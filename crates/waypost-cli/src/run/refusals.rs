@@ -1,7 +1,7 @@
 //! The errors of a resume that does not depend on its options: a plan warns with the words of the resume.
 
 use waypost::engine::{RunError, Snapshot};
-use waypost::record::{End, Flaw};
+use waypost::record::{End, Flaw, Status};
 use waypost::store::{RunEntry, Store, StoreError};
 use waypost_workflow::file::Workflow;
 use waypost_workflow::program::spent;
@@ -55,4 +55,18 @@ pub(crate) async fn passed_budget(
 ) -> Result<Option<String>, Error> {
     let Some(budget) = workflow.budget() else { return Ok(None) };
     Ok(budget.passed_by(&spent(store, &snapshot.entry.summary.run).await?))
+}
+
+/// Returns a step of an open scope that has failed: a worker that claims the run does not retry the step.
+pub(crate) fn failed_step(snapshot: &Snapshot) -> Option<String> {
+    snapshot.heads.iter().find_map(|head| {
+        let frontier = head.record.position().ok()?.frontier;
+        let failed = frontier.into_iter().find(|entry| entry.status == Status::Failed)?;
+        let scope = &head.record.header().scope;
+        Some(if scope.is_main() {
+            failed.step.to_string()
+        } else {
+            format!("{}/{}", scope.readable(), failed.step)
+        })
+    })
 }

@@ -267,6 +267,31 @@ fn a_tag_that_no_worker_can_have_is_refused() {
     }
 }
 
+// Bug: after a rollback to the end of a failed run, its worker ran nothing, and the run failed without a cause. Cause: a claim
+// retries no failed step. Fix: the queue refuses the run.
+#[test]
+fn a_run_with_a_failed_step_is_not_queued() {
+    let rig = rig("failed_back");
+    rig.write(
+        "f.yaml",
+        "steps:\n  - {id: a, run: 'true'}\n  - {id: c, run: 'echo c >> trace; test -e ok'}\n",
+    );
+    expect(&rig, &["submit", "f.yaml", "--id", "r"], 0, &[]);
+    let worker = rig.start(&["worker"]);
+    wait_until("the failure", || status(&rig, "r") == "failed");
+    expect(&rig, &["checkpoint", "r", "--label", "B"], 0, &[]);
+    expect(&rig, &["rollback", "r@1"], 0, &[]);
+    expect(&rig, &["rollback", "r@B"], 0, &[]);
+    rig.write("ok", "");
+
+    let why = "its step c has failed";
+    expect(&rig, &["resume", "r", "--queue"], 2, &[why, "`waypost resume r"]);
+    expect(&rig, &["submit", "f.yaml", "--id", "r"], 2, &[why]);
+    expect(&rig, &["resume", "r"], 0, &["2 of 2 steps are done"]);
+    assert_eq!(rig.read("trace"), "c\nc\n");
+    drain(worker);
+}
+
 #[test]
 fn workers_survive_a_restart_of_the_server() {
     let server = Cluster::private();
