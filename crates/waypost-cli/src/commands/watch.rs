@@ -79,10 +79,17 @@ async fn meant(store: &dyn Store, name: Option<&str>) -> Result<RunId, Error> {
     }
 }
 
-/// Returns whether a process works on the run, or stays for its timers and signals.
+/// Returns whether a process works on the run, or stays for its timers and signals, or the run waits for a worker.
 async fn is_under_way(store: &dyn Store, run: &RunId) -> Result<bool, Error> {
-    let status = store.run(run).await?.summary.status;
-    Ok(status == RunStatus::Running || keepalive_holder(store, run).is_some())
+    if store.run(run).await?.summary.status == RunStatus::Running || keepalive_holder(store, run).is_some() {
+        return Ok(true);
+    }
+    let Some(queue) = store.queue() else { return Ok(false) };
+    if queue.job(run).await?.is_some_and(|queued| queued.is_ready) {
+        return Ok(true);
+    }
+    // A worker may have claimed the run in between.
+    Ok(store.run(run).await?.summary.status == RunStatus::Running)
 }
 
 struct Watcher<'a> {

@@ -258,6 +258,24 @@ fn a_worker_without_rights_ends_with_the_cause() {
     }
 }
 
+/// The printed command once ended at once, unless a worker had claimed the run in between.
+#[test]
+fn a_queued_run_is_watched() {
+    let rig = rig("watched");
+    rig.write("go", "");
+    submit(&rig, 1);
+    let mut watch = rig.start(&["watch", "r-1"]);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(watch.ended(), None);
+
+    let worker = rig.start(&["worker"]);
+
+    let watched = rig.told(&watch.end_soon());
+    assert!(watched.contains("exit 0") && watched.contains("2 of 2 steps are done"), "{watched}");
+    drain(worker);
+    expect(&rig, &["submit", "flow.yaml", "--id", "r-1"], 0, &["Look at it with: waypost show r-1"]);
+}
+
 /// A worker can have none of these tags.
 #[test]
 fn a_tag_that_no_worker_can_have_is_refused() {
