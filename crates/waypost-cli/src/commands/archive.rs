@@ -39,6 +39,7 @@ use crate::cli::ArchiveArgs;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
+use crate::format::text::counted;
 use crate::run::reference::{Default, find};
 use crate::store_location::Access;
 use crate::view::{ArchivedView, MissingView, VERSION};
@@ -99,7 +100,9 @@ fn tell(context: &Context, file: &Path, manifest: Manifest, bytes: u64) -> Resul
         return Ok(Exit::Done);
     }
     let (file, bytes) = (crate::output::shown(&file), size::shown(bytes));
-    context.output.done(&format!("Archived run {run} to {file} ({checkpoints} checkpoints, {bytes})"))?;
+    context
+        .output
+        .done(&format!("Archived run {run} to {file} ({}, {bytes})", counted(checkpoints, "checkpoint")))?;
     let mut note = "The archive contains params, states, logs and commands unmasked.".to_owned();
     if missing.is_empty() {
         note =

@@ -62,8 +62,8 @@ async fn upgrade(context: &Context) -> Result<Exit, Error> {
         let (before, after) = if found.is_some() { postgres::init(&url).await? } else { (None, None) };
         let versions = before.zip(after);
         if versions.is_none() {
-            let store = format!("tables of Waypost in {}", postgres::name(&url));
-            return Err(Error::not_found(store, "`waypost store init` makes them"));
+            let what = "tables of Waypost".to_owned();
+            return Err(StoreError::NotFound { store: postgres::name(&url), what }.into());
         }
         return upgraded(context, postgres::name(&url), versions);
     }
