@@ -355,3 +355,30 @@ fn each_item_asks_about_an_added_step_that_a_rollback_took_back() {
 
     assert_eq!(rig.read("trace"), "mx\nux\nmy\nuy\n");
 }
+
+// Bug: `if: false` for a step that was cut, or that waits, was adopted, and the step ran or asked all the same. Cause: the condition of a
+// step that had begun was not decided again. Fix: each resume decides it.
+#[test]
+fn a_changed_condition_counts_for_a_step_that_has_begun() {
+    let kills = "echo q >> trace; kill -9 $(ps -o ppid= -p $PPID); sleep 3";
+    for work in [
+        format!("run: '{kills}'"),
+        "sleep: 1h".to_owned(),
+        "approve: 'ok?'".to_owned(),
+        format!("steps: [{{id: t, run: '{kills}'}}]"),
+    ] {
+        let rig =
+            Rig::with(&format!("steps:\n  - {{id: q, {work}}}\n  - {{id: b, run: 'echo b >> trace'}}\n"));
+        rig.write("trace", "");
+        assert_ne!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]), Some(0));
+        rig.write("trace", "");
+        let flow = rig.read("flow.yaml").replace("id: q,", "id: q, if: false,");
+        rig.write("flow.yaml", &flow);
+        let plan = rig.waypost(&["plan", "r"]);
+
+        assert_eq!(code_of(&rig, &["resume", "r", "--wait", "0s", "-q"]), Some(0), "{work}");
+
+        assert!(plan.contains("q     skip"), "{plan}");
+        assert_eq!(rig.read("trace"), "b\n", "{work}");
+    }
+}

@@ -43,7 +43,7 @@ use crate::engine::time_travel::rollback::load_with_state;
 use crate::engine::time_travel::undo::refuse_unfinished_undo;
 use crate::engine::walk::choice::{self, ChoiceScope};
 use crate::engine::walk::early_cutoff::read_digests;
-use crate::engine::walk::failure::{decide_openers, retry_failures, tolerated};
+use crate::engine::walk::failure::{decide_begun, retry_failures, tolerated};
 use crate::engine::walk::invalidate::ReusePolicy;
 use crate::engine::{
     Answers, EditScope, Engine, OnChange, OnDamage, OnDoubt, Outcome, Program, ResumeFrom, ResumeOptions,
@@ -587,7 +587,7 @@ async fn main_scope<'a, P: Program>(
         let by_person = options.by.is_some();
         let is_claimed = is_claimed(options, base);
         reopen(&mut main, Reopening { now: engine.clock.now(), by_person, was_killed, is_claimed });
-        decide_openers(program, &mut main);
+        decide_begun(program, &mut main);
     }
     if let Some(config) = &config_over {
         last_or_manual(drafts).config = Some(config.clone());

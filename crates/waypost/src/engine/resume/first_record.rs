@@ -279,13 +279,16 @@ pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
         if restarts_before_hooks(entry) {
             is_rerun |= entry.hooks.take().is_some();
         }
+        let has_work = entry.fan.is_some() && entry.status != Status::Waiting;
+        if !is_claimed && (entry.status == Status::Failed || entry.hooks.is_none() && !has_work) {
+            scope.redecided.insert(entry.step.clone());
+        }
         match entry.status {
             Status::Started => {
                 (entry.status, entry.continues) = (Status::Ready, false);
                 scope.interrupted.push(entry.step.clone());
             }
             Status::Failed if !is_claimed => {
-                scope.redecided.insert(entry.step.clone());
                 (entry.status, entry.continues) = (Status::Ready, false);
                 entry.failures = 0;
                 entry.wake_at = None;

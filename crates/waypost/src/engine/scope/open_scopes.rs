@@ -26,7 +26,7 @@ use crate::engine::resume::resume_point::ResumePoint;
 use crate::engine::session::Session;
 use crate::engine::time_travel::rollback::epochs;
 use crate::engine::walk::choice::ChoiceScope;
-use crate::engine::walk::failure::{decide_openers, position_for_retry};
+use crate::engine::walk::failure::{decide_begun, position_for_retry};
 use crate::engine::walk::invalidate::{InvalidStep, ReusePolicy, invalidate};
 use crate::engine::walk::scheduler::{children_of, collects, wait_for_children};
 use crate::engine::{Engine, OnDoubt, Program, RunError};
@@ -622,7 +622,7 @@ pub(crate) async fn resume_child<P: Program>(
         let (by_person, was_killed, is_claimed) =
             (session.by.is_some(), session.was_killed, session.is_claimed);
         reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed, is_claimed });
-        decide_openers(session.program, &mut scope);
+        decide_begun(session.program, &mut scope);
     }
     scope.drafts.extend(drafts);
     let read_by = edits.read_by();

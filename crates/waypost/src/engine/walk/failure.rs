@@ -12,7 +12,7 @@ use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
     End, Failure, FailureKind, FrontierEntry, Phase, Position, Reason, Record, Settled, SettledAs, SkipCause,
-    Status,
+    Status, Try,
 };
 use crate::store::{Batch, BatchId, Lease, Store, StoreError, StoreExt as _};
 
@@ -31,7 +31,7 @@ impl<P: Program> Session<'_, P> {
     fn is_admitted(&self, id: ScopeId, place: usize) -> bool {
         let scope = self.scopes.get(id);
         let entry = scope.entry(place);
-        // For a retried opener, `decide_openers` has decided.
+        // For a retried opener, `decide_begun` has decided.
         entry.has_children() || !scope.redecided.contains(&entry.step) && entry.at.attempt > 0
     }
 
@@ -272,20 +272,23 @@ pub(crate) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     forgotten
 }
 
-/// Decides the admission of failed openers again. A skipped opener drops its scopes, and is skipped at its
-/// turn.
-pub(crate) fn decide_openers<P: Program>(program: &P, scope: &mut Scope<'_, P::State>) {
+/// Decides the admission of openers and waiting steps again, by the condition and the params of now. A step without admission
+/// drops its scopes and its waits, and is skipped at its turn.
+pub(crate) fn decide_begun<P: Program>(program: &P, scope: &mut Scope<'_, P::State>) {
     for step in scope.redecided.clone() {
         let Some(place) = scope.shape.place(step.as_str()) else { continue };
         let (step, entry) = (&scope.shape.steps()[place], scope.entry(place));
-        if !entry.has_children() || step.is_later_pass(entry) {
+        if !entry.has_children() && entry.status != Status::Waiting || step.is_later_pass(entry) {
             continue;
         }
-        let admitted = program.admit(scope.step_ref(place), &scope.state, Upstream::Succeeded);
+        let failed = failed_upstream(scope.shape, &scope.position, place);
+        let admitted = program.admit(scope.step_ref(place), &scope.state, upstream(failed.as_ref()));
         if matches!(admitted, Ok(Admission::Skip(_))) {
             let entry = scope.entry_mut(place);
-            entry.drop_children();
-            entry.at.attempt = 0;
+            *entry = FrontierEntry {
+                at: Try { attempt: 0, ..entry.at.clone() },
+                ..FrontierEntry::ready(entry.step.clone())
+            };
             scope.position.note_rerun();
         }
     }
