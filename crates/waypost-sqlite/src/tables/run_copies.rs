@@ -32,6 +32,7 @@ pub(crate) fn insert(
             kept
         ])?;
     }
+    place.run_cache.insert(*run.digest().as_bytes(), kept, run);
     Ok(())
 }
 
