@@ -310,7 +310,7 @@ pub(crate) async fn judge<P: Program>(
 }
 
 /// Drops the evidence of all ends if every claim holds at a glance: then no claim needs a verdict or supersedes another
-/// claim. Otherwise, the evidence stays for a full check.
+/// claim. In all other cases, the evidence stays for a full check.
 async fn drop_if_all_holds(engine: &Engine, shape: &Shape, run: &RunRecord, effective: &mut [Effective]) {
     let is_of_ends = |scope: &Effective| {
         let mut ends = scope.position.ledger.keys();
