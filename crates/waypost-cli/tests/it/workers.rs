@@ -258,6 +258,41 @@ fn a_worker_without_rights_ends_with_the_cause() {
     }
 }
 
+/// An idle worker once claimed nothing for ever, without a word, after an upgrade of the tables.
+#[test]
+fn a_worker_older_than_the_tables_ends() {
+    let rig = rig("upgraded_tables");
+    let mut worker = rig.start(&["worker"]);
+    worker.wait_for_line("Worker for");
+
+    cluster().sql("upgraded_tables", "UPDATE waypost.version SET version = 9");
+
+    let said = rig.told(&worker.end_soon());
+    assert!(said.contains("exit 76") && said.contains("has format 9, this version reads up to 6"), "{said}");
+}
+
+// Bug: after the server had lost its newest records, the hint of the worker was a restart, although older checkpoints were sound.
+// Cause: the error named no older record. Fix: it names the newest one that is left.
+#[test]
+fn lost_newest_records_leave_the_older_ones_usable() {
+    let rig = rig("lost_records");
+    submit(&rig, 1);
+    let worker = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    let lose =
+        "DELETE FROM waypost.records c USING waypost.scopes s WHERE c.scope = s.id AND c.seq = s.newest;
+        UPDATE waypost.scopes s SET newest = c.seq, tip = c.digest FROM waypost.records c
+            WHERE c.scope = s.id AND c.seq = s.newest - 1";
+    cluster().sql("lost_records", lose);
+    rig.write("go", "");
+
+    wait_until("the end of the session", || status(&rig, "r-1") != "running");
+    worker.signal(libc::SIGTERM);
+    let said = rig.told(&worker.end_soon());
+    assert!(said.contains("continues from r-1@2 without them"), "{said}");
+    expect(&rig, &["resume", "r-1"], 0, &["2 of 2 steps are done"]);
+}
+
 /// The printed command once ended at once, unless a worker had claimed the run in between.
 #[test]
 fn a_queued_run_is_watched() {

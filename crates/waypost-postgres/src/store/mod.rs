@@ -705,7 +705,12 @@ impl Queue for PostgresStore {
 
     async fn register(&self, holder: &Holder) -> Result<(), StoreError> {
         let holder = holder.clone();
-        self.call(|shared| async move { shared.worker(&holder).await.map(drop) }).await
+        self.call(|shared| async move {
+            // The tables may have been upgraded since: a claim would find nothing.
+            schema::check(&shared.database).await?;
+            shared.worker(&holder).await.map(drop)
+        })
+        .await
     }
 
     async fn workers(&self) -> Result<Vec<Holder>, StoreError> {
