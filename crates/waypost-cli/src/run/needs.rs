@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
 use serde_json::{Map, Value, json};
+use waypost::RunId;
 use waypost::lock::Holder;
-use waypost::record::RunRecord;
-use waypost::store::{Job, Store};
+use waypost::record::{RunRecord, RunStatus};
+use waypost::store::{Job, Store, StoreError};
 use waypost_workflow::file::{AgentCommand, Shell, Work, Workflow};
 use waypost_workflow::program::{Agents, has_program};
 
@@ -40,7 +41,8 @@ fn host() -> String {
 pub(crate) fn job_of(store: &dyn Store, frozen: &RunRecord, workflow: &Workflow) -> Option<Job> {
     let (settings, submission) = (&frozen.settings, frozen.settings.get(SUBMISSION)?);
     let base = frozen.base.as_deref().map(|base| store_location::from_home(store.home(), base));
-    let mut needs = of_workflow(workflow, settings);
+    let is_here = !settings.contains_key(FILES) && !settings.contains_key(BASE);
+    let mut needs = of_workflow(workflow, settings, base.as_deref().filter(|_| is_here));
     needs.extend(match (settings.contains_key(FILES), settings.get(BASE).and_then(Value::as_str)) {
         // A private copy of the files, on any worker.
         (true, _) => None,
@@ -53,19 +55,29 @@ pub(crate) fn job_of(store: &dyn Store, frozen: &RunRecord, workflow: &Workflow)
     Some(Job { priority: priority.unwrap_or_default(), needs, ..Job::default() })
 }
 
+/// Returns whether a run is for the workers: it is in the queue, or the process that executed it was lost.
+pub(crate) async fn is_for_workers(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
+    let Some(queue) = store.queue() else { return Ok(false) };
+    match queue.job(run).await? {
+        Some(queued) if queued.is_ready => Ok(true),
+        Some(_) => Ok(store.run(run).await?.summary.summary.status == RunStatus::Running),
+        None => Ok(false),
+    }
+}
+
 /// Adds the settings of a submission to those of a run, unless present.
 pub(crate) fn prepare(settings: &mut Map<String, Value>, workflow: &Workflow) {
     settings.entry(SUBMISSION).or_insert_with(|| json!({}));
     settings.entry(AGENTS).or_insert_with(|| agents_of(workflow));
 }
 
-/// Returns the secrets and programs that a workflow needs.
-fn of_workflow(workflow: &Workflow, settings: &Map<String, Value>) -> BTreeSet<String> {
+/// Returns the secrets and programs that a workflow needs; `base`: the folder of the run, if known.
+fn of_workflow(workflow: &Workflow, settings: &Map<String, Value>, base: Option<&Path>) -> BTreeSet<String> {
     let has_bash = settings.get(environment::BASH).and_then(Value::as_bool).unwrap_or_default();
     let mut needs = BTreeSet::new();
     let files = workflow.secret_files();
     needs.extend(workflow.missing_secrets(|_| false).into_iter().map(|name| match files.get(name) {
-        Some(file) => format!("secret-file:{}", file.display()),
+        Some(file) => format!("secret-file:{}", base.unwrap_or(Path::new("")).join(file).display()),
         None => format!("secret:{name}"),
     }));
     let agents = agents_in(settings);

@@ -13,6 +13,7 @@ use crate::error::log_with_record;
 use crate::format::text::quoted;
 use crate::output::shown;
 use crate::run::definition::{first_id, names};
+use crate::run::needs::is_for_workers;
 use crate::store_location;
 use crate::view::step_names::before_hooks;
 use waypost::id::{CheckpointRef, readable};
@@ -583,8 +584,13 @@ async fn newest(store: &dyn Store, default: Default) -> Result<RunId, Error> {
         Default::NewestResumable => "resumable run",
         Default::NewestLive => "run under way",
     };
-    let run = found.into_iter().next();
-    run.map(|run| run.run).ok_or_else(|| Error::not_found(what, "start one: `waypost run FILE`"))
+    for found in found {
+        // A resume would take the run from the workers.
+        if default != Default::NewestResumable || !is_for_workers(store, &found.run).await? {
+            return Ok(found.run);
+        }
+    }
+    Err(Error::not_found(what, "start one: `waypost run FILE`"))
 }
 
 /// Returns whether the store knows a run, sound or damaged; a lost run is not known.

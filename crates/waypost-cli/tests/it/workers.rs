@@ -293,6 +293,43 @@ fn lost_newest_records_leave_the_older_ones_usable() {
     expect(&rig, &["resume", "r-1"], 0, &["2 of 2 steps are done"]);
 }
 
+// Bug: `resume --all`, and a resume without a run, executed the queue of the workers here, whatever its tags and times. Fix: both
+// leave these runs to the workers.
+#[test]
+fn a_resume_by_no_name_leaves_the_queue_alone() {
+    let rig = rig("all_but_queue");
+    rig.write("bad.yaml", "steps: [{id: x, run: 'test -e cured'}]\n");
+    expect(&rig, &["run", "bad.yaml", "--id", "mine"], 1, &[]);
+    rig.write("go", "");
+    expect(&rig, &["submit", "flow.yaml", "--id", "later", "--delay", "1h", "--tag", "gpu"], 0, &[]);
+    rig.write("cured", "");
+
+    expect(&rig, &["resume", "--all"], 0, &[]);
+    assert_eq!(status(&rig, "later"), "queued");
+    expect(&rig, &["resume"], 0, &["mine"]);
+    assert_eq!((status(&rig, "mine").as_str(), status(&rig, "later").as_str()), ("completed", "queued"));
+    expect(&rig, &["resume", "later"], 0, &["2 of 2 steps are done"]);
+}
+
+/// The folder of a worker, a service, is not that of the run.
+#[test]
+fn a_secret_file_is_beside_the_steps_of_its_run() {
+    let rig = rig("secret_file");
+    rig.write("s.yaml", "secrets: [{S: {file: s.txt}}]\nsteps: [{id: a, run: 'echo ${#S} >> trace'}]\n");
+    rig.write("s.txt", "abcdefghijkl");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(rig.path("s.txt"), private).unwrap();
+    std::fs::create_dir(rig.path("elsewhere")).unwrap();
+    let mut command = rig.command(&["worker"]);
+    let worker = Running::of(command.current_dir(rig.path("elsewhere")));
+
+    expect(&rig, &["submit", "s.yaml", "--id", "r"], 0, &["is queued"]);
+
+    wait_for_end(&rig, 1);
+    drain(worker);
+    assert_eq!(rig.read("trace"), "12\n");
+}
+
 /// The printed command once ended at once, unless a worker had claimed the run in between.
 #[test]
 fn a_queued_run_is_watched() {

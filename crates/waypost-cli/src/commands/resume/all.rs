@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::shown;
 use crate::run::doubt::doubts_of;
+use crate::run::needs::is_for_workers;
 use crate::run::run_status;
 use crate::session::{Nothing, Session};
 use crate::store_location::{self, Access};
@@ -73,6 +74,8 @@ async fn resume_store(
     for run in found {
         if is_of_script(store.as_ref(), &run).await {
             context.output.detail(&format!("Skipped run {run}: it belongs to a script."));
+        } else if is_for_workers(store.as_ref(), &run).await? {
+            context.output.detail(&format!("Skipped run {run}: the workers execute it."));
         } else {
             runs.push(run);
         }
