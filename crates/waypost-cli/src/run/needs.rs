@@ -55,7 +55,7 @@ pub(crate) fn job_of(store: &dyn Store, frozen: &RunRecord, workflow: &Workflow)
     Some(Job { priority: priority.unwrap_or_default(), needs, ..Job::default() })
 }
 
-/// Returns whether a run is for the workers: it is in the queue, or the process that executed it was lost.
+/// Returns whether the workers execute a run: a run in the queue, or of a lost process.
 pub(crate) async fn is_for_workers(store: &dyn Store, run: &RunId) -> Result<bool, StoreError> {
     let Some(queue) = store.queue() else { return Ok(false) };
     match queue.job(run).await? {

@@ -307,7 +307,7 @@ mod tests {
         });
     }
 
-    /// A start of the server after the end of a lease: its worker could not renew it, and nobody killed the worker.
+    /// A start of the server after the end of a lease: its worker could not renew it, and lives.
     #[test]
     fn a_server_that_was_away_cuts_no_step() {
         block_on(async {

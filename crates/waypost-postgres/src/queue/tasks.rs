@@ -197,7 +197,7 @@ pub(crate) struct Claimed {
 /// A lock returns the newest row of a task, but a worker that is newer than the statement is invisible: its task would be
 /// that of a lost worker. So only a task with the same worker as at the begin of the statement is claimed.
 ///
-/// A worker that lost its lease counts as lost, but its task has another try: nobody killed a process.
+/// A living worker without its lease counts as lost, but the task has another try: no process was killed.
 const CLAIM: &str = "WITH candidates AS MATERIALIZED (
         SELECT t.id, t.worker, t.losses FROM waypost.tasks t JOIN waypost.scopes m ON m.run = t.run AND m.key = $5
         WHERE {CLAIMABLE} AND t.needs = ANY($1) AND (t.token = 0 AND NOT $7 OR m.token = t.token AND {HELD})

@@ -24,7 +24,7 @@ pub(crate) const UNTIL: &str =
     FROM waypost.workers w WHERE w.id = m.worker)";
 /// Whether a worker holds scope `m`.
 pub(crate) const HELD: &str = "coalesce(m.held AND {UNTIL} > statement_timestamp(), false)";
-/// Whether worker `w` lost its lease, although nobody killed its process: the process was frozen, or the server was away.
+/// Whether living worker `w` lost its lease: its process was frozen, or the server was away.
 const LOST: &str = "w.lease_ms > 0 AND w.until < pg_postmaster_start_time()";
 
 /// Returns a statement with the conditions about leases.
