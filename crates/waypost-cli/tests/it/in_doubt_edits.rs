@@ -358,3 +358,23 @@ fn a_careful_step_with_open_hooks_stays_in_the_file() {
 
     assert!(told.starts_with("exit 9\n") && told.contains("before its hooks have ended"), "{told}");
 }
+
+// Bug: a step in doubt that was removed and settled by one resume ran again without a question when it was put back. Cause: without
+// a place in the graph, the settlement had no record. Fix: the effect is noted.
+#[test]
+fn a_removed_step_that_was_in_doubt_is_asked_about_later() {
+    let flow = "steps:
+  - {id: q, idempotent: false, run: 'echo q >> trace; kill -9 $(ps -o ppid= -p $PPID); sleep 3'}
+  - {id: b, run: 'echo b >> trace'}
+";
+    let rig = Rig::with(flow);
+    has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 8, "in doubt");
+    edit(&rig, &flow[7..flow.find("  - {id: b").unwrap()], "");
+    has_ended(&rig, &["resume", "r", "--treat-as", "done", "-q"], 0, "settled without the step");
+    rig.write("flow.yaml", flow);
+
+    has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 8, "asked");
+    has_ended(&rig, &["resume", "r", "--treat-as", "done=q", "-q"], 0, "kept");
+
+    assert_eq!(ran(&rig), ["q", "b", "b"]);
+}

@@ -402,7 +402,12 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     // Scopes of another definition cannot continue.
     let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
     position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
+    let removed = inputs.position.frontier.iter().filter(|entry| after.place(entry.step.as_str()).is_none());
+    let was_careful = |step: &StepId| before.step(step.as_str()).is_some_and(|step| !step.idempotent);
+    let in_doubt = removed.filter(|entry| entry.is_unsettled() && was_careful(&entry.step));
     position.keep_steps(|step| after.place(step.as_str()).is_some());
+    // A person has decided, and a later definition may have the step again.
+    in_doubt.for_each(|entry| position.note_effect(&entry.step));
     for (step, _) in &redone {
         position.drop_results(step);
         position.ask_no_more(step);
