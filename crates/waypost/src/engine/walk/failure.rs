@@ -63,7 +63,7 @@ impl<P: Program> Session<'_, P> {
         })
     }
 
-    /// Returns whether a person must decide about a step of a scope. Nobody decides about the hooks of a failed run: a resume
+    /// Returns whether a person must decide about a step of a scope. The hooks of a failed run need no decision: a resume
     /// retries the failure, and another failure has hooks of its own.
     pub(crate) fn is_in_doubt(&self, id: ScopeId) -> bool {
         self.scopes.get(id).has_doubt() && !self.is_in_hooks_of_failed_run(id)
