@@ -111,6 +111,35 @@ fn a_killed_worker_loses_only_its_running_steps() {
     expect(&rig, &["why", "r-1", "b"], 0, &["the previous attempt was cut"]);
 }
 
+// Bug: a worker that took over a run of a dead worker executed failed steps again. Cause: the takeover was a resume in all respects.
+// Fix: only a person or `resume` retries failures.
+#[test]
+fn a_takeover_retries_no_failed_step() {
+    let rig = rig("takeover_failed");
+    rig.write(
+        "flow.yaml",
+        "steps:
+  - {id: a, needs: [], idempotent: false, run: 'echo a >> trace; false'}
+  - {id: b, needs: [], run: 'echo $$ >> pids; until test -e go; do sleep 0.02; done; echo b >> trace'}
+  - {id: c, needs: [b], run: 'echo c >> trace'}
+",
+    );
+    submit(&rig, 1);
+    let killed = rig.start(&["worker"]);
+    rig.wait_for("trace", |text| text == "a\n");
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    wait_until("the failure", || rig.waypost(&["events", "r-1"]).contains("step_failed"));
+
+    killed.signal(libc::SIGKILL);
+    killed.end();
+    let worker = rig.start(&["worker"]);
+    rig.write("go", "");
+    wait_until("the end of the run", || status(&rig, "r-1") == "failed");
+    drain(worker);
+
+    assert_eq!(rig.read("trace"), "a\nb\nc\n");
+}
+
 /// A worker that sleeps past its lease: its steps end before another worker claims its run, and its results are refused.
 #[test]
 fn a_stopped_worker_loses_its_run_and_its_steps() {

@@ -207,7 +207,7 @@ async fn make_session<'a, P: Program>(
     session.accepted_packs = std::mem::take(&mut begin.accepted_packs);
     session.on_unknown = options.on_unknown;
     session.by.clone_from(&options.by);
-    session.is_claimed = is_claimed;
+    session.keeps_failures = options.claimed.is_some();
     session.was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
     session.answers = options.on_doubt.answers();
     session.latest = base.snapshot.latest();
@@ -354,8 +354,8 @@ async fn find_begin<P: Program>(
     refuse_newer(program, &base.record)?;
     // By the definition at their start, not by an adopted definition.
     let began_with = options.adopt.as_ref().map_or(program.shape(), |adoption| &adoption.before);
-    let is_claimed = is_claimed(options, base);
-    if !is_claimed {
+    let (is_claimed, keeps_failures) = (is_claimed(options, base), options.claimed.is_some());
+    if !keeps_failures {
         base.redone.extend(retry_failures(began_with, &mut base.position));
     }
     let mut before_edits = None;
@@ -382,7 +382,7 @@ async fn find_begin<P: Program>(
     let answers = options.on_doubt.answers();
     let query = resume_query(options, (&requested, &chosen), &answers, resume, program.keeps_apart());
     let trust = if is_claimed { Trust::Unchecked } else { query.trust };
-    let query = ResumeQuery { again: is_again, trust, is_claimed, ..query };
+    let query = ResumeQuery { again: is_again, trust, keeps_failures, ..query };
     let ends = base.snapshot.ended.is_none() && base.position.frontier.is_empty();
     let verifies_all = carried.is_some_and(|carried| ends || carried.pending_claims.is_due);
     let broken_declarers = carried.map_or(&[][..], |carried| &carried.broken_declarers);
@@ -585,8 +585,8 @@ async fn main_scope<'a, P: Program>(
     if main.reopens {
         let was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
         let by_person = options.by.is_some();
-        let is_claimed = is_claimed(options, base);
-        reopen(&mut main, Reopening { now: engine.clock.now(), by_person, was_killed, is_claimed });
+        let keeps_failures = options.claimed.is_some();
+        reopen(&mut main, Reopening { now: engine.clock.now(), by_person, was_killed, keeps_failures });
         decide_begun(program, &mut main);
     }
     if let Some(config) = &config_over {
@@ -657,7 +657,7 @@ fn resume_query<'a, S>(
     let recovers = !matches!(options.on_doubt, OnDoubt::Settle(_));
     ResumeQuery {
         trust,
-        is_claimed: false,
+        keeps_failures: false,
         again: false,
         verifies_all: false,
         edits_state,

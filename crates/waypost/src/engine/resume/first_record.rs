@@ -237,8 +237,8 @@ pub(crate) struct Reopening {
     pub(crate) by_person: bool,
     /// The previous session was killed: each running step counts another interruption.
     pub(crate) was_killed: bool,
-    /// A worker continues a queued or waiting run: failed steps stay failed.
-    pub(crate) is_claimed: bool,
+    /// A worker claimed the run, at rest or from a dead worker: failed steps stay failed.
+    pub(crate) keeps_failures: bool,
 }
 
 /// Returns whether the previous session was killed. False if the session ended, was asked to stop, or the machine
@@ -264,7 +264,7 @@ fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
 /// Applies a resume to the unfinished steps of a scope: interrupted and failed steps are ready, failed steps have
 /// a reset retry budget, and held steps continue.
 pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
-    let Reopening { now, by_person, was_killed, is_claimed } = reopening;
+    let Reopening { now, by_person, was_killed, keeps_failures } = reopening;
     let mut is_rerun = false;
     for entry in &mut scope.position.frontier {
         entry.continue_wait(now);
@@ -280,7 +280,7 @@ pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
             is_rerun |= entry.hooks.take().is_some();
         }
         let has_work = entry.fan.is_some() && entry.status != Status::Waiting;
-        if !is_claimed && (entry.status == Status::Failed || entry.hooks.is_none() && !has_work) {
+        if !keeps_failures && (entry.status == Status::Failed || entry.hooks.is_none() && !has_work) {
             scope.redecided.insert(entry.step.clone());
         }
         match entry.status {
@@ -288,7 +288,7 @@ pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
                 (entry.status, entry.continues) = (Status::Ready, false);
                 scope.interrupted.push(entry.step.clone());
             }
-            Status::Failed if !is_claimed => {
+            Status::Failed if !keeps_failures => {
                 (entry.status, entry.continues) = (Status::Ready, false);
                 entry.failures = 0;
                 entry.wake_at = None;

@@ -70,8 +70,8 @@ impl ResumePoint {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ResumeQuery<'a> {
     pub(crate) trust: Trust,
-    /// True if a worker continues a run at rest: failures are not retried.
-    pub(crate) is_claimed: bool,
+    /// True if a worker claimed the run: failures are not retried.
+    pub(crate) keeps_failures: bool,
     /// True for a later session of the same resume: unchanged evidence is not verified again.
     pub(crate) again: bool,
     /// True to verify also if `again`: all steps have ended, and the last rerun may have invalidated other evidence; or
@@ -117,7 +117,7 @@ pub(crate) async fn find<P: Program>(
     }
     let mut loader = ScopeLoader::new(engine, shape);
     loader.requested = Some(query.requested);
-    loader.is_claimed = query.is_claimed;
+    loader.keeps_failures = query.keeps_failures;
     let run = base.snapshot.entry.record.record();
     let site = engine.site(run);
     let (mut scopes, mut moves) = loader.load((&base.record, &base.position)).await?;
@@ -353,12 +353,12 @@ struct ScopeLoader<'a> {
     /// The requested scopes; these and their ancestors are loaded in any case.
     requested: Option<&'a Requested>,
     /// True if failures are not retried.
-    is_claimed: bool,
+    keeps_failures: bool,
 }
 
 impl<'a> ScopeLoader<'a> {
     fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
-        Self { engine, shape, ends_before_rewind: BTreeMap::new(), requested: None, is_claimed: false }
+        Self { engine, shape, ends_before_rewind: BTreeMap::new(), requested: None, keeps_failures: false }
     }
 
     /// Returns whether a scope is requested, or an ancestor of a requested scope.
@@ -469,7 +469,7 @@ impl<'a> ScopeLoader<'a> {
                 continue;
             }
             let position = match self.shape.of_scope(&name) {
-                Some(own) => position_for_retry(own, &in_force, self.is_claimed)?.0,
+                Some(own) => position_for_retry(own, &in_force, self.keeps_failures)?.0,
                 None => position_of(&in_force)?,
             };
             if in_force.header().seq != record.header().seq {

@@ -164,7 +164,7 @@ async fn open_fans<P: Program>(
             index.insert(item.key, item.index);
         }
         found.indexes.insert((id, out.place), index);
-        let retries_open = !session.is_claimed && !session.is_again;
+        let retries_open = !session.keeps_failures && !session.is_again;
         if let Some(fan) = FailedFan::of(session.scopes.get(id), out.place, retries_open) {
             let mut failed = fan.failed(session.engine.store.as_ref()).await?;
             // A person who names scopes leaves the others failed.
@@ -546,11 +546,11 @@ pub(crate) async fn resume_child<P: Program>(
     let shape = &*children_of(session.scopes.get(opener.scope), opener.place).shape;
     let (base, mut position, drafts, basis, forgotten) = match moved {
         Some(Transition { record, position, drafts, basis, mut forgotten }) => {
-            forgotten.extend(position_for_retry(shape, &record, session.is_claimed)?.1);
+            forgotten.extend(position_for_retry(shape, &record, session.keeps_failures)?.1);
             (record, position, drafts, basis, forgotten)
         }
         None => {
-            let (position, steps) = position_for_retry(shape, &head.record, session.is_claimed)?;
+            let (position, steps) = position_for_retry(shape, &head.record, session.keeps_failures)?;
             (head.record.clone(), position, Vec::new(), None, steps)
         }
     };
@@ -619,9 +619,9 @@ pub(crate) async fn resume_child<P: Program>(
     let is_new = !session.is_again || head.record.header().token != lease.token();
     scope.reopens = is_moved || is_new || session.scopes.get(opener.scope).reopens;
     if scope.reopens {
-        let (by_person, was_killed, is_claimed) =
-            (session.by.is_some(), session.was_killed, session.is_claimed);
-        reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed, is_claimed });
+        let (by_person, was_killed, keeps_failures) =
+            (session.by.is_some(), session.was_killed, session.keeps_failures);
+        reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed, keeps_failures });
         decide_begun(session.program, &mut scope);
     }
     scope.drafts.extend(drafts);

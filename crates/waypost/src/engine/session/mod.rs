@@ -92,8 +92,8 @@ pub(super) struct Session<'a, P: Program> {
     pub(super) by: Option<String>,
     /// True if the previous session was killed.
     pub(super) was_killed: bool,
-    /// True if a worker claimed a run at rest: not a resume.
-    pub(super) is_claimed: bool,
+    /// True if a worker claimed the run: failures are not retried.
+    pub(super) keeps_failures: bool,
     /// True while a step with many interruptions runs alone.
     pub(super) is_isolated: bool,
     /// Scopes whose steps begin their work after the next commit.
@@ -233,7 +233,7 @@ impl<'a, P: Program> Session<'a, P> {
             clock: Arc::new(SteadyClock::new(Arc::clone(&engine.clock))),
             by: None,
             was_killed: false,
-            is_claimed: false,
+            keeps_failures: false,
             is_isolated: false,
             launching: BTreeSet::new(),
             waiting_to_start: BTreeSet::new(),

@@ -197,10 +197,10 @@ pub(crate) fn upstream(failed: Option<&StepId>) -> Upstream<'_> {
 pub(crate) fn position_for_retry(
     shape: &Shape,
     record: &Record,
-    is_claimed: bool,
+    keeps_failures: bool,
 ) -> Result<(Position, Vec<Forget>), StoreError> {
     let mut position = position_as_recorded(record)?;
-    if is_claimed {
+    if keeps_failures {
         return Ok((position, Vec::new()));
     }
     let forgotten = retry_failures(shape, &mut position);
