@@ -11,7 +11,7 @@ use waypost::store::Damage;
 
 /// What a PostgreSQL database lacks before `waypost store init`.
 const NO_TABLES: &str = "tables of Waypost";
-/// The place of a record that a server lost after its acknowledgement, as by a failover to a lagging standby.
+/// The place of an acknowledged record lost by a server, for example by a failover to a lagging standby.
 const ACKNOWLEDGED: &str = "which acknowledged the record before";
 
 /// The store's part of the one `match`.

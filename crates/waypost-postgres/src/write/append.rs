@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-use waypost::id::{Digest, RunId, ScopePath};
+use waypost::id::{CheckpointRef, Digest, RunId, ScopePath};
 use waypost::lock::Holder;
 use waypost::record::{Durability, Flaw, Reason, Record, RunStatus, SealedRun};
 use waypost::store::{Appended, Batch, Damage, FIRST_TOKEN, Job, StoreError, Summary};
@@ -471,7 +471,7 @@ async fn judge(
     let is_holder = acknowledged(&main).is_some();
     let lease = match LeaseRow::get(database, run).await {
         Err(Failure::Store(StoreError::NotFound { .. })) if is_holder => {
-            return Err(lost(database, run, (main, 0), None).into());
+            return Err(lost(database, CheckpointRef { run: run.clone(), scope: main, seq: 0 }, None).into());
         }
         lease => lease?,
     };
@@ -482,7 +482,12 @@ async fn judge(
         // A lagging standby took over, without this lease.
         let known = acknowledged(&main).unwrap_or_default();
         let (newest, _) = end_of(database, run, &main).await?;
-        return Err(lost(database, run, (main, known.max(newest + 1)), Some(newest)).into());
+        return Err(lost(
+            database,
+            CheckpointRef { run: run.clone(), scope: main, seq: known.max(newest + 1) },
+            Some(newest),
+        )
+        .into());
     }
     if !(lease.held && lease.token == token) {
         return Err(lease.fenced(run, token).into());
@@ -505,7 +510,12 @@ async fn judge(
         let (newest, tip) = end_of(database, run, &header.scope).await?;
         if let Some(known) = acknowledged(&header.scope).filter(|known| *known > newest) {
             let older = Some(newest).filter(|newest| *newest > 0);
-            return Err(lost(database, run, (header.scope.clone(), known), older).into());
+            return Err(lost(
+                database,
+                CheckpointRef { run: run.clone(), scope: header.scope.clone(), seq: known },
+                older,
+            )
+            .into());
         }
         if newest + 1 != header.seq {
             return Err(conflict(record, format!("the next record is {}", newest + 1)).into());
@@ -534,9 +544,9 @@ async fn end_of(
 }
 
 /// Returns the error for a store without an acknowledged record; `older`: the newest record that is left.
-fn lost(database: &Database, run: &RunId, (scope, seq): (ScopePath, u64), older: Option<u64>) -> StoreError {
+fn lost(database: &Database, at: CheckpointRef, older: Option<u64>) -> StoreError {
     let place = format!("{}, which acknowledged the record before", database.name);
-    let damage = Damage { run: run.clone(), scope, seq, place, flaw: Flaw::Missing };
+    let damage = Damage { run: at.run, scope: at.scope, seq: at.seq, place, flaw: Flaw::Missing };
     StoreError::of_damage(damage, older)
 }
 

@@ -56,8 +56,8 @@ pub enum Left {
 }
 
 impl Left {
-    /// Returns how a run leaves its worker after an error of the store: without lease or store, another worker continues; after
-    /// a refused write, such as that of a full disk, any worker tries again.
+    /// Returns how a run leaves its worker after an error of the store. Without a lease or a store, another worker continues.
+    /// After a refused write (a full disk), any worker tries again.
     #[must_use]
     pub fn after(error: &StoreError) -> Self {
         match error {
@@ -129,8 +129,9 @@ impl<E: Executor> Worker<E> {
     /// runs to other workers.
     ///
     /// # Errors
-    /// [`StoreError::Unsupported`]: the store has no queue. Others of the first access to the store, and those that only a
-    /// person can mend, after the end of the current runs: [`StoreError::Denied`], [`StoreError::Version`].
+    /// - [`StoreError::Unsupported`]: the store has no queue.
+    /// - [`StoreError::Denied`], [`StoreError::Version`]: a person must act; all current runs have ended.
+    /// - Errors of the first access to the store.
     pub async fn run(self) -> Result<(), StoreError> {
         let holder = Holder::here(SystemClock.now()).map_err(|source| StoreError::Io {
             action: "read",
@@ -159,7 +160,7 @@ impl<E: Executor> Worker<E> {
         runs.and(tasks)
     }
 
-    /// Reports an error of the queue. An error that no repetition mends ends the worker after its current runs.
+    /// Reports an error of the queue. Missing rights and another version end the worker after its current runs.
     fn note_error(&self, error: StoreError, fatal: &mut Option<StoreError>) {
         if matches!(error, StoreError::Denied { .. } | StoreError::Version { .. }) {
             self.stop.stop(StopLevel::Graceful, &error.to_string());

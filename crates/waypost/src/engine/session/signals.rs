@@ -474,8 +474,7 @@ impl StopHandle {
         }
     }
 
-    /// Requests a stop, after which the run is in the queue of its store: in the same batch, so that the end of the process
-    /// in between loses no run.
+    /// Requests a stop, and queues the run again. Both are in one batch: a crash in between loses no run.
     pub(crate) fn stop_and_return(&self, level: StopLevel, by: &str) {
         // An earlier stop, of a person, keeps the run out of the queue.
         if !self.is_asked() {

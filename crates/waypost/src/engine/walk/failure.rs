@@ -272,8 +272,8 @@ pub(crate) fn retry_failures(shape: &Shape, position: &mut Position) -> Vec<Forg
     forgotten
 }
 
-/// Decides the admission of openers and waiting steps again, by the condition and the params of now. A step without admission
-/// drops its scopes and its waits, and is skipped at its turn.
+/// Decides the admission of openers and waiting steps again, by the condition and the params of now. A skipped step
+/// drops open scopes and waits.
 pub(crate) fn decide_begun<P: Program>(program: &P, scope: &mut Scope<'_, P::State>) {
     for step in scope.redecided.clone() {
         let Some(place) = scope.shape.place(step.as_str()) else { continue };
