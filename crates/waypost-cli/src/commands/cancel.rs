@@ -44,6 +44,9 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
             _ => {}
         }
     }
+    if args.undo_steps {
+        super::undo::refuse_elsewhere(store.as_ref(), &run).await?;
+    }
     let store = context.store(None, Access::Write)?;
     let (mut lease, stopped) = stopped_lease(context, &store, &run, args.wait).await?;
     // Kill leftovers of a supervisor killed together with its engine; under this lease, no engine is active.

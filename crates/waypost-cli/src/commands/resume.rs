@@ -358,6 +358,12 @@ impl Prepared {
     fn tell(&self, context: &Context) {
         self.chosen.tell(context);
         report_environment(context, &self.frozen, &self.chosen.workflow, &self.local);
+        if let Some(base) = self.frozen.settings.get(needs::BASE).and_then(Value::as_str) {
+            context.output.warn(&format!(
+                "run {} has worked in the base `{base}` of workers; here, its steps run in the folder of the submission",
+                self.run
+            ));
+        }
     }
 
     /// Prepares a resume, and records the decisions of a person that come before the request.

@@ -2,21 +2,64 @@
 
 use std::sync::Arc;
 
-use waypost::RunId;
-use waypost::engine::{Engine, RunError, Undone};
+use serde_json::Value;
+use waypost::engine::{Engine, RunError, Snapshot, Undone};
 use waypost::store::Store;
+use waypost::{RunId, StepId};
+use waypost_workflow::file::Workflow;
 
 use super::Context;
 use super::resume::Prepared;
 use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::output::log_lines;
+use crate::run::included_files::FILES;
+use crate::run::needs;
 use crate::session::Session;
-use crate::view::UndoneView;
-use crate::view::step_names::StepNames;
+use crate::view::step_names::{StepNames, called};
+use crate::view::{UndoneView, step_of};
 
 /// Most steps without `undo` that a message names.
 const WITHOUT_UNDO_NAMED_MAX: usize = 10;
+
+/// Refuses to undo steps that ran in another folder: in a base of workers, or in a copy of included files.
+///
+/// # Errors
+/// [`Error::Usage`]; nothing is undone.
+pub(super) async fn refuse_elsewhere(store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    let entry = store.run(run).await?;
+    let settings = &entry.record.record().settings;
+    let folder = match settings.get(needs::BASE).and_then(Value::as_str) {
+        Some(base) => format!("the base `{base}` of a worker"),
+        None if settings.contains_key(FILES) => "a worker's copy of the included files".to_owned(),
+        None => return Ok(()),
+    };
+    Err(Error::usage(
+        format!("cannot undo steps of run {run} here: they ran in {folder}"),
+        "undo the effects by hand, then give the command without `--undo-steps`",
+    ))
+}
+
+/// Refuses to undo while hooks of a step with `undo` are open: the end of the step has no record.
+///
+/// # Errors
+/// [`Error::Usage`]; nothing is undone.
+async fn refuse_amid_hooks(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<(), Error> {
+    for head in &Snapshot::read(store, run).await?.heads {
+        let (scope, position) = (&head.record.header().scope, head.record.position().unwrap_or_default());
+        let has_undo =
+            |step: &StepId| step_of(workflow, scope, step.as_str()).is_some_and(|step| step.undo.is_some());
+        let mut open = position.frontier.iter().filter(|entry| entry.hooks.is_some());
+        if let Some(entry) = open.find(|entry| has_undo(&entry.step)) {
+            let step = called(Some(workflow), scope, entry.step.as_str());
+            return Err(Error::usage(
+                format!("cannot undo steps of run {run}: the hooks of step {step} have not ended"),
+                format!("`waypost resume {run}` runs the hooks to their end; then undo"),
+            ));
+        }
+    }
+    Ok(())
+}
 
 /// Runs the undo commands of the steps finished after record `to` of the main scope, newest first, and
 /// prints each.
@@ -26,7 +69,9 @@ pub(super) async fn undo_after(
     run: &RunId,
     to: u64,
 ) -> Result<Vec<UndoneView>, Error> {
+    refuse_elsewhere(store.as_ref(), run).await?;
     let prepared = Prepared::to_write(context, store, run).await?;
+    refuse_amid_hooks(store.as_ref(), run, &prepared.chosen.workflow).await?;
     let session = Session::begin(context, None)?;
     let names = StepNames::of(&prepared.chosen.workflow);
     let program = prepared.program(store, &ResumeArgs::default())?;

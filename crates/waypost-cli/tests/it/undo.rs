@@ -533,3 +533,26 @@ fn a_target_with_undone_steps_is_refused_before_any_undo() {
 
     assert_eq!((rig.read("trace").as_str(), code_of(&rig, &["resume", "r", "-q"])), ("", Some(0)));
 }
+
+// Bug: a step with open hooks was passed over, and the run said that all effects were undone. Fix: refused before anything is undone.
+#[test]
+fn steps_with_open_hooks_are_not_passed_over() {
+    let rig = Rig::with(
+        "steps:
+  - {id: z, run: 'echo z >> trace', undo: 'echo uz >> trace'}
+  - {id: a, run: 'echo a >> trace', undo: 'echo ua >> trace', on_success: [{id: h, approve: 'ok?'}]}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]), Some(75));
+
+    let refused = rig.waypost(&["cancel", "r", "--undo-steps"]);
+    assert!(
+        refused.starts_with("exit 2\n") && refused.contains("the hooks of step a have not ended"),
+        "{refused}"
+    );
+    assert_eq!(rig.read("trace"), "z\na\n");
+    assert_eq!(code_of(&rig, &["answer", "r", "yes", "--resume", "-q"]), Some(0));
+    assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
+
+    assert_eq!(rig.read("trace"), "z\na\nua\nuz\n");
+}

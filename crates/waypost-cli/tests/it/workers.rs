@@ -111,6 +111,26 @@ fn a_killed_worker_loses_only_its_running_steps() {
     expect(&rig, &["why", "r-1", "b"], 0, &["the previous attempt was cut"]);
 }
 
+// Bug: `--undo-steps` of a run in a base of workers ran the undo commands in the folder of the submission.
+#[test]
+fn steps_in_a_base_of_workers_are_not_undone_elsewhere() {
+    let rig = rig("undo_in_base");
+    rig.write("flow.yaml", "steps: [{id: a, run: 'echo > out', undo: 'rm out'}, {id: b, run: 'false'}]");
+    std::fs::create_dir(rig.path("far")).unwrap();
+    rig.write("out", "of a person");
+    expect(&rig, &["submit", "flow.yaml", "--id", "r", "--base", "data"], 0, &["is queued"]);
+    let worker = rig.start(&["worker", "--base", "data=far"]);
+    wait_until("the end of the run", || status(&rig, "r") == "failed");
+    drain(worker);
+
+    let refusal = &["cannot undo steps of run r here", "the base `data` of a worker"];
+    expect(&rig, &["rollback", "r@1", "--undo-steps"], 2, refusal);
+    expect(&rig, &["cancel", "r", "--undo-steps"], 2, refusal);
+    expect(&rig, &["resume", "r"], 1, &["here, its steps run in the folder of the submission"]);
+
+    assert_eq!(rig.read("out"), "of a person");
+}
+
 // Bug: a worker that took over a run of a dead worker executed failed steps again. Cause: the takeover was a resume in all respects.
 // Fix: only a person or `resume` retries failures.
 #[test]
