@@ -382,3 +382,22 @@ fn a_changed_condition_counts_for_a_step_that_has_begun() {
         assert_eq!(rig.read("trace"), "b\n", "{work}");
     }
 }
+
+// Bug: a cut step of an item or a hook that was replaced by another step was refused: "is new, and precedes a finished step". Cause: the
+// steps after the removed step counted as finished. Fix: steps that were unfinished stay unfinished.
+#[test]
+fn another_step_takes_the_place_of_a_cut_step() {
+    let steps = "{id: s, run: 'echo s >> trace'}, {id: t, run: 'echo t >> trace; test -e k || { touch k; kill -9 $(ps -o ppid= -p $PPID); sleep 3; }'}, {id: u, run: 'echo u >> trace'}";
+    for flow in [
+        format!("steps:\n  - {{id: a, run: 'true', on_success: [{steps}]}}\n"),
+        format!("steps:\n  - {{id: f, foreach: {{items: [x], steps: [{steps}]}}}}\n"),
+    ] {
+        let rig = Rig::with(&flow);
+        assert_ne!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("flow.yaml", &flow.replace("{id: t,", "{id: z,"));
+
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{flow}");
+
+        assert_eq!(rig.read("trace"), "s\nt\nt\nu\n", "{flow}");
+    }
+}

@@ -443,11 +443,14 @@ pub(crate) fn transfer_scope(
         let state = if entry.hooks.is_some() { "has open hooks" } else { "is in doubt" };
         return Err(format!("step `{}` {state}, and the changed definition lacks the step", entry.step));
     }
+    let unfinished = Unfinished::of(old, position);
+    let open = old.steps().iter().enumerate().filter(|(place, _)| unfinished.has(*place));
+    let open: BTreeSet<&StepId> = open.map(|(_, step)| &step.id).collect();
     drop_removed_steps(old, new, position, around);
     let print = |shape: &Shape, step: &StepId| shape.step(step.as_str()).map(|step| step.fingerprint);
     let is_changed = |entry: &&mut FrontierEntry| print(old, &entry.step) != print(new, &entry.step);
     position.frontier.iter_mut().filter(is_changed).for_each(change::wait_anew);
-    add_new_steps((old, new), position, around)
+    add_new_steps((old, new), &open, position, around)
         .map_err(|step| format!("step `{step}` is new, and precedes a finished step"))
 }
 
@@ -477,10 +480,13 @@ fn drop_removed_steps(old: &Shape, new: &Shape, position: &mut Position, around:
 /// Adds the new steps of a changed graph to the position of an open scope. An added step may delay a step that
 /// was ready.
 ///
+/// `open`: the unfinished steps before the change, also those that have left the position with a removed step.
+///
 /// # Errors
 /// The added step, if a downstream step is finished or has open scopes.
 fn add_new_steps(
     (old, new): (&Shape, &Shape),
+    open: &BTreeSet<&StepId>,
     position: &mut Position,
     around: &[u32],
 ) -> Result<(), StepId> {
@@ -490,7 +496,8 @@ fn add_new_steps(
     let is_fixed = |place: &usize| {
         let step = &new.steps()[*place].id;
         let entry = position.frontier.iter().find(|entry| entry.step == *step);
-        !added.contains(place) && (!unfinished.has(*place) || entry.is_some_and(FrontierEntry::has_children))
+        let is_finished = !unfinished.has(*place) && !open.contains(step);
+        !added.contains(place) && (is_finished || entry.is_some_and(FrontierEntry::has_children))
     };
     if downstream.iter().any(is_fixed) {
         return Err(new.steps()[added[0]].id.clone());
