@@ -197,8 +197,9 @@ impl FailedFan {
     fn of<S>(scope: &Scope<'_, S>, place: usize, retries_open: bool) -> Option<Self> {
         let (children, entry) = (children_of(scope, place), scope.entry(place));
         // In a graph with routes, the join receives the failures.
-        let is_open = retries_open && entry.status == Status::Waiting && !scope.shape.is_routed();
-        let is_retried = is_open || scope.redecided.contains(scope.step_id(place));
+        let is_waiting = entry.status == Status::Waiting;
+        let is_open = retries_open && is_waiting && !scope.shape.is_routed();
+        let is_retried = is_open || !is_waiting && scope.redecided.contains(scope.step_id(place));
         let fan = entry.fan.as_ref()?;
         let fails = is_retried && collects(scope, place) && !scope.runs_hooks(place);
         let (run, path) = (scope.chain.run.clone(), scope.path().clone());
