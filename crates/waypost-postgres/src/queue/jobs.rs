@@ -153,8 +153,8 @@ pub(crate) async fn expire(database: &Database) -> Result<(), Failure> {
 
 /// Claims ready runs for a worker: locks the first rows in order without a wait, deletes them, and takes their leases.
 ///
-/// The comparison of the token excludes a lease that another process took in between. A run whose worker lost its lease is
-/// claimed as if it had been returned to the queue: no process was killed, so that no step was cut.
+/// The comparison of the token excludes a lease that another process took in between. After the loss of a
+/// lease by a living worker, the claim is that of a returned run: no process was killed, and no step was cut.
 const CLAIM: &str = "WITH picked AS MATERIALIZED (
         SELECT q.scope, m.token FROM waypost.ready q JOIN waypost.jobs j ON j.run = q.run
         JOIN waypost.scopes m ON m.id = q.scope
