@@ -356,7 +356,10 @@ impl ContinuedChild<'_> {
         for (place, (kind, reruns)) in kinds {
             let relisted = if reruns { Vec::new() } else { self.fan_outs(shape, place, &position) };
             if !downstream.contains(&place) && (!unfinished.has(place) || !relisted.is_empty()) {
-                let invalid_step = self.invalid_step(shape, place, relisted);
+                let open = position.frontier.iter().find(|entry| entry.step == shape.steps()[place].id);
+                // The open pass continues, not the first one.
+                let pass = open.filter(|_| !relisted.is_empty()).map(|open| open.at.iteration.clone());
+                let invalid_step = self.invalid_step(shape, place, (pass, relisted));
                 invalid.entry(kind == RerunKind::Insert).or_default().push(invalid_step);
             }
         }
@@ -384,16 +387,22 @@ impl ContinuedChild<'_> {
         Invalidated { position, forgotten }
     }
 
-    /// Returns the fan-outs of a step whose children continue; empty for a step with passes, or with open hooks.
+    /// Returns the fan-outs of a step whose children continue; empty for a step with open hooks.
     fn fan_outs(&self, shape: &Shape, place: usize, position: &Position) -> Vec<u64> {
         let step = &shape.steps()[place].id;
         let is_in_hooks = position.frontier.iter().any(|entry| entry.step == *step && entry.hooks.is_some());
-        let fan = position.fan_of(step).filter(|_| !shape.share_loop(place, place) && !is_in_hooks);
+        let fan = position.fan_of(step).filter(|_| !is_in_hooks);
         fan.into_iter().flat_map(|fan| fan.relisted.iter().copied().chain([fan.since])).collect()
     }
 
-    fn invalid_step(&self, shape: &Shape, place: usize, relisted: Vec<u64>) -> InvalidStep {
-        let at = Try { iteration: shape.first_iteration(place, &self.at.iteration), ..self.at.clone() };
+    fn invalid_step(
+        &self,
+        shape: &Shape,
+        place: usize,
+        (pass, relisted): (Option<Vec<u32>>, Vec<u64>),
+    ) -> InvalidStep {
+        let iteration = pass.unwrap_or_else(|| shape.first_iteration(place, &self.at.iteration));
+        let at = Try { iteration, ..self.at.clone() };
         let entry = FrontierEntry { at, relisted, ..FrontierEntry::ready(shape.steps()[place].id.clone()) };
         InvalidStep { place, entry, is_named: false }
     }

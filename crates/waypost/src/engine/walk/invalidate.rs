@@ -101,11 +101,13 @@ pub(crate) fn invalidate(
             if !shape.share_loop(place, place) {
                 position.rerun_whole.remove(&step.id);
             }
-            let joins = |forget: &mut Forget| match forget {
-                Forget::Step(id) if *id == step.id => *forget = Forget::Join(id.clone()),
-                _ => {}
-            };
-            after.forgotten.iter_mut().for_each(joins);
+            let of_step = |forget: &Forget| matches!(forget, Forget::Step(id) if *id == step.id);
+            let forgets = after.forgotten.iter().any(of_step);
+            after.forgotten.retain(|forget| !of_step(forget));
+            // An open pass has not joined.
+            if forgets && is_finished {
+                after.forgotten.push(Forget::Join(step.id.clone()));
+            }
         }
         position.epoch = position.epoch.max(entry.at.epoch);
         position.epoch_max = position.epoch_max.max(entry.at.epoch);
