@@ -29,6 +29,7 @@ const WORKFLOW: &str = "flow.yaml";
 const LOG: &str = "executed.log";
 const INPUTS: &str = "inputs.json";
 const FILES: &str = "files";
+const SCRIPT: &str = "play.sh";
 /// Most sessions per round; more is a defect.
 const SESSIONS_MAX: usize = 20;
 /// Latest time of a kill: a round takes about as long.
@@ -181,6 +182,7 @@ fn find(seed: u64, features: &Features, kills: u64) -> anyhow::Result<Option<Str
         let mut model = Lockstep::new(seed, features, &execute);
         let mut random = Seeded::new(seed.wrapping_mul(31).wrapping_add(number));
         let play = Play::new()?;
+        play.note(&format!("mkdir {FILES}"))?;
         let mut at = 0;
         let no_rest = |halt| anyhow::anyhow!("seed {seed}: the model has no rest: {halt:?}");
         while let Some(round) = model.next_round().map_err(no_rest)? {
@@ -253,13 +255,24 @@ impl Play {
 
     /// Prepares the folder for a round.
     fn prepare(&self, round: &RoundOutcome) -> anyhow::Result<()> {
-        let folder = self.folder.path();
-        fs::write(folder.join(WORKFLOW), &round.workflow)?;
-        fs::write(folder.join(INPUTS), serde_json::to_vec(&round.inputs)?)?;
+        for (name, text) in
+            [(WORKFLOW, round.workflow.clone()), (INPUTS, serde_json::to_string(&round.inputs)?)]
+        {
+            fs::write(self.folder.path().join(name), &text)?;
+            self.note(&format!("cat > {name} <<'END'\n{text}\nEND"))?;
+        }
         for name in self.files()?.keys().filter(|name| !round.files_before.contains_key(*name)) {
-            fs::remove_file(folder.join(FILES).join(name))?;
+            fs::remove_file(self.folder.path().join(FILES).join(name))?;
+            self.note(&format!("rm {FILES}/{name}"))?;
         }
         Ok(())
+    }
+
+    /// Notes a command in the script that repeats the play in another folder, without kills.
+    fn note(&self, command: &str) -> anyhow::Result<()> {
+        let mut script =
+            OpenOptions::new().append(true).create(true).open(self.folder.path().join(SCRIPT))?;
+        Ok(writeln!(script, "{command}")?)
     }
 
     /// Plays a round to rest and returns the defects.
@@ -409,6 +422,7 @@ impl Play {
     }
 
     fn start(&self, args: &[&str]) -> anyhow::Result<Child> {
+        self.note(&format!("waypost {}", args.join(" ")))?;
         let mut command = Command::new(&self.waypost);
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         command.env("HOME", self.folder.path()).env_remove("WAYPOST_STORE");

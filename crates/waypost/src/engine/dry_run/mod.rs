@@ -309,14 +309,13 @@ impl DryRun {
     /// Returns whether a step around a scope is skipped or settled, so that the scope does not continue.
     fn is_left_out(&self, scope: &ScopePath) -> bool {
         let is_ended = |opener| self.skipped.contains_key(&opener) || self.settled.contains_key(&opener);
-        !self.positions.contains_key(scope) && openers(scope).any(is_ended)
+        !self.positions.contains_key(scope) && openers(scope).any(|(_, opener)| is_ended(opener))
     }
 
-    /// Returns whether the step around a scope opens other scopes only: another list drops the item.
+    /// Returns whether a scope belongs to an item that another list drops: its opener opens other scopes only.
     fn is_dropped(&self, scope: &ScopePath) -> bool {
-        let mut around = openers(scope);
-        !self.positions.contains_key(scope)
-            && around.next().is_some_and(|opener| self.listed.contains(&opener))
+        openers(scope)
+            .any(|(around, opener)| !self.positions.contains_key(&around) && self.listed.contains(&opener))
     }
 
     /// Returns whether a waiting step begins again, and its children with it.
@@ -359,6 +358,10 @@ impl DryRun {
         if let Some(cause) = self.skipped.get(key) {
             return (planned.action != Action::Skip).then(|| (Action::Skip, skipped_by(cause)));
         }
+        // The list of items is known only at the run of the opener.
+        if let Some((_, cause)) = self.around(&key.0).filter(|_| is_run) {
+            return Some((Action::Recheck, cause));
+        }
         // A step without a start: its end is in force, or its turn did not come.
         let shape = program.shape().of_scope(&key.0)?;
         let Some(position) = self.positions.get(&key.0) else {
@@ -383,7 +386,7 @@ impl DryRun {
     /// Returns the decision about a finished step of a scope that the dry run does not enter, if the step around it begins
     /// again or is joined again.
     fn around(&self, scope: &ScopePath) -> Option<(Action, Cause)> {
-        openers(scope).find_map(|opener| match (self.started.get(&opener), self.rejoined.get(&opener)) {
+        openers(scope).find_map(|(_, opener)| match (self.started.get(&opener), self.rejoined.get(&opener)) {
             (Some(Input::Unknown(step)), _) => Some(self.compared(&opener, step, true)),
             (_, Some(step)) => Some((Action::Recheck, Cause::UpstreamChanged(step.clone()))),
             // A new list of items, known only at the run of the opener.
@@ -401,7 +404,7 @@ impl DryRun {
         // The result of an opener comes back with the results below.
         let is_below = was_done
             && matches!(self.reran.get(key), None | Some(RerunCause::UpstreamChanged { .. }))
-            && openers(&key.0).any(|opener| self.reusable.contains(&opener));
+            && openers(&key.0).any(|(_, opener)| self.reusable.contains(&opener));
         match (is_below || self.reusable.contains(key), was_done) {
             (true, _) => (Action::Recheck, Cause::UpstreamChanged(upstream)),
             (false, true) => (Action::Run, self.recorded(key).unwrap_or(Cause::UpstreamChanged(upstream))),
@@ -450,8 +453,11 @@ fn asked_in_turn(scope: &ScopePath, step: &StepId) -> Decision {
     Decision { scope, step, action: Action::Ask, cause: Cause::AskedInTurn }
 }
 
-/// Lists the openers of a scope and of the scopes around it.
-fn openers(scope: &ScopePath) -> impl Iterator<Item = (ScopePath, StepId)> {
+/// Lists a scope and the scopes around it, each with its opener.
+fn openers(scope: &ScopePath) -> impl Iterator<Item = (ScopePath, (ScopePath, StepId))> {
     let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
-    around.filter_map(|scope| Some((scope.parent()?, scope.opened_by()?.0)))
+    around.filter_map(|scope| {
+        let opener = (scope.parent()?, scope.opened_by()?.0);
+        Some((scope, opener))
+    })
 }
