@@ -330,6 +330,16 @@ impl Error {
                 let without = ResumeArgs { skip, ..args.clone() };
                 format!("`{}` resumes without this choice", without.command(run))
             }
+            Self::Run(RunError::Changed { run, .. }) if !args.treat_as.is_empty() && !args.restart => {
+                let own = ResumeArgs {
+                    keep_definition: true,
+                    with: None,
+                    keep_finished: None,
+                    rerun_changed: None,
+                    ..args.clone()
+                };
+                format!("`{}` answers with the run's own copy of the definition", own.command(run))
+            }
             Self::Run(RunError::NotEdited { run, scope, why }) if !args.skip.is_empty() => {
                 message = format!("cannot settle steps of scope `{scope}` of run {run}: {why}");
                 let without = ResumeArgs { skip: Vec::new(), ..args.clone() };

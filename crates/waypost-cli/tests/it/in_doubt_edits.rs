@@ -378,3 +378,47 @@ fn a_removed_step_that_was_in_doubt_is_asked_about_later() {
 
     assert_eq!(ran(&rig), ["q", "b", "b"]);
 }
+
+// Bug: a payment that an edited condition skipped ran again unasked after the condition came back. Cause: only the newest
+// end counted, which was the skip. Fix: the noted effect counts, too, also after the step was removed in between.
+#[test]
+fn a_payment_skipped_by_an_edit_is_asked_about_later() {
+    for store in STORES {
+        for is_removed in [false, true] {
+            let flow = "steps:\n  - {id: pay, idempotent: false, run: 'echo pay >> trace'}\n  - {id: z, if: always(), run: 'true'}\n";
+            let rig = Rig::with(flow).at(store);
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 0, "run");
+            edit(&rig, "id: pay,", "id: pay, if: false,");
+            has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 0, "resumed");
+            if is_removed {
+                rig.write("flow.yaml", "steps:\n  - {id: z, if: always(), run: 'true'}\n");
+                has_ended(&rig, &["resume", "r", "-q"], 0, "resumed");
+            }
+            rig.write("flow.yaml", flow);
+
+            has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 8, "asked");
+
+            assert_eq!(ran(&rig), ["pay"]);
+            has_ended(&rig, &["resume", "r", "--treat-as", "done=pay", "-q"], 0, "resumed");
+            assert!(ran(&rig).is_empty());
+        }
+    }
+}
+
+// Bug: `--treat-as done` of a hook in doubt was refused after an edit of its step, with a hint that repeated the effect.
+#[test]
+fn a_hook_in_doubt_is_answered_with_the_own_definition() {
+    let hook = CUT.replace("kill -9 $PPID", "kill -9 $(ps -o ppid= -p $PPID)");
+    let rig = Rig::with(&format!("steps:\n  - {{id: q, run: 'echo q >> trace', on_success: [{hook}]}}\n"));
+    has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], 8, "run");
+    edit(&rig, "echo q", "echo Q");
+
+    let refused = rig.waypost(&["resume", "r", "--treat-as", "done=q:on_success/pay"]);
+
+    assert!(refused.starts_with("exit 9\n"), "{refused}");
+    let own = "`waypost resume r --treat-as done=q:on_success/pay --keep-definition` answers";
+    assert!(refused.contains(own), "{refused}");
+    let answer = ["resume", "r", "--treat-as", "done=q:on_success/pay", "--keep-definition", "-q"];
+    has_ended(&rig, &answer, 0, "own definition");
+    assert_eq!(ran(&rig), ["q", "pay"]);
+}

@@ -266,8 +266,8 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         let is_in_hooks = known.is_some_and(|entry| entry.hooks.is_some());
         let is_half_done = is_under_way(before, position, &step.id) || is_amid_passes || is_in_hooks;
         let is_added = before.place(step.id.as_str()).is_none();
-        let had_effect = || ends.get(&step.id).is_some_and(Settled::did) || position.had_effect(&step.id);
-        if asks && is_added && !step.idempotent && had_effect() {
+        let is_repeated = || ends.get(&step.id).is_some_and(Settled::did) || position.had_effect(&step.id);
+        if asks && is_added && !step.idempotent && is_repeated() {
             added_again.push(step.id.clone());
             continue;
         }
@@ -324,8 +324,10 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         };
         finished[place] = was_finished && reason.is_none();
         let Some(reason) = reason else { continue };
-        let had_effect =
-            was_finished && position.did(&step.id) || known.is_some_and(|entry| step.has_begun(entry));
+        // A skipped step may have had its effect before.
+        let had_effect = was_finished && position.did(&step.id)
+            || position.had_effect(&step.id)
+            || known.is_some_and(|entry| step.has_begun(entry));
         if asks && had_effect && !after.is_routed() {
             effects.push(step.id.clone());
         }
@@ -405,9 +407,12 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let removed = inputs.position.frontier.iter().filter(|entry| after.place(entry.step.as_str()).is_none());
     let was_careful = |step: &StepId| before.step(step.as_str()).is_some_and(|step| !step.idempotent);
     let in_doubt = removed.filter(|entry| entry.is_unsettled() && was_careful(&entry.step));
+    let noted = position.reusable.keys().filter(|step| position.had_effect(step));
+    let gone = |step: &&StepId| after.place(step.as_str()).is_none();
+    let noted: Vec<StepId> = noted.filter(gone).cloned().collect();
     position.keep_steps(|step| after.place(step.as_str()).is_some());
     // A person has decided, and a later definition may have the step again.
-    in_doubt.for_each(|entry| position.note_effect(&entry.step));
+    in_doubt.map(|entry| &entry.step).chain(&noted).for_each(|step| position.note_effect(step));
     for (step, _) in &redone {
         position.drop_results(step);
         position.ask_no_more(step);

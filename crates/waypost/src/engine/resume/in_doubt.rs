@@ -67,8 +67,7 @@ pub(crate) struct AbandonRequest<'a> {
 /// graph.
 ///
 /// # Errors
-/// [`RunError::InDoubt`]: there are questions. [`RunError::Changed`], [`RunError::NotSettled`]: the caller's decision needs
-/// the definition so far.
+/// [`RunError::InDoubt`]: there are questions. [`RunError::Changed`]: the caller's decision needs the definition so far.
 pub(crate) async fn check_abandoned(
     engine: &Engine,
     run: &RunId,
@@ -98,10 +97,10 @@ pub(crate) async fn check_abandoned(
         if let Some(Decision { scope, step, .. }) = left.first()
             && (!request.asks || request.answers.about(scope, step).is_some())
         {
-            let (run, scope, step) = (run.clone(), scope.clone(), step.clone());
-            let why = "the current definition does not continue its scope; resume with the run's own copy \
-                       first";
-            return Err(RunError::NotSettled { run, scope, step, why: why.to_owned() });
+            let why = format!(
+                "step `{scope}/{step}` is in doubt, and the changed definition does not continue its scope"
+            );
+            return Err(RunError::Changed { run: run.clone(), why });
         }
         questions.extend(left);
     }
@@ -397,7 +396,7 @@ pub(crate) fn apply_decisions<P: Program>(
         let begun = scope.position.started_before(step).cloned();
         if let Some(begun) = begun.filter(|_| answer == Some(TreatAs::Done)) {
             let is_cut = !begun.has_children() && begun.is_unsettled();
-            if is_cut && scope.shape.steps()[place].opens() {
+            if is_cut && scope.shape.steps()[place].children.is_some() {
                 let why = "the step is partly run, and its open scopes do not match this graph or run; \
                            it can only restart";
                 return Err(not_settled(scope, &doubtful, why));
