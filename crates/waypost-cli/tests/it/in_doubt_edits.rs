@@ -392,7 +392,7 @@ fn a_payment_skipped_by_an_edit_is_asked_about_later() {
             has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 0, "resumed");
             if is_removed {
                 rig.write("flow.yaml", "steps:\n  - {id: z, if: always(), run: 'true'}\n");
-                has_ended(&rig, &["resume", "r", "-q"], 0, "resumed");
+                has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 0, "resumed");
             }
             rig.write("flow.yaml", flow);
 
