@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::{Rig, check, code_of};
+use crate::rig::{Rig, check, code_of, ran};
 
 const LINE: &str = r#"name: line
 params: {who: {type: string, default: me}, count: {type: integer, default: 1}}
@@ -1112,4 +1112,32 @@ fn a_fork_with_a_file_compares_it_with_the_checkpoint() {
     assert_eq!(code(&rig, &["fork", "r@then", "--with", "flow.yaml", "--id", "less", "-q"]), Some(0));
 
     assert_eq!(rig.read("trace"), "c\n");
+}
+
+// Bug: a fork waited for signals that the steps to rerun had taken in the other run. Cause: a fork copied only free signals.
+// Fix: the copies of finished steps keep their signals, and a rerun takes these again.
+#[test]
+fn a_fork_returns_the_signals_of_the_steps_that_rerun() {
+    let loops = "repeat: {until: iteration == 2, max: 2}, steps:";
+    let items = "foreach: {items: [x, y], max_parallel: 1, steps:";
+    for (opener, close) in [("steps:", ""), (loops, ""), (items, "}")] {
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: a, run: 'echo a >> trace; touch e', evidence: [{{file: e}}]}}
+  - {{id: g, {opener} [{{id: s, wait: go}}, {{id: b, run: 'echo b$V >> trace', env: {{V: '${{{{ steps.s.outputs.value }}}}'}}}}]{close}}}
+"
+        ));
+        rig.waypost(&["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]);
+        for value in ["1", "2"] {
+            rig.waypost(&["signal", "r", "go", value]);
+        }
+        assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0), "{opener}");
+        let first = ran(&rig);
+
+        assert_eq!(code_of(&rig, &["fork", "r", "--from", "a", "--id", "f", "-q"]), Some(0), "{opener}");
+        assert_eq!(ran(&rig), first, "{opener}");
+        // Also in a fork of the fork.
+        assert_eq!(code_of(&rig, &["fork", "f", "--from", "a", "--id", "ff", "-q"]), Some(0), "{opener}");
+        assert_eq!(ran(&rig), first, "{opener}");
+    }
 }

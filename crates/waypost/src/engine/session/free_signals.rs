@@ -40,37 +40,46 @@ pub(crate) async fn free_signals<'a>(
     });
     let epochs: HashMap<Visit, u32> = entries.collect();
     let newest = store.newest(run, &ScopePath::main()).await?.header().seq;
-    free_at(store, run, newest, epochs).await
+    Ok(signals_of(store, run, newest, epochs).await?.free)
 }
 
-/// As [`free_signals`], with the main scope at record `seq`: for a fork. Steps in `begun` restart from the top,
-/// and have lost their consumed signals.
-pub(crate) async fn free_signals_at(
+/// The signals of a run, from its records.
+#[derive(Debug, Default)]
+pub(crate) struct RunSignals {
+    /// The free signals, in the order of sending.
+    pub(crate) free: Vec<Signal>,
+    /// The records in force that consumed a signal.
+    pub(crate) taken: Vec<Record>,
+}
+
+/// Returns the signals of a run with the main scope at record `seq`: for a fork. Steps in `begun` restart from the top,
+/// and have lost their consumed signals. Signals that no step has consumed yet are free, too.
+pub(crate) async fn signals_at(
     store: &dyn Store,
     run: &RunId,
     seq: u64,
     begun: &Position,
-) -> Result<Vec<Signal>, StoreError> {
+) -> Result<RunSignals, StoreError> {
     let entries = begun
         .frontier
         .iter()
         .map(|entry| ((ScopePath::main(), entry.step.clone(), entry.at.iteration.clone()), u32::MAX));
     let epochs = entries.collect();
-    let mut free = free_at(store, run, seq, epochs).await?;
+    let mut signals = signals_of(store, run, seq, epochs).await?;
     let named = |signal: &Signal| matches!(signal.kind, SignalKind::Named { .. });
-    free.extend(store.signals(run).await?.into_iter().filter(named));
-    Ok(free)
+    signals.free.extend(store.signals(run).await?.into_iter().filter(named));
+    Ok(signals)
 }
 
-async fn free_at(
+async fn signals_of(
     store: &dyn Store,
     run: &RunId,
     seq: u64,
     epochs: HashMap<Visit, u32>,
-) -> Result<Vec<Signal>, StoreError> {
+) -> Result<RunSignals, StoreError> {
     let known = taken_signals(store, run).await?;
     if known.is_empty() {
-        return Ok(Vec::new());
+        return Ok(RunSignals::default());
     }
     let mut force = RecordsInForce { store, run, scopes: BTreeMap::new(), epochs };
     force.add_main(seq).await?;
@@ -83,22 +92,15 @@ async fn free_at(
     for (_, scope) in scopes {
         force.add_child(&scope).await?;
     }
-    let mut free: BTreeMap<&str, &Record> = BTreeMap::new();
-    let mut taken = BTreeSet::new();
-    for record in &known {
-        let Some((signal, _)) = signal_of(record) else { continue };
-        match force.holds(record) {
-            true => drop(taken.insert(signal.id.as_str())),
-            false => drop(free.insert(&signal.id, record)),
-        }
-    }
-    let mut free: Vec<Signal> = free
-        .into_iter()
-        .filter(|(id, _)| !taken.contains(id))
-        .filter_map(|(_, record)| message(record))
-        .collect();
+    let (taken, left): (Vec<Record>, Vec<Record>) = known.into_iter().partition(|record| force.holds(record));
+    let id_of = |record: &Record| signal_of(record).map(|(signal, _)| signal.id.clone());
+    let held: BTreeSet<String> = taken.iter().filter_map(id_of).collect();
+    let left = left.iter().filter_map(|record| Some((id_of(record)?, record)));
+    // Of several records of a signal, the newest.
+    let left: BTreeMap<String, &Record> = left.filter(|(id, _)| !held.contains(id)).collect();
+    let mut free: Vec<Signal> = left.into_values().filter_map(message).collect();
     free.sort_by(|one, other| (one.created_at, &one.id).cmp(&(other.created_at, &other.id)));
-    Ok(free)
+    Ok(RunSignals { free, taken })
 }
 
 /// Returns the records of a run that name a signal.
@@ -116,7 +118,7 @@ fn signal_of(record: &Record) -> Option<(&TakenSignal, &serde_json::Value)> {
 }
 
 /// Restores the message from the record that consumed it.
-fn message(record: &Record) -> Option<Signal> {
+pub(crate) fn message(record: &Record) -> Option<Signal> {
     let (signal, value) = signal_of(record)?;
     let kind = SignalKind::Named { name: signal.name.clone(), value: value.clone() };
     let (id, created_at) = (signal.id.clone(), signal.sent_at);

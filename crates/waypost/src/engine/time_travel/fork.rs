@@ -29,7 +29,7 @@ use crate::engine::resume::resume_point::{reopen_for, scopes_in_force};
 use crate::engine::resume::trust;
 use crate::engine::scope::MAIN;
 use crate::engine::session::Session;
-use crate::engine::session::free_signals::free_signals_at;
+use crate::engine::session::free_signals::{RunSignals, message, signals_at};
 use crate::engine::walk::failure::{failures_of, position_for_retry};
 use crate::engine::walk::invalidate::{ReusePolicy, invalidated};
 use crate::engine::{Engine, OriginEvidence, Outcome, Program, ResumeFrom, RunError, StartOptions};
@@ -108,7 +108,7 @@ impl Engine {
             ExportError::Store(error) => error.into(),
             error => RunError::NoState { at: from.to_string(), why: error.to_string() },
         })?;
-        let signals = free_signals_at(store, &from.run, from.seq, &position).await?;
+        let signals = signals_at(store, &from.run, from.seq, &position).await?;
         let mut scopes = SourceScopes::of(program.shape(), &taken, position, reopened)?;
         // The session may take days.
         drop(taken);
@@ -148,7 +148,7 @@ impl Engine {
     pub async fn signals_at(&self, at: &CheckpointRef) -> Result<Vec<Signal>, RunError> {
         let record = load_with_state(self, &at.run, &at.scope, at.seq).await?;
         let position = position_of(&record)?.back_at_work();
-        Ok(free_signals_at(self.store.as_ref(), &at.run, at.seq, &position).await?)
+        Ok(signals_at(self.store.as_ref(), &at.run, at.seq, &position).await?.free)
     }
 
     /// Makes a new run that begins with a portable checkpoint, and works on it.
@@ -177,7 +177,7 @@ impl Engine {
             from.begun_since().contains(&step.id).then_some(None)
         });
         let scopes = SourceScopes::of(program.shape(), from, position, BTreeMap::new())?;
-        let origin = ForkOrigin { scopes, signals: Vec::new(), redone: Vec::new() };
+        let origin = ForkOrigin { scopes, signals: RunSignals::default(), redone: Vec::new() };
         self.start_from(program, origin, run, start).await
     }
 
@@ -188,7 +188,7 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let ForkOrigin { mut scopes, signals, mut redone } = origin;
+        let ForkOrigin { mut scopes, signals: RunSignals { mut free, taken }, mut redone } = origin;
         let checkpoint = scopes.main.record.clone();
         let header = checkpoint.header();
         let before = start.adoption.as_ref().map(|adoption| &adoption.before);
@@ -214,13 +214,23 @@ impl Engine {
         let sealed = SealedRun::seal(record).map_err(|source| StoreError::Invalid(source.to_string()))?;
         let holder = self.holder()?;
         let begin = (Chain::first(&sealed), state);
+        for record in &taken {
+            match scopes.taker_of(program.shape(), record) {
+                None => free.extend(message(record)),
+                Some(taker) => {
+                    let copy = message(record).and_then(|signal| copy_of_signal(program, signal));
+                    scopes.note_taken(&taker, copy);
+                }
+            }
+        }
+        free.sort_by_key(|signal| signal.created_at);
         let mut main = scopes.main.to_scope(begin, program.shape(), &cut, start.evidence);
         if let Some((_, step)) = start.from.as_ref().filter(|(scope, _)| scope.is_main()) {
             let cause = RerunCause::Requested { by: None, by_rollback: false };
             let draft = main.drafts.last_mut().expect("a fork begins with its own record");
             draft.report.notes.push(invalidated(step, &cause));
         }
-        main.drafts.extend(signals.into_iter().filter_map(|signal| copy_of_signal(program, signal)));
+        main.drafts.extend(free.into_iter().filter_map(|signal| copy_of_signal(program, signal)));
         let is_checked = start.evidence == OriginEvidence::Checked;
         let left = scopes.evidence_left(program.shape()).filter(|_| is_checked);
         let mut session = Session::new(self, program, main, start.session)?;
@@ -272,8 +282,8 @@ async fn restart_begun(
 /// The parts of the other run for a new run.
 struct ForkOrigin {
     scopes: SourceScopes,
-    /// The signals that no finished step has consumed.
-    signals: Vec<Signal>,
+    /// The signals that no finished step has consumed, and those of finished steps.
+    signals: RunSignals,
     /// The results to remove from the state.
     redone: Vec<Forget>,
 }

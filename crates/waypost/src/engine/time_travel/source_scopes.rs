@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::id::{Digest, ScopePath, StepId};
-use crate::plan::shape::{Shape, Step};
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::record::{
     Definition, End, Fan, FrontierEntry, FrozenItems, Header, Ledger, Pack, Phase, Position, Reason, Record,
     Reusable, Settled, Status, Try,
@@ -48,6 +48,15 @@ pub(crate) struct SourceScope {
     end: Option<End>,
     /// The results of the steps to rerun, to remove from the state.
     forgotten: Vec<Forget>,
+    /// The signals that the finished steps have taken: a rerun takes these again.
+    taken: Vec<Draft>,
+}
+
+/// A finished step that has taken a signal, itself or in its scopes.
+pub(crate) struct SignalTaker {
+    scope: ScopePath,
+    step: StepId,
+    at: Try,
 }
 
 impl SourceScope {
@@ -86,6 +95,7 @@ impl SourceScope {
             settled,
             end: record.header().end,
             forgotten: Vec::new(),
+            taken: Vec::new(),
         })
     }
 
@@ -134,8 +144,12 @@ impl SourceScope {
                 step.note_effect(&mut scope.position, true, None);
             }
         }
-        let mut copies = HashMap::new();
-        for record in records {
+        let (mut copies, mut taken) = (HashMap::new(), self.taken.clone());
+        let last = records.len().saturating_sub(1);
+        for (place, record) in records.into_iter().enumerate() {
+            if end.is_some() && place == last {
+                scope.drafts.append(&mut taken);
+            }
             let (seq, old) = (scope.seq_of_next_draft(), record.header().seq);
             copies.insert(old, seq);
             let is_left = evidence == OriginEvidence::Left && record.header().evidence.is_some();
@@ -152,6 +166,7 @@ impl SourceScope {
             copy.report.evidence = copy.report.evidence.filter(|_| !is_left);
             scope.drafts.push(copy);
         }
+        scope.drafts.append(&mut taken);
         // The scopes of earlier passes stay in the other run; the ends of the passes are copied.
         let fans = scope.position.frontier.iter_mut().filter_map(|entry| entry.fan.as_mut());
         for pass in fans.flat_map(|fan| &mut fan.passes) {
@@ -206,6 +221,16 @@ fn position_in_new_run(position: &Position) -> Position {
         *entry = FrontierEntry { status, at, waits, fan, hooks, input, ..ready };
     }
     position
+}
+
+/// Returns the number of loops around a scope.
+fn passes_around(root: &Shape, scope: &ScopePath) -> usize {
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    let passes = around.filter_map(|scope| {
+        let shape = root.of_scope(&scope.parent()?)?;
+        Some(shape.first_iteration(shape.opener(&scope.opened_by()?.0)?, &[]).len())
+    });
+    passes.sum()
 }
 
 /// Names items by their content, since several scopes may have the same items.
@@ -274,6 +299,37 @@ impl SourceScopes {
 
     pub(crate) fn carries(&self, scope: &ScopePath) -> bool {
         scope.is_main() || self.scopes.contains_key(scope)
+    }
+
+    /// Returns the finished step that has taken the signal of a record: of the innermost scope that the new run copies.
+    /// `None` if the step runs again.
+    pub(crate) fn taker_of(&self, root: &Shape, record: &Record) -> Option<SignalTaker> {
+        let header = record.header();
+        let (mut scope, mut step, mut at) = (header.scope.clone(), header.step.clone()?, header.at.clone());
+        while !self.carries(&scope) {
+            let above = scope.parent()?;
+            let shape = root.of_scope(&above)?;
+            let place = shape.opener(&scope.opened_by()?.0)?;
+            at.iteration.truncate(passes_around(root, &above) + shape.first_iteration(place, &[]).len());
+            (scope, step) = (above, shape.steps()[place].id.clone());
+        }
+        let source = if scope.is_main() { &self.main } else { self.scopes.get(&scope)? };
+        let shape = root.of_scope(&scope)?;
+        let is_finished = !Unfinished::of(shape, &source.position).has(shape.place(step.as_str())?);
+        // A rerun has a newer epoch.
+        at.epoch = source.position.epoch.max(source.position.epoch_max).max(at.epoch);
+        is_finished.then_some(SignalTaker { scope, step, at })
+    }
+
+    /// Notes that a finished step has taken a signal.
+    pub(crate) fn note_taken(&mut self, taker: &SignalTaker, signal: Option<Draft>) {
+        let source =
+            if taker.scope.is_main() { Some(&mut self.main) } else { self.scopes.get_mut(&taker.scope) };
+        if let Some((source, mut draft)) = source.zip(signal) {
+            (draft.reason, draft.step, draft.at) =
+                (Reason::Answer, Some(taker.step.clone()), taker.at.clone());
+            source.taken.push(draft);
+        }
     }
 
     /// Returns the warning that evidence stays in the other run, if a join of these scopes has scopes with
