@@ -1,6 +1,6 @@
 //! A file is fixed while its run is inside a step: finished work inside the step stays.
 
-use crate::rig::{Rig, code_of};
+use crate::rig::{Rig, code_of, expect, ran, remove, resume};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -400,4 +400,54 @@ fn another_step_takes_the_place_of_a_cut_step() {
 
         assert_eq!(rig.read("trace"), "s\nt\nt\nu\n", "{flow}");
     }
+}
+
+// Bug: after `--keep-finished` of a step added within a group, a sibling that ran again read no outputs of the kept steps.
+// Cause: kept results counted as never gone from the state, but the group was entered again with a new state.
+#[test]
+fn a_kept_sibling_of_an_added_step_keeps_its_outputs() {
+    for opener in ["steps: [STEPS]", "foreach: {items: [x], steps: [STEPS]}"] {
+        let flow = |added: &str| {
+            let steps = format!(
+                "{added}{{id: d, run: 'echo v=1 >> $WAYPOST_OUTPUT'}}, {{id: c, run: 'echo c$V >> trace; touch c.txt', \
+                 env: {{V: '${{{{ steps.d.outputs.v }}}}'}}, evidence: [{{file: c.txt}}]}}"
+            );
+            format!("steps:\n  - {{id: g, {}}}\n", opener.replace("STEPS", &steps))
+        };
+        let rig = Rig::with(&flow(""));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        rig.write("flow.yaml", &flow("{id: nu, run: 'echo nu >> trace'}, "));
+        assert_eq!(resume(&rig, &["--keep-finished"]), Some(0));
+        assert_eq!(ran(&rig), "c1 nu");
+        remove(&rig, "c.txt");
+
+        assert_eq!(resume(&rig, &[]), Some(0), "{opener}");
+
+        assert_eq!(ran(&rig), "c1", "{opener}");
+    }
+}
+
+// Bug: `--keep-finished` of an added step threw away the finished steps of an unfinished group behind a kept step.
+#[test]
+fn an_unfinished_group_behind_a_kept_step_is_not_thrown_away() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace'}
+  - {id: g, foreach: {items: [x], steps: [{id: d, run: 'echo d >> trace'}, {id: c, run: 'echo c >> trace; test -e ok'}]}}
+";
+    let rig = Rig::with(flow);
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("ok", "");
+    rig.write("flow.yaml", &flow.replace("steps:\n", "steps:\n  - {id: nu, run: 'echo nu >> trace'}\n"));
+
+    expect(
+        &rig,
+        &["resume", "r", "--keep-finished"],
+        9,
+        &["step `g` is not finished, and follows an added step"],
+    );
+
+    // The own copy goes on, and the file is adopted afterwards.
+    assert_eq!(resume(&rig, &["--keep-definition"]), Some(0));
+    assert_eq!(resume(&rig, &["--keep-finished"]), Some(0));
+    assert_eq!(ran(&rig), "a d c c nu");
 }

@@ -236,6 +236,8 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
     let mut finished = vec![false; after.steps().len()];
+    // The steps downstream of an added step whose results stay.
+    let mut keeps = vec![false; after.steps().len()];
     let (mut redone, mut asked, mut reusable, mut effects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
     // Steps that were removed after their effect.
@@ -290,6 +292,9 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         let is_kept = kept.contains(&step.id)
             || above.is_some()
             || need.is_some_and(|need| relisted.contains_key(need));
+        let follows_kept = after.needs(place).iter().any(|need| keeps[*need]);
+        keeps[place] =
+            open.is_some() && !follows_rerun && (kept.contains(&step.id) || is_same && follows_kept);
         let end = position.ledger.get(&step.id).or_else(|| ends.get(&step.id));
         let end = end
             .filter(|end| need.is_some() && !follows_rerun && (is_kept || is_compared) && end.has_result());
@@ -309,7 +314,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
             reusable.push((step.id.clone(), result));
             continue;
         }
-        if kept.contains(&step.id) && is_half_done && !was_finished && open.is_some() {
+        if keeps[place] && is_half_done && !was_finished {
             misfit.get_or_insert_with(|| {
                 format!(
                     "step `{}` is not finished, and follows an added step: finish the step before, or give up its results",

@@ -152,10 +152,11 @@ impl<P: Program> Session<'_, P> {
         if let Some(claims) = self.reusable_verdicts.broken.get(&key) {
             return Ok(Some(RerunCause::EvidenceFailed { claims: claims.clone() }));
         }
-        // A kept result never left the state, and a skip has no result.
+        // A kept result never left the state of its scope, and a skip has no result.
         let has_no_part = settled.how == SettledAs::SkippedByHand;
         let is_kept = matches!(candidate.result, Reusable::Ended { kept: true, .. });
-        if !is_kept
+        let never_left = is_kept && !self.scopes.get(id).position.entered_again;
+        if !never_left
             && !has_no_part
             && self.restores_state(id, candidate.place)
             && !self.restore_state(id, candidate, &ended).await?
