@@ -422,3 +422,26 @@ fn a_hook_in_doubt_is_answered_with_the_own_definition() {
     has_ended(&rig, &answer, 0, "own definition");
     assert_eq!(ran(&rig), ["q", "pay"]);
 }
+
+// Bug: a payment within a group that was removed and put back ran again unasked. Cause: a removal dropped all that a scope
+// knew of the step. Fix: the position notes the effects of removed steps.
+#[test]
+fn an_inner_payment_removed_and_put_back_is_asked_about() {
+    let pay = "{id: pay, idempotent: false, run: 'echo pay >> trace'}, ";
+    for opener in openers(&format!("{{id: a, run: 'true'}}, {pay}{{id: b, run: 'test -e ok'}}")) {
+        for fails in [true, false] {
+            let rig = Rig::with(&format!("steps:\n  - {{id: g, {opener}}}\n"));
+            rig.write(if fails { "other" } else { "ok" }, "");
+            let code = i32::from(fails);
+            has_ended(&rig, &["run", "flow.yaml", "--id", "r", "-q"], code, &opener);
+            edit(&rig, pay, "");
+            has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], code, &opener);
+            edit(&rig, "{id: b,", &format!("{pay}{{id: b,"));
+            rig.write("ok", "");
+
+            has_ended(&rig, &["resume", "r", "--rerun-changed", "-q"], 8, &opener);
+
+            assert_eq!(ran(&rig), ["pay"], "{opener}");
+        }
+    }
+}

@@ -409,15 +409,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     // Scopes of another definition cannot continue.
     let is_same = |step: &Step| old.get(&step.id) == Some(&step.fingerprint) || within.contains(&step.id);
     position.drop_children_of_started(|entry| after.step(entry.step.as_str()).is_some_and(is_same));
-    let removed = inputs.position.frontier.iter().filter(|entry| after.place(entry.step.as_str()).is_none());
-    let was_careful = |step: &StepId| before.step(step.as_str()).is_some_and(|step| !step.idempotent);
-    let in_doubt = removed.filter(|entry| entry.is_unsettled() && was_careful(&entry.step));
-    let noted = position.reusable.keys().filter(|step| position.had_effect(step));
-    let gone = |step: &&StepId| after.place(step.as_str()).is_none();
-    let noted: Vec<StepId> = noted.filter(gone).cloned().collect();
-    position.keep_steps(|step| after.place(step.as_str()).is_some());
-    // A person has decided, and a later definition may have the step again.
-    in_doubt.map(|entry| &entry.step).chain(&noted).for_each(|step| position.note_effect(step));
+    drop_steps((before, inputs.position), &mut position, |step| after.place(step.as_str()).is_some());
     for (step, _) in &redone {
         position.drop_results(step);
         position.ask_no_more(step);
@@ -429,6 +421,27 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
         }
     }
     TransferredPosition { position, redone, entered: relisted.into_keys().collect(), misfit }
+}
+
+/// Removes the steps that a graph lacks from a position. Effects are noted, since a later graph may have the steps again.
+///
+/// `before`: the graph and the position with the steps.
+pub(crate) fn drop_steps(
+    (before, then): (&Shape, &Position),
+    position: &mut Position,
+    has_step: impl Fn(&StepId) -> bool,
+) {
+    let unfinished = Unfinished::of(before, then);
+    let had_effect = |(place, step): &(usize, &Step)| {
+        let begun = then.frontier.iter().find(|entry| entry.step == step.id);
+        let was_done = !unfinished.has(*place) && then.did(&step.id);
+        !step.idempotent && (was_done || begun.is_some_and(|entry| step.has_begun(entry)))
+    };
+    let gone = before.steps().iter().enumerate().filter(had_effect).map(|(_, step)| &step.id);
+    let noted = then.reusable.keys().filter(|step| then.had_effect(step));
+    let effects: BTreeSet<StepId> = gone.chain(noted).filter(|step| !has_step(step)).cloned().collect();
+    position.keep_steps(has_step);
+    effects.iter().for_each(|step| position.note_effect(step));
 }
 
 /// Ends the own wait of a step with a changed definition: the step begins another wait.

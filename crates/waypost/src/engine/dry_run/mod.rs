@@ -123,7 +123,7 @@ impl Engine {
         answered.on_doubt = OnDoubt::Each(answers);
         let rest = match dry_run(answered).await {
             // The adopted definition abandons the scope of a question: the answer comes first.
-            Err(RunError::NotSettled { .. }) => return Ok(first),
+            Err(RunError::NotSettled { .. } | RunError::Changed { .. }) => return Ok(first),
             rest => rest?,
         };
         let is_first = |scope: &ScopePath, step: &StepId| {

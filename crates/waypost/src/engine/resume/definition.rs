@@ -13,7 +13,7 @@ use crate::record::{
     Definition, Fan, FrontierEntry, Header, Note, Phase, Position, Record, Reusable, Settled, SettledAs,
     SkipCause,
 };
-use crate::store::{Lease, Store, StoreError, StoreExt as _};
+use crate::store::{Lease, Scan, Store, StoreError, StoreExt as _};
 
 use super::begin::{Base, decode_state};
 use crate::engine::inspect::{Snapshot, position_of};
@@ -103,6 +103,22 @@ pub(crate) async fn ends_of(
         }
     }
     Ok(ends)
+}
+
+/// Returns those of the steps that have begun in a scope: an earlier definition had them, and they may have had effects.
+pub(crate) async fn begun_before(
+    store: &dyn Store,
+    (run, scope): (&RunId, &ScopePath),
+    steps: &BTreeSet<StepId>,
+) -> Result<BTreeSet<StepId>, StoreError> {
+    if steps.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let starts = |record: &Record| record.header().started.iter().any(|start| steps.contains(&start.step));
+    let scan = Scan { scope: Some(scope.clone()), ..Scan::of(run) };
+    let found = store.scan_where(scan, &starts).await?;
+    let started = found.iter().flat_map(|record| &record.header().started).map(|start| &start.step);
+    Ok(started.filter(|step| steps.contains(*step)).cloned().collect())
 }
 
 /// A part to remove from a state.
@@ -464,7 +480,7 @@ fn drop_removed_steps(old: &Shape, new: &Shape, position: &mut Position, around:
     }
     let unfinished = Unfinished::of(old, position);
     let is_finished = |id: &StepId| old.place(id.as_str()).is_some_and(|place| !unfinished.has(place));
-    position.keep_steps(is_there);
+    change::drop_steps((old, &position.clone()), position, is_there);
     for (place, step) in new.steps().iter().enumerate() {
         let is_known = old.place(step.id.as_str()).is_some() && !is_finished(&step.id);
         let is_ready = is_known && step.needs.iter().all(is_finished);

@@ -350,7 +350,7 @@ impl<'a, P: Program> Session<'a, P> {
         state: P::State,
         begin: ChildStart,
     ) {
-        let ChildStart { chain, epoch, before, finished, replaced, undone } = begin;
+        let ChildStart { chain, epoch, before, finished, replaced, undone, done_before } = begin;
         let scope = self.scopes.get(id);
         let around = scope.entry(place).at.iteration.clone();
         let parallel_max = children_of(scope, place).parallel_max;
@@ -372,6 +372,7 @@ impl<'a, P: Program> Session<'a, P> {
         let is_reentered = before.is_some();
         let mut entered = self.reentered(id, place, &chain.scope, before);
         undone.iter().for_each(|step| drop(entered.ask_no_more(step)));
+        done_before.iter().for_each(|step| entered.note_effect(step));
         let origin = Some(0);
         let position = Position {
             frontier,
@@ -650,9 +651,7 @@ enum Earlier {
 
 impl Earlier {
     fn none(chain: Chain, epoch: u32) -> Self {
-        let (before, finished, replaced) = (None, Vec::new(), None);
-        let undone = BTreeSet::new();
-        Self::None(Box::new(ChildStart { chain, epoch, before, finished, replaced, undone }))
+        Self::None(Box::new(ChildStart::new(chain, epoch)))
     }
 }
 
@@ -670,9 +669,18 @@ pub(crate) struct ChildStart {
     pub(crate) replaced: Option<Value>,
     /// The steps without an effect after an undo.
     pub(crate) undone: BTreeSet<StepId>,
+    /// The new steps that have begun in an earlier definition.
+    pub(crate) done_before: BTreeSet<StepId>,
 }
 
 impl ChildStart {
+    /// Creates the start of a child without earlier results.
+    fn new(chain: Chain, epoch: u32) -> Self {
+        let (before, finished, replaced) = (None, Vec::new(), None);
+        let (undone, done_before) = (BTreeSet::new(), BTreeSet::new());
+        Self { chain, epoch, before, finished, replaced, undone, done_before }
+    }
+
     /// Returns the item, with the value that a person gave.
     fn in_place_of(&self, item: &Item) -> Item {
         Item { value: self.replaced.clone().unwrap_or_else(|| item.value.clone()), ..item.clone() }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::id::{RunId, ScopePath, StepId};
 use crate::plan::Decision;
-use crate::plan::shape::{Shape, Unfinished};
+use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::record::{End, Flaw, FrontierEntry, Phase, Position, Reason, Record, Status, Try, WaitKind};
 use crate::store::{Head, Lease, Page, Scan, ScanOrder, Store, StoreError, StoreExt as _};
 
@@ -16,7 +16,7 @@ use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
 use crate::engine::manual::{Edits, refuse_left};
 use crate::engine::resume::begin::{decode_state, manual_draft};
-use crate::engine::resume::definition::{forget, transfer_scope};
+use crate::engine::resume::definition::{begun_before, forget, transfer_scope};
 use crate::engine::resume::first_record::{Reopening, reopen};
 use crate::engine::resume::in_doubt::{
     DoubtScope, apply_decisions, questions_of_cut, questions_of_lost, recovered, settle_recovered,
@@ -575,6 +575,10 @@ pub(crate) async fn resume_child<P: Program>(
     }
     let mut is_transferred = false;
     if let Some(old) = session.shape_before.as_ref().and_then(|before| before.of_scope(&path)) {
+        let is_new = |step: &&Step| !step.idempotent && old.step(step.id.as_str()).is_none();
+        let new: BTreeSet<StepId> = shape.steps().iter().filter(is_new).map(|step| step.id.clone()).collect();
+        let begun = begun_before(session.engine.store.as_ref(), (&header.run, &path), &new).await?;
+        begun.iter().for_each(|step| position.note_effect(step));
         let frontier = position.frontier.clone();
         let around = above.entry(opener.place).at.iteration.clone();
         transfer_scope(old, shape, &mut position, &around).map_err(|why| RunError::Changed {

@@ -13,7 +13,7 @@ use super::{ChildStart, Earlier, position_before};
 use crate::engine::chain::Chain;
 use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
-use crate::engine::resume::definition::ends_of;
+use crate::engine::resume::definition::{begun_before, ends_of};
 use crate::engine::resume::requested::ContinuedChild;
 use crate::engine::scope::ScopeId;
 use crate::engine::scope::fan_out::Item;
@@ -88,7 +88,9 @@ impl<'a, P: Program> Session<'a, P> {
                     let epoch = self.next_child_epoch(id, place, &chain.scope).await?;
                     let iteration = self.scopes.get(id).entry(place).at.iteration.clone();
                     let at = Try { attempt: 0, epoch, iteration };
-                    let after = self.continued(shape, position, (item, &record), &at).await?;
+                    let mut after = self.continued(shape, position, (item, &record), &at).await?;
+                    let done_before = self.done_before(id, place, &chain.scope).await?;
+                    done_before.iter().for_each(|step| after.position.note_effect(step));
                     if !after.position.open_entries().any(FrontierEntry::has_children) {
                         let head = Head { record, next: chain.next, damaged: found.damaged };
                         return Ok(Earlier::Relisted(Box::new(head), Box::new(after)));
@@ -126,7 +128,39 @@ impl<'a, P: Program> Session<'a, P> {
             Some(_) if asks => self.undone_in(&chain.scope).await?,
             _ => BTreeSet::new(),
         };
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced, undone })))
+        let done_before = self.done_before(id, place, &chain.scope).await?;
+        Ok(Earlier::None(Box::new(ChildStart {
+            chain,
+            epoch,
+            before,
+            finished,
+            replaced,
+            undone,
+            done_before,
+        })))
+    }
+
+    /// Returns the new steps of a child with `idempotent: false` that an earlier definition had, and that have begun: a
+    /// person is asked before their effect is repeated.
+    async fn done_before(
+        &mut self,
+        id: ScopeId,
+        place: usize,
+        child: &ScopePath,
+    ) -> Result<BTreeSet<StepId>, RunError> {
+        let shape: &Shape = &children_of(self.scopes.get(id), place).shape;
+        let is_new = |kind| matches!(kind, RerunKind::Add | RerunKind::Insert);
+        let requests = self.main().position.requests.iter();
+        let new = requests.filter(|request| request.scope == *child && is_new(request.kind));
+        let careful = |step: &&StepId| shape.step(step.as_str()).is_some_and(|step| !step.idempotent);
+        let new: BTreeSet<StepId> = new.map(|request| &request.step).filter(careful).cloned().collect();
+        if self.answers.retries_all() {
+            return Ok(BTreeSet::new());
+        }
+        let run = self.main().chain.run.clone();
+        let begun = begun_before(self.engine.store.as_ref(), (&run, child), &new).await?;
+        let undone = if begun.is_empty() { BTreeSet::new() } else { self.undone_in(child).await? };
+        Ok(&begun - &undone)
     }
 
     /// Returns the steps of a child without an effect after an undo.
@@ -262,8 +296,8 @@ impl<'a, P: Program> Session<'a, P> {
             before.ask_about(&step.id, None);
         }
         let replaced = before.item.clone();
-        let (before, finished, undone) = (Some(before), Vec::new(), BTreeSet::new());
-        Ok(Earlier::None(Box::new(ChildStart { chain, epoch, before, finished, replaced, undone })))
+        let begin = ChildStart { before: Some(before), replaced, ..ChildStart::new(chain, epoch) };
+        Ok(Earlier::None(Box::new(begin)))
     }
 }
 
