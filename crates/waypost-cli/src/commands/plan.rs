@@ -32,9 +32,7 @@ use crate::run::run_status;
 use crate::view::doubt::answer_lines;
 use crate::view::step_names::StepNames;
 use crate::view::step_of;
-use crate::view::{
-    CauseView, CheckpointView, DecisionView, ExecutedView, ExecutionView, PlanView, VERSION, WhyView,
-};
+use crate::view::{CheckpointView, DecisionView, ExecutedView, ExecutionView, PlanView, VERSION, WhyView};
 
 pub(crate) async fn plan(context: &Context, args: OneRun) -> Result<Exit, Error> {
     let (store, run) = context.find(args.run.as_deref()).await?;
@@ -433,20 +431,9 @@ pub(crate) async fn views(store: &dyn Store, run: &RunId, plan: &Plan) -> Result
 pub(crate) fn show(
     context: &Context,
     run: Option<&str>,
-    (mut decisions, stops): (Vec<DecisionView>, Vec<String>),
+    (decisions, stops): (Vec<DecisionView>, Vec<String>),
     names: &StepNames,
 ) -> Result<(), Error> {
-    // A plan expects every step to succeed, except a step with running hooks of its failure.
-    let is_failing = decisions.iter().any(|view| view.scope.ends_with(":on_failure"));
-    let is_unstarted = |view: &DecisionView| matches!(view.cause.code, "first" | "upstream_changed");
-    let runs = |view: &DecisionView| matches!(view.action, "run" | "rerun" | "recheck") && is_unstarted(view);
-    let after_failure = |view: &&mut DecisionView| {
-        let scope = ScopePath::new(&view.scope);
-        !is_failing && scope.is_ok_and(|scope| names.runs_after_failure(&scope, &view.step))
-    };
-    for view in decisions.iter_mut().filter(after_failure).filter(|view| runs(view)) {
-        (view.action, view.cause) = (Action::Skip.name(), CauseView::of_no_failure());
-    }
     if context.output.json {
         context.output.document(&PlanView {
             v: VERSION,

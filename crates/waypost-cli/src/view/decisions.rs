@@ -84,6 +84,9 @@ impl From<&Decision> for DecisionView {
 
 impl From<&Cause> for CauseView {
     fn from(cause: &Cause) -> Self {
+        if let Cause::ConditionFalse(condition) = cause {
+            return Self::from(&SkipCause::Condition(condition.clone()));
+        }
         Self {
             code: cause.code(),
             text: cause.to_string(),
@@ -113,11 +116,6 @@ impl CauseView {
         Self { text: "the run was rolled back".to_owned(), ..Self::named("requested", None) }
     }
 
-    /// Creates the cause of a hook that a plan does not expect to run.
-    pub(crate) fn of_no_failure() -> Self {
-        Self { text: "runs only after a failure".to_owned(), ..Self::named("condition_false", None) }
-    }
-
     /// Creates a cause from a code and an upstream step.
     pub(crate) fn named(code: &'static str, step: Option<String>) -> Self {
         let text = match (code, &step) {
@@ -141,8 +139,8 @@ impl From<&SkipCause> for CauseView {
         match cause {
             SkipCause::Condition(condition) => {
                 let text = match condition.as_str() {
-                    SUCCEEDED => "the run did not succeed".to_owned(),
-                    FAILED => "the run did not fail".to_owned(),
+                    SUCCEEDED => "runs only after success".to_owned(),
+                    FAILED => "runs only after a failure".to_owned(),
                     WAITS => "the step no longer waits".to_owned(),
                     condition => format!("`{condition}` is false"),
                 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use waypost::ScopePath;
-use waypost_workflow::file::{Body, FAILED, HookOn, Step, Workflow};
+use waypost_workflow::file::{Body, HookOn, Step, Workflow};
 use waypost_workflow::program::FILE_KEY;
 
 use super::step_of;
@@ -60,13 +60,6 @@ impl StepNames {
     /// Returns whether a step of the main scope only runs the hooks of the run.
     pub(crate) fn is_for_hooks(&self, step: &str) -> bool {
         self.0.as_deref().and_then(|workflow| workflow.step(step)).is_some_and(Step::is_for_hooks)
-    }
-
-    /// Returns whether a step runs the hooks after a failure of the run, or of an included file.
-    pub(crate) fn runs_after_failure(&self, scope: &ScopePath, step: &str) -> bool {
-        let found = self.0.as_deref().and_then(|workflow| step_of(workflow, scope, step));
-        let condition = found.filter(|step| step.is_for_hooks()).and_then(|step| step.condition.as_ref());
-        condition.is_some_and(|condition| condition.as_str() == FAILED)
     }
 
     /// Returns the path of a scope, as the user names it: see [`path`]. Empty for the main scope.

@@ -442,3 +442,35 @@ fn a_mended_failure_runs_no_passes_in_doubt() {
 
     assert_eq!(rig.read("trace"), "a\ns\ns\ns\na\na\n");
 }
+
+// Bug: a plan ran steps with `failure()` and `skipped()`. Cause: in a dry run, each condition with a call counted as true.
+#[test]
+fn plans_decide_conditions_about_success() {
+    let rig = Rig::new();
+    let flow = "params: {p: {type: integer, default: 3}}
+steps:
+  - {id: a, run: test -e ok, needs: []}
+  - {id: b, run: 'true', needs: [a], if: 'always() && params.p > 5'}
+  - {id: c, run: 'true', needs: [a], if: skipped(a)}
+  - {id: d, run: 'true', needs: [a], if: failure()}
+  - {id: e, run: 'true', needs: [c], if: skipped(c)}
+  - {id: f, needs: [a], steps: [{id: f1, run: 'true'}, {id: f2, run: 'true', if: failure()}]}
+";
+    assert_eq!(run(&rig, flow, &[]).0, Some(1));
+    rig.write("ok", "");
+
+    for args in [&["plan", "r"][..], &["resume", "r", "--dry-run"], &["run", "flow.yaml", "--dry-run"]] {
+        let plan = rig.waypost(args);
+
+        for row in [
+            "\nb     skip    `always() && params.p > 5` is false\n",
+            "\nc     skip    `skipped(a)` is false\n",
+            "\nd     skip    `failure()` is false\n",
+            "\ne     run ",
+            "\nf/f1  run ",
+            "\nf/f2  skip    `failure()` is false\n",
+        ] {
+            assert!(plan.contains(row), "{args:?}: {row}: {plan}");
+        }
+    }
+}

@@ -294,3 +294,30 @@ fn hooks_and_later_steps_read_the_outputs_of_a_failed_step() {
 
     assert_eq!(rig.read("trace"), "hook 7\nlater 7\n");
 }
+
+// Bug: a plan continued after a failed step with open hooks. Cause: in a dry run, the result of the hooks was the result of
+// the step.
+#[test]
+fn a_plan_amid_the_hooks_of_a_failure_ends_the_failure() {
+    let rig = Rig::with(
+        "on_success: [{run: 'true'}]
+steps:
+  - {id: b, run: 'false', on_failure: [{id: h, approve: 'tried?'}]}
+  - {id: c, run: 'true'}
+  - {id: d, run: 'true', if: failure()}
+",
+    );
+    assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]), Some(75));
+    assert_eq!(code(&rig, &["answer", "r", "yes", "-q"]), Some(0));
+
+    let plan = rig.waypost(&["plan", "r"]);
+
+    for row in [
+        "\nc               skip    upstream `b` failed\n",
+        "\nd               run ",
+        "\non_success      skip ",
+    ] {
+        assert!(plan.contains(row), "{row}: {plan}");
+    }
+    assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
+}

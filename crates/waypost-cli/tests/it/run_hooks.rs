@@ -77,7 +77,7 @@ fn on_failure_runs_once_for_each_failed_end() {
     assert_eq!(failures(&rig, &["resume", "r", "-q"]), ["failure at b"], "the step within a group");
     rig.write("good", "");
     assert_eq!(failures(&rig, &["resume", "r", "-q"]), [""; 0]);
-    assert!(rig.waypost(&["why", "r", "on_failure"]).contains("the run did not fail"));
+    assert!(rig.waypost(&["why", "r", "on_failure"]).contains("runs only after a failure"));
 }
 
 #[test]

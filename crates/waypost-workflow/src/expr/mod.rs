@@ -477,11 +477,11 @@ impl Condition {
 
     /// Returns whether the condition reads no result of a step, also not through `env`.
     #[must_use]
-    pub fn reads_no_result(&self) -> bool {
+    pub(crate) fn reads_no_result(&self) -> bool {
         let is_result = |name: &str| matches!(name, "steps" | "env");
         let reads_any =
             self.references().any(|reference| reference.path.first().is_none_or(|name| is_result(name)));
-        !reads_any && self.0.uses.calls.is_empty()
+        !reads_any
     }
 
     /// Returns whether the condition is evaluated although the needed `step` was skipped: with a call of

@@ -95,6 +95,13 @@ impl Scope {
         Arc::make_mut(&mut self.steps).0.insert(id.into(), step_value(view));
     }
 
+    /// Adds the result of a step that has not run: the step counts as completed.
+    pub(crate) fn expect_success(&mut self, step: &str) {
+        let status = "completed".to_owned();
+        let outputs = Some(Map::new());
+        self.insert_step(step, &StepView { status, exit_code: None, stdout: None, outputs, items: None });
+    }
+
     /// Returns the scope of one step: with the given `env`, and with the step in errors.
     #[must_use]
     pub fn for_step(&self, id: impl Into<String>, env: &BTreeMap<String, String>) -> Self {

@@ -508,8 +508,11 @@ impl Program for WorkflowProgram {
         if step.announces.as_ref().is_some_and(|waiting| state.has_ended(waiting)) {
             return Ok(Admission::Skip(SkipCause::Condition(WAITS.to_owned())));
         }
-        let has_failure = matches!(upstream, Upstream::Failed(_));
-        let unknown = if let Upstream::Unknown(steps) = upstream { Some(steps) } else { None };
+        let has_failure = upstream.failed().is_some();
+        let unknown = match upstream {
+            Upstream::Unknown { steps, around, .. } => Some((steps, around)),
+            Upstream::Succeeded | Upstream::Failed(_) => None,
+        };
         let condition = step.condition.as_ref();
         if has_failure && !condition.is_some_and(Condition::asks_for_failures) {
             return Ok(upstream.admission());
@@ -519,16 +522,21 @@ impl Program for WorkflowProgram {
                 condition.considers_skipped(need) || has_failure && condition.calls_failure()
             })
         };
-        let is_known = |need: &str| unknown.is_none_or(|steps| !steps.contains(need));
+        let is_known = |need: &str| unknown.is_none_or(|(steps, _)| !steps.contains(need));
         let skipped =
             step.needs.iter().find(|need| state.is_skipped(need) && !considers(need) && is_known(need));
         if let Some(need) = skipped {
             let need = StepId::new(need).expect("the reader checked the id");
             return Ok(Admission::Skip(SkipCause::Need(need)));
         }
-        let decides = |condition: &&Condition| unknown.is_none() || condition.reads_no_result();
+        let decides = |condition: &&Condition| match unknown {
+            Some((_, true)) => condition.references().next().is_none(),
+            Some((_, false)) => condition.reads_no_result(),
+            None => true,
+        };
         let Some(condition) = condition.filter(decides) else { return Ok(Admission::Run) };
-        let scope = self.scope_of(step, state).with_failure(has_failure);
+        let mut scope = self.scope_of(step, state).with_failure(has_failure);
+        unknown.iter().flat_map(|(steps, _)| *steps).for_each(|step| scope.expect_success(step.as_str()));
         let env = step.resolve_shared_env(&scope).map_err(expression)?;
         if condition.holds(&scope.for_step(&step.id, &env)).map_err(expression)? {
             return Ok(Admission::Run);

@@ -333,16 +333,32 @@ pub enum Upstream<'a> {
     Succeeded,
     /// This step failed.
     Failed(&'a StepId),
-    /// The results of these steps are unknown: a plan asks before the steps have run. A skip must be certain.
-    Unknown(&'a BTreeSet<StepId>),
+    /// A plan asks before upstream steps have run. Each of these steps counts on success.
+    Unknown {
+        /// The step that failed, if any.
+        failed: Option<&'a StepId>,
+        /// The steps of the same scope with an unknown result.
+        steps: &'a BTreeSet<StepId>,
+        /// The input of the scope is unknown, too: the item, and the params of an included file.
+        around: bool,
+    },
 }
 
 impl Upstream<'_> {
     /// Returns the default decision for a step without a condition: runs unless an upstream step failed.
     pub fn admission(self) -> Admission {
+        match self.failed() {
+            None => Admission::Run,
+            Some(step) => Admission::Skip(SkipCause::UpstreamFailed(step.clone())),
+        }
+    }
+
+    /// Returns the failed step, if any.
+    pub fn failed(&self) -> Option<&StepId> {
         match self {
-            Self::Succeeded | Self::Unknown(_) => Admission::Run,
-            Self::Failed(step) => Admission::Skip(SkipCause::UpstreamFailed(step.clone())),
+            Self::Succeeded => None,
+            Self::Failed(step) => Some(step),
+            Self::Unknown { failed, .. } => *failed,
         }
     }
 }

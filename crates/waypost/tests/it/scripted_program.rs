@@ -196,13 +196,12 @@ impl Program for Toy {
     ) -> Result<Admission, Failure> {
         match self.does.get(&(step_ref.step.id.to_string(), 1)) {
             Some(Does::Skip) => Ok(Admission::Skip(SkipCause::Condition("false".to_owned()))),
-            _ => Ok(match (self.after_failure.get(step_ref.step.id.as_str()), upstream) {
-                (Some(AfterFailure::Always), _)
-                | (Some(AfterFailure::Only), Upstream::Failed(_) | Upstream::Unknown(_)) => Admission::Run,
-                (Some(AfterFailure::Only), Upstream::Succeeded) => {
+            _ => Ok(match (self.after_failure.get(step_ref.step.id.as_str()), upstream.failed()) {
+                (Some(AfterFailure::Always), _) | (Some(AfterFailure::Only), Some(_)) => Admission::Run,
+                (Some(AfterFailure::Only), None) => {
                     Admission::Skip(SkipCause::Condition("failure()".to_owned()))
                 }
-                (None, upstream) => upstream.admission(),
+                (None, _) => upstream.admission(),
             }),
         }
     }

@@ -172,6 +172,7 @@ impl Engine {
             Ok(outcome) if outcome.status == RunStatus::InDoubt => found.ask_in_turn(),
             Ok(_) => {}
         }
+        found.ask_after_failure();
         Ok(found)
     }
 }
@@ -258,6 +259,16 @@ impl DryRun {
             let asked = position.frontier.iter().filter(|entry| position.asks_about(&entry.step));
             self.questions.extend(asked.map(|entry| asked_in_turn(scope, &entry.step)));
         }
+    }
+
+    /// Notes the questions about steps that only another failure reaches.
+    fn ask_after_failure(&mut self) {
+        let is_asked = |((scope, step), cause): &(&(ScopePath, StepId), &SkipCause)| {
+            let position = self.positions.get(scope);
+            matches!(cause, SkipCause::Condition(_)) && position.is_some_and(|own| own.asks_about(step))
+        };
+        let asked = self.skipped.iter().filter(is_asked);
+        self.questions.extend(asked.map(|((scope, step), _)| asked_in_turn(scope, step)));
     }
 
     /// Corrects a plan from the records alone. The dry run has the starts, the plan has the causes.

@@ -180,7 +180,8 @@ impl<P: Program> Program for DryProgram<'_, P> {
         self.inner.decode(level, bytes, schema)
     }
 
-    /// A condition over an unknown result counts as true; any other condition decides.
+    /// A condition over an unknown result counts as true; any other condition decides. A step with an unknown result
+    /// counts on success.
     fn admit(
         &self,
         step_ref: StepRef<'_>,
@@ -189,20 +190,21 @@ impl<P: Program> Program for DryProgram<'_, P> {
     ) -> Result<Admission, Failure> {
         let admitted = self.inner.admit(step_ref, state, upstream);
         let is_known = match &admitted {
-            Ok(Admission::Run | Admission::Skip(SkipCause::UpstreamFailed(_) | SkipCause::ByHand(_))) => true,
+            Ok(Admission::Skip(SkipCause::UpstreamFailed(_) | SkipCause::ByHand(_))) => true,
             Ok(Admission::Skip(SkipCause::Need(need))) => !self.is_unknown(step_ref.scope, need),
-            Ok(Admission::Skip(SkipCause::Condition(_))) | Err(_) => {
+            Ok(Admission::Run | Admission::Skip(SkipCause::Condition(_))) | Err(_) => {
                 self.input_of(step_ref) == Input::InForce
             }
         };
-        match is_known {
-            true => admitted,
-            false if self.unknown_around(step_ref.scope).is_some() => Ok(Admission::Run),
-            false => {
-                let unknown = self.unknown_on(step_ref.scope);
-                self.inner.admit(step_ref, state, Upstream::Unknown(&unknown)).or(Ok(Admission::Run))
-            }
+        if is_known {
+            return admitted;
         }
+        let upstream = Upstream::Unknown {
+            failed: upstream.failed(),
+            steps: &self.unknown_on(step_ref.scope),
+            around: self.unknown_around(step_ref.scope).is_some(),
+        };
+        self.inner.admit(step_ref, state, upstream).or(Ok(Admission::Run))
     }
 
     /// A list of items over an unknown result counts as empty.
@@ -287,7 +289,9 @@ impl<P: Program> Program for DryProgram<'_, P> {
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure> {
         let input = self.input_of(step_ref);
-        let below = joined.as_ref().and_then(|joined| self.unknown_below(joined));
+        // The end of a step with hooks is that of its work.
+        let below =
+            joined.as_ref().filter(|joined| !joined.is_after).and_then(|joined| self.unknown_below(joined));
         if joined.is_some() && input == Input::InForce && below.is_none() {
             return self.inner.prepare(step_ref, state, joined).map(DryJob::Join);
         }
