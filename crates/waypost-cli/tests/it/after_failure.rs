@@ -474,3 +474,23 @@ steps:
         }
     }
 }
+
+// Bug: under `fail_fast` of a workflow, an included file continued after a failure. Cause: only its own key counted.
+#[test]
+fn fail_fast_counts_for_included_files() {
+    let rig = Rig::new();
+    rig.write(
+        "inner.yaml",
+        "steps: [{id: i1, run: 'touch begun; until test -e failed; do sleep 0.01; done; sleep 0.5'}, {id: i2, run: 'touch later'}]",
+    );
+    let flow = "fail_fast: true
+steps:
+  - {id: a, needs: [], run: 'until test -e begun; do sleep 0.01; done; touch failed; exit 1'}
+  - {id: l, needs: [], workflow: inner.yaml}
+";
+
+    let (code, said) = run(&rig, flow, &[]);
+
+    assert_eq!(code, Some(1), "{said}");
+    assert!(!rig.path("later").exists(), "{said}");
+}

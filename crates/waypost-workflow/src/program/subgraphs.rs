@@ -172,7 +172,8 @@ fn subgraph(
     }
     let bases = vec![Arc::clone(&around.file.base); body.steps().len()];
     levels[number] = Some(Subgraph { steps: body.steps().to_vec(), foreach, hooks, bases });
-    let fails_fast = around.file.workflow.fails_fast();
+    // The key of an including file counts for the included file, too.
+    let fails_fast = around.file.outward().any(|file| file.workflow.fails_fast());
     Ok(Shape::new(steps, parallel_max.get())?.at_level(number).failing_fast(fails_fast))
 }
 
