@@ -232,3 +232,21 @@ fn runs_of_a_status_are_deleted_in_bulk() {
         assert_eq!(runs(&rig), "r-4");
     }
 }
+
+// Bug: each prune of a failed run dropped the state of the prune before. Cause: the record of a prune counted as a checkpoint.
+#[test]
+fn the_second_prune_of_a_failed_run_is_idle() {
+    for store in STORES {
+        let flow = "steps: [{id: a, run: 'true'}, {id: b, run: 'true'}, {id: c, run: 'true'}, {id: d, run: 'false'}]";
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(1));
+        assert_eq!(rig.call(&["resume", "r", "-q"]).status.code(), Some(1));
+
+        let first = rig.waypost(&["prune", "r", "--keep", "2"]);
+        let second = rig.waypost(&["prune", "r", "--keep", "2"]);
+
+        assert!(first.contains("Dropped "), "{store}: {first}");
+        assert!(second.contains("Nothing to prune"), "{store}: {second}");
+    }
+}

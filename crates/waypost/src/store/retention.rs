@@ -15,6 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::projection::events::PRUNED;
 use crate::record::{FailureKind, FrontierEntry, Header, MARK, Phase, RETENTION_MIN, Record, Verdict};
 
 /// The facts about a sound checkpoint with a state, as retention needs them.
@@ -33,6 +34,8 @@ pub struct Mark {
     needs: Vec<u64>,
     /// A person gave the checkpoint a label.
     is_labelled: bool,
+    /// The checkpoint has only the note about dropped states.
+    is_of_prune: bool,
 }
 
 impl Mark {
@@ -54,6 +57,7 @@ impl Mark {
             judges: header.about.zip(held).filter(|_| !commits),
             needs: Vec::new(),
             is_labelled: header.labels.contains_key(MARK),
+            is_of_prune: matches!(&header.phase, Phase::Progress { key, .. } if key == PRUNED),
         }
     }
 
@@ -79,6 +83,7 @@ impl Mark {
 ///
 /// Kept are:
 ///
+/// - the newest checkpoint;
 /// - the newest `keep` step boundaries ([`RETENTION_MIN`] at least), without those undone by a rollback;
 /// - among other checkpoints newer than the oldest of these boundaries, the newest `keep`;
 /// - checkpoints with a label from a person;
@@ -100,8 +105,9 @@ pub fn kept(marks: &[Mark], keep: u32) -> BTreeSet<u64> {
             reach = basis;
         }
         let count = if is_effective && mark.finishes { &mut boundaries } else { &mut others };
-        *count += 1;
-        if *count <= keep && (boundaries < keep || mark.finishes && is_effective) {
+        // A prune that counted here would be a reason for the next prune.
+        *count += usize::from(!mark.is_of_prune);
+        if *count <= keep && !mark.is_of_prune && (boundaries < keep || mark.finishes && is_effective) {
             kept.insert(mark.seq);
         }
         if let Some((about, held)) = mark.judges {
@@ -113,6 +119,7 @@ pub fn kept(marks: &[Mark], keep: u32) -> BTreeSet<u64> {
         }
     }
     kept.extend(verified);
+    kept.extend(marks.first().map(|newest| newest.seq));
     kept.extend(marks.iter().filter(|mark| mark.is_labelled).map(|mark| mark.seq));
     let needs = marks.first().map_or(&[][..], |newest| &newest.needs);
     kept.extend(marks.iter().map(|mark| mark.seq).filter(|seq| needs.contains(seq)));
