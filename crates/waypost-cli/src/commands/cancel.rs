@@ -15,6 +15,7 @@ use super::stop::{first_upper, freed, message};
 use crate::cli::CancelArgs;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::run::definition::SCRIPT;
 use crate::run::keepalive::keepalive_holder;
 use crate::run::reference::{find_unasked, unfinished_statuses};
 use crate::session::CANCEL;
@@ -31,21 +32,26 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     if summary.holder.is_none() {
         match summary.status {
             RunStatus::Cancelled => {
-                return told(context, (&run, args.undo_steps), (Cancel::AlreadyCancelled, false), None);
+                return told(
+                    context,
+                    (&run, args.undo_steps),
+                    (Cancel::AlreadyCancelled, false),
+                    (None, false),
+                );
             }
             status @ (RunStatus::Completed | RunStatus::CompletedWithFailures) => {
                 return told(
                     context,
                     (&run, args.undo_steps),
                     (Cancel::AlreadyFinished(status), false),
-                    None,
+                    (None, false),
                 );
             }
             _ => {}
         }
     }
     if args.undo_steps {
-        super::undo::refuse_elsewhere(store.as_ref(), &run).await?;
+        super::undo::refuse(store.as_ref(), &run).await?;
     }
     let store = context.store(None, Access::Write)?;
     let (mut lease, stopped) = stopped_lease(context, &store, &run, args.wait).await?;
@@ -62,9 +68,10 @@ pub(crate) async fn cancel(context: &Context, args: CancelArgs) -> Result<Exit, 
     }
     let engine = Engine::new(Arc::clone(&store));
     let cancelled = engine.cancel_under(lease, CANCEL).await?;
+    let is_of_script = store.run(&run).await?.record.record().settings.contains_key(SCRIPT);
     // The messages that the run drops may hold a secret: the close removes their bytes from the database.
     store.close().await?;
-    told(context, (&run, args.undo_steps), (cancelled, stopped), undone)
+    told(context, (&run, args.undo_steps), (cancelled, stopped), (undone, is_of_script))
 }
 
 /// Takes the lease of a run, after stopping its holder; returns whether there was a holder.
@@ -107,7 +114,7 @@ fn told(
     context: &Context,
     (run, undoes): (&RunId, bool),
     (cancelled, stopped): (Cancel, bool),
-    undone: Option<Vec<UndoneView>>,
+    (undone, is_of_script): (Option<Vec<UndoneView>>, bool),
 ) -> Result<Exit, Error> {
     let scopes = match cancelled {
         Cancel::Done { scopes, .. } => Some(scopes),
@@ -156,8 +163,12 @@ fn told(
         count if count == undone.len() => "the effects of its finished steps are undone".to_owned(),
         count => format!("the effects of {count} of {} finished steps are undone", undone.len()),
     };
-    context.output.done(&format!(
-        "Run {run} is cancelled{others}; {what}.\nTo start over: waypost resume {run} --restart{words}"
-    ))?;
+    let next = match is_of_script {
+        true => format!("delete {run}{words}"),
+        false => format!("resume {run} --restart{words}"),
+    };
+    context
+        .output
+        .done(&format!("Run {run} is cancelled{others}; {what}.\nTo start over: waypost {next}"))?;
     Ok(Exit::Done)
 }

@@ -13,6 +13,7 @@ use super::resume::Prepared;
 use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::output::log_lines;
+use crate::run::definition::Chosen;
 use crate::run::included_files::FILES;
 use crate::run::needs;
 use crate::session::Session;
@@ -22,11 +23,21 @@ use crate::view::{UndoneView, step_of};
 /// Most steps without `undo` that a message names.
 const WITHOUT_UNDO_NAMED_MAX: usize = 10;
 
+/// Refuses to undo the steps of a run that no undo can follow.
+///
+/// # Errors
+/// [`Error::Usage`]; nothing is stopped or undone.
+pub(super) async fn refuse(store: &dyn Store, run: &RunId) -> Result<(), Error> {
+    refuse_elsewhere(store, run).await?;
+    let snapshot = Snapshot::read(store, run).await?;
+    refuse_amid_hooks(&snapshot, &Chosen::in_force(store, &snapshot)?.workflow)
+}
+
 /// Refuses to undo steps that ran in another folder: in a base of workers, or in a copy of included files.
 ///
 /// # Errors
 /// [`Error::Usage`]; nothing is undone.
-pub(super) async fn refuse_elsewhere(store: &dyn Store, run: &RunId) -> Result<(), Error> {
+async fn refuse_elsewhere(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     let entry = store.run(run).await?;
     let settings = &entry.record.record().settings;
     let folder = match settings.get(needs::BASE).and_then(Value::as_str) {
@@ -44,8 +55,9 @@ pub(super) async fn refuse_elsewhere(store: &dyn Store, run: &RunId) -> Result<(
 ///
 /// # Errors
 /// [`Error::Usage`]; nothing is undone.
-async fn refuse_amid_hooks(store: &dyn Store, run: &RunId, workflow: &Workflow) -> Result<(), Error> {
-    for head in &Snapshot::read(store, run).await?.heads {
+fn refuse_amid_hooks(snapshot: &Snapshot, workflow: &Workflow) -> Result<(), Error> {
+    let run = &snapshot.entry.summary.run;
+    for head in &snapshot.heads {
         let (scope, position) = (&head.record.header().scope, head.record.position().unwrap_or_default());
         let has_undo =
             |step: &StepId| step_of(workflow, scope, step.as_str()).is_some_and(|step| step.undo.is_some());
@@ -69,9 +81,8 @@ pub(super) async fn undo_after(
     run: &RunId,
     to: u64,
 ) -> Result<Vec<UndoneView>, Error> {
-    refuse_elsewhere(store.as_ref(), run).await?;
+    refuse(store.as_ref(), run).await?;
     let prepared = Prepared::to_write(context, store, run).await?;
-    refuse_amid_hooks(store.as_ref(), run, &prepared.chosen.workflow).await?;
     let session = Session::begin(context, None)?;
     let names = StepNames::of(&prepared.chosen.workflow);
     let program = prepared.program(store, &ResumeArgs::default())?;

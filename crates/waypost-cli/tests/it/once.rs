@@ -392,3 +392,13 @@ fn the_duration_of_a_command_is_its_work() {
     let shown = rig.json(&["show", "r", "--json"]);
     assert!(shown["steps"][0]["duration_ms"].as_u64().unwrap() >= 200, "{}", shown["steps"]);
 }
+
+#[test]
+fn a_cancelled_script_starts_over_after_a_deletion() {
+    let rig = Rig::new();
+    assert_eq!(rig.call(&["once", "--id", "s", "a", "--", "true"]).status.code(), Some(0));
+
+    let told = rig.waypost(&["cancel", "s"]);
+
+    assert!(told.contains("To start over: waypost delete s"), "{told}");
+}

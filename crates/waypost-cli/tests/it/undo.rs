@@ -551,8 +551,29 @@ fn steps_with_open_hooks_are_not_passed_over() {
         "{refused}"
     );
     assert_eq!(rig.read("trace"), "z\na\n");
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "waiting");
     assert_eq!(code_of(&rig, &["answer", "r", "yes", "--resume", "-q"]), Some(0));
     assert_eq!(code_of(&rig, &["rollback", "r@1", "--undo-steps", "-q"]), Some(0));
 
     assert_eq!(rig.read("trace"), "z\na\nua\nuz\n");
+}
+
+// Bug: `cancel --undo-steps` stopped a running run, and then refused to undo it. Fix: it refuses first.
+#[test]
+fn a_refused_undo_stops_no_run() {
+    let rig = Rig::with(
+        "steps: [{id: a, run: 'true', undo: 'true', on_success: [{id: h, run: 'touch begun; sleep 1000'}]}]",
+    );
+    let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+    rig.wait_for("begun", |_| true);
+
+    let refused = rig.waypost(&["cancel", "r", "--undo-steps"]);
+
+    assert!(
+        refused.starts_with("exit 2\n") && refused.contains("the hooks of step a have not ended"),
+        "{refused}"
+    );
+    assert_eq!(rig.json(&["show", "r", "--json"])["status"], "running");
+    running.signal(libc::SIGKILL);
+    running.end();
 }
