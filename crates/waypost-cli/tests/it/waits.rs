@@ -311,7 +311,8 @@ fn a_plan_knows_what_has_come() {
                 let decision = rig.json(looks)["decisions"][0].clone();
                 assert_eq!(decision["action"], "run", "{store} {step}: {looks:?}: {decision}");
                 let cause = decision["cause"]["text"].as_str().unwrap();
-                let has_come = cause.starts_with(&format!("received {what}"));
+                let verb = if what.starts_with("20") { "due since" } else { "received" };
+                let has_come = cause.starts_with(&format!("{verb} {what}"));
                 assert!(has_come, "{store} {step}: {cause}");
             }
             assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(0), "{store} {step}");
@@ -523,4 +524,26 @@ steps:
     assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "--wait", "0s", "-q"]), Some(75));
     assert_eq!(code(&rig, &["resume", "r", "--set", "n=two", "--wait", "0s", "-q"]), Some(75));
     assert_eq!(rig.json(&["show", "r", "--json"])["waiting"][0]["question"], "To two?");
+}
+
+// Bug: a plan promised an answer, and a changed result upstream dropped the answer without a word.
+#[test]
+fn an_answer_before_a_changed_result_does_not_count() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo x >> count; cat count > a', evidence: [{sha256: a}]}
+  - {id: q, approve: 'ok?'}
+  - {id: b, run: 'true'}
+",
+    );
+    assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q", "--wait", "0s"]).status.code(), Some(75));
+    assert_eq!(rig.call(&["answer", "r", "yes", "-q"]).status.code(), Some(0));
+    std::fs::remove_file(rig.path("a")).unwrap();
+
+    let plan = rig.waypost(&["plan", "r"]);
+    let resumed = rig.waypost(&["resume", "r", "--wait", "0s"]);
+
+    assert!(plan.contains("\nq     recheck  upstream `a` reruns\n"), "{plan}");
+    let said = "the answer for step `q` does not count: an upstream result changed";
+    assert!(resumed.starts_with("exit 75\n") && resumed.contains(said), "{resumed}");
 }

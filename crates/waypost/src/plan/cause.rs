@@ -189,8 +189,11 @@ impl fmt::Display for Cause {
                 write!(f, "waiting for {}", waits.iter().map(wait_text).collect::<Vec<_>>().join(", "))
             }
             Self::Come(waits) => {
-                let waits = waits.iter().map(wait_text).collect::<Vec<_>>().join(", ");
-                write!(f, "received {waits}")
+                let come = |wait: &Wait| match wait.on {
+                    WaitKind::Until(time) => format!("due since {time:.0}"),
+                    _ => format!("received {}", wait_text(wait)),
+                };
+                f.write_str(&waits.iter().map(come).collect::<Vec<_>>().join(", "))
             }
             Self::EvidenceFailed(claims) => write!(f, "evidence no longer holds: {}", claims.join(", ")),
             Self::EvidenceUndone { claims, others } => {
@@ -267,7 +270,7 @@ fn wait_text(wait: &Wait) -> String {
     match &wait.on {
         WaitKind::Answer => format!("an answer to `{}`", asked(wait)),
         WaitKind::Signal(name) => format!("signal `{name}`"),
-        WaitKind::Until(time) => format!("{time}"),
+        WaitKind::Until(time) => format!("{time:.0}"),
         WaitKind::Children if wait.key == WAIT_HOOKS => "the hooks after it".to_owned(),
         WaitKind::Children => "the steps within it".to_owned(),
         WaitKind::Resume => format!("a resume (held {})", wait.key),

@@ -357,6 +357,10 @@ impl DryRun {
             return match input {
                 Input::Unknown(step) if !is_run => Some(self.compared(key, step, was_done)),
                 Input::Unknown(step) if matches!(planned.cause, Cause::EvidenceFailed(_)) => None,
+                // The answer counts if the results upstream stay the same.
+                Input::Unknown(step) if matches!(planned.cause, Cause::Come(_)) => {
+                    Some((Action::Recheck, Cause::UpstreamChanged(step.clone())))
+                }
                 Input::InForce if !is_run => Some(self.begun(key, Cause::Requested)),
                 _ => None,
             };

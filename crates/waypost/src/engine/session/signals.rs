@@ -136,7 +136,7 @@ impl Engine {
     }
 
     /// Returns whether the wait `id` has an unconsumed answer.
-    async fn has_answer(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
+    pub(crate) async fn has_answer(&self, run: &RunId, id: &str) -> Result<bool, RunError> {
         let answers = |kind: &SignalKind| matches!(kind, SignalKind::Answer { wait, .. } if wait == id);
         Ok(self.store.signals(run).await?.iter().any(|pending| answers(&pending.kind)))
     }

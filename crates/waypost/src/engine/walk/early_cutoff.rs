@@ -14,7 +14,8 @@ use crate::plan::shape::{Shape, Step};
 use crate::plan::{Action, Cause, Check, Decision, Effective, Weighed, due};
 use crate::projection::events::{RerunCause, STEP_INVALIDATED};
 use crate::record::{
-    Fan, Note, Occasion, Position, Record, Reusable, Settled, SettledAs, SkipCause, Trace, Verdict,
+    Fan, FrontierEntry, Note, Occasion, Position, Record, Reusable, Settled, SettledAs, SkipCause, Trace,
+    Verdict, WaitKind,
 };
 use crate::store::{Store, StoreError, StoreExt as _};
 
@@ -89,7 +90,11 @@ impl<P: Program> Session<'_, P> {
                     self.continue_step(id, candidate.place, *entry, before)?;
                     None
                 }
-                Reusable::Begun { .. } | Reusable::Confirm | Reusable::Started(_) | Reusable::Effect => {
+                Reusable::Begun { entry, .. } => {
+                    self.note_lost_answer(id, &entry).await?;
+                    Some(RerunCause::UpstreamChanged { step: None })
+                }
+                Reusable::Confirm | Reusable::Started(_) | Reusable::Effect => {
                     Some(RerunCause::UpstreamChanged { step: None })
                 }
                 Reusable::Ended { settled, .. } => self.reuse(id, &candidate, settled).await?,
@@ -104,6 +109,19 @@ impl<P: Program> Session<'_, P> {
                 self.scopes.get_mut(id).notes.push(note);
             }
         }
+    }
+
+    /// Notes an answer without effect: the input of the step changed, and the step asks again.
+    async fn note_lost_answer(&mut self, id: ScopeId, entry: &FrontierEntry) -> Result<(), RunError> {
+        let scope = self.scopes.get_mut(id);
+        for wait in entry.waits.iter().filter(|wait| wait.on == WaitKind::Answer) {
+            if self.engine.has_answer(&scope.chain.run, &wait.id).await? {
+                let step = &entry.step;
+                let text = format!("the answer for step `{step}` does not count: an upstream result changed");
+                scope.notes.push(Note::Warning(text));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the cause of a rerun whose trace names no changed step: without traces, the need that ended last, else the
