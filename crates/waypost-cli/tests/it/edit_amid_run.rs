@@ -451,3 +451,23 @@ fn an_unfinished_group_behind_a_kept_step_is_not_thrown_away() {
     assert_eq!(resume(&rig, &["--keep-finished"]), Some(0));
     assert_eq!(ran(&rig), "a d c c nu");
 }
+
+// Bug: a plan named the request of a person as the cause of a step that had never run. Cause: the failed step before it was
+// removed from the file.
+#[test]
+fn a_first_execution_is_no_request_of_a_person() {
+    let rig = Rig::with(
+        "steps:
+  - id: g
+    steps:
+      - {id: q, run: 'false'}
+      - {id: t, run: 'true'}
+",
+    );
+    assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+    rig.write("flow.yaml", "steps:\n  - id: g\n    steps:\n      - {id: t, run: 'true'}\n");
+
+    let plan = rig.waypost(&["plan", "r"]);
+
+    assert!(plan.contains("\ng/t   run     every need is finished\n"), "{plan}");
+}

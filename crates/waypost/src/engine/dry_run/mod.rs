@@ -361,7 +361,10 @@ impl DryRun {
                 Input::Unknown(step) if matches!(planned.cause, Cause::Come(_)) => {
                     Some((Action::Recheck, Cause::UpstreamChanged(step.clone())))
                 }
-                Input::InForce if !is_run => Some(self.begun(key, Cause::Requested)),
+                Input::InForce if !is_run => {
+                    let is_first = self.tries.get(key).is_some_and(|at| at.epoch == 0 && at.attempt == 1);
+                    Some(self.begun(key, if is_first { Cause::Ready } else { Cause::Requested }))
+                }
                 _ => None,
             };
         }
