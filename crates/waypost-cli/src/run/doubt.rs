@@ -6,7 +6,8 @@ use serde_json::Value;
 use waypost::engine::Snapshot;
 use waypost::events::RerunCause;
 use waypost::plan::{Action, Cause, Decision};
-use waypost::record::{Header, Note, Reason, Record};
+use waypost::record::{Header, Note, Reason, Record, SettledAs};
+use waypost::shape::Shape;
 use waypost::store::{Store, StoreExt as _};
 use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
@@ -51,12 +52,39 @@ pub(crate) async fn doubts_of(
 ) -> Result<Vec<Doubt>, Error> {
     let chosen = Chosen::in_force(store, snapshot)?;
     let plan = chosen.plan(store, snapshot, None, now).await?;
-    let mut asked: Vec<&Decision> = plan.questions().collect();
+    let mut asked: Vec<Decision> = Vec::new();
+    for question in plan.questions() {
+        let question = asked_around(snapshot, &chosen.shape, question).unwrap_or_else(|| question.clone());
+        if !asked.iter().any(|known| (&known.scope, &known.step) == (&question.scope, &question.step)) {
+            asked.push(question);
+        }
+    }
     if asked.is_empty() {
         // The questions come at the turn of their steps, after a failed step.
-        asked.extend(plan.decisions.iter().filter(|decision| decision.action == Action::Ask));
+        asked.extend(plan.decisions.iter().filter(|decision| decision.action == Action::Ask).cloned());
     }
-    doubts(store, &snapshot.entry.summary.run, &chosen.workflow, asked).await
+    doubts(store, &snapshot.entry.summary.run, &chosen.workflow, &asked).await
+}
+
+/// Returns the question about the outermost opener of a step in doubt that is downstream of a failed step: a resume retries
+/// the failed step first, and asks about the opener at its turn.
+fn asked_around(snapshot: &Snapshot, shape: &Shape, question: &Decision) -> Option<Decision> {
+    let around = std::iter::successors(Some(question.scope.clone()), ScopePath::parent);
+    let after_failure = around.filter_map(|scope| {
+        let (above, (opener, _)) = (scope.parent()?, scope.opened_by()?);
+        let own = shape.of_scope(&above)?;
+        let place = own.place(opener.as_str()).filter(|place| !own.steps()[*place].is_for_hooks)?;
+        let head = snapshot.heads.iter().find(|head| head.record.header().scope == above)?;
+        let position = head.record.position().ok()?;
+        let failed =
+            |step: &StepId| position.ledger.get(step).is_some_and(|settled| settled.how == SettledAs::Failed);
+        let upstream = own.with_needs(place);
+        let is_after_failure =
+            (0..upstream.len()).any(|at| at != place && upstream[at] && failed(&own.steps()[at].id));
+        let cause = Cause::AskedInTurn;
+        is_after_failure.then_some(Decision { scope: above, step: opener, action: Action::Ask, cause })
+    });
+    after_failure.last()
 }
 
 /// Returns the outputs of a step: the declared, and the read by other steps.

@@ -292,3 +292,24 @@ fn an_answer_at_the_turn_of_a_step_names_the_person() {
         assert!(decided.iter().any(|told| told["cause"]["by"].is_string()), "{answer}: {decided:?}");
     }
 }
+
+// Bug: after a failure, the question about a step of a group named the step. The answer was without effect: the next resume asked
+// about the group. Fix: the question names the group.
+#[test]
+fn a_doubt_in_a_group_after_a_failure_is_about_the_group() {
+    let rig = Rig::with(
+        "steps:
+  - {id: a, run: 'echo a >> trace; test -e ok'}
+  - id: g
+    if: failure()
+    steps: [{id: n, idempotent: false, run: 'echo n >> trace; kill -9 $(ps -o ppid= -p $PPID); sleep 3'}]
+",
+    );
+
+    let asked = rig.waypost(&["run", "flow.yaml", "--id", "r"]);
+    let answered = code_of(&rig, &["resume", "r", "-q", "--treat-as", "done=g"]);
+
+    assert!(asked.starts_with("exit 8") && asked.contains("waypost resume r --treat-as done=g "), "{asked}");
+    assert_eq!(answered, Some(1), "a failed again");
+    assert_eq!(ran(&rig), ["a", "n", "a"]);
+}
