@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::format::exit_code;
 use crate::output::{Paint, log_lines, shown};
 use crate::run::dead_letters;
-use crate::view::FailedItem;
 use crate::view::step_names::called;
+use crate::view::{FailedItem, step_of};
 
 /// Most failed items on a screen: enough to compare their errors.
 pub(crate) const SHOWN_MAX: usize = 3;
@@ -48,7 +48,7 @@ impl FailedStep<'_> {
             let page = store.scan(&scan).await?;
             let mut found = self.first_of(&page, opened).await?;
             if !found.is_empty() {
-                let is_letter = dead_letters::keeps_letters(workflow, step);
+                let is_letter = dead_letters::keeps_letters(workflow, step) && !is_in_hooks(workflow, scope);
                 found.iter_mut().for_each(|item| item.is_letter = is_letter);
                 return Ok(found);
             }
@@ -89,6 +89,18 @@ impl FailedStep<'_> {
         }
         Ok(found)
     }
+}
+
+/// Returns whether a scope is that of a hook, or within a hook: only the step of the hook runs its items again.
+fn is_in_hooks(workflow: Option<&Workflow>, scope: &ScopePath) -> bool {
+    let Some(workflow) = workflow else { return false };
+    let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+    around.filter_map(|scope| scope.parent().zip(scope.opened_by())).any(|(above, (opener, key))| {
+        step_of(workflow, &above, opener.as_str()).is_none_or(|step| {
+            let has_hook = step.hooks.iter().any(|hook| hook.on.key() == key);
+            step.is_for_hooks() || step.work.foreach().is_none() && has_hook
+        })
+    })
 }
 
 impl FailedItem {

@@ -321,3 +321,20 @@ steps:
     }
     assert_eq!(code(&rig, &["resume", "r", "-q"]), Some(1));
 }
+
+// Bug: a failed item of a hook was shown with the commands of dead letters, which know no item of a hook.
+#[test]
+fn a_failed_item_of_a_hook_is_no_dead_letter() {
+    let hook = "on_success: [{id: f, foreach: {items: [x], steps: [{id: s, run: exit 3}]}}]";
+    for flow in [
+        format!("steps:\n  - id: a\n    run: 'true'\n    {hook}\n"),
+        format!("{hook}\nsteps: [{{id: a, run: 'true'}}]\n"),
+    ] {
+        let rig = Rig::with(&flow);
+        assert_eq!(code(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0), "{flow}");
+
+        let shown = rig.waypost(&["show", "r"]);
+
+        assert!(shown.contains("exit code 3") && !shown.contains("dead-letters"), "{shown}");
+    }
+}
