@@ -48,6 +48,7 @@ mod write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use database::settings::PostgresOptions;
+pub use queue::statistics::{Connections, HolderStatistics, Statistics, TableStatistics};
 pub use store::PostgresStore;
 
 /// The schema version of this crate.

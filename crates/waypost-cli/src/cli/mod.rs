@@ -777,6 +777,8 @@ pub(crate) enum StoreCommand {
     Upgrade,
     /// Check the derived data of the store: indexes, counts and ends
     Check,
+    /// Show the load of the store: runs and bytes; in PostgreSQL also queue, leases, tables and connections
+    Stats,
 }
 
 /// Shells with completion.

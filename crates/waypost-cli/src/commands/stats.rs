@@ -27,18 +27,38 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<Exit, Er
         }
         Err(error) => return Err(error),
     };
-    let mut query = RunQuery {
+    let query = RunQuery {
         workflow: args.workflow.clone(),
         since: args.since.map(|since| since.resolve(context.now())),
-        limit: PAGE_ITEMS_MAX,
         ..RunQuery::default()
     };
+    let view = counted(context, store.as_ref(), query).await?;
+    if view.runs == 0 && view.damaged.is_empty() {
+        let filtered = args.workflow.is_some() || args.since.is_some();
+        let why = if filtered { "no run of the store matches" } else { "the store has no runs" };
+        return nothing(context, &view, why);
+    }
+    if context.output.json {
+        context.output.document(&view)?;
+    } else {
+        context.output.answer(&told(context, &view))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Returns the counts over the runs of a query, and warns of runs that cannot be counted.
+pub(super) async fn counted(
+    context: &Context,
+    store: &dyn Store,
+    query: RunQuery,
+) -> Result<StatsView, Error> {
+    let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..query };
     let mut view = empty(store.to_string());
     let mut workflows: BTreeMap<String, Counted> = BTreeMap::new();
     loop {
         let page = store.runs(&query).await?;
         for run in page.runs {
-            let run = RunSummary { bytes: bytes_of(store.as_ref(), &run), ..run };
+            let run = RunSummary { bytes: bytes_of(store, &run), ..run };
             count(&mut view, &run);
             workflows.entry(run.workflow.clone()).or_default().count(&run);
         }
@@ -54,21 +74,11 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<Exit, Er
         }
     }
     view.workflows = workflows.into_iter().map(|(name, counted)| counted.view(name)).collect();
-    view.database_bytes = database_bytes(store.as_ref());
+    view.database_bytes = database_bytes(store);
     for run in &view.damaged {
         context.output.warn(&format!("not counted: run {}: {}", run.run, run.error));
     }
-    if view.runs == 0 && view.damaged.is_empty() {
-        let filtered = args.workflow.is_some() || args.since.is_some();
-        let why = if filtered { "no run of the store matches" } else { "the store has no runs" };
-        return nothing(context, &view, why);
-    }
-    if context.output.json {
-        context.output.document(&view)?;
-    } else {
-        context.output.answer(&told(context, &view))?;
-    }
-    Ok(Exit::Done)
+    Ok(view)
 }
 
 fn empty(store: String) -> StatsView {
@@ -159,11 +169,13 @@ fn database_bytes(store: &dyn Store) -> Option<u64> {
     Some(bytes.iter().sum())
 }
 
+/// Formats numbers of runs by status.
+pub(super) fn statuses(counts: &BTreeMap<&str, u64>) -> String {
+    counts.iter().map(|(status, count)| format!("{count} {status}")).collect::<Vec<_>>().join(", ")
+}
+
 fn told(context: &Context, view: &StatsView) -> String {
     let lasted = |ms: u64| time::lasted(Duration::from_millis(ms));
-    let statuses = |counts: &BTreeMap<&str, u64>| {
-        counts.iter().map(|(status, count)| format!("{count} {status}")).collect::<Vec<_>>().join(", ")
-    };
     let now = context.now();
     let rows = [
         ("store", crate::output::shown(&view.store).into_owned()),

@@ -1,4 +1,4 @@
-//! `waypost store init`, `upgrade` and `check`: the store as a whole.
+//! `waypost store init`, `upgrade`, `check` and `stats`: the store as a whole.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,14 @@ use crate::run::run_status::{self, Correction};
 use crate::store_location::{self, Access, StoreUrl, postgres};
 use crate::view::{StoreCheckedView, StoreMadeView, StoreUpgradedView, VERSION};
 
+mod load;
+
 pub(crate) async fn store(context: &Context, command: StoreCommand) -> Result<Exit, Error> {
     match command {
         StoreCommand::Init => init(context).await,
         StoreCommand::Upgrade => upgrade(context).await,
         StoreCommand::Check => check(context).await,
+        StoreCommand::Stats => load::stats(context).await,
     }
 }
 
@@ -113,10 +116,7 @@ fn upgraded(context: &Context, store: String, versions: Option<(u32, u32)>) -> R
 
 async fn check(context: &Context) -> Result<Exit, Error> {
     let store = context.store(None, Access::Read)?;
-    let schema = match postgres_url(context) {
-        Some(url) => postgres::schema(&url).await?,
-        None => database(&store.to_string()).map(|path| schema_of(&path)).transpose()?,
-    };
+    let schema = schema(context, &store.to_string()).await?;
     let mut errors = store.inspect(None).await?;
     let (mut runs, mut newer) = (0, 0);
     let mut query = RunQuery { limit: PAGE_ITEMS_MAX, ..RunQuery::default() };
@@ -169,6 +169,14 @@ async fn check(context: &Context) -> Result<Exit, Error> {
     context.output.checked(exit, &text)?;
     context.output.note(&context.with_store("`waypost verify --all` checks every byte of every checkpoint."));
     Ok(exit)
+}
+
+/// Returns the schema version of the store with this name; `None` for a store without tables.
+async fn schema(context: &Context, store: &str) -> Result<Option<u32>, Error> {
+    match postgres_url(context) {
+        Some(url) => postgres::schema(&url).await,
+        None => Ok(database(store).map(|path| schema_of(&path)).transpose()?),
+    }
 }
 
 /// Returns the address of the given store, if it is in PostgreSQL.

@@ -6,12 +6,14 @@ use waypost::RunId;
 use waypost::store::Store;
 
 use crate::error::Error;
+use crate::view::ServerStatsView;
 
 #[cfg(feature = "postgres")]
 mod built {
-    use waypost_postgres::{PostgresOptions, PostgresStore};
+    use waypost_postgres::{HolderStatistics, PostgresOptions, PostgresStore, TableStatistics};
 
-    use super::{Arc, Error, RunId, Store};
+    use super::{Arc, Error, RunId, ServerStatsView, Store};
+    use crate::view::{ConnectionsView, LeaseStatsView, QueueStatsView, TableStatsView};
 
     /// Opens the store at a URL. Nothing is connected before the first use.
     pub(crate) fn connect(url: &str) -> Result<PostgresStore, Error> {
@@ -54,11 +56,49 @@ mod built {
     pub(crate) async fn schema(url: &str) -> Result<Option<u32>, Error> {
         Ok(connect(url)?.schema().await?)
     }
+
+    /// Returns the load of the server.
+    pub(crate) async fn statistics(url: &str) -> Result<ServerStatsView, Error> {
+        let found = connect(url)?.statistics().await?;
+        let lease = |HolderStatistics { holder, until, runs, tasks, .. }| LeaseStatsView {
+            expired: until.is_none(),
+            host: holder.as_ref().map(|holder| holder.host.clone()),
+            pid: holder.as_ref().map(|holder| holder.pid),
+            since: holder.map(|holder| holder.since),
+            until,
+            runs,
+            steps: tasks,
+        };
+        let table = |TableStatistics { table, bytes, rows, dead_rows, vacuumed_at, .. }| TableStatsView {
+            table,
+            bytes,
+            rows,
+            dead_rows,
+            vacuumed_at,
+        };
+        let (queue, connections) = (&found, found.connections);
+        Ok(ServerStatsView {
+            queue: QueueStatsView {
+                ready: queue.ready,
+                oldest_ms: u64::try_from(queue.oldest.as_millis()).unwrap_or(u64::MAX),
+                later: queue.later,
+                lacking: queue.lacking,
+                steps: queue.tasks,
+            },
+            leases: found.holders.into_iter().map(lease).collect(),
+            tables: found.tables.into_iter().map(table).collect(),
+            connections: ConnectionsView {
+                used: connections.used,
+                database: connections.database,
+                max: connections.max,
+            },
+        })
+    }
 }
 
 #[cfg(not(feature = "postgres"))]
 mod built {
-    use super::{Arc, Error, RunId, Store};
+    use super::{Arc, Error, RunId, ServerStatsView, Store};
 
     fn lacking() -> Error {
         Error::usage("this build has no stores in PostgreSQL", "build it with the feature `postgres`")
@@ -89,6 +129,10 @@ mod built {
     pub(crate) async fn rotate_logs(_: &str, _: &[RunId]) -> Result<Vec<String>, Error> {
         Err(lacking())
     }
+
+    pub(crate) async fn statistics(_: &str) -> Result<ServerStatsView, Error> {
+        Err(lacking())
+    }
 }
 
-pub(crate) use built::{check, init, name, open, rotate_logs, schema};
+pub(crate) use built::{check, init, name, open, rotate_logs, schema, statistics};

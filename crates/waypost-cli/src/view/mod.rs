@@ -29,9 +29,10 @@ pub(crate) use scripts::{
     OnceView, ReportView,
 };
 pub(crate) use upkeep::{
-    ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, DoctorView, EventAddedView,
-    ExportedView, ImportShownView, ManFilesView, ManPageView, MissingView, Origin, ScriptView, SettingView,
-    StatsView, StoreCheckedView, StoreMadeView, StoreUpgradedView, WorkflowStatsView,
+    ArchivedView, CancelledView, CheckupView, ConfigFileView, ConfigView, ConnectionsView, DoctorView,
+    EventAddedView, ExportedView, ImportShownView, LeaseStatsView, ManFilesView, ManPageView, MissingView,
+    Origin, QueueStatsView, ScriptView, ServerStatsView, SettingView, StatsView, StoreCheckedView,
+    StoreMadeView, StoreStatsView, StoreUpgradedView, TableStatsView, WorkflowStatsView,
 };
 
 pub(crate) use waits::{AnsweredView, SignalledView, WaitView, file_of, gives, step_of};

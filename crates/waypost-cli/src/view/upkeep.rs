@@ -173,6 +173,79 @@ pub(crate) struct StoreCheckedView {
     pub(crate) errors: Vec<String>,
 }
 
+/// The answer of `store stats`.
+#[derive(Debug, Serialize)]
+pub(crate) struct StoreStatsView {
+    pub(crate) v: u32,
+    pub(crate) store: String,
+    /// The table version, if the store has tables.
+    pub(crate) schema: Option<u32>,
+    pub(crate) runs: u64,
+    pub(crate) by_status: BTreeMap<&'static str, u64>,
+    /// Bytes of the runs: records and files, logs included.
+    pub(crate) bytes: u64,
+    /// Bytes of the database: of its files, or of its tables with indexes.
+    pub(crate) database_bytes: Option<u64>,
+    /// The server; `None` for local stores.
+    pub(crate) server: Option<ServerStatsView>,
+}
+
+/// The load of a database server.
+#[derive(Debug, Serialize)]
+pub(crate) struct ServerStatsView {
+    pub(crate) queue: QueueStatsView,
+    pub(crate) leases: Vec<LeaseStatsView>,
+    /// Largest first.
+    pub(crate) tables: Vec<TableStatsView>,
+    pub(crate) connections: ConnectionsView,
+}
+
+/// The queue, counted.
+#[derive(Debug, Serialize)]
+pub(crate) struct QueueStatsView {
+    /// Runs that a worker may claim now, and the longest wait among them.
+    pub(crate) ready: u64,
+    pub(crate) oldest_ms: u64,
+    /// Runs that wait for a time.
+    pub(crate) later: u64,
+    /// Runs for which a worker lacked something.
+    pub(crate) lacking: u64,
+    /// Steps that wait for another worker than that of their run.
+    pub(crate) steps: u64,
+}
+
+/// The leases of a process.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeaseStatsView {
+    pub(crate) host: Option<String>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) since: Option<Timestamp>,
+    /// `None` for an ended lease.
+    pub(crate) until: Option<Timestamp>,
+    pub(crate) expired: bool,
+    pub(crate) runs: u64,
+    /// Steps of runs of other workers.
+    pub(crate) steps: u64,
+}
+
+/// A table, or the partition of a month.
+#[derive(Debug, Serialize)]
+pub(crate) struct TableStatsView {
+    pub(crate) table: String,
+    pub(crate) bytes: u64,
+    pub(crate) rows: u64,
+    pub(crate) dead_rows: u64,
+    pub(crate) vacuumed_at: Option<Timestamp>,
+}
+
+/// The connections of a server.
+#[derive(Debug, Serialize)]
+pub(crate) struct ConnectionsView {
+    pub(crate) used: u64,
+    pub(crate) database: u64,
+    pub(crate) max: u64,
+}
+
 /// The answer of `export`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExportedView {

@@ -210,3 +210,17 @@ fn a_store_that_contradicts_itself_is_found() {
     assert!(told.starts_with("exit 7\n"), "{told}");
     assert!(told.contains("DAMAGED run r-1: "), "{told}");
 }
+
+#[test]
+fn a_local_store_has_counts_and_bytes() {
+    let rig = Rig::failed();
+
+    let stats = rig.json(&["store", "stats", "--json"]);
+
+    assert_eq!((&stats["runs"], &stats["by_status"]), (&json!(1), &json!({"failed": 1})), "{stats:#}");
+    assert_eq!((&stats["schema"], &stats["server"]), (&json!(6), &json!(null)), "{stats:#}");
+    assert!(stats["bytes"].as_u64() > Some(0) && stats["database_bytes"].as_u64() > Some(0), "{stats:#}");
+    let told = rig.waypost(&["store", "stats"]);
+    assert!(told.contains("version 6\nruns         1 (1 failed)\nsize  "), "{told}");
+    assert!(rig.waypost(&["store", "stats", "--store", "file:x"]).starts_with("exit 5\n"));
+}

@@ -746,3 +746,47 @@ fn a_worker_serves_its_counters() {
     }
     drain(worker);
 }
+
+#[test]
+fn the_load_of_the_store_is_shown() {
+    let rig = rig("load");
+    expect(&rig, &["store", "stats"], 0, &["0 ready, 0 later, 0 lacking", "TABLE"]);
+    submit(&rig, 1);
+    expect(&rig, &["submit", "flow.yaml", "--id", "later", "--delay", "1h"], 0, &["is queued"]);
+    let worker = rig.start(&["worker"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+    expect(&rig, &["submit", "flow.yaml", "--id", "r-2"], 0, &["is queued"]);
+
+    let stats = rig.json(&["store", "stats", "--json"]);
+
+    assert_eq!((&stats["schema"], &stats["runs"]), (&6.into(), &3.into()), "{stats:#}");
+    assert_eq!((&stats["by_status"]["queued"], &stats["by_status"]["running"]), (&2.into(), &1.into()));
+    let server = &stats["server"];
+    assert_eq!((&server["queue"]["ready"], &server["queue"]["later"]), (&1.into(), &1.into()), "{server:#}");
+    let lease = &server["leases"][0];
+    assert_eq!((&lease["pid"], &lease["runs"]), (&worker.pid().into(), &1.into()), "{server:#}");
+    assert_eq!(lease["expired"], false, "{server:#}");
+    let connections = |name: &str| server["connections"][name].as_u64().unwrap();
+    assert!(connections("used") >= connections("database") && connections("database") >= 3, "{server:#}");
+    let tables = server["tables"].as_array().unwrap();
+    assert!(tables.iter().any(|table| table["table"].as_str().unwrap().starts_with("logs_2")), "{server:#}");
+    expect(&rig, &["store", "stats"], 0, &["1 ready (the oldest for", "WORKER", "until 2", "records"]);
+
+    // The lease of a killed worker is shown until another worker takes the run.
+    worker.signal(libc::SIGKILL);
+    worker.end();
+    cluster().sql("load", "UPDATE waypost.workers SET until = '-infinity', lease_ms = 0");
+    let stats = rig.json(&["store", "stats", "--json"]);
+    assert_eq!(stats["server"]["leases"][0]["expired"], true, "{stats:#}");
+    rig.write("go", "");
+    drain_all(&rig, 2);
+    let stats = rig.json(&["store", "stats", "--json"]);
+    assert_eq!(stats["server"]["leases"], serde_json::json!([]), "{stats:#}");
+}
+
+/// Starts a worker, and ends it after the end of the runs.
+fn drain_all(rig: &Rig, count: usize) {
+    let worker = rig.start(&["worker"]);
+    wait_for_end(rig, count);
+    drain(worker);
+}

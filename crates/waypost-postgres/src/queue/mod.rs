@@ -9,5 +9,6 @@
 
 pub(crate) mod hints;
 pub(crate) mod jobs;
+pub(crate) mod statistics;
 pub(crate) mod tasks;
 pub(crate) mod worker;

@@ -149,7 +149,8 @@ pub(crate) async fn living(database: &Database) -> Result<BTreeMap<i64, Holder>,
 const ENDED: &str =
     "greatest(w.until, pg_postmaster_start_time() + w.lease_ms * interval '1 ms') <= clock_timestamp()";
 
-fn with_ended(text: &str) -> String {
+/// Returns a statement with the condition about an ended lease.
+pub(super) fn with_ended(text: &str) -> String {
     text.replace("{ENDED}", ENDED)
 }
 

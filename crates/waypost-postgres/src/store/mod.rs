@@ -28,6 +28,7 @@ use crate::database::settings::{PostgresOptions, Settings};
 use crate::lock;
 use crate::queue::hints::{self, Hints};
 use crate::queue::jobs::{self, Claim};
+use crate::queue::statistics::{self, Statistics};
 use crate::queue::tasks::{self, Claimed};
 use crate::queue::worker::{self, Worker};
 use crate::runtime;
@@ -99,6 +100,14 @@ impl PostgresStore {
     /// [`StoreError::Unreachable`], [`StoreError::Denied`].
     pub async fn schema(&self) -> Result<Option<u32>, StoreError> {
         self.task(async |shared| schema::version(&shared.database).await).await
+    }
+
+    /// Returns figures of the queue, the leases, the tables and the server.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`], [`StoreError::Denied`], [`StoreError::Version`], [`StoreError::NotFound`].
+    pub async fn statistics(&self) -> Result<Statistics, StoreError> {
+        self.call(|shared| async move { statistics::read(&shared.database).await }).await
     }
 
     /// Does the work in a task, which continues after a drop of the caller.
