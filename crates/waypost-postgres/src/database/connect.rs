@@ -3,13 +3,15 @@
 //! A connection without an answer is closed and never used again. A lost statement is sent again unchanged. A question
 //! about the effect proves nothing, since the statement may still arrive.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Timeouts};
+use deadpool_postgres::{
+    Manager, ManagerConfig, Object, Pool, PoolConfig, PoolError, QueueMode, RecyclingMethod, Timeouts,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, OnceCell};
 use tokio::task::JoinHandle;
@@ -20,7 +22,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 use waypost::store::StoreError;
 use waypost_codec::delta_cache::DeltaCache;
 
-use crate::database::error::{Cause, Failure};
+use crate::database::error::{Cause, Failure, is_full};
 use crate::database::schema;
 use crate::database::settings::{LOCK_TIMEOUT, PostgresOptions, STATEMENT_TIMEOUT, Settings};
 use crate::database::statement::{Statement, Uses};
@@ -31,6 +33,10 @@ const SERVER_MIN: i64 = 130_000;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(STATEMENT_TIMEOUT.as_secs() + 5);
 /// Longest wait for the request to cancel a statement.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
+/// An unused connection is closed after this time: the next load opens it again in milliseconds.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+/// Longest wait of the first statement for a free connection of the server: others end within seconds.
+const FULL_MAX: Duration = Duration::from_secs(10);
 /// Most repetitions of a statement after a collision with another transaction.
 const COLLISIONS_MAX: u32 = 10;
 /// Shortest and longest pause before a repetition.
@@ -139,11 +145,23 @@ impl Database {
             true => Manager::from_config(config.clone(), NoTls, manager_config),
             false => Manager::from_config(config.clone(), self.tls()?, manager_config),
         };
-        let pool = Pool::builder(manager)
-            .max_size(self.options.connections_max.max(1))
-            .runtime(deadpool_postgres::Runtime::Tokio1)
-            .timeouts(Timeouts { wait: Some(ANSWER_TIMEOUT), ..Timeouts::new() });
-        let pool = pool.build().map_err(|error| Failure::Away(error.into()))?;
+        // The connection used last is used next, so that the others are idle.
+        let config_of_pool = PoolConfig {
+            timeouts: Timeouts { wait: Some(ANSWER_TIMEOUT), ..Timeouts::new() },
+            queue_mode: QueueMode::Lifo,
+            ..PoolConfig::new(self.options.connections_max.max(1))
+        };
+        let pool =
+            Pool::builder(manager).config(config_of_pool).runtime(deadpool_postgres::Runtime::Tokio1).build();
+        let pool = pool.map_err(|error| Failure::Away(error.into()))?;
+        let unclosed = pool.weak();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(IDLE_MAX / 2).await;
+                let Some(pool) = unclosed.upgrade().filter(|pool| !pool.is_closed()) else { return };
+                pool.retain(|_, metrics| metrics.last_used() < IDLE_MAX);
+            }
+        });
         Ok(Opened { pool, config, has_session, lossy })
     }
 
@@ -278,32 +296,46 @@ impl Database {
         let _ = tokio::time::timeout(CANCEL_TIMEOUT, cancel).await;
     }
 
-    /// Sends a statement. Repeats the same statement for [`PostgresOptions::patience`] while answers are lost or the
-    /// server is away. Before the first connection, a single attempt is made.
+    /// Sends a statement. Repeats the same statement as [`with_patience`](Self::with_patience) does.
     ///
     /// Repetitions of the statement must have the same effect as a single execution.
     pub(crate) async fn run(&self, statement: &Statement) -> Result<Answer, Failure> {
+        let (rows, repeated) = self.with_patience(|| self.send(statement)).await?;
+        Ok(Answer { rows, repeated })
+    }
+
+    /// Repeats an attempt for [`PostgresOptions::patience`] while answers are lost or the server is away. Before the first
+    /// connection, only a full server is asked again, for [`FULL_MAX`].
+    ///
+    /// Returns the answer, and whether an earlier answer was lost.
+    pub(crate) async fn with_patience<T, A>(&self, attempt: impl Fn() -> A) -> Result<(T, bool), Failure>
+    where
+        A: Future<Output = Result<T, Failure>>,
+    {
         let was_opened = self.opened.initialized();
         let begun = Instant::now();
         let (mut repeated, mut attempts, mut collisions) = (false, 0_u32, 0);
         loop {
-            let failure = match self.send(statement).await {
-                Ok(rows) => return Ok(Answer { rows, repeated }),
+            let failure = match attempt().await {
+                Ok(answer) => return Ok((answer, repeated)),
                 Err(failure) => failure,
             };
-            let (may_repeat, cause): (bool, Cause) = match failure {
+            let (limit, cause): (Duration, Cause) = match failure {
                 Failure::Lost(cause) => {
                     repeated = true;
-                    (true, cause)
+                    (self.options.patience, cause)
                 }
-                Failure::Away(cause) => (was_opened || repeated, cause),
+                Failure::Away(cause) if was_opened || repeated => (self.options.patience, cause),
+                Failure::Away(cause) if is_full(&cause) => (FULL_MAX, cause),
+                Failure::Away(cause) => (Duration::ZERO, cause),
                 Failure::Collided(cause) => {
                     collisions += 1;
-                    (collisions <= COLLISIONS_MAX, cause)
+                    let may_repeat = collisions <= COLLISIONS_MAX;
+                    (if may_repeat { self.options.patience } else { Duration::ZERO }, cause)
                 }
                 decided => return Err(decided),
             };
-            if !may_repeat || begun.elapsed() > self.options.patience {
+            if begun.elapsed() >= limit {
                 return Err(if repeated { Failure::Lost(cause) } else { Failure::Away(cause) });
             }
             tokio::time::sleep(pause(attempts)).await;

@@ -119,6 +119,12 @@ fn is_away(code: &SqlState) -> bool {
     )
 }
 
+/// Returns whether the server has no free connection.
+pub(super) fn is_full(cause: &Cause) -> bool {
+    let code = cause.downcast_ref::<Error>().and_then(Error::code);
+    code == Some(&SqlState::TOO_MANY_CONNECTIONS)
+}
+
 fn is_read_only(cause: &Cause) -> bool {
     let code = cause.downcast_ref::<Error>().and_then(Error::code);
     code == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)

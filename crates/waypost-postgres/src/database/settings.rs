@@ -26,7 +26,7 @@ const PASSFILE_BYTES_MAX: u64 = 1 << 20;
 /// The use of the server by a store.
 #[derive(Debug, Clone)]
 pub struct PostgresOptions {
-    /// Most connections of this process.
+    /// Most connections for the statements of this process; a lease and hints have one more each.
     pub connections_max: usize,
     /// How long a lease is valid without a renewal.
     pub lease: Duration,
@@ -36,7 +36,7 @@ pub struct PostgresOptions {
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { connections_max: 8, lease: Duration::from_secs(60), patience: Duration::from_secs(30) }
+        Self { connections_max: 4, lease: Duration::from_secs(60), patience: Duration::from_secs(30) }
     }
 }
 

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 use waypost::deadline::{BootTime, Deadline};
@@ -38,11 +40,12 @@ pub(crate) struct Worker {
     /// The sending of the last answered renewal.
     renewed: Mutex<BootTime>,
     /// Ends the thread at its drop.
-    _thread: Sender<()>,
+    thread: Sender<Weak<Worker>>,
 }
 
 impl Worker {
-    /// Adds a row for this process, and starts its renewal.
+    /// Adds a row for this process, and starts its renewal. The renewal has its connection before the first lease exists:
+    /// a server without a free connection ends no lease.
     pub(crate) async fn register(database: &Arc<Database>, holder: &Holder) -> Result<Arc<Self>, Failure> {
         // A row with a held run says how its lease ended.
         const REGISTER: &str = "WITH gone AS (
@@ -52,19 +55,16 @@ impl Worker {
             INSERT INTO waypost.workers (holder, lease_ms, until)
             VALUES ($1, $2, clock_timestamp() + $2 * interval '1 ms') RETURNING id";
         let length = database.options.lease;
+        let (thread, _) = database.with_patience(|| start_renewal(database)).await?;
         let sent = BootTime::now();
         let register = Statement::new(with_ended(REGISTER))
             .text(holder_text(holder))
             .int(int(length.as_millis() as u64));
         let id = database.run(&register).await?.row()?.get(0);
-        let (thread, stop) = channel();
         let deadline = Deadline::new(sent.after(length - length / MARGIN_PER_LEASE)).ok().map(Arc::new);
-        let worker = Self { id, deadline, length, renewed: Mutex::new(sent), _thread: thread };
-        let worker = Arc::new(worker);
-        let (weak, database) = (Arc::downgrade(&worker), Arc::downgrade(database));
-        let renew = move || renew_until(&stop, &weak, &database, length);
-        let started = std::thread::Builder::new().name("waypost-lease".to_owned()).spawn(renew);
-        started.map_err(|error| Failure::Away(error.into()))?;
+        let worker = Arc::new(Self { id, deadline, length, renewed: Mutex::new(sent), thread });
+        // An ended thread renews no lease, and the lease ends.
+        let _ = worker.thread.send(Arc::downgrade(&worker));
         Ok(worker)
     }
 
@@ -92,11 +92,37 @@ impl Worker {
     }
 }
 
-/// Renews a worker until the drop of the worker, the end of the lease, or the loss of the row.
-fn renew_until(stop: &Receiver<()>, worker: &Weak<Worker>, database: &Weak<Database>, length: Duration) {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-    let (mut client, mut pause) = (None, length / RENEWALS_PER_LEASE);
-    while stop.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+/// Starts the thread of the renewals; returns once its connection is open.
+async fn start_renewal(database: &Arc<Database>) -> Result<Sender<Weak<Worker>>, Failure> {
+    let (thread, worker) = channel();
+    let (connected, connection) = oneshot::channel();
+    let database = Arc::clone(database);
+    let renew = move || {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let opened = runtime.map_err(|error| Failure::Away(error.into())).and_then(|runtime| {
+            let client = runtime.block_on(database.connect_apart())?;
+            Ok((runtime, client))
+        });
+        let database = Arc::downgrade(&database);
+        let (opened, failure) =
+            opened.map_or_else(|failure| (None, Err(failure)), |opened| (Some(opened), Ok(())));
+        let _ = connected.send(failure);
+        if let Some((runtime, client)) = opened {
+            renew_until(&worker, &database, &runtime, client);
+        }
+    };
+    let started = std::thread::Builder::new().name("waypost-lease".to_owned()).spawn(renew);
+    started.map_err(|error| Failure::Away(error.into()))?;
+    connection.await.map_err(|error| Failure::Away(error.into()))??;
+    Ok(thread)
+}
+
+/// Renews the received worker until the drop of the worker, the end of the lease, or the loss of the row.
+fn renew_until(begun: &Receiver<Weak<Worker>>, database: &Weak<Database>, runtime: &Runtime, client: Client) {
+    let Ok(worker) = begun.recv() else { return };
+    let Some(length) = worker.upgrade().map(|worker| worker.length) else { return };
+    let (mut client, mut pause) = (Some(client), length / RENEWALS_PER_LEASE);
+    while let Err(RecvTimeoutError::Timeout) = begun.recv_timeout(pause) {
         let (Some(worker), Some(database)) = (worker.upgrade(), database.upgrade()) else { return };
         if !worker.lasts() {
             return;

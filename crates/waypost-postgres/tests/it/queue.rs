@@ -363,6 +363,83 @@ fn a_busy_process_keeps_its_leases() {
     });
 }
 
+/// Returns the number of connections of a role to the database.
+async fn connections(site: &Site, role: &str) -> i64 {
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND datname = current_database()";
+    site.tables().await.query_one(count, &[&role]).await.unwrap().get(0)
+}
+
+/// Makes a role with the rights of a worker; returns its name and the address.
+async fn worker_role(site: &Site) -> (String, String) {
+    let role = format!("worker_of_{}", site.database());
+    let rights = format!(
+        "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA waypost TO {role};
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA waypost TO {role}"
+    );
+    site.tables().await.batch_execute(&rights).await.unwrap();
+    let url = format!("{} user={role}", site.url());
+    (role, url)
+}
+
+/// The server refuses another connection: a worker keeps those that it has, and its leases.
+#[test]
+fn a_full_server_ends_no_lease() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let (role, url) = worker_role(&site).await;
+        submit(&store, "r-1", &job(0)).await;
+        let options = PostgresOptions { lease: Duration::from_secs(2), ..PostgresOptions::default() };
+        let worker = PostgresStore::open(&url, options).unwrap();
+        let lease = claim(&worker, 1).await.pop().unwrap();
+
+        let full = format!("ALTER ROLE {role} CONNECTION LIMIT {}", connections(&site, &role).await);
+        site.tables().await.batch_execute(&full).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        store.expire().await.unwrap();
+
+        assert_eq!(store.depth().await.unwrap(), 0);
+        assert!(store.run(lease.run()).await.unwrap().summary.holder.is_some());
+        let others = PostgresStore::open(&url, PostgresOptions::default()).unwrap();
+        let free = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            site.tables()
+                .await
+                .batch_execute(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"))
+                .await
+                .unwrap();
+        };
+        let (depth, ()) = tokio::join!(others.depth(), free);
+        assert_eq!(depth.unwrap(), 0, "a command waits for a free connection");
+    });
+}
+
+#[test]
+fn a_worker_needs_few_connections() {
+    block_on(async {
+        let site = Site::new().await;
+        let (role, url) = worker_role(&site).await;
+        let worker = Arc::new(PostgresStore::open(&url, PostgresOptions::default()).unwrap());
+        assert_eq!(worker.listen().await, None);
+        drop(claim(&worker, 1).await);
+
+        let calls = (0..200).map(|_| {
+            let worker = Arc::clone(&worker);
+            tokio::spawn(async move { worker.depth().await })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            call.await.unwrap().unwrap();
+        }
+
+        // Statements, lease, hints.
+        assert_eq!(connections(&site, &role).await, 4 + 1 + 1);
+        while connections(&site, &role).await > 3 {
+            worker.depth().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    });
+}
+
 /// A graph of functions, submitted by one process and executed by another.
 #[test]
 fn a_worker_executes_registered_graphs() {
