@@ -18,8 +18,8 @@ use waypost::store::{ClaimedTask, Lease, Store, StoreError};
 use waypost::worker::{Executor, Left, TaskEnd, Worker};
 use waypost_workflow::file::Parallel;
 use waypost_workflow::program::{
-    DispatchOptions, EndedStep, LOSS, LocalExecutor, NO_RESOURCES, NO_ROOM, StepEnd, StepExecutor as _,
-    StepRequest, Surroundings, WorkflowProgram, WorkflowState,
+    DispatchOptions, ELSEWHERE, EndedStep, LOSS, LocalExecutor, NO_RESOURCES, NO_ROOM, StepEnd,
+    StepExecutor as _, StepRequest, Surroundings, WorkflowProgram, WorkflowState,
 };
 
 use super::Context;
@@ -75,7 +75,7 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
         context: context.clone(),
         store: Arc::clone(&store),
         local: Local::detect()?,
-        offer,
+        offer: Arc::new(offer),
     };
     context.output.note(&format!("Worker for {store} (-j {})", args.runs));
     let worker = Worker::with_executor(Arc::clone(&store), executor).with_slots(args.runs).with_stop(stop);
@@ -95,7 +95,7 @@ struct RunExecutor {
     context: Context,
     store: Arc<dyn Store>,
     local: Local,
-    offer: Offer,
+    offer: Arc<Offer>,
     counters: Arc<Counters>,
 }
 
@@ -238,7 +238,8 @@ impl RunExecutor {
             Some(queue) => queue.job(&run).await?.map(|queued| queued.job.needs),
             None => None,
         };
-        surroundings.dispatch = Some(DispatchOptions { needs: needs.unwrap_or_default() });
+        let offer = Arc::clone(&self.offer) as _;
+        surroundings.dispatch = Some(DispatchOptions::new(needs.unwrap_or_default(), offer));
         if workflow.is_distributed() {
             surroundings.parallel = Parallel::Configured(DISTRIBUTED_PARALLEL);
         }
@@ -272,7 +273,11 @@ impl RunExecutor {
 fn left(outcome: &Outcome<WorkflowState>) -> Left {
     let by = outcome.stopped_by.as_deref().unwrap_or_default();
     match outcome.status {
-        RunStatus::Interrupted if by.starts_with("SIG") || by.starts_with(LOSS) => Left::Unfinished,
+        RunStatus::Interrupted
+            if by.starts_with("SIG") || by.starts_with(LOSS) || by.starts_with(ELSEWHERE) =>
+        {
+            Left::Unfinished
+        }
         RunStatus::Interrupted if by.starts_with(NO_RESOURCES) || by.starts_with(NO_ROOM) => {
             Left::Lacking(format!("the resources for its steps ({by})"))
         }

@@ -14,7 +14,7 @@ use waypost::lock::Holder;
 use waypost::record::{RunRecord, RunStatus};
 use waypost::store::{Job, Store, StoreError};
 use waypost_workflow::file::{AgentCommand, Shell, Work, Workflow};
-use waypost_workflow::program::{Agents, has_program};
+use waypost_workflow::program::{Agents, StepOffer, has_program};
 
 use crate::error::Error;
 use crate::format::time;
@@ -151,6 +151,12 @@ pub(crate) struct Offer {
     pub(crate) bases: BTreeMap<String, PathBuf>,
 }
 
+impl StepOffer for Offer {
+    fn lacks(&self, needs: &BTreeSet<String>) -> Option<String> {
+        Self::lacks(self, needs)
+    }
+}
+
 impl Offer {
     /// Returns what this process lacks of some needs, for display.
     pub(crate) fn lacks(&self, needs: &BTreeSet<String>) -> Option<String> {
@@ -180,6 +186,8 @@ impl Offer {
                 let path = std::env::var_os("PATH").unwrap_or_default();
                 (has_program(name, Path::new("/"), &path), format!("program `{name}`"))
             }
+            // Of the next step.
+            "step" => return self.lack(name),
             _ => (false, format!("`{need}`, unknown to this version")),
         };
         (!has).then_some(shown)

@@ -505,3 +505,26 @@ steps:
     expect(&rig, &["logs", "r"], 0, &["got ***"]);
     drop((lacking, having));
 }
+
+#[test]
+fn a_wait_for_other_workers_keeps_no_slot() {
+    let flow = "steps:
+  - {id: a, run: 'echo a >> trace'}
+  - {id: train, run: 'echo train >> trace', runs_on: gpu, idempotent: false}
+  - {id: last, run: 'echo last >> trace'}
+";
+    let rig = submitted("no_slot", flow);
+    let plain = worker(&rig, &["-j", "1"]);
+    rig.wait_for("trace", |text| text == "a\n");
+    rig.write("plain.yaml", "steps: [{id: p, run: 'echo p >> trace'}]");
+    expect(&rig, &["submit", "plain.yaml", "--id", "p"], 0, &[]);
+    rig.wait_for("trace", |text| text == "a\np\n");
+    wait_until("the return", || show(&rig).contains("no worker has tag `gpu`"));
+    expect(&rig, &["show", "r"], 0, &["r  queued"]);
+
+    // The worker with the tag executes the run. After its loss, any worker does.
+    let tagged = worker(&rig, &["--tags", "gpu"]);
+    wait_for_status(&rig, "completed");
+    assert_eq!(rig.read("trace"), "a\np\ntrain\nlast\n");
+    drop((plain, tagged));
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use waypost::id::RunId;
 use waypost::lock::Holder;
-use waypost::store::{BLOB_CHUNK_BYTES, FILES_BLOB, Job, QueuedJob};
+use waypost::store::{BLOB_CHUNK_BYTES, FILES_BLOB, Job, QueuedJob, STEP_NEED};
 
 use crate::database::connect::Database;
 use crate::database::error::Failure;
@@ -110,7 +110,7 @@ pub(crate) async fn job(database: &Database, run: &RunId) -> Result<Option<Queue
     let job = Job {
         priority: i32::try_from(row.get::<_, i64>(0)).unwrap_or_default(),
         not_before: time(2),
-        needs: needs_of(row.get(1)),
+        needs: needs_of(row.get(1)).into_iter().filter(|need| !need.starts_with(STEP_NEED)).collect(),
         files: Vec::new(),
     };
     let missing = row.get::<_, Option<String>>(4).zip(time(5));
@@ -172,7 +172,9 @@ const CLAIM: &str = "WITH picked AS MATERIALIZED (
         WHERE m.id = t.scope AND m.token = t.token AND {CLAIMABLE}
         RETURNING m.run, m.token),
     cleared AS (
-        UPDATE waypost.jobs j SET missing = NULL FROM claimed c WHERE j.run = c.run AND j.missing IS NOT NULL)
+        UPDATE waypost.jobs j SET missing = NULL, needs = array_to_string(ARRAY(
+            SELECT need FROM unnest(string_to_array(j.needs, E'\\n')) need WHERE need NOT LIKE 'step:%'), E'\\n')
+        FROM claimed c WHERE j.run = c.run AND j.missing IS NOT NULL)
     SELECT r.name, c.token FROM claimed c JOIN waypost.runs r ON r.id = c.run";
 
 /// The claim of a worker.

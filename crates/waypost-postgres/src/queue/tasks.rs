@@ -125,6 +125,30 @@ pub(crate) async fn remove(database: &Database, run: &RunId, keys: Vec<String>) 
     database.run(&Statement::new(REMOVE).text(run.as_str()).texts(keys)).await.map(drop)
 }
 
+/// Removes tasks and changes the needs of their run, unless a worker has claimed one of the tasks.
+pub(crate) async fn withdraw(
+    database: &Database,
+    run: &RunId,
+    keys: Vec<String>,
+    (needs, missing): (&BTreeSet<String>, &str),
+) -> Result<bool, Failure> {
+    // The lock returns the newest rows: no claim is in between.
+    const WITHDRAW: &str = "WITH asked AS MATERIALIZED (
+            SELECT t.id, t.run, t.worker FROM waypost.runs r JOIN waypost.tasks t ON t.run = r.id
+            WHERE r.name = $1 AND t.key = ANY($2) FOR UPDATE OF t),
+        removed AS (
+            DELETE FROM waypost.tasks t USING asked a
+            WHERE t.id = a.id AND NOT EXISTS (SELECT 1 FROM asked WHERE worker IS NOT NULL) RETURNING a.run)
+        UPDATE waypost.jobs j SET needs = $3, missing = $4, since = clock_timestamp()
+        WHERE j.run IN (SELECT run FROM removed) RETURNING j.run";
+    let withdraw = Statement::new(WITHDRAW)
+        .text(run.as_str())
+        .texts(keys)
+        .text(needs_text(needs))
+        .text(missing.replace('\0', "\u{fffd}"));
+    Ok(!database.run(&withdraw).await?.rows.is_empty())
+}
+
 /// Removes a waiting task, and requests the end of a claimed one.
 pub(crate) async fn cancel(
     database: &Database,

@@ -790,6 +790,20 @@ impl TaskQueue for PostgresStore {
         .await
     }
 
+    async fn withdraw_tasks(
+        &self,
+        run: &RunId,
+        keys: &[String],
+        needs: &BTreeSet<String>,
+        missing: &str,
+    ) -> Result<bool, StoreError> {
+        let (run, keys, needs, missing) = (run.clone(), keys.to_vec(), needs.clone(), missing.to_owned());
+        self.call(
+            |shared| async move { tasks::withdraw(&shared.database, &run, keys, (&needs, &missing)).await },
+        )
+        .await
+    }
+
     async fn clear(&self, lease: &Lease) -> Result<u64, StoreError> {
         let lease = lease.clone();
         self.call(|shared| async move {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use waypost::store::{
-    ClaimedTask, Lease, Queue as _, Store as _, StoreError, Submitted, Task, TaskQueue as _, TaskState,
+    ClaimedTask, Job, Lease, Queue as _, Store as _, StoreError, Submitted, Task, TaskQueue as _, TaskState,
     TaskStop, TasksOf,
 };
 use waypost_postgres::PostgresStore;
@@ -100,6 +100,43 @@ fn a_task_is_claimed_once() {
 
         assert_eq!((claimed.len(), claimed.iter().filter(|(_, losses)| *losses > 0).count()), (40, 0));
         assert!(store.task_needs(&BTreeSet::new()).await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn waiting_tasks_are_withdrawn() {
+    block_on(async {
+        let site = Site::new().await;
+        let store = site.open();
+        let (lease, run) = (begin(&store).await, run_id("r-1"));
+        store.requeue(&run, Some(&Job::default())).await.unwrap();
+        let both = ["a".to_owned(), "b".to_owned()];
+        for key in &both {
+            store.submit_task(&lease, &task(key)).await.unwrap();
+        }
+        let step = BTreeSet::from(["step:tag:gpu".to_owned()]);
+        let one = store.claim_tasks(&holder("worker"), &BTreeSet::from([needs()]), TasksOf::AllRuns, 1).await;
+        assert_eq!(keys(&one.unwrap()), ["a"]);
+
+        assert!(!store.withdraw_tasks(&run, &both, &step, "tag").await.unwrap(), "a worker has one");
+        assert_eq!(states(&store).await.len(), 2);
+        assert!(store.withdraw_tasks(&run, &both[1..], &step, "tag `gpu`").await.unwrap());
+        assert_eq!(states(&store).await.len(), 1);
+        store.release(lease, None).await.unwrap();
+        store.requeue(&run, None).await.unwrap();
+
+        // The need of the step counts for one claim.
+        let job = store.job(&run).await.unwrap().unwrap();
+        assert_eq!((job.job.needs, job.missing.unwrap().0), (BTreeSet::new(), "tag `gpu`".to_owned()));
+        let claim = async |needs: &BTreeSet<String>| {
+            let served = BTreeSet::from([needs.clone()]);
+            store.claim(&holder("worker"), &served, 1).await.unwrap().pop()
+        };
+        assert!(claim(&BTreeSet::new()).await.is_none());
+        let claimed = claim(&step).await.unwrap();
+        store.release(claimed, None).await.unwrap();
+        store.requeue(&run, None).await.unwrap();
+        assert!(claim(&BTreeSet::new()).await.is_some());
     });
 }
 

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,7 +24,7 @@ use crate::supervisor::{
 };
 
 use super::command::Command;
-use super::executor::{EndedStep, StepEnd, StepExecutor, StepRequest};
+use super::executor::{ELSEWHERE, EndedStep, StepEnd, StepExecutor, StepRequest};
 use super::leftovers::{ProcessMark, outlives_process};
 use super::outputs::{OutputFiles, OutputSources, StepOutputs};
 use super::scratch::{Scratch, ScratchFolder};
@@ -71,6 +71,22 @@ enum Life {
     Lost(SupervisorError),
 }
 
+/// Counts a step of this process while it exists.
+struct StepHere<'a>(&'a AtomicUsize);
+
+impl<'a> StepHere<'a> {
+    fn new(steps: &'a AtomicUsize) -> Self {
+        steps.fetch_add(1, Ordering::AcqRel);
+        Self(steps)
+    }
+}
+
+impl Drop for StepHere<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl WorkflowProgram {
     pub(super) async fn run(&self, job: Command, attempt: Attempt) -> Performed<StepOutput> {
         let (budget_use, executor) = {
@@ -84,7 +100,11 @@ impl WorkflowProgram {
         }
         let performed = match executor.filter(|_| job.runs_on.is_some()) {
             Some(executor) => self.run_elsewhere(executor.as_ref(), &job, &attempt).await,
-            None => self.run_here(job, &attempt).await,
+            None => {
+                let dispatch = self.surroundings.dispatch.as_ref();
+                let _here = dispatch.map(|options| StepHere::new(&options.steps_here));
+                self.run_here(job, &attempt).await
+            }
         };
         if let Some(budget_use) = budget_use {
             budget_use.add(&performed, &attempt);
@@ -149,7 +169,10 @@ impl WorkflowProgram {
         if let StepEnd::Stopped { lack: Some(lack), .. } = &end
             && !attempt.is_stopped()
         {
-            attempt.stop_session(lack);
+            match lack.starts_with(ELSEWHERE) {
+                true => attempt.return_run(lack),
+                false => attempt.stop_session(lack),
+            }
         }
         let mut performed = end.performed();
         if let Performed::Completed { output, report, .. } = &mut performed {

@@ -72,8 +72,8 @@ pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, lacking};
 pub use budget::{BUDGET, spent};
 pub use error::ProgramError;
 pub use executor::{
-    DispatchOptions, EndedStep, ExecutorError, LocalExecutor, StepEnd, StepExecutor, StepRequest,
-    TaskExecutor,
+    DispatchOptions, ELSEWHERE, EndedStep, ExecutorError, LocalExecutor, StepEnd, StepExecutor, StepOffer,
+    StepRequest, TaskExecutor,
 };
 pub use leftovers::{kill_processes_of, processes_of, run_mark};
 pub use preflight::{Lack, Machine, has_program, lacks};

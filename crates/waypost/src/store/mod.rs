@@ -38,7 +38,7 @@ pub use query::{
     Head, Heads, History, PAGE_ITEMS_MAX, Page, Progress, RunEntry, RunQuery, RunSummary, Runs, Scan,
     ScanOrder, Scanned, Trimmed, UnreadableRun,
 };
-pub use queue::{FILES_BLOB, Job, Queue, QueuedJob};
+pub use queue::{FILES_BLOB, Job, Queue, QueuedJob, STEP_NEED};
 pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, TaskStop, TasksOf};
 
 /// Keeps runs and their records.

@@ -28,6 +28,9 @@ pub struct Job {
 /// The blob with the files of a submission.
 pub const FILES_BLOB: &str = "blobs/submitted-files";
 
+/// The prefix of a need for the next claim alone: that of a step.
+pub const STEP_NEED: &str = "step:";
+
 /// The state of a submitted run in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedJob {

@@ -115,6 +115,7 @@ pub struct TaskEntry {
 /// - `a_new_lease_cancels_tasks`: [`clear`](Self::clear) removes all tasks of earlier leases, except those of living
 ///   workers, and cancels the repeatable ones of these. Any other ends by itself: a cut would leave its effect unknown.
 /// - `a_new_lease_adopts_tasks`: the same submission under a later lease adopts a task of an earlier lease.
+/// - `waiting_tasks_are_withdrawn`: all tasks of a withdrawal wait, or none is withdrawn.
 /// - `a_verification_needs_no_lease`: a task that only reads is claimed with any holder of the run, or without a holder.
 /// - `a_verification_ends_by_itself`: a task that only reads is gone after its time.
 #[async_trait]
@@ -154,6 +155,20 @@ pub trait TaskQueue: Debug + Send + Sync {
     /// # Errors
     /// Those of the store's medium.
     async fn cancel_task(&self, run: &RunId, key: &str, level: TaskStop) -> Result<(), StoreError>;
+
+    /// Removes the tasks with these keys, and changes the needs of the run for its next claim, unless a worker has claimed
+    /// one of the tasks. Returns whether the tasks are removed. The next claim removes the needs with the prefix
+    /// [`STEP_NEED`](super::STEP_NEED). `missing` names the changed needs, for display.
+    ///
+    /// # Errors
+    /// Those of the store's medium.
+    async fn withdraw_tasks(
+        &self,
+        run: &RunId,
+        keys: &[String],
+        needs: &BTreeSet<String>,
+        missing: &str,
+    ) -> Result<bool, StoreError>;
 
     /// Cancels the tasks of earlier leases. Returns the number that living workers still execute.
     ///

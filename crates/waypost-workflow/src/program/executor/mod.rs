@@ -27,7 +27,7 @@ mod tasks;
 pub(super) use tasks::end_earlier;
 
 pub use local::LocalExecutor;
-pub use tasks::{DispatchOptions, TaskExecutor};
+pub use tasks::{DispatchOptions, ELSEWHERE, StepOffer, TaskExecutor};
 
 /// Runs the commands of steps.
 #[async_trait]

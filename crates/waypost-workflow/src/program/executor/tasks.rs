@@ -1,7 +1,8 @@
 //! Executor over the workers of a shared store: each step is a task of the store's queue.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,9 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, oneshot};
 use waypost::RunId;
 use waypost::engine::{AttemptIdentity, StepReport, StopLevel};
-use waypost::store::{Lease, Queue, Store, StoreError, Submitted, Task, TaskEntry, TaskState, TaskStop};
+use waypost::store::{
+    Lease, Queue, STEP_NEED, Store, StoreError, Submitted, Task, TaskEntry, TaskState, TaskStop,
+};
 
 use super::{EndedStep, ExecutorError, StepEnd, StepExecutor, StepRequest};
 
@@ -19,11 +22,35 @@ const POLL: Duration = Duration::from_millis(250);
 /// Pause between two searches for dead workers of this machine. Workers search too, unless all their slots are in use.
 const EXPIRY_POLL: Duration = Duration::from_secs(2);
 
+/// Longest wait for another worker, if this one lacks the needs of all steps under way: a free worker claims in seconds.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The source of a stop by a session whose steps all need another worker: the run returns to the queue.
+pub const ELSEWHERE: &str = "the need of another worker";
+
+/// What the worker of a run has.
+pub trait StepOffer: fmt::Debug + Send + Sync {
+    /// Returns what this worker lacks of the needs of a step, for display; `None` if nothing is missing.
+    fn lacks(&self, needs: &BTreeSet<String>) -> Option<String>;
+}
+
 /// How the session of a run passes steps to workers.
 #[derive(Debug, Clone, Default)]
 pub struct DispatchOptions {
     /// What every worker must have for the steps of the run. Those of a step are added: `tag:TAG`, `program:PROGRAM`.
     pub needs: BTreeSet<String>,
+    /// What this worker has; without it, the run waits here for the workers of its steps.
+    pub offer: Option<Arc<dyn StepOffer>>,
+    /// The number of steps that this process executes for the run.
+    pub(in super::super) steps_here: Arc<AtomicUsize>,
+}
+
+impl DispatchOptions {
+    /// Makes options for a worker that has `offer`.
+    #[must_use]
+    pub fn new(needs: BTreeSet<String>, offer: Arc<dyn StepOffer>) -> Self {
+        Self { needs, offer: Some(offer), ..Self::default() }
+    }
 }
 
 /// Passes steps to the workers of a store.
@@ -31,13 +58,15 @@ pub struct DispatchOptions {
 pub struct TaskExecutor {
     shared: Arc<ObservedTasks>,
     lease: Lease,
-    options: DispatchOptions,
 }
 
 /// The part shared with the task that looks for ends.
 struct ObservedTasks {
     store: Arc<dyn Store>,
     run: RunId,
+    options: DispatchOptions,
+    /// The needs of each submitted step.
+    needs: Mutex<BTreeMap<String, BTreeSet<String>>>,
     observed: Mutex<HashMap<String, oneshot::Sender<EndedStep>>>,
     /// Notified by a new observer, and at the end of the executor.
     changed: Arc<Notify>,
@@ -52,10 +81,11 @@ impl TaskExecutor {
         store.queue()?;
         let changed = Arc::new(Notify::new());
         let (store, run) = (Arc::clone(store), lease.run().clone());
-        let shared = ObservedTasks { store, run, observed: Mutex::default(), changed: Arc::clone(&changed) };
+        let (needs, observed) = (Mutex::default(), Mutex::default());
+        let shared = ObservedTasks { store, run, options, needs, observed, changed: Arc::clone(&changed) };
         let shared = Arc::new(shared);
         tokio::spawn(look_for_ends(Arc::downgrade(&shared), changed));
-        Some(Self { shared, lease: lease.clone(), options })
+        Some(Self { shared, lease: lease.clone() })
     }
 }
 
@@ -99,8 +129,51 @@ impl ObservedTasks {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Delivers the ends of observed steps, and removes their tasks.
-    async fn look(&self) -> Result<(), StoreError> {
+    fn needs(&self) -> MutexGuard<'_, BTreeMap<String, BTreeSet<String>>> {
+        self.needs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn deliver(&self, key: &str, end: EndedStep) {
+        self.needs().remove(key);
+        if let Some(sender) = self.observed().remove(key) {
+            // The observer may have been dropped.
+            let _ = sender.send(end);
+        }
+    }
+
+    /// Returns the observed steps and what this worker lacks for the first one, if each of them waits for another worker,
+    /// and this process executes none.
+    fn waiting_elsewhere(&self, states: &HashMap<String, TaskState>) -> Option<(Vec<String>, String)> {
+        let offer = self.options.offer.as_ref()?;
+        let keys: Vec<String> = self.observed().keys().cloned().collect();
+        let needs = self.needs();
+        let lacks = |key: &String| {
+            let is_waiting = matches!(states.get(key), Some(TaskState::Waiting(_)));
+            needs.get(key).filter(|_| is_waiting).and_then(|needs| offer.lacks(needs))
+        };
+        let mut lacking = keys.iter().map(lacks).collect::<Option<Vec<String>>>()?;
+        let is_idle = self.options.steps_here.load(Ordering::Acquire) == 0;
+        (is_idle && !keys.is_empty()).then(|| (keys, lacking.swap_remove(0)))
+    }
+
+    /// Returns the run to the queue, for a worker with the needs of its first waiting step.
+    async fn withdraw(&self, (keys, missing): (Vec<String>, String)) -> Result<(), StoreError> {
+        let run_needs = &self.options.needs;
+        let step_needs = self.needs().get(&keys[0]).cloned().unwrap_or_default();
+        let added = step_needs.difference(run_needs).map(|need| format!("{STEP_NEED}{need}"));
+        let needs = run_needs.iter().cloned().chain(added).collect();
+        if self.queue().tasks().withdraw_tasks(&self.run, &keys, &needs, &missing).await? {
+            for key in keys {
+                let lack = Some(format!("{ELSEWHERE}: {missing}"));
+                self.deliver(&key, EndedStep::unbegun(StepEnd::Stopped { in_progress: false, lack }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers the ends of observed steps, and removes their tasks. Returns the steps that wait for another worker, as
+    /// [`waiting_elsewhere`](Self::waiting_elsewhere) does.
+    async fn look(&self) -> Result<Option<(Vec<String>, String)>, StoreError> {
         // Before the question: a later submission is not part of the answer, and would count as cancelled.
         let keys: Vec<String> = self.observed().keys().cloned().collect();
         let tasks = self.queue().tasks().task_states(&self.run).await?;
@@ -109,17 +182,14 @@ impl ObservedTasks {
         let ended = |key: String| Some((end_of(states.get(&key))?, key));
         let ended: Vec<(EndedStep, String)> = keys.into_iter().filter_map(ended).collect();
         if ended.is_empty() {
-            return Ok(());
+            return Ok(self.waiting_elsewhere(&states));
         }
         let keys: Vec<String> = ended.iter().map(|(_, key)| key.clone()).collect();
         self.queue().tasks().remove_tasks(&self.run, &keys).await?;
         for (end, key) in ended {
-            if let Some(sender) = self.observed().remove(&key) {
-                // The observer may have been dropped.
-                let _ = sender.send(end);
-            }
+            self.deliver(&key, end);
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -137,7 +207,7 @@ impl fmt::Debug for ObservedTasks {
 
 /// Looks at the tasks of a run while a step is observed, until the drop of the executor.
 async fn look_for_ends(shared: Weak<ObservedTasks>, changed: Arc<Notify>) {
-    let mut searched = Instant::now();
+    let (mut searched, mut waits_since) = (Instant::now(), None);
     loop {
         let Some(looking) = shared.upgrade() else { return };
         if looking.observed().is_empty() {
@@ -146,7 +216,12 @@ async fn look_for_ends(shared: Weak<ObservedTasks>, changed: Arc<Notify>) {
             continue;
         }
         // After an error the next look may succeed; the session of the run ends with its lease.
-        let _ = looking.look().await;
+        let waiting = looking.look().await.ok().flatten();
+        waits_since = waiting.as_ref().and(waits_since.or(Some(Instant::now())));
+        if let Some(waiting) = waiting.filter(|_| waits_since.is_some_and(|since| since.elapsed() > WAIT_MAX))
+        {
+            let _ = looking.withdraw(waiting).await;
+        }
         if searched.elapsed() > EXPIRY_POLL {
             let _ = looking.queue().expire().await;
             searched = Instant::now();
@@ -180,7 +255,7 @@ fn end_of(state: Option<&TaskState>) -> Option<EndedStep> {
 #[async_trait]
 impl StepExecutor for TaskExecutor {
     async fn submit(&self, key: &str, request: StepRequest) -> Result<(), ExecutorError> {
-        let mut needs = self.options.needs.clone();
+        let mut needs = self.shared.options.needs.clone();
         let tags = request.runs_on.iter().flat_map(|runs_on| &runs_on.tags);
         needs.extend(tags.map(|tag| format!("tag:{tag}")));
         let program = request.command.argv.first().filter(|program| !program.contains('/'));
@@ -194,6 +269,7 @@ impl StepExecutor for TaskExecutor {
         let definition = request.definition().map_err(|error| ExecutorError(error.into()))?;
         let AttemptIdentity { scope, step, .. } = &request.attempt;
         let step = if scope.is_main() { step.to_string() } else { format!("{}/{step}", scope.readable()) };
+        self.shared.needs().insert(key.to_owned(), needs.clone());
         let task = Task { key: key.to_owned(), step, definition, needs, losses_max, request: text };
         let submitted = async {
             while self.shared.queue().tasks().submit_task(&self.lease, &task).await? == Submitted::Other {

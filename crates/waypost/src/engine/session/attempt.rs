@@ -269,6 +269,11 @@ impl Attempt {
         self.stop.stop(StopLevel::Graceful, by);
     }
 
+    /// Stops the session, and returns the run to the queue of its store.
+    pub fn return_run(&self, by: &str) {
+        self.stop.stop_and_return(StopLevel::Graceful, by);
+    }
+
     /// Returns whether a stop was requested.
     pub fn is_stopped(&self) -> bool {
         self.stop.is_asked() || self.cancel.is_asked()
