@@ -8,6 +8,8 @@ use waypost::StepId;
 use waypost::events::RerunCause;
 use waypost::record::{Header, Note, Phase, Reason, Record, SkipCause, Start, Try, WaitKind};
 
+use waypost_workflow::program::WORKER_LOST;
+
 use crate::view::{CauseView, ExecutionView};
 
 /// Facts about the step so far.
@@ -64,6 +66,13 @@ pub(super) fn of(step: &StepId, records: &[Record]) -> Vec<ExecutionView> {
                         last.action = "reuse";
                         last.cause = CauseView { text, ..CauseView::named("adopted", None) };
                     }
+                }
+                WORKER_LOST if header.step.as_ref() == Some(step) => {
+                    let again = || {
+                        let text = "the worker of the step was lost".to_owned();
+                        view("rerun", CauseView { text, ..CauseView::named("cut", None) })
+                    };
+                    found.extend((0..further_executions(header)).map(|_| again()));
                 }
                 "step_settled" if data["step"] == step.as_str() => {
                     let by = data["cause"]["by"].as_str().map(ToOwned::to_owned);
@@ -180,6 +189,13 @@ fn ran_again() -> CauseView {
 pub(super) fn settled(data: &Value) -> String {
     let by = data["cause"]["by"].as_str().unwrap_or("a person");
     format!("{} by {by}", data["how"].as_str().unwrap_or_default())
+}
+
+/// Returns the number of executions of the ended attempt beyond the first: those after the loss of a worker.
+pub(super) fn further_executions(header: &Header) -> u32 {
+    let losses =
+        events(header).find(|(name, _)| *name == WORKER_LOST).and_then(|(_, data)| data["losses"].as_u64());
+    losses.and_then(|losses| u32::try_from(losses).ok()).unwrap_or_default()
 }
 
 pub(super) fn events(header: &Header) -> impl Iterator<Item = (&str, &Value)> {

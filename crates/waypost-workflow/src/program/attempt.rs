@@ -147,7 +147,8 @@ impl WorkflowProgram {
                     _ if attempt.is_stopped() => return ended,
                     StepEnd::Stopped { lack: None, in_progress } if job.idempotent || !in_progress => {}
                     StepEnd::Lost | StepEnd::Stopped { lack: None, .. } => {
-                        return EndedStep { end: lost(job), ..ended };
+                        let losses = job.runs_on.as_ref().map_or(0, |runs_on| runs_on.losses_max);
+                        return EndedStep { end: lost(job), losses, ..ended };
                     }
                     _ => return ended,
                 }
@@ -177,6 +178,16 @@ impl WorkflowProgram {
         let mut performed = end.performed();
         if let Performed::Completed { output, report, .. } = &mut performed {
             report.notes.extend(self.rendered_report(job, &output.outputs));
+        }
+        // The session has counted the loss of a worker that also held the run.
+        let counted = at.as_ref().map_or(0, |at| attempt.at.attempt.saturating_sub(at.attempt));
+        let further = losses.saturating_sub(counted);
+        if further > 0
+            && let Performed::Completed { report, .. } | Performed::Failed { report, .. } = &mut performed
+        {
+            report
+                .notes
+                .push(Note::Event { name: WORKER_LOST.to_owned(), data: json!({ "losses": further }) });
         }
         if let Some(at) = at.filter(|at| *at != attempt.at)
             && let Performed::Completed { report, .. } | Performed::Failed { report, .. } = &mut performed
@@ -323,7 +334,7 @@ impl WorkflowProgram {
         set("WAYPOST_RUN_ID", attempt.run.as_str().into());
         set("WAYPOST_STEP", attempt.step.as_str().into());
         set("WAYPOST_SCOPE", attempt.scope.as_str().into());
-        set("WAYPOST_ATTEMPT", attempt.at.attempt.to_string().into());
+        set("WAYPOST_ATTEMPT", (attempt.at.attempt + job.losses).to_string().into());
         let key = if job.undoes { attempt.undo_key() } else { attempt.idempotency_key() };
         set("WAYPOST_IDEMPOTENCY_KEY", key.into());
         set("WAYPOST_OUTPUT", scratch.output.clone().into());
@@ -612,6 +623,9 @@ fn how_far(logged: &AtomicU64) -> (Map<String, Value>, StepReport) {
     let bytes = logged.load(Ordering::Relaxed);
     (Map::from_iter([("log_bytes".to_owned(), bytes.into())]), StepReport::default())
 }
+
+/// The event of a step that was executed again after the loss of its worker; `losses`: the number of further executions.
+pub const WORKER_LOST: &str = "worker_lost";
 
 /// Prefix of the stop reason after the supervisor or a reaper is lost; follows the words "stopped by".
 pub const LOSS: &str = "the loss of ";

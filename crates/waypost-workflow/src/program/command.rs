@@ -46,6 +46,9 @@ pub(super) struct Command {
     pub(super) state_bytes: usize,
     /// Whether this is the `undo` command of the step.
     pub(super) undoes: bool,
+    /// Earlier executions of the attempt, whose workers were lost.
+    #[serde(skip)]
+    pub(super) losses: u32,
     /// The workers that may execute the command; `None` for the session of the run alone.
     #[serde(skip)]
     pub(super) runs_on: Option<RunsOn>,
@@ -110,6 +113,7 @@ impl Command {
             env,
             state_bytes: 0,
             undoes: false,
+            losses: 0,
             runs_on: None,
         })
     }

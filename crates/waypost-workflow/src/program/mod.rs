@@ -68,7 +68,7 @@ pub use job::Job;
 pub use subgraphs::{FILE_KEY, shape_of};
 
 pub use agent::Agents;
-pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, lacking};
+pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, WORKER_LOST, lacking};
 pub use budget::{BUDGET, spent};
 pub use error::ProgramError;
 pub use executor::{

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use waypost::events::{CHECKPOINT_FAILED, PRUNED, SERVICE_STARTED};
 use waypost::record::Note;
 
+use super::attempt::WORKER_LOST;
 use crate::mask::Mask;
 
 /// Environment variable with the path of the file.
@@ -27,7 +28,8 @@ pub const EVENTS_MAX: usize = 1_000;
 /// Longest event name.
 const NAME_BYTES_MAX: usize = 100;
 /// Event names reserved for Waypost.
-const OWN_NAMES: [&str; 5] = ["warning", "definition_adopted", SERVICE_STARTED, CHECKPOINT_FAILED, PRUNED];
+const OWN_NAMES: [&str; 6] =
+    ["warning", "definition_adopted", WORKER_LOST, SERVICE_STARTED, CHECKPOINT_FAILED, PRUNED];
 
 /// Why an event cannot be added. Nothing was added.
 #[derive(Debug, thiserror::Error)]

@@ -10,6 +10,7 @@ use waypost::shape::Shape;
 use waypost::store::{Scan, Store, StoreExt as _};
 use waypost::{RunId, ScopePath, StepId};
 
+use super::super::executions::further_executions;
 use super::Context;
 use crate::cli::{ItemStatusName, ItemsArgs};
 use crate::error::Error;
@@ -156,7 +157,10 @@ async fn item(
                 started_at.get_or_insert(header.created_at);
             }
             let starts = header.started.iter().map(|start| start.at.attempt);
-            attempts = starts.chain([header.at.attempt, attempts]).max().unwrap_or_default();
+            attempts = starts
+                .chain([header.at.attempt + further_executions(header), attempts])
+                .max()
+                .unwrap_or_default();
         }
         match page.next {
             Some(cursor) => scan.cursor = Some(cursor),

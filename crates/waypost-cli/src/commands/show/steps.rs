@@ -15,7 +15,7 @@ use waypost::shape::{Shape, Step, Unfinished};
 use waypost::store::{History, Store, StoreExt as _};
 use waypost::{ScopePath, StepId};
 
-use super::super::executions::{events, settled};
+use super::super::executions::{events, further_executions, settled};
 use crate::error::Error;
 use crate::run::hooks;
 use crate::view::{ClaimView, FailureView, ItemsView, StepStatus, StepView};
@@ -359,7 +359,7 @@ impl StepFacts<'_> {
         let kept = self.kept.as_ref().filter(|_| self.end.is_none());
         let finished = matches!(status, StepStatus::Completed | StepStatus::Failed | StepStatus::Skipped);
         let tried = self.start.map_or(0, |(start, _)| start.at.attempt);
-        let ended = self.end.map_or(0, |header| header.at.attempt);
+        let ended = self.end.map_or(0, |header| header.at.attempt + further_executions(header));
         // Steps with scopes begin with the opening.
         let opened = u32::from(self.opened.is_some());
         StepView {

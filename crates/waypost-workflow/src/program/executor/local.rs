@@ -10,6 +10,7 @@ use waypost::record::Try;
 use waypost::store::{ClaimedTask, Lease};
 
 use super::super::WorkflowProgram;
+use super::super::command::Command;
 use super::{EndedStep, ExecutorError, StepEnd, StepExecutor, StepRequest};
 
 /// The source of a stop by [`StepExecutor::cancel`]; any other source is the lack of a resource.
@@ -78,7 +79,8 @@ impl StepExecutor for LocalExecutor {
             let (_, _, mark) = self.program.tools();
             self.program.kill_leftovers_of(&attempt, &mark).map_err(|error| ExecutorError(error.into()))?;
         }
-        let (program, command) = (Arc::clone(&self.program), request.command_in(self.program.base()));
+        let program = Arc::clone(&self.program);
+        let command = Command { losses: self.losses, ..request.command_in(program.base()) };
         tokio::spawn(async move {
             let performed = program.run_here(command, &attempt).await;
             // The lack of a resource stops the session of a step: here, the step alone.
