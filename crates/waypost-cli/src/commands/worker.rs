@@ -1,11 +1,11 @@
 //! `waypost worker`: claims submitted runs of a shared store and executes them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -16,7 +16,7 @@ use waypost::engine::{
 use waypost::record::{Claim, Occasion, RunRecord, RunStatus};
 use waypost::store::{ClaimedTask, Lease, Store, StoreError};
 use waypost::worker::{Executor, Left, TaskEnd, Worker};
-use waypost_workflow::file::Parallel;
+use waypost_workflow::file::{Parallel, Workflow};
 use waypost_workflow::program::{
     DispatchOptions, ELSEWHERE, EndedStep, LOSS, LocalExecutor, NO_RESOURCES, NO_ROOM, StepEnd,
     StepExecutor as _, StepRequest, Surroundings, WorkflowProgram, WorkflowState,
@@ -76,6 +76,7 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
         store: Arc::clone(&store),
         local: Local::detect()?,
         offer: Arc::new(offer),
+        definitions: Mutex::default(),
     };
     context.output.note(&format!("Worker for {store} (-j {})", args.runs));
     let worker = Worker::with_executor(Arc::clone(&store), executor).with_slots(args.runs).with_stop(stop);
@@ -97,6 +98,19 @@ struct RunExecutor {
     local: Local,
     offer: Arc<Offer>,
     counters: Arc<Counters>,
+    definitions: Mutex<VecDeque<Defined>>,
+}
+
+/// Most definitions in memory: a worker executes the steps of few runs at a time.
+const DEFINITIONS_MAX: usize = 16;
+
+/// The definition of a run under a lease, which no other process can change.
+#[derive(Debug, Clone)]
+struct Defined {
+    run: RunId,
+    token: u64,
+    frozen: Arc<RunRecord>,
+    workflow: Arc<Workflow>,
 }
 
 #[async_trait]
@@ -196,15 +210,33 @@ impl RunExecutor {
         Ok(quorum::by_reference(run, engine.look(&program, &snapshot, Occasion::Verify).await?))
     }
 
+    /// Returns the definition of a run under a lease. The cost for a step is the same whatever the size of the run: most
+    /// steps read nothing, and the first one reads the main scope.
+    async fn definition_under(&self, lease: &Lease) -> Result<Defined, Error> {
+        let known = |defined: &&Defined| defined.run == *lease.run() && defined.token == lease.token();
+        let found =
+            self.definitions.lock().expect("no code panics with the lock").iter().find(known).cloned();
+        if let Some(defined) = found {
+            return Ok(defined);
+        }
+        let snapshot = Snapshot::main(self.store.as_ref(), lease.run()).await?;
+        let workflow = Arc::new(Chosen::in_force(self.store.as_ref(), &snapshot)?.workflow);
+        let frozen = Arc::new(snapshot.entry.record.record().clone());
+        let defined = Defined { run: lease.run().clone(), token: lease.token(), frozen, workflow };
+        let mut definitions = self.definitions.lock().expect("no code panics with the lock");
+        definitions.push_front(defined.clone());
+        definitions.truncate(DEFINITIONS_MAX);
+        Ok(defined)
+    }
+
     /// Executes a step of a run that another worker holds.
     async fn performed(&self, task: &ClaimedTask, stop: StopHandle) -> Result<EndedStep, Error> {
         let (store, run) = (&self.store, task.lease.run());
         let request =
             StepRequest::parse(&task.request).map_err(|error| Error::Runtime(io::Error::other(error)))?;
-        let snapshot = Snapshot::read(store.as_ref(), run).await?;
-        let workflow = Chosen::in_force(store.as_ref(), &snapshot)?.workflow;
-        let (surroundings, _files) = self.surroundings_of(run, snapshot.entry.record.record()).await?;
-        let program = WorkflowProgram::new(workflow, surroundings)?;
+        let Defined { frozen, workflow, .. } = self.definition_under(&task.lease).await?;
+        let (surroundings, _files) = self.surroundings_of(run, &frozen).await?;
+        let program = WorkflowProgram::new(Workflow::clone(&workflow), surroundings)?;
         let engine = program.equip(Engine::new(Arc::clone(store)));
         let started = LocalExecutor::start(program, engine, task).await;
         let executor = started.map_err(|error| Error::Runtime(io::Error::other(error)))?;

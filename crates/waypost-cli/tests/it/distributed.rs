@@ -554,3 +554,30 @@ fn an_execution_after_a_lost_worker_is_shown() {
     expect(&rig, &["events", "r"], 0, &["worker_lost"]);
     drop((holder, next));
 }
+
+// Bug: each item cost as many statements as the run had items. Cause: the worker of a step read the newest record of each
+// scope to find the definition. Fix: the definition is read once for each lease, from the main scope.
+#[test]
+fn the_cost_of_an_item_is_that_of_few_statements() {
+    const ITEMS: u64 = 150;
+    let flow = format!(
+        "distribute: true
+steps:
+  - {{id: each, foreach: {{items: {{run: seq {ITEMS}}}, max_parallel: 4, steps: [{{id: work, run: 'true'}}]}}}}
+"
+    );
+    let rig = submitted("cost_of_items", &flow);
+    let workers = [worker(&rig, &["-j", "2"]), worker(&rig, &["-j", "2"])];
+    wait_for_status(&rig, "completed");
+    drop(workers);
+
+    let transactions = || {
+        let url = cluster().connection(USER, "cost_of_items");
+        let count = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
+        let output =
+            std::process::Command::new(cluster().psql()).args(["-Atc", count, &url]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse::<u64>().unwrap()
+    };
+    let found = transactions();
+    assert!(found < 80 * ITEMS, "{found} transactions");
+}

@@ -63,7 +63,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub(super) async fn main(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
+    pub async fn main(store: &dyn Store, run: &RunId) -> Result<Self, StoreError> {
         let entry = store.run(run).await?;
         // The heads omit an ended scope, and reading a head reads the ends of all scopes.
         let ended = match has_ended(store, run).await? {
