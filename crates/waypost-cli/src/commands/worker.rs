@@ -18,8 +18,8 @@ use waypost::store::{ClaimedTask, Lease, Store, StoreError};
 use waypost::worker::{Executor, Left, TaskEnd, Worker};
 use waypost_workflow::file::{Parallel, Workflow};
 use waypost_workflow::program::{
-    DispatchOptions, ELSEWHERE, EndedStep, LOSS, LocalExecutor, NO_RESOURCES, NO_ROOM, StepEnd,
-    StepExecutor as _, StepRequest, Surroundings, WorkflowProgram, WorkflowState,
+    DispatchOptions, ELSEWHERE, EndedStep, LOSS, LOSS_OF_QUEUE, LocalExecutor, NO_RESOURCES, NO_ROOM,
+    StepEnd, StepExecutor as _, StepRequest, Surroundings, WorkflowProgram, WorkflowState,
 };
 
 use super::Context;
@@ -305,6 +305,9 @@ impl RunExecutor {
 fn left(outcome: &Outcome<WorkflowState>) -> Left {
     let by = outcome.stopped_by.as_deref().unwrap_or_default();
     match outcome.status {
+        RunStatus::Interrupted if by.starts_with(LOSS_OF_QUEUE) => {
+            Left::Lacking(format!("a queue that takes its steps ({by})"))
+        }
         RunStatus::Interrupted
             if by.starts_with("SIG") || by.starts_with(LOSS) || by.starts_with(ELSEWHERE) =>
         {

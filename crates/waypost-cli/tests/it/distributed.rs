@@ -574,8 +574,7 @@ steps:
     let transactions = || {
         let url = cluster().connection(USER, "cost_of_items");
         let count = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
-        let output =
-            std::process::Command::new(cluster().psql()).args(["-Atc", count, &url]).output().unwrap();
+        let output = Command::new(cluster().psql()).args(["-Atc", count, &url]).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().parse::<u64>().unwrap()
     };
     let found = transactions();

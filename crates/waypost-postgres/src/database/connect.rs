@@ -29,6 +29,8 @@ use crate::database::statement::{Statement, Uses};
 
 /// The oldest supported server, as in `server_version_num`.
 const SERVER_MIN: i64 = 130_000;
+/// The encodings of a database that take every text.
+const ENCODINGS: [&str; 2] = ["UTF8", "SQL_ASCII"];
 /// Longest wait for an answer: the server gives up before, unless a pooler or the network holds the answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(STATEMENT_TIMEOUT.as_secs() + 5);
 /// Longest wait for the request to cancel a statement.
@@ -219,7 +221,7 @@ impl Database {
         const SETTINGS: &str = "SELECT current_setting('server_version_num')::bigint,
             current_setting('transaction_isolation'), current_setting('fsync'),
             current_setting('full_page_writes'), current_setting('synchronous_commit'),
-            current_setting('lock_timeout')";
+            current_setting('lock_timeout'), current_setting('server_encoding')";
         let rows = client.query_typed(SETTINGS, &[]).await.map_err(Failure::of_statement)?;
         let row = &rows[0];
         let unsupported = |why: String| StoreError::Unsupported { store: self.name.clone(), why };
@@ -227,6 +229,13 @@ impl Database {
         if version < SERVER_MIN {
             let (found, least) = (version / 10_000, SERVER_MIN / 10_000);
             return Err(unsupported(format!("the server has version {found}, {least} is needed")).into());
+        }
+        let encoding: &str = row.get(6);
+        if !ENCODINGS.contains(&encoding) {
+            return Err(unsupported(format!(
+                "the database has the encoding {encoding}, UTF8 is needed: `createdb -E UTF8 -T template0 NAME`"
+            ))
+            .into());
         }
         if isolation != "read committed" {
             return Err(unsupported(format!(

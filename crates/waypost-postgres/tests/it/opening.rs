@@ -30,6 +30,21 @@ fn tables_are_made_once_and_only_by_init() {
 }
 
 #[test]
+fn a_database_that_refuses_characters_is_refused() {
+    block_on(async {
+        let site = Site::new().await;
+        let name = format!("{}_latin", site.database());
+        let make = format!("CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'");
+        site.tables().await.batch_execute(&make).await.unwrap();
+        let url = site.url().replace(site.database(), &name);
+
+        let error = PostgresStore::open(&url, PostgresOptions::default()).unwrap().init().await.unwrap_err();
+
+        assert!(matches!(&error, StoreError::Unsupported { why, .. } if why.contains("LATIN1")), "{error}");
+    });
+}
+
+#[test]
 fn a_schema_of_another_version_is_refused() {
     block_on(async {
         let site = Site::new().await;

@@ -134,7 +134,7 @@ impl WorkflowProgram {
                 let ended = match executor.submit(&key, request.clone()).await {
                     Ok(()) => executor.observe(&key).await,
                     Err(lost) => {
-                        let why = format!("{LOSS}the queue: {}", chain(&lost));
+                        let why = format!("{LOSS_OF_QUEUE}: {}", chain(&lost));
                         EndedStep::unbegun(StepEnd::Cut {
                             why,
                             was_killed: false,
@@ -629,6 +629,9 @@ pub const WORKER_LOST: &str = "worker_lost";
 
 /// Prefix of the stop reason after the supervisor or a reaper is lost; follows the words "stopped by".
 pub const LOSS: &str = "the loss of ";
+
+/// Prefix of the stop reason after an error of the queue, which may last.
+pub const LOSS_OF_QUEUE: &str = "the loss of the queue";
 
 /// Prefix of the stop reason after a lack of descriptors, processes or memory.
 pub const NO_RESOURCES: &str = "too few ";

@@ -68,7 +68,7 @@ pub use job::Job;
 pub use subgraphs::{FILE_KEY, shape_of};
 
 pub use agent::Agents;
-pub use attempt::{LOSS, NO_RESOURCES, NO_ROOM, WORKER_LOST, lacking};
+pub use attempt::{LOSS, LOSS_OF_QUEUE, NO_RESOURCES, NO_ROOM, WORKER_LOST, lacking};
 pub use budget::{BUDGET, spent};
 pub use error::ProgramError;
 pub use executor::{
@@ -560,7 +560,7 @@ impl Program for WorkflowProgram {
         if attempt.at.epoch > 0
             && let Err(error) = self.end_earlier_steps().await
         {
-            let why = format!("{LOSS}the queue: {error}");
+            let why = format!("{LOSS_OF_QUEUE}: {error}");
             return Performed::Cut { why, was_killed: false, report: waypost::engine::StepReport::default() };
         }
         let notes = match self.ensure(&job.services, &attempt).await {

@@ -57,15 +57,17 @@ pub enum Left {
 
 impl Left {
     /// Returns how a run leaves its worker after an error of the store. Without a lease or a store, another worker continues.
-    /// After a refused write (a full disk), any worker tries again.
+    /// After a refused write (a full disk, a missing right), any worker tries again later.
     #[must_use]
     pub fn after(error: &StoreError) -> Self {
         match error {
-            StoreError::Fenced { .. }
-            | StoreError::Unreachable { .. }
-            | StoreError::Unknown { .. }
-            | StoreError::Denied { .. } => Self::Unfinished,
-            StoreError::Full { .. } | StoreError::Io { .. } | StoreError::Database { .. } => {
+            StoreError::Fenced { .. } | StoreError::Unreachable { .. } | StoreError::Unknown { .. } => {
+                Self::Unfinished
+            }
+            StoreError::Full { .. }
+            | StoreError::Io { .. }
+            | StoreError::Database { .. }
+            | StoreError::Denied { .. } => {
                 Self::Lacking(format!("a store that takes its records ({})", with_causes(error)))
             }
             _ => Self::AtRest,
