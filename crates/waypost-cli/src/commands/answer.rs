@@ -149,9 +149,20 @@ async fn told(
     others: usize,
 ) -> Result<Exit, Error> {
     let entry = store.run(run).await?;
+    let queued = match store.queue() {
+        Some(queue) => queue.job(run).await?,
+        None => None,
+    };
+    // A run at rest continues after a resume only.
+    let is_for_workers = queued.is_some() && entry.summary.status != RunStatus::Interrupted;
     let next = match (is_held(store, run).await?, others) {
         (true, _) => "; the process of the run continues".to_owned(),
-        (false, 0) => format!("; {}", how_to_resume(entry.record.record(), &context.store_words())),
+        (false, 0) if is_for_workers => "; a worker continues the run".to_owned(),
+        (false, 0) => {
+            let words = context.store_words();
+            let words = if queued.is_some() { format!(" --queue{words}") } else { words };
+            format!("; {}", how_to_resume(entry.record.record(), &words))
+        }
         (false, 1) => "; one more question is open".to_owned(),
         (false, others) => format!("; {others} more questions are open"),
     };

@@ -22,7 +22,7 @@ use crate::cli::ResumeArgs;
 use crate::error::{Error, are_of_evidence};
 use crate::exit::Exit;
 use crate::format::text::{quoted, relative_to_here};
-use crate::run::definition::{Choice, Chosen, choose_to_resume, opener_on_main};
+use crate::run::definition::{Choice, Chosen, choose_to_resume, opener_on_main, path_in_force};
 use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
 use crate::run::hooks;
@@ -172,10 +172,16 @@ pub(super) async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -
             context.output.note(&note);
         }
         RunStatus::Interrupted | RunStatus::Queued => {
+            let snapshot = Snapshot::read(store, run).await?;
             // A claim retries no failed step.
-            if let Some(step) = failed_step(&Snapshot::read(store, run).await?) {
+            if let Some(step) = failed_step(&snapshot) {
                 return Err(refused(&format!("its step {step} has failed")));
             }
+            let workflow = Chosen::in_force(store, &snapshot)?.workflow;
+            if let Some(passed) = refusals::passed_budget(store, &snapshot, &workflow).await? {
+                return Err(Error::Budget { run: run.clone(), passed });
+            }
+            tell_of_edit(context, store, &snapshot).await;
             queue.requeue(run, job.as_ref()).await?;
             if !context.output.json {
                 context.output.done(&format!("Run {run} is queued."))?;
@@ -193,6 +199,23 @@ pub(super) async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -
         })?;
     }
     Ok(Exit::Done)
+}
+
+/// Warns of an edited workflow file: workers execute the run's own copy.
+async fn tell_of_edit(context: &Context, store: &dyn Store, snapshot: &Snapshot) {
+    let record = snapshot.entry.record.record();
+    let Some(path) = path_in_force(record, &snapshot.definition) else { return };
+    let file = store_location::from_home(store.home(), path);
+    // A missing file is that of another machine.
+    let Ok(text) = std::fs::read_to_string(&file) else { return };
+    if snapshot.definition.text.as_ref().is_some_and(|own| *own != text) {
+        let (run, words) = (&record.run, context.store_words());
+        context.output.warn(&format!(
+            "{} has changed, and workers continue with the run's own copy; `waypost resume {run}{words}` adopts the \
+             change, and executes the run here",
+            relative_to_here(&file).display()
+        ));
+    }
 }
 
 /// Names the steps of an earlier session that workers still execute: the resume waits for their end.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use waypost::engine::Snapshot;
 use waypost::evidence::shown_value;
-use waypost::record::{Failure, Flaw, Record, RunStatus, Usage, Verdict, WaitKind};
+use waypost::record::{Failure, Flaw, Phase, Record, RunStatus, Usage, Verdict, WaitKind};
 use waypost::shape::{Shape, Unfinished};
 use waypost::store::{Damage, Progress, QueuedJob, Signal, Store, StoreExt as _, TaskState};
 use waypost::{CheckpointRef, RunId, ScopePath, StepId};
@@ -18,7 +18,7 @@ use waypost_workflow::program::log_name;
 use super::{Context, checkpoints};
 use crate::cli::ShowArgs;
 use crate::error::Error;
-use crate::exit::Exit;
+use crate::exit::{Exit, exit_of};
 use crate::format::{exit_code, size, text, time};
 use crate::output::{Output, is_empty, log_lines, shown};
 use crate::run::current_evidence::undecided_steps;
@@ -586,6 +586,13 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
         fact("waits until", &time::utc(until));
     }
     fact("checkpoints", &format!("{} ({} bytes)", entry.summary.checkpoints, entry.summary.bytes));
+    // The worker of the run may be the only one that was told.
+    if let (RunStatus::Interrupted, Phase::Interrupted { by, .. }) =
+        (view.status, &facts.snapshot.newest().header().phase)
+        && exit_of(by) == Exit::Timeout
+    {
+        fact("stopped by", by);
+    }
     if let Some(holder) = &entry.summary.holder {
         fact("held by", &holder.to_string());
     }

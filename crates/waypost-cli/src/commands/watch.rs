@@ -146,6 +146,12 @@ impl Watcher<'_> {
     async fn conclude(self) -> Result<Exit, Error> {
         let Self { context, store, run, stopped_by, .. } = self;
         let snapshot = Snapshot::read(store.as_ref(), run).await?;
+        // Of a run at rest, no event was read.
+        let recorded = match &snapshot.newest().header().phase {
+            Phase::Interrupted { by, .. } => Some(by.clone()),
+            _ => None,
+        };
+        let stopped_by = stopped_by.or(recorded);
         let summary = &snapshot.entry.summary;
         let view = show::view_of(store.as_ref(), run).await?;
         let mut failed = None;

@@ -290,6 +290,25 @@ fn a_refused_record_returns_the_run_to_the_queue() {
     assert_eq!(sorted_trace(&rig), ["r-1 a", "r-1 b", "r-1 b"], "the cut step ran again");
 }
 
+// Bug: a missing right that shows only within a run returned the run many times a second. Fix: the run waits, with the cause.
+#[test]
+fn a_right_missing_within_a_run_is_named() {
+    let rig = rig("few_rights_within");
+    let role = "DO $$ BEGIN CREATE ROLE no_records LOGIN; EXCEPTION WHEN duplicate_object THEN END $$;
+        GRANT USAGE ON SCHEMA waypost TO no_records;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA waypost TO no_records;
+        REVOKE INSERT, UPDATE, DELETE ON waypost.records FROM no_records";
+    cluster().sql("few_rights_within", role);
+    submit(&rig, 1);
+    let rig = rig.at(&url(cluster(), "few_rights_within").replacen(USER, "no_records", 1));
+    let worker = rig.start(&["worker"]);
+
+    wait_until("the cause", || rig.json(&["show", "r-1", "--json"])["queue"]["missing"].is_string());
+
+    expect(&rig, &["show", "r-1"], 0, &["queued", "permission denied for table records"]);
+    drain(worker);
+}
+
 /// A worker without rights once warned for ever, without a cause.
 #[test]
 fn a_worker_without_rights_ends_with_the_cause() {
@@ -789,4 +808,67 @@ fn drain_all(rig: &Rig, count: usize) {
     let worker = rig.start(&["worker"]);
     wait_for_end(rig, count);
     drain(worker);
+}
+
+#[test]
+fn a_requeue_warns_of_an_edited_file() {
+    let rig = rig("edited");
+    submit(&rig, 1);
+    expect(&rig, &["stop", "r-1"], 0, &[]);
+    rig.write("flow.yaml", &format!("{FLOW}  - {{id: c, run: 'true'}}\n"));
+
+    expect(
+        &rig,
+        &["resume", "r-1", "--queue"],
+        0,
+        &[
+            "flow.yaml has changed, and workers continue with the run's own copy",
+            "`waypost resume r-1 --store ",
+            "queued",
+        ],
+    );
+}
+
+#[test]
+fn the_limit_that_stopped_a_queued_run_is_shown() {
+    let rig = rig("limits");
+    rig.write(
+        "slow.yaml",
+        "timeout: 1s
+steps: [{id: a, run: sleep 60}]
+",
+    );
+    expect(&rig, &["submit", "slow.yaml", "--id", "slow"], 0, &[]);
+    let worker = rig.start(&["worker"]);
+    wait_until("the timeout", || status(&rig, "slow") == "interrupted");
+
+    expect(&rig, &["show", "slow"], 0, &["stopped by  the timeout of the run"]);
+    expect(&rig, &["watch", "slow"], 124, &["Run slow was stopped by the timeout of the run"]);
+    drain(worker);
+}
+
+#[test]
+fn an_answer_leaves_a_submitted_run_to_the_workers() {
+    let rig = rig("answered");
+    rig.write(
+        "ask.yaml",
+        "steps: [{id: ok, approve: Go on?}, {id: b, run: 'echo b >> trace'}]
+",
+    );
+    expect(&rig, &["submit", "ask.yaml", "--id", "q"], 0, &[]);
+    let worker = rig.start(&["worker"]);
+    wait_until("the question", || status(&rig, "q") == "waiting");
+    drain(worker);
+
+    expect(&rig, &["answer", "q", "yes"], 0, &["Answered step ok of run q; a worker continues the run"]);
+
+    let worker = rig.start(&["worker"]);
+    wait_for_end(&rig, 1);
+    drain(worker);
+    expect(&rig, &["submit", "ask.yaml", "--id", "s"], 0, &[]);
+    let worker = rig.start(&["worker"]);
+    wait_until("the question", || status(&rig, "s") == "waiting");
+    drain(worker);
+    expect(&rig, &["stop", "s"], 0, &[]);
+    expect(&rig, &["answer", "s", "yes"], 0, &["resume with: waypost resume s --queue"]);
 }
