@@ -11,10 +11,11 @@ use async_trait::async_trait;
 use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{
-    Engine, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StopHandle, StopLevel,
+    Answers, Engine, OnDoubt, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StopHandle,
+    StopLevel, idempotency_key,
 };
-use waypost::record::{Claim, Occasion, RunRecord, RunStatus};
-use waypost::store::{ClaimedTask, Lease, Store, StoreError};
+use waypost::record::{Claim, FrontierEntry, Occasion, RunRecord, RunStatus, Status};
+use waypost::store::{ClaimedTask, Lease, Store, StoreError, TaskState};
 use waypost::worker::{Executor, Left, TaskEnd, Worker};
 use waypost_workflow::file::{Parallel, Workflow};
 use waypost_workflow::program::{
@@ -284,7 +285,8 @@ impl RunExecutor {
         let program = WorkflowProgram::new(workflow, surroundings)?;
         let engine = Engine::new(Arc::clone(store)).with_observer(Arc::clone(&self.counters) as _);
         let engine = program.equip(engine);
-        let options = ResumeOptions { session, claimed: Some(lease), ..ResumeOptions::default() };
+        let on_doubt = OnDoubt::Each(continuing(store.as_ref(), &snapshot).await?);
+        let options = ResumeOptions { session, on_doubt, claimed: Some(lease), ..ResumeOptions::default() };
         let executed = engine.resume_program(&program, &run, options);
         let timed_out = async {
             match timeout {
@@ -299,6 +301,32 @@ impl RunExecutor {
             () = timed_out => unreachable!("the limit only stops the run"),
         }
     }
+}
+
+/// Returns the started steps of a run that are tasks of its earlier session: these wait for a worker, run on a living one,
+/// or have a result. The loss of the session cut none of them.
+async fn continuing(store: &dyn Store, snapshot: &Snapshot) -> Result<Answers, Error> {
+    let mut answers = Answers::default();
+    let Some(queue) = store.queue() else { return Ok(answers) };
+    let run = &snapshot.entry.summary.run;
+    let tasks = queue.tasks().task_states(run).await?.into_iter();
+    let known: BTreeSet<String> =
+        tasks.filter(|task| task.state != TaskState::Lost).map(|task| task.key).collect();
+    if known.is_empty() {
+        return Ok(answers);
+    }
+    for head in &snapshot.heads {
+        let scope = &head.record.header().scope;
+        // The resume reports a damaged position.
+        let frontier = head.record.position().map(|position| position.frontier).unwrap_or_default();
+        let is_known = |entry: &FrontierEntry| {
+            entry.status == Status::Started
+                && known.contains(&idempotency_key(run, (scope, &entry.step), &entry.at))
+        };
+        let steps = frontier.into_iter().filter(is_known).map(|entry| (scope.clone(), entry.step));
+        answers.continuing.extend(steps);
+    }
+    Ok(answers)
 }
 
 /// Returns how a run left this worker: only a person's stop, and the run's own timeout, keep the run at rest.

@@ -450,7 +450,11 @@ fn a_decision_waits_for_the_end_of_a_step() {
     let rig = submitted("doubt_ends", flow);
     let holder = worker(&rig, &[]);
     wait_until("the claim", || holds_run(&rig, &holder));
+    // The only other worker has no slot for the run.
+    rig.write("busy.yaml", "steps: [{id: b, run: 'until test -e go; do sleep 0.02; done'}]");
+    expect(&rig, &["submit", "busy.yaml", "--id", "busy", "--tag", "bank"], 0, &[]);
     let bank = worker(&rig, &["--tags", "bank"]);
+    wait_until("the other run", || rig.waypost(&["show", "busy"]).contains("held by"));
     rig.wait_for("pids", |text| text.ends_with('\n'));
 
     kill(holder);
@@ -579,4 +583,31 @@ steps:
     };
     let found = transactions();
     assert!(found < 80 * ITEMS, "{found} transactions");
+}
+
+// Bug: after the loss of the holder, a step with `idempotent: false` was in doubt, although it ran on a living worker or waited
+// for one. Fix: the next holder adopts its task, as those of other steps.
+#[test]
+fn a_task_that_must_not_be_repeated_is_adopted() {
+    let flow = "distribute: true
+steps:
+  - {id: pay, needs: [], run: 'echo pay $$ >> pids; until test -e go; do sleep 0.02; done; echo n=1 >> $WAYPOST_OUTPUT', idempotent: false, runs_on: bank}
+  - {id: wait, needs: [], run: 'echo wait >> trace', idempotent: false, runs_on: later}
+  - {id: last, needs: [pay, wait], run: 'echo last $N >> trace', env: {N: '${{ steps.pay.outputs.n }}'}}
+";
+    let rig = submitted("adopted_doubt", flow);
+    let holder = worker(&rig, &[]);
+    wait_until("the claim", || holds_run(&rig, &holder));
+    let bank = worker(&rig, &["--tags", "bank"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+
+    kill(holder);
+    wait_until("the takeover", || holds_run(&rig, &bank));
+    assert_eq!(living(&rig).len(), 1, "the step goes on");
+    rig.write("go", "");
+    let later = worker(&rig, &["--tags", "later"]);
+    wait_for_status(&rig, "completed");
+
+    assert_eq!((lines(&rig, "pids").len(), rig.read("trace").as_str()), (1, "wait\nlast 1\n"));
+    drop((bank, later));
 }

@@ -57,7 +57,7 @@ pub use resume::definition::{Compared, InnerChange, InnerChangeKind, changed_wit
 pub use scope::fan_out::{CHILD_PAGE, ChildEnd, Item, Joined, Outcomes, damaged_items};
 pub use session::attempt::{
     Attempt, AttemptIdentity, CancelCause, EXITED_KEY, INTERVAL_MIN, MEMO_BYTES_MAX, MEMOS_MAX, MemoError,
-    RUNNING_KEY,
+    RUNNING_KEY, idempotency_key,
 };
 pub use session::cancel::Cancel;
 pub(crate) use session::panics::{panic_message, unpanicked};

@@ -223,6 +223,9 @@ impl<S> OnDoubt<S> {
 pub struct Answers {
     /// The decisions about named steps.
     pub named: BTreeMap<(ScopePath, StepId), TreatAs>,
+    /// Steps that another process still executes, or has executed with a result: the attempt of this session adopts each, and
+    /// nothing is asked.
+    pub continuing: BTreeSet<(ScopePath, StepId)>,
     /// The decision about all other steps; `None` asks.
     pub rest: Option<TreatAs>,
     /// Each question is kept until the turn of its step, and answered there.
@@ -236,6 +239,15 @@ impl Answers {
     #[must_use]
     pub fn about(&self, scope: &ScopePath, step: &StepId) -> Option<TreatAs> {
         self.named.get(&(scope.clone(), step.clone())).copied().or(self.rest)
+    }
+
+    /// Removes the questions about steps that continue elsewhere.
+    pub(super) fn remove_continuing(&self, questions: &mut Vec<Decision>) {
+        let continues = |asked: &Decision| {
+            asked.cause.is_of_one_try()
+                && self.continuing.contains(&(asked.scope.clone(), asked.step.clone()))
+        };
+        questions.retain(|asked| !continues(asked));
     }
 
     /// Returns whether the step reruns without a question.

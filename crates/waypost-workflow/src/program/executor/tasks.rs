@@ -270,9 +270,13 @@ impl StepExecutor for TaskExecutor {
         let AttemptIdentity { scope, step, .. } = &request.attempt;
         let step = if scope.is_main() { step.to_string() } else { format!("{}/{step}", scope.readable()) };
         self.shared.needs().insert(key.to_owned(), needs.clone());
-        let task = Task { key: key.to_owned(), step, definition, needs, losses_max, request: text };
+        let task =
+            Task { key: key.to_owned(), step: step.clone(), definition, needs, losses_max, request: text };
         let submitted = async {
             while self.shared.queue().tasks().submit_task(&self.lease, &task).await? == Submitted::Other {
+                if !request.command.idempotent {
+                    return Err(StoreError::Invalid(format!("another task has the key of step {step}")));
+                }
                 self.end_other(key).await?;
             }
             Ok(())

@@ -112,6 +112,7 @@ pub(crate) async fn find<P: Program>(
         let scopes = ScopesInForce::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
         let mut judgement = judge(engine, program, shape, (run, &scopes), (Trust::Unchecked, &[])).await?;
+        query.answers.remove_continuing(&mut judgement.questions);
         answer(query.chosen, &mut judgement.questions);
         return Ok(ResumePoint { questions: judgement.questions, ..ResumePoint::default() });
     }
@@ -125,6 +126,7 @@ pub(crate) async fn find<P: Program>(
     let trust = if query.again && !forwards && !query.verifies_all { Trust::Unchecked } else { query.trust };
     let mut judgement =
         judge(engine, program, shape, (run, &scopes), (trust, query.broken_declarers)).await?;
+    query.answers.remove_continuing(&mut judgement.questions);
     judgement.allow_retries(query.answers);
     if let Some((scope, step)) = &query.requested.step {
         // The request decides, whatever the evidence of the step.

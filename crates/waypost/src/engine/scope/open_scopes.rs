@@ -360,6 +360,7 @@ async fn load_open_scope<P: Program>(
         scope.drafts.push(manual_draft());
     }
     questions.extend(questions_of_cut(scope, session.shape_before.as_ref()));
+    found.on_doubt.answers().remove_continuing(&mut questions);
     let mut open = found.on_doubt.unanswered(&questions);
     questions.retain(|asked| !open.contains(asked));
     if !open.is_empty() {

@@ -176,11 +176,7 @@ impl Attempt {
     }
 
     fn key_of(&self, more: &[&[u8]]) -> String {
-        let iteration: Vec<u8> = self.at.iteration.iter().flat_map(|count| count.to_le_bytes()).collect();
-        let epoch = self.at.epoch.to_le_bytes();
-        let names = [self.run.as_str(), self.scope.as_str(), self.step.as_str()].map(str::as_bytes);
-        let parts = names.into_iter().chain([iteration.as_slice(), &epoch]).chain(more.iter().copied());
-        Digest::of_parts(parts).to_string()[..32].to_owned()
+        key_of(&self.run, (&self.scope, &self.step), &self.at, more)
     }
 
     /// Returns the configuration of the run.
@@ -435,4 +431,17 @@ impl Memos {
             }
         }
     }
+}
+
+/// Returns [`Attempt::idempotency_key`] of an attempt on record.
+pub fn idempotency_key(run: &RunId, (scope, step): (&ScopePath, &StepId), at: &Try) -> String {
+    key_of(run, (scope, step), at, &[])
+}
+
+fn key_of(run: &RunId, (scope, step): (&ScopePath, &StepId), at: &Try, more: &[&[u8]]) -> String {
+    let iteration: Vec<u8> = at.iteration.iter().flat_map(|count| count.to_le_bytes()).collect();
+    let epoch = at.epoch.to_le_bytes();
+    let names = [run.as_str(), scope.as_str(), step.as_str()].map(str::as_bytes);
+    let parts = names.into_iter().chain([iteration.as_slice(), &epoch]).chain(more.iter().copied());
+    Digest::of_parts(parts).to_string()[..32].to_owned()
 }
