@@ -140,10 +140,11 @@ pub(crate) async fn report_missing(
     database.run(&Statement::new(REPORT).text(needs_text(needs)).text(missing)).await.map(drop)
 }
 
-/// Makes the submitted runs of ended leases ready, and removes late tasks. The leases stay: a late result before the claim
+/// Makes the submitted runs of ended leases ready, and removes late tasks, and the rows of ended runs. The leases stay: a late result before the claim
 /// counts.
 pub(crate) async fn expire(database: &Database) -> Result<(), Failure> {
-    const EXPIRE: &str = "WITH late AS (DELETE FROM waypost.tasks WHERE until <= statement_timestamp())
+    const EXPIRE: &str = "WITH late AS (DELETE FROM waypost.tasks WHERE until <= statement_timestamp()),
+        ended AS (DELETE FROM waypost.ready q USING waypost.scopes m WHERE m.id = q.scope AND NOT m.open)
         INSERT INTO waypost.ready (scope, run, priority)
         SELECT m.id, m.run, j.priority FROM waypost.scopes m JOIN waypost.jobs j ON j.run = m.run
         WHERE m.held AND m.key = $1 AND NOT {HELD} AND NOT EXISTS (SELECT 1 FROM waypost.ready q WHERE q.scope = m.id)
