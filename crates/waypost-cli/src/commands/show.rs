@@ -586,7 +586,7 @@ fn summary(context: &Context, view: &ShowView, facts: &Shown, doubts: &[Doubt]) 
         fact("waits until", &time::utc(until));
     }
     fact("checkpoints", &format!("{} ({} bytes)", entry.summary.checkpoints, entry.summary.bytes));
-    // The worker of the run may be the only one that was told.
+    // A worker reports the limit in its own log alone.
     if let (RunStatus::Interrupted, Phase::Interrupted { by, .. }) =
         (view.status, &facts.snapshot.newest().header().phase)
         && exit_of(by) == Exit::Timeout
