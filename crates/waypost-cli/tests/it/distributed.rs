@@ -611,3 +611,27 @@ steps:
     assert_eq!((lines(&rig, "pids").len(), rig.read("trace").as_str()), (1, "wait\nlast 1\n"));
     drop((bank, later));
 }
+
+// Bug: a distributed step failed as cut too often, though only the holder of its run was lost, and the step waited for a worker.
+#[test]
+fn the_loss_of_the_holder_cuts_no_step_elsewhere() {
+    let flow = "distribute: true
+max_cuts: 1
+steps:
+  - {id: g, runs_on: gpu, run: 'echo g >> trace'}
+";
+    let rig = submitted("holder_lost", flow);
+    let mut holder = worker(&rig, &[]);
+    for _ in 0..3 {
+        wait_until("the claim", || holds_run(&rig, &holder));
+        wait_until("the task", || rig.waypost(&["show", "r"]).contains("Step g: waits for a worker"));
+        kill(holder);
+        holder = worker(&rig, &[]);
+    }
+
+    let gpu = worker(&rig, &["--tags", "gpu"]);
+    wait_for_status(&rig, "completed");
+
+    assert_eq!(rig.read("trace"), "g\n");
+    drop((holder, gpu));
+}

@@ -243,11 +243,12 @@ impl Answers {
 
     /// Removes the questions about steps that continue elsewhere.
     pub(super) fn remove_continuing(&self, questions: &mut Vec<Decision>) {
-        let continues = |asked: &Decision| {
-            asked.cause.is_of_one_try()
-                && self.continuing.contains(&(asked.scope.clone(), asked.step.clone()))
-        };
-        questions.retain(|asked| !continues(asked));
+        questions.retain(|asked| !asked.cause.is_of_one_try() || !self.continues(&asked.scope, &asked.step));
+    }
+
+    /// Returns whether a step continues elsewhere.
+    pub(super) fn continues(&self, scope: &ScopePath, step: &StepId) -> bool {
+        self.continuing.contains(&(scope.clone(), step.clone()))
     }
 
     /// Returns whether the step reruns without a question.

@@ -586,7 +586,8 @@ async fn main_scope<'a, P: Program>(
         let was_killed = was_killed(engine, &base.snapshot.entry.summary, base.snapshot.latest()).await?;
         let by_person = options.by.is_some();
         let keeps_failures = options.claimed.is_some();
-        reopen(&mut main, Reopening { now: engine.clock.now(), by_person, was_killed, keeps_failures });
+        let (now, answers) = (engine.clock.now(), &options.on_doubt.answers());
+        reopen(&mut main, Reopening { now, by_person, was_killed, keeps_failures, answers });
         decide_begun(program, &mut main);
     }
     if let Some(config) = &config_over {

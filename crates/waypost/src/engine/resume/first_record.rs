@@ -230,7 +230,7 @@ pub(crate) fn restarts_before_hooks(entry: &FrontierEntry) -> bool {
 
 /// The conditions under which a resume reopens unfinished steps.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reopening {
+pub(crate) struct Reopening<'a> {
     pub(crate) now: Timestamp,
     /// A person resumes: delayed attempts start at once, the retry budget is reset, and interruptions count from
     /// 0.
@@ -239,6 +239,8 @@ pub(crate) struct Reopening {
     pub(crate) was_killed: bool,
     /// A worker claimed the run, at rest or from a dead worker: failed steps stay failed.
     pub(crate) keeps_failures: bool,
+    /// Steps that continue elsewhere count no interruption.
+    pub(crate) answers: &'a Answers,
 }
 
 /// Returns whether the previous session was killed. False if the session ended, was asked to stop, or the machine
@@ -263,14 +265,15 @@ fn was_restarted_since(time: Timestamp, now: Timestamp) -> bool {
 
 /// Applies a resume to the unfinished steps of a scope: interrupted and failed steps are ready, failed steps have
 /// a reset retry budget, and held steps continue.
-pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening) {
-    let Reopening { now, by_person, was_killed, keeps_failures } = reopening;
+pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening<'_>) {
+    let Reopening { now, by_person, was_killed, keeps_failures, answers } = reopening;
+    let path = scope.chain.scope.clone();
     let mut is_rerun = false;
     for entry in &mut scope.position.frontier {
         entry.continue_wait(now);
         entry.cuts = match entry.status {
             _ if by_person => 0,
-            Status::Started if was_killed => entry.cuts + 1,
+            Status::Started if was_killed && !answers.continues(&path, &entry.step) => entry.cuts + 1,
             _ => entry.cuts,
         };
         if entry.status == Status::Failed && entry.is_unsettled() {

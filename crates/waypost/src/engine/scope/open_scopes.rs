@@ -627,7 +627,8 @@ pub(crate) async fn resume_child<P: Program>(
     if scope.reopens {
         let (by_person, was_killed, keeps_failures) =
             (session.by.is_some(), session.was_killed, session.keeps_failures);
-        reopen(&mut scope, Reopening { now: session.now(), by_person, was_killed, keeps_failures });
+        let (now, answers) = (session.now(), &session.answers);
+        reopen(&mut scope, Reopening { now, by_person, was_killed, keeps_failures, answers });
         decide_begun(session.program, &mut scope);
     }
     scope.drafts.extend(drafts);
