@@ -200,3 +200,34 @@ fn sound_results_of_a_damaged_item_are_reused() {
     assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(0));
     assert_eq!(rig.read("trace"), "px\nsy\n", "only the lost step and the step without evidence");
 }
+
+// Bug: if the end of a finished item was damaged, a resume did not look at the evidence of the item, and completed. Cause: scopes
+// without a sound end were left out. Fix: their opener joins again, which reports and repairs them.
+#[test]
+fn a_damaged_end_of_a_finished_item_hides_no_lost_file() {
+    let flow = "steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      max_parallel: 1
+      steps:
+        - {id: s, run: 'echo s$I >> trace; touch f$I', env: {I: '${{ item }}'}, evidence: [{file: 'f${{ item }}'}]}
+        - {id: q, run: 'echo q$I >> trace', env: {I: '${{ item }}'}}
+  - {id: b, run: 'test -e ok'}
+";
+    for store in STORES {
+        let rig = Rig::with(flow).at(store);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        harm_record(&rig, store, ("f:y", 4), Harm::Damaged);
+        fs::remove_file(rig.path("fy")).unwrap();
+        rig.write("ok", "");
+        rig.write("trace", "");
+
+        expect(&rig, &["resume", "r"], 0, "checkpoint r/f:y@4 was damaged");
+
+        let mut ran: Vec<String> = rig.read("trace").lines().map(str::to_owned).collect();
+        ran.sort();
+        assert_eq!(ran, ["qy", "sy"], "{store}");
+        assert!(rig.path("fy").exists());
+    }
+}

@@ -1141,3 +1141,22 @@ fn a_fork_returns_the_signals_of_the_steps_that_rerun() {
         assert_eq!(ran(&rig), first, "{opener}");
     }
 }
+
+// Bug: a fork repeated `idempotent: false` hooks unasked. Cause: only steps were looked at. Fix: the step of the hooks is in doubt.
+#[test]
+fn a_fork_asks_before_it_repeats_hooks() {
+    let hooked =
+        "{id: a, run: 'echo a >> trace', on_success: [{id: s, idempotent: false, run: 'echo pay >> trace'}]}";
+    for (step, from) in [(hooked.to_owned(), "a"), (format!("{{id: g, steps: [{hooked}]}}"), "g/a")] {
+        let rig = Rig::with(&format!("steps:\n  - {{id: t, run: 'true'}}\n  - {step}\n"));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        assert_eq!(ran(&rig), "a pay");
+
+        for fork in [&["fork", "r@2", "--id", "f"][..], &["fork", "r", "--from", from, "--id", "ff"]] {
+            assert_eq!(code_of(&rig, fork), Some(8), "{fork:?}");
+            assert_eq!(ran(&rig), "", "{fork:?}");
+        }
+        assert_eq!(code_of(&rig, &["resume", "ff", "--treat-as", &format!("done={from}"), "-q"]), Some(0));
+        assert_eq!(ran(&rig), "");
+    }
+}

@@ -102,17 +102,17 @@ pub(crate) struct Targets {
 /// steps are judgement after these have ended.
 ///
 /// In a graph with routes this is the earliest step; in a graph with `needs`, all steps without another such step
-/// upstream. `requested`: scopes to continue and to join again. `apart`: a person requests the rerun, and the state
-/// has separate outputs.
+/// upstream. `damaged`: joined scopes without a sound end. `requested`: scopes to continue and to join again. `apart`: a
+/// person requests the rerun, and the state has separate outputs.
 pub(crate) fn targets(
     shape: &Shape,
     scopes: &ScopesInForce,
-    broken: &[Broken],
+    (broken, damaged): (&[Broken], &BTreeSet<ScopePath>),
     (requested, apart): (&Requested, bool),
 ) -> Targets {
     let wanted = &requested.scopes;
     let mut chooser = Selection { shape, scopes, broken, requested, below: BTreeMap::new() };
-    for scope in broken.iter().map(|broken| &broken.scope).chain(wanted) {
+    for scope in broken.iter().map(|broken| &broken.scope).chain(wanted).chain(damaged) {
         let way = std::iter::successors(Some(scope.clone()), ScopePath::parent);
         for (below, above) in way.filter_map(|below| below.parent().map(|above| (below, above))) {
             chooser.below.entry(above).or_default().insert(below);

@@ -182,7 +182,8 @@ pub(crate) async fn find<P: Program>(
     loader.note_joins(&mut scopes).await?;
     let apart = program.keeps_apart() && !query.requested.is_empty();
     let ends_before_rewind = std::mem::take(&mut loader.ends_before_rewind);
-    let all = targets(shape, &scopes, &judgement.broken, (query.requested, apart));
+    let damaged = std::mem::take(&mut loader.damaged);
+    let all = targets(shape, &scopes, (&judgement.broken, &damaged), (query.requested, apart));
     let targets = &all.targets;
     if query.again {
         let questions = conflicts(engine.store.as_ref(), &run.run, targets, query.resume).await?;
@@ -286,7 +287,7 @@ pub(crate) async fn reopen_for<P: Program>(
     let (mut scopes, mut moves) = loader.load(main).await?;
     let named = loader.named(&main.0.header().run, &scopes, step).await?;
     loader.note_joins(&mut scopes).await?;
-    let all = targets(shape, &scopes, &[named], (&requested, program.keeps_apart()));
+    let all = targets(shape, &scopes, (&[named], &BTreeSet::new()), (&requested, program.keeps_apart()));
     let (judgement, policy) = (Judgement::default(), ReusePolicy::Drop);
     for (scope, targets) in &all.targets {
         let known = &scopes[&(scope.depth(), scope.clone())];
@@ -333,7 +334,7 @@ pub(crate) async fn reopened_at<P: Program>(
     let loader = ScopeLoader { requested: Some(requested), ..ScopeLoader::new(engine, shape) };
     loader.note_joins(scopes).await?;
     let scopes = &*scopes;
-    let all = targets(shape, scopes, broken, (requested, program.keeps_apart()));
+    let all = targets(shape, scopes, (broken, &BTreeSet::new()), (requested, program.keeps_apart()));
     let (judgement, mut moves) = (Judgement::default(), BTreeMap::new());
     for (scope, targets) in &all.targets {
         let known = &scopes[&(scope.depth(), scope.clone())];
@@ -356,11 +357,14 @@ struct ScopeLoader<'a> {
     requested: Option<&'a Requested>,
     /// True if failures are not retried.
     keeps_failures: bool,
+    /// The joined scopes without a sound end: their openers join again.
+    damaged: BTreeSet<ScopePath>,
 }
 
 impl<'a> ScopeLoader<'a> {
     fn new(engine: &'a Engine, shape: &'a Shape) -> Self {
-        Self { engine, shape, ends_before_rewind: BTreeMap::new(), requested: None, keeps_failures: false }
+        let (ends_before_rewind, damaged) = (BTreeMap::new(), BTreeSet::new());
+        Self { engine, shape, ends_before_rewind, requested: None, keeps_failures: false, damaged }
     }
 
     /// Returns whether a scope is requested, or an ancestor of a requested scope.
@@ -445,8 +449,11 @@ impl<'a> ScopeLoader<'a> {
             let is_named = self.is_on_the_way(&name);
             let Some(child) = child_in_force(self.shape, scopes, &name, is_named) else { continue };
             let record = match store.newest(run, &name).await {
-                // The resume or the verification of the scope reports the damage.
-                Err(StoreError::Damaged { .. }) => continue,
+                // The resume of the scope reports the damage.
+                Err(StoreError::Damaged { .. }) => {
+                    self.damaged.extend(child.is_joined.then_some(name));
+                    continue;
+                }
                 record => record?,
             };
             let newest = position_of(&record)?;
@@ -454,6 +461,10 @@ impl<'a> ScopeLoader<'a> {
                 true => end_before(store, record.header()).await?,
                 false => Some(record.clone()),
             };
+            if in_force.is_none() {
+                self.damaged.insert(name);
+                continue;
+            }
             let in_force = match in_force {
                 Some(in_force) => in_pass(store, self.shape, (scopes, &mut joins), (in_force, child)).await?,
                 None => None,

@@ -1,6 +1,6 @@
 //! Forks and imports: new runs that begin with a checkpoint of another run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -115,7 +115,8 @@ impl Engine {
         if start.evidence == OriginEvidence::Checked {
             self.read_joined(program, &mut scopes).await?;
         }
-        let origin = ForkOrigin { scopes, signals, redone };
+        let scopes_there = store.scopes(&from.run).await?;
+        let origin = ForkOrigin { scopes, signals, redone, scopes_there };
         self.start_from(program, origin, run, start).await
     }
 
@@ -177,7 +178,8 @@ impl Engine {
             from.begun_since().contains(&step.id).then_some(None)
         });
         let scopes = SourceScopes::of(program.shape(), from, position, BTreeMap::new())?;
-        let origin = ForkOrigin { scopes, signals: RunSignals::default(), redone: Vec::new() };
+        let scopes_there = BTreeSet::new();
+        let origin = ForkOrigin { scopes, signals: RunSignals::default(), redone: Vec::new(), scopes_there };
         self.start_from(program, origin, run, start).await
     }
 
@@ -188,12 +190,14 @@ impl Engine {
         run: RunRecord,
         start: StartOptions<P::State>,
     ) -> Result<Outcome<P::State>, RunError> {
-        let ForkOrigin { mut scopes, signals: RunSignals { mut free, taken }, mut redone } = origin;
+        let ForkOrigin { mut scopes, signals, mut redone, scopes_there } = origin;
+        let RunSignals { mut free, taken } = signals;
         let checkpoint = scopes.main.record.clone();
         let header = checkpoint.header();
         let before = start.adoption.as_ref().map(|adoption| &adoption.before);
         let mut cut = scopes.main.cut(program.shape(), before);
         redone.extend(reposition(program, &mut scopes, &start, &cut)?);
+        scopes.ask_about_hooks(program.shape(), &scopes_there);
         cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
         redone.extend(failures_of(program.shape(), &checkpoint)?);
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;
@@ -286,6 +290,8 @@ struct ForkOrigin {
     signals: RunSignals,
     /// The results to remove from the state.
     redone: Vec<Forget>,
+    /// The scopes of the other run.
+    scopes_there: BTreeSet<ScopePath>,
 }
 
 /// Applies the adopted definition and the step to rerun to the position of the main scope. Returns the parts to

@@ -25,7 +25,7 @@ use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::definition::{Forget, forget};
-use crate::engine::resume::reruns::Transition;
+use crate::engine::resume::reruns::{Transition, opener_of};
 use crate::engine::scope::fan_out::{Item, Items, parse_items};
 use crate::engine::scope::open_scopes::{fan_of, is_fresh};
 use crate::engine::scope::{Opener, Scope, ScopeId};
@@ -321,11 +321,41 @@ impl SourceScopes {
         is_finished.then_some(SignalTaker { scope, step, at })
     }
 
+    /// Puts steps in doubt that run again although their non-idempotent hooks have begun in the other run. The new run copies
+    /// no scopes of hooks. `there`: the scopes of the other run.
+    pub(crate) fn ask_about_hooks(&mut self, root: &Shape, there: &BTreeSet<ScopePath>) {
+        let are_hooks = |scope: &&ScopePath| {
+            let above = scope.parent().and_then(|above| root.of_scope(&above)).zip(scope.opened_by());
+            above.is_some_and(|(above, (name, _))| {
+                let step = above.opener(&name).map(|place| &above.steps()[place]);
+                step.is_some_and(|step| step.are_hooks(&name))
+                    && root.of_scope(scope).is_some_and(Shape::is_careful)
+            })
+        };
+        for hooks in there.iter().filter(are_hooks) {
+            let mut around = std::iter::successors(Some(hooks.clone()), ScopePath::parent);
+            let below = around.find(|below| below.parent().is_some_and(|above| self.carries(&above)));
+            let Some((above, step)) =
+                below.and_then(|below| Some((below.parent()?, opener_of(root, &below)?)))
+            else {
+                continue;
+            };
+            let Some((shape, source)) = root.of_scope(&above).zip(self.source_mut(&above)) else { continue };
+            let is_open = source.position.frontier.iter().any(|e| e.step == step && e.has_children());
+            let place = shape.place(step.as_str());
+            if !is_open && place.is_some_and(|place| Unfinished::of(shape, &source.position).has(place)) {
+                source.position.ask_about(&step, None);
+            }
+        }
+    }
+
+    fn source_mut(&mut self, scope: &ScopePath) -> Option<&mut SourceScope> {
+        if scope.is_main() { Some(&mut self.main) } else { self.scopes.get_mut(scope) }
+    }
+
     /// Notes that a finished step has taken a signal.
     pub(crate) fn note_taken(&mut self, taker: &SignalTaker, signal: Option<Draft>) {
-        let source =
-            if taker.scope.is_main() { Some(&mut self.main) } else { self.scopes.get_mut(&taker.scope) };
-        if let Some((source, mut draft)) = source.zip(signal) {
+        if let Some((source, mut draft)) = self.source_mut(&taker.scope).zip(signal) {
             (draft.reason, draft.step, draft.at) =
                 (Reason::Answer, Some(taker.step.clone()), taker.at.clone());
             source.taken.push(draft);
