@@ -59,6 +59,7 @@ const CHECKS: &[Check] = &[
     text::lengths,
     text::machine_paths,
     text::unnumbered_work,
+    text::root_entries,
     rust::banned_names,
     rust::bare_allows,
     rust::unexplained_ignores,

@@ -18,6 +18,13 @@ fn the_repository_is_tidy() {
 }
 
 #[test]
+fn traces_of_trial_runs_in_the_root_are_found() {
+    let found = findings_of(&[("Cargo.lock", ""), ("flow.yaml", ""), ("d/trace", ""), ("docs/a.yaml", "")]);
+
+    assert_eq!(found, ["flow.yaml: is no known entry of the root", "d/trace: is no known entry of the root"]);
+}
+
+#[test]
 fn long_sources_are_found_and_long_tests_are_not() {
     let long = "x\n".repeat(1_001);
 

@@ -55,6 +55,31 @@ pub(super) fn machine_paths(tree: &Tree) -> Vec<Finding> {
     })
 }
 
+/// The files and folders of the root.
+const ROOT_ENTRIES: [&str; 21] = [
+    ".cargo",
+    ".ci",
+    ".github",
+    ".gitignore",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+    "SECURITY.md",
+    "clippy.toml",
+    "crates",
+    "docs",
+    "examples",
+    "fuzz",
+    "rust-toolchain.toml",
+    "rustfmt.toml",
+    "xtask",
+];
+
 /// Mentions of later work have an issue number.
 pub(super) fn unnumbered_work(tree: &Tree) -> Vec<Finding> {
     each_line(tree, |line| {
@@ -67,6 +92,16 @@ pub(super) fn unnumbered_work(tree: &Tree) -> Vec<Finding> {
         })?;
         Some(format!("`{word}` without the number of an issue, as in `{word}(#12)`"))
     })
+}
+
+/// The root of the repository has only known files and folders: the traces of a trial run do not belong there.
+pub(super) fn root_entries(tree: &Tree) -> Vec<Finding> {
+    let is_repository = tree.file("Cargo.lock").is_some();
+    let strays = tree.files().iter().filter(|file| {
+        let entry = file.path.split('/').next().unwrap_or(&file.path);
+        is_repository && !ROOT_ENTRIES.contains(&entry)
+    });
+    strays.map(|file| Finding::new(&file.path, 0, "is no known entry of the root")).collect()
 }
 
 fn each_line(tree: &Tree, finding: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
