@@ -377,7 +377,7 @@ impl DryRun {
             return (planned.action != Action::Skip).then(|| (Action::Skip, skipped_by(cause)));
         }
         // The list of items is known only at the run of the opener.
-        if let Some((_, cause)) = self.around(&key.0).filter(|_| is_run) {
+        if let Some((_, cause)) = self.around(&key.0).filter(|_| planned.action == Action::Run) {
             return Some((Action::Recheck, cause));
         }
         // A step without a start: its end is in force, or its turn did not come.
