@@ -182,14 +182,16 @@ pub(crate) async fn release(
             FROM waypost.runs r WHERE r.name = $1 AND m.run = r.id AND m.key = $2 AND m.held AND m.token = $3
             RETURNING m.id, m.run),
         woken AS (INSERT INTO waypost.ready (scope, run, priority, not_before)
-            SELECT m.id, m.run, j.priority, $4::timestamptz FROM released m JOIN waypost.jobs j ON j.run = m.run
+            SELECT m.id, m.run, j.priority, clock_timestamp() + $5 * interval '1 microsecond'
+            FROM released m JOIN waypost.jobs j ON j.run = m.run
             WHERE $4 IS NOT NULL ON CONFLICT (scope) DO NOTHING)
         SELECT 1 FROM released";
     let release = Statement::new(RELEASE)
         .text(run.as_str())
         .bytes(main_key())
         .int(int(token))
-        .maybe_text(wake_at.map(time_text));
+        .maybe_text(wake_at.map(time_text))
+        .int(wake_at.map_or(0, rest_of_wait));
     let answer = database.run(&release).await?;
     if !answer.rows.is_empty() {
         return Ok(());
@@ -199,6 +201,12 @@ pub(crate) async fn release(
         true => Ok(()),
         false => Err(row.fenced(run, token).into()),
     }
+}
+
+/// Returns the microseconds until a time, by the clock of this process: the queue counts by the clock of the server.
+fn rest_of_wait(wake_at: Timestamp) -> i64 {
+    let rest = wake_at.duration_since(Timestamp::now()).as_micros();
+    i64::try_from(rest).unwrap_or(i64::MAX)
 }
 
 /// Ends a lease without a release, as the end of its worker does: a submitted run is ready again at the next look for

@@ -85,6 +85,7 @@ included AS (
     SELECT q.run, $47, f.at, f.bytes FROM queued q, unnest($48::bigint[], $49::bytea[]) AS f (at, bytes))
 SELECT (SELECT count(*) FROM made),";
 
+/// A run that waits is ready after the rest of its wait, by the clock of the server.
 const APPEND: &str = "WITH {SCOPES},
 locked AS MATERIALIZED (
     SELECT s.id, s.key FROM waypost.scopes s JOIN ends e ON e.key = s.key
@@ -126,7 +127,8 @@ moved AS (
     FROM ends e, locked l WHERE s.id = l.id AND e.key = l.key AND (SELECT holds FROM fence) RETURNING 1),
 woken AS (
     INSERT INTO waypost.ready (scope, run, priority, not_before)
-    SELECT l.id, j.run, j.priority, CASE WHEN $22 = 'waiting' THEN $27::timestamptz END FROM locked l
+    SELECT l.id, j.run, j.priority, CASE WHEN $22 = 'waiting' THEN
+        coalesce(clock_timestamp() + ($27::timestamptz - $36::timestamptz), $27::timestamptz) END FROM locked l
     JOIN waypost.runs r ON r.name = $32 JOIN waypost.jobs j ON j.run = r.id
     WHERE $31 AND ($22 = 'queued' OR $22 = 'waiting' AND $27 IS NOT NULL)
         AND l.key = $29 AND (SELECT holds FROM fence)
