@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use waypost::id::RunId;
 use waypost::lock::Holder;
 use waypost::store::{Lease, Renewal, StoreError};
+use waypost::{Clock as _, SystemClock};
 
 use crate::database::connect::Database;
 use crate::database::error::Failure;
@@ -205,7 +206,7 @@ pub(crate) async fn release(
 
 /// Returns the microseconds until a time, by the clock of this process: the queue counts by the clock of the server.
 fn rest_of_wait(wake_at: Timestamp) -> i64 {
-    let rest = wake_at.duration_since(Timestamp::now()).as_micros();
+    let rest = wake_at.duration_since(SystemClock.now()).as_micros();
     i64::try_from(rest).unwrap_or(i64::MAX)
 }
 
