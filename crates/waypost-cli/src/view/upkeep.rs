@@ -203,7 +203,7 @@ pub(crate) struct ServerStatsView {
 /// The queue, counted.
 #[derive(Debug, Serialize)]
 pub(crate) struct QueueStatsView {
-    /// Runs that a worker may claim now, and the longest wait among them.
+    /// Claimable runs, and the longest wait.
     pub(crate) ready: u64,
     pub(crate) oldest_ms: u64,
     /// Runs that wait for a time.

@@ -71,7 +71,7 @@ enum Life {
     Lost(SupervisorError),
 }
 
-/// Counts a step of this process while it exists.
+/// Counts a step of this process until the drop.
 struct StepHere<'a>(&'a AtomicUsize);
 
 impl<'a> StepHere<'a> {
@@ -624,13 +624,13 @@ fn how_far(logged: &AtomicU64) -> (Map<String, Value>, StepReport) {
     (Map::from_iter([("log_bytes".to_owned(), bytes.into())]), StepReport::default())
 }
 
-/// The event of a step that was executed again after the loss of its worker; `losses`: the number of further executions.
+/// The event of another execution after the loss of a worker; `losses`: the number of further executions.
 pub const WORKER_LOST: &str = "worker_lost";
 
 /// Prefix of the stop reason after the supervisor or a reaper is lost; follows the words "stopped by".
 pub const LOSS: &str = "the loss of ";
 
-/// Prefix of the stop reason after an error of the queue, which may last.
+/// Prefix of the stop reason after a possibly lasting error of the queue.
 pub const LOSS_OF_QUEUE: &str = "the loss of the queue";
 
 /// Prefix of the stop reason after a lack of descriptors, processes or memory.

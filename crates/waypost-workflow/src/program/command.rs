@@ -46,7 +46,7 @@ pub(super) struct Command {
     pub(super) state_bytes: usize,
     /// Whether this is the `undo` command of the step.
     pub(super) undoes: bool,
-    /// Earlier executions of the attempt, whose workers were lost.
+    /// Earlier executions of the attempt, each with a lost worker.
     #[serde(skip)]
     pub(super) losses: u32,
     /// The workers that may execute the command; `None` for the session of the run alone.

@@ -236,7 +236,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     let old: HashMap<&StepId, Digest> =
         definition.steps.iter().map(|step| (&step.id, step.fingerprint)).collect();
     let mut finished = vec![false; after.steps().len()];
-    // The steps downstream of an added step whose results stay.
+    // The steps downstream of an added step with kept results.
     let mut keeps = vec![false; after.steps().len()];
     let (mut redone, mut asked, mut reusable, mut effects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut relisted: HashMap<StepId, Vec<u64>> = HashMap::new();
@@ -423,7 +423,7 @@ pub fn transfer_position(inputs: &PositionTransfer<'_>) -> TransferredPosition {
     TransferredPosition { position, redone, entered: relisted.into_keys().collect(), misfit }
 }
 
-/// Removes the steps that a graph lacks from a position. Effects are noted, since a later graph may have the steps again.
+/// Removes the steps missing in a graph from a position. Effects are noted, since a later graph may have the steps again.
 ///
 /// `before`: the graph and the position with the steps.
 pub(crate) fn drop_steps(

@@ -28,7 +28,7 @@ pub struct Job {
 /// The blob with the files of a submission.
 pub const FILES_BLOB: &str = "blobs/submitted-files";
 
-/// The prefix of a need for the next claim alone: that of a step.
+/// The prefix of a need of a step, for the next claim alone.
 pub const STEP_NEED: &str = "step:";
 
 /// The state of a submitted run in the queue.

@@ -25,7 +25,7 @@ const EXPIRY_POLL: Duration = Duration::from_secs(2);
 /// Longest wait for another worker, if this one lacks the needs of all steps under way: a free worker claims in seconds.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The source of a stop by a session whose steps all need another worker: the run returns to the queue.
+/// The source of a stop because all steps need another worker: the run returns to the queue.
 pub const ELSEWHERE: &str = "the need of another worker";
 
 /// What the worker of a run has.
@@ -39,14 +39,14 @@ pub trait StepOffer: fmt::Debug + Send + Sync {
 pub struct DispatchOptions {
     /// What every worker must have for the steps of the run. Those of a step are added: `tag:TAG`, `program:PROGRAM`.
     pub needs: BTreeSet<String>,
-    /// What this worker has; without it, the run waits here for the workers of its steps.
+    /// The offer of this worker; without an offer, the run waits here for the workers of the steps.
     pub offer: Option<Arc<dyn StepOffer>>,
-    /// The number of steps that this process executes for the run.
+    /// The number of steps of the run in this process.
     pub(in super::super) steps_here: Arc<AtomicUsize>,
 }
 
 impl DispatchOptions {
-    /// Makes options for a worker that has `offer`.
+    /// Makes options for a worker with `offer`.
     #[must_use]
     pub fn new(needs: BTreeSet<String>, offer: Arc<dyn StepOffer>) -> Self {
         Self { needs, offer: Some(offer), ..Self::default() }
@@ -156,7 +156,7 @@ impl ObservedTasks {
         (is_idle && !keys.is_empty()).then(|| (keys, lacking.swap_remove(0)))
     }
 
-    /// Returns the run to the queue, for a worker with the needs of its first waiting step.
+    /// Returns the run to the queue, for a worker with the needs of the first waiting step.
     async fn withdraw(&self, (keys, missing): (Vec<String>, String)) -> Result<(), StoreError> {
         let run_needs = &self.options.needs;
         let step_needs = self.needs().get(&keys[0]).cloned().unwrap_or_default();

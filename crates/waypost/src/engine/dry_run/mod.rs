@@ -323,7 +323,7 @@ impl DryRun {
         !self.positions.contains_key(scope) && openers(scope).any(|(_, opener)| is_ended(opener))
     }
 
-    /// Returns whether a scope belongs to an item that another list drops: its opener opens other scopes only.
+    /// Returns whether a scope belongs to an item dropped by another list: the opener opens other scopes only.
     fn is_dropped(&self, scope: &ScopePath) -> bool {
         openers(scope)
             .any(|(around, opener)| !self.positions.contains_key(&around) && self.listed.contains(&opener))
@@ -471,7 +471,7 @@ fn asked_in_turn(scope: &ScopePath, step: &StepId) -> Decision {
     Decision { scope, step, action: Action::Ask, cause: Cause::AskedInTurn }
 }
 
-/// Lists a scope and the scopes around it, each with its opener.
+/// Lists a scope and the scopes around, each with the opener.
 fn openers(scope: &ScopePath) -> impl Iterator<Item = (ScopePath, (ScopePath, StepId))> {
     let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
     around.filter_map(|scope| {

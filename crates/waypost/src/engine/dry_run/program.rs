@@ -289,7 +289,7 @@ impl<P: Program> Program for DryProgram<'_, P> {
         joined: Option<Joined>,
     ) -> Result<Self::Job, Failure> {
         let input = self.input_of(step_ref);
-        // The end of a step with hooks is that of its work.
+        // A step with hooks ends like its work.
         let below =
             joined.as_ref().filter(|joined| !joined.is_after).and_then(|joined| self.unknown_below(joined));
         if joined.is_some() && input == Input::InForce && below.is_none() {

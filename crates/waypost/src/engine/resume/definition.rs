@@ -105,7 +105,7 @@ pub(crate) async fn ends_of(
     Ok(ends)
 }
 
-/// Returns those of the steps that have begun in a scope: an earlier definition had them, and they may have had effects.
+/// Returns the begun steps among new steps of a scope: an earlier definition had the steps, with possible effects.
 pub(crate) async fn begun_before(
     store: &dyn Store,
     (run, scope): (&RunId, &ScopePath),

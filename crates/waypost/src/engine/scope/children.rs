@@ -669,7 +669,7 @@ pub(crate) struct ChildStart {
     pub(crate) replaced: Option<Value>,
     /// The steps without an effect after an undo.
     pub(crate) undone: BTreeSet<StepId>,
-    /// The new steps that have begun in an earlier definition.
+    /// The new steps begun in an earlier definition.
     pub(crate) done_before: BTreeSet<StepId>,
 }
 

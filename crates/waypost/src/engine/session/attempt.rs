@@ -265,7 +265,7 @@ impl Attempt {
         self.stop.stop(StopLevel::Graceful, by);
     }
 
-    /// Stops the session, and returns the run to the queue of its store.
+    /// Stops the session, and returns the run to the queue of the store.
     pub fn return_run(&self, by: &str) {
         self.stop.stop_and_return(StopLevel::Graceful, by);
     }

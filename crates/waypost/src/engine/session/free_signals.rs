@@ -43,12 +43,12 @@ pub(crate) async fn free_signals<'a>(
     Ok(signals_of(store, run, newest, epochs).await?.free)
 }
 
-/// The signals of a run, from its records.
+/// The signals of a run, from the records.
 #[derive(Debug, Default)]
 pub(crate) struct RunSignals {
     /// The free signals, in the order of sending.
     pub(crate) free: Vec<Signal>,
-    /// The records in force that consumed a signal.
+    /// The records in force of consumed signals.
     pub(crate) taken: Vec<Record>,
 }
 

@@ -286,7 +286,7 @@ async fn restart_begun(
 /// The parts of the other run for a new run.
 struct ForkOrigin {
     scopes: SourceScopes,
-    /// The signals that no finished step has consumed, and those of finished steps.
+    /// The free signals, and the signals of finished steps.
     signals: RunSignals,
     /// The results to remove from the state.
     redone: Vec<Forget>,

@@ -48,11 +48,11 @@ pub(crate) struct SourceScope {
     end: Option<End>,
     /// The results of the steps to rerun, to remove from the state.
     forgotten: Vec<Forget>,
-    /// The signals that the finished steps have taken: a rerun takes these again.
+    /// The signals taken by the finished steps: a rerun takes these again.
     taken: Vec<Draft>,
 }
 
-/// A finished step that has taken a signal, itself or in its scopes.
+/// The finished step of a taken signal: the step itself, or the opener of the scope.
 pub(crate) struct SignalTaker {
     scope: ScopePath,
     step: StepId,
@@ -353,7 +353,7 @@ impl SourceScopes {
         if scope.is_main() { Some(&mut self.main) } else { self.scopes.get_mut(scope) }
     }
 
-    /// Notes that a finished step has taken a signal.
+    /// Notes a signal taken by a finished step.
     pub(crate) fn note_taken(&mut self, taker: &SignalTaker, signal: Option<Draft>) {
         if let Some((source, mut draft)) = self.source_mut(&taker.scope).zip(signal) {
             (draft.reason, draft.step, draft.at) =
