@@ -132,12 +132,13 @@ fn choices_of_evidence(run: &RunId, questions: &[Decision]) -> String {
     }
 }
 
-/// Returns the command to rerun a step of the main scope, or the opener of the step's scope.
+/// Returns the command to rerun a step.
 fn run_again(run: &RunId, scope: &ScopePath, step: &StepId) -> String {
-    let above = std::iter::successors(Some(scope.clone()), ScopePath::parent);
-    let opener = above.filter_map(|scope| scope.opened_by()).last().map(|(opener, _)| opener);
-    let step = opener.as_ref().unwrap_or(step);
-    format!("`waypost resume {run} --from {step}` reruns step `{step}` and all steps downstream")
+    let path = match scope.is_main() {
+        true => step.to_string(),
+        false => format!("{}/{step}", scope.readable()),
+    };
+    format!("`waypost resume {run} --from {path}` reruns step `{path}` and all steps downstream")
 }
 
 /// Returns the run of an error about steps.

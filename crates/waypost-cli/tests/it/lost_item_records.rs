@@ -231,3 +231,31 @@ fn a_damaged_end_of_a_finished_item_hides_no_lost_file() {
         assert!(rig.path("fy").exists());
     }
 }
+
+#[test]
+fn a_step_with_a_damaged_older_record_reruns_alone() {
+    for url in STORES {
+        let rig = Rig::with(
+            r#"steps:
+  - id: f
+    foreach:
+      items: [x, y]
+      max_parallel: 1
+      steps:
+        - { id: s, run: 'echo s$I >> trace; echo 1 > file$I', env: { I: "${{ item }}" }, evidence: [{ sha256: "file${{ item }}" }] }
+        - { id: q, run: 'echo q$I >> trace', env: { I: "${{ item }}" } }
+  - { id: b, run: '[ -e ok ]' }
+"#,
+        )
+        .at(url);
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+        harm_record(&rig, url, ("f:y", 3), Harm::Damaged);
+        rig.write("ok", "");
+
+        expect(&rig, &["resume", "r"], 7, "reruns step `f:y/s` and all steps downstream");
+
+        rig.waypost(&["resume", "r", "--from", "f:y/s"]);
+        assert_eq!(rig.read("trace"), "sx\nqx\nsy\nqy\nsy\nqy\n", "{url}");
+        expect(&rig, &["resume", "r"], 0, "Nothing to do");
+    }
+}

@@ -93,7 +93,7 @@ impl Engine {
         let scopes = scopes_in_force(self, program, (&base.record, &base.position)).await?;
         // An unchecked claim may become checkable when pinned again; if not, pinning returns the reason.
         let trust = Trust::Checked(OnUnknown::RunAgain);
-        let judgement = judge(self, program, program.shape(), (run, &scopes), (trust, &[])).await?;
+        let judgement = judge(self, program, program.shape(), (run, &scopes), trust.into()).await?;
         let is_meant =
             |broken: &Broken| broken.step == *step && scope.is_none_or(|scope| broken.scope == *scope);
         let meant: Vec<Broken> =

@@ -61,8 +61,12 @@ pub(crate) async fn invalidate_targets(
             let Some((step, forget)) = invalid_step(opening, (known, shape), target, epoch).await? else {
                 continue;
             };
-            let end = opening.engine.store.load(&header.run, scope, target.seq).await?;
-            drafts.push(redo_draft(end.header(), scope, (target, opening.judgement), epoch));
+            let iteration = match sound_end(opening.engine, header, target).await? {
+                Some(end) => end.header().at.iteration.clone(),
+                None => step.entry.at.iteration.clone(),
+            };
+            let at = Try { attempt: 0, epoch, iteration };
+            drafts.push(redo_draft(header, at, (target, opening.judgement)));
             restored.extend(forget);
             invalid.push(step);
         }
@@ -124,9 +128,14 @@ async fn invalid_step(
 ) -> Result<Option<(InvalidStep, Option<Forget>)>, RunError> {
     let engine = opening.engine;
     let header = known.record.header();
-    let (run, scope) = (&header.run, &header.scope);
     let Some(place) = shape.place(target.step.as_str()) else { return Ok(None) };
-    let end = engine.store.load(run, scope, target.seq).await?;
+    let Some(end) = sound_end(engine, header, target).await? else {
+        // A step without a sound end begins with the first pass, in new scopes.
+        let at = Try { attempt: 0, epoch, iteration: shape.first_iteration(place, &[]) };
+        let entry = FrontierEntry { at, ..FrontierEntry::ready(target.step.clone()) };
+        let forgotten = Some(Forget::Step(target.step.clone()));
+        return Ok(Some((InvalidStep { place, entry, is_named: true }, forgotten)));
+    };
     let end = end.header();
     let open = known.position.frontier.iter().find(|entry| entry.step == target.step);
     let is_passed = open.is_some_and(|entry| entry.at.iteration > end.at.iteration);
@@ -158,6 +167,14 @@ async fn invalid_step(
     let ready = FrontierEntry::ready(target.step.clone());
     let entry = FrontierEntry { at: Try { attempt: 0, epoch, iteration }, fan: joining, ..ready };
     Ok(Some((InvalidStep { place, entry, is_named }, forgotten)))
+}
+
+/// Returns the record of the end of a step; `None` for the damaged end of a step that a person named.
+async fn sound_end(engine: &Engine, newest: &Header, target: &Target) -> Result<Option<Record>, StoreError> {
+    match engine.store.load(&newest.run, &newest.scope, target.seq).await {
+        Err(StoreError::Damaged { .. }) if target.is_requested => Ok(None),
+        end => end.map(Some),
+    }
 }
 
 /// Returns whether a scope belongs to a pass, so that its steps may read their own outputs from the pass before.

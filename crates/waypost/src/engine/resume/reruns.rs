@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::id::{ScopePath, StepId};
+use crate::id::{CheckpointRef, ScopePath, StepId};
 use crate::plan::Broken;
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::projection::events::EVIDENCE_FAILED;
@@ -288,22 +288,22 @@ pub(crate) fn opener_of(shape: &Shape, scope: &ScopePath) -> Option<StepId> {
     Some(parent.steps()[place].id.clone())
 }
 
-/// Makes the draft for the rerun of a step.
+/// Makes the draft for the rerun of a step of a scope. `at`: the attempt of its end.
 pub(crate) fn redo_draft(
-    end: &Header,
-    scope: &ScopePath,
+    newest: &Header,
+    at: Try,
     (target, judgement): (&Target, &Judgement),
-    epoch: u32,
 ) -> Draft {
-    let at = Try { attempt: 0, epoch, iteration: end.at.iteration.clone() };
+    let scope = &newest.scope;
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
     draft.report.evidence = judgement
         .pack_of(scope, target.seq)
         .filter(|_| target.claims.as_ref().is_some_and(|claims| !claims.is_empty()));
     if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {
+        let ended_at = CheckpointRef { seq: target.seq, ..newest.reference() };
         let data =
-            json!({ "step": target.step, "finished_at": end.reference().to_string(), "claims": claims });
+            json!({ "step": target.step, "finished_at": ended_at.to_string(), "claims": claims });
         draft.report.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
     draft

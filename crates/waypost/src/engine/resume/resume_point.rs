@@ -23,8 +23,8 @@ use super::requested::Requested;
 use super::reruns::{Target, Transition, opener_of, targets, to_rerun};
 use super::trust::conflicts;
 use super::trust::{
-    Judgement, ScopeInForce, ScopesInForce, Trust, child_in_force, end_before, ended_on, failed_on,
-    is_step_on, joined_on, judge,
+    JudgeOptions, Judgement, ScopeInForce, ScopesInForce, Trust, child_in_force, end_before, ended_at,
+    ended_on, failed_on, is_step_on, joined_on, judge,
 };
 use crate::engine::inspect::position_of;
 use crate::engine::scope::child_ends::{Joins, has_state, in_pass, openers_of_lost_passes};
@@ -111,7 +111,7 @@ pub(crate) async fn find<P: Program>(
         let known = ScopeInForce { record, position, joined: HashMap::new() };
         let scopes = ScopesInForce::from([(main, known)]);
         let run = base.snapshot.entry.record.record();
-        let mut judgement = judge(engine, program, shape, (run, &scopes), (Trust::Unchecked, &[])).await?;
+        let mut judgement = judge(engine, program, shape, (run, &scopes), Trust::Unchecked.into()).await?;
         query.answers.remove_continuing(&mut judgement.questions);
         answer(query.chosen, &mut judgement.questions);
         return Ok(ResumePoint { questions: judgement.questions, ..ResumePoint::default() });
@@ -124,11 +124,12 @@ pub(crate) async fn find<P: Program>(
     let (mut scopes, mut moves) = loader.load((&base.record, &base.position)).await?;
     let forwards = moves.values().any(|moved| !moved.drafts.is_empty());
     let trust = if query.again && !forwards && !query.verifies_all { Trust::Unchecked } else { query.trust };
-    let mut judgement =
-        judge(engine, program, shape, (run, &scopes), (trust, query.broken_declarers)).await?;
+    let named = query.requested.step.as_ref();
+    let options = JudgeOptions { trust, broken_declarers: query.broken_declarers, named };
+    let mut judgement = judge(engine, program, shape, (run, &scopes), options).await?;
     query.answers.remove_continuing(&mut judgement.questions);
     judgement.allow_retries(query.answers);
-    if let Some((scope, step)) = &query.requested.step {
+    if let Some((scope, step)) = named {
         // The request decides, whatever the evidence of the step.
         judgement.questions.retain(|asked| (&asked.scope, &asked.step) != (scope, step));
     }
@@ -159,7 +160,7 @@ pub(crate) async fn find<P: Program>(
         true => openers_of_lost_passes(engine.store.as_ref(), shape, &scopes, broken).await?,
         false => broken,
     };
-    if let Some(named) = &query.requested.step {
+    if let Some(named) = named {
         judgement.broken.push(loader.named(&run.run, &scopes, named).await?);
     }
     for (scope, step) in query.requested.changed.iter().chain(&query.requested.retried) {
@@ -531,10 +532,10 @@ impl<'a> ScopeLoader<'a> {
     ) -> Result<Option<Broken>, StoreError> {
         let Some(known) = scopes.get(&(scope.depth(), scope.clone())) else { return Ok(None) };
         let store = self.engine.store.as_ref();
-        let ended = ended_on(store, self.shape, (known.record.header(), &known.position), step).await?;
-        Ok(ended.map(|ended| {
+        let ended = ended_at(store, self.shape, (known.record.header(), &known.position), step).await?;
+        Ok(ended.map(|seq| {
             let (scope, step) = (scope.clone(), step.clone());
-            Broken { scope, step, seq: ended.header().seq, claims: Vec::new() }
+            Broken { scope, step, seq, claims: Vec::new() }
         }))
     }
 
@@ -558,15 +559,14 @@ impl<'a> ScopeLoader<'a> {
             Some(known) => {
                 let newest = (known.record.header(), &known.position);
                 match failed_on(store, newest, step).await? {
-                    Some(failed) => Some(failed),
-                    None => ended_on(store, self.shape, newest, step).await?,
+                    Some(failed) => Some(failed.header().seq),
+                    None => ended_at(store, self.shape, newest, step).await?,
                 }
             }
         };
         let not_finished =
             || RunError::NotFinished { run: run.clone(), scope: scope.clone(), step: step.clone() };
-        let ended = ended.ok_or_else(not_finished)?;
-        let seq = ended.header().seq;
+        let seq = ended.ok_or_else(not_finished)?;
         Ok(Broken { scope: scope.clone(), step: step.clone(), seq, claims: Vec::new() })
     }
 

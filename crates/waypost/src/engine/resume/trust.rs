@@ -72,6 +72,22 @@ pub(crate) enum Trust {
     Unchecked,
 }
 
+/// The options of [`judge`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct JudgeOptions<'a> {
+    pub(crate) trust: Trust,
+    /// Steps with failed evidence, found by the session before.
+    pub(crate) broken_declarers: &'a [Broken],
+    /// A step to rerun on request: its evidence is not read, since its record may be damaged.
+    pub(crate) named: Option<&'a (ScopePath, StepId)>,
+}
+
+impl From<Trust> for JudgeOptions<'_> {
+    fn from(trust: Trust) -> Self {
+        Self { trust, broken_declarers: &[], named: None }
+    }
+}
+
 /// A child in force.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChildInForce {
@@ -198,6 +214,24 @@ async fn fan_out_before_fork(
     Ok(entry.and_then(|entry| Some(entry.fan.as_ref()?.since)))
 }
 
+/// Returns the seq of the end of a finished step of a scope, also of a damaged end.
+pub(crate) async fn ended_at(
+    store: &dyn Store,
+    shape: &Shape,
+    (header, position): (&Header, &Position),
+    step: &StepId,
+) -> Result<Option<u64>, StoreError> {
+    let seq = position.ledger.get(step).map(|settled| settled.seq);
+    match seq {
+        Some(seq) if store.load(&header.run, &header.scope, seq).await.is_err_and(is_damage) => Ok(Some(seq)),
+        _ => Ok(ended_on(store, shape, (header, position), step).await?.map(|end| end.header().seq)),
+    }
+}
+
+fn is_damage(error: StoreError) -> bool {
+    matches!(error, StoreError::Damaged { .. })
+}
+
 /// Returns the end of a finished step of a scope. The ledger of a graph without evidence omits ends: then the
 /// end is the newest one in the history. A reentered scope has ends from before its first record: only the ledger
 /// names these.
@@ -242,19 +276,24 @@ pub(crate) async fn failed_on(
 
 /// Verifies the finished steps of scopes. Returns the questions to a person, and the steps with failed evidence.
 ///
-/// `broken_declarers`: steps with failed evidence, found by the session before.
 pub(crate) async fn judge<P: Program>(
     engine: &Engine,
     program: &P,
     shape: &Shape,
     (run, scopes): (&RunRecord, &ScopesInForce),
-    (trust, broken_declarers): (Trust, &[Broken]),
+    JudgeOptions { trust, broken_declarers, named }: JudgeOptions<'_>,
 ) -> Result<Judgement, RunError> {
     let store = engine.store.as_ref();
     let mut effective = Vec::new();
     for known in scopes.values() {
-        let found = effective_of(store, shape, (&known.record, &known.position)).await;
+        let mut position = known.position.clone();
+        let named = named.filter(|(scope, _)| *scope == known.record.header().scope);
+        let unread = named.and_then(|(_, step)| Some((step.clone(), position.ledger.remove(step)?)));
+        let found = effective_of(store, shape, (&known.record, &position)).await;
         let mut found = found.map_err(|error| evidence_lost(known, error))?;
+        if let Some((step, end)) = unread {
+            found.position.ledger.insert(step, end);
+        }
         found.in_flux.extend(in_flux(program, scopes, known));
         effective.push(found);
     }
