@@ -1142,21 +1142,59 @@ fn a_fork_returns_the_signals_of_the_steps_that_rerun() {
     }
 }
 
-// Bug: a fork repeated `idempotent: false` hooks unasked. Cause: only steps were looked at. Fix: the step of the hooks is in doubt.
+// Bug: a fork repeated `idempotent: false` hooks unasked. Cause: only steps were looked at. Fix: the hooks are asked about at
+// their turn.
 #[test]
 fn a_fork_asks_before_it_repeats_hooks() {
-    let hooked =
-        "{id: a, run: 'echo a >> trace', on_success: [{id: s, idempotent: false, run: 'echo pay >> trace'}]}";
-    for (step, from) in [(hooked.to_owned(), "a"), (format!("{{id: g, steps: [{hooked}]}}"), "g/a")] {
+    let hooks = "on_success: [{id: s, idempotent: false, run: 'echo pay >> trace'}]";
+    let hooked = format!("{{id: a, run: 'echo a >> trace', {hooks}}}");
+    let flows = [
+        (hooked.clone(), "a", "a:on_success/s"),
+        (format!("{{id: g, steps: [{hooked}]}}"), "g/a", "g/a:on_success/s"),
+        (format!("{{id: g, steps: [{{id: a, run: 'echo a >> trace'}}], {hooks}}}"), "g/a", "g:on_success/s"),
+    ];
+    for (step, from, asked) in flows {
         let rig = Rig::with(&format!("steps:\n  - {{id: t, run: 'true'}}\n  - {step}\n"));
         assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
         assert_eq!(ran(&rig), "a pay");
 
         for fork in [&["fork", "r@2", "--id", "f"][..], &["fork", "r", "--from", from, "--id", "ff"]] {
-            assert_eq!(code_of(&rig, fork), Some(8), "{fork:?}");
-            assert_eq!(ran(&rig), "", "{fork:?}");
+            let output = rig.call(fork);
+            assert!(
+                rig.told(&output).contains(&format!("in doubt at step {asked}:")),
+                "{}",
+                rig.told(&output)
+            );
+            assert_eq!(ran(&rig), "a", "{fork:?}");
         }
-        assert_eq!(code_of(&rig, &["resume", "ff", "--treat-as", &format!("done={from}"), "-q"]), Some(0));
-        assert_eq!(ran(&rig), "");
+        let answer = format!("done={asked}");
+        assert_eq!(code_of(&rig, &["resume", "ff", "--treat-as", &answer, "-q"]), Some(0), "{asked}");
+        assert_eq!(code_of(&rig, &["resume", "f", "--treat-as", "retry", "-q"]), Some(0), "{asked}");
+        assert_eq!(ran(&rig), "pay", "{asked}");
+    }
+}
+
+// Bug: after a fork before a group, `done` was accepted for the group as a whole, and later steps lacked the outputs of its
+// steps. Fix: the steps within are asked about.
+#[test]
+fn a_fork_asks_about_the_steps_within_a_group() {
+    let inner = "{id: d, idempotent: false, run: 'echo d >> trace; echo v=1 >> $WAYPOST_OUTPUT'}";
+    for (group, asked) in [("steps", "g/d"), ("repeat: {max: 1, until: 'true'}, steps", "g~1/d")] {
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: a, run: 'echo a >> trace'}}
+  - {{id: g, {group}: [{inner}, {{id: e, run: 'echo e >> trace'}}]}}
+  - {{id: z, run: 'echo z$V >> trace', env: {{V: '${{{{ steps.d.outputs.v }}}}'}}}}
+"
+        ));
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+        assert_eq!(ran(&rig), "a d e z1");
+
+        assert_eq!(code_of(&rig, &["fork", "r@1", "--id", "f", "-q"]), Some(8), "{asked}");
+        assert_eq!(ran(&rig), "a", "{asked}");
+        let (answer, output) = (format!("done={asked}"), format!("{asked}.v=1"));
+        let settled = ["resume", "f", "--treat-as", &answer, "--output", &output, "-q"];
+        assert_eq!(code_of(&rig, &settled), Some(0), "{asked}");
+        assert_eq!(ran(&rig), "e z1", "{asked}");
     }
 }

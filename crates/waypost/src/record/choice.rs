@@ -37,6 +37,8 @@ pub enum RerunKind {
     Relist,
     /// The step failed, or steps of its children: the failed steps run again, and downstream results are compared.
     Retry,
+    /// The step is not idempotent, and has begun in the run before the fork: a person is asked at its turn.
+    Confirm,
 }
 
 impl RerunRequest {

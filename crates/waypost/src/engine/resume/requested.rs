@@ -337,7 +337,8 @@ impl ContinuedChild<'_> {
         position.ledger.retain(|step, _| shape.place(step.as_str()).is_some());
         let unfinished = Unfinished::of(shape, &position);
         let mut kinds: BTreeMap<usize, (RerunKind, bool)> = BTreeMap::new();
-        for below in requests.iter().filter_map(|request| below_on(root, scope, request)) {
+        let reruns = requests.iter().filter(|request| request.kind != RerunKind::Confirm);
+        for below in reruns.filter_map(|request| below_on(root, scope, request)) {
             if let Some(place) = shape.place(below.step.as_str()) {
                 let is_rerun = below.is_named && below.kind.reruns();
                 let (kind, reruns) = kinds.entry(place).or_insert((below.kind, is_rerun));
@@ -425,8 +426,13 @@ pub(crate) fn apply(
                 drop(exclude(shape, position, &below, policy))
             }
             RerunKind::Insert => keep_downstream(shape, position, &below.step),
+            RerunKind::Confirm if below.is_named => {
+                if let Some(step) = shape.step(below.step.as_str()) {
+                    step.note_effect(position, true, None);
+                }
+            }
             // The trace of an item excludes the list.
-            RerunKind::Relist => {}
+            RerunKind::Relist | RerunKind::Confirm => {}
         }
     }
     trust_new_steps(requests, scope, position);

@@ -289,11 +289,7 @@ pub(crate) fn opener_of(shape: &Shape, scope: &ScopePath) -> Option<StepId> {
 }
 
 /// Makes the draft for the rerun of a step of a scope. `at`: the attempt of its end.
-pub(crate) fn redo_draft(
-    newest: &Header,
-    at: Try,
-    (target, judgement): (&Target, &Judgement),
-) -> Draft {
+pub(crate) fn redo_draft(newest: &Header, at: Try, (target, judgement): (&Target, &Judgement)) -> Draft {
     let scope = &newest.scope;
     let mut draft = Draft::new(Phase::Restored, Reason::Redo, Some(target.step.clone()), at);
     draft.about = Some(target.seq);
@@ -302,8 +298,7 @@ pub(crate) fn redo_draft(
         .filter(|_| target.claims.as_ref().is_some_and(|claims| !claims.is_empty()));
     if let Some(claims) = target.claims.as_ref().filter(|claims| !claims.is_empty()) {
         let ended_at = CheckpointRef { seq: target.seq, ..newest.reference() };
-        let data =
-            json!({ "step": target.step, "finished_at": ended_at.to_string(), "claims": claims });
+        let data = json!({ "step": target.step, "finished_at": ended_at.to_string(), "claims": claims });
         draft.report.notes.push(Note::Event { name: EVIDENCE_FAILED.to_owned(), data });
     }
     draft

@@ -451,7 +451,8 @@ impl<'a, P: Program> Session<'a, P> {
         let fan = scope.fans.iter().find(|fan| fan.place == place);
         let of_opener = fan.and_then(|fan| fan.cause.as_ref());
         let requests = &self.main().position.requests;
-        let requests: Vec<_> = requests.iter().filter(|request| request.scope == *path).collect();
+        let is_rerun = |request: &&RerunRequest| request.scope == *path && request.kind != RerunKind::Confirm;
+        let requests: Vec<_> = requests.iter().filter(is_rerun).collect();
         let cause = |step: &StepId| {
             let is_own =
                 |request: &&&RerunRequest| request.step == *step && request.kind != RerunKind::Relist;

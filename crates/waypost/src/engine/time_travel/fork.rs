@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::id::{CheckpointRef, ScopePath, StepId};
+use crate::id::{CheckpointRef, RunId, ScopePath, StepId};
 use crate::plan::shape::Shape;
 use crate::projection::events::{RerunCause, SIGNAL_KEY};
 use crate::record::{
@@ -19,11 +19,13 @@ use super::rollback::{
     is_abandoned, joins, load_with_state,
 };
 use super::source_scopes::{SourceScope, SourceScopes};
-use super::undo::{refuse_undone, refuse_unfinished_undo, undone_steps};
+use super::undo::{
+    refuse_undone, refuse_unfinished_undo, still_undone, undone_ends, undone_on, undone_steps,
+};
 use crate::engine::chain::{Chain, Draft};
 use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
-use crate::engine::resume::definition::{Adopting, Forget, carried, check_fit, forget};
+use crate::engine::resume::definition::{Adopting, Forget, begun_before, carried, check_fit, forget};
 use crate::engine::resume::invalidation::{RequestedRerun, invalidate_named};
 use crate::engine::resume::resume_point::{reopen_for, scopes_in_force};
 use crate::engine::resume::trust;
@@ -183,6 +185,27 @@ impl Engine {
         self.start_from(program, origin, run, start).await
     }
 
+    /// Returns the non-idempotent steps of child scopes that have begun, without those that an undo took back.
+    async fn careful_begun(
+        &self,
+        root: &Shape,
+        run: &RunId,
+        scopes: &BTreeSet<ScopePath>,
+    ) -> Result<BTreeMap<ScopePath, BTreeSet<StepId>>, RunError> {
+        let (mut found, ends) = (BTreeMap::new(), undone_ends(self, run).await?);
+        for scope in scopes.iter().filter(|scope| !scope.is_main()) {
+            let steps = root.of_scope(scope).map(Shape::steps).unwrap_or_default().iter();
+            let careful = steps.filter(|step| !step.idempotent).map(|step| step.id.clone()).collect();
+            let begun = begun_before(self.store.as_ref(), (run, scope), &careful).await?;
+            if !begun.is_empty() {
+                let undone = still_undone(self, run, &ends, scope).await?;
+                let begun = &begun - &undone_on(root, &undone, scope);
+                found.extend((!begun.is_empty()).then(|| (scope.clone(), begun)));
+            }
+        }
+        Ok(found)
+    }
+
     async fn start_from<P: Program>(
         &self,
         program: &P,
@@ -197,7 +220,8 @@ impl Engine {
         let before = start.adoption.as_ref().map(|adoption| &adoption.before);
         let mut cut = scopes.main.cut(program.shape(), before);
         redone.extend(reposition(program, &mut scopes, &start, &cut)?);
-        scopes.ask_about_hooks(program.shape(), &scopes_there);
+        let begun = self.careful_begun(program.shape(), &header.run, &scopes_there).await?;
+        scopes.ask_within(program.shape(), begun);
         cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
         redone.extend(failures_of(program.shape(), &checkpoint)?);
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;

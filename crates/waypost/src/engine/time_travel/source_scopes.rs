@@ -16,7 +16,7 @@ use crate::id::{Digest, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step, Unfinished};
 use crate::record::{
     Definition, End, Fan, FrontierEntry, FrozenItems, Header, Ledger, Pack, Phase, Position, Reason, Record,
-    Reusable, Settled, Status, Try,
+    RerunKind, RerunRequest, Reusable, Settled, Status, Try,
 };
 use crate::store::portable::Portable;
 use crate::store::{BLOB_CHUNK_BYTES, FILES_BLOB, Lease, Store, StoreError};
@@ -50,6 +50,8 @@ pub(crate) struct SourceScope {
     forgotten: Vec<Forget>,
     /// The signals taken by the finished steps: a rerun takes these again.
     taken: Vec<Draft>,
+    /// The openers whose steps are asked about at their turn, instead of the opener.
+    asked_within: BTreeSet<StepId>,
 }
 
 /// The finished step of a taken signal: the step itself, or the opener of the scope.
@@ -96,6 +98,7 @@ impl SourceScope {
             end: record.header().end,
             forgotten: Vec::new(),
             taken: Vec::new(),
+            asked_within: BTreeSet::new(),
         })
     }
 
@@ -173,6 +176,10 @@ impl SourceScope {
             pass.settled.seq = copies.get(&pass.settled.seq).copied().unwrap_or_default();
             pass.since = 0;
         }
+        let asked_within = self.asked_within.iter().filter_map(|step| shape.step(step.as_str()));
+        for step in asked_within.filter(|step| step.idempotent) {
+            scope.position.ask_no_more(&step.id);
+        }
         if let Some(end) = end {
             scope.end_with_last_draft(end);
         } else {
@@ -221,6 +228,16 @@ fn position_in_new_run(position: &Position) -> Position {
         *entry = FrontierEntry { status, at, waits, fan, hooks, input, ..ready };
     }
     position
+}
+
+/// Returns whether a scope is an item of its opener.
+fn is_item(root: &Shape, scope: &ScopePath) -> bool {
+    let above = scope.parent().and_then(|above| root.of_scope(&above)).zip(scope.opened_by());
+    above.is_some_and(|(above, (name, _))| {
+        let children = above.children_named(&name);
+        children
+            .is_some_and(|(place, children)| children.are_items() && !above.steps()[place].are_hooks(&name))
+    })
 }
 
 /// Returns the number of loops around a scope.
@@ -321,31 +338,39 @@ impl SourceScopes {
         is_finished.then_some(SignalTaker { scope, step, at })
     }
 
-    /// Puts steps in doubt that run again although their non-idempotent hooks have begun in the other run. The new run copies
-    /// no scopes of hooks. `there`: the scopes of the other run.
-    pub(crate) fn ask_about_hooks(&mut self, root: &Shape, there: &BTreeSet<ScopePath>) {
-        let are_hooks = |scope: &&ScopePath| {
-            let above = scope.parent().and_then(|above| root.of_scope(&above)).zip(scope.opened_by());
-            above.is_some_and(|(above, (name, _))| {
-                let step = above.opener(&name).map(|place| &above.steps()[place]);
-                step.is_some_and(|step| step.are_hooks(&name))
-                    && root.of_scope(scope).is_some_and(Shape::is_careful)
-            })
-        };
-        for hooks in there.iter().filter(are_hooks) {
-            let mut around = std::iter::successors(Some(hooks.clone()), ScopePath::parent);
-            let below = around.find(|below| below.parent().is_some_and(|above| self.carries(&above)));
-            let Some((above, step)) =
-                below.and_then(|below| Some((below.parent()?, opener_of(root, &below)?)))
-            else {
-                continue;
-            };
+    /// Asks about the non-idempotent steps that have begun in scopes of the other run and that the new run enters again: at
+    /// their turn, in place of a question about their opener. Items are asked about as a whole. `begun`: the steps, by scope.
+    pub(crate) fn ask_within(&mut self, root: &Shape, begun: BTreeMap<ScopePath, BTreeSet<StepId>>) {
+        for (scope, steps) in begun {
+            let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
+            let path: Vec<ScopePath> = around.take_while(|scope| !self.carries(scope)).collect();
+            let top = path.last().and_then(|top| Some((top, top.parent()?, opener_of(root, top)?)));
+            let Some((top, above, opener)) = top else { continue };
             let Some((shape, source)) = root.of_scope(&above).zip(self.source_mut(&above)) else { continue };
-            let is_open = source.position.frontier.iter().any(|e| e.step == step && e.has_children());
-            let place = shape.place(step.as_str());
-            if !is_open && place.is_some_and(|place| Unfinished::of(shape, &source.position).has(place)) {
-                source.position.ask_about(&step, None);
+            let place = shape.place(opener.as_str());
+            if !place.is_some_and(|place| Unfinished::of(shape, &source.position).has(place)) {
+                continue;
             }
+            // An opener that was interrupted by a rerun upstream is asked about as a whole.
+            if source.position.started_before(&opener).is_some() {
+                continue;
+            }
+            let mut open = source.position.frontier.iter();
+            let is_open = open.any(|entry| entry.step == opener && entry.has_children());
+            let items = |below: &&ScopePath| is_item(root, below) && !(is_open && *below == top);
+            let whole = path.iter().rev().find(items);
+            if whole == Some(top) {
+                source.position.ask_about(&opener, None);
+                continue;
+            }
+            source.asked_within.insert(opener);
+            let asked = match whole.and_then(|item| Some((item.parent()?, opener_of(root, item)?))) {
+                Some((scope, opener)) => vec![(scope, opener)],
+                None => steps.into_iter().map(|step| (scope.clone(), step)).collect(),
+            };
+            let confirm =
+                |(scope, step)| RerunRequest { kind: RerunKind::Confirm, ..RerunRequest::new(scope, step) };
+            self.main.position.requests.extend(asked.into_iter().map(confirm));
         }
     }
 

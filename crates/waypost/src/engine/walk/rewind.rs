@@ -245,7 +245,11 @@ impl Rewind<'_> {
         }
         copy_unrewound(&mut position, &known.position);
         position.chain = Some(Box::new(self.reusable_chain(ended).await?));
-        let draft = redo_draft(ended, Try { attempt: 0, epoch, iteration: ended.at.iteration.clone() }, (target, judgement));
+        let draft = redo_draft(
+            ended,
+            Try { attempt: 0, epoch, iteration: ended.at.iteration.clone() },
+            (target, judgement),
+        );
         Ok(Transition { record, position, drafts: vec![draft], basis: None, forgotten: Vec::new() })
     }
 

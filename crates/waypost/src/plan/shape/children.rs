@@ -62,6 +62,11 @@ impl Children {
         }
     }
 
+    /// Returns whether the children are named by the items of a list.
+    pub(crate) fn are_items(&self) -> bool {
+        self.named.is_empty() && !self.passes
+    }
+
     /// Returns whether the children start after the step before the join, unlike items, opened by the join.
     pub fn is_fork(&self) -> bool {
         self.named.iter().any(|(_, start)| start.is_some())

@@ -258,7 +258,8 @@ impl<'a, P: Program> Session<'a, P> {
         let hooks = child.opened_by().map(|(name, _)| name);
         scope.position.rerun_whole.contains(scope.step_id(place))
             || hooks.is_some_and(|name| scope.position.rerun_whole.contains(&name))
-            || requests.any(|request| is_later_pass(child, &request.scope))
+            || requests
+                .any(|request| request.kind != RerunKind::Confirm && is_later_pass(child, &request.scope))
     }
 
     /// Enters a child again whose newest record is damaged: sound results are reusable, and steps with `idempotent:
