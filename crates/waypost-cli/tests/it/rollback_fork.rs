@@ -1198,3 +1198,49 @@ fn a_fork_asks_about_the_steps_within_a_group() {
         assert_eq!(ran(&rig), "e z1", "{asked}");
     }
 }
+
+// Bug: a fork forgot the effects of steps within groups that its file had removed, and repeated the effects unasked when the
+// steps were put back. Fix: the fork keeps a note of each such step.
+#[test]
+fn a_fork_asks_about_removed_steps_that_are_put_back() {
+    let pay = "idempotent: false, run: 'echo pay >> trace'}";
+    let group =
+        |step: &str| format!("steps:\n  - {{id: g, steps: [{{id: a, run: 'echo a >> trace'}}{step}]}}\n");
+    let cases = [
+        (group(&format!(", {{id: q, {pay}")), group(""), "g/q"),
+        (
+            group(&format!(", {{id: q, run: 'true', on_success: [{{id: h, {pay}]}}")),
+            group(""),
+            "g/q:on_success/h",
+        ),
+    ];
+    for (full, without, asked) in cases {
+        for edits_first in [true, false] {
+            let rig = Rig::with(&full);
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(0));
+            let removed = match edits_first {
+                true => {
+                    rig.write("flow.yaml", &without);
+                    rig.call(&["fork", "r", "--id", "f", "--with", "flow.yaml", "-q"])
+                }
+                false => {
+                    assert_eq!(code_of(&rig, &["fork", "r", "--id", "f", "-q"]), Some(0));
+                    rig.write("flow.yaml", &without);
+                    rig.call(&["resume", "f", "--rerun-changed", "-q"])
+                }
+            };
+            assert_eq!(removed.status.code(), Some(0), "{}", rig.told(&removed));
+            ran(&rig);
+
+            rig.write("flow.yaml", &full);
+            let output = rig.call(&["resume", "f", "--rerun-changed"]);
+
+            assert!(
+                rig.told(&output).contains(&format!("in doubt at step {asked}:")),
+                "{}",
+                rig.told(&output)
+            );
+            assert_eq!(ran(&rig).matches("pay").count(), 0, "{asked}");
+        }
+    }
+}

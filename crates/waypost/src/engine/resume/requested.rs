@@ -426,16 +426,17 @@ pub(crate) fn apply(
                 drop(exclude(shape, position, &below, policy))
             }
             RerunKind::Insert => keep_downstream(shape, position, &below.step),
-            RerunKind::Confirm if below.is_named => {
-                if let Some(step) = shape.step(below.step.as_str()) {
-                    step.note_effect(position, true, None);
-                }
-            }
-            // The trace of an item excludes the list.
+            // The trace of an item excludes the list. Confirmations are noted as effects.
             RerunKind::Relist | RerunKind::Confirm => {}
         }
     }
     trust_new_steps(requests, scope, position);
+}
+
+/// Returns the steps of a scope that have begun in the run before the fork.
+pub(crate) fn begun_before_fork(requests: &BTreeSet<RerunRequest>, scope: &ScopePath) -> BTreeSet<StepId> {
+    let is_own = |request: &&RerunRequest| request.kind == RerunKind::Confirm && request.scope == *scope;
+    requests.iter().filter(is_own).map(|request| request.step.clone()).collect()
 }
 
 /// Removes the questions about new steps of a scope: these have no earlier effect.

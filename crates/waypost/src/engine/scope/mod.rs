@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use crate::id::{ScopePath, StepId};
 use crate::plan::shape::{Shape, Unfinished};
 use crate::record::{
-    End, EndDigests, EvidenceCopies, Failure, FrontierEntry, Note, Phase, Position, Reason, Reusable,
-    RunStatus, STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait, WaitKind,
+    End, EndDigests, EvidenceCopies, Failure, FrontierEntry, Note, Phase, Position, Reason, RerunKind,
+    RerunRequest, Reusable, RunStatus, STATE_BYTES_WARN, Settled, SettledAs, Start, Status, Try, Wait,
+    WaitKind,
 };
 use crate::store::Progress;
 
@@ -359,7 +360,9 @@ impl<'a, S> Scope<'a, S> {
             }
             if self.shape.steps()[place].opens() && !self.position.requests.is_empty() {
                 let root = self.shape;
-                self.position.requests.retain(|request| !is_below(root, &request.scope, &id));
+                self.position.requests.retain(|request| {
+                    !is_below(root, &request.scope, &id) || is_effect_of_removed(root, request)
+                });
             }
             // No later pass follows: drop the results of later passes.
             self.position.reusable.remove(&id);
@@ -616,6 +619,12 @@ impl<'a, S> Scope<'a, S> {
         let found = self.fans.iter_mut().find(|fan| fan.place == place);
         found.expect("a step with open children has a fan-out")
     }
+}
+
+/// Returns whether a request notes the effect of a step that the current graph lacks.
+fn is_effect_of_removed(root: &Shape, request: &RerunRequest) -> bool {
+    let is_there = || root.of_scope(&request.scope)?.step(request.step.as_str());
+    request.kind == RerunKind::Confirm && is_there().is_none()
 }
 
 /// Returns whether a scope is below a step of the main scope.

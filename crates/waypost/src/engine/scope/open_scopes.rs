@@ -21,6 +21,7 @@ use crate::engine::resume::first_record::{Reopening, reopen};
 use crate::engine::resume::in_doubt::{
     DoubtScope, apply_decisions, questions_of_cut, questions_of_lost, recovered, settle_recovered,
 };
+use crate::engine::resume::requested::begun_before_fork;
 use crate::engine::resume::reruns::Transition;
 use crate::engine::resume::resume_point::ResumePoint;
 use crate::engine::session::Session;
@@ -579,7 +580,8 @@ pub(crate) async fn resume_child<P: Program>(
         let is_new = |step: &&Step| !step.idempotent && old.step(step.id.as_str()).is_none();
         let new: BTreeSet<StepId> = shape.steps().iter().filter(is_new).map(|step| step.id.clone()).collect();
         let begun = begun_before(session.engine.store.as_ref(), (&header.run, &path), &new).await?;
-        begun.iter().for_each(|step| position.note_effect(step));
+        let before_fork = begun_before_fork(&session.main().position.requests, &path);
+        begun.union(&before_fork).for_each(|step| position.note_effect(step));
         let frontier = position.frontier.clone();
         let around = above.entry(opener.place).at.iteration.clone();
         transfer_scope(old, shape, &mut position, &around).map_err(|why| RunError::Changed {

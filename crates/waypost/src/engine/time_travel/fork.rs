@@ -188,13 +188,14 @@ impl Engine {
     /// Returns the non-idempotent steps of child scopes that have begun, without those that an undo took back.
     async fn careful_begun(
         &self,
-        root: &Shape,
+        (root, before): (&Shape, Option<&Shape>),
         run: &RunId,
         scopes: &BTreeSet<ScopePath>,
     ) -> Result<BTreeMap<ScopePath, BTreeSet<StepId>>, RunError> {
         let (mut found, ends) = (BTreeMap::new(), undone_ends(self, run).await?);
         for scope in scopes.iter().filter(|scope| !scope.is_main()) {
-            let steps = root.of_scope(scope).map(Shape::steps).unwrap_or_default().iter();
+            let graphs = std::iter::once(root).chain(before);
+            let steps = graphs.filter_map(|graph| graph.of_scope(scope)).flat_map(Shape::steps);
             let careful = steps.filter(|step| !step.idempotent).map(|step| step.id.clone()).collect();
             let begun = begun_before(self.store.as_ref(), (run, scope), &careful).await?;
             if !begun.is_empty() {
@@ -220,8 +221,8 @@ impl Engine {
         let before = start.adoption.as_ref().map(|adoption| &adoption.before);
         let mut cut = scopes.main.cut(program.shape(), before);
         redone.extend(reposition(program, &mut scopes, &start, &cut)?);
-        let begun = self.careful_begun(program.shape(), &header.run, &scopes_there).await?;
-        scopes.ask_within(program.shape(), begun);
+        let begun = self.careful_begun((program.shape(), before), &header.run, &scopes_there).await?;
+        scopes.ask_within((program.shape(), before), begun);
         cut.retain(|step| scopes.main.position.frontier.iter().any(|entry| entry.step == *step));
         redone.extend(failures_of(program.shape(), &checkpoint)?);
         let mut state = decode_state(program, program.shape().level(), &checkpoint)?;

@@ -340,31 +340,35 @@ impl SourceScopes {
 
     /// Asks about the non-idempotent steps that have begun in scopes of the other run and that the new run enters again: at
     /// their turn, in place of a question about their opener. Items are asked about as a whole. `begun`: the steps, by scope.
-    pub(crate) fn ask_within(&mut self, root: &Shape, begun: BTreeMap<ScopePath, BTreeSet<StepId>>) {
+    pub(crate) fn ask_within(
+        &mut self,
+        (root, before): (&Shape, Option<&Shape>),
+        begun: BTreeMap<ScopePath, BTreeSet<StepId>>,
+    ) {
+        let opener_of = |scope: &ScopePath| opener_of(root, scope).or_else(|| opener_of(before?, scope));
         for (scope, steps) in begun {
             let around = std::iter::successors(Some(scope.clone()), ScopePath::parent);
             let path: Vec<ScopePath> = around.take_while(|scope| !self.carries(scope)).collect();
-            let top = path.last().and_then(|top| Some((top, top.parent()?, opener_of(root, top)?)));
+            let top = path.last().and_then(|top| Some((top, top.parent()?, opener_of(top)?)));
             let Some((top, above, opener)) = top else { continue };
             let Some((shape, source)) = root.of_scope(&above).zip(self.source_mut(&above)) else { continue };
             let place = shape.place(opener.as_str());
-            if !place.is_some_and(|place| Unfinished::of(shape, &source.position).has(place)) {
-                continue;
-            }
-            // An opener that was interrupted by a rerun upstream is asked about as a whole.
-            if source.position.started_before(&opener).is_some() {
-                continue;
-            }
+            let is_unfinished = place.is_some_and(|place| Unfinished::of(shape, &source.position).has(place));
             let mut open = source.position.frontier.iter();
             let is_open = open.any(|entry| entry.step == opener && entry.has_children());
             let items = |below: &&ScopePath| is_item(root, below) && !(is_open && *below == top);
             let whole = path.iter().rev().find(items);
-            if whole == Some(top) {
-                source.position.ask_about(&opener, None);
+            // An opener that was interrupted by a rerun upstream is asked about as a whole.
+            let is_whole = whole == Some(top) || source.position.started_before(&opener).is_some();
+            match is_unfinished {
+                true if is_whole => source.position.ask_about(&opener, None),
+                true => drop(source.asked_within.insert(opener)),
+                false => {}
+            }
+            if is_whole {
                 continue;
             }
-            source.asked_within.insert(opener);
-            let asked = match whole.and_then(|item| Some((item.parent()?, opener_of(root, item)?))) {
+            let asked = match whole.and_then(|item| Some((item.parent()?, opener_of(item)?))) {
                 Some((scope, opener)) => vec![(scope, opener)],
                 None => steps.into_iter().map(|step| (scope.clone(), step)).collect(),
             };

@@ -15,6 +15,7 @@ use crate::engine::inspect::position_of;
 use crate::engine::resume::begin::decode_state;
 use crate::engine::resume::definition::{begun_before, ends_of};
 use crate::engine::resume::requested::ContinuedChild;
+use crate::engine::resume::requested::begun_before_fork;
 use crate::engine::scope::ScopeId;
 use crate::engine::scope::fan_out::Item;
 use crate::engine::scope::open_scopes::is_fresh;
@@ -140,8 +141,8 @@ impl<'a, P: Program> Session<'a, P> {
         })))
     }
 
-    /// Returns the new steps of a child with `idempotent: false` that an earlier definition had, and that have begun: a
-    /// person is asked before their effect is repeated.
+    /// Returns the steps of a child with an earlier effect: the new steps with `idempotent: false` that an earlier definition
+    /// had and that have begun, and the steps that have begun in the run before the fork.
     async fn done_before(
         &mut self,
         id: ScopeId,
@@ -160,7 +161,7 @@ impl<'a, P: Program> Session<'a, P> {
         let run = self.main().chain.run.clone();
         let begun = begun_before(self.engine.store.as_ref(), (&run, child), &new).await?;
         let undone = if begun.is_empty() { BTreeSet::new() } else { self.undone_in(child).await? };
-        Ok(&begun - &undone)
+        Ok(&(&begun - &undone) | &begun_before_fork(&self.main().position.requests, child))
     }
 
     /// Returns the steps of a child without an effect after an undo.
