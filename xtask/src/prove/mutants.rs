@@ -55,8 +55,8 @@ const RULES: [Rule; 24] = [
     Rule {
         name: "the pins of steps further upstream are part of the pins",
         file: "engine/walk/trace.rs",
-        on: "let above = children.into_iter().chain(&above).map(",
-        off: "let above = children.into_iter().chain(&above[..0]).map(",
+        on: "let above = needs.filter_map(|need| scope.digests.get(need)).chain(&result.children);",
+        off: "let above = needs.filter_map(|_| None).chain(&result.children);",
         detector: Play("leaves"),
     },
     Rule {

@@ -1,6 +1,6 @@
 //! Hooks of steps that open scopes: items, groups, and child workflows.
 
-use crate::rig::{Rig, code_of, resume, run};
+use crate::rig::{Rig, code_of, ran, resume, run};
 
 const STORES: [&str; 2] = ["sqlite:kept/waypost.db", "file:kept"];
 
@@ -227,4 +227,33 @@ fn another_file_has_hooks_and_those_of_the_run_come_last() {
     );
     assert_eq!(run(&rig), Some(1));
     assert_eq!(rig.read("trace"), "file: bad\nload: bad\nrun: bad\n");
+}
+
+// Bug: a step with hooks of a group was removed and put back. With `--keep-finished`, the step never ran; with `--rerun-changed`,
+// the whole group reran. Cause: the scopes of the removed hooks. Fix: these scopes are left out.
+#[test]
+fn a_removed_step_with_hooks_that_is_put_back_runs_alone() {
+    let hooked = ", {id: n, run: 'echo n >> trace', on_success: [{run: 'echo h >> trace'}]}";
+    for opener in ["", "foreach: {items: [x], "] {
+        let end = if opener.is_empty() { "" } else { "}" };
+        let flow = |step: &str| {
+            format!(
+                "steps:\n  - {{id: g, {opener}steps: [{{id: a, run: 'echo a >> trace'}}{step}]{end}}}\n  - \
+                 {{id: z, run: 'echo z >> trace; test -e ok'}}\n"
+            )
+        };
+        for option in ["--keep-finished", "--rerun-changed"] {
+            let rig = Rig::with(&flow(hooked));
+            assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+            rig.write("flow.yaml", &flow(""));
+            assert_eq!(code_of(&rig, &["resume", "r", option, "-q"]), Some(1));
+            ran(&rig);
+            rig.write("ok", "");
+            rig.write("flow.yaml", &flow(hooked));
+
+            assert_eq!(code_of(&rig, &["resume", "r", option, "-q"]), Some(0));
+
+            assert_eq!(ran(&rig), "n h z", "{opener}{option}");
+        }
+    }
 }

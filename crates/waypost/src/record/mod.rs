@@ -46,6 +46,7 @@ pub use position::{Fan, FrontierEntry, FrozenItems, PassEnd, Position, Reusable,
 pub use run::{Definition, Durability, Parent, RETENTION_MIN, RunRecord, RunStatus, StepPrint};
 pub(crate) use strict::to_value;
 pub use strict::{STATE_DEPTH_MAX, encode};
+pub(crate) use trace::pin_set;
 pub use trace::{EndDigests, Trace};
 pub use usage::Usage;
 pub use wait::{Taken, TakenSignal, Wait, WaitKind};

@@ -3,7 +3,7 @@
 //! A verifying trace in the sense of "Build systems a la carte" (Mokhov, Mitchell, Peyton Jones, 2018): a
 //! result is reused if its trace equals the step's current trace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -52,9 +52,25 @@ impl EndDigests {
         Digest::of_parts([&self.output.as_bytes()[..], self.pins.as_bytes()])
     }
 
-    /// Returns the Merkle roots of the outputs and of the pins of several ends.
-    pub(crate) fn merkle(ends: &[Self]) -> Self {
-        let root = |of: fn(&Self) -> Digest| Digest::merkle(&ends.iter().map(of).collect::<Vec<_>>());
-        Self { output: root(|end| end.output), pins: root(|end| end.pins) }
+    /// Returns the digests of several ends: the Merkle root of the outputs, and the set of the pins.
+    pub(crate) fn together(ends: &[Self]) -> Self {
+        let outputs: Vec<Digest> = ends.iter().map(|end| end.output).collect();
+        let pins = pin_set(&[], ends.iter().map(|end| end.pins));
+        Self { output: Digest::merkle(&outputs), pins }
+    }
+}
+
+/// Returns the digest of claims and of pins as a set: steps without pins, and the order of steps, change no digest.
+pub(crate) fn pin_set(claims: &[String], pins: impl Iterator<Item = Digest>) -> Digest {
+    let none = Digest::of(&[]);
+    let above: BTreeSet<Digest> = pins.filter(|pins| *pins != none).collect();
+    match above.first() {
+        None if claims.is_empty() => none,
+        Some(only) if claims.is_empty() && above.len() == 1 => *only,
+        _ => {
+            let claims = claims.iter().map(|claim| claim.as_bytes());
+            let above = above.iter().map(|pins| &pins.as_bytes()[..]);
+            Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))
+        }
     }
 }

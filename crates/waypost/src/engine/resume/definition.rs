@@ -580,9 +580,8 @@ async fn changed_below(
         if before.opener(&name).is_none_or(|place| before.steps()[place].id != *step) {
             continue;
         }
-        let Some(old) = before.of_scope(&scope) else { return Ok(None) };
         // Below a removed step.
-        let Some(new) = after.of_scope(&scope) else { continue };
+        let Some((old, new)) = before.of_scope(&scope).zip(after.of_scope(&scope)) else { continue };
         let newest = match store.newest(run, &scope).await {
             Err(StoreError::Damaged { .. }) => return Ok(None),
             newest => newest?,

@@ -223,7 +223,7 @@ pub(crate) struct JoinedDigests {
 impl JoinedDigests {
     fn of(records: &[Digest], nested: &[EndDigests], outcomes: &[Digest]) -> Self {
         let [root, outcomes] = [records, outcomes].map(Digest::merkle);
-        Self { root, nested: EndDigests::merkle(nested), outcomes }
+        Self { root, nested: EndDigests::together(nested), outcomes }
     }
 }
 

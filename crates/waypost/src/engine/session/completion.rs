@@ -18,7 +18,7 @@ use crate::engine::walk::early_cutoff::ReusableVerdicts;
 use crate::engine::walk::rewind::drop_chain;
 use crate::engine::walk::scheduler::wait_for_resume;
 use crate::engine::walk::trace::{
-    EndResult, digests_of, failed_digests, join_trace, route_digests, together, trace_of,
+    EndResult, digests_of, failed_digests, join_trace, route_digests, trace_of,
 };
 use crate::engine::{Follow, OnFailure, Performed, Program, Settlement, StepFailure, StepRef, StepReport};
 
@@ -128,7 +128,8 @@ impl<P: Program> Session<'_, P> {
         let made = |scope: &Scope<'_, P::State>| {
             let output = program.output_of(scope.step_ref(place), &scope.state);
             let work = scope.entry(place).hooks.as_ref().and_then(|hooks| hooks.work_digests);
-            let children = together(joined.map(|joined| joined.nested).into_iter().chain(work));
+            let below: Vec<EndDigests> = joined.map(|joined| joined.nested).into_iter().chain(work).collect();
+            let children = (!below.is_empty()).then(|| EndDigests::together(&below));
             EndResult { output, evidence: report.evidence.as_ref(), children }
         };
         let digests = match keeps_state_digests {

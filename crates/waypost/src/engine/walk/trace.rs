@@ -2,7 +2,7 @@
 //!
 //! Input: a step, the ends that the step needs or reads, and the end of the step. Output: [`Trace`] and [`EndDigests`].
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -12,7 +12,7 @@ use crate::engine::scope::Scope;
 use crate::engine::scope::fan_out::{Item, JoinedDigests};
 use crate::id::{Digest, ScopePath, StepId};
 use crate::plan::shape::{Shape, Step};
-use crate::record::{Claim, EndDigests, Pack, Trace};
+use crate::record::{Claim, EndDigests, Pack, Trace, pin_set};
 
 /// The input of a scope without an opener.
 fn no_input() -> Digest {
@@ -156,34 +156,20 @@ pub(crate) fn claims_of(result: &EndResult<'_>) -> Vec<String> {
     claims.map(|claim| pin(claim).to_string()).collect()
 }
 
-/// Returns the pin digest of an end: of its claims, and of the pin digests of its children and needs.
+/// Returns the pin digest of an end: of its claims, and of the pins of its children and needs.
 pub(crate) fn pins_of<S>(scope: &Scope<'_, S>, place: usize, result: &EndResult<'_>) -> Digest {
-    let claims = claims_of(result);
-    // By name: the order of steps changes no result.
     let needs = scope.shape.needs(place).iter().map(|need| &scope.shape.steps()[*need].id);
-    let needs: BTreeSet<&StepId> = needs.collect();
-    let above: Vec<Digest> =
-        needs.into_iter().filter_map(|need| Some(scope.digests.get(need)?.pins)).collect();
-    let claims = claims.iter().map(|claim| claim.as_bytes());
-    let children = result.children.as_ref().map(|children| &children.pins);
-    let above = children.into_iter().chain(&above).map(|pins| &pins.as_bytes()[..]);
-    Digest::of_parts(claims.chain([&b"above"[..]]).chain(above))
+    let above = needs.filter_map(|need| scope.digests.get(need)).chain(&result.children);
+    pin_set(&claims_of(result), above.map(|end| end.pins))
 }
 
 /// Returns the digests of the work of a step before its hooks: the outputs of nested children, and the pins of the joined
 /// scopes and of the step.
 pub(crate) fn work_digests(evidence: Option<&Pack>, joined: Option<JoinedDigests>) -> EndDigests {
-    let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
-    let claims = claims.iter().map(|claim| claim.as_bytes());
     let nested = joined.map(|joined| joined.nested);
-    let pins = Digest::of_parts(claims.chain(nested.iter().map(|nested| &nested.pins.as_bytes()[..])));
+    let claims = claims_of(&EndResult { evidence, ..EndResult::default() });
+    let pins = pin_set(&claims, nested.iter().map(|nested| nested.pins));
     EndDigests { output: nested.map_or_else(no_input, |nested| nested.output), pins }
-}
-
-/// Returns the Merkle roots of several digests; `None` without digests.
-pub(crate) fn together(digests: impl Iterator<Item = EndDigests>) -> Option<EndDigests> {
-    let digests: Vec<EndDigests> = digests.collect();
-    (!digests.is_empty()).then(|| EndDigests::merkle(&digests))
 }
 
 /// Returns the digests of an ended scope; `None` if a digest is unknown.
@@ -199,7 +185,10 @@ pub(crate) fn scope_digests<S>(scope: &Scope<'_, S>) -> Option<EndDigests> {
     let ends: Option<Vec<EndDigests>> = steps.iter().map(|step| digests_of(step)).collect();
     let openers = steps.iter().filter(|step| step.children.is_some());
     let outputs: Option<Vec<Digest>> = openers.map(|step| Some(digests_of(step)?.output)).collect();
-    Some(EndDigests { output: Digest::merkle(&outputs?), pins: EndDigests::merkle(&ends?).pins })
+    Some(EndDigests {
+        output: Digest::merkle(&outputs?),
+        pins: pin_set(&[], ends?.into_iter().map(|end| end.pins)),
+    })
 }
 
 /// Returns the steps without dependents, and the steps with children.
