@@ -257,3 +257,20 @@ fn a_removed_step_with_hooks_that_is_put_back_runs_alone() {
         }
     }
 }
+
+// Bug: `on_failure` of a group or loop read null in place of the outputs of the failed inner step. Cause: a step without an end
+// counted as a step that has not run. Fix: a failure counts as a result.
+#[test]
+fn on_failure_of_a_group_reads_the_outputs_of_the_failed_step() {
+    for opener in ["", "repeat: {max: 1, until: 'true'}, "] {
+        let rig = Rig::with(&format!(
+            "steps:
+  - {{id: g, {opener}steps: [{{id: a, run: 'echo v=7 >> $WAYPOST_OUTPUT; test -e ok'}}], on_failure: [{{run: 'echo hook-$V >> trace', env: {{V: '${{{{ steps.a.outputs.v }}}}'}}}}]}}
+"
+        ));
+
+        assert_eq!(code_of(&rig, &["run", "flow.yaml", "--id", "r", "-q"]), Some(1));
+
+        assert_eq!(ran(&rig), "hook-7", "{opener}");
+    }
+}

@@ -30,7 +30,7 @@ impl WorkflowProgram {
         let is_group = |inner: &&Step| matches!(inner.work, Work::Group(_));
         let within = own.clone().filter(is_group).filter_map(|inner| inner.work.body()).flat_map(Body::steps);
         for inner in own.chain(within) {
-            if state.step(&inner.id).is_none() {
+            if state.step(&inner.id).is_none() && !state.has_failed(&inner.id) {
                 scope.insert_step(&inner.id, &not_yet());
             }
         }

@@ -321,6 +321,11 @@ impl WorkflowState {
         self.steps.get(id)
     }
 
+    /// Returns whether the state has the failure of a step.
+    pub(super) fn has_failed(&self, id: &str) -> bool {
+        self.failed.contains_key(id)
+    }
+
     /// Returns the number of failed items of all finished steps.
     pub fn items_failed(&self) -> u64 {
         self.steps.values().filter_map(StepState::items).map(|items| items.failed).sum()
