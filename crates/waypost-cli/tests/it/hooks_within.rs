@@ -274,3 +274,38 @@ fn on_failure_of_a_group_reads_the_outputs_of_the_failed_step() {
         assert_eq!(ran(&rig), "hook-7", "{opener}");
     }
 }
+
+// Bug: in a group, item or pass, an edit of a step with open hooks was refused, or adopted without effect. Fix: the step counts
+// as unfinished, as in the top list.
+#[test]
+fn an_edited_step_with_open_hooks_runs_again_in_any_scope() {
+    for opener in ["", "foreach: {items: [x], ", "repeat: {max: 1, until: 'true'}, "] {
+        let end = if opener.starts_with("foreach") { "}" } else { "" };
+        let flow = |command: &str, rest: &str| {
+            format!(
+                "steps:
+  - {{id: g, {opener}steps: [{{id: q, {rest}run: 'echo {command} >> trace', on_success: [{{id: h, run: 'echo h >> trace; test -e ok || sleep 60'}}]}}]{end}}}
+"
+            )
+        };
+        for (rest, code, expect) in [("", 0, "Q h"), ("idempotent: false, ", 8, "")] {
+            let rig = Rig::with(&flow("q", rest));
+            let running = rig.start(&["run", "flow.yaml", "--id", "r", "-q"]);
+            rig.wait_for("trace", |text| text.contains('h'));
+            running.signal(libc::SIGKILL);
+            running.end();
+            ran(&rig);
+            rig.write("ok", "");
+            rig.write("flow.yaml", &flow("Q", rest));
+
+            assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(code), "{opener}{rest}");
+
+            assert_eq!(ran(&rig), expect, "{opener}{rest}");
+            assert_eq!(
+                code_of(&rig, &["resume", "r", "--treat-as", "retry", "-q"]),
+                Some(0),
+                "{opener}{rest}"
+            );
+        }
+    }
+}

@@ -453,6 +453,17 @@ pub(crate) fn wait_anew(entry: &mut FrontierEntry) {
     }
 }
 
+/// Moves a step without children out of its open hooks: with a changed definition, the step runs again with its hooks.
+/// Returns whether its hooks were open.
+pub(crate) fn leave_hooks(entry: &mut FrontierEntry) -> bool {
+    if entry.fan.is_some() || entry.hooks.take().is_none() {
+        return false;
+    }
+    (entry.status, entry.since, entry.failures) = (Status::Ready, 0, 0);
+    entry.waits.clear();
+    true
+}
+
 /// Sets action and cause of rerun steps in a plan for a transferred position.
 pub fn explain(plan: &mut Plan, redone: &[(StepId, StepId)]) {
     for decision in plan.decisions.iter_mut().filter(|decision| decision.scope.is_main()) {

@@ -463,9 +463,16 @@ pub(crate) fn transfer_scope(
     let open = old.steps().iter().enumerate().filter(|(place, _)| unfinished.has(*place));
     let open: BTreeSet<&StepId> = open.map(|(_, step)| &step.id).collect();
     drop_removed_steps(old, new, position, around);
+    let mut amid_hooks = Vec::new();
     let print = |shape: &Shape, step: &StepId| shape.step(step.as_str()).map(|step| step.fingerprint);
     let is_changed = |entry: &&mut FrontierEntry| print(old, &entry.step) != print(new, &entry.step);
-    position.frontier.iter_mut().filter(is_changed).for_each(change::wait_anew);
+    for entry in position.frontier.iter_mut().filter(is_changed) {
+        change::wait_anew(entry);
+        amid_hooks.extend(change::leave_hooks(entry).then(|| entry.step.clone()));
+    }
+    for step in amid_hooks.iter().filter_map(|step| new.step(step.as_str())) {
+        step.note_effect(position, true, None);
+    }
     add_new_steps((old, new), &open, position, around)
         .map_err(|step| format!("step `{step}` is new, and precedes a finished step"))
 }
@@ -661,7 +668,8 @@ fn changed_on(old: &Shape, new: &Shape, position: &Position) -> Option<Vec<(Step
             changed.extend((has_children && step.list != other.list).then(|| (step.id.clone(), kind)));
             continue;
         }
-        if has_open_work {
+        // A step without children whose hooks are open counts as unfinished: it runs again with its hooks.
+        if has_open_work && (step.children.is_some() || other.children.is_some()) {
             return None;
         }
         if !unfinished.has(place) && !change::stays_skipped(old, position, other) {
