@@ -301,11 +301,11 @@ fn an_edited_step_with_open_hooks_runs_again_in_any_scope() {
             assert_eq!(code_of(&rig, &["resume", "r", "-q"]), Some(code), "{opener}{rest}");
 
             assert_eq!(ran(&rig), expect, "{opener}{rest}");
-            assert_eq!(
-                code_of(&rig, &["resume", "r", "--treat-as", "retry", "-q"]),
-                Some(0),
-                "{opener}{rest}"
-            );
+            if code == 8 {
+                let retry = ["resume", "r", "--treat-as", "retry", "-q"];
+                assert_eq!(code_of(&rig, &retry), Some(0), "{opener}");
+                assert_eq!(ran(&rig), "Q h", "{opener}");
+            }
         }
     }
 }
