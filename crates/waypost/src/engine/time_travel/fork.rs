@@ -192,6 +192,10 @@ impl Engine {
         run: &RunId,
         scopes: &BTreeSet<ScopePath>,
     ) -> Result<BTreeMap<ScopePath, BTreeSet<StepId>>, RunError> {
+        // The run before an import may be in another store.
+        if scopes.is_empty() {
+            return Ok(BTreeMap::new());
+        }
         let (mut found, ends) = (BTreeMap::new(), undone_ends(self, run).await?);
         for scope in scopes.iter().filter(|scope| !scope.is_main()) {
             let graphs = std::iter::once(root).chain(before);
