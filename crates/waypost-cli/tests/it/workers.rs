@@ -466,6 +466,34 @@ fn workers_survive_a_restart_of_the_server() {
     assert_eq!(sorted_trace(&rig), every_step_once(6));
 }
 
+// Bug: a step that ended while the server was away for longer than a lease ran again, though nobody else had claimed the run.
+// Cause: the session ended with its lease, and its results with it. Fix: the session commits them, fenced by the token.
+#[test]
+fn a_result_after_the_lease_counts_before_a_claim() {
+    let server = Cluster::private();
+    let rig = rig_on(&server, "late_result", "?lease=3");
+    rig.write(
+        "flow.yaml",
+        "steps:
+  - {id: pay, idempotent: false, run: 'echo pay >> trace; until test -e go; do sleep 0.02; done; echo paid; echo n=7 >> $WAYPOST_OUTPUT'}
+  - {id: last, run: 'echo last $N >> trace', env: {N: '${{ steps.pay.outputs.n }}'}}
+",
+    );
+    submit(&rig, 1);
+    let worker = rig.start(&["worker"]);
+    rig.wait_for("trace", |text| text.ends_with('\n'));
+
+    server.restart_after(|| {
+        rig.write("go", "");
+        std::thread::sleep(Duration::from_secs(5));
+    });
+    wait_for_end(&rig, 1);
+    drain(worker);
+
+    assert_eq!(rig.read("trace"), "pay\nlast 7\n");
+    expect(&rig, &["logs", "r-1", "pay"], 0, &["paid"]);
+}
+
 #[test]
 fn a_second_submission_is_the_same_run() {
     let rig = rig("twice");

@@ -32,11 +32,19 @@ pub struct PostgresOptions {
     pub lease: Duration,
     /// How long a call repeats a statement while the server is away, after the first answer of the server.
     pub patience: Duration,
+    /// How long the holder of a run repeats a batch while the server is away: the results of ended steps count unless
+    /// another process has claimed the run.
+    pub patience_of_holder: Duration,
 }
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { connections_max: 4, lease: Duration::from_secs(60), patience: Duration::from_secs(30) }
+        Self {
+            connections_max: 4,
+            lease: Duration::from_secs(60),
+            patience: Duration::from_secs(30),
+            patience_of_holder: Duration::from_secs(600),
+        }
     }
 }
 

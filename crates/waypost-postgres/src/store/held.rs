@@ -87,8 +87,10 @@ impl fmt::Debug for Abandon {
 impl Drop for Abandon {
     fn drop(&mut self) {
         let (Some(held), Some(database)) = (self.held.upgrade(), self.database.upgrade()) else { return };
-        if !remove(&held, &self.run, self.token) {
-            return;
+        match remove(&held, &self.run, self.token) {
+            // An ended lease of the worker ends by itself, and says that no process was killed.
+            Some(removed) if removed.worker.lasts() => {}
+            Some(_) | None => return,
         }
         // Without a runtime, the lease runs out.
         let Ok(runtime) = runtime::handle() else { return };
@@ -103,12 +105,9 @@ impl Drop for Abandon {
     }
 }
 
-/// Removes an ended lease; returns whether the lease was known.
-pub(super) fn remove(held: &HeldRuns, run: &RunId, token: u64) -> bool {
+/// Removes and returns an ended lease; `None` for an unknown lease.
+pub(super) fn remove(held: &HeldRuns, run: &RunId, token: u64) -> Option<HeldRun> {
     let mut held = lock(held);
     let is_there = held.get(run).is_some_and(|held| held.token == token);
-    if is_there {
-        held.remove(run);
-    }
-    is_there
+    if is_there { held.remove(run) } else { None }
 }

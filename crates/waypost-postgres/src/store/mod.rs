@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -186,7 +186,7 @@ impl Shared {
     }
 
     fn forget(&self, run: &RunId, token: u64) {
-        if held::remove(&self.held, run, token) {
+        if held::remove(&self.held, run, token).is_some() {
             self.database.delta_cache.remove_run(run);
         }
     }
@@ -340,21 +340,33 @@ impl Shared {
         }
     }
 
-    async fn append(&self, lease: Lease, batch: Batch) -> Result<Appended, Failure> {
-        let _writing = self.writing(&lease).await;
+    /// Appends a batch, again and again while the server is away: the id of the batch makes a repetition harmless.
+    async fn append(&self, lease: &Lease, batch: &Batch) -> Result<Appended, Failure> {
+        let begun = Instant::now();
+        loop {
+            match self.append_once(lease, batch).await {
+                Err(Failure::Away(_) | Failure::Lost(_))
+                    if begun.elapsed() < self.database.options.patience_of_holder => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn append_once(&self, lease: &Lease, batch: &Batch) -> Result<Appended, Failure> {
+        let _writing = self.writing(lease).await;
         let durability = match batch.release {
             true => Durability::Sync,
-            false => self.durability(&lease).await?,
+            false => self.durability(lease).await?,
         };
         let (encoded, update) = encode::encode(&self.database.delta_cache, &batch.records);
         let (run, token) = (lease.run(), lease.token());
-        let main = self.main_row(&lease).await?;
-        let written = Written { run, main, token, batch: &batch, encoded: &encoded, durability };
+        let main = self.main_row(lease).await?;
+        let written = Written { run, main, token, batch, encoded: &encoded, durability };
         let acknowledged =
-            |scope: &ScopePath| self.with_held(&lease, |held| held.acknowledged(scope)).flatten();
+            |scope: &ScopePath| self.with_held(lease, |held| held.acknowledged(scope)).flatten();
         let answer = append::append(&self.database, written, acknowledged).await?;
         if answer == Appended::Now {
-            self.with_held(&lease, |held| held.acknowledge(&batch.records));
+            self.with_held(lease, |held| held.acknowledge(&batch.records));
             update.keep(&self.database.delta_cache, &batch.records);
         }
         if batch.release {
@@ -460,7 +472,7 @@ impl Store for PostgresStore {
 
     async fn append(&self, leases: &[&Lease], batch: Batch) -> Result<Appended, StoreError> {
         let lease = batch.whole_run_lease(leases)?.clone();
-        self.call(|shared| async move { shared.append(lease, batch).await }).await
+        self.call(|shared| async move { shared.append(&lease, &batch).await }).await
     }
 
     async fn heads(&self, run: &RunId, page: &Page) -> Result<Heads, StoreError> {

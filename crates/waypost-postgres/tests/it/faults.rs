@@ -54,7 +54,8 @@ fn a_lost_answer_is_asked_for_with_the_same_batch() {
 async fn append_with_losses(patience: Duration) -> (usize, i64) {
     let site = Site::new().await;
     let proxy = Proxy::before(&site.url(), APPEND).await;
-    let store = proxy.store(PostgresOptions { patience, ..PostgresOptions::default() });
+    let store =
+        proxy.store(PostgresOptions { patience, patience_of_holder: patience, ..PostgresOptions::default() });
     let mut links = Links::of(&run_id("r-1"));
     let lease = begin(&store, &mut links).await;
     let mut acknowledged = 1;
@@ -82,7 +83,11 @@ fn a_lost_statement_that_is_not_repeated_is_seen() {
 async fn claims_without_hint(trusts_hints: bool) -> bool {
     let site = Site::new().await;
     let proxy = Proxy::before(&site.url(), b"pg_notify").await;
-    let impatient = PostgresOptions { patience: Duration::ZERO, ..PostgresOptions::default() };
+    let impatient = PostgresOptions {
+        patience: Duration::ZERO,
+        patience_of_holder: Duration::ZERO,
+        ..PostgresOptions::default()
+    };
     let (submitter, worker) = (proxy.store(impatient), site.open());
     assert_eq!(worker.listen().await, None);
     // The first hint is that of the connection.
@@ -168,7 +173,11 @@ fn to_ask_after_a_lost_answer_proves_nothing() {
     block_on(async {
         let site = Site::new().await;
         let proxy = Proxy::before(&site.url(), APPEND).await;
-        let store = proxy.store(PostgresOptions { patience: Duration::ZERO, ..PostgresOptions::default() });
+        let store = proxy.store(PostgresOptions {
+            patience: Duration::ZERO,
+            patience_of_holder: Duration::ZERO,
+            ..PostgresOptions::default()
+        });
         let mut links = Links::of(&run_id("r-1"));
         let lease = begin(&store, &mut links).await;
 
@@ -254,7 +263,11 @@ fn an_answer_that_stays_lost_is_unknown() {
         let site = Site::new().await;
         let proxy = Proxy::before(&site.url(), APPEND).await;
         let patience = Duration::from_millis(300);
-        let store = proxy.store(PostgresOptions { patience, ..PostgresOptions::default() });
+        let store = proxy.store(PostgresOptions {
+            patience,
+            patience_of_holder: patience,
+            ..PostgresOptions::default()
+        });
         let mut links = Links::of(&run_id("r-1"));
         let lease = begin(&store, &mut links).await;
 

@@ -38,11 +38,14 @@ pub const USER: &str = "waypost";
 pub const LOCKED: &str = "locked";
 /// The password of every role.
 pub const PASSWORD: &str = "hunter22-of-the-tests";
-/// Starts the server, again while a file `restart` exists, and stops it at the end of the pipe.
+/// Starts the server, again while a file `restart` exists and no file `away`, and stops it at the end of the pipe.
 const WATCH: &str = r#"trap '' INT TERM HUP
 serve() {
     "$1/postgres" -D "$2/data" >>"$2/log" 2>&1
-    while rm "$2/restart" 2>/dev/null; do "$1/postgres" -D "$2/data" >>"$2/log" 2>&1; done
+    while rm "$2/restart" 2>/dev/null; do
+        while [ -e "$2/away" ]; do sleep 0.05; done
+        "$1/postgres" -D "$2/data" >>"$2/log" 2>&1
+    done
 }
 serve "$1" "$2" &
 read -r _
@@ -193,6 +196,16 @@ impl Cluster {
     /// # Panics
     /// If the server has no process, or does not start.
     pub fn restart(&self) {
+        self.restart_after(|| ());
+    }
+
+    /// As [`restart`](Self::restart); without a server while `work` runs.
+    ///
+    /// # Panics
+    /// If the server has no process, or does not start.
+    pub fn restart_after(&self, work: impl FnOnce()) {
+        let away = self.folder.join("away");
+        fs::write(&away, "").unwrap_or_else(|error| panic!("{error}"));
         fs::write(self.folder.join("restart"), "").unwrap_or_else(|error| panic!("{error}"));
         let note = fs::read_to_string(self.folder.join("data/postmaster.pid"));
         let note = note.unwrap_or_else(|error| panic!("no server: {error}"));
@@ -202,6 +215,8 @@ impl Cluster {
         while fs::exists(self.folder.join("restart")).unwrap_or(true) {
             thread::sleep(Duration::from_millis(10));
         }
+        work();
+        fs::remove_file(&away).unwrap_or_else(|error| panic!("{error}"));
         self.wait().unwrap_or_else(|error| panic!("the server does not start again: {error}"));
     }
 

@@ -98,6 +98,9 @@ impl WorkflowProgram {
         if budget_use.as_ref().is_some_and(|budget_use| budget_use.is_empty(&attempt)) {
             return Performed::Stopped { in_progress: false };
         }
+        if attempt.lease.is_over() {
+            return Performed::Stopped { in_progress: false };
+        }
         let performed = match executor.filter(|_| job.runs_on.is_some()) {
             Some(executor) => self.run_elsewhere(executor.as_ref(), &job, &attempt).await,
             None => {
@@ -165,6 +168,8 @@ impl WorkflowProgram {
         let EndedStep { at, losses, end } = tokio::select! {
             ended = ended => ended,
             ended = cancel => ended,
+            // The step continues on its worker, for the next holder of the run.
+            () = attempt.lease.over() => EndedStep::unbegun(StepEnd::Stopped { in_progress: true, lack: None }),
             never = attempt.report_progress(Default::default) => match never {},
         };
         if let StepEnd::Stopped { lack: Some(lack), .. } = &end

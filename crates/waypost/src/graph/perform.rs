@@ -123,6 +123,7 @@ impl Work<'_> {
             biased;
             end = &mut work => return end,
             ended = attempt.stopped() => ended,
+            () = attempt.lease.over() => return FunctionEnd::Stopped,
             never = attempt.report_progress(|| (Map::new(), context.take_report_now())) => match never {},
         };
         match ended {

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Display};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -254,9 +255,9 @@ pub trait Store: Debug + Display + Send + Sync {
 
 /// Longest wait of [`StoreExt::wait_for_release`]. Killing all processes of a run takes tens of milliseconds;
 /// after this time a process is stuck in the kernel, and a person must know.
-pub const LET_GO_MAX: std::time::Duration = std::time::Duration::from_secs(15);
+pub const LET_GO_MAX: Duration = Duration::from_secs(15);
 /// The poll interval.
-const LET_GO_POLL: std::time::Duration = std::time::Duration::from_millis(5);
+const LET_GO_POLL: Duration = Duration::from_millis(5);
 
 /// Records in the first page of [`StoreExt::find_back`]: the wanted record is usually near the end.
 const FIND_FIRST_ITEMS: usize = 16;
@@ -387,11 +388,34 @@ impl Lease {
         self.deadline.as_deref()
     }
 
+    /// Returns whether the lease has run out by the clock of this process: the steps of the run have ended.
+    pub fn is_over(&self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
+    }
+
+    /// Waits until the lease has run out; for ever, if it cannot run out.
+    pub async fn over(&self) {
+        let Some(mut left) = self.left() else { return std::future::pending().await };
+        while !left.is_zero() {
+            // A renewal may move the deadline.
+            tokio::time::sleep(left.min(OVER_POLL)).await;
+            left = self.left().unwrap_or_default();
+        }
+    }
+
+    fn left(&self) -> Option<Duration> {
+        // An unreadable deadline has passed, as for the supervisor.
+        self.deadline().map(|deadline| deadline.get().map_or(Duration::ZERO, |at| at.left()))
+    }
+
     /// Returns the kernel lock of the lease, if the store is local.
     pub fn lock(&self) -> Option<&RunLock> {
         self.lock.as_deref()
     }
 }
+
+/// Longest pause between two looks at the end of a lease.
+const OVER_POLL: Duration = Duration::from_millis(500);
 
 /// The answer to a renewal.
 #[derive(Debug, Clone, PartialEq)]
@@ -400,7 +424,8 @@ pub enum Renewal {
     Held(Vec<Signal>),
     /// Another process has the lease: stop all work of this run.
     Lost,
-    /// The lease ended without an answered renewal: stop all work of this run. Another process may take the lease.
+    /// The lease ended without an answered renewal: stop all work of this run. Another process may take the lease; until
+    /// then, results of ended work count.
     Expired,
 }
 

@@ -55,6 +55,9 @@ impl<P: Program> Session<'_, P> {
                 }
                 () = sleep_until(due, now), if due.is_some() => self.wake(),
             }
+            if self.lease().is_over() {
+                self.renew().await?;
+            }
             // Steps and stores that never wait must not block timers and other work of the thread.
             tokio::task::coop::consume_budget().await;
             if std::mem::take(&mut self.may_have_message) {
@@ -110,7 +113,11 @@ impl<P: Program> Session<'_, P> {
         }
     }
 
-    fn apply_end(&mut self, ended: EndedAttempt<P::Output>) {
+    /// Applies the end of an attempt. Under an ended lease, the next holder decides about an attempt without a result.
+    pub(super) fn apply_end(&mut self, ended: EndedAttempt<P::Output>) {
+        if self.lease().is_over() && !ended.is_decided() {
+            return;
+        }
         self.touched.append(&mut self.waiting_to_start);
         let EndedAttempt { scope: id, job, place, performed, root } = ended;
         let Some(scope) = self.scopes.find(id) else { return };
@@ -124,7 +131,7 @@ impl<P: Program> Session<'_, P> {
     }
 
     /// Applies a request of a running step, and all other pending requests, for a shared commit.
-    fn apply_requests(&mut self, first: Request) {
+    pub(super) fn apply_requests(&mut self, first: Request) {
         self.apply_request(first);
         for _ in 0..REQUESTS_MAX {
             let Ok(request) = self.requests.try_recv() else { return };

@@ -72,6 +72,18 @@ pub(super) struct EndedAttempt<O> {
     pub(super) root: Option<JoinedDigests>,
 }
 
+impl<O> EndedAttempt<O> {
+    /// Returns whether the attempt has a result, or never began.
+    fn is_decided(&self) -> bool {
+        match self.performed {
+            Some(Performed::Stopped { in_progress }) => !in_progress,
+            Some(Performed::Cut { .. }) => false,
+            Some(Performed::Completed { .. } | Performed::Failed { .. } | Performed::Opened { .. })
+            | None => true,
+        }
+    }
+}
+
 /// A run under a lease, with its open scopes in memory.
 pub(super) struct Session<'a, P: Program> {
     pub(super) engine: &'a Engine,

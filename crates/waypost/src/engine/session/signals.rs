@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use futures_util::stream::StreamExt as _;
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -11,7 +13,7 @@ use crate::id::{Digest, RunId};
 use crate::record::{
     FrontierEntry, Phase, Reason, Record, RunStatus, Status, Taken, TakenSignal, Wait, WaitKind,
 };
-use crate::store::{Scan, Signal, SignalKind, Signalled, StoreExt as _};
+use crate::store::{Renewal, Scan, Signal, SignalKind, Signalled, StoreExt as _};
 
 use super::Session;
 use super::free_signals::free_signals;
@@ -20,6 +22,9 @@ use crate::engine::inspect::{Snapshot, position_of};
 use crate::engine::manual::mark;
 use crate::engine::scope::{MAIN, Scope, ScopeId};
 use crate::engine::{Engine, Program, RunError, Waiting};
+
+/// Longest time for the outputs and the log of an ended step after the end of the lease.
+const ENDS_KEPT: Duration = Duration::from_secs(60);
 
 impl Engine {
     /// Answers the wait `id` of a run. The running session, or the next resume, continues with the answer.
@@ -156,10 +161,24 @@ impl Engine {
 }
 
 impl<P: Program> Session<'_, P> {
-    /// Renews the lease, and handles stop requests and answers.
+    /// Renews the lease, and handles stop requests and answers. Steps proceed meanwhile: a store that is away answers late.
     pub(crate) async fn renew(&mut self) -> Result<(), RunError> {
         let lease = self.lease().clone();
-        let answers = match self.engine.store.renew(&[&lease]).await {
+        let (leases, mut ended) = ([&lease], Vec::new());
+        let mut renewal = self.engine.store.renew(&leases);
+        let answers = loop {
+            tokio::select! {
+                biased;
+                answers = &mut renewal => break answers,
+                Some(end) = self.jobs.next(), if !self.jobs.is_empty() => ended.push(end),
+            }
+        };
+        ended.into_iter().for_each(|end| self.apply_end(end));
+        let answers = match answers {
+            Ok(answers) if answers.contains(&Renewal::Expired) => {
+                self.keep_ends().await?;
+                answers
+            }
             Ok(answers) => answers,
             Err(error) if error.retry() => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -173,6 +192,28 @@ impl<P: Program> Session<'_, P> {
             self.deliver_all().await?;
         }
         Ok(())
+    }
+
+    /// Commits the ends of steps at the end of the lease: a result counts unless another process has claimed the run.
+    /// Nothing more starts.
+    async fn keep_ends(&mut self) -> Result<(), RunError> {
+        self.halted = true;
+        let late = tokio::time::sleep(ENDS_KEPT);
+        let mut late = std::pin::pin!(late);
+        loop {
+            self.schedule().await?;
+            if !self.dirty.is_empty() {
+                self.commit(None).await?;
+            }
+            tokio::select! {
+                ended = self.jobs.next() => match ended {
+                    Some(ended) => self.apply_end(ended),
+                    None => return Ok(()),
+                },
+                Some(request) = self.requests.recv() => self.apply_requests(request),
+                () = &mut late => return Ok(()),
+            }
+        }
     }
 
     fn accept_signal(&mut self, signal: Signal) {
