@@ -6,6 +6,7 @@ use crate::error::{Diagnosis, Error};
 use crate::exit::Exit;
 use crate::format::time::now;
 use crate::output::Output;
+use crate::run::bases;
 use crate::run::definition::{Chosen, names};
 use crate::run::environment;
 use crate::run::reference::{self, Default};
@@ -106,6 +107,7 @@ impl Context {
         self.output = Output::new(&cli.global, reports_progress(&cli.command), wants_logs(&cli.command));
         environment::limit_parallel(cli.command.parallel(), config.max_parallel().map(|found| found.value));
         environment::use_agents(config.agent_commands());
+        bases::set(cli.command.bases())?;
         let found = config.store()?;
         if self.store.is_none() {
             if let Some(error) = config.unheeded() {

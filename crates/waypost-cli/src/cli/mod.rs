@@ -286,6 +286,9 @@ pub(crate) struct ResumeArgs {
     #[arg(long, value_name = "STEP,...", num_args = 0..=1, require_equals = true, value_delimiter = ',',
           default_missing_value = "", conflicts_with_all = ["keep_definition", "restart", "all"])]
     pub(crate) rerun_changed: Option<Vec<String>>,
+    /// Run the steps of a run with this base in this folder; may be repeated
+    #[arg(long = "base", value_name = "NAME=DIR", value_parser = key_value)]
+    pub(crate) bases: Vec<(String, String)>,
     /// Resume with the run's own copy of the workflow although the file changed
     #[arg(long)]
     pub(crate) keep_definition: bool,
@@ -377,6 +380,7 @@ impl ResumeArgs {
             with,
             keep_finished,
             rerun_changed,
+            bases,
             keep_definition,
             treat_as,
             answers: _,
@@ -410,6 +414,7 @@ impl ResumeArgs {
             ("--skip", skip.clone()),
             ("--treat-as", treat_as.iter().map(Treatment::to_string).collect()),
             ("--output", output.iter().map(pair).collect()),
+            ("--base", bases.iter().map(pair).collect()),
             ("--wait", wait.map(time::written).into_iter().collect()),
             ("--max-parallel", max_parallel.iter().map(ToString::to_string).collect()),
         ];
@@ -605,6 +610,9 @@ pub(crate) struct VerifyArgs {
         conflicts_with = "all"
     )]
     pub(crate) watch: Option<Duration>,
+    /// Check the evidence of runs with this base in this folder; may be repeated
+    #[arg(long = "base", value_name = "NAME=DIR", value_parser = key_value)]
+    pub(crate) bases: Vec<(String, String)>,
     /// Record the verdicts in a new checkpoint
     #[arg(long, conflicts_with_all = ["all", "watch"])]
     pub(crate) record: bool,
@@ -835,6 +843,17 @@ impl Command {
             Self::Run(args) => args.max_parallel,
             Self::Resume(args) => args.max_parallel,
             _ => None,
+        }
+    }
+
+    /// Returns the folders of bases on the command line.
+    pub(crate) fn bases(&self) -> &[(String, String)] {
+        match self {
+            Self::Resume(args) => &args.bases,
+            Self::Fork(args) => &args.bases,
+            Self::Verify(args) => &args.bases,
+            Self::Worker(args) => &args.bases,
+            _ => &[],
         }
     }
 

@@ -52,6 +52,9 @@ pub(crate) struct ForkArgs {
     /// Add a label to the inherited labels; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = key_value)]
     pub(crate) labels: Vec<(String, String)>,
+    /// Run the steps of a run with this base in this folder; may be repeated
+    #[arg(long = "base", value_name = "NAME=DIR", value_parser = key_value)]
+    pub(crate) bases: Vec<(String, String)>,
     /// Run no step here: queue the new run for the workers of the store
     #[arg(long)]
     pub(crate) queue: bool,

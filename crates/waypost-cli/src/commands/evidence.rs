@@ -17,6 +17,7 @@ use crate::cli::{Evidence, EvidenceArgs};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::size;
+use crate::run::bases;
 use crate::run::current_evidence;
 use crate::run::definition::{Choice, Chosen, choose, names_of};
 use crate::run::reference::{Default, StepRef, encoded, find, no_step, step_on};
@@ -73,7 +74,7 @@ async fn suggest(context: &Context, args: EvidenceArgs) -> Result<Exit, Error> {
     let (begun, ended) = times(store.as_ref(), &run, &named).await?;
     let step = named.to_string();
     let frozen = snapshot.entry.record.record();
-    let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let base = bases::folder_of(store.as_ref(), frozen);
     let mask = current_evidence::mask(&store, &snapshot, &chosen)?;
     let kept = kept_by(store.as_ref(), &run, &base);
     let written = written_between(&base, &kept, (begun, ended)).into_iter();

@@ -22,6 +22,7 @@ use crate::cli::ResumeArgs;
 use crate::error::{Error, are_of_evidence};
 use crate::exit::Exit;
 use crate::format::text::{quoted, relative_to_here};
+use crate::run::bases;
 use crate::run::definition::{Choice, Chosen, choose_to_resume, opener_on_main, path_in_force};
 use crate::run::doubt::doubts;
 use crate::run::environment::{self, Local};
@@ -354,7 +355,7 @@ impl Prepared {
         args: &ResumeArgs,
     ) -> Result<Self, Error> {
         let prepared = Self::untold(context, store, run, args).await?;
-        prepared.refuse_over_budget()?;
+        prepared.refuse_steps()?;
         prepared.tell(context);
         Ok(prepared)
     }
@@ -371,7 +372,9 @@ impl Prepared {
         Ok(prepared)
     }
 
-    fn refuse_over_budget(&self) -> Result<(), Error> {
+    /// Refuses to run steps over the budget, or in an unknown folder.
+    fn refuse_steps(&self) -> Result<(), Error> {
+        bases::refuse_unknown(&self.frozen)?;
         match self.passed_budget.clone() {
             Some(passed) => Err(Error::Budget { run: self.run.clone(), passed }),
             None => Ok(()),
@@ -381,12 +384,6 @@ impl Prepared {
     fn tell(&self, context: &Context) {
         self.chosen.tell(context);
         report_environment(context, &self.frozen, &self.chosen.workflow, &self.local);
-        if let Some(base) = self.frozen.settings.get(needs::BASE).and_then(Value::as_str) {
-            context.output.warn(&format!(
-                "run {} has worked in the base `{base}` of workers; here, its steps run in the folder of the submission",
-                self.run
-            ));
-        }
     }
 
     /// Prepares a resume, and records the decisions of a person that come before the request.
@@ -398,7 +395,7 @@ impl Prepared {
     ) -> Result<(Self, ResumeArgs), Error> {
         args.answers = choice::answers(context, store, run, &args).await?;
         let prepared = Self::untold(context, store, run, &args).await?;
-        prepared.refuse_over_budget()?;
+        prepared.refuse_steps()?;
         if !prepared.decides_first {
             return Ok((prepared, args));
         }
@@ -625,7 +622,7 @@ impl Prepared {
         going: Going,
     ) -> Result<(WorkflowProgram, ResumeOptions<WorkflowState>), Error> {
         let Self { run, frozen, chosen, local, params, choices, .. } = self;
-        let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+        let base = bases::folder_of(store.as_ref(), &frozen);
         let on_doubt = OnDoubt::Each(args.answers.clone());
         let options = SessionOptions {
             stop,
@@ -746,8 +743,7 @@ async fn refuse_lacks(
     args: &ResumeArgs,
 ) -> Result<(), Error> {
     let secrets = environment::refuse_missing_secrets(&chosen.workflow);
-    let base = frozen.base.as_deref().map(|base| store_location::from_home(store.home(), base));
-    let base = base.unwrap_or_default();
+    let base = bases::folder_of(store.as_ref(), frozen);
     let look = |params: &Map<String, Value>, reused: &BTreeSet<StepId>| {
         let runs = |step: &str| !reused.iter().any(|known| known.as_str() == step);
         preflight::lacks_of(&chosen.workflow, params, &base, runs)

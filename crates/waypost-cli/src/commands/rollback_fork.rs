@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::format::text::quoted;
 use crate::output::shown;
+use crate::run::bases;
 use crate::run::current_evidence;
 use crate::run::definition::{Chosen, definition_at, names, names_of, of_fork, opener_on_main};
 use crate::run::environment::{self, Local};
@@ -284,6 +285,9 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     encode(store.as_ref(), &from.run, &mut args.from).await?;
     refuse_unknown_scope(store.as_ref(), &from.run, args.from.as_deref()).await?;
     let frozen = store.run(&from.run).await?.record.record().clone();
+    if !args.queue {
+        bases::refuse_unknown(&frozen)?;
+    }
     let mut snapshot = Snapshot::read(store.as_ref(), &from.run).await?;
     snapshot.definition = definition_at(&store, &snapshot, &begin).await?;
     let mut chosen = Chosen::in_force(store.as_ref(), &snapshot)?;
@@ -338,7 +342,7 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
         until: None,
         report: store.folder(&run).map(|folder| folder.join(REPORT)),
     };
-    let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let base = bases::folder_of(store.as_ref(), &frozen);
     let session = Session::begin(context, workflow.timeout())?;
     let mut options = environment::session_options(&workflow);
     options.stop = session.stop.clone();

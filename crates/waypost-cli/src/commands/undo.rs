@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
 use waypost::engine::{Engine, RunError, Snapshot, Undone};
 use waypost::store::Store;
 use waypost::{RunId, StepId};
@@ -13,9 +12,9 @@ use super::resume::Prepared;
 use crate::cli::ResumeArgs;
 use crate::error::Error;
 use crate::output::log_lines;
+use crate::run::bases;
 use crate::run::definition::Chosen;
 use crate::run::included_files::FILES;
-use crate::run::needs;
 use crate::session::Session;
 use crate::view::step_names::{StepNames, called};
 use crate::view::{UndoneView, step_of};
@@ -40,7 +39,7 @@ pub(super) async fn refuse(store: &dyn Store, run: &RunId) -> Result<(), Error> 
 async fn refuse_elsewhere(store: &dyn Store, run: &RunId) -> Result<(), Error> {
     let entry = store.run(run).await?;
     let settings = &entry.record.record().settings;
-    let folder = match settings.get(needs::BASE).and_then(Value::as_str) {
+    let folder = match bases::name_of(entry.record.record()) {
         Some(base) => format!("the base `{base}` of a worker"),
         None if settings.contains_key(FILES) => "a worker's copy of the included files".to_owned(),
         None => return Ok(()),

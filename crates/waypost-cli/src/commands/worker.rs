@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -28,6 +27,7 @@ use super::verify::quorum;
 use crate::cli::WorkerArgs;
 use crate::error::{Diagnosis, Error};
 use crate::exit::{Exit, TIMEOUT};
+use crate::run::bases;
 use crate::run::definition::Chosen;
 use crate::run::environment::{self, Local};
 use crate::run::included_files;
@@ -35,7 +35,7 @@ use crate::run::needs::{self, Offer};
 use crate::run::progress::steps_are_done;
 use crate::run::refusals::passed_budget;
 use crate::session::interrupt;
-use crate::store_location::{self, Access};
+use crate::store_location::Access;
 use tempfile::TempDir;
 
 use metrics::Counters;
@@ -47,12 +47,7 @@ pub(crate) async fn worker(context: &Context, args: WorkerArgs) -> Result<Exit, 
     if store.queue().is_none() {
         return Err(needs::no_queue("start a worker on", store.as_ref()));
     }
-    let mut offer = Offer { tags: args.tags.into_iter().collect(), ..Offer::default() };
-    for (name, folder) in args.bases {
-        let folder = PathBuf::from(folder);
-        let found = folder.canonicalize();
-        offer.bases.insert(name, found.map_err(|source| Error::Unreadable { path: folder, source })?);
-    }
+    let offer = Offer { tags: args.tags.into_iter().collect(), bases: bases::folders() };
     let stop = StopHandle::default();
     let output = context.output.clone();
     let report = move |level, by: &str| {
@@ -188,15 +183,14 @@ impl RunExecutor {
     ) -> Result<(Surroundings, Option<TempDir>), Error> {
         let store = &self.store;
         let files = included_files::unpack(store.as_ref(), run, frozen).await?;
-        let own = files.as_ref().map(|folder| folder.path().to_owned());
-        let base = own.or_else(|| match frozen.settings.get(needs::BASE).and_then(Value::as_str) {
-            Some(name) => self.offer.bases.get(name).cloned(),
-            None => frozen.base.as_deref().map(|base| store_location::from_home(store.home(), base)),
-        });
+        let base = match &files {
+            Some(folder) => folder.path().to_owned(),
+            None => bases::folder_of(store.as_ref(), frozen),
+        };
         let mut local = self.local.clone();
         let has_bash = frozen.settings.get(environment::BASH).and_then(Value::as_bool);
         local.has_bash = has_bash.unwrap_or(local.has_bash);
-        let mut surroundings = local.of_run(run.clone(), base.unwrap_or_default(), Arc::clone(store));
+        let mut surroundings = local.of_run(run.clone(), base, Arc::clone(store));
         surroundings.agents = Arc::new(needs::agents_in(&frozen.settings));
         Ok((surroundings, files))
     }

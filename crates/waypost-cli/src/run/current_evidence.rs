@@ -15,10 +15,10 @@ use waypost_workflow::program::WorkflowProgram;
 
 use crate::error::Error;
 use crate::format::time;
+use crate::run::bases;
 use crate::run::definition::Chosen;
 use crate::run::environment::{BASH, Local, person};
 use crate::run::reference::step_on;
-use crate::store_location;
 
 /// Checks the evidence of a run; does nothing for a workflow without evidence.
 pub(crate) async fn look(
@@ -154,7 +154,7 @@ fn engine_for_checks(
     chosen: &Chosen,
 ) -> Result<(Engine, WorkflowProgram), Error> {
     let frozen = snapshot.entry.record.record();
-    let base = store_location::from_home(store.home(), frozen.base.as_deref().unwrap_or("."));
+    let base = bases::folder_of(store.as_ref(), frozen);
     let mut local = Local::detect()?;
     local.has_bash = frozen.settings.get(BASH).and_then(Value::as_bool).unwrap_or(local.has_bash);
     let environment = local.of_run(frozen.run.clone(), base, Arc::clone(store));

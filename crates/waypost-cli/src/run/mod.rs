@@ -1,5 +1,6 @@
 //! A run as a command reads it: references, definition in force, params, status, budget, evidence, and failed items.
 
+pub(crate) mod bases;
 pub(crate) mod current_evidence;
 pub(crate) mod dead_letters;
 pub(crate) mod definition;

@@ -126,9 +126,35 @@ fn steps_in_a_base_of_workers_are_not_undone_elsewhere() {
     let refusal = &["cannot undo steps of run r here", "the base `data` of a worker"];
     expect(&rig, &["rollback", "r@1", "--undo-steps"], 2, refusal);
     expect(&rig, &["cancel", "r", "--undo-steps"], 2, refusal);
-    expect(&rig, &["resume", "r"], 1, &["here, its steps run in the folder of the submission"]);
-
     assert_eq!(rig.read("out"), "of a person");
+}
+
+// Bug: a resume of a run in a base of workers ran its steps in the folder of the submission. Fix: without a folder for the
+// base, no step runs here.
+#[test]
+fn steps_of_a_base_run_here_only_in_its_folder() {
+    let rig = rig("resume_in_base");
+    rig.write(
+        "flow.yaml",
+        "steps: [{id: a, run: 'echo > out', evidence: [{file: out}]}, {id: b, run: 'test -e go && pwd >> trace'}]",
+    );
+    std::fs::create_dir(rig.path("far")).unwrap();
+    expect(&rig, &["submit", "flow.yaml", "--id", "r", "--base", "data"], 0, &["is queued"]);
+    let worker = rig.start(&["worker", "--base", "data=far"]);
+    wait_until("the end of the run", || status(&rig, "r") == "failed");
+    drain(worker);
+
+    let refusal = &["cannot run steps of run r here", "`data`", "--base data=DIR"];
+    expect(&rig, &["resume", "r"], 2, refusal);
+    expect(&rig, &["fork", "r", "--id", "f"], 2, refusal);
+    expect(&rig, &["resume", "r", "--base", "data=nowhere"], 2, &["nowhere"]);
+    rig.write("far/go", "");
+    expect(&rig, &["verify", "r", "--base", "data=far"], 0, &["1 claim holds"]);
+    expect(&rig, &["resume", "r", "--base", "data=far"], 0, &["r"]);
+    expect(&rig, &["fork", "r", "--from", "b", "--id", "f", "--base", "data=far"], 0, &["f"]);
+
+    let far = rig.path("far").canonicalize().unwrap().display().to_string();
+    assert_eq!(rig.read("far/trace"), format!("{far}\n{far}\n"), "only b runs again");
 }
 
 // Bug: a worker that took over a run of a dead worker executed failed steps again. Cause: the takeover was a resume in all respects.
