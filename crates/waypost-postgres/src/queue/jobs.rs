@@ -128,22 +128,24 @@ pub(crate) async fn needs(
     Ok(database.run(&needs).await?.rows.iter().map(|row| needs_of(row.get(0))).collect())
 }
 
-/// Records what a worker lacks for ready runs with these needs, unless a worker lacked something before.
+/// Records what a worker lacks for ready runs with these needs, unless a worker lacked less before.
 pub(crate) async fn report_missing(
     database: &Database,
     needs: &BTreeSet<String>,
     missing: &str,
 ) -> Result<(), Failure> {
-    const REPORT: &str =
-        "UPDATE waypost.jobs j SET missing = $2, since = clock_timestamp() FROM waypost.ready q
-        WHERE q.run = j.run AND j.needs = $1 AND j.missing IS NULL";
+    const REPORT: &str = "UPDATE waypost.jobs j SET missing = $2,
+            since = CASE WHEN j.missing IS NULL THEN clock_timestamp() ELSE j.since END FROM waypost.ready q
+        WHERE q.run = j.run AND j.needs = $1 AND (j.missing IS NULL OR length(j.missing) > length($2))";
     database.run(&Statement::new(REPORT).text(needs_text(needs)).text(missing)).await.map(drop)
 }
 
-/// Makes the submitted runs of ended leases ready, and removes late tasks, and the rows of ended runs. The leases stay: a late result before the claim
-/// counts.
+/// Makes the submitted runs of ended leases ready, and removes late tasks, and the rows of ended runs. The leases stay: a
+/// late result before the claim counts.
 pub(crate) async fn expire(database: &Database) -> Result<(), Failure> {
-    const EXPIRE: &str = "WITH late AS (DELETE FROM waypost.tasks WHERE until <= statement_timestamp()),
+    const EXPIRE: &str = "WITH late AS (DELETE FROM waypost.tasks t USING waypost.scopes m
+            WHERE m.run = t.run AND m.key = $1
+                AND (t.until <= statement_timestamp() OR t.token > 0 AND NOT m.open)),
         ended AS (DELETE FROM waypost.ready q USING waypost.scopes m WHERE m.id = q.scope AND NOT m.open)
         INSERT INTO waypost.ready (scope, run, priority)
         SELECT m.id, m.run, j.priority FROM waypost.scopes m JOIN waypost.jobs j ON j.run = m.run
@@ -295,6 +297,54 @@ mod tests {
             // A negative control: without SKIP LOCKED, the claim waits for the other.
             let waits = CLAIM.replace(" SKIP LOCKED", "");
             assert!(race("waited", claim, &waits).await.1);
+        });
+    }
+
+    /// Returns the pages that a claim reads.
+    async fn pages_of_claim(database: &Database) -> u64 {
+        let statement = Statement::new(format!("EXPLAIN (ANALYZE, BUFFERS) {}", with_claimable(CLAIM)))
+            .texts(vec![String::new()])
+            .int(1)
+            .text(holder_text(&holder("worker")))
+            .int(1)
+            .int(i64::from(VERSION));
+        let answer = database.run(&statement).await.unwrap();
+        let mut lines = answer.rows.iter().map(|row| row.get::<_, String>(0));
+        let line = lines.find(|line| line.trim().starts_with("Buffers: ")).unwrap();
+        let count = |word: &str| word.split_once('=').and_then(|(_, count)| count.parse::<u64>().ok());
+        line.split(' ')
+            .filter(|word| word.starts_with("hit=") || word.starts_with("read="))
+            .filter_map(count)
+            .sum()
+    }
+
+    /// No vacuum removes the rows of past claims while a dump or a forgotten session holds an old snapshot.
+    #[test]
+    fn an_old_snapshot_stops_no_claim() {
+        const CLAIMS: u64 = 1_000;
+        const RETURN: &str = "UPDATE waypost.scopes SET held = false, status = 'queued';
+            INSERT INTO waypost.ready (scope, run, priority) SELECT id, run, 0 FROM waypost.scopes
+            ON CONFLICT (scope) DO NOTHING";
+        block_on(async {
+            let (database, other) = site("old_snapshot").await;
+            let (old, connection) =
+                tokio_postgres::connect(&cluster().connection(USER, "old_snapshot"), NoTls).await.unwrap();
+            tokio::spawn(async { drop(connection.await) });
+            let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM waypost.ready";
+            old.batch_execute(begin).await.unwrap();
+
+            for _ in 0..CLAIMS {
+                assert_eq!(claimed(&database, CLAIM).await.len(), 1);
+                other.batch_execute(RETURN).await.unwrap();
+            }
+            let under = pages_of_claim(&database).await;
+            other.batch_execute(RETURN).await.unwrap();
+            old.batch_execute("COMMIT").await.unwrap();
+            other.batch_execute("VACUUM waypost.ready, waypost.scopes").await.unwrap();
+            let after = pages_of_claim(&database).await;
+
+            assert!(under < 4 * CLAIMS, "few pages for each past claim: {under}");
+            assert!(after < 100, "{after}");
         });
     }
 

@@ -194,14 +194,14 @@ pub(crate) async fn needs(
     Ok(database.run(&needs).await?.rows.iter().map(|row| needs_of(row.get(0))).collect())
 }
 
-/// Records what a worker lacks for waiting tasks with these needs, unless a worker lacked something before.
+/// Records what a worker lacks for waiting tasks with these needs, unless a worker lacked less before.
 pub(crate) async fn report_missing(
     database: &Database,
     needs: &BTreeSet<String>,
     missing: &str,
 ) -> Result<(), Failure> {
     const REPORT: &str = "UPDATE waypost.tasks t SET missing = $2
-        WHERE t.needs = $1 AND t.worker IS NULL AND t.missing IS NULL";
+        WHERE t.needs = $1 AND t.worker IS NULL AND (t.missing IS NULL OR length(t.missing) > length($2))";
     database.run(&Statement::new(REPORT).text(needs_text(needs)).text(missing)).await.map(drop)
 }
 

@@ -100,7 +100,10 @@ fn a_claim_obeys_priority_needs_and_time() {
         submit(&store, "other-2", &Job { needs: needs(&["tag:c"]), ..job(9) }).await;
         let known = BTreeSet::from([job(0).needs]);
         assert_eq!(store.needs(&known).await.unwrap(), [needs(&["tag:c"])]);
-        store.report_missing(&needs(&["tag:c"]), "tag `c`").await.unwrap();
+        // The lack of the nearest worker counts.
+        for lack in ["secret `S`, tag `c`", "tag `c`", "tag `c`, tag `d`"] {
+            store.report_missing(&needs(&["tag:c"]), lack).await.unwrap();
+        }
         let missing = store.job(&run_id("other-2")).await.unwrap().unwrap().missing.unwrap();
         assert_eq!(missing.0, "tag `c`");
     });

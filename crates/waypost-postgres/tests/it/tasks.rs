@@ -257,6 +257,9 @@ fn the_end_of_a_run_ends_its_tasks() {
         waypost::Engine::new(store).cancel(&run, "test").await.unwrap();
 
         assert_eq!(worker.cancelled_tasks(&[(claimed.id, 0)]).await.unwrap(), [(claimed.id, TaskStop::Kill)]);
+        worker.expire().await.unwrap();
+        assert_eq!(states(&worker).await, [], "no row is left");
+        assert_eq!(worker.cancelled_tasks(&[(claimed.id, 0)]).await.unwrap(), [(claimed.id, TaskStop::Kill)]);
     });
 }
 
