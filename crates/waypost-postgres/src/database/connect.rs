@@ -339,8 +339,10 @@ impl Database {
                 Failure::Away(cause) => (Duration::ZERO, cause),
                 Failure::Collided(cause) => {
                     collisions += 1;
-                    let may_repeat = collisions <= COLLISIONS_MAX;
-                    (if may_repeat { self.options.patience } else { Duration::ZERO }, cause)
+                    if collisions > COLLISIONS_MAX {
+                        return Err(if repeated { Failure::Lost(cause) } else { Failure::Collided(cause) });
+                    }
+                    (self.options.patience, cause)
                 }
                 decided => return Err(decided),
             };
