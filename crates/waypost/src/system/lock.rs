@@ -53,7 +53,8 @@ pub struct Holder {
     /// Start of the process, in clock ticks after boot; identifies a process together with `pid` and
     /// `boot_id`. 0 if unknown.
     pub started: u64,
-    /// The PID namespace, as in `/proc/self/ns/pid`: one per container. Empty on systems without namespaces.
+    /// The PID namespace, as in `/proc/self/ns/pid`: one per container; and the time namespace, other than the first.
+    /// Empty on systems without namespaces.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pid_namespace: String,
     /// The time of the lock.
@@ -61,6 +62,9 @@ pub struct Holder {
     /// The name of the program.
     pub what: String,
 }
+
+/// The time namespace of a machine: `PROC_TIME_INIT_INO` in `include/linux/proc_ns.h` of Linux.
+const FIRST_TIME_NAMESPACE: &str = "time:[4026531834]";
 
 impl Holder {
     /// Describes this process as the holder of a lock since `since`.
@@ -483,9 +487,17 @@ fn boot_id() -> io::Result<String> {
 }
 
 /// Returns the name of the PID namespace; empty if the system has none.
+///
+/// Start times of processes differ between time namespaces: the name of one other than the first is added.
 fn pid_namespace() -> String {
-    let name = std::fs::read_link("/proc/self/ns/pid");
-    name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    let name_of = |kind: &str| {
+        let name = std::fs::read_link(format!("/proc/self/ns/{kind}"));
+        name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    match name_of("time") {
+        time if time.is_empty() || time == FIRST_TIME_NAMESPACE => name_of("pid"),
+        time => format!("{} {time}", name_of("pid")),
+    }
 }
 
 /// Returns the name of this machine.
