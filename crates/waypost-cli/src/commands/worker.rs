@@ -19,7 +19,7 @@ use waypost::worker::{Executor, Left, TaskEnd, Worker};
 use waypost_workflow::file::{Parallel, Workflow};
 use waypost_workflow::program::{
     DispatchOptions, ELSEWHERE, EndedStep, LOSS, LOSS_OF_QUEUE, LocalExecutor, NO_RESOURCES, NO_ROOM,
-    StepEnd, StepExecutor as _, StepRequest, Surroundings, WorkflowProgram, WorkflowState,
+    StepEnd, StepExecutor as _, StepRequest, Surroundings, TemporaryFolder, WorkflowProgram, WorkflowState,
 };
 
 use super::Context;
@@ -36,7 +36,6 @@ use crate::run::progress::steps_are_done;
 use crate::run::refusals::passed_budget;
 use crate::session::interrupt;
 use crate::store_location::Access;
-use tempfile::TempDir;
 
 use metrics::Counters;
 
@@ -180,7 +179,7 @@ impl RunExecutor {
         &self,
         run: &RunId,
         frozen: &RunRecord,
-    ) -> Result<(Surroundings, Option<TempDir>), Error> {
+    ) -> Result<(Surroundings, Option<TemporaryFolder>), Error> {
         let store = &self.store;
         let files = included_files::unpack(store.as_ref(), run, frozen).await?;
         let base = match &files {

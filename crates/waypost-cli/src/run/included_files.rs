@@ -9,13 +9,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use waypost::evidence::{check_pattern, reaches};
 use waypost::record::RunRecord;
 use waypost::store::{FILES_BLOB, Store};
 use waypost::{Digest, RunId};
 use waypost_workflow::file::{Workflow, separated};
 use waypost_workflow::mask::Mask;
+use waypost_workflow::program::{Purpose, TemporaryFolder};
 
 use crate::error::Error;
 
@@ -143,7 +143,7 @@ pub(crate) async fn unpack(
     store: &dyn Store,
     run: &RunId,
     record: &RunRecord,
-) -> Result<Option<TempDir>, Error> {
+) -> Result<Option<TemporaryFolder>, Error> {
     let Some(digest) = record.settings.get(FILES).and_then(Value::as_str) else { return Ok(None) };
     let mut archive = Vec::new();
     loop {
@@ -160,8 +160,8 @@ pub(crate) async fn unpack(
     unpacked.map(Some).map_err(|source| Error::NotUnpacked { run: run.clone(), source })
 }
 
-fn unpack_archive(archive: &[u8]) -> io::Result<TempDir> {
-    let folder = tempfile::Builder::new().prefix("waypost-files-").tempdir()?;
+fn unpack_archive(archive: &[u8]) -> io::Result<TemporaryFolder> {
+    let folder = TemporaryFolder::make(Purpose::Files)?;
     tar::Archive::new(zstd::Decoder::new(archive)?).unpack(folder.path())?;
     Ok(folder)
 }

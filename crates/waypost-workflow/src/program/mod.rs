@@ -50,6 +50,7 @@ mod service;
 mod state;
 mod step_events;
 mod subgraphs;
+mod temporary_folder;
 mod waiting;
 
 use executor::end_earlier;
@@ -80,6 +81,7 @@ pub use preflight::{Lack, Machine, has_program, lacks};
 pub use scratch::ScratchError;
 pub use state::{StepItems, StepOutput, StepState, WorkflowState};
 pub use step_events::{EVENTS, EVENTS_BYTES_MAX, EVENTS_MAX, EventError, add_event};
+pub use temporary_folder::{Purpose, TemporaryFolder};
 
 /// The schema version of [`WorkflowState`].
 pub const STATE_SCHEMA: u32 = 1;

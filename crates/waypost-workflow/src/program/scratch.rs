@@ -5,11 +5,11 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
 use waypost::engine::Attempt;
 use waypost::folder::SCRATCH;
 
 use super::log_name;
+use super::temporary_folder::{Purpose, TemporaryFolder};
 
 /// The scratch folder cannot be created. No step was started; free space or repair the disk, then resume.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +24,7 @@ pub struct ScratchError {
 /// Scratch folder with owner-only access. Dropping removes the folder, unless replaced by another folder.
 ///
 /// The folder is inside the run's folder. After a kill, the next holder of the run removes the contents,
-/// possibly with secrets. A store without folders has no later holder, so the system's temporary folder is
+/// possibly with secrets. A store without folders has no place there, so the system's temporary folder is
 /// used.
 #[derive(Debug)]
 pub(super) enum ScratchFolder {
@@ -33,7 +33,7 @@ pub(super) enum ScratchFolder {
         /// Open handle: prevents reuse of the inode number, so a replaced folder is detected.
         handle: File,
     },
-    Temporary(TempDir),
+    Temporary(TemporaryFolder),
 }
 
 impl ScratchFolder {
@@ -41,7 +41,7 @@ impl ScratchFolder {
     /// run.
     pub(super) fn make(run: Option<PathBuf>) -> Result<Self, ScratchError> {
         let Some(run) = run else {
-            let made = tempfile::Builder::new().prefix("waypost-").tempdir();
+            let made = TemporaryFolder::make(Purpose::Scratch);
             return made
                 .map(Self::Temporary)
                 .map_err(|source| ScratchError { path: std::env::temp_dir(), source });
