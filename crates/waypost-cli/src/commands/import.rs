@@ -18,7 +18,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env, shape_of};
 use super::Context;
 use super::archive::{Archived, checkpoint_in};
 use super::from_checkpoint::{Params, id_of, report_given};
-use super::resume::requeue;
+use super::resume::{is_over, requeue};
 use super::rollback_fork::{of_evidence_there, of_main, on_main};
 use crate::cli::ImportCheckpointArgs;
 use crate::error::Error;
@@ -143,7 +143,7 @@ pub(crate) async fn import(context: &Context, args: ImportCheckpointArgs) -> Res
     let hint = "restore the evidence in this folder, or name the right one with `--dir`, and import again"
         .to_owned();
     let outcome = outcome.map_err(|error| of_evidence_there(error, &from, "an import", hint))?;
-    if args.queue {
+    if args.queue && !is_over(outcome.status) {
         return requeue(context, engine.store().as_ref(), &run).await;
     }
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;

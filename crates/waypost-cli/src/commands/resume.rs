@@ -142,6 +142,11 @@ pub(crate) async fn resume_in(
     Box::pin(prepared.go_on(context, store, &session, &args)).await
 }
 
+/// Returns whether a new run has no step left for the workers.
+pub(super) fn is_over(status: RunStatus) -> bool {
+    matches!(status, RunStatus::Completed | RunStatus::CompletedWithFailures)
+}
+
 /// Adds a stopped run to the queue of its store.
 ///
 /// # Errors
@@ -150,10 +155,9 @@ pub(super) async fn requeue(context: &Context, store: &dyn Store, run: &RunId) -
     let entry = refuse_held(store, run).await?;
     let status = entry.summary.status;
     let refused = |why: &str| {
-        let words = context.store_words();
         let here = match status {
-            RunStatus::Cancelled => format!("`waypost resume {run} --restart{words}` starts over here"),
-            _ => format!("`waypost resume {run}{words}` resumes the run here"),
+            RunStatus::Cancelled => format!("`waypost resume {run} --restart` starts over here"),
+            _ => format!("`waypost resume {run}` resumes the run here"),
         };
         Error::usage(format!("cannot queue run {run}: {why}"), here)
     };

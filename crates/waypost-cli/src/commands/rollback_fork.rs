@@ -15,7 +15,7 @@ use waypost_workflow::program::{WorkflowProgram, declared_env};
 use super::Context;
 use super::checkpoints::has_lost_state;
 use super::from_checkpoint::{Params, id_of, report_pending};
-use super::resume::{Prepared, from_step, refuse_unknown_scope, requeue};
+use super::resume::{Prepared, from_step, is_over, refuse_unknown_scope, requeue};
 use super::stop::not_claimed;
 use crate::cli::{ForkArgs, ResumeArgs, RollbackArgs, RollbackTo};
 use crate::error::Error;
@@ -356,11 +356,22 @@ pub(crate) async fn fork(context: &Context, mut args: ForkArgs) -> Result<Exit, 
     session.progress.head(format!("Run {run} of workflow {name}, forked at {from}"));
     let engine = session.engine(Arc::clone(&store), &program);
     let outcome = session.watch(engine.fork_program(&program, &from, record, start)).await;
-    let hint = format!(
-        "restore the evidence, or rerun those steps in the run itself: `waypost rollback {from} --redo`"
-    );
+    let hint = match &outcome {
+        // A rollback cannot check the evidence either.
+        Err(Error::Run(RunError::InDoubt { questions, .. }))
+            if questions.iter().any(|question| matches!(question.cause, Cause::EvidenceUnknown(_))) =>
+        {
+            format!(
+                "restore the evidence, or rerun the step in the fork: `waypost fork {} --from STEP`",
+                from.run
+            )
+        }
+        _ => format!(
+            "restore the evidence, or rerun those steps in the run itself: `waypost rollback {from} --redo`"
+        ),
+    };
     let outcome = outcome.map_err(|error| of_evidence_there(error, &from, "a fork", hint))?;
-    if args.queue {
+    if args.queue && !is_over(outcome.status) {
         return requeue(context, engine.store().as_ref(), &run).await;
     }
     let outcome = session.wait_out(&engine, &program, outcome, &options, args.wait).await?;

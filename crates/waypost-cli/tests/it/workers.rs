@@ -1,5 +1,6 @@
 //! Submitted runs and workers, as processes over a PostgreSQL store.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use waypost_testing::postgres::{Cluster, USER, cluster};
@@ -127,6 +128,78 @@ fn steps_in_a_base_of_workers_are_not_undone_elsewhere() {
     expect(&rig, &["rollback", "r@1", "--undo-steps"], 2, refusal);
     expect(&rig, &["cancel", "r", "--undo-steps"], 2, refusal);
     assert_eq!(rig.read("out"), "of a person");
+}
+
+// Bug: files of steps in `TMPDIR` outlived a killed worker for good. Fix: the next process removes folders without a lock.
+#[test]
+fn the_temporary_files_of_a_killed_worker_are_removed() {
+    let rig = rig("killed_files");
+    let temporary = rig.path("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let worker = || Running::of(rig.command(&["worker"]).env("TMPDIR", &temporary));
+    let folders = || {
+        let entries = std::fs::read_dir(&temporary).unwrap();
+        entries
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("waypost-"))
+            .count()
+    };
+    expect(&rig, &["submit", "flow.yaml", "--id", "r-1", "--include", "flow.yaml"], 0, &["is queued"]);
+    let killed = worker();
+    wait_until("the folders of the run", || folders() == 2);
+
+    killed.signal(libc::SIGKILL);
+    killed.end();
+    let next = worker();
+    wait_until("the takeover", || status(&rig, "r-1") == "running");
+    expect(&rig, &["cancel", "r-1"], 0, &[]);
+    drain(next);
+
+    assert_eq!(folders(), 0);
+}
+
+// Bug: a worker in another time namespace counted as dead, as its start time reads differently there. Fix: such a process is
+// not one of this machine, and loses its runs only with its lease.
+#[test]
+fn a_worker_in_another_time_namespace_lives() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let rig = rig("time_namespace");
+    submit(&rig, 1);
+    let waypost = rig.command(&["worker"]);
+    let mut apart = std::process::Command::new("unshare");
+    apart.args(["--time", "--boottime", "500000", "--fork", "--kill-child"]);
+    apart.arg(waypost.get_program()).args(waypost.get_args()).current_dir(rig.path(""));
+    apart.envs(waypost.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    apart.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let apart = Running::of(&mut apart);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+
+    let worker = rig.start(&["worker"]);
+    rig.write("other.yaml", "steps: [{id: other, run: 'true'}]");
+    expect(&rig, &["submit", "other.yaml", "--id", "other"], 0, &["is queued"]);
+    wait_until("the other run", || status(&rig, "other") == "completed");
+
+    assert_eq!(status(&rig, "r-1"), "running");
+    assert_eq!(rig.read("pids").lines().count(), 1, "the step runs once");
+    rig.write("go", "");
+    wait_until("the end of the run", || status(&rig, "r-1") == "completed");
+    apart.signal(libc::SIGKILL);
+    apart.end();
+    drain(worker);
+}
+
+#[test]
+fn a_copy_of_a_completed_run_needs_no_queue() {
+    let rig = rig("completed_copy");
+    rig.write("go", "");
+    submit(&rig, 1);
+    let worker = rig.start(&["worker"]);
+    wait_for_end(&rig, 1);
+    drain(worker);
+
+    expect(&rig, &["fork", "r-1", "--id", "copy", "--queue"], 0, &["copy"]);
+    assert_eq!(status(&rig, "copy"), "completed");
 }
 
 // Bug: a resume of a run in a base of workers ran its steps in the folder of the submission. Fix: without a folder for the
@@ -899,6 +972,40 @@ steps: [{id: a, run: sleep 60}]
     expect(&rig, &["show", "slow"], 0, &["stopped by  the timeout of the run"]);
     expect(&rig, &["watch", "slow"], 124, &["Run slow was stopped by the timeout of the run"]);
     drain(worker);
+}
+
+#[test]
+fn a_queued_run_above_its_budget_rests_with_the_cause() {
+    let rig = rig("queued_budget");
+    rig.write(
+        "paid.yaml",
+        "budget: {cost: 1}
+steps:
+  - {id: a, run: 'echo usage.cost=1.5 >> $WAYPOST_OUTPUT; echo a >> trace'}
+  - {id: b, run: 'echo b >> trace'}
+",
+    );
+    let submit = ["submit", "paid.yaml", "--id", "r"];
+    expect(&rig, &submit, 0, &["is queued"]);
+    let mut worker = rig.start(&["worker"]);
+    let rests = || status(&rig, "r") == "interrupted";
+    wait_until("the end of the budget", rests);
+
+    expect(&rig, &["plan", "r"], 0, &["the budget is exceeded (cost 1.50 of 1.00)"]);
+    expect(&rig, &["resume", "r", "--queue"], 124, &["the budget is exceeded"]);
+    // The check at the claim: a second submission queues an interrupted run.
+    expect(&rig, &submit, 0, &["is queued"]);
+    worker.wait_for_line("the budget is exceeded");
+    wait_until("the release", rests);
+    assert_eq!(rig.json(&["show", "r", "--json"])["queue"]["ready"], false);
+    rig.write(
+        "more.yaml",
+        "budget: {cost: 9}\nsteps: [{id: a, run: 'true'}, {id: b, run: 'echo b >> trace'}]\n",
+    );
+    expect(&rig, &["resume", "r", "--with", "more.yaml", "--keep-finished"], 0, &[]);
+    drain(worker);
+
+    assert_eq!(rig.read("trace"), "a\nb\n");
 }
 
 #[test]
