@@ -635,3 +635,33 @@ steps:
     assert_eq!(rig.read("trace"), "g\n");
     drop((holder, gpu));
 }
+
+// Bug: a step of the lost holder was in doubt, and then the results of all steps on living workers were lost. Cause: the takeover
+// asked before it adopted these steps, and removed their tasks. Fix: it adopts first, and asks when all of them have ended.
+#[test]
+fn one_step_in_doubt_loses_no_results_of_others() {
+    let flow = "distribute: true
+steps:
+  - id: f
+    foreach: {items: [x, y], as: i, max_parallel: 2, steps: [{id: s, idempotent: false, run: 'echo $I >> starts; until test -e go; do sleep 0.02; done; echo $I >> ends', env: {I: '${{ i }}'}}]}
+";
+    let rig = submitted("one_in_doubt", flow);
+    let holder = worker(&rig, &["-j", "1"]);
+    rig.wait_for("starts", |text| text.lines().count() == 1);
+    let _other = worker(&rig, &["-j", "1"]);
+    rig.wait_for("starts", |text| text.lines().count() == 2);
+    let lost = rig.read("starts").lines().next().unwrap().to_owned();
+
+    kill(holder);
+    wait_until("the takeover", || rig.waypost(&["show", "r"]).contains("running"));
+    rig.write("go", "");
+    wait_for_status(&rig, "in_doubt");
+    wait_until("the end of the other step", || lines(&rig, "ends").len() == 1);
+    wait_until("the rest of the run", || !rig.waypost(&["show", "r"]).contains("held by"));
+
+    let asked = rig.waypost(&["show", "r"]);
+    assert_eq!(asked.matches("needs a decision").count(), 1, "{asked}");
+    assert!(asked.contains(&format!("Step f:{lost}/s needs a decision")), "{asked}");
+    expect(&rig, &["resume", "r", "--treat-as", "done"], 0, &["completed"]);
+    assert_eq!((lines(&rig, "starts").len(), lines(&rig, "ends").len()), (2, 1));
+}

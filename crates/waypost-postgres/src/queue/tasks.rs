@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use waypost::id::RunId;
-use waypost::store::{Lease, StoreError, Submitted, Task, TaskEntry, TaskState, TaskStop, TasksOf};
+use waypost::store::{Lease, StoreError, Submitted, Task, TaskEntry, TaskState, TaskStop, TasksOf, UNLEASED};
 
 use super::jobs::{Claim, needs_of, needs_text};
 use crate::database::connect::Database;
@@ -62,9 +62,6 @@ pub(crate) async fn submit(database: &Database, lease: &Lease, task: &Task) -> R
     }
 }
 
-/// The token of tasks without a lease: less than the token of any lease.
-const UNLEASED: u64 = 0;
-
 /// Adds tasks without a lease, which end after some time: their process may be gone.
 pub(crate) async fn submit_unleased(
     database: &Database,
@@ -118,11 +115,23 @@ pub(crate) async fn tasks(database: &Database, run: &RunId) -> Result<Vec<TaskEn
     Ok(answer.rows.iter().map(entry).collect())
 }
 
-/// Removes tasks of a run.
-pub(crate) async fn remove(database: &Database, run: &RunId, keys: Vec<String>) -> Result<(), Failure> {
-    const REMOVE: &str = "DELETE FROM waypost.tasks t USING waypost.runs r
-        WHERE r.name = $1 AND t.run = r.id AND t.key = ANY($2)";
-    database.run(&Statement::new(REMOVE).text(run.as_str()).texts(keys)).await.map(drop)
+/// Removes tasks of the lease in force, or verifications.
+pub(crate) async fn remove(
+    database: &Database,
+    run: &RunId,
+    token: u64,
+    keys: Vec<String>,
+) -> Result<(), Failure> {
+    const REMOVE: &str = "DELETE FROM waypost.tasks t
+        USING waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $2
+        WHERE r.name = $1 AND t.run = r.id AND t.token = $3 AND ($3 = $4 OR m.token = $3) AND t.key = ANY($5)";
+    let remove = Statement::new(REMOVE)
+        .text(run.as_str())
+        .bytes(main_key())
+        .int(int(token))
+        .int(int(UNLEASED))
+        .texts(keys);
+    database.run(&remove).await.map(drop)
 }
 
 /// Removes tasks and changes the needs of their run, unless a worker has claimed one of the tasks.
@@ -169,7 +178,8 @@ pub(crate) async fn cancel(
 pub(crate) async fn clear(database: &Database, lease: &Lease) -> Result<u64, Failure> {
     const CLEAR: &str = "WITH earlier AS MATERIALIZED (
             SELECT t.id, t.result IS NULL AND {ALIVE} AS lives
-            FROM waypost.runs r JOIN waypost.tasks t ON t.run = r.id
+            FROM waypost.runs r JOIN waypost.scopes m ON m.run = r.id AND m.key = $4 AND m.token = $2
+                JOIN waypost.tasks t ON t.run = r.id
             WHERE r.name = $1 AND t.token < $2 FOR UPDATE OF t),
         removed AS (
             DELETE FROM waypost.tasks t USING earlier e WHERE t.id = e.id AND NOT e.lives),
@@ -179,7 +189,8 @@ pub(crate) async fn clear(database: &Database, lease: &Lease) -> Result<u64, Fai
     let clear = Statement::new(with_task(CLEAR))
         .text(lease.run().as_str())
         .int(int(lease.token()))
-        .int(stop_number(TaskStop::Kill));
+        .int(stop_number(TaskStop::Kill))
+        .bytes(main_key());
     Ok(count(database.run(&clear).await?.row()?.get(0)))
 }
 

@@ -787,9 +787,9 @@ impl TaskQueue for PostgresStore {
         self.call(|shared| async move { tasks::tasks(&shared.database, &run).await }).await
     }
 
-    async fn remove_tasks(&self, run: &RunId, keys: &[String]) -> Result<(), StoreError> {
+    async fn remove_tasks(&self, run: &RunId, token: u64, keys: &[String]) -> Result<(), StoreError> {
         let (run, keys) = (run.clone(), keys.to_vec());
-        self.call(|shared| async move { tasks::remove(&shared.database, &run, keys).await }).await
+        self.call(|shared| async move { tasks::remove(&shared.database, &run, token, keys).await }).await
     }
 
     async fn cancel_task(&self, run: &RunId, key: &str, stop: TaskStop) -> Result<(), StoreError> {

@@ -175,7 +175,7 @@ fn a_result_reaches_the_holder_of_the_run() {
         assert!(worker.finish_task(&claimed, "1").await.unwrap());
 
         assert_eq!(states(&store).await[0].1, TaskState::Ended("1".to_owned()));
-        store.remove_tasks(lease.run(), &["t".to_owned()]).await.unwrap();
+        store.remove_tasks(lease.run(), lease.token(), &["t".to_owned()]).await.unwrap();
         assert_eq!(states(&store).await, []);
         assert!(!worker.finish_task(&claimed, "1").await.unwrap());
     });
@@ -202,7 +202,7 @@ fn a_lost_worker_leaves_its_tasks() {
         // Only the newest claim may still end the task.
         assert!(!workers[0].0.finish_task(&workers[0].1, "0").await.unwrap());
         assert!(workers[3].0.finish_task(&workers[3].1, "3").await.unwrap());
-        store.remove_tasks(lease.run(), &["again".to_owned()]).await.unwrap();
+        store.remove_tasks(lease.run(), lease.token(), &["again".to_owned()]).await.unwrap();
 
         store.submit_task(&lease, &once).await.unwrap();
         assert_eq!(keys(&claim(&site.open()).await), ["once"]);

@@ -751,12 +751,9 @@ impl Program for WorkflowProgram {
 
     async fn end(&self) {
         let session = self.session.lock().expect("no code panics while the session is locked").take();
-        let Some(Session { supervisor, services, executor, lease, .. }) = session else { return };
+        // Steps of earlier sessions that this session has not adopted go on: a later session may use their results.
+        let Some(Session { supervisor, services, .. }) = session else { return };
         service::end_all(&services).await;
-        if executor.is_some() {
-            // Not adopted: this session had no use for these steps. On an error the next session ends them.
-            let _ = end_earlier(self.surroundings.store.as_ref(), &lease).await;
-        }
         if let Ok(supervisor) = Arc::try_unwrap(supervisor) {
             // On an error the supervisor and all processes have already ended.
             let _ = supervisor.shutdown().await;

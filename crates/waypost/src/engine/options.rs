@@ -224,7 +224,8 @@ pub struct Answers {
     /// The decisions about named steps.
     pub named: BTreeMap<(ScopePath, StepId), TreatAs>,
     /// Steps that another process still executes, or has executed with a result: the attempt of this session adopts each, and
-    /// nothing is asked.
+    /// nothing is asked. If there are any, other steps that were cut stay in doubt meanwhile: the session ends with the
+    /// questions about these.
     pub continuing: BTreeSet<(ScopePath, StepId)>,
     /// The decision about all other steps; `None` asks.
     pub rest: Option<TreatAs>,
@@ -241,9 +242,16 @@ impl Answers {
         self.named.get(&(scope.clone(), step.clone())).copied().or(self.rest)
     }
 
-    /// Removes the questions about steps that continue elsewhere.
+    /// Removes the questions about steps that continue elsewhere, and those that come after these.
     pub(super) fn remove_continuing(&self, questions: &mut Vec<Decision>) {
-        questions.retain(|asked| !asked.cause.is_of_one_try() || !self.continues(&asked.scope, &asked.step));
+        let is_later =
+            |scope: &ScopePath, step: &StepId| self.continues(scope, step) || self.holds(scope, step);
+        questions.retain(|asked| !asked.cause.is_of_one_try() || !is_later(&asked.scope, &asked.step));
+    }
+
+    /// Returns whether a step that was cut stays in doubt while other steps continue elsewhere.
+    pub(super) fn holds(&self, scope: &ScopePath, step: &StepId) -> bool {
+        !self.continuing.is_empty() && !self.continues(scope, step) && self.about(scope, step).is_none()
     }
 
     /// Returns whether a step continues elsewhere.

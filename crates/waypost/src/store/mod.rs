@@ -40,7 +40,7 @@ pub use query::{
     ScanOrder, Scanned, Trimmed, UnreadableRun,
 };
 pub use queue::{FILES_BLOB, Job, Queue, QueuedJob, STEP_NEED};
-pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, TaskStop, TasksOf};
+pub use tasks::{ClaimedTask, Submitted, Task, TaskEntry, TaskQueue, TaskState, TaskStop, TasksOf, UNLEASED};
 
 /// Keeps runs and their records.
 ///

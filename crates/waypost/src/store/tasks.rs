@@ -104,6 +104,9 @@ pub struct TaskEntry {
     pub state: TaskState,
 }
 
+/// The token of tasks without a lease: less than the token of any lease.
+pub const UNLEASED: u64 = 0;
+
 /// The tasks of a store that workers share.
 ///
 /// # Contract
@@ -144,11 +147,12 @@ pub trait TaskQueue: Debug + Send + Sync {
     /// Those of the store's medium.
     async fn task_states(&self, run: &RunId) -> Result<Vec<TaskEntry>, StoreError>;
 
-    /// Removes ended tasks of a run.
+    /// Removes tasks of a lease, or with the token [`UNLEASED`] verifications of a run. Tasks of a lease that is no longer in
+    /// force stay for the next holder.
     ///
     /// # Errors
     /// Those of the store's medium.
-    async fn remove_tasks(&self, run: &RunId, keys: &[String]) -> Result<(), StoreError>;
+    async fn remove_tasks(&self, run: &RunId, token: u64, keys: &[String]) -> Result<(), StoreError>;
 
     /// Removes a waiting task, and requests the end of a claimed one.
     ///

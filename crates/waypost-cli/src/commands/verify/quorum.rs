@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use waypost::engine::{Look, Snapshot};
 use waypost::lock::Holder;
 use waypost::record::{Claim, Occasion, Verdict};
-use waypost::store::{Queue, Store, Task, TaskState};
+use waypost::store::{Queue, Store, Task, TaskState, UNLEASED};
 use waypost::{CheckpointRef, RunId};
 
 use crate::cli::VerifyArgs;
@@ -171,7 +171,7 @@ async fn of_workers(
     };
     // A worker stops a removed task.
     let keys: Vec<String> = tasks.into_iter().map(|task| task.key).collect();
-    queue.tasks().remove_tasks(run, &keys).await?;
+    queue.tasks().remove_tasks(run, UNLEASED, &keys).await?;
     Ok(answers.into_iter().take(quorum.votes).collect())
 }
 

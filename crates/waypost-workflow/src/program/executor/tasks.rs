@@ -68,6 +68,9 @@ struct ObservedTasks {
     /// The needs of each submitted step.
     needs: Mutex<BTreeMap<String, BTreeSet<String>>>,
     observed: Mutex<HashMap<String, oneshot::Sender<EndedStep>>>,
+    /// The keys of the ends that the session records now: their tasks are removed afterwards.
+    delivered: Mutex<Vec<String>>,
+    lease: Lease,
     /// Notified by a new observer, and at the end of the executor.
     changed: Arc<Notify>,
 }
@@ -81,8 +84,18 @@ impl TaskExecutor {
         store.queue()?;
         let changed = Arc::new(Notify::new());
         let (store, run) = (Arc::clone(store), lease.run().clone());
-        let (needs, observed) = (Mutex::default(), Mutex::default());
-        let shared = ObservedTasks { store, run, options, needs, observed, changed: Arc::clone(&changed) };
+        let (needs, observed, delivered) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (changed_here, lease_here) = (Arc::clone(&changed), lease.clone());
+        let shared = ObservedTasks {
+            store,
+            run,
+            options,
+            needs,
+            observed,
+            delivered,
+            lease: lease_here,
+            changed: changed_here,
+        };
         let shared = Arc::new(shared);
         tokio::spawn(look_for_ends(Arc::downgrade(&shared), changed));
         Some(Self { shared, lease: lease.clone() })
@@ -113,7 +126,7 @@ impl TaskExecutor {
             let states = queue.tasks().task_states(run).await?;
             let task = states.iter().find(|task| task.key == key);
             if !matches!(task, Some(TaskEntry { state: TaskState::Claimed(_), .. })) {
-                return queue.tasks().remove_tasks(run, &[key.to_owned()]).await;
+                return queue.tasks().remove_tasks(run, self.lease.token(), &[key.to_owned()]).await;
             }
             queue.wait(POLL).await;
         }
@@ -127,6 +140,10 @@ impl ObservedTasks {
 
     fn observed(&self) -> MutexGuard<'_, HashMap<String, oneshot::Sender<EndedStep>>> {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn delivered(&self) -> MutexGuard<'_, Vec<String>> {
+        self.delivered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn needs(&self) -> MutexGuard<'_, BTreeMap<String, BTreeSet<String>>> {
@@ -171,9 +188,20 @@ impl ObservedTasks {
         Ok(())
     }
 
-    /// Delivers the ends of observed steps, and removes their tasks. Returns the steps that wait for another worker, as
+    /// Removes the tasks whose ends were delivered before the last look: the session has recorded these ends. Under a lease
+    /// that has run out, the tasks stay for the next holder.
+    async fn remove_delivered(&self) -> Result<(), StoreError> {
+        let keys = std::mem::take(&mut *self.delivered());
+        match keys.is_empty() || self.lease.is_over() {
+            true => Ok(()),
+            false => self.queue().tasks().remove_tasks(&self.run, self.lease.token(), &keys).await,
+        }
+    }
+
+    /// Delivers the ends of observed steps. Returns the steps that wait for another worker, as
     /// [`waiting_elsewhere`](Self::waiting_elsewhere) does.
     async fn look(&self) -> Result<Option<(Vec<String>, String)>, StoreError> {
+        self.remove_delivered().await?;
         // Before the question: a later submission is not part of the answer, and would count as cancelled.
         let keys: Vec<String> = self.observed().keys().cloned().collect();
         let tasks = self.queue().tasks().task_states(&self.run).await?;
@@ -184,10 +212,9 @@ impl ObservedTasks {
         if ended.is_empty() {
             return Ok(self.waiting_elsewhere(&states));
         }
-        let keys: Vec<String> = ended.iter().map(|(_, key)| key.clone()).collect();
-        self.queue().tasks().remove_tasks(&self.run, &keys).await?;
         for (end, key) in ended {
             self.deliver(&key, end);
+            self.delivered().push(key);
         }
         Ok(None)
     }
@@ -273,6 +300,10 @@ impl StepExecutor for TaskExecutor {
         let task =
             Task { key: key.to_owned(), step: step.clone(), definition, needs, losses_max, request: text };
         let submitted = async {
+            // The same attempt begins again, and its earlier end must not count.
+            if self.shared.delivered().iter().any(|delivered| delivered == key) {
+                self.shared.remove_delivered().await?;
+            }
             while self.shared.queue().tasks().submit_task(&self.lease, &task).await? == Submitted::Other {
                 if !request.command.idempotent {
                     return Err(StoreError::Invalid(format!("another task has the key of step {step}")));

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::id::{RunId, ScopePath};
+use crate::id::{RunId, ScopePath, StepId};
 use crate::record::{FrontierEntry, RunStatus, Status, WaitKind};
 use crate::store::{Lease, RunSummary, SignalKind, StoreExt as _};
 use crate::system::clock::Clock as _;
@@ -269,7 +269,14 @@ pub(crate) fn reopen<S>(scope: &mut Scope<'_, S>, reopening: Reopening<'_>) {
     let Reopening { now, by_person, was_killed, keeps_failures, answers } = reopening;
     let path = scope.chain.scope.clone();
     let mut is_rerun = false;
+    let must_ask = |entry: &&FrontierEntry| scope.shape.must_ask(&scope.position, &entry.step);
+    let started = scope.position.frontier.iter().filter(|entry| entry.status == Status::Started);
+    let held = started.filter(must_ask).map(|entry| entry.step.clone());
+    let held: Vec<StepId> = held.filter(|step| answers.holds(&path, step)).collect();
     for entry in &mut scope.position.frontier {
+        if held.contains(&entry.step) {
+            continue;
+        }
         entry.continue_wait(now);
         entry.cuts = match entry.status {
             _ if by_person => 0,
