@@ -404,16 +404,19 @@ fn a_detached_run_goes_on_by_itself() {
 #[test]
 fn a_resume_goes_on_by_itself_too() {
     let rig = Rig::with(
-        "steps:\n  - {id: a, run: test -e ok}\n  - {id: b, run: 'until [ -e go ]; do sleep 0.02; done'}\n",
+        "steps:\n  - {id: a, run: test -e ok}\n  - {id: b, run: 'echo b >> began; until [ -e go ]; do sleep 0.02; done'}\n",
     );
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
     rig.write("ok", "");
 
+    let mut begun = 0;
     for args in [&["resume", "--detach"][..], &["resume", "r", "--from", "a", "--detach", "-q"]] {
         let said = rig.waypost(args);
         assert!(said.starts_with("exit 0"), "{said}");
         assert!(said.contains("Run r continues in process") || said.ends_with("stderr\n"), "{said}");
         assert!(rig.waypost(&["resume", "r", "--detach"]).starts_with("exit 6"), "another process has it");
+        begun += 1;
+        rig.wait_for("began", |text| text.lines().count() == begun);
         assert_eq!(rig.call(&["stop", "r", "-q"]).status.code(), Some(0));
     }
 
