@@ -409,14 +409,13 @@ fn a_resume_goes_on_by_itself_too() {
     assert_eq!(rig.call(&["run", "flow.yaml", "--id", "r", "-q"]).status.code(), Some(1));
     rig.write("ok", "");
 
-    let mut begun = 0;
-    for args in [&["resume", "--detach"][..], &["resume", "r", "--from", "a", "--detach", "-q"]] {
+    let resumes = [&["resume", "--detach"][..], &["resume", "r", "--from", "a", "--detach", "-q"]];
+    for (before, args) in resumes.into_iter().enumerate() {
         let said = rig.waypost(args);
         assert!(said.starts_with("exit 0"), "{said}");
         assert!(said.contains("Run r continues in process") || said.ends_with("stderr\n"), "{said}");
         assert!(rig.waypost(&["resume", "r", "--detach"]).starts_with("exit 6"), "another process has it");
-        begun += 1;
-        rig.wait_for("began", |text| text.lines().count() == begun);
+        rig.wait_for("began", |text| text.lines().count() == before + 1);
         assert_eq!(rig.call(&["stop", "r", "-q"]).status.code(), Some(0));
     }
 
