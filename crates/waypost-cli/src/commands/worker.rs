@@ -120,7 +120,11 @@ impl Executor for RunExecutor {
         Counters::add(&self.counters.claimed);
         Counters::add(&self.counters.running);
         let left = match self.executed(lease, stop).await {
-            Ok(outcome) => {
+            Ok(None) => {
+                self.context.output.note(&format!("Run {run} returns to the queue."));
+                Left::Unfinished
+            }
+            Ok(Some(outcome)) => {
                 let done = steps_are_done(self.store.as_ref(), &run, outcome.progress).await;
                 let by = outcome.stopped_by.as_deref().map(|by| format!(" ({by})")).unwrap_or_default();
                 self.context.output.note(&format!("Run {run} is {}{by}: {done}.", outcome.status.name()));
@@ -251,7 +255,12 @@ impl RunExecutor {
         Ok(end)
     }
 
-    async fn executed(&self, lease: Lease, stop: StopHandle) -> Result<Outcome<WorkflowState>, Error> {
+    /// Executes a claimed run; `None` if the run is left to the next holder, since the worker ends at once.
+    async fn executed(
+        &self,
+        lease: Lease,
+        stop: StopHandle,
+    ) -> Result<Option<Outcome<WorkflowState>>, Error> {
         let (store, run) = (&self.store, lease.run().clone());
         let snapshot = Snapshot::read(store.as_ref(), &run).await?;
         let frozen = snapshot.entry.record.record().clone();
@@ -266,6 +275,8 @@ impl RunExecutor {
         };
         let offer = Arc::clone(&self.offer) as _;
         surroundings.dispatch = Some(DispatchOptions::new(needs.unwrap_or_default(), offer));
+        let is_elsewhere =
+            workflow.is_distributed() || workflow.all_steps().any(|step| !step.runs_on.is_empty());
         if workflow.is_distributed() {
             surroundings.parallel = Parallel::Configured(DISTRIBUTED_PARALLEL);
         }
@@ -289,8 +300,18 @@ impl RunExecutor {
             stop.stop(StopLevel::Graceful, TIMEOUT);
             std::future::pending::<()>().await;
         };
+        // Steps on other workers continue, and the next holder adopts these, as after the loss of this worker.
+        let handed_over = async {
+            let asked = stop.stopped().await;
+            match is_elsewhere && asked.by.starts_with("SIG") {
+                true => (),
+                false => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            outcome = executed => Ok(outcome?),
+            biased;
+            () = handed_over => Ok(None),
+            outcome = executed => Ok(Some(outcome?)),
             () = timed_out => unreachable!("the limit only stops the run"),
         }
     }

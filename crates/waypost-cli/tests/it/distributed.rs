@@ -665,3 +665,29 @@ steps:
     expect(&rig, &["resume", "r", "--treat-as", "done"], 0, &["completed"]);
     assert_eq!((lines(&rig, "starts").len(), lines(&rig, "ends").len()), (2, 1));
 }
+
+// Bug: a second SIGTERM to the holder of a run killed the steps on other workers; a step with `idempotent: false` was in doubt.
+// Fix: the run is left to the next holder, who adopts these steps.
+#[test]
+fn a_worker_that_ends_at_once_ends_no_steps_elsewhere() {
+    let flow = "distribute: true
+steps:
+  - {id: pay, idempotent: false, runs_on: bank, run: 'echo pay $$ >> pids; until test -e go; do sleep 0.02; done; echo paid >> trace'}
+";
+    let rig = submitted("ended_at_once", flow);
+    let holder = worker(&rig, &[]);
+    wait_until("the claim", || holds_run(&rig, &holder));
+    let bank = worker(&rig, &["--tags", "bank"]);
+    rig.wait_for("pids", |text| text.ends_with('\n'));
+
+    holder.signal(libc::SIGTERM);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    holder.signal(libc::SIGTERM);
+    let ended = rig.told(&holder.end_soon());
+
+    assert!(ended.contains("Run r returns to the queue."), "{ended}");
+    wait_until("the takeover", || holds_run(&rig, &bank));
+    rig.write("go", "");
+    wait_for_status(&rig, "completed");
+    assert_eq!((lines(&rig, "pids").len(), rig.read("trace").as_str()), (1, "paid\n"));
+}
