@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 use waypost::engine::{
     Answers, Edit, EditScope, Engine, OnDoubt, Outcome, ResumeFrom, ResumeOptions, RunError, SessionOptions,
-    Snapshot, StopHandle, Then,
+    Snapshot, StopHandle, Then, TreatAs,
 };
 use waypost::folder::REPORT;
 use waypost::plan::{Action, Decision, Plan};
@@ -15,16 +15,16 @@ use waypost::record::{Choice as SettlementChoice, RunRecord, RunStatus};
 use waypost::store::{RunEntry, Store, StoreError, StoreExt as _, TaskState};
 use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
-use waypost_workflow::program::{WorkflowProgram, WorkflowState, declared_env};
+use waypost_workflow::program::{EndedStep, StepEnd, WorkflowProgram, WorkflowState, declared_env};
 
 use super::{Context, detach};
-use crate::cli::ResumeArgs;
+use crate::cli::{ResumeArgs, Treatment};
 use crate::error::{Error, are_of_evidence};
 use crate::exit::Exit;
 use crate::format::text::{quoted, relative_to_here};
 use crate::run::bases;
 use crate::run::definition::{Choice, Chosen, choose_to_resume, opener_on_main, path_in_force};
-use crate::run::doubt::doubts;
+use crate::run::doubt::{doubts, started_tasks};
 use crate::run::environment::{self, Local};
 use crate::run::hooks;
 use crate::run::needs;
@@ -125,6 +125,9 @@ pub(crate) async fn resume_in(
     }
     if args.dry_run {
         return dry_run(context, &store, &run, (&args, &letters)).await;
+    }
+    if args.treat_as.iter().any(|given| given.treat_as == TreatAs::Retry) {
+        refuse_retry_on_workers(store.as_ref(), &run, &args).await?;
     }
     if args.requests() && !args.treat_as.is_empty() {
         // A refusal comes before the answers are recorded.
@@ -235,6 +238,38 @@ async fn tell_steps_on_workers(context: &Context, store: &dyn Store, run: &RunId
         .collect();
     if !running.is_empty() {
         context.output.note(&format!("Waiting for the end of steps on workers: {}.", running.join(", ")));
+    }
+    Ok(())
+}
+
+/// Refuses to repeat a step that a worker still executes, or has completed: the next holder of the run records its result.
+async fn refuse_retry_on_workers(store: &dyn Store, run: &RunId, args: &ResumeArgs) -> Result<(), Error> {
+    let counts = |state: &TaskState| match state {
+        TaskState::Claimed(_) => true,
+        TaskState::Ended(text) => matches!(
+            serde_json::from_str(text),
+            Ok(EndedStep { end: StepEnd::Completed { .. } | StepEnd::Failed { .. }, .. })
+        ),
+        TaskState::Waiting(_) | TaskState::Lost => false,
+    };
+    let snapshot = Snapshot::read(store, run).await?;
+    for (scope, step) in started_tasks(store, &snapshot, counts).await? {
+        let path = if scope.is_main() { step.to_string() } else { format!("{}/{step}", scope.readable()) };
+        let is_within = |name: &String| {
+            path.strip_prefix(name.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', ':', '~']))
+        };
+        let is_meant = |given: &Treatment| {
+            given.treat_as == TreatAs::Retry && (given.steps.is_empty() || given.steps.iter().any(is_within))
+        };
+        if args.treat_as.iter().any(is_meant) {
+            return Err(Error::usage(
+                format!(
+                    "cannot repeat step `{path}` of run {run}: a worker executes the step, or has its result"
+                ),
+                "a worker of the run records the result: `waypost worker` starts one",
+            ));
+        }
     }
     Ok(())
 }

@@ -11,9 +11,9 @@ use serde_json::Value;
 use waypost::RunId;
 use waypost::engine::{
     Answers, Engine, OnDoubt, Outcome, ResumeOptions, RunError, SessionOptions, Snapshot, StopHandle,
-    StopLevel, idempotency_key,
+    StopLevel,
 };
-use waypost::record::{Claim, FrontierEntry, Occasion, RunRecord, RunStatus, Status};
+use waypost::record::{Claim, Occasion, RunRecord, RunStatus};
 use waypost::store::{ClaimedTask, Lease, Store, StoreError, TaskState};
 use waypost::worker::{Executor, Left, TaskEnd, Worker};
 use waypost_workflow::file::{Parallel, Workflow};
@@ -29,6 +29,7 @@ use crate::error::{Diagnosis, Error};
 use crate::exit::{Exit, TIMEOUT};
 use crate::run::bases;
 use crate::run::definition::Chosen;
+use crate::run::doubt::started_tasks;
 use crate::run::environment::{self, Local};
 use crate::run::included_files;
 use crate::run::needs::{self, Offer};
@@ -321,25 +322,7 @@ impl RunExecutor {
 /// or have a result. The loss of the session cut none of them.
 async fn continuing(store: &dyn Store, snapshot: &Snapshot) -> Result<Answers, Error> {
     let mut answers = Answers::default();
-    let Some(queue) = store.queue() else { return Ok(answers) };
-    let run = &snapshot.entry.summary.run;
-    let tasks = queue.tasks().task_states(run).await?.into_iter();
-    let known: BTreeSet<String> =
-        tasks.filter(|task| task.state != TaskState::Lost).map(|task| task.key).collect();
-    if known.is_empty() {
-        return Ok(answers);
-    }
-    for head in &snapshot.heads {
-        let scope = &head.record.header().scope;
-        // The resume reports a damaged position.
-        let frontier = head.record.position().map(|position| position.frontier).unwrap_or_default();
-        let is_known = |entry: &FrontierEntry| {
-            entry.status == Status::Started
-                && known.contains(&idempotency_key(run, (scope, &entry.step), &entry.at))
-        };
-        let steps = frontier.into_iter().filter(is_known).map(|entry| (scope.clone(), entry.step));
-        answers.continuing.extend(steps);
-    }
+    answers.continuing = started_tasks(store, snapshot, |state| *state != TaskState::Lost).await?;
     Ok(answers)
 }
 

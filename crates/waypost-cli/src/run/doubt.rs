@@ -1,14 +1,16 @@
 //! Questions about steps with `idempotent: false`, with causes from the records of the scope.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use serde::Deserialize as _;
 use serde_json::Value;
-use waypost::engine::Snapshot;
+use waypost::engine::{Snapshot, idempotency_key};
 use waypost::events::RerunCause;
 use waypost::plan::{Action, Cause, Decision};
-use waypost::record::{Header, Note, Reason, Record, SettledAs};
+use waypost::record::{FrontierEntry, Header, Note, Reason, Record, SettledAs, Status};
 use waypost::shape::Shape;
-use waypost::store::{Store, StoreExt as _};
+use waypost::store::{Store, StoreExt as _, TaskState};
 use waypost::{RunId, ScopePath, StepId};
 use waypost_workflow::file::Workflow;
 
@@ -64,6 +66,30 @@ pub(crate) async fn doubts_of(
         asked.extend(plan.decisions.iter().filter(|decision| decision.action == Action::Ask).cloned());
     }
     doubts(store, &snapshot.entry.summary.run, &chosen.workflow, &asked).await
+}
+
+/// Returns the started steps of a run whose tasks on workers have such a state.
+pub(crate) async fn started_tasks(
+    store: &dyn Store,
+    snapshot: &Snapshot,
+    is_meant: impl Fn(&TaskState) -> bool,
+) -> Result<BTreeSet<(ScopePath, StepId)>, Error> {
+    let Some(queue) = store.queue() else { return Ok(BTreeSet::new()) };
+    let run = &snapshot.entry.summary.run;
+    let tasks = queue.tasks().task_states(run).await?.into_iter();
+    let known: BTreeSet<String> = tasks.filter(|task| is_meant(&task.state)).map(|task| task.key).collect();
+    let mut started = BTreeSet::new();
+    for head in snapshot.heads.iter().filter(|_| !known.is_empty()) {
+        let scope = &head.record.header().scope;
+        // The resume reports a damaged position.
+        let frontier = head.record.position().map(|position| position.frontier).unwrap_or_default();
+        let is_known = |entry: &FrontierEntry| {
+            entry.status == Status::Started
+                && known.contains(&idempotency_key(run, (scope, &entry.step), &entry.at))
+        };
+        started.extend(frontier.into_iter().filter(is_known).map(|entry| (scope.clone(), entry.step)));
+    }
+    Ok(started)
 }
 
 /// Returns the question about the outermost opener of a step in doubt that is downstream of a failed step: a resume retries

@@ -461,6 +461,10 @@ fn a_decision_waits_for_the_end_of_a_step() {
     wait_for_status(&rig, "in_doubt");
     assert_eq!(living(&rig).len(), 1, "the step goes on");
     expect(&rig, &["show", "r"], 0, &["Step pay: runs in process"]);
+    for retry in ["retry", "retry=pay"] {
+        let refused = "cannot repeat step `pay` of run r: a worker executes the step";
+        expect(&rig, &["resume", "r", "--treat-as", retry], 2, &[refused]);
+    }
     let mut resume = rig.start(&["resume", "r", "--treat-as", "done"]);
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert_eq!(resume.ended(), None, "the resume waits for the step");
